@@ -1,0 +1,25 @@
+//! Vocabulary and seams of Onefold.
+//!
+//! Everything that more than one crate must agree on lives here: units as types, the 4 KiB [`Block`], errors by what
+//! the caller should do, fingerprints, block compression, and the traits through which engines reach the world
+//! ([`Disk`], [`Clock`]) and servers reach engines ([`Volume`], [`Exports`]).
+//!
+//! *Invariant:* this crate performs no I/O and knows no engine and no protocol.
+
+pub mod block;
+pub mod checksum;
+pub mod clock;
+pub mod compress;
+pub mod disk;
+pub mod error;
+pub mod fingerprint;
+pub mod units;
+pub mod volume;
+
+pub use block::{BLOCK_BYTES, Block};
+pub use clock::Clock;
+pub use disk::{BlockRef, Class, Disk, Read, Run};
+pub use error::{Error, Kind, Result};
+pub use fingerprint::{Algorithm, Fingerprint, Fingerprinter};
+pub use units::{Lba, Pba, Timestamp, VolumeId, ZoneId};
+pub use volume::{BlockRead, Exports, Extent, ExtentKind, Ticket, Volume, VolumeInfo};

@@ -1,0 +1,117 @@
+//! The volume, as servers see it, whichever engine stands behind it.
+
+use std::sync::Arc;
+
+use crate::{Block, Lba, Result};
+
+/// Names the group of changes that a write belongs to; [`Volume::wait`] makes it durable. Later changes have equal or greater tickets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// What a range of a volume holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Stored data.
+    Data,
+    /// Reads as zeroes; was written as zeroes.
+    Zero,
+    /// Reads as zeroes; never written, or trimmed.
+    Hole,
+}
+
+/// Consecutive bytes of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// What is there.
+    pub kind: ExtentKind,
+}
+
+/// A read of whole blocks; each read of a batch has its own result.
+#[derive(Debug)]
+pub struct BlockRead<'a> {
+    /// The first block.
+    pub first: Lba,
+    /// Where the blocks go; unspecified after an error.
+    pub into: &'a mut [Block],
+    /// Set by [`Volume::read`]. An error names the first block that could not be read.
+    pub result: Result<()>,
+}
+
+/// A virtual disk: reads, writes, trims, and flushes that survive power loss.
+///
+/// All methods may be called from many threads at once. A change that returned is seen by every later read. A range beyond the end is
+/// [`Kind::InvalidInput`](crate::Kind::InvalidInput), except for a full store, which is [`Kind::NoSpace`](crate::Kind::NoSpace).
+pub trait Volume: Send + Sync {
+    /// Size in bytes; a multiple of 4096. Changes when the volume is resized.
+    fn size(&self) -> u64;
+
+    /// Reads a batch of block ranges; device reads of the whole batch are issued together.
+    fn read(&self, reads: &mut [BlockRead<'_>]);
+
+    /// Writes `data` at byte `offset`, of any alignment and length. Durable after [`wait`](Volume::wait) on the ticket, or after a later
+    /// [`flush`](Volume::flush).
+    ///
+    /// # Errors
+    /// `NoSpace` when the store is full; `Stopped` after an earlier failure. Nothing of a failed write is acknowledged, some of it
+    /// may be there.
+    fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket>;
+
+    /// Drops `bytes` bytes at `offset`: they read as zeroes, their blocks become free. Durability as [`write`](Volume::write).
+    ///
+    /// # Errors
+    /// As [`write`](Volume::write); a full store still takes trims.
+    fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket>;
+
+    /// Makes `bytes` bytes at `offset` read as zeroes. With `keep` the range shows as [`ExtentKind::Zero`], else as a hole.
+    ///
+    /// # Errors
+    /// As [`trim`](Volume::trim).
+    fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket>;
+
+    /// Returns when the changes that the ticket names are durable.
+    ///
+    /// # Errors
+    /// `Stopped`, with the reason, when they can't be made durable.
+    fn wait(&self, ticket: Ticket) -> Result<()>;
+
+    /// Makes every change that completed before this call, on any connection, durable.
+    ///
+    /// # Errors
+    /// As [`wait`](Volume::wait).
+    fn flush(&self) -> Result<()>;
+
+    /// What the range holds, as at most `limit` extents from `offset` on; neighbours differ in kind. It may cover less than asked.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Io` when the map can't be read.
+    fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>>;
+
+    /// Advises that the range will be read soon.
+    ///
+    /// # Errors
+    /// As [`extents`](Volume::extents).
+    fn prefetch(&self, offset: u64, bytes: u64) -> Result<()>;
+}
+
+/// Name and size of a volume that can be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// The name under which clients ask for it; at most 255 bytes of UTF-8.
+    pub name: String,
+    /// Size in bytes.
+    pub size: u64,
+}
+
+/// The volumes that a server offers.
+pub trait Exports: Send + Sync {
+    /// All of them, sorted by name.
+    fn list(&self) -> Vec<VolumeInfo>;
+
+    /// The volume called `name`. An open volume that is deleted afterwards answers `NotFound` to everything.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    fn open(&self, name: &str) -> Result<Arc<dyn Volume>>;
+}
