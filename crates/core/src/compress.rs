@@ -3,7 +3,7 @@
 use crate::{BLOCK_BYTES, Block, Error, Kind, Result};
 
 /// Room that [`Lz4::compress`] needs for one block, whatever it holds.
-pub const WORST_BYTES: usize = 4096 + 4096 / 255 + 16 + 8;
+pub const WORST_BYTES: usize = lz4_flex::block::get_maximum_output_size(4096);
 
 /// A compressor with its hash table, so that a thread allocates it once.
 pub struct Lz4 {

@@ -1,0 +1,70 @@
+//! What the engine counts, for `status` and the laboratory.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counters, raised as things happen.
+        #[derive(Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: AtomicU64),* }
+
+        /// The counters at one moment. All in blocks of 4 KiB or plain numbers, since the store was opened.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counts { $($(#[$doc])* pub $name: u64),* }
+
+        impl Counters {
+            pub(crate) fn counts(&self) -> Counts {
+                Counts { $($name: self.$name.load(Relaxed)),* }
+            }
+        }
+
+        impl Counts {
+            /// Names and values, in order.
+            #[must_use]
+            pub fn rows(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Blocks that clients wrote.
+    client_blocks,
+    /// Blocks that clients read.
+    read_blocks,
+    /// Blocks that compaction wrote again.
+    moved_blocks,
+    /// Blocks of data written raw.
+    data_blocks,
+    /// Carriers written, with a client's block or alone.
+    carrier_blocks,
+    /// Carriers written that hold only records.
+    record_blocks,
+    /// Zone list pages written.
+    list_blocks,
+    /// Table pages written by checkpoints.
+    checkpoint_blocks,
+    /// Superblocks written.
+    super_blocks,
+    /// Flushes, and durable writes, which count as one.
+    flushes,
+    /// Durable writes among them.
+    durable_writes,
+    /// Windows that became durable.
+    windows,
+    /// Records in them.
+    records,
+    /// Records that found room beside a compressed block.
+    hidden_records,
+    /// Blocks that were stored already.
+    duplicate_blocks,
+    /// Blocks of zeroes, which are stored nowhere.
+    zero_blocks,
+    /// Checkpoints that became durable.
+    checkpoints,
+}
+
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Relaxed);
+}

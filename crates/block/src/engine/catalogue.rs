@@ -1,0 +1,162 @@
+//! The volumes of a store, and the verbs that change them. Changes are records in the one order of all changes.
+
+use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
+
+use super::{
+    Engine, State,
+    admission::{Admission, Purpose, full, wait},
+};
+use crate::format::catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, VOLUMES_MAX, check_name};
+
+/// A volume as clients see it now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeState {
+    /// Its name.
+    pub name: String,
+    /// Its size in blocks.
+    pub blocks: u64,
+}
+
+impl State {
+    /// The volume, if it exists.
+    pub(crate) fn volume(&self, id: VolumeId) -> Result<&VolumeState> {
+        self.volumes.get(&id).ok_or_else(|| Error::new(Kind::NotFound, "the volume does not exist any more"))
+    }
+
+    fn named(&self, name: &str) -> Option<VolumeId> {
+        self.volumes.iter().find(|(_, volume)| volume.name == name).map(|(&id, _)| id)
+    }
+
+    fn check_new_name(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        match self.named(name) {
+            Some(_) => Err(Error::new(Kind::Exists, format!("there is a volume '{name}' already"))),
+            None => Ok(()),
+        }
+    }
+
+    /// All sizes together stay within 1 EiB.
+    fn check_size(&self, blocks: u64, replacing: Option<VolumeId>) -> Result<()> {
+        if blocks == 0 {
+            return Err(Error::new(Kind::InvalidInput, "a volume needs at least one block of 4096 bytes"));
+        }
+        let others: u64 = self.volumes.iter().filter(|(id, _)| Some(**id) != replacing).map(|(_, volume)| volume.blocks).sum();
+        if others.checked_add(blocks).is_none_or(|sum| sum > VOLUME_BLOCKS_MAX) {
+            return Err(Error::new(Kind::InvalidInput, "all volumes together can't be larger than 1 EiB"));
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// The volumes and their numbers.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<(VolumeId, VolumeState)> {
+        self.state.lock().volumes.iter().map(|(&id, volume)| (id, volume.clone())).collect()
+    }
+
+    /// The number of a volume.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn find_volume(&self, name: &str) -> Result<VolumeId> {
+        self.state.lock().named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume '{name}'")))
+    }
+
+    /// One volume as it is now.
+    ///
+    /// # Errors
+    /// `NotFound` when it was deleted.
+    pub fn volume(&self, id: VolumeId) -> Result<VolumeState> {
+        self.state.lock().volume(id).cloned()
+    }
+
+    /// Makes a volume. It exists for good when the ticket is durable.
+    ///
+    /// # Errors
+    /// `Exists`, `InvalidInput`, `Busy` (run steps, then ask again), `NoSpace`.
+    pub fn create_volume(&self, name: &str, blocks: u64) -> Result<(VolumeId, Ticket)> {
+        let mut state = self.catalogue_change()?;
+        state.check_new_name(name)?;
+        state.check_size(blocks, None)?;
+        // Deleted volumes stay in the table until their blocks are free, hence the margin.
+        if state.volumes.len() as u32 >= VOLUMES_MAX / 2 || state.snapshot.volumes.len() as u32 >= VOLUMES_MAX - 1 || state.next_volume == u32::MAX {
+            return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", VOLUMES_MAX / 2)));
+        }
+        let id = VolumeId(state.next_volume);
+        state.next_volume += 1;
+        state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks });
+        let ticket = self.record(&mut state, CatalogueChange::Create { id, name: name.to_owned(), blocks });
+        Ok((id, ticket))
+    }
+
+    /// Changes the size of a volume; shrinking drops what lies beyond.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume).
+    pub fn resize_volume(&self, id: VolumeId, blocks: u64) -> Result<Ticket> {
+        let mut state = self.catalogue_change()?;
+        let before = state.volume(id)?.blocks;
+        state.check_size(blocks, Some(id))?;
+        if let Some(volume) = state.volumes.get_mut(&id) {
+            volume.blocks = blocks;
+        }
+        let ticket = self.record(&mut state, CatalogueChange::Resize { id, blocks });
+        if blocks < before {
+            state.punch(id, blocks, before, false);
+        }
+        Ok(ticket)
+    }
+
+    /// Gives a volume another name.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume).
+    pub fn rename_volume(&self, id: VolumeId, name: &str) -> Result<Ticket> {
+        let mut state = self.catalogue_change()?;
+        if state.volume(id)?.name == name {
+            return Ok(Ticket(state.newest().0));
+        }
+        state.check_new_name(name)?;
+        if let Some(volume) = state.volumes.get_mut(&id) {
+            volume.name = name.to_owned();
+        }
+        Ok(self.record(&mut state, CatalogueChange::Rename { id, name: name.to_owned() }))
+    }
+
+    /// Deletes a volume; its blocks become free in the background.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy`.
+    pub fn delete_volume(&self, id: VolumeId) -> Result<Ticket> {
+        let mut state = self.catalogue_change()?;
+        let blocks = state.volume(id)?.blocks;
+        state.volumes.remove(&id);
+        let ticket = self.record(&mut state, CatalogueChange::Delete { id });
+        state.punch(id, 0, blocks, false);
+        Ok(ticket)
+    }
+
+    /// Admits a change of the catalogue and gives it the lock.
+    fn catalogue_change(&self) -> Result<parking_lot::MutexGuard<'_, State>> {
+        let mut state = self.state.lock();
+        match self.admit(&mut state, 0, Purpose::Relief)? {
+            Admission::Granted => Ok(state),
+            Admission::Wait => Err(wait()),
+            Admission::Full => Err(full()),
+        }
+    }
+
+    /// Puts a change into the open window. A window holds few changes of the catalogue: each takes a carrier of its own.
+    fn record(&self, state: &mut State, change: CatalogueChange) -> Ticket {
+        const PER_WINDOW: usize = 8;
+        if state.open.catalogue.len() >= PER_WINDOW {
+            state.close();
+        }
+        self.make_room(state);
+        state.open.catalogue.push(change);
+        state.unplaced += 1;
+        self.opened(state);
+        Ticket(state.open.number.0)
+    }
+}

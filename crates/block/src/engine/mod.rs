@@ -1,0 +1,237 @@
+//! The engine: what happens to a write, step by step, without threads.
+//!
+//! Gather (`gather.rs`) → close → fingerprint, look up, place (`prepare.rs`) → persist, acknowledge, publish (`persist.rs`); checkpoints
+//! (`checkpoint.rs`) carry published records into the tables. Each step is a method, so that the simulator owns the schedule and
+//! [`crate::Store`] runs the same steps from threads.
+//!
+//! Locks, in the order in which they are taken: `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
+//! work and, rarely, for reading a page of the zone table; never for writes and flushes.
+
+mod admission;
+mod catalogue;
+mod checkpoint;
+mod gather;
+mod persist;
+mod prepare;
+mod read;
+mod recovery;
+mod resolve;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+use onefold_core::{Block, Clock, Disk, Error, Kind, Result, Ticket, VolumeId, ZoneId};
+use parking_lot::Mutex;
+
+use crate::{
+    counters::Counters,
+    format::{
+        Identity,
+        catalogue::Volume,
+        geometry::Geometry,
+        page::{Table, ZoneEntry},
+        record::WindowNumber,
+        superblock::{self, Fixed},
+    },
+    index::MemoryIndex,
+    overlay::Overlay,
+    place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
+    settings::Settings,
+    table::Pages,
+    window::{PIECE_BLOCKS, Plan, Window, ranges::Ranges},
+};
+
+pub use catalogue::VolumeState;
+pub use checkpoint::CheckpointStep;
+pub(crate) use recovery::read_superblock;
+
+/// Pieces of window memory that are kept for reuse.
+const POOL_PIECES: usize = 64;
+
+/// The tables as of a checkpoint. Whoever holds it may read every page and every block that it names.
+pub(crate) struct Snapshot {
+    pub(crate) state: superblock::State,
+    pub(crate) volumes: BTreeMap<VolumeId, Volume>,
+    pub(crate) discards: Ranges,
+}
+
+/// How far a closed window has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Closed,
+    Preparing,
+    Prepared,
+    Writing,
+    Written,
+}
+
+/// A closed window whose records are not published.
+pub(crate) struct Flight {
+    pub(crate) window: Arc<Window>,
+    pub(crate) plan: Option<Arc<Plan>>,
+    pub(crate) stage: Stage,
+}
+
+/// What the lock protects.
+pub(crate) struct State {
+    pub(crate) open: Window,
+    pub(crate) flights: VecDeque<Flight>,
+    pub(crate) active: Overlay,
+    pub(crate) frozen: Option<Arc<Overlay>>,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
+    pub(crate) next_volume: u32,
+    pub(crate) allocator: Allocator,
+    /// All windows up to this one are durable.
+    pub(crate) durable: WindowNumber,
+    pub(crate) epoch: u32,
+    /// Blocks gathered but not placed.
+    pub(crate) unplaced: u64,
+    /// Why no more writes are done.
+    pub(crate) stopped: Option<Error>,
+    /// A checkpoint should run although nothing forces it yet.
+    pub(crate) checkpoint_wanted: bool,
+    /// Something besides windows waits for a flush.
+    pub(crate) flush_wanted: bool,
+    /// Flushes that began, and that succeeded.
+    pub(crate) flushes_begun: u64,
+    pub(crate) flushes_done: u64,
+    /// How often blocks were made free: what was known of blocks before may be wrong after.
+    pub(crate) releases: u64,
+    pub(crate) pool: Vec<Vec<Block>>,
+}
+
+/// The block engine over a disk.
+pub struct Engine {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) fixed: Fixed,
+    pub(crate) identity: Identity,
+    pub(crate) settings: Settings,
+    pub(crate) pages: Pages,
+    pub(crate) state: Mutex<State>,
+    pub(crate) index: Mutex<MemoryIndex>,
+    pub(crate) preparing: Mutex<prepare::Preparer>,
+    pub(crate) settling: Mutex<()>,
+    pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
+    pub(crate) counters: Counters,
+}
+
+impl Engine {
+    /// The store's geometry.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.fixed.geometry
+    }
+
+    /// What was chosen when the store was created.
+    #[must_use]
+    pub fn fixed(&self) -> &Fixed {
+        &self.fixed
+    }
+
+    /// The settings that it was opened with.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Everything with this ticket or a lower one is durable.
+    #[must_use]
+    pub fn durable(&self) -> Ticket {
+        Ticket(self.state.lock().durable.0)
+    }
+
+    /// The ticket of the newest change: when it is durable, everything that completed before is.
+    #[must_use]
+    pub fn newest(&self) -> Ticket {
+        Ticket(self.state.lock().newest().0)
+    }
+
+    /// The reason, after the first failed write or flush.
+    #[must_use]
+    pub fn stopped(&self) -> Option<Error> {
+        self.state.lock().stopped.clone()
+    }
+
+    /// Stops all writes for good, keeping the first reason. Reads go on.
+    pub(crate) fn stop(&self, error: &Error) -> Error {
+        let mut state = self.state.lock();
+        let reason = state.stopped.get_or_insert_with(|| {
+            Error::new(Kind::Stopped, format!("the store takes no more writes until it is opened again: {error}")).caused_by(error.clone())
+        });
+        reason.clone()
+    }
+
+    /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        let state = self.state.lock();
+        let windows = state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>() + state.open.slots() + state.pool.len() * PIECE_BLOCKS;
+        let overlays = state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
+        let zones = state.allocator.memory();
+        drop(state);
+        self.index.lock().memory() + self.pages.memory() + overlays + zones + windows as u64 * 4096
+    }
+}
+
+impl State {
+    /// The newest window that holds changes.
+    pub(crate) fn newest(&self) -> WindowNumber {
+        if self.open.is_empty() { self.flights.back().map_or(self.durable, |flight| flight.window.number) } else { self.open.number }
+    }
+
+    /// Records that no checkpoint holds: gathered, in flight and published.
+    pub(crate) fn uncommitted_records(&self) -> u64 {
+        let flying: usize = self.flights.iter().map(|flight| flight.window.records()).sum();
+        self.active.records + self.frozen.as_ref().map_or(0, |frozen| frozen.records) + (flying + self.open.records()) as u64
+    }
+
+    /// Fails when writes were stopped.
+    pub(crate) fn check_running(&self) -> Result<()> {
+        self.stopped.clone().map_or(Ok(()), Err)
+    }
+
+    /// Memory for more blocks of a window.
+    pub(crate) fn piece(pool: &mut Vec<Vec<Block>>) -> Vec<Block> {
+        pool.pop().unwrap_or_else(|| Block::zeroed_vec(PIECE_BLOCKS))
+    }
+
+    /// Takes back the memory of a window, unless a reader still looks into it.
+    pub(crate) fn recycle(&mut self, window: Arc<Window>) {
+        if let Some(window) = Arc::into_inner(window) {
+            for piece in window.into_pieces() {
+                if self.pool.len() < POOL_PIECES {
+                    self.pool.push(piece);
+                }
+            }
+        }
+    }
+}
+
+/// The zone table as of a checkpoint, for the allocator.
+pub(crate) struct Zones<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) snapshot: &'a Snapshot,
+}
+
+impl ZoneSource for Zones<'_> {
+    fn bitmaps(&self, first: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>> {
+        let per_leaf = Table::Zones.per_leaf();
+        let leaves: Vec<u64> = (first.0 / per_leaf..=(first.0 + zones - 1) / per_leaf).collect();
+        let pages = self.engine.pages.leaves(Table::Zones, 0, &self.snapshot.state.zones, &leaves, true)?;
+        Ok((first.0..first.0 + zones)
+            .map(|zone| {
+                let page = &pages[(zone / per_leaf - leaves[0]) as usize];
+                page.as_ref().map_or_else(ZoneBitmap::default, |(_, page)| ZoneEntry::get(page, zone % per_leaf).used)
+            })
+            .collect())
+    }
+
+    fn grow(&self, zone: ZoneId) -> Result<()> {
+        let geometry = self.engine.fixed.geometry;
+        self.engine.disk.allocate(geometry.start_of(zone), geometry.zone_blocks)
+    }
+}

@@ -1,0 +1,230 @@
+//! Persisting windows: write, one flush, acknowledge and publish in order.
+//!
+//! What is true after each step:
+//! 1. *written*: the blocks and carriers of the window may be on the disk, in any part; nobody was told.
+//! 2. *flushed* (or written durably): all of it is on the disk. The window is durable once every window before it is.
+//! 3. *published*: the records are in the active overlay, `durable` has risen, waiting clients are answered.
+//!
+//! A crash before 2 leaves records that are believed one by one if the block that they name hashes to their fingerprint; after 2 recovery
+//! finds all of them.
+
+use std::sync::Arc;
+
+use onefold_core::{BlockRef, Class, Result, Run};
+
+use super::{Engine, Flight, Stage, State};
+use crate::{
+    counters::add,
+    format::record::WindowNumber,
+    place::zone_list::DuePage,
+    settings::PlantedBug,
+    window::{Plan, Window},
+};
+
+impl Engine {
+    /// Writes the oldest prepared window, and pages of the zone list that are due. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The first failed write stops all writes.
+    pub fn write_window(&self) -> Result<bool> {
+        let Some((window, plan, due)) = self.take_prepared() else { return Ok(false) };
+        let blocks = plan.blocks(&window);
+        let mut runs = plan.runs(&blocks);
+        let due_refs = list_refs(&due);
+        runs.extend(list_runs(&due, &due_refs));
+        if !runs.is_empty() {
+            self.disk.write(&runs).map_err(|e| self.stop(&e))?;
+        }
+        self.count_writes(&blocks, due.len());
+        let mut state = self.state.lock();
+        state.allocator.list.written(&due);
+        state.mark_written(window.number);
+        if self.settings.has(PlantedBug::CommitPastDurable) {
+            self.publish_through(&mut state, window.number);
+        }
+        Ok(true)
+    }
+
+    /// Writes the oldest prepared window durably in one go and publishes it, when it is one run and nothing else waits for a flush: one
+    /// device write and no flush. Returns false, having done nothing, when that is not so.
+    ///
+    /// # Errors
+    /// As [`write_window`](Self::write_window).
+    pub fn write_window_durably(&self) -> Result<bool> {
+        let _settling = self.settling.lock();
+        let (window, plan) = {
+            let mut state = self.state.lock();
+            state.check_running()?;
+            let others_wait = state.flush_wanted || state.allocator.list.is_dirty() || state.flights.iter().any(|f| f.stage >= Stage::Writing);
+            let front = if self.settings.has(PlantedBug::OutOfOrder) {
+                state.flights.iter_mut().find(|flight| flight.stage == Stage::Prepared)
+            } else if others_wait {
+                None
+            } else {
+                state.flights.front_mut().filter(|flight| flight.stage == Stage::Prepared)
+            };
+            let Some(flight) = front else { return Ok(false) };
+            let Some(plan) = flight.plan.clone().filter(|plan| plan.extents.len() == 1) else { return Ok(false) };
+            flight.stage = Stage::Writing;
+            (flight.window.clone(), plan)
+        };
+        let blocks = plan.blocks(&window);
+        for run in plan.runs(&blocks) {
+            self.disk.write_durable(&run).map_err(|e| self.stop(&e))?;
+        }
+        self.count_writes(&blocks, 0);
+        add(&self.counters.flushes, 1);
+        add(&self.counters.durable_writes, 1);
+        let mut state = self.state.lock();
+        state.mark_written(window.number);
+        self.publish_through(&mut state, window.number);
+        Ok(true)
+    }
+
+    /// One flush; then the windows that were written before it, as far as none before them is missing, are durable and published.
+    /// Returns whether anything waited for it.
+    ///
+    /// # Errors
+    /// A failed flush stops all writes; it is never tried again.
+    pub fn settle(&self) -> Result<bool> {
+        let _settling = self.settling.lock();
+        let target = {
+            let mut state = self.state.lock();
+            state.check_running()?;
+            let target = state.flights.iter().take_while(|flight| flight.stage == Stage::Written).last().map(|flight| flight.window.number);
+            if target.is_none() && !state.flush_wanted {
+                return Ok(false);
+            }
+            state.allocator.list.flushing();
+            state.flush_wanted = false;
+            state.flushes_begun += 1;
+            target
+        };
+        if !self.settings.has(PlantedBug::SkippedFlush) {
+            self.disk.flush().map_err(|e| self.stop(&e))?;
+        }
+        add(&self.counters.flushes, 1);
+        let mut state = self.state.lock();
+        state.flushes_done = state.flushes_begun;
+        state.allocator.list.flushed();
+        if let Some(target) = target {
+            self.publish_through(&mut state, target);
+        }
+        Ok(true)
+    }
+
+    /// Runs the steps until everything gathered so far is durable.
+    ///
+    /// # Errors
+    /// `Stopped`.
+    pub fn flush(&self) -> Result<()> {
+        self.close_window();
+        while self.prepare_window()? {}
+        if !self.write_window_durably()? {
+            while self.write_window()? {}
+        }
+        self.settle()?;
+        Ok(())
+    }
+
+    /// Makes due pages of the zone list durable at once, when zones ran out before a window could carry them.
+    pub(crate) fn flush_zone_list(&self) -> Result<()> {
+        self.write_zone_list()?;
+        self.settle()?;
+        Ok(())
+    }
+
+    /// Writes due pages of the zone list; they wait for a flush.
+    pub(crate) fn write_zone_list(&self) -> Result<()> {
+        let due = {
+            let mut state = self.state.lock();
+            let durable = state.durable;
+            state.flush_wanted = true;
+            state.allocator.due_list_pages(&self.identity, durable)
+        };
+        let refs = list_refs(&due);
+        let runs: Vec<Run<'_>> = list_runs(&due, &refs).collect();
+        if !runs.is_empty() {
+            self.disk.write(&runs).map_err(|e| self.stop(&e))?;
+            self.count_writes(&[], due.len());
+        }
+        self.state.lock().allocator.list.written(&due);
+        Ok(())
+    }
+
+    /// When idle: writes down how far windows are durable, so that a carrier that rots later is missed.
+    ///
+    /// # Errors
+    /// As [`write_window`](Self::write_window).
+    pub fn note_durable(&self) -> Result<bool> {
+        {
+            let mut state = self.state.lock();
+            let durable = state.durable;
+            if !state.flights.is_empty() || state.allocator.list.told_durable() >= durable || state.snapshot.state.committed >= durable {
+                return Ok(false);
+            }
+            state.allocator.list.touch(durable);
+        }
+        self.flush_zone_list()?;
+        Ok(true)
+    }
+
+    fn take_prepared(&self) -> Option<(Arc<Window>, Arc<Plan>, Vec<DuePage>)> {
+        let mut state = self.state.lock();
+        if state.stopped.is_some() {
+            return None;
+        }
+        let flight = state.flights.iter_mut().find(|flight| flight.stage == Stage::Prepared)?;
+        let (window, plan) = (flight.window.clone(), flight.plan.clone()?);
+        flight.stage = Stage::Writing;
+        let durable = state.durable;
+        let due = state.allocator.due_list_pages(&self.identity, durable);
+        Some((window, plan, due))
+    }
+
+    fn count_writes(&self, blocks: &[BlockRef<'_>], list_pages: usize) {
+        let carriers = blocks.iter().filter(|block| block.class == Class::Carrier).count() as u64;
+        add(&self.counters.carrier_blocks, carriers);
+        add(&self.counters.data_blocks, blocks.len() as u64 - carriers);
+        add(&self.counters.list_blocks, list_pages as u64);
+    }
+
+    /// Publishes the windows up to `target`, which are durable.
+    fn publish_through(&self, state: &mut State, target: WindowNumber) {
+        if self.settings.has(PlantedBug::OutOfOrder) {
+            state.durable = state.durable.max(target);
+        }
+        while state.flights.front().is_some_and(|flight| flight.window.number <= target && flight.stage == Stage::Written) {
+            let Some(Flight { window, plan: Some(plan), .. }) = state.flights.pop_front() else { break };
+            for record in &plan.records {
+                state.active.publish(record);
+            }
+            state.active.last = state.active.last.max(window.number);
+            state.active.catalogue.extend(window.catalogue.iter().cloned());
+            state.active.allocated.extend_from_slice(plan.allocated());
+            state.active.pins.extend(plan.pins.iter().copied());
+            state.durable = state.durable.max(window.number);
+            add(&self.counters.windows, 1);
+            add(&self.counters.records, plan.records.len() as u64);
+            add(&self.counters.hidden_records, plan.hidden);
+            add(&self.counters.duplicate_blocks, plan.duplicates);
+            state.recycle(window);
+        }
+    }
+}
+
+impl State {
+    fn mark_written(&mut self, number: WindowNumber) {
+        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.window.number == number) {
+            flight.stage = Stage::Written;
+        }
+    }
+}
+
+fn list_refs(due: &[DuePage]) -> Vec<BlockRef<'_>> {
+    due.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect()
+}
+
+fn list_runs<'a>(due: &[DuePage], refs: &'a [BlockRef<'a>]) -> impl Iterator<Item = Run<'a>> {
+    due.iter().map(|page| page.at).zip(refs.chunks(1)).map(|(at, blocks)| Run { at, blocks })
+}

@@ -1,0 +1,655 @@
+//! Opening a store, after a clean shutdown or a crash (ThinDedup II-B, with the rules that make it safe).
+//!
+//! 1. *flush*: what is read from here on is on the medium.
+//! 2. Superblock, zone list, and the carriers in the listed zones.
+//! 3. Records up to the durable window are believed. A newer one is believed only if the block that it names hashes to its fingerprint;
+//!    otherwise the mapping before it stands, whose block was never reused, since reuse needs a checkpoint that holds a newer record.
+//! 4. Believed newer records are appended again, in their order, in windows of the next epoch; *flush*.
+//! 5. *superblock* with the next epoch and the cut: nothing newer than the durable window is looked at again; *flush*.
+//! 6. The records stay in the active overlay; the store serves.
+//!
+//! | crash after | what is found |
+//! |---|---|
+//! | 1–3 | the same as before |
+//! | 4 | the old superblock: carriers of the next epoch are ignored, and the old ones are all still there, since nothing they name is free |
+//! | 5 | the new superblock: the appended windows are durable and complete |
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use onefold_core::{Block, Clock, Disk, Error, Fingerprint, Kind, Pba, Read, Result};
+use parking_lot::Mutex;
+
+use super::{
+    Engine, Snapshot, State, VolumeState, Zones,
+    checkpoint::{Checkpointer, Reason},
+    prepare::Preparer,
+};
+use crate::{
+    counters::Counters,
+    format::{
+        Identity,
+        carrier::{Carrier, Header, encode},
+        catalogue::{CatalogueChange, Discard, Volume},
+        geometry::{Geometry, SUPERBLOCKS},
+        page::Table,
+        record::{Change, Record, WindowNumber},
+        superblock::{self, CUTS_MAX, Cut, Superblock},
+        zone_list::{Entry, Page},
+    },
+    index::MemoryIndex,
+    overlay::Overlay,
+    place::{Allocator, zone_list::ZoneList},
+    scheme::thin,
+    settings::{Format, PlantedBug, Settings},
+    table::Pages,
+    window::{Plan, Source, Window, ranges::{Ranges, Span}},
+};
+
+/// Blocks read at once while zones are scanned.
+const SCAN_BLOCKS: usize = 256;
+
+/// Reads of a scan that are under way together.
+const SCAN_READS: usize = 8;
+
+/// Carriers of a full zone that lie this close are read in one go.
+const SCAN_GAP: usize = 8;
+
+/// Reads the newer of the two superblocks of a disk.
+pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
+    let mut found = Vec::new();
+    let mut failed = None;
+    for (place, at) in (0..).zip(SUPERBLOCKS) {
+        let mut buffer = Block::zeroed_vec(1);
+        let mut read = [Read::new(at, &mut buffer)];
+        if at.0 >= disk.blocks() {
+            found.push(superblock::Found::Foreign);
+            continue;
+        }
+        disk.read(&mut read);
+        let [read] = read;
+        found.push(match read.result {
+            Ok(()) => Superblock::decode(&buffer[0], place),
+            Err(e) => {
+                failed = Some(e);
+                superblock::Found::Damaged
+            }
+        });
+    }
+    let second = found.pop().unwrap_or(superblock::Found::Foreign);
+    let first = found.pop().unwrap_or(superblock::Found::Foreign);
+    superblock::choose(first, second).map_err(|e| match failed {
+        Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
+        _ => e,
+    })
+}
+
+/// A carrier found by the scan.
+struct Found {
+    header: Header,
+    records: Vec<Record>,
+}
+
+impl Engine {
+    /// Makes an empty store on a disk. Durable on return.
+    ///
+    /// # Errors
+    /// `InvalidInput` for impossible choices, or a disk that is too small; `Io`.
+    pub fn format(disk: &dyn Disk, format: &Format) -> Result<()> {
+        use onefold_core::{BlockRef, Class, Run};
+        let fixed = format.fixed()?;
+        let geometry = fixed.geometry.checked(disk.blocks())?;
+        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        disk.allocate(Pba(0), geometry.start_of(geometry.first_zone()).0)?;
+        let write = |at: Pba, block: &Block, class| {
+            let refs = [BlockRef { block, class }];
+            disk.write(&[Run { at, blocks: &refs }])
+        };
+        // A store that was here before must not shine through: its superblocks go first.
+        for at in SUPERBLOCKS {
+            write(at, &Block::zeroed(), Class::Super)?;
+        }
+        disk.flush()?;
+        for page in 0..geometry.list_pages {
+            for (sequence, at) in (0..).zip(geometry.list_page(page)) {
+                write(at, &Page { sequence, ..Page::empty() }.encode(&identity, page, at.0), Class::Table)?;
+            }
+        }
+        disk.flush()?;
+        let state = superblock::State {
+            sequence: 1,
+            epoch: 1,
+            clean: true,
+            next_volume: 1,
+            high_water: geometry.first_zone().0,
+            next_generation: 1,
+            ..superblock::State::default()
+        };
+        for sequence in [0, 1] {
+            let superblock = Superblock { fixed: fixed.clone(), state: superblock::State { sequence, ..state.clone() } };
+            let place = (sequence % 2) as u32;
+            write(SUPERBLOCKS[place as usize], &superblock.encode(place), Class::Super)?;
+        }
+        disk.flush()
+    }
+
+    /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as durable is there.
+    ///
+    /// # Errors
+    /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair` may help), `Io`.
+    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Engine> {
+        if !settings.has(PlantedBug::RecoveryUnflushed) {
+            disk.flush()?;
+        }
+        let superblock = read_superblock(&*disk)?;
+        superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
+            let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
+            Error::new(Kind::Corrupt, format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"))
+        })?;
+        let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
+        engine.recover()?;
+        Ok(engine)
+    }
+
+    /// The engine as of its last checkpoint, with nothing recovered.
+    fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
+        let Superblock { fixed, state } = superblock;
+        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        let compare = !settings.has(PlantedBug::ChecksumIgnored);
+        let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
+        let snapshot = load_snapshot(&pages, state)?;
+        let volumes = visible(&snapshot.volumes);
+        let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation);
+        let allocator = Allocator::new(fixed.geometry, snapshot.state.high_water, snapshot.state.used_blocks, fixed.grow, list);
+        let state = State {
+            open: Window::new(snapshot.state.last_window.next()),
+            flights: Default::default(),
+            active: Overlay::default(),
+            frozen: None,
+            next_volume: snapshot.state.next_volume,
+            durable: snapshot.state.durable,
+            epoch: snapshot.state.epoch,
+            snapshot: Arc::new(snapshot),
+            volumes,
+            allocator,
+            unplaced: 0,
+            stopped: None,
+            checkpoint_wanted: false,
+            flush_wanted: false,
+            flushes_begun: 0,
+            flushes_done: 0,
+            releases: 0,
+            pool: Vec::new(),
+        };
+        Ok(Engine {
+            index: Mutex::new(MemoryIndex::new(settings.index_memory)),
+            disk,
+            clock,
+            fixed,
+            identity,
+            settings,
+            pages,
+            state: Mutex::new(state),
+            preparing: Mutex::new(Preparer::default()),
+            settling: Mutex::new(()),
+            checkpointing: Mutex::new(Checkpointer::default()),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Steps 2 to 6.
+    fn recover(&self) -> Result<()> {
+        let snapshot = self.state.lock().snapshot.clone();
+        let geometry = self.fixed.geometry;
+        let pages = self.read_zone_list()?;
+        let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
+        let entries = newest_entries(geometry, &pages)?;
+        let carriers = self.scan(&entries, &snapshot.state)?;
+
+        let committed = snapshot.state.committed;
+        let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
+        let seen = carriers.iter().map(|found| found.header.window).chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
+        check_complete(&carriers, &snapshot.state, durable)?;
+
+        let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
+        records.sort_unstable_by_key(|record| record.timestamp);
+        let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
+        let believed = self.believe(newer)?;
+
+        // Everything that a carrier or a believed record names is in use.
+        {
+            let mut state = self.state.lock();
+            let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
+            let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
+            let mut list = ZoneList::new(geometry, pages, next_generation);
+            list.retain(&entries);
+            let mut allocator =
+                Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
+            let source = Zones { engine: self, snapshot: &snapshot };
+            for entry in &entries {
+                allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
+            }
+            let mut deferred = Vec::new();
+            let mut in_use = |allocator: &mut Allocator, pba: Pba| -> Result<()> {
+                if !geometry.holds(pba) {
+                    return Err(Error::new(Kind::Corrupt, format!("a record names block {pba}, which holds no data")));
+                }
+                if allocator.recover_used(pba, &source)? {
+                    deferred.push(pba);
+                }
+                Ok(())
+            };
+            for found in &carriers {
+                in_use(&mut allocator, found.header.address)?;
+                allocator.note(found.header.address, found.header.window, true, None);
+            }
+            for record in records.iter().chain(&believed) {
+                if let Change::Block { pba, carried, fingerprint } = record.change {
+                    in_use(&mut allocator, pba)?;
+                    allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
+                    self.index.lock().insert(&fingerprint, pba);
+                    state.active.pins.insert(pba);
+                    state.active.dirty.touch(record.volume, record.lba);
+                }
+            }
+            allocator.count_ready();
+            state.allocator = allocator;
+            *self.checkpointing.lock() = Checkpointer::new(deferred);
+        }
+        self.publish_recovered(&snapshot, &records)?;
+        {
+            let mut state = self.state.lock();
+            state.durable = seen.max(committed);
+            state.open = Window::new(seen.next());
+        }
+        let mut cuts = snapshot.state.cuts.clone();
+        // Without carriers of this epoch, and no window beyond the durable one, there is nothing to void.
+        let of_this_epoch = carriers.iter().any(|found| found.header.epoch == snapshot.state.epoch);
+        if (of_this_epoch || seen != durable) && !self.settings.has(PlantedBug::DroppedReturns) {
+            cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
+        }
+        self.append_again(&believed)?;
+        let many = cuts.len() + 2 > CUTS_MAX;
+        self.rise(&snapshot, cuts)?;
+        if many {
+            self.checkpoint_to_end(Reason::Forced)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the superblock of the next epoch, and flushes.
+    fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+        let (durable, last) = {
+            let state = self.state.lock();
+            (state.durable, WindowNumber(state.open.number.0 - 1))
+        };
+        let risen = Snapshot {
+            state: superblock::State {
+                sequence: snapshot.state.sequence + 1,
+                epoch: snapshot.state.epoch + 1,
+                clean: false,
+                durable,
+                last_window: last,
+                cuts,
+                ..snapshot.state.clone()
+            },
+            volumes: snapshot.volumes.clone(),
+            discards: snapshot.discards.clone(),
+        };
+        self.write_recovered(&risen)?;
+        let mut state = self.state.lock();
+        state.epoch = risen.state.epoch;
+        state.snapshot = Arc::new(risen);
+        Ok(())
+    }
+
+    /// The current version of every page of the zone list.
+    fn read_zone_list(&self) -> Result<Vec<Page>> {
+        let geometry = self.fixed.geometry;
+        let first = geometry.list_page(0)[0];
+        let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
+        let mut singles: Vec<Read<'_>> = buffer.chunks_mut(1).zip(first.0..).map(|(into, at)| Read::new(Pba(at), into)).collect();
+        self.disk.read(&mut singles);
+        let good: Vec<bool> = singles.into_iter().map(|read| read.result.is_ok()).collect();
+        (0..geometry.list_pages)
+            .map(|page| {
+                (0..2)
+                    .filter(|place| good[page as usize * 2 + place])
+                    .filter_map(|place| {
+                        let at = geometry.list_page(page)[place];
+                        Page::decode(&self.identity, &buffer[page as usize * 2 + place], page, at.0)
+                    })
+                    .max_by_key(|page| page.sequence)
+                    .ok_or_else(|| Error::new(Kind::Corrupt, format!("both copies of page {page} of the zone list are damaged")))
+            })
+            .collect()
+    }
+
+    /// The carriers in the listed zones that no checkpoint holds and no recovery voided.
+    fn scan(&self, entries: &[Entry], state: &superblock::State) -> Result<Vec<Found>> {
+        let geometry = self.fixed.geometry;
+        // Stretches to read: all of a zone that may still take carriers, the carriers alone of a full one.
+        let mut stretches: Vec<(Entry, usize, usize)> = Vec::new();
+        for &entry in entries {
+            match entry.carriers {
+                None => {
+                    for start in (0..geometry.zone_blocks as usize).step_by(SCAN_BLOCKS) {
+                        stretches.push((entry, start, SCAN_BLOCKS.min(geometry.zone_blocks as usize - start)));
+                    }
+                }
+                Some(carriers) => {
+                    let mut last: Option<(usize, usize)> = None;
+                    for n in carriers.iter().take_while(|&n| n < geometry.zone_blocks as usize) {
+                        last = match last {
+                            Some((start, end)) if n - end <= SCAN_GAP && n - start < SCAN_BLOCKS => Some((start, n + 1)),
+                            Some((start, end)) => {
+                                stretches.push((entry, start, end - start));
+                                Some((n, n + 1))
+                            }
+                            None => Some((n, n + 1)),
+                        };
+                    }
+                    stretches.extend(last.map(|(start, end)| (entry, start, end - start)));
+                }
+            }
+        }
+        let mut found = Vec::new();
+        let mut buffers: Vec<Vec<Block>> = Vec::new();
+        for batch in stretches.chunks(SCAN_READS * 4) {
+            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(SCAN_BLOCKS));
+            let mut reads: Vec<Read<'_>> = batch
+                .iter()
+                .zip(&mut buffers)
+                .map(|(&(entry, start, blocks), buffer)| Read::new(geometry.start_of(entry.zone).plus(start as u64), &mut buffer[..blocks]))
+                .collect();
+            self.disk.read(&mut reads);
+            let failed: Vec<bool> = reads.into_iter().map(|read| read.result.is_err()).collect();
+            for ((&(entry, start, blocks), buffer), failed) in batch.iter().zip(&mut buffers).zip(failed) {
+                let at = geometry.start_of(entry.zone).plus(start as u64);
+                if failed {
+                    // Block by block: what can't be read is missing, and missed below if it matters.
+                    for (n, block) in buffer[..blocks].chunks_mut(1).enumerate() {
+                        let mut read = [Read::new(at.plus(n as u64), block)];
+                        self.disk.read(&mut read);
+                        let [read] = read;
+                        if read.result.is_err() {
+                            block[0].0.fill(0);
+                        }
+                    }
+                }
+                for (n, block) in buffer[..blocks].iter().enumerate() {
+                    found.extend(self.believable(block, at.plus(n as u64), entry.generation, state));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The carrier in a block, if it is one of this store, zone and time that still counts.
+    fn believable(&self, block: &Block, at: Pba, generation: u64, state: &superblock::State) -> Option<Found> {
+        let shape = Carrier::shape(&self.identity, block)?;
+        if self.settings.has(PlantedBug::ForgedCarrier) {
+            let header = Header { address: at, ..shape.header };
+            return (header.window > state.committed).then(|| Found { header, records: shape.records().flatten().collect() });
+        }
+        let Header { epoch, window, .. } = shape.header;
+        let void = match state.cuts.iter().find(|cut| cut.epoch == epoch) {
+            Some(cut) => window > cut.window,
+            None => epoch != state.epoch,
+        };
+        if shape.header.generation != generation || window <= state.committed || void {
+            return None;
+        }
+        let carrier = Carrier::proven(&self.identity, block, at)?;
+        let records = carrier.records().collect::<Option<Vec<Record>>>()?;
+        Some(Found { header: carrier.header, records })
+    }
+
+    /// The newer records whose block is there: it hashes to their fingerprint. Ranges are believed with their carrier.
+    fn believe(&self, newer: Vec<Record>) -> Result<Vec<Record>> {
+        if self.settings.has(PlantedBug::BelievedUnseen) {
+            return Ok(newer);
+        }
+        let blocks = self.fixed.geometry.blocks();
+        let mut believed = Vec::with_capacity(newer.len());
+        for batch in newer.chunks(SCAN_BLOCKS) {
+            let named: Vec<(usize, Pba, bool, Fingerprint)> = batch
+                .iter()
+                .enumerate()
+                .filter_map(|(n, record)| match record.change {
+                    Change::Block { pba, carried, fingerprint } => Some((n, pba, carried, fingerprint)),
+                    Change::Catalogue { pba, fingerprint } => Some((n, pba, true, fingerprint)),
+                    Change::Range { .. } => None,
+                })
+                .filter(|&(_, pba, ..)| pba.0 < blocks)
+                .collect();
+            let mut buffer = Block::zeroed_vec(named.len());
+            let mut reads: Vec<Read<'_>> = named.iter().zip(buffer.chunks_mut(1)).map(|(named, into)| Read::new(named.1, into)).collect();
+            self.disk.read(&mut reads);
+            let mut good: BTreeSet<usize> =
+                (0..batch.len()).filter(|&n| matches!(batch[n].change, Change::Range { .. })).collect();
+            let results: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
+            for ((&(n, pba, carried, fingerprint), block), read) in named.iter().zip(&buffer).zip(results) {
+                if read && self.hashes_to(block, pba, carried, &fingerprint) {
+                    good.insert(n);
+                }
+            }
+            believed.extend(good.into_iter().map(|n| batch[n]));
+        }
+        Ok(believed)
+    }
+
+    fn hashes_to(&self, raw: &Block, pba: Pba, carried: bool, fingerprint: &Fingerprint) -> bool {
+        if !carried {
+            return self.identity.fingerprinter.one(raw) == *fingerprint;
+        }
+        let mut expanded = Block::zeroed();
+        Carrier::proven(&self.identity, raw, pba)
+            .is_some_and(|carrier| carrier.expand(&mut expanded).is_ok() && self.identity.fingerprinter.one(&expanded) == *fingerprint)
+    }
+
+    /// Publishes records that are durable, in their order.
+    fn publish_recovered(&self, snapshot: &Snapshot, records: &[Record]) -> Result<()> {
+        let mut changes = Vec::new();
+        for record in records {
+            if let Change::Catalogue { pba, fingerprint } = record.change {
+                changes.push(self.read_change(pba, &fingerprint)?);
+            }
+        }
+        let mut state = self.state.lock();
+        for record in records {
+            if let Change::Range { blocks, .. } = record.change {
+                state.active.dirty.touch(record.volume, record.lba);
+                state.active.dirty.touch(record.volume, record.lba.plus(blocks - 1));
+            }
+            state.active.publish(record);
+        }
+        state.active.catalogue.extend(changes);
+        let mut volumes = snapshot.volumes.clone();
+        super::checkpoint::apply_catalogue(&mut volumes, &state.active.catalogue);
+        state.volumes = visible(&volumes);
+        state.next_volume = volumes.keys().map(|id| id.0 + 1).chain([state.next_volume]).max().unwrap_or(1);
+        Ok(())
+    }
+
+    fn read_change(&self, pba: Pba, fingerprint: &Fingerprint) -> Result<CatalogueChange> {
+        let mut buffer = Block::zeroed_vec(1);
+        let mut read = [Read::new(pba, &mut buffer)];
+        self.disk.read(&mut read);
+        let [read] = read;
+        read.result?;
+        let mut content = Block::zeroed();
+        let carrier = Carrier::proven(&self.identity, &buffer[0], pba)
+            .ok_or_else(|| Error::new(Kind::Corrupt, format!("the carrier at block {pba}, which changes the catalogue, is damaged")))?;
+        carrier.expand(&mut content)?;
+        if self.identity.fingerprinter.one(&content) != *fingerprint {
+            return Err(Error::new(Kind::Corrupt, format!("the change of the catalogue at block {pba} is damaged")));
+        }
+        CatalogueChange::decode(&content)
+    }
+
+    /// Step 4: windows of records alone, in the next epoch.
+    fn append_again(&self, believed: &[Record]) -> Result<()> {
+        let snapshot = self.state.lock().snapshot.clone();
+        for records in believed.chunks(thin::RECORDS_ALONE * 16) {
+            let carriers = records.len().div_ceil(thin::RECORDS_ALONE);
+            let (number, extents, generations) = {
+                let mut state = self.state.lock();
+                let number = state.open.number;
+                state.open = Window::new(number.next());
+                drop(state);
+                let mut placed = None;
+                for _ in 0..4 {
+                    let mut state = self.state.lock();
+                    if state.allocator.can_place(carriers as u64) {
+                        let extents = state.allocator.place(carriers as u64);
+                        let generations: Vec<u64> = extents
+                            .iter()
+                            .flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)))
+                            .map(|pba| state.allocator.generation(pba))
+                            .collect();
+                        placed = Some((extents, generations));
+                        break;
+                    }
+                    state.allocator.list.set_recovering(true);
+                    let opened = state.allocator.open_ahead(carriers as u64 + 1, &self.zones(&snapshot));
+                    state.allocator.list.set_recovering(false);
+                    opened?;
+                    drop(state);
+                    self.flush_zone_list()?;
+                }
+                let (extents, generations) =
+                    placed.ok_or_else(|| Error::new(Kind::NoSpace, "no block is left to write down what recovery found"))?;
+                (number, extents, generations)
+            };
+            let (durable, epoch) = {
+                let state = self.state.lock();
+                (state.durable, state.epoch + 1)
+            };
+            let records: Vec<Record> =
+                records.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
+            let addresses: Vec<Pba> = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
+            let mut plan = Plan { extents, ..Plan::default() };
+            for (n, part) in records.chunks(thin::RECORDS_ALONE).enumerate() {
+                let header = Header {
+                    epoch,
+                    generation: generations[n],
+                    address: addresses[n],
+                    window: number,
+                    position: n as u16,
+                    carriers: carriers as u16,
+                    durable,
+                };
+                let mut block = Block::zeroed();
+                encode(&self.identity, &header, part, &[], &mut block);
+                plan.carriers.push(block);
+                plan.sources.push(Source::Carrier(n as u32));
+            }
+            let empty = Window::new(number);
+            let blocks = plan.blocks(&empty);
+            self.disk.write(&plan.runs(&blocks))?;
+            self.disk.flush()?;
+            self.publish_recovered(&snapshot, &records)?;
+            let mut state = self.state.lock();
+            for &pba in &addresses {
+                state.allocator.note(pba, number, true, None);
+            }
+            state.active.allocated.extend_from_slice(&plan.extents);
+            state.active.last = number;
+            state.durable = number;
+        }
+        Ok(())
+    }
+
+    fn write_recovered(&self, snapshot: &Snapshot) -> Result<()> {
+        use onefold_core::{BlockRef, Class, Run};
+        let superblock = Superblock { fixed: self.fixed.clone(), state: snapshot.state.clone() };
+        let place = (snapshot.state.sequence % 2) as u32;
+        let block = superblock.encode(place);
+        let refs = [BlockRef { block: &block, class: Class::Super }];
+        self.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
+        self.disk.flush()
+    }
+}
+
+/// Volumes that clients see.
+fn visible(volumes: &BTreeMap<onefold_core::VolumeId, Volume>) -> BTreeMap<onefold_core::VolumeId, VolumeState> {
+    volumes
+        .values()
+        .filter(|volume| !volume.name.is_empty())
+        .map(|volume| (volume.id, VolumeState { name: volume.name.clone(), blocks: volume.blocks }))
+        .collect()
+}
+
+/// Reads the catalogue and the pending discards of a checkpoint.
+pub(crate) fn load_snapshot(pages: &Pages, state: superblock::State) -> Result<Snapshot> {
+    let damaged = |what: &str| Error::new(Kind::Corrupt, format!("the {what} is damaged"));
+    let mut volumes = BTreeMap::new();
+    let per_leaf = Table::Catalogue.per_leaf();
+    for n in 0..u64::from(state.volumes) {
+        let (_, page) = pages.leaf(Table::Catalogue, 0, &state.catalogue, n / per_leaf)?.ok_or_else(|| damaged("catalogue"))?;
+        let volume = Volume::get(&page, n % per_leaf).ok_or_else(|| damaged("catalogue"))?;
+        volumes.insert(volume.id, volume);
+    }
+    let mut discards = Ranges::default();
+    let per_leaf = Table::Discards.per_leaf();
+    for n in 0..u64::from(state.discards) {
+        let (_, page) = pages.leaf(Table::Discards, 0, &state.pending, n / per_leaf)?.ok_or_else(|| damaged("table of discards"))?;
+        let Discard { volume, keep, start, end, window } = Discard::get(&page, n % per_leaf).ok_or_else(|| damaged("table of discards"))?;
+        discards.insert(volume, start, Span { end, keep, window });
+    }
+    Ok(Snapshot { state, volumes, discards })
+}
+
+/// Each listed zone once, with its highest generation.
+fn newest_entries(geometry: Geometry, pages: &[Page]) -> Result<Vec<Entry>> {
+    let mut newest: BTreeMap<onefold_core::ZoneId, Entry> = BTreeMap::new();
+    for entry in pages.iter().flat_map(|page| page.entries.iter().flatten()) {
+        if !(geometry.first_zone().0..geometry.zones).contains(&entry.zone.0) {
+            return Err(Error::new(Kind::Corrupt, format!("the zone list names zone {}, which there is not", entry.zone)));
+        }
+        let known = newest.entry(entry.zone).or_insert(*entry);
+        if entry.generation > known.generation {
+            *known = *entry;
+        }
+    }
+    let mut entries: Vec<Entry> = newest.into_values().collect();
+    // In the order in which they were opened, so that the first to be filled is filled first.
+    entries.sort_by_key(|entry| entry.generation);
+    Ok(entries)
+}
+
+/// Every carrier of every durable window that no checkpoint holds must be there: one that is missing rotted, or its write was lost.
+fn check_complete(carriers: &[Found], state: &superblock::State, durable: WindowNumber) -> Result<()> {
+    let mut windows: BTreeMap<WindowNumber, (u16, BTreeSet<u16>)> = BTreeMap::new();
+    for found in carriers {
+        let (count, positions) = windows.entry(found.header.window).or_insert((found.header.carriers, BTreeSet::new()));
+        *count = found.header.carriers;
+        positions.insert(found.header.position);
+    }
+    // Windows between a cut and the epoch after it were void.
+    let mut expected = Vec::new();
+    let mut from = state.committed.next();
+    for cut in &state.cuts {
+        expected.push((from, cut.window));
+        from = from.max(cut.resume);
+    }
+    expected.push((from, durable));
+    for (from, to) in expected {
+        let mut at = from;
+        while at <= to {
+            let complete = windows.get(&at).is_some_and(|(count, positions)| positions.len() == usize::from(*count));
+            if !complete {
+                let message = format!(
+                    "the records of window {at}, which was durable, are missing or damaged: the medium lost them; \
+                     `onefold check --repair` opens the store without them"
+                );
+                return Err(Error::new(Kind::Corrupt, message));
+            }
+            at = at.next();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! Volumes, pending discards, and the changes of the catalogue.
+
+use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId};
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U32, U64},
+};
+
+use super::{
+    page::{Pointer, body, body_mut},
+    record::WindowNumber,
+    superblock::Root,
+};
+
+/// Most volumes of a store, so that a hostile superblock costs bounded memory.
+pub const VOLUMES_MAX: u32 = 65_536;
+
+/// Most pending discards; when they are this many, new long ranges wait.
+pub const DISCARDS_MAX: u32 = 65_536;
+
+/// Longest name of a volume in bytes.
+pub const NAME_MAX: usize = 255;
+
+/// Largest volume: 1 EiB, in blocks.
+pub const VOLUME_BLOCKS_MAX: u64 = Lba::MAX.0 + 1;
+
+/// Bytes of a volume's entry.
+pub const BYTES: usize = 504;
+
+/// Bytes of a pending discard.
+pub const DISCARD_BYTES: usize = 32;
+
+/// A volume in the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its number, never used again.
+    pub id: VolumeId,
+    /// Its name; empty once it is deleted and only its blocks are still to be freed.
+    pub name: String,
+    /// Its size in blocks.
+    pub blocks: u64,
+    /// Its map.
+    pub map: Root,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawVolume {
+    id: U32,
+    height: u8,
+    reserved: u8,
+    name_bytes: U16,
+    blocks: U64,
+    map: [u8; Pointer::BYTES],
+    name: [u8; 256],
+    reserved_too: [u8; 208],
+}
+
+const _: () = assert!(size_of::<RawVolume>() == BYTES);
+
+impl Volume {
+    /// Writes the entry number `slot` of a leaf.
+    pub fn set(&self, page: &mut Block, slot: u64) {
+        let mut name = [0; 256];
+        name[..self.name.len()].copy_from_slice(self.name.as_bytes());
+        let raw = RawVolume {
+            id: U32::new(self.id.0),
+            height: self.map.height,
+            reserved: 0,
+            name_bytes: U16::new(self.name.len() as u16),
+            blocks: U64::new(self.blocks),
+            map: self.map.page.encode(),
+            name,
+            reserved_too: [0; 208],
+        };
+        body_mut(page)[slot as usize * BYTES..][..BYTES].copy_from_slice(raw.as_bytes());
+    }
+
+    /// Reads the entry number `slot` of a leaf.
+    #[must_use]
+    pub fn get(page: &Block, slot: u64) -> Option<Volume> {
+        let raw = RawVolume::read_from_bytes(&body(page)[slot as usize * BYTES..][..BYTES]).ok()?;
+        let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?).ok()?.to_owned();
+        let map = Root { page: Pointer::decode(&raw.map), height: raw.height };
+        let sound = map.height <= 9 && map.page.is_none() == (map.height == 0) && raw.blocks.get() <= VOLUME_BLOCKS_MAX;
+        sound.then_some(Volume { id: VolumeId(raw.id.get()), name, blocks: raw.blocks.get(), map })
+    }
+}
+
+/// A long range that is being applied to the map in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Discard {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Zeroes that were written, or a hole.
+    pub keep: bool,
+    /// First address that is still to be applied.
+    pub start: u64,
+    /// End of the range.
+    pub end: u64,
+    /// The window of the range: map pages born in it or later contain it already.
+    pub window: WindowNumber,
+}
+
+impl Discard {
+    /// Writes the entry number `slot` of a leaf.
+    pub fn set(&self, page: &mut Block, slot: u64) {
+        let at = &mut body_mut(page)[slot as usize * DISCARD_BYTES..][..DISCARD_BYTES];
+        at[..4].copy_from_slice(&self.volume.0.to_le_bytes());
+        at[4] = u8::from(self.keep);
+        at[8..16].copy_from_slice(&self.start.to_le_bytes());
+        at[16..24].copy_from_slice(&self.end.to_le_bytes());
+        at[24..].copy_from_slice(&self.window.0.to_le_bytes());
+    }
+
+    /// Reads the entry number `slot` of a leaf.
+    #[must_use]
+    pub fn get(page: &Block, slot: u64) -> Option<Discard> {
+        let at = &body(page)[slot as usize * DISCARD_BYTES..][..DISCARD_BYTES];
+        let number = |n: usize| super::record::from_low_bytes(&at[n..n + 8]);
+        let volume = VolumeId(super::record::from_low_bytes(&at[..4]) as u32);
+        let discard = Discard { volume, keep: at[4] == 1, start: number(8), end: number(16), window: WindowNumber(number(24)) };
+        (discard.start < discard.end && discard.end <= VOLUME_BLOCKS_MAX).then_some(discard)
+    }
+}
+
+/// A change of the catalogue; travels as the content of a carrier that a catalogue record names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CatalogueChange {
+    /// A new volume.
+    Create {
+        /// Its number.
+        id: VolumeId,
+        /// Its name.
+        name: String,
+        /// Its size.
+        blocks: u64,
+    },
+    /// A new size. Blocks beyond it are dropped by a range record of the same window.
+    Resize {
+        /// Which.
+        id: VolumeId,
+        /// The size.
+        blocks: u64,
+    },
+    /// A new name.
+    Rename {
+        /// Which.
+        id: VolumeId,
+        /// The name.
+        name: String,
+    },
+    /// The volume is gone; its blocks are dropped by a range record of the same window.
+    Delete {
+        /// Which.
+        id: VolumeId,
+    },
+}
+
+const CHANGE_MAGIC: u32 = 0x3176_464f; // "OFv1"
+
+impl CatalogueChange {
+    /// The content of the carrier.
+    #[must_use]
+    pub fn encode(&self) -> Box<Block> {
+        let (kind, id, blocks, name) = match self {
+            CatalogueChange::Create { id, name, blocks } => (1u8, id, *blocks, name.as_str()),
+            CatalogueChange::Resize { id, blocks } => (2, id, *blocks, ""),
+            CatalogueChange::Rename { id, name } => (3, id, 0, name.as_str()),
+            CatalogueChange::Delete { id } => (4, id, 0, ""),
+        };
+        let mut block = Block::zeroed();
+        block.0[..4].copy_from_slice(&CHANGE_MAGIC.to_le_bytes());
+        block.0[4] = kind;
+        block.0[6..8].copy_from_slice(&(name.len() as u16).to_le_bytes());
+        block.0[8..12].copy_from_slice(&id.0.to_le_bytes());
+        block.0[16..24].copy_from_slice(&blocks.to_le_bytes());
+        block.0[24..24 + name.len()].copy_from_slice(name.as_bytes());
+        block
+    }
+
+    /// The change in a carrier's content.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is none.
+    pub fn decode(block: &Block) -> Result<CatalogueChange> {
+        let number = |from: usize, to: usize| super::record::from_low_bytes(&block.0[from..to]);
+        let parse = || {
+            let id = VolumeId(number(8, 12) as u32);
+            let blocks = number(16, 24);
+            let length = number(6, 8) as usize;
+            let name = || Some(std::str::from_utf8(block.0[24..].get(..length.min(NAME_MAX))?).ok()?.to_owned());
+            if number(0, 4) != u64::from(CHANGE_MAGIC) || blocks > VOLUME_BLOCKS_MAX {
+                return None;
+            }
+            Some(match block.0[4] {
+                1 => CatalogueChange::Create { id, name: name()?, blocks },
+                2 => CatalogueChange::Resize { id, blocks },
+                3 => CatalogueChange::Rename { id, name: name()? },
+                4 => CatalogueChange::Delete { id },
+                _ => return None,
+            })
+        };
+        parse().ok_or_else(|| Error::new(Kind::Corrupt, "a catalogue record can't be read"))
+    }
+}
+
+/// Says why a name can't be a volume's.
+///
+/// # Errors
+/// `InvalidInput` with the reason.
+pub fn check_name(name: &str) -> Result<()> {
+    let wrong = if name.is_empty() {
+        "is empty"
+    } else if name.len() > NAME_MAX {
+        "is longer than 255 bytes"
+    } else if name.chars().any(char::is_control) {
+        "has control characters"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(Kind::InvalidInput, format!("the volume name {wrong}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_discards_and_changes_survive_their_encoding() {
+        let mut page = Block::zeroed();
+        let volume = Volume {
+            id: VolumeId(7),
+            name: "é".repeat(127),
+            blocks: VOLUME_BLOCKS_MAX,
+            map: Root { page: Pointer { address: onefold_core::Pba(5), birth: WindowNumber(6), checksum: 7 }, height: 3 },
+        };
+        volume.set(&mut page, 7);
+        assert_eq!(Volume::get(&page, 7), Some(volume));
+        let discard = Discard { volume: VolumeId(3), keep: true, start: 5, end: 1 << 48, window: WindowNumber(8) };
+        discard.set(&mut page, 125);
+        assert_eq!(Discard::get(&page, 125), Some(discard));
+        for change in [
+            CatalogueChange::Create { id: VolumeId(1), name: "a".repeat(255), blocks: 12 },
+            CatalogueChange::Resize { id: VolumeId(1), blocks: 99 },
+            CatalogueChange::Rename { id: VolumeId(1), name: "b".into() },
+            CatalogueChange::Delete { id: VolumeId(1) },
+        ] {
+            assert_eq!(CatalogueChange::decode(&change.encode()).unwrap(), change);
+        }
+        assert!(CatalogueChange::decode(&Block::zeroed()).is_err());
+    }
+}

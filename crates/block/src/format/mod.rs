@@ -1,0 +1,40 @@
+//! The bytes of a store: one module for each kind of block (`docs/format.md` has the tables).
+//!
+//! Every decoder takes hostile bytes and gives a typed value or a `Corrupt` error. Every block carries a magic, the store's id, its own
+//! address and a checksum keyed with the store, so that torn, misdirected and foreign blocks are recognised.
+
+pub mod carrier;
+pub mod catalogue;
+pub mod geometry;
+pub mod page;
+pub mod record;
+pub mod superblock;
+pub mod zone_list;
+
+use onefold_core::{Fingerprinter, checksum};
+
+/// Version of the format that this program writes and reads.
+pub const VERSION: u32 = 1;
+
+/// What makes blocks of one store differ from those of any other: its id, and keys drawn from its secret.
+#[derive(Clone)]
+pub struct Identity {
+    /// First half of the store's id, repeated in every metadata block.
+    pub id: u64,
+    /// Seed of the fast checksums.
+    pub key: u64,
+    /// The secret, from which carriers' checksums and BLAKE3 fingerprints are made.
+    pub secret: [u8; 32],
+    /// Computes fingerprints with the store's algorithm.
+    pub fingerprinter: Fingerprinter,
+}
+
+impl Identity {
+    /// The identity that a store's id, secret and algorithm give.
+    #[must_use]
+    pub fn new(id: [u8; 16], secret: [u8; 32], algorithm: onefold_core::Algorithm) -> Identity {
+        let [a, b, c, d, e, f, g, h, ..] = id;
+        let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        Identity { id, key: checksum::fast(id, &secret), secret, fingerprinter: Fingerprinter::new(algorithm, secret) }
+    }
+}

@@ -1,0 +1,360 @@
+//! Pages of the structured tables: shadow-paged, each with its identity, its birth and a checksum that its parent repeats.
+
+use onefold_core::{Block, Error, Fingerprint, Kind, Pba, Result, checksum};
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U32, U64},
+};
+
+use super::{
+    Identity,
+    record::{WindowNumber, from_low_bytes, low_bytes},
+};
+
+const MAGIC: u32 = 0x3170_464f; // "OFp1"
+
+/// Bytes of the header; the rest of the page is its body.
+pub const HEADER_BYTES: usize = 64;
+
+/// Bytes of the body.
+pub const BODY_BYTES: usize = 4096 - HEADER_BYTES;
+
+/// Pointers in an inner page.
+pub const FANOUT: u64 = (BODY_BYTES / Pointer::BYTES) as u64;
+
+/// Which table a page belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Table {
+    /// Logical to physical addresses of one volume.
+    Map = 1,
+    /// Fingerprint and reference count of each physical block.
+    Physical = 2,
+    /// Allocation bitmap of each zone.
+    Zones = 3,
+    /// The volumes.
+    Catalogue = 4,
+    /// Long ranges that are still to be applied.
+    Discards = 5,
+}
+
+impl Table {
+    /// Entries of a leaf.
+    #[must_use]
+    pub fn per_leaf(self) -> u64 {
+        let entry = match self {
+            Table::Map => MapEntry::BYTES,
+            Table::Physical => PhysicalEntry::BYTES,
+            Table::Zones => ZoneEntry::BYTES,
+            Table::Catalogue => super::catalogue::BYTES,
+            Table::Discards => super::catalogue::DISCARD_BYTES,
+        };
+        (BODY_BYTES / entry) as u64
+    }
+}
+
+/// What a page is: its table, the volume when the table is a map, its level (0 for leaves) and its number on that level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageId {
+    /// The table.
+    pub table: Table,
+    /// The volume of a map, else 0. The map of a volume keeps this number when it is shared by a clone.
+    pub volume: u32,
+    /// 0 for leaves.
+    pub level: u8,
+    /// Number on its level.
+    pub index: u64,
+}
+
+/// Where a page is, since when, and its checksum: what a parent holds of its child. A lost write leaves a page that does not agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Pointer {
+    /// Address of the page; 0 for none.
+    pub address: Pba,
+    /// The last window that the page contains.
+    pub birth: WindowNumber,
+    /// Checksum of the page.
+    pub checksum: u64,
+}
+
+impl Pointer {
+    /// Bytes of an encoded pointer.
+    pub const BYTES: usize = 24;
+
+    /// True for no page.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.address.0 == 0
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.address.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.birth.0.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes
+    }
+
+    /// The pointer in its bytes.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Pointer {
+        Pointer {
+            address: Pba(from_low_bytes(&bytes[..8])),
+            birth: WindowNumber(from_low_bytes(&bytes[8..16])),
+            checksum: from_low_bytes(&bytes[16..24]),
+        }
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct Raw {
+    magic: U32,
+    table: u8,
+    level: u8,
+    reserved: U16,
+    volume: U32,
+    reserved_too: U32,
+    store: U64,
+    index: U64,
+    address: U64,
+    birth: U64,
+    checksum: U64,
+    reserved_three: U64,
+}
+
+const _: () = assert!(size_of::<Raw>() == HEADER_BYTES);
+
+/// Completes the header of a page whose body is filled, and gives the pointer to it.
+pub fn seal(identity: &Identity, id: PageId, address: Pba, birth: WindowNumber, page: &mut Block) -> Pointer {
+    let mut raw = Raw {
+        magic: U32::new(MAGIC),
+        table: id.table as u8,
+        level: id.level,
+        reserved: U16::new(0),
+        volume: U32::new(id.volume),
+        reserved_too: U32::new(0),
+        store: U64::new(identity.id),
+        index: U64::new(id.index),
+        address: U64::new(address.0),
+        birth: U64::new(birth.0),
+        checksum: U64::new(0),
+        reserved_three: U64::new(0),
+    };
+    page.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
+    let checksum = checksum::fast(identity.key, &page.0);
+    raw.checksum = U64::new(checksum);
+    page.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
+    Pointer { address, birth, checksum }
+}
+
+/// Compares a page that was read with what its parent says of it.
+///
+/// # Errors
+/// `Corrupt` with what differs.
+pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Block) -> Result<()> {
+    let damaged = |what: &str| Err(Error::new(Kind::Corrupt, format!("table page at block {} ({id:?}): {what}", pointer.address)));
+    let Ok((raw, _)) = Raw::read_from_prefix(&page.0) else { return damaged("too short") };
+    if raw.magic.get() != MAGIC || raw.store.get() != identity.id {
+        return damaged("is not a page of this store");
+    }
+    if raw.checksum.get() != pointer.checksum || raw.birth.get() != pointer.birth.0 {
+        return damaged("is not the version that its parent names; a write was lost or went elsewhere");
+    }
+    if raw.table != id.table as u8
+        || raw.level != id.level
+        || raw.volume.get() != id.volume
+        || raw.index.get() != id.index
+        || raw.address.get() != pointer.address.0
+    {
+        return damaged("belongs elsewhere");
+    }
+    let mut zeroed = raw;
+    zeroed.checksum = U64::new(0);
+    let mut copy = page.clone();
+    copy.0[..HEADER_BYTES].copy_from_slice(zeroed.as_bytes());
+    if checksum::fast(identity.key, &copy.0) != pointer.checksum {
+        return damaged("its checksum differs");
+    }
+    Ok(())
+}
+
+/// The body of a page.
+#[must_use]
+pub fn body(page: &Block) -> &[u8] {
+    &page.0[HEADER_BYTES..]
+}
+
+/// The body of a page, writable.
+pub fn body_mut(page: &mut Block) -> &mut [u8] {
+    &mut page.0[HEADER_BYTES..]
+}
+
+/// Pointer number `slot` of an inner page.
+#[must_use]
+pub fn pointer(page: &Block, slot: u64) -> Pointer {
+    Pointer::decode(&body(page)[slot as usize * Pointer::BYTES..])
+}
+
+/// Sets pointer number `slot` of an inner page.
+pub fn set_pointer(page: &mut Block, slot: u64, pointer: &Pointer) {
+    body_mut(page)[slot as usize * Pointer::BYTES..][..Pointer::BYTES].copy_from_slice(&pointer.encode());
+}
+
+/// Where a logical address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum MapEntry {
+    /// Never written, or trimmed: zeroes.
+    #[default]
+    Hole,
+    /// Zeroes that were written.
+    Zero,
+    /// A physical block.
+    Block {
+        /// Where.
+        pba: Pba,
+        /// True when compressed in a carrier.
+        carried: bool,
+        /// First 64 bits of the fingerprint: enough to verify a read without a second table.
+        prefix: u64,
+    },
+}
+
+impl MapEntry {
+    /// Bytes of an entry.
+    pub const BYTES: usize = 14;
+
+    /// Entry number `slot` of a leaf. Unknown kinds read as damage.
+    #[must_use]
+    pub fn get(page: &Block, slot: u64) -> Option<MapEntry> {
+        let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
+        let block = |carried| MapEntry::Block { pba: Pba(from_low_bytes(&bytes[1..6])), carried, prefix: from_low_bytes(&bytes[6..]) };
+        Some(match bytes[0] {
+            0 => MapEntry::Hole,
+            1 => block(false),
+            2 => block(true),
+            3 => MapEntry::Zero,
+            _ => return None,
+        })
+    }
+
+    /// Sets entry number `slot` of a leaf.
+    pub fn set(self, page: &mut Block, slot: u64) {
+        let bytes = &mut body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES];
+        bytes.fill(0);
+        match self {
+            MapEntry::Hole => {}
+            MapEntry::Zero => bytes[0] = 3,
+            MapEntry::Block { pba, carried, prefix } => {
+                bytes[0] = if carried { 2 } else { 1 };
+                bytes[1..6].copy_from_slice(&low_bytes::<5>(pba.0));
+                bytes[6..].copy_from_slice(&prefix.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// What is known of a physical block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct PhysicalEntry {
+    /// Of its content. Of a free block it means nothing.
+    pub fingerprint: Fingerprint,
+    /// Logical addresses that name it. At [`Self::SATURATED`] it never falls again.
+    pub references: u32,
+    /// True when the block is compressed in a carrier.
+    pub carried: bool,
+}
+
+impl PhysicalEntry {
+    /// Bytes of an entry.
+    pub const BYTES: usize = 20;
+
+    /// The count that stands for "this many or more".
+    pub const SATURATED: u32 = (1 << 31) - 1;
+
+    /// Entry number `slot` of a leaf.
+    #[must_use]
+    pub fn get(page: &Block, slot: u64) -> PhysicalEntry {
+        let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
+        let mut fingerprint = [0; 16];
+        fingerprint.copy_from_slice(&bytes[..16]);
+        let count = from_low_bytes(&bytes[16..]) as u32;
+        PhysicalEntry { fingerprint: Fingerprint(fingerprint), references: count & Self::SATURATED, carried: count >> 31 != 0 }
+    }
+
+    /// Sets entry number `slot` of a leaf.
+    pub fn set(self, page: &mut Block, slot: u64) {
+        let bytes = &mut body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES];
+        bytes[..16].copy_from_slice(&self.fingerprint.0);
+        bytes[16..].copy_from_slice(&(self.references | u32::from(self.carried) << 31).to_le_bytes());
+    }
+}
+
+/// What is known of a zone: which of its blocks are in use, by data or by tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZoneEntry {
+    /// One bit a block.
+    pub used: crate::place::bitmap::ZoneBitmap,
+}
+
+impl ZoneEntry {
+    /// Bytes of an entry.
+    pub const BYTES: usize = 128;
+
+    /// Entry number `slot` of a leaf.
+    #[must_use]
+    pub fn get(page: &Block, slot: u64) -> ZoneEntry {
+        let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
+        ZoneEntry { used: crate::place::bitmap::ZoneBitmap::from_bytes(bytes) }
+    }
+
+    /// Sets entry number `slot` of a leaf.
+    pub fn set(self, page: &mut Block, slot: u64) {
+        body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES].copy_from_slice(&self.used.to_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_core::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn entries_survive_their_encoding() {
+        let mut page = Block::zeroed();
+        assert_eq!(MapEntry::get(&page, 287), Some(MapEntry::Hole));
+        let entries = [MapEntry::Zero, MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX }, MapEntry::Hole];
+        for entry in entries {
+            entry.set(&mut page, 287);
+            assert_eq!(MapEntry::get(&page, 287), Some(entry));
+        }
+        let entry = PhysicalEntry { fingerprint: Fingerprint([5; 16]), references: PhysicalEntry::SATURATED, carried: true };
+        entry.set(&mut page, 200);
+        assert_eq!(PhysicalEntry::get(&page, 200), entry);
+        assert_eq!(Table::Map.per_leaf(), 288);
+        assert_eq!(Table::Physical.per_leaf(), 201);
+        assert_eq!(FANOUT, 168);
+    }
+
+    #[test]
+    fn a_page_is_believed_only_as_its_parent_knows_it() {
+        let identity = Identity::new([3; 16], [9; 32], Algorithm::Blake3);
+        let id = PageId { table: Table::Map, volume: 4, level: 0, index: 17 };
+        let mut page = Block::zeroed();
+        MapEntry::Zero.set(&mut page, 3);
+        let pointer = seal(&identity, id, Pba(99), WindowNumber(5), &mut page);
+        verify(&identity, id, &pointer, &page).unwrap();
+        for bit in 0..4096 * 8 {
+            page.0[bit / 8] ^= 1 << (bit % 8);
+            assert!(verify(&identity, id, &pointer, &page).is_err(), "bit {bit}");
+            page.0[bit / 8] ^= 1 << (bit % 8);
+        }
+        let mut older = page.clone();
+        seal(&identity, id, Pba(99), WindowNumber(4), &mut older);
+        assert!(verify(&identity, id, &pointer, &older).is_err());
+        assert!(verify(&identity, PageId { index: 18, ..id }, &pointer, &page).is_err());
+    }
+}

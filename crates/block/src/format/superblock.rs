@@ -1,0 +1,429 @@
+//! The superblock: what is fixed for the store, and the roots of its last checkpoint. Two places, written by turns.
+
+use onefold_core::{Algorithm, Block, Error, Kind, Result, checksum};
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U32, U64},
+};
+
+use super::{
+    VERSION,
+    geometry::Geometry,
+    page::Pointer,
+    record::WindowNumber,
+};
+
+const MAGIC: [u8; 8] = *b"ONEFOLD\0";
+
+/// Recoveries that one superblock remembers; when it is full, recovery ends with a checkpoint.
+pub const CUTS_MAX: usize = 32;
+
+/// Where records that find no room in compressed blocks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Leftover {
+    /// Into a carrier that holds only records, one more block of the same run.
+    #[default]
+    Log,
+    /// Into the structured tables in place: the paper's way.
+    Table,
+}
+
+/// How a window's blocks lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// Carriers and raw blocks side by side in one run.
+    #[default]
+    Run,
+    /// Carriers in C-zones, raw blocks in U-zones: the paper's way.
+    Split,
+}
+
+/// What is chosen when a store is created and never changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    /// Id of the store; not secret.
+    pub id: [u8; 16],
+    /// Secret of the store, from which checksums and fingerprints are keyed.
+    pub secret: [u8; 32],
+    /// Sizes.
+    pub geometry: Geometry,
+    /// How fingerprints are made.
+    pub algorithm: Algorithm,
+    /// True when a duplicate is one only if its bytes agree.
+    pub verify_bytes: bool,
+    /// True when zones are taken from the host's file system only when they are opened (`--preallocate none`).
+    pub grow: bool,
+    /// Where left-over records go.
+    pub leftover: Leftover,
+    /// How windows lie.
+    pub layout: Layout,
+}
+
+/// The root of a table: its top page and its height (0 when empty, 1 when the top page is a leaf).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Root {
+    /// The top page.
+    pub page: Pointer,
+    /// Levels.
+    pub height: u8,
+}
+
+/// After this window, records of `epoch` are void: a recovery decided so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Cut {
+    /// The epoch.
+    pub epoch: u32,
+    /// Its last window that counts.
+    pub window: WindowNumber,
+    /// The first window after the recovery; those between the two are void.
+    pub resume: WindowNumber,
+}
+
+/// The state of a store as of its last checkpoint or recovery.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct State {
+    /// Raised by each superblock write; the higher of the two is the current one.
+    pub sequence: u64,
+    /// Raised by each recovery.
+    pub epoch: u32,
+    /// True after a clean shutdown, when nothing is uncommitted.
+    pub clean: bool,
+    /// The tables hold exactly the records up to this window.
+    pub committed: WindowNumber,
+    /// Windows up to this one are durable.
+    pub durable: WindowNumber,
+    /// The highest window number that was ever given.
+    pub last_window: WindowNumber,
+    /// Number of the next new volume.
+    pub next_volume: u32,
+    /// Zones below this one were used at some time.
+    pub high_water: u64,
+    /// Blocks in use, by data and tables.
+    pub used_blocks: u64,
+    /// Generations of zones below this one were given.
+    pub next_generation: u64,
+    /// Physical blocks with references.
+    pub live_blocks: u64,
+    /// Logical blocks mapped to physical ones.
+    pub mapped_blocks: u64,
+    /// Entries of the catalogue table.
+    pub volumes: u32,
+    /// Entries of the table of pending discards.
+    pub discards: u32,
+    /// Physical table.
+    pub physical: Root,
+    /// Zone table.
+    pub zones: Root,
+    /// Catalogue.
+    pub catalogue: Root,
+    /// Pending discards.
+    pub pending: Root,
+    /// Cuts of earlier epochs whose carriers may still lie in listed zones.
+    pub cuts: Vec<Cut>,
+}
+
+/// A superblock: the fixed part and the state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The fixed part.
+    pub fixed: Fixed,
+    /// The state.
+    pub state: State,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawRoot {
+    page: [u8; Pointer::BYTES],
+    height: U64,
+}
+
+impl From<Root> for RawRoot {
+    fn from(root: Root) -> RawRoot {
+        RawRoot { page: root.page.encode(), height: U64::new(u64::from(root.height)) }
+    }
+}
+
+impl RawRoot {
+    fn root(&self) -> Option<Root> {
+        let height = u8::try_from(self.height.get()).ok()?;
+        let page = Pointer::decode(&self.page);
+        // Nine levels of 168 pointers reach beyond 2^48 leaves.
+        (height <= 9 && page.is_none() == (height == 0)).then_some(Root { page, height })
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawCut {
+    epoch: U64,
+    window: U64,
+    resume: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct Raw {
+    magic: [u8; 8],
+    version: U32,
+    place: U32,
+    checksum: U64,
+    id: [u8; 16],
+    secret: [u8; 32],
+    zones: U64,
+    zone_blocks: U32,
+    list_pages: U32,
+    algorithm: u8,
+    verify_bytes: u8,
+    grow: u8,
+    leftover: u8,
+    layout: u8,
+    clean: u8,
+    cuts: U16,
+    sequence: U64,
+    epoch: U32,
+    next_volume: U32,
+    committed: U64,
+    durable: U64,
+    last_window: U64,
+    high_water: U64,
+    used_blocks: U64,
+    next_generation: U64,
+    live_blocks: U64,
+    mapped_blocks: U64,
+    volumes: U32,
+    discards: U32,
+    physical: RawRoot,
+    zone_table: RawRoot,
+    catalogue: RawRoot,
+    pending: RawRoot,
+    cut: [RawCut; CUTS_MAX],
+}
+
+const _: () = assert!(size_of::<Raw>() <= 4096);
+
+/// What a block at a superblock's place turned out to be.
+#[derive(Debug)]
+pub enum Found {
+    /// A superblock.
+    Good(Box<Superblock>),
+    /// A superblock of another version of the format.
+    OtherVersion(u32),
+    /// A superblock whose checksum differs or whose fields are impossible.
+    Damaged,
+    /// Something else.
+    Foreign,
+}
+
+impl Superblock {
+    /// Its block, for the place number `place`.
+    #[must_use]
+    pub fn encode(&self, place: u32) -> Box<Block> {
+        let Superblock { fixed, state } = self;
+        assert!(state.cuts.len() <= CUTS_MAX, "recovery keeps the cuts few");
+        let mut cut = [RawCut { epoch: U64::new(0), window: U64::new(0), resume: U64::new(0) }; CUTS_MAX];
+        for (raw, cut) in cut.iter_mut().zip(&state.cuts) {
+            *raw = RawCut {
+                epoch: U64::new(u64::from(cut.epoch)),
+                window: U64::new(cut.window.0),
+                resume: U64::new(cut.resume.0),
+            };
+        }
+        let mut raw = Raw {
+            magic: MAGIC,
+            version: U32::new(VERSION),
+            place: U32::new(place),
+            checksum: U64::new(0),
+            id: fixed.id,
+            secret: fixed.secret,
+            zones: U64::new(fixed.geometry.zones),
+            zone_blocks: U32::new(fixed.geometry.zone_blocks as u32),
+            list_pages: U32::new(fixed.geometry.list_pages),
+            algorithm: fixed.algorithm.code(),
+            verify_bytes: u8::from(fixed.verify_bytes),
+            grow: u8::from(fixed.grow),
+            leftover: u8::from(fixed.leftover == Leftover::Table),
+            layout: u8::from(fixed.layout == Layout::Split),
+            clean: u8::from(state.clean),
+            cuts: U16::new(state.cuts.len() as u16),
+            sequence: U64::new(state.sequence),
+            epoch: U32::new(state.epoch),
+            next_volume: U32::new(state.next_volume),
+            committed: U64::new(state.committed.0),
+            durable: U64::new(state.durable.0),
+            last_window: U64::new(state.last_window.0),
+            high_water: U64::new(state.high_water),
+            used_blocks: U64::new(state.used_blocks),
+            next_generation: U64::new(state.next_generation),
+            live_blocks: U64::new(state.live_blocks),
+            mapped_blocks: U64::new(state.mapped_blocks),
+            volumes: U32::new(state.volumes),
+            discards: U32::new(state.discards),
+            physical: state.physical.into(),
+            zone_table: state.zones.into(),
+            catalogue: state.catalogue.into(),
+            pending: state.pending.into(),
+            cut,
+        };
+        let mut block = Block::zeroed();
+        block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
+        raw.checksum = U64::new(checksum::fast(u64::from(VERSION), &block.0));
+        block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
+        block
+    }
+
+    /// What the block read at place number `place` is.
+    #[must_use]
+    pub fn decode(block: &Block, place: u32) -> Found {
+        let Ok((mut raw, _)) = Raw::read_from_prefix(&block.0) else { return Found::Foreign };
+        if raw.magic != MAGIC {
+            return Found::Foreign;
+        }
+        if raw.version.get() != VERSION {
+            return Found::OtherVersion(raw.version.get());
+        }
+        let found = std::mem::take(&mut raw.checksum);
+        let mut zeroed = block.clone();
+        zeroed.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
+        if checksum::fast(u64::from(VERSION), &zeroed.0) != found.get() || raw.place.get() != place {
+            return Found::Damaged;
+        }
+        raw.superblock().map_or(Found::Damaged, |superblock| Found::Good(Box::new(superblock)))
+    }
+}
+
+impl Raw {
+    fn superblock(&self) -> Option<Superblock> {
+        let blocks = self.zones.get().checked_mul(u64::from(self.zone_blocks.get()))?;
+        let (zone_blocks, zones, list_pages) = (u64::from(self.zone_blocks.get()), self.zones.get(), self.list_pages.get());
+        Geometry::new(blocks, self.zone_blocks.get()).ok()?;
+        let geometry = Geometry { zone_blocks, zones, list_pages }.checked(blocks).ok()?;
+        if list_pages == 0 || list_pages > super::geometry::LIST_PAGES_MAX || usize::from(self.cuts.get()) > CUTS_MAX {
+            return None;
+        }
+        let window = |raw: U64| (raw.get() <= WindowNumber::MAX.0).then_some(WindowNumber(raw.get()));
+        let flag = |raw: u8| (raw <= 1).then_some(raw == 1);
+        let cuts = self.cut[..usize::from(self.cuts.get())].iter();
+        Some(Superblock {
+            fixed: Fixed {
+                id: self.id,
+                secret: self.secret,
+                geometry,
+                algorithm: Algorithm::from_code(self.algorithm)?,
+                verify_bytes: flag(self.verify_bytes)?,
+                grow: flag(self.grow)?,
+                leftover: if flag(self.leftover)? { Leftover::Table } else { Leftover::Log },
+                layout: if flag(self.layout)? { Layout::Split } else { Layout::Run },
+            },
+            state: State {
+                sequence: self.sequence.get(),
+                epoch: self.epoch.get(),
+                clean: flag(self.clean)?,
+                committed: window(self.committed)?,
+                durable: window(self.durable)?,
+                last_window: window(self.last_window)?,
+                next_volume: self.next_volume.get(),
+                high_water: (self.high_water.get() <= zones).then_some(self.high_water.get())?,
+                used_blocks: (self.used_blocks.get() <= blocks).then_some(self.used_blocks.get())?,
+                next_generation: self.next_generation.get(),
+                live_blocks: self.live_blocks.get(),
+                mapped_blocks: self.mapped_blocks.get(),
+                volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX).then_some(self.volumes.get())?,
+                discards: (self.discards.get() <= super::catalogue::DISCARDS_MAX).then_some(self.discards.get())?,
+                physical: self.physical.root()?,
+                zones: self.zone_table.root()?,
+                catalogue: self.catalogue.root()?,
+                pending: self.pending.root()?,
+                cuts: cuts
+                    .map(|raw| Some(Cut { epoch: u32::try_from(raw.epoch.get()).ok()?, window: window(raw.window)?, resume: window(raw.resume)? }))
+                    .collect::<Option<_>>()?,
+            },
+        })
+    }
+}
+
+/// The newer of the two superblocks.
+///
+/// # Errors
+/// One sentence that says why there is none: foreign, too new, or damaged.
+pub fn choose(first: Found, second: Found) -> Result<Superblock> {
+    let mut best: Option<Superblock> = None;
+    let (mut damaged, mut other) = (false, None);
+    for found in [first, second] {
+        match found {
+            Found::Good(superblock) if best.as_ref().is_none_or(|best| superblock.state.sequence > best.state.sequence) => {
+                best = Some(*superblock);
+            }
+            Found::Good(_) | Found::Foreign => {}
+            Found::OtherVersion(version) => other = Some(version),
+            Found::Damaged => damaged = true,
+        }
+    }
+    match (best, other, damaged) {
+        (Some(superblock), None, _) => Ok(superblock),
+        (_, Some(version), _) => Err(Error::new(
+            Kind::Unsupported,
+            format!("the store has format version {version}; this program knows version {VERSION}"),
+        )),
+        (None, None, true) => Err(Error::new(Kind::Corrupt, "both superblocks are damaged; `onefold check --repair` can't help without one")),
+        (None, None, false) => Err(Error::new(Kind::InvalidInput, "this is not a Onefold store")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn example() -> Superblock {
+        Superblock {
+            fixed: Fixed {
+                id: [1; 16],
+                secret: [2; 32],
+                geometry: Geometry::new(1 << 18, 1024).unwrap(),
+                algorithm: Algorithm::Md5,
+                verify_bytes: true,
+                grow: true,
+                leftover: Leftover::Table,
+                layout: Layout::Split,
+            },
+            state: State {
+                sequence: 5,
+                epoch: 3,
+                committed: WindowNumber(17),
+                cuts: vec![Cut { epoch: 2, window: WindowNumber(11), resume: WindowNumber(13) }],
+                ..State::default()
+            },
+        }
+    }
+
+    #[test]
+    fn a_superblock_survives_its_encoding_at_its_place_only() {
+        let superblock = example();
+        let block = superblock.encode(1);
+        assert!(matches!(Superblock::decode(&block, 1), Found::Good(found) if *found == superblock));
+        assert!(matches!(Superblock::decode(&block, 0), Found::Damaged));
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let mut block = example().encode(0);
+        for bit in 0..4096 * 8 {
+            block.0[bit / 8] ^= 1 << (bit % 8);
+            assert!(!matches!(Superblock::decode(&block, 0), Found::Good(_)), "bit {bit}");
+            block.0[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn the_newer_one_wins_and_the_rest_is_a_sentence() {
+        let older = example();
+        let mut newer = example();
+        newer.state.sequence = 6;
+        let decode = |superblock: &Superblock, place| Superblock::decode(&superblock.encode(place), place);
+        assert_eq!(choose(decode(&newer, 0), decode(&older, 1)).unwrap().state.sequence, 6);
+        assert_eq!(choose(Found::Damaged, decode(&older, 1)).unwrap().state.sequence, 5);
+        assert_eq!(choose(Found::Foreign, Found::Foreign).unwrap_err().kind(), Kind::InvalidInput);
+        assert_eq!(choose(Found::Damaged, Found::Foreign).unwrap_err().kind(), Kind::Corrupt);
+        assert_eq!(choose(Found::OtherVersion(9), decode(&older, 1)).unwrap_err().kind(), Kind::Unsupported);
+    }
+}

@@ -1,0 +1,19 @@
+//! The block engine: inline deduplication of 4 KiB blocks in which every flush survives a crash.
+//!
+//! [`Engine`] is the engine without threads, whose steps the simulator schedules.
+
+mod counters;
+pub mod engine;
+pub mod format;
+mod hash;
+mod index;
+mod overlay;
+pub mod place;
+mod scheme;
+mod settings;
+mod table;
+mod window;
+
+pub use counters::Counts;
+pub use engine::{CheckpointStep, Engine};
+pub use settings::{Format, MEMORY_MIN, Persistence, PlantedBug, Settings};

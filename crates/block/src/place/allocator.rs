@@ -1,0 +1,524 @@
+//! Which physical blocks are free, and which come next.
+//!
+//! A zone is *idle* (known by its bitmap in the zone table, or never used), or *active*: opened for data and listed in the zone list, or
+//! for table pages. Blocks are handed out only from active zones. A block becomes free again in one place only, [`Allocator::release`],
+//! after the superblock that no longer needs it is durable and nobody reads the version before it.
+//!
+//! *Invariant:* a block is handed out at most once between two releases of it.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+};
+
+use onefold_core::{Error, Fingerprint, Kind, Pba, Result, ZoneId};
+
+use super::{
+    bitmap::ZoneBitmap,
+    zone_list::{DuePage, ZoneList},
+};
+use crate::format::{Identity, geometry::Geometry, record::WindowNumber};
+
+/// Where the allocator learns what it does not keep in memory, and asks the host for space.
+pub(crate) trait ZoneSource {
+    /// The bitmaps of `zones` consecutive zones from `first` on, as of the last released checkpoint.
+    fn bitmaps(&self, first: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>>;
+    /// Takes space for a zone that was never used.
+    fn grow(&self, zone: ZoneId) -> Result<()>;
+}
+
+/// A zone from which blocks are handed out, or were since the last checkpoint.
+pub(crate) struct ActiveZone {
+    /// Blocks that may not be handed out.
+    used: ZoneBitmap,
+    /// Blocks below were offered already.
+    cursor: usize,
+    /// What it was opened for.
+    purpose: Purpose,
+}
+
+enum Purpose {
+    Data(Box<DataZone>),
+    Table,
+}
+
+/// What is remembered of the new blocks of a data zone until a checkpoint holds it.
+pub(crate) struct DataZone {
+    pub(crate) generation: u64,
+    /// Where carriers of this generation are.
+    pub(crate) carriers: ZoneBitmap,
+    /// The last window that placed a block here.
+    last_window: WindowNumber,
+    /// Blocks placed since the zone was opened, whose fingerprint is known here.
+    fresh: ZoneBitmap,
+    carried: ZoneBitmap,
+    fingerprints: Vec<Fingerprint>,
+}
+
+/// Length of the longest free run of an idle zone that is not known yet.
+const UNKNOWN: u16 = u16::MAX;
+
+/// Zones whose bitmaps are read at once.
+const LOAD_ZONES: u64 = 31 * 8;
+
+/// With a growing store, a used zone with a free run this long is preferred to taking more space from the host.
+const GROW_RATHER_THAN_RUN: u16 = 64;
+
+pub(crate) struct Allocator {
+    geometry: Geometry,
+    /// Zones below were used at some time.
+    high_water: u64,
+    /// Zones below have space on the host.
+    granted: u64,
+    /// Zones below that were never used may be taken without asking the host.
+    grows: bool,
+    /// Blocks that could be handed out.
+    free: u64,
+    /// Longest free run of each idle zone below `high_water`, by zone.
+    longest: Vec<u16>,
+    /// Idle zones with free blocks, by longest run.
+    idle: BTreeSet<(u16, Reverse<u64>)>,
+    /// Zones below are known.
+    loaded: u64,
+    active: BTreeMap<ZoneId, ActiveZone>,
+    /// Data zones that still offer blocks; the first is being filled.
+    ready: VecDeque<ZoneId>,
+    /// Blocks that they offer.
+    ready_left: u64,
+    /// The table zones that still offer blocks.
+    tables: VecDeque<ZoneId>,
+    /// Zones that take no more blocks, whose carriers the list does not know yet.
+    full: Vec<ZoneId>,
+    /// Free in the tables, but named by a record that is newer than them.
+    held: BTreeSet<Pba>,
+    pub(crate) list: ZoneList,
+}
+
+/// Consecutive blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) at: Pba,
+    pub(crate) blocks: u64,
+}
+
+impl Allocator {
+    /// The allocator of a store that has `used` blocks in use.
+    pub(crate) fn new(geometry: Geometry, high_water: u64, used: u64, grows: bool, list: ZoneList) -> Allocator {
+        let first = geometry.first_zone().0;
+        let high_water = high_water.max(first);
+        let granted = if grows { high_water } else { geometry.zones };
+        let capacity = (granted - first) * geometry.zone_blocks;
+        Allocator {
+            geometry,
+            high_water,
+            granted,
+            grows,
+            free: capacity.saturating_sub(used),
+            longest: vec![UNKNOWN; high_water as usize],
+            idle: BTreeSet::new(),
+            loaded: first,
+            active: BTreeMap::new(),
+            ready: VecDeque::new(),
+            ready_left: 0,
+            tables: VecDeque::new(),
+            full: Vec::new(),
+            held: BTreeSet::new(),
+            list,
+        }
+    }
+
+    /// Blocks that could be handed out.
+    pub(crate) fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Zones below this one were used at some time.
+    pub(crate) fn high_water(&self) -> u64 {
+        self.high_water
+    }
+
+    /// Data zones that wait for a checkpoint.
+    pub(crate) fn uncommitted_zones(&self) -> usize {
+        self.list.listed()
+    }
+
+    /// True when every zone's free space is known.
+    pub(crate) fn all_known(&self) -> bool {
+        self.loaded >= self.longest.len() as u64
+    }
+
+    /// Learns the free space of a few more zones.
+    pub(crate) fn load_some(&mut self, source: &dyn ZoneSource) -> Result<bool> {
+        if self.all_known() {
+            return Ok(false);
+        }
+        let count = LOAD_ZONES.min(self.longest.len() as u64 - self.loaded);
+        let bitmaps = source.bitmaps(ZoneId(self.loaded), count)?;
+        for (zone, bitmap) in (self.loaded..).zip(bitmaps) {
+            if self.longest[zone as usize] == UNKNOWN && !self.active.contains_key(&ZoneId(zone)) {
+                self.set_idle(ZoneId(zone), &bitmap);
+            }
+        }
+        self.loaded += count;
+        Ok(true)
+    }
+
+    fn set_idle(&mut self, zone: ZoneId, used: &ZoneBitmap) {
+        self.forget_idle(zone);
+        let longest = used.longest_clear(self.geometry.zone_blocks as usize) as u16;
+        self.longest[zone.0 as usize] = longest;
+        if longest > 0 {
+            self.idle.insert((longest, Reverse(zone.0)));
+        }
+    }
+
+    fn forget_idle(&mut self, zone: ZoneId) {
+        let longest = std::mem::replace(&mut self.longest[zone.0 as usize], UNKNOWN);
+        self.idle.remove(&(longest, Reverse(zone.0)));
+    }
+
+    /// Asks the host for space until `blocks` are free; does nothing for a store that took its space when it was made.
+    pub(crate) fn grow_to(&mut self, blocks: u64, source: &dyn ZoneSource) {
+        while self.grows && self.free < blocks && self.granted < self.geometry.zones && source.grow(ZoneId(self.granted)).is_ok() {
+            self.granted += 1;
+            self.free += self.geometry.zone_blocks;
+        }
+    }
+
+    /// Makes the idle zone with the longest free run active.
+    fn take_zone(&mut self, source: &dyn ZoneSource) -> Result<Option<(ZoneId, ZoneBitmap)>> {
+        loop {
+            let best = self.idle.last().copied();
+            let whole = self.geometry.zone_blocks as u16;
+            let reuse = |longest: u16| longest == whole || self.grows && longest >= GROW_RATHER_THAN_RUN;
+            if let Some((longest, Reverse(zone))) = best
+                && (reuse(longest) || self.high_water >= self.granted)
+            {
+                let zone = ZoneId(zone);
+                let Some(mut used) = source.bitmaps(zone, 1)?.pop() else { return Ok(None) };
+                self.forget_idle(zone);
+                let start = self.geometry.start_of(zone);
+                for &pba in self.held.range(start..start.plus(self.geometry.zone_blocks)) {
+                    used.set(self.geometry.offset_of(pba));
+                }
+                if used.count() == self.geometry.zone_blocks {
+                    continue;
+                }
+                return Ok(Some((zone, used)));
+            }
+            if self.high_water < self.granted {
+                let zone = ZoneId(self.high_water);
+                self.high_water += 1;
+                self.longest.push(UNKNOWN);
+                if self.loaded == zone.0 {
+                    self.loaded += 1;
+                }
+                return Ok(Some((zone, ZoneBitmap::default())));
+            }
+            if !self.load_some(source)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Blocks that [`place`](Self::place) can hand out once the listing of their zones is durable.
+    pub(crate) fn ready_blocks(&self) -> u64 {
+        self.ready_left
+    }
+
+    /// True when [`place`](Self::place) can hand out `blocks` blocks now.
+    pub(crate) fn can_place(&self, blocks: u64) -> bool {
+        let mut found = 0;
+        let mut zones = self.ready.iter().take_while(|zone| self.list.is_durable(**zone));
+        while found < blocks {
+            let Some(zone) = zones.next() else { return false };
+            found += self.active.get(zone).map_or(0, |zone| self.left(zone));
+        }
+        true
+    }
+
+    /// Counts [`ready_blocks`](Self::ready_blocks) anew, after blocks of ready zones were marked otherwise than by placing.
+    pub(crate) fn count_ready(&mut self) {
+        self.ready_left = self.ready.iter().filter_map(|zone| self.active.get(zone)).map(|zone| self.left(zone)).sum();
+    }
+
+    fn left(&self, zone: &ActiveZone) -> u64 {
+        zone.used.clear_from(zone.cursor, self.geometry.zone_blocks as usize) as u64
+    }
+
+    /// Opens data zones until `blocks` can be placed, as far as there is space and room in the list.
+    pub(crate) fn open_ahead(&mut self, blocks: u64, source: &dyn ZoneSource) -> Result<()> {
+        while self.ready_left < blocks && self.list.has_room() {
+            let (zone, used) = match self.take_zone(source)? {
+                Some(taken) => taken,
+                // Nothing idle is left: what the tables do not use yet will do.
+                None => match self.tables.pop_back().and_then(|zone| Some((zone, self.active.remove(&zone)?))) {
+                    Some((zone, active)) => (zone, active.used),
+                    None => break,
+                },
+            };
+            let generation = self.list.add(zone);
+            let active = ActiveZone { used, cursor: 0, purpose: Purpose::Data(Box::new(DataZone::new(generation))) };
+            self.ready_left += self.left(&active);
+            self.active.insert(zone, active);
+            self.ready.push_back(zone);
+        }
+        Ok(())
+    }
+
+    /// Takes up to `blocks` blocks from zones whose listing is durable, next to each other as far as possible.
+    pub(crate) fn place(&mut self, blocks: u64) -> Vec<Extent> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut wanted = blocks;
+        while wanted > 0 {
+            let Some(&zone) = self.ready.front().filter(|zone| self.list.is_durable(**zone)) else { break };
+            let Some(active) = self.active.get_mut(&zone) else { break };
+            let Some((start, length)) = active.used.clear_run(active.cursor, self.geometry.zone_blocks as usize, wanted as usize) else {
+                self.ready.pop_front();
+                self.full.push(zone);
+                continue;
+            };
+            for n in start..start + length {
+                active.used.set(n);
+            }
+            active.cursor = start + length;
+            let at = self.geometry.start_of(zone).plus(start as u64);
+            match extents.last_mut() {
+                Some(last) if last.at.plus(last.blocks) == at => last.blocks += length as u64,
+                _ => extents.push(Extent { at, blocks: length as u64 }),
+            }
+            wanted -= length as u64;
+            self.free -= length as u64;
+            self.ready_left -= length as u64;
+        }
+        extents
+    }
+
+    /// Generation of the zone of a block just placed.
+    pub(crate) fn generation(&self, pba: Pba) -> u64 {
+        self.data_zone(pba).map_or(0, |data| data.generation)
+    }
+
+    fn data_zone(&self, pba: Pba) -> Option<&DataZone> {
+        match &self.active.get(&self.geometry.zone_of(pba))?.purpose {
+            Purpose::Data(data) => Some(data),
+            Purpose::Table => None,
+        }
+    }
+
+    fn data_zone_mut(&mut self, pba: Pba) -> Option<&mut DataZone> {
+        match &mut self.active.get_mut(&self.geometry.zone_of(pba))?.purpose {
+            Purpose::Data(data) => Some(data),
+            Purpose::Table => None,
+        }
+    }
+
+    /// Remembers what was placed in a block: a client's block with its fingerprint, in a carrier or not, or a carrier alone.
+    pub(crate) fn note(&mut self, pba: Pba, window: WindowNumber, carrier: bool, fingerprint: Option<Fingerprint>) {
+        let (offset, zone_blocks) = (self.geometry.offset_of(pba), self.geometry.zone_blocks as usize);
+        let Some(data) = self.data_zone_mut(pba) else { return };
+        data.last_window = data.last_window.max(window);
+        if carrier {
+            data.carriers.set(offset);
+        } else {
+            data.carriers.clear(offset);
+        }
+        if let Some(fingerprint) = fingerprint {
+            if data.fingerprints.is_empty() {
+                data.fingerprints = vec![Fingerprint::default(); zone_blocks];
+            }
+            data.fingerprints[offset] = fingerprint;
+            data.fresh.set(offset);
+            if carrier {
+                data.carried.set(offset);
+            } else {
+                data.carried.clear(offset);
+            }
+        } else {
+            data.fresh.clear(offset);
+        }
+    }
+
+    /// Remembers the fingerprint of a block that recovery found to be new.
+    pub(crate) fn note_recovered(&mut self, pba: Pba, window: WindowNumber, carried: bool, fingerprint: Fingerprint) {
+        let (offset, zone_blocks) = (self.geometry.offset_of(pba), self.geometry.zone_blocks as usize);
+        let Some(data) = self.data_zone_mut(pba) else { return };
+        data.last_window = data.last_window.max(window);
+        if data.fingerprints.is_empty() {
+            data.fingerprints = vec![Fingerprint::default(); zone_blocks];
+        }
+        data.fingerprints[offset] = fingerprint;
+        data.fresh.set(offset);
+        if carried {
+            data.carried.set(offset);
+        }
+    }
+
+    /// Fingerprint and kind of a block that was placed since the last checkpoint.
+    pub(crate) fn fresh(&self, pba: Pba) -> Option<(Fingerprint, bool)> {
+        let data = self.data_zone(pba)?;
+        let offset = self.geometry.offset_of(pba);
+        data.fresh.get(offset).then(|| (data.fingerprints[offset], data.carried.get(offset)))
+    }
+
+    /// Takes a block for a table page; from data zones when nothing else is left.
+    pub(crate) fn place_page(&mut self, source: &dyn ZoneSource) -> Result<Pba> {
+        loop {
+            if let Some(&zone) = self.tables.front() {
+                match self.take_from(zone) {
+                    Some(pba) => return Ok(pba),
+                    None => {
+                        self.tables.pop_front();
+                        continue;
+                    }
+                }
+            }
+            if let Some((zone, used)) = self.take_zone(source)? {
+                self.active.insert(zone, ActiveZone { used, cursor: 0, purpose: Purpose::Table });
+                self.tables.push_back(zone);
+                continue;
+            }
+            let ready: Vec<ZoneId> = self.ready.iter().rev().copied().collect();
+            let stolen = ready.into_iter().find_map(|zone| self.take_from(zone));
+            self.count_ready();
+            return stolen.ok_or_else(|| Error::new(Kind::NoSpace, "no block is left for the tables of a checkpoint"));
+        }
+    }
+
+    fn take_from(&mut self, zone: ZoneId) -> Option<Pba> {
+        let active = self.active.get_mut(&zone)?;
+        let (start, _) = active.used.clear_run(active.cursor, self.geometry.zone_blocks as usize, 1)?;
+        active.used.set(start);
+        active.cursor = start + 1;
+        self.free -= 1;
+        Some(self.geometry.start_of(zone).plus(start as u64))
+    }
+
+    /// Marks blocks as in use that recovery found to be.
+    pub(crate) fn recover_used(&mut self, pba: Pba, source: &dyn ZoneSource) -> Result<bool> {
+        let zone = self.geometry.zone_of(pba);
+        let offset = self.geometry.offset_of(pba);
+        if let Some(active) = self.active.get_mut(&zone) {
+            let was_free = active.used.set(offset);
+            self.free -= u64::from(was_free);
+            return Ok(was_free);
+        }
+        if zone.0 >= self.high_water {
+            return Err(Error::new(Kind::Corrupt, format!("a record names block {pba} in a zone that was never opened")));
+        }
+        let committed = source.bitmaps(zone, 1)?.pop().unwrap_or_default();
+        let was_free = !committed.get(offset) && self.held.insert(pba);
+        self.free -= u64::from(was_free);
+        Ok(was_free)
+    }
+
+    /// Makes a zone active again that recovery found in the list; it takes blocks again unless it was `full`.
+    pub(crate) fn recover_zone(&mut self, zone: ZoneId, generation: u64, full: bool, source: &dyn ZoneSource) -> Result<()> {
+        let used = if zone.0 < self.high_water {
+            let used = source.bitmaps(zone, 1)?.pop().unwrap_or_default();
+            self.forget_idle(zone);
+            used
+        } else {
+            while self.high_water <= zone.0 {
+                self.longest.push(UNKNOWN);
+                self.high_water += 1;
+                if self.high_water > self.granted {
+                    self.granted += 1;
+                    self.free += self.geometry.zone_blocks;
+                }
+            }
+            ZoneBitmap::default()
+        };
+        let purpose = Purpose::Data(Box::new(DataZone::new(generation)));
+        self.active.insert(zone, ActiveZone { used, cursor: 0, purpose });
+        if !full {
+            self.ready.push_back(zone);
+            self.count_ready();
+        }
+        Ok(())
+    }
+
+    /// Makes blocks free again, after the checkpoint up to `committed` is durable. `zones` are the new bitmaps of all zones that it
+    /// changed; `held` are the blocks that are free in it but named by newer records. Closed zones that it holds completely leave the list.
+    pub(crate) fn release(&mut self, freed: &[Pba], zones: &[(ZoneId, ZoneBitmap)], committed: WindowNumber, held: BTreeSet<Pba>) {
+        self.held = held;
+        for &pba in freed {
+            let offset = self.geometry.offset_of(pba);
+            if let Some(active) = self.active.get_mut(&self.geometry.zone_of(pba)) {
+                assert!(active.used.clear(offset), "block {pba} is released once");
+                if let Purpose::Data(data) = &mut active.purpose {
+                    data.fresh.clear(offset);
+                }
+            }
+            self.free += 1;
+        }
+        for &(zone, bitmap) in zones {
+            if !self.active.contains_key(&zone) {
+                self.set_idle(zone, &bitmap);
+            }
+        }
+        self.count_ready();
+        let done: Vec<ZoneId> = self
+            .active
+            .iter()
+            .filter(|(zone, active)| match &active.purpose {
+                Purpose::Data(data) => !self.ready.contains(zone) && data.last_window <= committed,
+                Purpose::Table => !self.tables.contains(zone),
+            })
+            .map(|(&zone, _)| zone)
+            .collect();
+        for zone in done {
+            let Some(active) = self.active.remove(&zone) else { continue };
+            if matches!(active.purpose, Purpose::Data(_)) {
+                self.list.remove(zone);
+            }
+            self.set_idle(zone, &active.used);
+        }
+    }
+
+    /// The pages of the zone list that are due, with what is known by now of the zones that are full.
+    pub(crate) fn due_list_pages(&mut self, identity: &Identity, durable: WindowNumber) -> Vec<DuePage> {
+        for zone in std::mem::take(&mut self.full) {
+            if let Some(ActiveZone { purpose: Purpose::Data(data), .. }) = self.active.get(&zone) {
+                self.list.fill(zone, data.carriers);
+            }
+        }
+        self.list.take_due(identity, durable)
+    }
+
+    /// Hands a block out again although it may be needed: a planted bug.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn reuse_early(&mut self, pba: Pba) {
+        let offset = self.geometry.offset_of(pba);
+        if let Some(active) = self.active.get_mut(&self.geometry.zone_of(pba))
+            && active.used.clear(offset)
+        {
+            active.cursor = active.cursor.min(offset);
+            self.free += 1;
+            self.count_ready();
+        }
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory(&self) -> u64 {
+        self.active.len() as u64 * (512 + self.geometry.zone_blocks * 16) + self.longest.len() as u64 * 2 + self.idle.len() as u64 * 32
+    }
+
+    /// Longest free runs, for status: (idle zones, free blocks).
+    pub(crate) fn idle_zones(&self) -> usize {
+        self.idle.len() + (self.granted - self.high_water) as usize
+    }
+}
+
+impl DataZone {
+    fn new(generation: u64) -> DataZone {
+        DataZone {
+            generation,
+            carriers: ZoneBitmap::default(),
+            last_window: WindowNumber(0),
+            fresh: ZoneBitmap::default(),
+            carried: ZoneBitmap::default(),
+            fingerprints: Vec::new(),
+        }
+    }
+}

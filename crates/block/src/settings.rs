@@ -1,0 +1,197 @@
+//! What is chosen when a store is created, and when it is opened.
+
+use onefold_core::{Algorithm, Error, Kind, Result};
+
+use crate::format::{
+    geometry::{Geometry, ZONE_BLOCKS_MAX},
+    superblock::{Fixed, Layout, Leftover},
+};
+
+/// When a write is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Persistence {
+    /// When it is in memory; durable after a flush, or within about a second.
+    #[default]
+    Weak,
+    /// When it is durable.
+    Strong,
+}
+
+/// What is chosen when a store is created.
+#[derive(Clone, Debug)]
+pub struct Format {
+    /// Random id.
+    pub id: [u8; 16],
+    /// Random secret.
+    pub secret: [u8; 32],
+    /// Blocks of the disk that the store uses.
+    pub blocks: u64,
+    /// Blocks of a zone; 1024 unless a simulation wants small ones.
+    pub zone_blocks: u32,
+    /// How fingerprints are made.
+    pub algorithm: Algorithm,
+    /// True when a duplicate is one only if its bytes agree; required by broken algorithms.
+    pub verify_bytes: bool,
+    /// True when space is taken from the host zone by zone.
+    pub grow: bool,
+    /// Where left-over records go.
+    pub leftover: Leftover,
+    /// How windows lie.
+    pub layout: Layout,
+}
+
+impl Format {
+    /// The usual choices for a store of `blocks` blocks.
+    #[must_use]
+    pub fn new(id: [u8; 16], secret: [u8; 32], blocks: u64) -> Format {
+        Format {
+            id,
+            secret,
+            blocks,
+            zone_blocks: ZONE_BLOCKS_MAX,
+            algorithm: Algorithm::Blake3,
+            verify_bytes: false,
+            grow: false,
+            leftover: Leftover::Log,
+            layout: Layout::Run,
+        }
+    }
+
+    /// The fixed part of the superblock.
+    pub(crate) fn fixed(&self) -> Result<Fixed> {
+        if self.algorithm.needs_bytes() && !self.verify_bytes {
+            let message = format!("{} is broken: it needs --verify bytes", self.algorithm);
+            return Err(Error::new(Kind::InvalidInput, message));
+        }
+        Ok(Fixed {
+            id: self.id,
+            secret: self.secret,
+            geometry: Geometry::new(self.blocks, self.zone_blocks)?,
+            algorithm: self.algorithm,
+            verify_bytes: self.verify_bytes,
+            grow: self.grow,
+            leftover: self.leftover,
+            layout: self.layout,
+        })
+    }
+}
+
+/// Least memory of an open store.
+pub const MEMORY_MIN: u64 = 32 << 20;
+
+/// Most records that wait for a checkpoint: with a million, the map costs about 12 % of the ideal's writes when they are spread over
+/// 120 GB, and recovery stays under a second.
+pub const RECORDS_MAX: u64 = 1 << 20;
+
+/// Most blocks that are written but not flushed: 32 MiB, what a recovery may have to hash.
+pub const UNFLUSHED_BLOCKS_MAX: usize = 8192;
+
+/// Most blocks of a window: one contiguous write of 1 MiB.
+pub const WINDOW_BLOCKS_MAX: usize = 256;
+
+/// Bytes that an uncommitted record takes in memory at most, in both overlays and while a checkpoint sorts it.
+const RECORD_MEMORY: u64 = 128;
+
+/// What is chosen when a store is opened.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// When a write is acknowledged.
+    pub persistence: Persistence,
+    /// Bytes for the index in memory.
+    pub index_memory: u64,
+    /// Bytes for cached table pages.
+    pub page_memory: u64,
+    /// Most records that wait for a checkpoint.
+    pub records_max: u64,
+    /// Most blocks of a window.
+    pub window_blocks: usize,
+    /// Most blocks that are gathered or written but not flushed.
+    pub unflushed_blocks: usize,
+    /// A defect that the simulator must find.
+    #[cfg(feature = "planted-bugs")]
+    pub bug: Option<PlantedBug>,
+}
+
+impl Settings {
+    /// Settings that keep caches, index share, uncommitted records, windows and buffers within `memory` bytes together.
+    #[must_use]
+    pub fn for_memory(memory: u64) -> Settings {
+        let memory = memory.max(MEMORY_MIN);
+        Settings {
+            persistence: Persistence::Weak,
+            index_memory: memory * 2 / 5,
+            page_memory: memory / 5,
+            records_max: (memory / 4 / RECORD_MEMORY).min(RECORDS_MAX),
+            window_blocks: WINDOW_BLOCKS_MAX,
+            unflushed_blocks: ((memory / 16 / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+        }
+    }
+
+    /// True when this defect was asked for.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn has(&self, bug: PlantedBug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// No defect in a product build.
+    #[cfg(not(feature = "planted-bugs"))]
+    #[allow(clippy::unused_self)]
+    pub(crate) fn has(&self, _: PlantedBug) -> bool {
+        false
+    }
+}
+
+/// Defects that the simulator must find, each at the place where the rule that it breaks is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// Windows are acknowledged without a flush.
+    SkippedFlush,
+    /// A block is handed out again as soon as it is overwritten.
+    EarlyReuse,
+    /// Recovery believes records without comparing fingerprints.
+    BelievedUnseen,
+    /// Recovery does not void the records that it did not believe.
+    DroppedReturns,
+    /// A later window is acknowledged before an earlier one is durable.
+    OutOfOrder,
+    /// A block without references counts as a duplicate.
+    DuplicateOntoFree,
+    /// Recovery believes any block that looks like a carrier.
+    ForgedCarrier,
+    /// Carriers go into zones whose listing is not durable.
+    UnlistedZone,
+    /// Windows are published, and committed, before they are durable.
+    CommitPastDurable,
+    /// Blocks are released before the superblock is durable.
+    ReleasedEarly,
+    /// Recovery does not begin with a flush.
+    RecoveryUnflushed,
+    /// Page checksums are not compared.
+    ChecksumIgnored,
+    /// An overwritten block loses two references.
+    DoubleDecrement,
+    /// A checkpoint lets a range win over a later write.
+    RangeOverWrite,
+}
+
+impl PlantedBug {
+    /// All of them.
+    pub const ALL: [PlantedBug; 14] = [
+        PlantedBug::SkippedFlush,
+        PlantedBug::EarlyReuse,
+        PlantedBug::BelievedUnseen,
+        PlantedBug::DroppedReturns,
+        PlantedBug::OutOfOrder,
+        PlantedBug::DuplicateOntoFree,
+        PlantedBug::ForgedCarrier,
+        PlantedBug::UnlistedZone,
+        PlantedBug::CommitPastDurable,
+        PlantedBug::ReleasedEarly,
+        PlantedBug::RecoveryUnflushed,
+        PlantedBug::ChecksumIgnored,
+        PlantedBug::DoubleDecrement,
+        PlantedBug::RangeOverWrite,
+    ];
+}

@@ -1,0 +1,251 @@
+//! Reading pages, through a cache of bounded size.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use onefold_core::{Block, Disk, Error, Kind, Read, Result};
+use quick_cache::sync::Cache;
+
+use crate::hash::MixHash;
+use crate::format::{
+    Identity,
+    page::{self, FANOUT, PageId, Pointer, Table},
+    superblock::Root,
+};
+
+/// Pages read in one batch: enough to keep a disk busy, few enough to bound the memory of a batch.
+const BATCH: usize = 256;
+
+/// Fewest pages of the cache, so that one path of each tree always fits.
+const CACHE_MIN: usize = 64;
+
+/// Reads and caches table pages. A page is known by address and birth, so that a reused address is another page.
+pub(crate) struct Pages {
+    disk: Arc<dyn Disk>,
+    identity: Identity,
+    cache: Cache<(u64, u64), Arc<Block>, quick_cache::UnitWeighter, MixHash>,
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    compare_checksums: bool,
+}
+
+impl Pages {
+    /// Pages of `disk`, of which up to `memory` bytes are kept.
+    pub(crate) fn new(disk: Arc<dyn Disk>, identity: Identity, memory: u64, compare_checksums: bool) -> Pages {
+        let capacity = ((memory / 4096) as usize).max(CACHE_MIN);
+        let options = quick_cache::OptionsBuilder::new().estimated_items_capacity(capacity).weight_capacity(capacity as u64).shards(1).build();
+        let cache = match options {
+            Ok(options) => Cache::with_options(options, quick_cache::UnitWeighter, MixHash, Default::default()),
+            Err(_) => Cache::with(capacity, capacity as u64, quick_cache::UnitWeighter, MixHash, Default::default()),
+        };
+        Pages { disk, identity, cache, hits: AtomicU64::new(0), misses: AtomicU64::new(0), compare_checksums }
+    }
+
+    fn key(pointer: &Pointer) -> (u64, u64) {
+        (pointer.address.0, pointer.birth.0)
+    }
+
+    /// The page that `pointer` names.
+    ///
+    /// # Errors
+    /// `Io` or `Corrupt`.
+    pub(crate) fn get(&self, id: PageId, pointer: &Pointer) -> Result<Arc<Block>> {
+        if let Some(page) = self.cache.get(&Self::key(pointer)) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(page);
+        }
+        let mut wanted = vec![(id, *pointer, None)];
+        self.load(&mut wanted, true)?;
+        wanted.pop().and_then(|(.., page)| page).ok_or_else(|| Error::new(Kind::Io, "page vanished"))
+    }
+
+    /// Fills in the pages of a batch, reading the missing ones together; keeps them in the cache when `keep`.
+    pub(crate) fn load(&self, wanted: &mut [(PageId, Pointer, Option<Arc<Block>>)], keep: bool) -> Result<()> {
+        let mut missing = Vec::new();
+        for (n, (_, pointer, page)) in wanted.iter_mut().enumerate() {
+            *page = self.cache.get(&Self::key(pointer));
+            if page.is_none() {
+                missing.push(n);
+            }
+        }
+        self.hits.fetch_add((wanted.len() - missing.len()) as u64, Ordering::Relaxed);
+        self.misses.fetch_add(missing.len() as u64, Ordering::Relaxed);
+        for batch in missing.chunks(BATCH) {
+            let mut buffers: Vec<Vec<Block>> = batch.iter().map(|_| Block::zeroed_vec(1)).collect();
+            let mut reads: Vec<Read<'_>> =
+                batch.iter().zip(&mut buffers).map(|(&n, buffer)| Read::new(wanted[n].1.address, buffer)).collect();
+            if reads.iter().any(|read| read.at.0 >= self.disk.blocks()) {
+                return Err(Error::new(Kind::Corrupt, "a table page lies beyond the end of the disk"));
+            }
+            self.disk.read(&mut reads);
+            let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
+            for ((&n, result), mut buffer) in batch.iter().zip(results).zip(buffers) {
+                let (id, pointer, page) = &mut wanted[n];
+                result.map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
+                let Some(block) = buffer.pop() else { continue };
+                if self.compare_checksums {
+                    page::verify(&self.identity, *id, pointer, &block)?;
+                }
+                let block = Arc::new(block);
+                if keep {
+                    self.cache.insert(Self::key(pointer), block.clone());
+                }
+                *page = Some(block);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a page that was just written into the cache.
+    pub(crate) fn insert(&self, pointer: &Pointer, page: Arc<Block>) {
+        self.cache.insert(Self::key(pointer), page);
+    }
+
+    /// Bytes of the pages in the cache.
+    pub(crate) fn memory(&self) -> u64 {
+        self.cache.len() as u64 * 4096
+    }
+
+    /// Pointers to the leaves numbered `leaves` (rising), level by level, each level read together. `None` where there is no leaf.
+    pub(crate) fn leaf_pointers(&self, table: Table, volume: u32, root: &Root, leaves: &[u64]) -> Result<Vec<Option<Pointer>>> {
+        let Some(top) = root.height.checked_sub(1) else { return Ok(vec![None; leaves.len()]) };
+        let beyond = |leaf: u64| FANOUT.checked_pow(u32::from(top)).is_some_and(|reach| leaf >= reach);
+        let mut at: Vec<Option<Pointer>> = leaves.iter().map(|&leaf| (!beyond(leaf)).then_some(root.page)).collect();
+        for level in (1..=top).rev() {
+            let below = FANOUT.pow(u32::from(level) - 1);
+            // Neighbouring leaves share their path: each inner page is asked for once.
+            let mut wanted: Vec<(PageId, Pointer, Option<Arc<Block>>)> = Vec::new();
+            let mut places = Vec::with_capacity(leaves.len());
+            for (&leaf, pointer) in leaves.iter().zip(&at) {
+                places.push(pointer.map(|pointer| {
+                    let id = PageId { table, volume, level, index: leaf / below / FANOUT };
+                    if wanted.last().is_none_or(|last| last.0 != id) {
+                        wanted.push((id, pointer, None));
+                    }
+                    wanted.len() - 1
+                }));
+            }
+            self.load(&mut wanted, true)?;
+            for ((&leaf, pointer), place) in leaves.iter().zip(&mut at).zip(places) {
+                *pointer = place.and_then(|n| wanted[n].2.as_ref()).map(|page| page::pointer(page, leaf / below % FANOUT));
+                if pointer.is_some_and(|pointer| pointer.is_none()) {
+                    *pointer = None;
+                }
+            }
+        }
+        Ok(at)
+    }
+
+    /// The leaves numbered `leaves` (rising). `None` where there is none: all its entries are empty.
+    pub(crate) fn leaves(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        leaves: &[u64],
+        keep: bool,
+    ) -> Result<Vec<Option<(Pointer, Arc<Block>)>>> {
+        let pointers = self.leaf_pointers(table, volume, root, leaves)?;
+        let mut wanted: Vec<_> = leaves
+            .iter()
+            .zip(&pointers)
+            .filter_map(|(&index, pointer)| pointer.map(|pointer| (PageId { table, volume, level: 0, index }, pointer, None)))
+            .collect();
+        self.load(&mut wanted, keep)?;
+        let mut loaded = wanted.into_iter();
+        Ok(pointers
+            .into_iter()
+            .map(|pointer| {
+                pointer?;
+                let (_, pointer, page) = loaded.next()?;
+                page.map(|page| (pointer, page))
+            })
+            .collect())
+    }
+
+    /// The leaf numbered `leaf`.
+    pub(crate) fn leaf(&self, table: Table, volume: u32, root: &Root, leaf: u64) -> Result<Option<(Pointer, Arc<Block>)>> {
+        Ok(self.leaves(table, volume, root, &[leaf], true)?.pop().flatten())
+    }
+
+    /// Pointer to an inner page of the old tree. `None` where there is none.
+    pub(crate) fn inner_pointer(&self, table: Table, volume: u32, root: &Root, level: u8, index: u64) -> Result<Option<Pointer>> {
+        let Some(top) = root.height.checked_sub(1).filter(|&top| top >= level) else { return Ok(None) };
+        if FANOUT.checked_pow(u32::from(top - level)).is_some_and(|reach| index >= reach) {
+            return Ok(None);
+        }
+        let mut at = root.page;
+        for above in (level + 1..=top).rev() {
+            let own = index / FANOUT.pow(u32::from(above - level));
+            let page = self.get(PageId { table, volume, level: above, index: own }, &at)?;
+            at = page::pointer(&page, index / FANOUT.pow(u32::from(above - level) - 1) % FANOUT);
+            if at.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(at))
+    }
+
+    /// The number of the first leaf from `leaf` on. `None` when there is none.
+    pub(crate) fn next_leaf(&self, table: Table, volume: u32, root: &Root, leaf: u64) -> Result<Option<u64>> {
+        let Some(top) = root.height.checked_sub(1) else { return Ok(None) };
+        if FANOUT.checked_pow(u32::from(top)).is_some_and(|reach| leaf >= reach) {
+            return Ok(None);
+        }
+        self.next_leaf_below(PageId { table, volume, level: top, index: 0 }, &root.page, leaf)
+    }
+
+    fn next_leaf_below(&self, id: PageId, pointer: &Pointer, leaf: u64) -> Result<Option<u64>> {
+        if id.level == 0 {
+            return Ok(Some(id.index));
+        }
+        let page = self.get(id, pointer)?;
+        let below = FANOUT.pow(u32::from(id.level) - 1);
+        let first = (leaf / below).saturating_sub(id.index * FANOUT);
+        for slot in first..FANOUT {
+            let child = page::pointer(&page, slot);
+            let index = id.index * FANOUT + slot;
+            if !child.is_none()
+                && let Some(found) = self.next_leaf_below(PageId { level: id.level - 1, index, ..id }, &child, leaf)?
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Visits every page of a tree, parents first; used by verifiers. `visit` sees the page and says whether to go on below it.
+    pub(crate) fn walk(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        visit: &mut dyn FnMut(PageId, &Pointer, Result<Arc<Block>>) -> Result<()>,
+    ) -> Result<()> {
+        let Some(top) = root.height.checked_sub(1) else { return Ok(()) };
+        self.walk_below(PageId { table, volume, level: top, index: 0 }, &root.page, visit)
+    }
+
+    fn walk_below(
+        &self,
+        id: PageId,
+        pointer: &Pointer,
+        visit: &mut dyn FnMut(PageId, &Pointer, Result<Arc<Block>>) -> Result<()>,
+    ) -> Result<()> {
+        let page = self.get(id, pointer);
+        visit(id, pointer, page.clone())?;
+        let (Ok(page), 1..) = (page, id.level) else { return Ok(()) };
+        let children: Vec<(PageId, Pointer)> = (0..FANOUT)
+            .map(|slot| (PageId { level: id.level - 1, index: id.index * FANOUT + slot, ..id }, page::pointer(&page, slot)))
+            .filter(|(_, child)| !child.is_none())
+            .collect();
+        if id.level == 1 {
+            let mut wanted: Vec<_> = children.iter().map(|&(id, pointer)| (id, pointer, None)).collect();
+            // Read ahead; whoever is damaged is read again alone, so that the error names it.
+            let _ = self.load(&mut wanted, true);
+        }
+        children.iter().try_for_each(|(child, pointer)| self.walk_below(*child, pointer, visit))
+    }
+}

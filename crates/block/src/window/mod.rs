@@ -1,0 +1,175 @@
+//! The window: what clients changed since the last one closed (ThinDedup II-A).
+//!
+//! An open window gathers; overwrites of an address coalesce in it, and ranges drop the blocks that they cover, so that every block of a
+//! window is newer than any range that covers it. A closed window never changes; readers look into it until its records are published.
+
+mod prepared;
+pub(crate) mod ranges;
+
+use std::time::Duration;
+
+use onefold_core::{Block, Fingerprint, Lba, Pba, VolumeId};
+
+pub(crate) use prepared::{Plan, Source};
+use ranges::{Ranges, Span};
+
+use crate::{
+    format::{catalogue::CatalogueChange, record::WindowNumber},
+    hash::MixMap,
+};
+
+/// Blocks of a piece of window memory: pieces are reused from window to window.
+pub(crate) const PIECE_BLOCKS: usize = 64;
+
+/// Where a block turned out to be before its window closed, because the store was nearly full.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    pub(crate) pba: Pba,
+    pub(crate) carried: bool,
+    pub(crate) fingerprint: Fingerprint,
+}
+
+/// A block in a window.
+pub(crate) struct WindowBlock {
+    pub(crate) volume: VolumeId,
+    pub(crate) lba: Lba,
+    /// False when a later range covers it.
+    pub(crate) live: bool,
+    /// True when it is moved by compaction: it gets a new place, whatever is stored already.
+    pub(crate) moved: bool,
+    /// Known duplicate.
+    pub(crate) placed: Option<Placed>,
+}
+
+/// What a window says of an address.
+pub(crate) enum Found<'a> {
+    Block(&'a Block),
+    Zero { keep: bool },
+}
+
+/// The changes of one window.
+pub(crate) struct Window {
+    pub(crate) number: WindowNumber,
+    pub(crate) blocks: Vec<WindowBlock>,
+    index: MixMap<(VolumeId, Lba), u32>,
+    pub(crate) ranges: Ranges,
+    pub(crate) catalogue: Vec<CatalogueChange>,
+    pieces: Vec<Vec<Block>>,
+    /// Blocks that are live.
+    live: usize,
+    /// When the first change came.
+    pub(crate) opened: Option<Duration>,
+}
+
+impl Window {
+    pub(crate) fn new(number: WindowNumber) -> Window {
+        Window {
+            number,
+            blocks: Vec::new(),
+            index: MixMap::default(),
+            ranges: Ranges::default(),
+            catalogue: Vec::new(),
+            pieces: Vec::new(),
+            live: 0,
+            opened: None,
+        }
+    }
+
+    /// True when nothing changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.ranges.is_empty() && self.catalogue.is_empty()
+    }
+
+    /// Records that the window will have.
+    pub(crate) fn records(&self) -> usize {
+        self.live + self.ranges.len() + self.catalogue.len()
+    }
+
+    /// Blocks that hold data.
+    pub(crate) fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Memory slots in use, dead blocks included.
+    pub(crate) fn slots(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The block number `slot`.
+    pub(crate) fn data(&self, slot: usize) -> &Block {
+        &self.pieces[slot / PIECE_BLOCKS][slot % PIECE_BLOCKS]
+    }
+
+    /// True when an address has a block here.
+    pub(crate) fn holds(&self, volume: VolumeId, lba: Lba) -> bool {
+        self.index.contains_key(&(volume, lba))
+    }
+
+    /// The memory for a new version of an address; `piece` makes more memory. Its old content is not cleared.
+    pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool, piece: impl FnOnce() -> Vec<Block>) -> &mut Block {
+        let next = self.blocks.len();
+        let slot = *self.index.entry((volume, lba)).or_insert(next as u32) as usize;
+        if slot == next {
+            self.blocks.push(WindowBlock { volume, lba, live: true, moved, placed: None });
+            self.live += 1;
+            if slot / PIECE_BLOCKS == self.pieces.len() {
+                self.pieces.push(piece());
+            }
+        } else {
+            self.blocks[slot].moved = moved;
+            self.blocks[slot].placed = None;
+        }
+        &mut self.pieces[slot / PIECE_BLOCKS][slot % PIECE_BLOCKS]
+    }
+
+    /// Says that the block of an address is a duplicate of a physical one.
+    pub(crate) fn set_placed(&mut self, volume: VolumeId, lba: Lba, placed: Placed) {
+        if let Some(&slot) = self.index.get(&(volume, lba)) {
+            self.blocks[slot as usize].placed = Some(placed);
+        }
+    }
+
+    /// Changes a block that is in the window already, in place.
+    pub(crate) fn get_mut(&mut self, volume: VolumeId, lba: Lba) -> Option<&mut Block> {
+        let slot = *self.index.get(&(volume, lba))? as usize;
+        self.blocks[slot].moved = false;
+        self.blocks[slot].placed = None;
+        Some(&mut self.pieces[slot / PIECE_BLOCKS][slot % PIECE_BLOCKS])
+    }
+
+    /// Makes `start..end` read as zeroes. Returns how many blocks that drops.
+    pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) -> usize {
+        let before = self.live;
+        if end - start > self.blocks.len() as u64 {
+            for block in &mut self.blocks {
+                if block.live && block.volume == volume && (start..end).contains(&block.lba.0) {
+                    block.live = false;
+                    self.live -= 1;
+                    self.index.remove(&(volume, block.lba));
+                }
+            }
+        } else {
+            for lba in start..end {
+                if let Some(slot) = self.index.remove(&(volume, Lba(lba))) {
+                    self.blocks[slot as usize].live = false;
+                    self.live -= 1;
+                }
+            }
+        }
+        self.ranges.insert(volume, start, Span { end, keep, window: self.number });
+        before - self.live
+    }
+
+    /// What the window says of an address.
+    pub(crate) fn find(&self, volume: VolumeId, lba: Lba) -> Option<Found<'_>> {
+        if let Some(&slot) = self.index.get(&(volume, lba)) {
+            return Some(Found::Block(self.data(slot as usize)));
+        }
+        self.ranges.get(volume, lba.0).map(|span| Found::Zero { keep: span.keep })
+    }
+
+    /// Its memory, to be used again. `None` for each piece that a reader could still see is impossible here: the window is owned.
+    pub(crate) fn into_pieces(self) -> Vec<Vec<Block>> {
+        self.pieces
+    }
+}

@@ -1,0 +1,75 @@
+//! What was decided for a closed window: its records, and which block goes where.
+
+use onefold_core::{Block, BlockRef, Class, Pba, Run};
+
+use super::Window;
+use crate::{format::record::Record, place::Extent};
+
+/// What is written to a physical block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source {
+    /// The window's block number `.0`, as it is.
+    Raw(u32),
+    /// The carrier number `.0` of the plan.
+    Carrier(u32),
+}
+
+/// The outcome of preparing a window.
+#[derive(Default)]
+pub(crate) struct Plan {
+    /// In the order of their timestamps.
+    pub(crate) records: Vec<Record>,
+    /// The runs that are written.
+    pub(crate) extents: Vec<Extent>,
+    /// What goes into the blocks of the runs, one after the other.
+    pub(crate) sources: Vec<Source>,
+    /// The carriers.
+    pub(crate) carriers: Vec<Box<Block>>,
+    /// Blocks stored before that records of this window name.
+    pub(crate) pins: Vec<Pba>,
+    /// Records that found room beside a compressed block.
+    pub(crate) hidden: u64,
+    /// Blocks that were duplicates.
+    pub(crate) duplicates: u64,
+}
+
+impl Plan {
+    /// The blocks to be written, in the order of the extents.
+    pub(crate) fn blocks<'a>(&'a self, window: &'a Window) -> Vec<BlockRef<'a>> {
+        self.sources
+            .iter()
+            .map(|source| match *source {
+                Source::Raw(slot) => BlockRef { block: window.data(slot as usize), class: Class::Data },
+                Source::Carrier(n) => BlockRef { block: &self.carriers[n as usize], class: Class::Carrier },
+            })
+            .collect()
+    }
+
+    /// The runs over `blocks`, which [`blocks`](Self::blocks) gave.
+    pub(crate) fn runs<'a>(&self, blocks: &'a [BlockRef<'a>]) -> Vec<Run<'a>> {
+        let mut rest = blocks;
+        self.extents
+            .iter()
+            .map(|extent| {
+                let (run, others) = rest.split_at(extent.blocks as usize);
+                rest = others;
+                Run { at: extent.at, blocks: run }
+            })
+            .collect()
+    }
+
+    /// The content that goes to `pba`, when this window writes it.
+    pub(crate) fn written<'a>(&'a self, window: &'a Window, pba: Pba) -> Option<&'a Block> {
+        let mut before = 0;
+        for extent in &self.extents {
+            if (extent.at..extent.at.plus(extent.blocks)).contains(&pba) {
+                return Some(match self.sources[(before + (pba.0 - extent.at.0)) as usize] {
+                    Source::Raw(slot) => window.data(slot as usize),
+                    Source::Carrier(n) => &self.carriers[n as usize],
+                });
+            }
+            before += extent.blocks;
+        }
+        None
+    }
+}
