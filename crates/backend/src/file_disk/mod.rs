@@ -113,11 +113,12 @@ impl FileDisk {
     fn explain(&self, doing: &str, at: Pba, blocks: usize, failure: Failure) -> Error {
         let context = format!("{}: {doing} {blocks} blocks at block {at}", self.name);
         match failure {
-            Failure::Ended => match open::size(self.fd()) {
-                Ok(bytes) if bytes / BLOCK_BYTES as u64 >= self.blocks => Error::new(Kind::Io, format!("{context} ended early")),
+            Failure::Ended | Failure::Stalled => match open::size(self.fd()) {
+                Ok(bytes) if bytes / BLOCK_BYTES as u64 >= self.blocks => {
+                    Error::new(Kind::Io, format!("{context} moves only a part of them"))
+                }
                 size => range::smaller(&self.name, size.unwrap_or(0) / BLOCK_BYTES as u64, at, blocks as u64),
             },
-            Failure::Stalled => Error::new(Kind::Io, format!("{context} moves only part of a block")),
             Failure::System(errno) => explain_errno(&context, errno),
         }
     }

@@ -277,6 +277,13 @@ fn take_space(file: &File, path: &Path, blocks: u64, preallocate: Preallocate) -
     if preallocate == Preallocate::None {
         return Ok(());
     }
+    // Asked first, because a file system may fill up to the last block before it finds out.
+    if let Ok(stat) = rustix::fs::fstatvfs(file)
+        && let free = stat.f_bavail.saturating_mul(stat.f_frsize)
+        && bytes > free
+    {
+        return Err(Error::new(Kind::NoSpace, format!("{shown} needs {bytes} bytes, and its file system has {free} free")));
+    }
     let reserved = loop {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
             Err(Errno::INTR) => {}

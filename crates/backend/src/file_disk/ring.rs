@@ -162,3 +162,47 @@ fn reap(ring: &mut IoUring, transfers: &mut [Transfer<'_>]) -> usize {
     }
     reaped
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::AsFd};
+
+    use super::*;
+
+    #[test]
+    fn each_transfer_of_a_batch_tells_its_own_end() {
+        assert!(available(), "this machine refuses io_uring");
+        let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
+        let mut buffers = vec![[1_u8; 4096]; RING_ENTRIES as usize * 3 + 1];
+        let mut transfers: Vec<_> = buffers.iter_mut().map(|b| Transfer::new(0, Buffer::Into(b))).collect();
+        run(zero.as_fd(), &mut transfers);
+        assert!(transfers.iter().all(|t| t.result == Ok(4096)));
+        drop(transfers);
+        assert!(buffers.iter().flatten().all(|&byte| byte == 0));
+
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let slices: Vec<_> = buffers.iter().map(|b| IoSlice::new(b)).collect();
+        let mut transfers: Vec<_> = slices.chunks(1).map(|s| Transfer::new(0, Buffer::From(s))).collect();
+        run(full.as_fd(), &mut transfers);
+        assert!(transfers.iter().all(|t| t.result == Err(Errno::NOSPC)));
+    }
+
+    #[test]
+    fn threads_that_end_leave_no_ring_behind() {
+        let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let zero = File::open("/dev/zero").unwrap();
+        let before = open_files();
+        for _ in 0..100 {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut buffer = [1; 4096];
+                    let mut transfers = [Transfer::new(0, Buffer::Into(&mut buffer))];
+                    run(zero.as_fd(), &mut transfers);
+                    assert_eq!(transfers[0].result, Ok(4096));
+                });
+            });
+        }
+        // Other tests of this process open a few at the same time.
+        assert!(open_files() < before + 50);
+    }
+}

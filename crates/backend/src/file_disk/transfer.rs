@@ -86,6 +86,8 @@ fn complete(total: usize, done: usize, mut step: impl FnMut(usize) -> Result<usi
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     const BLOCK: usize = BLOCK_BYTES;
@@ -131,5 +133,15 @@ mod tests {
         let (asked, result) = script(2 * BLOCK, 0, &[Ok(BLOCK), Err(Failure::System(Errno::IO))]);
         assert_eq!(asked, [0, BLOCK]);
         assert_eq!(result, Err(Failure::System(Errno::IO)));
+    }
+
+    #[test]
+    fn a_write_without_room_says_so() {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let block = [0; BLOCK];
+        let from = [IoSlice::new(&block)];
+        let failure = write(full.as_fd(), 0, &from, 0, ReadWriteFlags::empty()).unwrap_err();
+        assert_eq!(failure, Failure::System(Errno::NOSPC));
+        assert_eq!(super::super::explain_errno("writing", Errno::NOSPC).kind(), onefold_core::Kind::NoSpace);
     }
 }
