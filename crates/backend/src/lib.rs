@@ -20,11 +20,11 @@ pub mod counters;
 pub mod file_disk;
 pub mod memory_disk;
 pub mod metadata_disk;
-//peer
-//process
+pub mod peer;
+pub mod process;
 pub mod random;
 mod range;
-//signals
+pub mod signals;
 //systemd
 
 pub use clock::MonotonicClock;
