@@ -25,7 +25,7 @@ pub mod process;
 pub mod random;
 mod range;
 pub mod signals;
-//systemd
+pub mod systemd;
 
 pub use clock::MonotonicClock;
 pub use counters::{Counters, Counts};

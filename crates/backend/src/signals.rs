@@ -42,11 +42,11 @@ impl StopSignals {
         let install = || {
             // A handler instead of SIG_IGN: programs started from here begin with the default again.
             flag::register(SIGPIPE, Arc::default())?;
+            // One flag for both, in this order: the first signal finds it down and raises it, the second finds it up.
+            let stopping = Arc::new(AtomicBool::new(false));
             for signal in [SIGTERM, SIGINT] {
-                // In this order the first signal finds the flag down and the second finds it up.
-                let stopping = Arc::new(AtomicBool::new(false));
                 flag::register_conditional_shutdown(signal, INTERRUPTED_STATUS, Arc::clone(&stopping))?;
-                flag::register(signal, stopping)?;
+                flag::register(signal, Arc::clone(&stopping))?;
             }
             Signals::new([SIGTERM, SIGINT])
         };

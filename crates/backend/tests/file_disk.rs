@@ -207,6 +207,58 @@ fn what_cannot_be_a_store_is_refused_in_one_sentence() {
 }
 
 #[test]
+fn a_file_of_somebody_else_is_denied() {
+    let file = Scratch::new("denied");
+    drop(create(file.path(), 4, Preallocate::None).unwrap());
+    fs::set_permissions(file.path(), fs::Permissions::from_mode(0o000)).unwrap();
+    let path = file.path().to_owned();
+    let attempt = std::thread::spawn(move || {
+        if rustix::process::geteuid().is_root() {
+            // Permissions do not bind root; this thread alone becomes somebody else.
+            let nobody = rustix::process::Uid::from_raw(65_534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        }
+        refused(FileDisk::open(&path, Access::ReadWrite), Kind::Denied, "no permission to open");
+        refused(FileDisk::open(&path, Access::ReadOnly), Kind::Denied, "for reading");
+        refused(create(&path, 4, Preallocate::None), Kind::Denied, "no permission");
+    });
+    attempt.join().unwrap();
+}
+
+#[test]
+#[ignore = "needs root and a free loop device: cargo test -p onefold-backend -- --ignored"]
+fn a_block_device_is_used_whole_and_claimed() {
+    let backing = Scratch::new("loop-backing");
+    File::create(backing.path()).unwrap().set_len((64 << 20) + 512).unwrap();
+    let losetup = |arguments: &[&str]| {
+        let output = std::process::Command::new("losetup").args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let device = losetup(&["--find", "--show", backing.path().to_str().unwrap()]);
+    let path = Path::new(&device);
+    let outcome = std::panic::catch_unwind(|| {
+        assert_eq!(device_bytes(path).unwrap(), (64 << 20) + 512);
+        refused(create(path, (64 << 8) + 1, Preallocate::None), Kind::InvalidInput, "has 16384 blocks");
+        assert_eq!(create(path, 100, Preallocate::None).unwrap().blocks(), 100);
+        let disk = FileDisk::create(path, None, Preallocate::Full, &mut |_, _| {}).unwrap();
+        assert_eq!((disk.blocks(), disk.is_device(), disk.direct()), (64 << 8, true, true));
+        disk.allocate(Pba(0), disk.blocks()).unwrap();
+        write(&disk, (64 << 8) - 2, &blocks(1, 2)).unwrap();
+        disk.write_durable(&Run { at: Pba(0), blocks: &refs(&blocks(5, 3), Class::Super) }).unwrap();
+        disk.flush().unwrap();
+        refused(FileDisk::open(path, Access::ReadWrite), Kind::Busy, "in use by another program");
+        refused(FileDisk::open(path, Access::ReadOnly), Kind::Busy, "in use by another process");
+        drop(disk);
+        let disk = FileDisk::open(path, Access::ReadOnly).unwrap();
+        assert_same(&read(&disk, (64 << 8) - 2, 2).unwrap(), &blocks(1, 2));
+        assert_same(&read(&disk, 0, 3).unwrap(), &blocks(5, 3));
+    });
+    losetup(&["--detach", &device]);
+    outcome.unwrap();
+}
+
+#[test]
 fn counters_tell_requests_and_blocks_by_class() {
     let file = Scratch::new("counted");
     let disk = create(file.path(), 64, Preallocate::None).unwrap();
