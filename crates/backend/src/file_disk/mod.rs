@@ -155,9 +155,9 @@ impl FileDisk {
         transfer::read(self.fd(), offset, block::bytes_mut(into), 0).map_err(|failure| self.explain("reading", at, blocks, failure))
     }
 
-    fn write_one(&self, run: &Run<'_>, flags: ReadWriteFlags) -> Result<()> {
+    fn write_one(&self, run: &Run<'_>) -> Result<()> {
         let offset = self.offset(run.at, run.blocks.len())?;
-        transfer::write(self.fd(), offset, &gather(run.blocks), 0, flags)
+        transfer::write(self.fd(), offset, &gather(run.blocks), 0, ReadWriteFlags::empty())
             .map_err(|failure| self.explain("writing", run.at, run.blocks.len(), failure))
     }
 
@@ -219,7 +219,7 @@ impl Disk for FileDisk {
         self.writable()?;
         runs.iter().for_each(|run| self.counters.write(run.blocks));
         match runs {
-            [run] => self.write_one(run, ReadWriteFlags::empty()),
+            [run] => self.write_one(run),
             _ => self.write_batch(runs),
         }
     }
@@ -228,9 +228,14 @@ impl Disk for FileDisk {
         self.writable()?;
         self.counters.durable_write(run.blocks);
         if run.blocks.len() <= GATHER_MAX {
-            return self.write_one(run, ReadWriteFlags::DSYNC);
+            let offset = self.offset(run.at, run.blocks.len())?;
+            match transfer::write(self.fd(), offset, &gather(run.blocks), 0, ReadWriteFlags::DSYNC) {
+                // Some sandboxes' kernels know no flags of single writes.
+                Err(Failure::System(Errno::OPNOTSUPP | Errno::NOSYS)) => {}
+                end => return end.map_err(|failure| self.explain("writing", run.at, run.blocks.len(), failure)),
+            }
         }
-        self.write_one(run, ReadWriteFlags::empty())?;
+        self.write_one(run)?;
         self.sync()
     }
 
