@@ -78,7 +78,8 @@ impl Overlay {
 
     /// Bytes of memory, roughly.
     pub(crate) fn memory(&self) -> u64 {
-        (self.entries.capacity() * (size_of::<((VolumeId, Lba), Entry)>() + 1) + self.pins.capacity() * 9 + self.dirty.0.capacity() * 17) as u64
+        (self.entries.capacity() * (size_of::<((VolumeId, Lba), Entry)>() + 1) + self.pins.capacity() * 9 + self.dirty.0.capacity() * 17)
+            as u64
             + self.allocated.capacity() as u64 * 16
             + self.ranges.len() as u64 * 48
     }

@@ -80,7 +80,10 @@ impl Engine {
         state.check_new_name(name)?;
         state.check_size(blocks, None)?;
         // Deleted volumes stay in the table until their blocks are free, hence the margin.
-        if state.volumes.len() as u32 >= VOLUMES_MAX / 2 || state.snapshot.volumes.len() as u32 >= VOLUMES_MAX - 1 || state.next_volume == u32::MAX {
+        if state.volumes.len() as u32 >= VOLUMES_MAX / 2
+            || state.snapshot.volumes.len() as u32 >= VOLUMES_MAX - 1
+            || state.next_volume == u32::MAX
+        {
             return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", VOLUMES_MAX / 2)));
         }
         let id = VolumeId(state.next_volume);

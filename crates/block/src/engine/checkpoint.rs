@@ -33,7 +33,7 @@ use crate::{
     overlay::{Overlay, zeroes},
     place::{ZoneSource, bitmap::ZoneBitmap},
     settings::PlantedBug,
-    table::{PageSpace, rebuild::PageWriter, rebuild::Rebuild, rebuild},
+    table::{PageSpace, rebuild, rebuild::PageWriter, rebuild::Rebuild},
     window::ranges::Ranges,
 };
 
@@ -245,8 +245,7 @@ impl Engine {
         pinned.extend(flights.iter().filter_map(|flight| flight.plan.as_ref()).flat_map(|plan| plan.pins.iter().copied()));
         let windows = flights.iter().map(|flight| &*flight.window).chain([open]);
         pinned.extend(windows.flat_map(|window| &window.blocks).filter_map(|block| block.placed).map(|placed| placed.pba));
-        let (kept, freed): (Vec<Pba>, Vec<Pba>) =
-            next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
+        let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.releases += 1;
         state.checkpoint_wanted = false;
@@ -645,7 +644,8 @@ impl<'a> Build<'a> {
         let per_leaf = Table::Zones.per_leaf();
         let pages = &self.engine.pages;
         let root = self.old.state.zones;
-        let mut edits = Edits { old: Zones { engine: self.engine, snapshot: self.old }, bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
+        let mut edits =
+            Edits { old: Zones { engine: self.engine, snapshot: self.old }, bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
         for (pba, used) in std::mem::take(&mut self.bits) {
             edits.set(geometry, pba, used)?;
         }
@@ -689,13 +689,8 @@ impl<'a> Build<'a> {
         let leaves: Vec<u64> = nodes.iter().filter(|node| node.0 == 0).map(|node| node.1).collect();
         taken.sort_unstable();
         let mut beforehand = Beforehand(taken.into_iter());
-        let mut work = Rebuild {
-            pages,
-            identity: &self.engine.identity,
-            space: &mut beforehand,
-            writer: &mut self.writer,
-            birth: self.birth,
-        };
+        let mut work =
+            Rebuild { pages, identity: &self.engine.identity, space: &mut beforehand, writer: &mut self.writer, birth: self.birth };
         let bitmaps = &edits.bitmaps;
         let root = rebuild(&mut work, Table::Zones, 0, &root, &leaves, &mut |leaf, _, page| {
             for (&zone, &used) in bitmaps.range(ZoneId(leaf * per_leaf)..ZoneId((leaf + 1) * per_leaf)) {

@@ -169,7 +169,8 @@ impl Engine {
     #[must_use]
     pub fn memory(&self) -> u64 {
         let state = self.state.lock();
-        let windows = state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>() + state.open.slots() + state.pool.len() * PIECE_BLOCKS;
+        let windows =
+            state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>() + state.open.slots() + state.pool.len() * PIECE_BLOCKS;
         let overlays = state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
         let zones = state.allocator.memory();
         drop(state);

@@ -55,7 +55,8 @@ impl Engine {
         let (window, plan) = {
             let mut state = self.state.lock();
             state.check_running()?;
-            let others_wait = state.flush_wanted || state.allocator.list.is_dirty() || state.flights.iter().any(|f| f.stage >= Stage::Writing);
+            let others_wait =
+                state.flush_wanted || state.allocator.list.is_dirty() || state.flights.iter().any(|f| f.stage >= Stage::Writing);
             let front = if self.settings.has(PlantedBug::OutOfOrder) {
                 state.flights.iter_mut().find(|flight| flight.stage == Stage::Prepared)
             } else if others_wait {

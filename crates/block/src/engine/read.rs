@@ -153,7 +153,11 @@ impl Engine {
                 device
                     .iter()
                     .map(|read| {
-                        if beyond(read) { Err(Error::new(Kind::Corrupt, format!("block {} lies beyond the disk", read.at))) } else { Ok(()) }
+                        if beyond(read) {
+                            Err(Error::new(Kind::Corrupt, format!("block {} lies beyond the disk", read.at)))
+                        } else {
+                            Ok(())
+                        }
                     })
                     .collect()
             } else {
@@ -207,8 +211,11 @@ impl Engine {
                 carrier.expand(block).map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
             }
         }
-        let from_disk: Vec<(usize, Wanted)> =
-            steps.iter().enumerate().filter_map(|(n, step)| if let Step::Disk(wanted) = *step { Some((n, wanted)) } else { None }).collect();
+        let from_disk: Vec<(usize, Wanted)> = steps
+            .iter()
+            .enumerate()
+            .filter_map(|(n, step)| if let Step::Disk(wanted) = *step { Some((n, wanted)) } else { None })
+            .collect();
         let blocks: Vec<&Block> = from_disk.iter().map(|&(n, _)| &into[n]).collect();
         for (&(n, wanted), fingerprint) in from_disk.iter().zip(self.identity.fingerprinter.many(&blocks)) {
             if fingerprint.prefix() != wanted.prefix {

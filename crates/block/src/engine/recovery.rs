@@ -45,7 +45,10 @@ use crate::{
     scheme::thin,
     settings::{Format, PlantedBug, Settings},
     table::Pages,
-    window::{Plan, Source, Window, ranges::{Ranges, Span}},
+    window::{
+        Plan, Source, Window,
+        ranges::{Ranges, Span},
+    },
 };
 
 /// Blocks read at once while zones are scanned.
@@ -225,8 +228,7 @@ impl Engine {
             let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
             let mut list = ZoneList::new(geometry, pages, next_generation);
             list.retain(&entries);
-            let mut allocator =
-                Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
+            let mut allocator = Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
             let source = Zones { engine: self, snapshot: &snapshot };
             for entry in &entries {
                 allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
@@ -428,8 +430,7 @@ impl Engine {
             let mut buffer = Block::zeroed_vec(named.len());
             let mut reads: Vec<Read<'_>> = named.iter().zip(buffer.chunks_mut(1)).map(|(named, into)| Read::new(named.1, into)).collect();
             self.disk.read(&mut reads);
-            let mut good: BTreeSet<usize> =
-                (0..batch.len()).filter(|&n| matches!(batch[n].change, Change::Range { .. })).collect();
+            let mut good: BTreeSet<usize> = (0..batch.len()).filter(|&n| matches!(batch[n].change, Change::Range { .. })).collect();
             let results: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
             for ((&(n, pba, carried, fingerprint), block), read) in named.iter().zip(&buffer).zip(results) {
                 if read && self.hashes_to(block, pba, carried, &fingerprint) {

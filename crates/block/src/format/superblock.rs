@@ -6,12 +6,7 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-use super::{
-    VERSION,
-    geometry::Geometry,
-    page::Pointer,
-    record::WindowNumber,
-};
+use super::{VERSION, geometry::Geometry, page::Pointer, record::WindowNumber};
 
 const MAGIC: [u8; 8] = *b"ONEFOLD\0";
 
@@ -223,11 +218,7 @@ impl Superblock {
         assert!(state.cuts.len() <= CUTS_MAX, "recovery keeps the cuts few");
         let mut cut = [RawCut { epoch: U64::new(0), window: U64::new(0), resume: U64::new(0) }; CUTS_MAX];
         for (raw, cut) in cut.iter_mut().zip(&state.cuts) {
-            *raw = RawCut {
-                epoch: U64::new(u64::from(cut.epoch)),
-                window: U64::new(cut.window.0),
-                resume: U64::new(cut.resume.0),
-            };
+            *raw = RawCut { epoch: U64::new(u64::from(cut.epoch)), window: U64::new(cut.window.0), resume: U64::new(cut.resume.0) };
         }
         let mut raw = Raw {
             magic: MAGIC,
@@ -335,7 +326,9 @@ impl Raw {
                 catalogue: self.catalogue.root()?,
                 pending: self.pending.root()?,
                 cuts: cuts
-                    .map(|raw| Some(Cut { epoch: u32::try_from(raw.epoch.get()).ok()?, window: window(raw.window)?, resume: window(raw.resume)? }))
+                    .map(|raw| {
+                        Some(Cut { epoch: u32::try_from(raw.epoch.get()).ok()?, window: window(raw.window)?, resume: window(raw.resume)? })
+                    })
                     .collect::<Option<_>>()?,
             },
         })
@@ -361,11 +354,12 @@ pub fn choose(first: Found, second: Found) -> Result<Superblock> {
     }
     match (best, other, damaged) {
         (Some(superblock), None, _) => Ok(superblock),
-        (_, Some(version), _) => Err(Error::new(
-            Kind::Unsupported,
-            format!("the store has format version {version}; this program knows version {VERSION}"),
-        )),
-        (None, None, true) => Err(Error::new(Kind::Corrupt, "both superblocks are damaged; `onefold check --repair` can't help without one")),
+        (_, Some(version), _) => {
+            Err(Error::new(Kind::Unsupported, format!("the store has format version {version}; this program knows version {VERSION}")))
+        }
+        (None, None, true) => {
+            Err(Error::new(Kind::Corrupt, "both superblocks are damaged; `onefold check --repair` can't help without one"))
+        }
         (None, None, false) => Err(Error::new(Kind::InvalidInput, "this is not a Onefold store")),
     }
 }

@@ -61,7 +61,8 @@ const SLOTS_FOR_RECOVERY: usize = 2;
 impl ZoneList {
     /// The list that recovery read: `pages` in order.
     pub(crate) fn new(geometry: Geometry, pages: Vec<Page>, next_generation: u64) -> ZoneList {
-        let mut list = ZoneList { geometry, pages: Vec::new(), slots: BTreeMap::new(), free: Vec::new(), next_generation, recovering: false };
+        let mut list =
+            ZoneList { geometry, pages: Vec::new(), slots: BTreeMap::new(), free: Vec::new(), next_generation, recovering: false };
         for (p, page) in pages.into_iter().enumerate() {
             let durable = page.sequence;
             list.pages.push(ListPage { page, dirty: false, progress: Progress::Durable, durable });

@@ -8,12 +8,12 @@ use std::sync::{
 use onefold_core::{Block, Disk, Error, Kind, Read, Result};
 use quick_cache::sync::Cache;
 
-use crate::hash::MixHash;
 use crate::format::{
     Identity,
     page::{self, FANOUT, PageId, Pointer, Table},
     superblock::Root,
 };
+use crate::hash::MixHash;
 
 /// Pages read in one batch: enough to keep a disk busy, few enough to bound the memory of a batch.
 const BATCH: usize = 256;
@@ -35,7 +35,8 @@ impl Pages {
     /// Pages of `disk`, of which up to `memory` bytes are kept.
     pub(crate) fn new(disk: Arc<dyn Disk>, identity: Identity, memory: u64, compare_checksums: bool) -> Pages {
         let capacity = ((memory / 4096) as usize).max(CACHE_MIN);
-        let options = quick_cache::OptionsBuilder::new().estimated_items_capacity(capacity).weight_capacity(capacity as u64).shards(1).build();
+        let options =
+            quick_cache::OptionsBuilder::new().estimated_items_capacity(capacity).weight_capacity(capacity as u64).shards(1).build();
         let cache = match options {
             Ok(options) => Cache::with_options(options, quick_cache::UnitWeighter, MixHash, Default::default()),
             Err(_) => Cache::with(capacity, capacity as u64, quick_cache::UnitWeighter, MixHash, Default::default()),

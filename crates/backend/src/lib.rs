@@ -1,0 +1,34 @@
+//! The real world behind Onefold's traits: disks, clock, randomness, signals, systemd and local sockets.
+//!
+//! | module | what it gives |
+//! |---|---|
+//! | [`file_disk`] | [`FileDisk`]: a regular file or a block device, by io_uring or plain system calls |
+//! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
+//! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
+//! | [`counters`] | what a disk was asked to do, by class of block |
+//! | [`clock`], [`random`] | time and random bytes of the operating system |
+//! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
+//!
+//! *Invariant:* this crate is the only home of `unsafe`, system calls and native libraries, and knows no engine and no
+//! protocol. `unsafe` is allowed module by module, with the reason beside it.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and abstract sockets");
+
+pub mod clock;
+pub mod counters;
+pub mod file_disk;
+pub mod memory_disk;
+pub mod metadata_disk;
+pub mod peer;
+pub mod process;
+pub mod random;
+mod range;
+pub mod signals;
+pub mod systemd;
+
+pub use clock::MonotonicClock;
+pub use counters::{Counters, Counts};
+pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes};
+pub use memory_disk::MemoryDisk;
+pub use metadata_disk::MetadataDisk;

@@ -1,0 +1,129 @@
+//! [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process.
+//!
+//! It takes memory only for what was written, by pieces of 256 KiB, so that any capacity can be asked for. Nothing in it
+//! outlives the value; a flush only counts.
+//!
+//! Threads: pieces are spread over shards, each with its own lock; a read or write that spans pieces is not atomic, like on
+//! any disk.
+
+use std::collections::HashMap;
+
+use onefold_core::{BLOCK_BYTES, Block, Disk, Pba, Read, Result, Run};
+use parking_lot::RwLock;
+
+use crate::{Counters, range};
+
+/// Blocks that get memory together: few enough map entries for large disks, little waste for scattered small ones.
+const PIECE_BLOCKS: u64 = 64;
+
+/// Locks, for benches on many cores.
+const SHARDS: u64 = 64;
+
+type Shard = RwLock<HashMap<u64, Vec<Block>>>;
+
+/// A disk whose blocks are in memory; unwritten ones are zero.
+pub struct MemoryDisk {
+    blocks: u64,
+    shards: Vec<Shard>,
+    counters: Counters,
+}
+
+impl MemoryDisk {
+    /// A disk of `blocks` blocks of zeroes, which takes no memory yet.
+    #[must_use]
+    pub fn new(blocks: u64) -> MemoryDisk {
+        let shards = (0..SHARDS).map(|_| Shard::default()).collect();
+        MemoryDisk { blocks, shards, counters: Counters::default() }
+    }
+
+    /// Bytes of memory taken for blocks.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        let pieces: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
+        pieces as u64 * PIECE_BLOCKS * BLOCK_BYTES as u64
+    }
+
+    /// What was asked of it so far.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn check(&self, at: Pba, blocks: usize) -> Result<()> {
+        range::offset("memory disk", self.blocks, at, blocks as u64).map(|_| ())
+    }
+
+    fn shard(&self, piece: u64) -> &Shard {
+        &self.shards[(piece % SHARDS) as usize]
+    }
+
+    fn load(&self, read: &mut Read<'_>) -> Result<()> {
+        self.check(read.at, read.into.len())?;
+        self.counters.read(read.into.len());
+        let mut at = read.at.0;
+        let mut into = &mut *read.into;
+        while !into.is_empty() {
+            let (piece, first) = (at / PIECE_BLOCKS, (at % PIECE_BLOCKS) as usize);
+            let n = into.len().min(PIECE_BLOCKS as usize - first);
+            let (now, later) = into.split_at_mut(n);
+            match self.shard(piece).read().get(&piece) {
+                Some(blocks) => now.clone_from_slice(&blocks[first..first + n]),
+                None => onefold_core::block::bytes_mut(now).fill(0),
+            }
+            (at, into) = (at + n as u64, later);
+        }
+        Ok(())
+    }
+
+    fn store(&self, run: &Run<'_>) {
+        let mut at = run.at.0;
+        let mut from = run.blocks;
+        while !from.is_empty() {
+            let (piece, first) = (at / PIECE_BLOCKS, (at % PIECE_BLOCKS) as usize);
+            let (now, later) = from.split_at(from.len().min(PIECE_BLOCKS as usize - first));
+            let mut shard = self.shard(piece).write();
+            let blocks = shard.entry(piece).or_insert_with(|| Block::zeroed_vec(PIECE_BLOCKS as usize));
+            for (to, from) in blocks[first..].iter_mut().zip(now) {
+                to.0 = from.block.0;
+            }
+            (at, from) = (at + now.len() as u64, later);
+        }
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn read(&self, reads: &mut [Read<'_>]) {
+        for read in reads {
+            read.result = self.load(read);
+        }
+    }
+
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        runs.iter().try_for_each(|run| self.check(run.at, run.blocks.len()))?;
+        for run in runs {
+            self.counters.write(run.blocks);
+            self.store(run);
+        }
+        Ok(())
+    }
+
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.check(run.at, run.blocks.len())?;
+        self.counters.durable_write(run.blocks);
+        self.store(run);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.counters.flush();
+        Ok(())
+    }
+
+    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
+        range::offset("memory disk", self.blocks, at, blocks).map(|_| ())
+    }
+}

@@ -1,0 +1,69 @@
+//! What this process uses, for status and benches.
+
+use std::{fs, time::Duration};
+
+use onefold_core::{Error, Kind, Result};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Memory of this process in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Resident now (`VmRSS`). The kernel counts in batches: off by up to a few hundred KiB.
+    pub resident_bytes: u64,
+    /// Most that was ever resident (`VmHWM`).
+    pub peak_bytes: u64,
+}
+
+/// Memory of this process.
+///
+/// # Errors
+/// When `/proc` is not there or does not tell.
+pub fn memory() -> Result<Memory> {
+    let status = fs::read_to_string("/proc/self/status").map_err(|e| Error::from_io("cannot read /proc/self/status", e))?;
+    parse(&status).ok_or_else(|| Error::new(Kind::Unsupported, "/proc/self/status does not tell resident memory"))
+}
+
+fn parse(status: &str) -> Option<Memory> {
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some(Memory { resident_bytes: bytes("VmRSS:")?, peak_bytes: bytes("VmHWM:")? })
+}
+
+/// Processor time of all threads of this process so far, in user and kernel.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_in_use_is_seen() {
+        let before = memory().unwrap();
+        let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let after = memory().unwrap();
+        assert!(after.resident_bytes >= before.resident_bytes + (60 << 20));
+        assert!(after.peak_bytes >= after.resident_bytes);
+        drop(block);
+    }
+
+    #[test]
+    fn a_status_without_memory_is_no_panic() {
+        for status in ["", "VmRSS:", "VmRSS: 1 kB", "VmRSS: x kB\nVmHWM: 1 kB", "VmRSS: 18446744073709551615 kB\nVmHWM: 1 kB"] {
+            assert_eq!(parse(status), None);
+        }
+    }
+
+    #[test]
+    fn processor_time_grows_with_work() {
+        let before = cpu_time();
+        while cpu_time() < before + Duration::from_millis(5) {
+            std::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Signals that ask a server to stop, and the one that must not kill it.
+//!
+//! The first SIGTERM or SIGINT is handed to whoever waits; a second one ends the process at once, for a person who will not wait
+//! for an orderly stop. That is safe: a store survives it like any crash. SIGPIPE does nothing, so that a client that went away is
+//! an error of its connection alone.
+//!
+//! Threads: handlers are the process's; one thread waits.
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use onefold_core::{Error, Result};
+use signal_hook::{
+    consts::{SIGINT, SIGPIPE, SIGTERM},
+    flag,
+    iterator::Signals,
+};
+
+/// Exit status after a second signal: what a shell shows for a process that SIGINT ended.
+const INTERRUPTED_STATUS: i32 = 130;
+
+/// The signal that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// SIGTERM: a service manager asks.
+    Terminate,
+    /// SIGINT: somebody pressed Ctrl-C.
+    Interrupt,
+}
+
+/// Handlers for the signals that stop a server, in place until the value is dropped; then the signals do nothing.
+#[derive(Debug)]
+pub struct StopSignals {
+    signals: Signals,
+}
+
+impl StopSignals {
+    /// Installs the handlers. From here on no signal is lost, also before [`wait`](StopSignals::wait).
+    ///
+    /// # Errors
+    /// When the system refuses a handler.
+    pub fn install() -> Result<StopSignals> {
+        let install = || {
+            // A handler instead of SIG_IGN: programs started from here begin with the default again.
+            flag::register(SIGPIPE, Arc::default())?;
+            // One flag for both, in this order: the first signal finds it down and raises it, the second finds it up.
+            let stopping = Arc::new(AtomicBool::new(false));
+            for signal in [SIGTERM, SIGINT] {
+                flag::register_conditional_shutdown(signal, INTERRUPTED_STATUS, Arc::clone(&stopping))?;
+                flag::register(signal, Arc::clone(&stopping))?;
+            }
+            Signals::new([SIGTERM, SIGINT])
+        };
+        let signals = install().map_err(|e| Error::from_io("cannot handle signals", e))?;
+        Ok(StopSignals { signals })
+    }
+
+    /// Waits for the next signal.
+    pub fn wait(&mut self) -> Stop {
+        loop {
+            match self.signals.wait().next() {
+                Some(SIGINT) => return Stop::Interrupt,
+                Some(_) => return Stop::Terminate,
+                None => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The whole life of a store, against a plain model, without faults; crashes are the simulator's.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_backend::{MemoryDisk, MonotonicClock};
+use onefold_block::{Engine, Format, Settings};
+use onefold_core::{Block, BlockRead, Kind, Lba, Ticket, VolumeId};
+
+fn small() -> Settings {
+    Settings { records_max: 2000, window_blocks: 32, unflushed_blocks: 128, ..Settings::for_memory(32 << 20) }
+}
+
+fn open(disk: &Arc<MemoryDisk>) -> Engine {
+    Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), small()).unwrap()
+}
+
+fn formatted(zones: u64) -> Arc<MemoryDisk> {
+    let disk = Arc::new(MemoryDisk::new(zones * 16));
+    let format = Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], zones * 16) };
+    Engine::format(&*disk, &format).unwrap();
+    disk
+}
+
+fn content(n: u64) -> [u8; 4096] {
+    let mut block = [0; 4096];
+    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let end = if n % 3 == 0 { 4096 } else { 3000 };
+    for byte in &mut block[..end] {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *byte = (state >> 56) as u8;
+    }
+    block
+}
+
+fn persevere(engine: &Engine, mut change: impl FnMut() -> onefold_core::Result<Ticket>) -> onefold_core::Result<Ticket> {
+    for _ in 0..20 {
+        match change() {
+            Err(e) if e.kind() == Kind::Busy => {
+                engine.flush().unwrap();
+                engine.checkpoint().unwrap();
+            }
+            other => return other,
+        }
+    }
+    panic!("busy for ever");
+}
+
+fn read(engine: &Engine, volume: VolumeId, lba: u64) -> onefold_core::Result<[u8; 4096]> {
+    let mut blocks = Block::zeroed_vec(1);
+    let mut reads = [BlockRead { first: Lba(lba), into: &mut blocks, result: Ok(()) }];
+    engine.read(volume, &mut reads);
+    let [read] = reads;
+    read.result?;
+    Ok(blocks[0].0)
+}
+
+#[test]
+fn what_is_written_is_read_through_checkpoints_and_reopening() {
+    let disk = formatted(128);
+    let mut engine = open(&disk);
+    let (volume, _) = engine.create_volume("one", 600).unwrap();
+    engine.flush().unwrap();
+    let mut model: BTreeMap<u64, [u8; 4096]> = BTreeMap::new();
+    let mut state = 3u64;
+    let (mut checkpoints, mut duplicates, mut hidden) = (0, 0, 0);
+    for step in 0..6000u64 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let lba = (state >> 33) % 600;
+        match (state >> 20) % 16 {
+            0..=10 => {
+                let data = content((state >> 45) % 200);
+                persevere(&engine, || engine.write(volume, lba * 4096, &data)).unwrap();
+                model.insert(lba, data);
+            }
+            11 => {
+                let count = ((state >> 50) % 40).min(600 - lba);
+                persevere(&engine, || engine.trim(volume, lba * 4096, count * 4096)).unwrap();
+                for lba in lba..lba + count {
+                    model.remove(&lba);
+                }
+            }
+            12 => {
+                let part = [step as u8; 700];
+                persevere(&engine, || engine.write(volume, lba * 4096 + 1000, &part)).unwrap();
+                model.entry(lba).or_insert([0; 4096])[1000..1700].copy_from_slice(&part);
+            }
+            13 => {
+                engine.flush().unwrap();
+            }
+            14 => {
+                engine.checkpoint_step().unwrap();
+            }
+            _ => {
+                let expected = model.get(&lba).copied().unwrap_or([0; 4096]);
+                assert!(read(&engine, volume, lba).unwrap() == expected, "step {step}, block {lba}");
+            }
+        }
+        if step % 1500 == 1499 {
+            for lba in 0..600 {
+                let expected = model.get(&lba).copied().unwrap_or([0; 4096]);
+                assert!(read(&engine, volume, lba).unwrap() == expected, "step {step}, block {lba}");
+            }
+            if step % 3000 == 2999 {
+                engine.close().unwrap();
+            } else {
+                engine.flush().unwrap();
+            }
+            let counts = engine.counts();
+            checkpoints += counts.checkpoints;
+            duplicates += counts.duplicate_blocks;
+            hidden += counts.hidden_records;
+            engine = open(&disk);
+            for lba in 0..600 {
+                let expected = model.get(&lba).copied().unwrap_or([0; 4096]);
+                assert!(read(&engine, volume, lba).unwrap() == expected, "reopened at step {step}, block {lba}");
+            }
+        }
+    }
+    assert!(checkpoints > 2 && duplicates > 100 && hidden > 100, "{checkpoints} {duplicates} {hidden}");
+}
