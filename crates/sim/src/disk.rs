@@ -1,0 +1,571 @@
+//! The virtual disk: a volatile cache over a durable image, and everything that can go wrong with both.
+//!
+//! A write goes to the *view*, which reads see, and to the list of unflushed block writes; a flush moves the list to the durable
+//! image; a durable write moves only itself. When the power fails, of each unflushed block write any subset of its eight sectors
+//! persists ([`crash`]). A crash can be armed to happen inside a call: that call's blocks join the unflushed ones, the call fails, and
+//! so does everything after it, until [`VirtualDisk::power_cycle`].
+//!
+//! Every call is folded, with a hash of what it wrote, into one number: two runs of one seed must agree in it.
+//!
+//! *Invariant:* nothing here depends on wall-clock time, threads, or the order of a hash map.
+
+mod crash;
+mod fault;
+mod image;
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use onefold_core::{BLOCK_BYTES, Disk, Error, Kind, Pba, Read, Result, Run, checksum};
+use parking_lot::Mutex;
+
+pub use crash::Unflushed;
+pub use fault::Fault;
+use fault::{Call, Plan};
+pub use image::{Bytes, Image, SECTOR_BYTES, SECTORS};
+
+use crate::{VirtualClock, reach::Reach, rng::Rng};
+
+/// The state at one moment inside a write call: what a crash there can choose from.
+#[derive(Clone)]
+pub struct Snapshot {
+    /// What is durable.
+    pub durable: Image,
+    /// What is not, with the blocks of the call itself, in the order of arrival.
+    pub unflushed: Vec<Unflushed>,
+    /// The number of the write call.
+    pub call: u64,
+}
+
+/// A disk in memory that crashes and fails on demand.
+pub struct VirtualDisk {
+    clock: Arc<VirtualClock>,
+    state: Mutex<State>,
+}
+
+struct State {
+    blocks: u64,
+    durable: Image,
+    view: Image,
+    unflushed: Vec<Unflushed>,
+    /// Write calls since the disk was made.
+    calls: u64,
+    /// Calls that change something until the power fails.
+    crash_in: Option<u64>,
+    down: bool,
+    plan: Plan,
+    bad: BTreeSet<u64>,
+    /// While the host is full, blocks that were never written can't be.
+    host_full: bool,
+    /// Ranges that were allocated, and their ends.
+    allocated: Vec<(u64, u64)>,
+    /// A write or flush of this session has failed.
+    failed: bool,
+    /// Writes and flushes that came after the first failure of the session.
+    calls_after_failure: u64,
+    /// A fault that damages has happened since the disk was made.
+    damage: u64,
+    /// A read failed or was misdirected since the power was cycled.
+    read_faults: u64,
+    /// Blocks read in this session.
+    blocks_read: u64,
+    /// What the engine did that no user of a disk may do.
+    abuse: Vec<String>,
+    recording: Option<Vec<Snapshot>>,
+    rng: Rng,
+    trace: u64,
+    reach: Reach,
+}
+
+impl VirtualDisk {
+    /// An empty disk of `blocks` blocks whose faults are drawn from `rng`.
+    #[must_use]
+    pub fn new(blocks: u64, clock: Arc<VirtualClock>, rng: Rng) -> VirtualDisk {
+        VirtualDisk::from_image(Image::default(), blocks, clock, rng)
+    }
+
+    /// A disk that holds `durable`.
+    #[must_use]
+    pub fn from_image(durable: Image, blocks: u64, clock: Arc<VirtualClock>, rng: Rng) -> VirtualDisk {
+        let state = State {
+            blocks,
+            view: durable.clone(),
+            durable,
+            unflushed: Vec::new(),
+            calls: 0,
+            crash_in: None,
+            down: false,
+            plan: Plan::default(),
+            bad: BTreeSet::new(),
+            host_full: false,
+            allocated: Vec::new(),
+            failed: false,
+            calls_after_failure: 0,
+            damage: 0,
+            read_faults: 0,
+            blocks_read: 0,
+            abuse: Vec::new(),
+            recording: None,
+            rng,
+            trace: 0,
+            reach: Reach::default(),
+        };
+        VirtualDisk { clock, state: Mutex::new(state) }
+    }
+
+    /// Lets the power fail inside the call that changes something and comes after `calls` others.
+    pub fn arm_crash(&self, calls: u64) {
+        self.state.lock().crash_in = Some(calls);
+    }
+
+    /// Takes the armed crash back.
+    pub fn disarm_crash(&self) {
+        self.state.lock().crash_in = None;
+    }
+
+    /// Lets `fault` happen after `calls` more calls that it fits.
+    pub fn arm(&self, fault: Fault, calls: u64) {
+        self.state.lock().plan.arm(fault, calls);
+    }
+
+    /// Forgets the faults that have not happened yet.
+    pub fn disarm(&self) {
+        self.state.lock().plan.clear();
+    }
+
+    /// From now on the host has no space, or has it again: blocks that were never written nor allocated can't be.
+    pub fn set_host_full(&self, full: bool) {
+        self.state.lock().host_full = full;
+    }
+
+    /// Changes the capacity; the engine must be closed.
+    pub fn set_blocks(&self, blocks: u64) {
+        self.state.lock().blocks = blocks;
+    }
+
+    /// True after the power failed.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.state.lock().down
+    }
+
+    /// The power fails now, if it has not, and comes back; of each unflushed write a part persists that the disk's generator chooses.
+    pub fn power_cycle(&self) {
+        let mut state = self.state.lock();
+        let State { unflushed, rng, .. } = &mut *state;
+        let masks = crash::masks(unflushed, rng);
+        state.power_cycle(&masks);
+    }
+
+    /// The same with the given sector mask for each unflushed block write (missing ones are lost).
+    pub fn power_cycle_with(&self, masks: &[u8]) {
+        self.state.lock().power_cycle(masks);
+    }
+
+    /// The process is killed and the power stays on: of the call that was under way any part happened, and what is unflushed stays
+    /// in the cache, where the next session sees it, and where the next power failure may lose it.
+    pub fn kill(&self) {
+        self.state.lock().kill();
+    }
+
+    /// The engine goes away in an orderly way and the power stays on: the cache stays, the session's failures are forgotten.
+    pub fn next_session(&self) {
+        self.state.lock().next_session();
+    }
+
+    /// The writes that no flush has made durable.
+    #[must_use]
+    pub fn unflushed(&self) -> Vec<Unflushed> {
+        self.state.lock().unflushed.clone()
+    }
+
+    /// True when a write or a flush of this session failed.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.state.lock().failed
+    }
+
+    /// Writes and flushes that were tried after the first failure of this session: there must be none.
+    #[must_use]
+    pub fn calls_after_failure(&self) -> u64 {
+        self.state.lock().calls_after_failure
+    }
+
+    /// Faults so far that can have cost data.
+    #[must_use]
+    pub fn damage(&self) -> u64 {
+        self.state.lock().damage
+    }
+
+    /// Reads of this session that failed or were misdirected.
+    #[must_use]
+    pub fn read_faults(&self) -> u64 {
+        self.state.lock().read_faults
+    }
+
+    /// Blocks read in this session.
+    #[must_use]
+    pub fn blocks_read(&self) -> u64 {
+        self.state.lock().blocks_read
+    }
+
+    /// Takes the list of what no user of a disk may do (outside of the capacity, one block twice in a batch) and yet was done.
+    #[must_use]
+    pub fn take_abuse(&self) -> Vec<String> {
+        std::mem::take(&mut self.state.lock().abuse)
+    }
+
+    /// What reads see now, shared.
+    #[must_use]
+    pub fn view(&self) -> Image {
+        self.state.lock().view.clone()
+    }
+
+    /// Starts to keep a snapshot of the inside of every write call.
+    pub fn record(&self) {
+        self.state.lock().recording = Some(Vec::new());
+    }
+
+    /// The snapshots since the last call.
+    #[must_use]
+    pub fn take_snapshots(&self) -> Vec<Snapshot> {
+        self.state.lock().recording.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Folds something seen outside of the disk into the trace.
+    pub fn fold(&self, value: u64) {
+        self.state.lock().fold(value);
+    }
+
+    /// The hash of all calls so far.
+    #[must_use]
+    pub fn trace(&self) -> u64 {
+        self.state.lock().trace
+    }
+
+    /// What has happened, and how often.
+    #[must_use]
+    pub fn reach(&self) -> Reach {
+        self.state.lock().reach.clone()
+    }
+}
+
+impl State {
+    fn fold(&mut self, value: u64) {
+        self.trace = (self.trace.rotate_left(23) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn power_cycle(&mut self, masks: &[u8]) {
+        let unflushed = std::mem::take(&mut self.unflushed);
+        for (index, write) in unflushed.iter().enumerate() {
+            let mask = masks.get(index).copied().unwrap_or(0);
+            self.reach.hit(match mask {
+                0 => "crash: block lost",
+                u8::MAX => "crash: block kept",
+                _ => "crash: block torn",
+            });
+            self.fold(u64::from(mask));
+            self.durable.merge(write.at, &write.bytes, mask);
+        }
+        self.view = self.durable.clone();
+        self.crash_in = None;
+        self.reach.hit(if self.down { "crash: inside a call" } else { "crash: between calls" });
+        self.next_session();
+    }
+
+    fn kill(&mut self) {
+        let under_way = self.down.then(|| self.calls.saturating_sub(1));
+        for mut write in std::mem::take(&mut self.unflushed) {
+            if Some(write.call) == under_way {
+                let mask = if self.rng.percent(70) { u8::MAX * (self.rng.below(2) as u8) } else { self.rng.next() as u8 };
+                if mask == 0 {
+                    continue;
+                }
+                write.bytes = image::torn(self.view.get(write.at), &write.bytes, mask);
+                self.view.set(write.at, Arc::clone(&write.bytes));
+            }
+            self.unflushed.push(write);
+        }
+        self.crash_in = None;
+        self.reach.hit("process killed, power stays");
+        self.next_session();
+    }
+
+    fn next_session(&mut self) {
+        self.down = false;
+        self.failed = false;
+        self.calls_after_failure = 0;
+        self.read_faults = 0;
+        self.blocks_read = 0;
+        self.plan.clear();
+    }
+
+    /// What every call starts with: its trace, its crash, its fault.
+    fn begin(&mut self, call: Call, clock: &VirtualClock) -> Result<Option<Fault>> {
+        if self.down {
+            return Err(power_failed());
+        }
+        self.fold(call as u64);
+        if call != Call::Read {
+            if self.failed && call != Call::Allocate {
+                self.calls_after_failure += 1;
+            }
+            match &mut self.crash_in {
+                Some(0) => self.down = true,
+                Some(left) => *left -= 1,
+                None => {}
+            }
+        }
+        let Some(fault) = self.plan.take(call) else { return Ok(None) };
+        self.fold(fault as u64 + 100);
+        self.reach.hit(fault.name());
+        self.damage += u64::from(fault.damages());
+        match fault {
+            Fault::Slow => clock.advance(Duration::from_millis(self.rng.within(1, 30_000))),
+            Fault::Rot => self.rot(),
+            fault => return Ok(Some(fault)),
+        }
+        Ok(None)
+    }
+
+    /// Damages one block that was written before.
+    fn rot(&mut self) {
+        let written: Vec<u64> = self.durable.written().collect();
+        let Some(&at) = self.rng.pick(&written) else { return };
+        let Some(old) = self.durable.get(at) else { return };
+        let mut bytes = **old;
+        if self.rng.percent(60) {
+            bytes[self.rng.below(BLOCK_BYTES as u64) as usize] ^= 1 << self.rng.below(8);
+        } else {
+            let sector = self.rng.below(SECTORS as u64) as usize;
+            self.rng.fill(&mut bytes[sector * SECTOR_BYTES..][..SECTOR_BYTES]);
+        }
+        let bytes = Arc::new(bytes);
+        self.durable.set(at, Arc::clone(&bytes));
+        if self.unflushed.iter().all(|write| write.at != at) {
+            self.view.set(at, bytes);
+        }
+    }
+
+    /// Reports a range that the disk does not have.
+    fn bounds(&mut self, at: Pba, blocks: u64, what: &str) -> Result<()> {
+        if at.0.checked_add(blocks).is_some_and(|end| end <= self.blocks) {
+            return Ok(());
+        }
+        let message = format!("{what} of {blocks} blocks at {at} on a disk of {} blocks", self.blocks);
+        self.abuse.push(message.clone());
+        Err(Error::new(Kind::InvalidInput, message))
+    }
+
+    fn read(&mut self, read: &mut Read<'_>, fault: Option<Fault>) -> Result<()> {
+        let n = read.into.len() as u64;
+        self.bounds(read.at, n, "read")?;
+        self.fold(read.at.0);
+        self.fold(n);
+        self.blocks_read += n;
+        let hit = self.rng.below(n);
+        if fault == Some(Fault::ReadForGood) {
+            self.bad.insert(read.at.0 + hit);
+        }
+        let bad = self.bad.range(read.at.0..read.at.0 + n).next();
+        if fault == Some(Fault::ReadOnce) || bad.is_some() {
+            self.read_faults += 1;
+            return Err(Error::new(Kind::Io, format!("read of block {} failed (simulated)", bad.copied().unwrap_or(read.at.0 + hit))));
+        }
+        for (index, block) in read.into.iter_mut().enumerate() {
+            let mut at = read.at.0 + index as u64;
+            if fault == Some(Fault::MisdirectedRead) && index as u64 == hit {
+                self.read_faults += 1;
+                at = self.other_than(at);
+            }
+            match self.view.get(at) {
+                Some(bytes) => block.0 = **bytes,
+                None => block.0.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    /// Another address, most often near.
+    fn other_than(&mut self, at: u64) -> u64 {
+        let other = if self.rng.percent(70) { (at + self.rng.within(1, 16)) % self.blocks } else { self.rng.below(self.blocks) };
+        if other == at { (at + 1) % self.blocks } else { other }
+    }
+
+    fn write(&mut self, runs: &[Run<'_>], durable: bool, fault: Option<Fault>) -> Result<()> {
+        let mut blocks = Vec::new();
+        for run in runs {
+            self.bounds(run.at, run.blocks.len() as u64, "write")?;
+            for (at, one) in (run.at.0..).zip(run.blocks) {
+                self.fold(at);
+                self.fold(checksum::fast(one.class as u64, &one.block.0));
+                blocks.push((at, Arc::new(one.block.0)));
+            }
+        }
+        self.once_each(&blocks);
+        if self.host_full && blocks.iter().any(|(at, _)| self.needs_space(*at)) {
+            self.reach.hit("host full: write refused");
+            return Err(host_full());
+        }
+        let call = self.calls;
+        self.calls += 1;
+        let writes = |blocks: &[(u64, Bytes)]| -> Vec<Unflushed> {
+            blocks.iter().map(|(at, bytes)| Unflushed { call, at: *at, bytes: Arc::clone(bytes) }).collect()
+        };
+        if let Some(recording) = &mut self.recording {
+            let unflushed = self.unflushed.iter().cloned().chain(writes(&blocks)).collect();
+            recording.push(Snapshot { durable: self.durable.clone(), unflushed, call });
+        }
+        if self.down {
+            self.reach.hit(if durable { "crash: in a durable write" } else { "crash: in a write" });
+            self.unflushed.extend(writes(&blocks));
+            return Err(power_failed());
+        }
+        match fault {
+            Some(Fault::WriteError | Fault::NoSpaceWrite) => return Err(self.fail_write(&blocks, call, fault)),
+            Some(Fault::LostWrite) => {
+                let lost = self.rng.below(blocks.len() as u64) as usize;
+                if self.rng.percent(50) {
+                    blocks.clear();
+                } else {
+                    blocks.remove(lost);
+                }
+            }
+            Some(Fault::MisdirectedWrite) => {
+                let moved = self.rng.below(blocks.len() as u64) as usize;
+                let to = self.other_than(blocks[moved].0);
+                blocks[moved].0 = to;
+            }
+            _ => {}
+        }
+        for (at, bytes) in &blocks {
+            self.bad.remove(at);
+            self.view.set(*at, Arc::clone(bytes));
+        }
+        if durable {
+            // What was written here before came back before this call began, so it can't come later than it.
+            let own: BTreeSet<u64> = blocks.iter().map(|(at, _)| *at).collect();
+            self.unflushed.retain(|write| !own.contains(&write.at));
+            blocks.into_iter().for_each(|(at, bytes)| self.durable.set(at, bytes));
+        } else {
+            self.unflushed.extend(writes(&blocks));
+        }
+        Ok(())
+    }
+
+    /// True when the host has to find space before the block can be written.
+    fn needs_space(&self, at: u64) -> bool {
+        self.view.get(at).is_none() && !self.allocated.iter().any(|(first, end)| (*first..*end).contains(&at))
+    }
+
+    /// Reports a batch that writes one block twice, as its order is not defined.
+    fn once_each(&mut self, blocks: &[(u64, Bytes)]) {
+        let mut seen = BTreeSet::new();
+        if let Some((at, _)) = blocks.iter().find(|(at, _)| !seen.insert(*at)) {
+            self.abuse.push(format!("block {at} is written twice in one batch"));
+        }
+    }
+
+    /// A write that fails leaves any of its blocks old, new or torn.
+    fn fail_write(&mut self, blocks: &[(u64, Bytes)], call: u64, fault: Option<Fault>) -> Error {
+        for (at, bytes) in blocks {
+            let mask = match self.rng.below(3) {
+                0 => 0,
+                1 => u8::MAX,
+                _ => self.rng.next() as u8,
+            };
+            if mask != 0 {
+                let bytes = image::torn(self.view.get(*at), bytes, mask);
+                self.view.set(*at, Arc::clone(&bytes));
+                self.unflushed.push(Unflushed { call, at: *at, bytes });
+            }
+        }
+        self.failed = true;
+        if fault == Some(Fault::NoSpaceWrite) { host_full() } else { Error::new(Kind::Io, "write failed (simulated)") }
+    }
+
+    fn flush(&mut self, fault: Option<Fault>) -> Result<()> {
+        if self.down {
+            self.reach.hit("crash: in a flush");
+            return Err(power_failed());
+        }
+        let unflushed = std::mem::take(&mut self.unflushed);
+        if fault == Some(Fault::FlushError) {
+            let masks = crash::masks(&unflushed, &mut self.rng);
+            for (write, mask) in unflushed.iter().zip(masks) {
+                self.durable.merge(write.at, &write.bytes, mask);
+            }
+            if self.rng.percent(50) {
+                self.view = self.durable.clone(); // else reads go on to see what is lost, as a page cache shows it
+            }
+            self.failed = true;
+            return Err(Error::new(Kind::Io, "flush failed (simulated)"));
+        }
+        unflushed.into_iter().for_each(|write| self.durable.set(write.at, write.bytes));
+        Ok(())
+    }
+}
+
+impl Disk for VirtualDisk {
+    fn blocks(&self) -> u64 {
+        self.state.lock().blocks
+    }
+
+    fn read(&self, reads: &mut [Read<'_>]) {
+        let mut state = self.state.lock();
+        for read in reads {
+            read.result = match state.begin(Call::Read, &self.clock) {
+                Ok(fault) => state.read(read, fault),
+                Err(error) => Err(error),
+            };
+        }
+    }
+
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        if runs.iter().all(|run| run.blocks.is_empty()) {
+            return Ok(());
+        }
+        let mut state = self.state.lock();
+        let fault = state.begin(Call::Write, &self.clock)?;
+        state.write(runs, false, fault)
+    }
+
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        if run.blocks.is_empty() {
+            return Ok(());
+        }
+        let mut state = self.state.lock();
+        let fault = state.begin(Call::Write, &self.clock)?;
+        state.fold(1);
+        state.write(std::slice::from_ref(run), true, fault)
+    }
+
+    fn flush(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        let fault = state.begin(Call::Flush, &self.clock)?;
+        state.flush(fault)
+    }
+
+    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
+        let mut state = self.state.lock();
+        let fault = state.begin(Call::Allocate, &self.clock)?;
+        if state.down {
+            return Err(power_failed());
+        }
+        state.bounds(at, blocks, "allocation")?;
+        if fault == Some(Fault::NoSpaceAllocate) || (state.host_full && (at.0..at.0 + blocks).any(|at| state.needs_space(at))) {
+            return Err(host_full());
+        }
+        if !state.allocated.contains(&(at.0, at.0 + blocks)) {
+            state.allocated.push((at.0, at.0 + blocks));
+        }
+        Ok(())
+    }
+}
+
+fn power_failed() -> Error {
+    Error::new(Kind::Io, "the power failed (simulated)")
+}
+
+fn host_full() -> Error {
+    Error::new(Kind::NoSpace, "no space left on the host (simulated)")
+}
