@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Instant};
 
 use crate::{
     exhaust::{exhaust, small},
-    runner::{Config, Outcome, bugs, run_seed, run_seeds},
+    runner::{Config, Outcome, bugs, run_params, run_seed, run_seeds, shrink},
     subject::Subject,
 };
 
@@ -12,6 +12,7 @@ const USAGE: &str = "\
 Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 seeds, and the exhaustive small case.
 
   --seed N          replays one seed and prints what happens
+  --shrink N        looks for a smaller run that fails as seed N does, and replays that
   --seeds A..B      runs a range of seeds
   --long            runs 100,000 seeds
   --exhaust         tries every crash of a small case
@@ -33,6 +34,7 @@ const KEPT: &str = include_str!("../seeds.txt");
 enum Job {
     All,
     Seed(u64),
+    Shrink(u64),
     Seeds(std::ops::Range<u64>),
     Exhaust,
     Bugs,
@@ -48,7 +50,11 @@ pub fn run<S: Subject>(arguments: impl Iterator<Item = String>) -> ExitCode {
         }
     };
     let well = match job {
-        Job::Seed(seed) => one::<S>(seed, &config),
+        Job::Seed(seed) => replay(&run_seed::<S>(seed, config.bug, true)),
+        Job::Shrink(seed) => {
+            let least = shrink::<S>(&run_seed::<S>(seed, config.bug, false));
+            replay(&run_params::<S>(least.params, true))
+        }
         Job::Seeds(seeds) => many::<S>(seeds, &config),
         Job::Exhaust => small_case::<S>(&config),
         Job::Bugs => planted::<S>(&config),
@@ -64,6 +70,7 @@ fn parse<S: Subject>(mut arguments: impl Iterator<Item = String>) -> Result<(Job
         let number = |text: &str| text.replace('_', "").parse::<u64>().map_err(|_| format!("'{text}' is not a number"));
         match argument.as_str() {
             "--seed" => job = Job::Seed(number(&value()?)?),
+            "--shrink" => job = Job::Shrink(number(&value()?)?),
             "--seeds" => {
                 let range = value()?;
                 let (from, to) = range.split_once("..").ok_or(format!("'{range}' is not a range like 0..500"))?;
@@ -84,12 +91,11 @@ fn parse<S: Subject>(mut arguments: impl Iterator<Item = String>) -> Result<(Job
     Ok((job, config))
 }
 
-fn one<S: Subject>(seed: u64, config: &Config) -> bool {
-    let outcome = run_seed::<S>(seed, config.bug, true);
+fn replay(outcome: &Outcome) -> bool {
     println!("{:#?}", outcome.params);
     print!("{}", outcome.reach);
     println!("trace {:016x}", outcome.trace);
-    verdict(&outcome)
+    verdict(outcome)
 }
 
 /// Prints a failure; true when there is none.

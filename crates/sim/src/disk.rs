@@ -13,9 +13,13 @@ mod crash;
 mod fault;
 mod image;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use onefold_core::{BLOCK_BYTES, Disk, Error, Kind, Pba, Read, Result, Run, checksum};
+use onefold_core::{BLOCK_BYTES, Class, Disk, Error, Kind, Pba, Read, Result, Run, checksum};
 use parking_lot::Mutex;
 
 pub use crash::Unflushed;
@@ -49,6 +53,8 @@ struct State {
     unflushed: Vec<Unflushed>,
     /// Write calls since the disk was made.
     calls: u64,
+    /// The write call in which the power failed.
+    under_way: Option<u64>,
     /// Calls that change something until the power fails.
     crash_in: Option<u64>,
     down: bool,
@@ -58,6 +64,8 @@ struct State {
     host_full: bool,
     /// Ranges that were allocated, and their ends.
     allocated: Vec<(u64, u64)>,
+    /// What was last written to each block.
+    classes: BTreeMap<u64, Class>,
     /// A write or flush of this session has failed.
     failed: bool,
     /// Writes and flushes that came after the first failure of the session.
@@ -92,12 +100,14 @@ impl VirtualDisk {
             durable,
             unflushed: Vec::new(),
             calls: 0,
+            under_way: None,
             crash_in: None,
             down: false,
             plan: Plan::default(),
             bad: BTreeSet::new(),
             host_full: false,
             allocated: Vec::new(),
+            classes: BTreeMap::new(),
             failed: false,
             calls_after_failure: 0,
             damage: 0,
@@ -170,6 +180,14 @@ impl VirtualDisk {
     /// The engine goes away in an orderly way and the power stays on: the cache stays, the session's failures are forgotten.
     pub fn next_session(&self) {
         self.state.lock().next_session();
+    }
+
+    /// A bit or a sector of a block that was written before rots while nobody looks.
+    pub fn rot(&self) {
+        let mut state = self.state.lock();
+        state.damage += 1;
+        state.reach.hit(Fault::Rot.name());
+        state.rot();
     }
 
     /// The writes that no flush has made durable.
@@ -273,9 +291,10 @@ impl State {
     }
 
     fn kill(&mut self) {
-        let under_way = self.down.then(|| self.calls.saturating_sub(1));
+        let under_way = self.under_way.take();
         for mut write in std::mem::take(&mut self.unflushed) {
             if Some(write.call) == under_way {
+                // It is not in the view yet.
                 let mask = if self.rng.percent(70) { u8::MAX * (self.rng.below(2) as u8) } else { self.rng.next() as u8 };
                 if mask == 0 {
                     continue;
@@ -291,7 +310,15 @@ impl State {
     }
 
     fn next_session(&mut self) {
+        if self.failed {
+            // Whoever opens the disk anew sees what is there, not what a cache kept of a flush that failed.
+            self.view = self.durable.clone();
+            for write in &self.unflushed {
+                self.view.set(write.at, Arc::clone(&write.bytes));
+            }
+        }
         self.down = false;
+        self.under_way = None;
         self.failed = false;
         self.calls_after_failure = 0;
         self.read_faults = 0;
@@ -327,10 +354,22 @@ impl State {
         Ok(None)
     }
 
-    /// Damages one block that was written before.
+    /// Damages one block that was written before; each class of blocks is hit as often as the others.
     fn rot(&mut self) {
-        let written: Vec<u64> = self.durable.written().collect();
+        let classes = [Class::Data, Class::Carrier, Class::Table, Class::Super];
+        let class = classes[self.rng.below(4) as usize];
+        let of_class = |state: &State, at: &u64| state.classes.get(at) == Some(&class);
+        let mut written: Vec<u64> = self.durable.written().filter(|at| of_class(self, at)).collect();
+        if written.is_empty() {
+            written = self.durable.written().collect();
+        }
         let Some(&at) = self.rng.pick(&written) else { return };
+        self.reach.hit(match self.classes.get(&at) {
+            Some(Class::Carrier) => "rot: carrier",
+            Some(Class::Table) => "rot: table",
+            Some(Class::Super) => "rot: superblock",
+            _ => "rot: data",
+        });
         let Some(old) = self.durable.get(at) else { return };
         let mut bytes = **old;
         if self.rng.percent(60) {
@@ -399,6 +438,7 @@ impl State {
                 self.fold(at);
                 self.fold(checksum::fast(one.class as u64, &one.block.0));
                 blocks.push((at, Arc::new(one.block.0)));
+                self.classes.insert(at, one.class);
             }
         }
         self.once_each(&blocks);
@@ -418,6 +458,7 @@ impl State {
         if self.down {
             self.reach.hit(if durable { "crash: in a durable write" } else { "crash: in a write" });
             self.unflushed.extend(writes(&blocks));
+            self.under_way = Some(call);
             return Err(power_failed());
         }
         match fault {

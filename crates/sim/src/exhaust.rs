@@ -197,6 +197,7 @@ pub fn small() -> StoreOptions {
         secret: [9; 32],
         fingerprint: Algorithm::Blake3,
         verify_bytes: false,
+        weak_fingerprint: false,
         layout_split: false,
         leftover_table: false,
         grow: false,

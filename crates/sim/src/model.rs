@@ -191,12 +191,13 @@ impl Model {
         if let Some(content) = found.filter(|_| old && recent && self.damage > 0) {
             return Ok(content);
         }
-        let recovered = cell.is_some_and(|cell| cell.recovered);
+        let recovered = cell.is_some_and(|cell| cell.recoveries > 1);
+        let rejected = found.is_some_and(|content| cell.is_some_and(|cell| cell.was_rejected(content)));
         let checker = match found {
             _ if right == [ZEROES] => Checker::ZeroesReadZero,
+            Some(_) if rejected => Checker::RecoveryTwice,
             Some(_) if old && recovered => Checker::OldStaysOld,
             Some(_) if old => Checker::DurableSurvives,
-            Some(_) if recovered => Checker::RecoveryTwice,
             Some(_) => Checker::SafeReuse,
             None => Checker::NeverWrong,
         };

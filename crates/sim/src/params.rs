@@ -126,11 +126,15 @@ impl Params {
     pub fn draw(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6400);
         let profile = [Profile::Crashes, Profile::FullStore, Profile::StopFaults, Profile::ReadFaults, Profile::Damage, Profile::HostFull]
-            [rng.weighted(&[60, 13, 10, 5, 8, 4])];
+            [rng.weighted(&[57, 14, 10, 4, 11, 4])];
         let options = store_options(rng, profile);
         let volumes = rng.within(1, 3);
         let volume_blocks = [64, 200, 1024, 70_000, 1 << 22][rng.weighted(&[2, 2, 3, 2, 1])];
-        let room = if profile == Profile::FullStore { options.disk_blocks * 5 / 4 } else { options.disk_blocks / 5 };
+        let room = if profile == Profile::FullStore {
+            options.disk_blocks * 5 / 4
+        } else {
+            options.disk_blocks / [8, 5, 3, 2][rng.below(4) as usize]
+        };
         let spots = spots(rng, volume_blocks, (room / volumes).max(4));
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
@@ -139,8 +143,8 @@ impl Params {
             compressible: percent(rng, [0, 50, 80, 100]),
             siblings: percent(rng, [0, 5, 20, 60]),
         };
-        let rounds = rng.within(2, 7);
-        let ops = [8, 25, 60, 120][rng.weighted(&[2, 4, 4, 2])];
+        let rounds = rng.within(2, 8);
+        let ops = [10, 30, 100, 250][rng.weighted(&[2, 4, 4, 2])];
         Params {
             seed,
             profile,
@@ -153,7 +157,7 @@ impl Params {
             steps_per_op: [20, 70, 150, 300, 600][rng.weighted(&[1, 2, 3, 3, 2])],
             rounds,
             ops,
-            crash_within: [3, 15, 60, 250][rng.weighted(&[2, 4, 4, 2])],
+            crash_within: [3, 15, 60, 300][rng.weighted(&[2, 4, 4, 2])],
             recovery_crash: [0, 20, 50, 90][rng.weighted(&[2, 3, 3, 2])],
             depth: rng.within(1, 4),
             pace: Duration::from_micros([0, 300, 20_000, 3_000_000][rng.weighted(&[2, 3, 3, 2])]),
@@ -164,10 +168,48 @@ impl Params {
     }
 }
 
+impl Params {
+    /// Parameters that are smaller in one respect each.
+    #[must_use]
+    pub fn smaller(&self) -> Vec<Params> {
+        let mut all = Vec::new();
+        let mut with = |change: &dyn Fn(&mut Params)| {
+            let mut params = self.clone();
+            change(&mut params);
+            all.push(params);
+        };
+        if self.rounds > 1 {
+            with(&|params| params.rounds = 1);
+            with(&|params| params.rounds -= 1);
+        }
+        if self.ops > 1 {
+            with(&|params| params.ops /= 2);
+            with(&|params| params.ops -= 1);
+        }
+        for index in (0..self.mix.len()).filter(|&index| self.mix[index] != 0) {
+            with(&|params| params.mix[index] = 0);
+        }
+        if self.volumes > 1 {
+            with(&|params| params.volumes = 1);
+        }
+        if self.recovery_crash > 0 {
+            with(&|params| params.recovery_crash = 0);
+        }
+        if !self.faults.is_empty() {
+            with(&|params| params.faults.truncate(params.faults.len() - 1));
+        }
+        if self.spots.len() > 1 {
+            with(&|params| params.spots.truncate(params.spots.len() - 1));
+        }
+        all
+    }
+}
+
 fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
     let zone_blocks = [16, 16, 32, 64][rng.below(4) as usize];
     let zones = if profile == Profile::FullStore { rng.within(24, 48) } else { rng.within(32, 96) };
     let fingerprint = [Algorithm::Blake3, Algorithm::Sha256, Algorithm::Sha1, Algorithm::Md5][rng.weighted(&[8, 1, 1, 1])];
+    let verify_bytes = fingerprint.needs_bytes() || rng.percent(20);
     let mut id = [0; 16];
     let mut secret = [0; 32];
     rng.fill(&mut id);
@@ -178,7 +220,8 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         id,
         secret,
         fingerprint,
-        verify_bytes: fingerprint.needs_bytes() || rng.percent(20),
+        verify_bytes,
+        weak_fingerprint: verify_bytes && rng.percent(25),
         layout_split: rng.percent(15),
         leftover_table: rng.percent(15),
         grow: profile == Profile::HostFull || rng.percent(15),
@@ -243,6 +286,7 @@ fn faults(rng: &mut Rng, profile: Profile) -> Vec<Fault> {
     let n = match profile {
         Profile::Crashes | Profile::FullStore => rng.below(2),
         Profile::ReadFaults => rng.within(1, 4),
+        Profile::Damage => rng.within(1, 2),
         _ => 1,
     };
     (0..n).filter_map(|_| rng.pick(choices).copied()).collect()

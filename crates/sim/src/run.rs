@@ -9,7 +9,7 @@ use std::sync::Arc;
 use onefold_core::{Clock, Disk, Error, Kind};
 
 use crate::{
-    VirtualClock, VirtualDisk,
+    Fault, VirtualClock, VirtualDisk,
     checker::{Checker, Failure},
     model::Model,
     params::{Op, Params, Profile},
@@ -135,8 +135,8 @@ impl<S: Subject> Sim<S> {
             if depth < self.params.depth && self.rng.percent(self.params.recovery_crash) {
                 self.disk.arm_crash([0, 1, 2, 4, 8][self.rng.below(5) as usize]);
             }
-            if depth == 0 && self.params.profile == Profile::ReadFaults && self.rng.percent(30) {
-                self.disk.arm(crate::Fault::ReadOnce, self.rng.below(12));
+            if depth == 0 {
+                self.arm_recovery();
             }
             let opened = self.open_store();
             self.say(|| format!("open: {:?}", opened.as_ref().err()));
@@ -156,40 +156,57 @@ impl<S: Subject> Sim<S> {
             }
             self.disk.disarm_crash();
             match opened {
+                Ok(()) if self.disk.has_failed() => {
+                    return Err(Failure::new(Checker::FailStop, "recovery went on after a failed write or flush".to_owned()));
+                }
                 Ok(()) => break,
                 Err(_) if self.disk.damage() > 0 => {
                     self.reach.hit("damage: store refused");
                     return Ok(false);
                 }
-                Err(_) if self.disk.read_faults() > 0 && depth < 12 => self.disk.power_cycle(),
+                Err(_) if (self.disk.read_faults() > 0 || self.disk.has_failed()) && depth < 12 => self.disk.power_cycle(),
                 Err(error) => return Err(Failure::new(Checker::Unexplained, format!("the store can't be opened: {error:?}"))),
             }
         }
         self.disk.disarm();
-        self.recovered()?;
-        Ok(true)
+        self.recovered()
     }
 
-    /// What must be true when recovery is done.
-    fn recovered(&mut self) -> Result<(), Failure> {
+    /// Faults that meet the recovery.
+    fn arm_recovery(&mut self) {
+        let (fault, percent) = match self.params.profile {
+            Profile::ReadFaults => (Fault::ReadOnce, 30),
+            Profile::StopFaults => (self.params.faults.first().copied().unwrap_or(Fault::WriteError), 20),
+            Profile::Damage if self.rng.percent(30) => return self.disk.rot(),
+            _ => return,
+        };
+        if self.rng.percent(percent) {
+            self.disk.arm(fault, self.rng.below(12));
+        }
+    }
+
+    /// What must be true when recovery is done. False when damage has cost a change of the catalogue: then the model can't follow.
+    fn recovered(&mut self) -> Result<bool, Failure> {
         let (read, bound) = (self.disk.blocks_read(), S::recovery_bound(&self.params.options));
         if read > bound {
             return Err(Failure::new(Checker::RecoveryCost, format!("recovery read {read} blocks; the bound is {bound}")));
         }
         self.model.damage = self.disk.damage();
         self.model.restart();
-        let Some(store) = &self.store else { return Ok(()) };
+        let Some(store) = &self.store else { return Ok(false) };
         store.reached().into_iter().for_each(|(what, n)| self.reach.add(what, n));
-        match store.volumes() {
-            Ok(volumes) => self.model.resolve(&volumes).or_else(|failure| self.forgiven(failure))?,
-            Err(error) => self.forgiven(Failure::new(Checker::Volumes, format!("the volumes can't be listed: {error:?}")))?,
+        let listed = match store.volumes() {
+            Ok(volumes) => self.model.resolve(&volumes),
+            Err(error) => Err(Failure::new(Checker::Volumes, format!("the volumes can't be listed: {error:?}"))),
+        };
+        if let Err(failure) = listed {
+            self.reach.hit("damage: catalogue");
+            return if self.disk.damage() > 0 { Ok(false) } else { Err(failure) };
         }
-        if self.rng.percent(self.params.verify_at_once) { self.settle_stop(|sim| sim.verify()) } else { Ok(()) }
-    }
-
-    /// Damage to the catalogue may cost the newest change of it, or the answer.
-    fn forgiven(&self, failure: Failure) -> Result<(), Failure> {
-        if self.disk.damage() > 0 { Ok(()) } else { Err(failure) }
+        if self.rng.percent(self.params.verify_at_once) {
+            self.settle_stop(Sim::verify)?;
+        }
+        Ok(true)
     }
 
     /// Lets only a failure through: for parts in which an end of the life is explained or harmless.
@@ -319,7 +336,7 @@ impl<S: Subject> Sim<S> {
         self.disk.set_host_full(false);
         let mut closed = false;
         for _ in 0..2 {
-            self.settle_stop(|sim| sim.verify().and_then(|()| sim.idle()))?;
+            self.settle_stop(Sim::last_requests)?;
             if self.rng.once_in(3) {
                 self.disk.arm_crash(self.rng.below(8));
             }
@@ -351,6 +368,16 @@ impl<S: Subject> Sim<S> {
         let crash = !closed || self.rng.percent(50);
         self.reopen(crash)?;
         self.contract()
+    }
+
+    /// Requests without a crash; then all is flushed, or the close finds windows that are not.
+    fn last_requests(&mut self) -> Flow<()> {
+        self.verify()?;
+        for _ in 0..self.rng.below(20) {
+            self.moment()?;
+        }
+        self.disk.set_host_full(false);
+        if self.rng.percent(50) { self.idle() } else { Ok(()) }
     }
 
     /// What an error means for the life, or that nothing explains it.

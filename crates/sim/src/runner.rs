@@ -102,12 +102,32 @@ pub(crate) fn guarded(part: impl FnOnce() -> Result<(), Failure>) -> Result<(), 
 pub fn run_seed<S: Subject>(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
     let mut params = Params::draw(seed);
     params.options.bug = bug;
+    run_params::<S>(params, loud)
+}
+
+/// Runs what `params` say; `loud` prints what happens.
+#[must_use]
+pub fn run_params<S: Subject>(params: Params, loud: bool) -> Outcome {
     let mut sim = Sim::<S>::new(params.clone(), loud);
     let spared = !S::NOTICES_DAMAGE && params.profile == Profile::Damage;
     let failure = guarded(|| if spared { Ok(()) } else { sim.run() }).err();
     let mut reach = std::mem::take(&mut sim.reach);
     reach.merge(&sim.disk.reach());
     Outcome { params, failure, trace: sim.disk.trace(), reach }
+}
+
+/// Smaller parameters that fail the same checker: fewer lives and requests, fewer kinds of them, fewer volumes and faults.
+#[must_use]
+pub fn shrink<S: Subject>(outcome: &Outcome) -> Outcome {
+    let mut least = outcome.clone();
+    loop {
+        let smaller = least.params.smaller().into_iter().map(|params| run_params::<S>(params, false));
+        let checker = |outcome: &Outcome| outcome.failure.as_ref().map(|failure| failure.checker);
+        match smaller.into_iter().find(|tried| checker(tried).is_some() && checker(tried) == checker(outcome)) {
+            Some(found) => least = found,
+            None => return least,
+        }
+    }
 }
 
 /// Runs a seed once, or twice when it is its turn to prove that it is deterministic.

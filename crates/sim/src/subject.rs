@@ -21,6 +21,8 @@ pub struct StoreOptions {
     pub fingerprint: Algorithm,
     /// Compare bytes before a block is taken for a duplicate.
     pub verify_bytes: bool,
+    /// Fingerprints are cut so short that different blocks share one; only with `verify_bytes`.
+    pub weak_fingerprint: bool,
     /// Carriers and raw blocks in zones of their own.
     pub layout_split: bool,
     /// Records that find no room go to tables in place.

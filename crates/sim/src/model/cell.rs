@@ -31,8 +31,10 @@ pub(super) struct Cell {
     older: Vec<Content>,
     /// When the durable value became so, in settles of the store.
     pub(super) settled: u64,
-    /// The durable value was seen after a recovery.
-    pub(super) recovered: bool,
+    /// Recoveries since the durable value became so.
+    pub(super) recoveries: u64,
+    /// Values that a read after a recovery told are not there.
+    rejected: Vec<Content>,
 }
 
 /// Former values to remember: enough to say "an old version came back" in a report.
@@ -40,7 +42,7 @@ const OLDER_LIMIT: usize = 24;
 
 impl Default for Cell {
     fn default() -> Cell {
-        Cell { durable: vec![ZEROES], later: Vec::new(), older: Vec::new(), settled: 0, recovered: false }
+        Cell { durable: vec![ZEROES], later: Vec::new(), older: Vec::new(), settled: 0, recoveries: 0, rejected: Vec::new() }
     }
 }
 
@@ -92,6 +94,9 @@ impl Cell {
 
     fn settle_on(&mut self, content: Content) {
         let former = std::mem::replace(&mut self.durable, vec![content]);
+        if former.len() > 1 {
+            self.rejected = former.clone();
+        }
         self.older.extend(former.into_iter().filter(|&old| old != content));
         let surplus = self.older.len().saturating_sub(OLDER_LIMIT);
         self.older.drain(..surplus);
@@ -106,7 +111,7 @@ impl Cell {
         self.older.extend(gone.iter().rev().skip(1).rev().map(|version| version.content));
         self.settle_on(gone[last].content);
         self.settled = settled;
-        self.recovered = false;
+        self.recoveries = 0;
     }
 
     /// The store was opened again: what survived is durable now, a read will tell what it is.
@@ -115,8 +120,9 @@ impl Cell {
             self.durable = self.after_crash();
             self.later.clear();
             self.settled = settled;
+            self.recoveries = 0;
         }
-        self.recovered = true;
+        self.recoveries += 1;
     }
 
     /// It reads as zeroes, durably.
@@ -136,6 +142,11 @@ impl Cell {
     /// True when `content` was its value before the durable one.
     pub(super) fn was(&self, content: Content) -> bool {
         self.older.contains(&content)
+    }
+
+    /// True when `content` could have been there after the last recovery, and a read told that it is not.
+    pub(super) fn was_rejected(&self, content: Content) -> bool {
+        self.rejected.contains(&content)
     }
 
     /// True when all that it may hold now is zeroes.

@@ -57,7 +57,7 @@ struct State {
     failed: Option<Error>,
 }
 
-pub struct Toy {
+pub(crate) struct Toy {
     disk: Arc<dyn Disk>,
     state: Mutex<State>,
 }
@@ -445,7 +445,11 @@ impl Subject for Toy {
     }
 
     fn step(&self, step: Step) -> Result<bool> {
-        self.guard(|state| state.step(&*self.disk, step))
+        self.guard(|state| {
+            let result = state.step(&*self.disk, step);
+            state.failed = result.as_ref().err().cloned();
+            result
+        })
     }
 
     fn durable(&self) -> Ticket {
