@@ -39,8 +39,11 @@ impl<S: Subject> Sim<S> {
         self.apply(verb)
     }
 
-    /// Does `verb`, waits until it is durable, and tells the model.
+    /// Does `verb` when the one before is durable, tells the model, and sometimes waits.
     fn apply(&mut self, verb: Verb) -> Flow<()> {
+        if let Some(ticket) = self.model.pending_verb() {
+            self.drive(ticket)?;
+        }
         let id = |key: &Key| self.model.volumes().get(key).map(|volume| volume.id).unwrap_or_default();
         let id = match &verb {
             Verb::Create(..) => VolumeId::default(),
@@ -57,14 +60,18 @@ impl<S: Subject> Sim<S> {
                 Verb::Delete(_) => store.delete_volume(id).map(|ack| (id, ack)),
             };
             self.say(|| format!("{verb:?}: {result:?}"));
-            self.note_durable()?;
             match result {
                 Ok((id, ack)) => {
-                    if let Ack::Later(ticket) = ack {
-                        self.drive(ticket.0)?;
-                    }
-                    self.model.commit(Some(id))?;
-                    return Ok(());
+                    let ticket = match ack {
+                        Ack::Durable => None,
+                        Ack::Later(ticket) => Some(ticket.0),
+                    };
+                    self.model.taken(id, ticket)?;
+                    self.note_durable()?;
+                    return match ticket {
+                        Some(ticket) if self.rng.percent(50) => self.drive(ticket),
+                        _ => Ok(()),
+                    };
                 }
                 Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
                     tries += 1;
@@ -72,17 +79,18 @@ impl<S: Subject> Sim<S> {
                 }
                 Err(error) if error.kind() == Kind::NoSpace && !self.disk.is_down() && !self.disk.has_failed() => {
                     self.reach.hit("store full: volume verb refused");
-                    return self.look();
+                    return self.look(false);
                 }
                 Err(error) => return Err(self.judge("volume verb", &error)),
             }
         }
     }
 
-    /// Compares the list of volumes.
-    fn look(&mut self) -> Flow<()> {
+    /// Compares the list of volumes; `answered` when no verb has just failed.
+    fn look(&mut self, answered: bool) -> Flow<()> {
         let Some(store) = &self.store else { return Ok(()) };
         match store.volumes() {
+            Ok(volumes) if answered => Ok(self.model.compare(&volumes)?),
             Ok(volumes) => Ok(self.model.resolve(&volumes)?),
             Err(error) => Err(self.judge("list of volumes", &error)),
         }
@@ -93,7 +101,7 @@ impl<S: Subject> Sim<S> {
         let Some(name) = self.model.volumes().get(&key).map(|volume| volume.name.clone()) else { return Ok(()) };
         let Some(store) = &self.store else { return Ok(()) };
         match store.create_volume(&name, BLOCK) {
-            Err(error) if error.kind() == Kind::Exists => self.look(),
+            Err(error) if error.kind() == Kind::Exists => self.look(true),
             Err(error) => Err(self.judge("volume of a name that is taken", &error)),
             Ok(_) => Err(Failure::new(Checker::Volumes, format!("two volumes are called '{name}'")).into()),
         }

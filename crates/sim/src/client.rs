@@ -194,7 +194,12 @@ impl<S: Subject> Sim<S> {
             self.model.clear(key, whole.0, whole.1, outcome);
         }
         for lba in offset / BLOCK..end.div_ceil(BLOCK) {
-            if lba >= whole.0 && lba < whole.1 && !matches!(change, Change::Write(_)) {
+            let inside = lba >= whole.0 && lba < whole.1;
+            if match change {
+                Change::Write(_) => false,
+                Change::Trim(_) => inside || !S::TRIMS_EDGES,
+                Change::Zeroes(..) => inside,
+            } {
                 continue;
             }
             let (from, to) = (offset.max(lba * BLOCK), end.min((lba + 1) * BLOCK));

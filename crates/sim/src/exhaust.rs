@@ -226,7 +226,7 @@ fn play<S: Subject>(options: &StoreOptions) -> Result<Vec<Point>, Failure> {
     if ack != Ack::Durable {
         store.flush(id).map_err(|error| unexpected("flush", &error))?;
     }
-    model.commit(Some(id))?;
+    model.taken(id, None)?;
     disk.record();
     let mut rng = Rng::new(2);
     let mut points = Vec::new();

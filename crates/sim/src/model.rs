@@ -4,8 +4,8 @@
 //! durable when the store says so by its ticket; after a crash any version since the durable one is right, and the first read of
 //! it pins which: from then on only that one is.
 //!
-//! Changes of the catalogue are durable before the next one begins, so that at most one is in doubt after a crash
-//! ([`Model::begin`], [`Model::resolve`]).
+//! A change of the catalogue is durable before the next one begins, so that at most one is in doubt after a crash ([`Model::begin`],
+//! [`Model::resolve`]); requests go on while it is.
 
 mod cell;
 mod verbs;
@@ -19,6 +19,7 @@ use crate::{
     content::{Content, Contents, ZEROES},
 };
 use cell::{Cell, Standing};
+use verbs::Doubt;
 pub use verbs::Verb;
 
 /// The model's own number of a volume.
@@ -53,7 +54,7 @@ pub struct Model {
     volumes: BTreeMap<Key, Volume>,
     next_key: Key,
     used_ids: BTreeSet<VolumeId>,
-    in_doubt: Option<Verb>,
+    doubt: Doubt,
     /// Cells with versions of a ticket.
     undurable: BTreeMap<u64, Vec<(Key, u64)>>,
     durable: Option<u64>,
@@ -141,10 +142,13 @@ impl Model {
         self.durable = Some(ticket);
         let later = self.undurable.split_off(&ticket.saturating_add(1));
         for (key, lba) in std::mem::replace(&mut self.undurable, later).into_values().flatten() {
-            if let Some(cell) = self.volumes.get_mut(&key).and_then(|volume| volume.cells.get_mut(&lba)) {
-                cell.advance(ticket, self.settles);
+            let settles = self.settles;
+            let volume = if self.volumes.contains_key(&key) { self.volumes.get_mut(&key) } else { self.deleted_in_doubt(key) };
+            if let Some(cell) = volume.and_then(|volume| volume.cells.get_mut(&lba)) {
+                cell.advance(ticket, settles);
             }
         }
+        self.settle_verb(ticket);
         Ok(())
     }
 
@@ -155,7 +159,11 @@ impl Model {
         self.durable = None;
         self.highest = 0;
         let settles = self.settles;
-        self.volumes.values_mut().flat_map(|volume| volume.cells.values_mut()).for_each(|cell| cell.restart(settles));
+        let mut all: Vec<&mut Volume> = self.volumes.values_mut().collect();
+        if let Doubt::Taken(_, verbs::Undo::Delete(_, volume)) = &mut self.doubt {
+            all.push(volume);
+        }
+        all.into_iter().flat_map(|volume| volume.cells.values_mut()).for_each(|cell| cell.restart(settles));
     }
 
     /// A read returned these bytes; from now on it must return them again.

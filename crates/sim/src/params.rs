@@ -99,7 +99,7 @@ pub struct Params {
     /// Weights of [`Op::ALL`].
     pub mix: [u32; 15],
     /// Weights of [`Step::ALL`](crate::subject::Step::ALL) between two requests.
-    pub steps: [u32; 6],
+    pub steps: [u32; 7],
     /// Steps between two requests, in hundredths.
     pub steps_per_op: u64,
     /// Lives of the store: each ends with a crash.
@@ -266,11 +266,11 @@ fn mix(rng: &mut Rng, profile: Profile) -> [u32; 15] {
     mix
 }
 
-fn steps(rng: &mut Rng) -> [u32; 6] {
+fn steps(rng: &mut Rng) -> [u32; 7] {
     match rng.below(4) {
-        0 => [3, 3, 3, 1, 1, 0], // windows overlap
-        1 => [1, 3, 3, 3, 0, 0], // as a server under load, without checkpoints
-        2 => [2, 2, 2, 2, 6, 2], // checkpoints and idle work all the time
+        0 => [3, 3, 0, 3, 1, 1, 0], // windows overlap
+        1 => [1, 3, 1, 3, 3, 0, 0], // as a server under load, without checkpoints
+        2 => [2, 2, 1, 2, 2, 6, 2], // checkpoints and idle work all the time
         _ => std::array::from_fn(|_| [0, 1, 2, 5][rng.below(4) as usize]),
     }
 }

@@ -200,8 +200,11 @@ impl<S: Subject> Sim<S> {
             Err(error) => Err(Failure::new(Checker::Volumes, format!("the volumes can't be listed: {error:?}"))),
         };
         if let Err(failure) = listed {
+            if self.disk.damage() == 0 {
+                return Err(failure);
+            }
             self.reach.hit("damage: catalogue");
-            return if self.disk.damage() > 0 { Ok(false) } else { Err(failure) };
+            return Ok(false);
         }
         if self.rng.percent(self.params.verify_at_once) {
             self.settle_stop(Sim::verify)?;

@@ -52,6 +52,8 @@ pub enum Step {
     Prepare,
     /// Write the oldest prepared window.
     Write,
+    /// Write the oldest prepared window durably without a flush, when that can be done; else nothing.
+    WriteDurably,
     /// Flush once; publish and acknowledge the written windows in order.
     Settle,
     /// A piece of a checkpoint.
@@ -62,7 +64,7 @@ pub enum Step {
 
 impl Step {
     /// All of them, in the order in which a write meets them.
-    pub const ALL: [Step; 6] = [Step::Close, Step::Prepare, Step::Write, Step::Settle, Step::Checkpoint, Step::Tidy];
+    pub const ALL: [Step; 7] = [Step::Close, Step::Prepare, Step::WriteDurably, Step::Write, Step::Settle, Step::Checkpoint, Step::Tidy];
 
     /// The steps that make what was written durable.
     pub const DURABLE: [Step; 4] = [Step::Close, Step::Prepare, Step::Write, Step::Settle];
@@ -95,6 +97,9 @@ pub trait Subject: Sized {
 
     /// False for a store that does not promise to notice damage: it is spared the faults that need it.
     const NOTICES_DAMAGE: bool = true;
+
+    /// True when a trim zeroes the blocks that it covers in part, too; false when it leaves them as they are.
+    const TRIMS_EDGES: bool = true;
 
     /// Makes a store, whatever the disk holds.
     ///

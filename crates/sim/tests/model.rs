@@ -11,7 +11,7 @@ use onefold_sim::{
 fn model() -> (Model, [Content; 3]) {
     let mut model = Model::default();
     model.begin(Verb::Create("v".to_owned(), 8));
-    assert_eq!(model.commit(Some(VolumeId(1))), Ok(()));
+    assert_eq!(model.taken(VolumeId(1), None), Ok(()));
     let contents = [1, 2, 3].map(|fill| model.contents.intern(&[fill; 4096]));
     (model, contents)
 }
@@ -87,6 +87,35 @@ fn a_verb_in_doubt_happened_or_not_and_nothing_else() {
     model.clone().resolve(&listing(&[("v", 8)])).unwrap();
     model.resolve(&listing(&[("v", 4)])).unwrap();
     assert_eq!(model.live(0, 6), [ZEROES]);
+}
+
+#[test]
+fn a_verb_that_was_taken_and_not_durable_is_there_or_undone() {
+    let listing = |blocks: Option<u64>| -> Vec<(VolumeId, VolumeInfo)> {
+        blocks.iter().map(|blocks| (VolumeId(1), VolumeInfo { name: "v".to_owned(), size: blocks * 4096 })).collect()
+    };
+    let (mut model, [a, ..]) = model();
+    model.write(0, 6, a, Outcome::Taken(1));
+    model.durable(1).unwrap();
+    model.begin(Verb::Resize(0, 4));
+    model.taken(VolumeId(1), Some(2)).unwrap();
+    let mut deleted = model.clone();
+    model.restart();
+    let mut back = model.clone();
+    back.resolve(&listing(Some(8))).unwrap();
+    assert_eq!(back.live(0, 6).len(), 2);
+    model.resolve(&listing(Some(4))).unwrap();
+    assert_eq!(model.live(0, 6), [ZEROES]);
+
+    deleted.durable(2).unwrap();
+    deleted.begin(Verb::Delete(0));
+    deleted.taken(VolumeId(1), Some(3)).unwrap();
+    assert!(deleted.volumes().is_empty());
+    deleted.restart();
+    deleted.clone().resolve(&[]).unwrap();
+    assert_eq!(checker(deleted.clone().resolve(&listing(Some(8)))), Some(Checker::Volumes));
+    deleted.resolve(&listing(Some(4))).unwrap();
+    assert_eq!(deleted.volumes().len(), 1);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use onefold_core::{BLOCK_BYTES, VolumeId, VolumeInfo};
 
-use super::{Key, Model, Volume};
+use super::{Key, Model, Outcome, Volume, cell::Cell};
 use crate::checker::{Checker, Failure};
 
 /// A change of the catalogue.
@@ -20,79 +20,192 @@ pub enum Verb {
     Delete(Key),
 }
 
+/// How to take back a change that was taken and then lost in a crash.
+#[derive(Clone)]
+pub(super) enum Undo {
+    Create(Key),
+    Resize(Key, u64),
+    Rename(Key, String),
+    Delete(Key, Volume),
+}
+
+/// The one change that may have happened or not.
+#[derive(Clone, Default)]
+pub(super) enum Doubt {
+    /// There is none.
+    #[default]
+    Clear,
+    /// It was asked for, and not answered: the model does not show it.
+    Asked(Verb),
+    /// It was taken with this ticket, which is not durable: the model shows it.
+    Taken(u64, Undo),
+}
+
 type Listing = BTreeMap<String, u64>;
 
 impl Model {
-    /// `verb` begins: until [`commit`](Model::commit) it is in doubt.
+    /// `verb` is asked for.
     pub fn begin(&mut self, verb: Verb) {
-        self.in_doubt = Some(verb);
+        self.doubt = Doubt::Asked(verb);
     }
 
-    /// The verb in doubt is durable; `id` is that of the new volume.
+    /// The ticket that the last verb waits for.
+    #[must_use]
+    pub fn pending_verb(&self) -> Option<u64> {
+        match self.doubt {
+            Doubt::Taken(ticket, _) => Some(ticket),
+            _ => None,
+        }
+    }
+
+    /// The verb that was asked for was taken: with a ticket, or durably. `id` is that of the volume.
     ///
     /// # Errors
-    /// The id was used before.
-    pub fn commit(&mut self, id: Option<VolumeId>) -> Result<(), Failure> {
-        let settles = self.settles;
-        match self.in_doubt.take() {
-            Some(Verb::Create(name, blocks)) => {
-                let id = id.unwrap_or_default();
-                if !self.used_ids.insert(id) {
-                    return Err(Failure::new(Checker::Volumes, format!("the new volume '{name}' has the id {id}, which was used before")));
-                }
-                self.volumes.insert(self.next_key, Volume { id, name, blocks, cells: BTreeMap::new() });
-                self.next_key += 1;
+    /// The id of a new volume was used before.
+    pub fn taken(&mut self, id: VolumeId, ticket: Option<u64>) -> Result<(), Failure> {
+        let Doubt::Asked(verb) = std::mem::take(&mut self.doubt) else { return Ok(()) };
+        let undo = self.apply(verb, id)?;
+        if let (Undo::Resize(key, _), Some(ticket)) = (&undo, ticket) {
+            let blocks = self.volumes.get(key).map_or(0, |volume| volume.blocks);
+            self.clear(*key, blocks, u64::MAX, Outcome::Taken(ticket));
+        }
+        match ticket {
+            Some(ticket) => {
+                self.highest = self.highest.max(ticket);
+                self.doubt = Doubt::Taken(ticket, undo);
             }
-            Some(Verb::Resize(key, blocks)) => {
-                if let Some(volume) = self.volumes.get_mut(&key) {
-                    volume.blocks = blocks;
-                    volume.cells.range_mut(blocks..).for_each(|(_, cell)| cell.clear(settles));
-                }
-            }
-            Some(Verb::Rename(key, name)) => {
-                if let Some(volume) = self.volumes.get_mut(&key) {
-                    volume.name = name;
-                }
-            }
-            Some(Verb::Delete(key)) => {
-                self.volumes.remove(&key);
-            }
-            None => {}
+            None => self.happened(&undo),
         }
         Ok(())
     }
 
-    /// The verb in doubt did not happen, or not wholly: what it would have dropped may be gone.
-    fn abandon(&mut self) {
-        let (key, from) = match self.in_doubt.take() {
-            Some(Verb::Resize(key, blocks)) => (key, blocks),
-            Some(Verb::Delete(key)) => (key, 0),
+    /// Shows `verb`, and says how to take it back.
+    fn apply(&mut self, verb: Verb, id: VolumeId) -> Result<Undo, Failure> {
+        let gone = |key: Key| Failure::new(Checker::Volumes, format!("the simulation has no volume {key}"));
+        Ok(match verb {
+            Verb::Create(name, blocks) => {
+                if !self.used_ids.insert(id) {
+                    return Err(Failure::new(Checker::Volumes, format!("the new volume '{name}' has the id {id}, which was used before")));
+                }
+                let key = self.next_key;
+                self.next_key += 1;
+                self.volumes.insert(key, Volume { id, name, blocks, cells: BTreeMap::new() });
+                Undo::Create(key)
+            }
+            Verb::Resize(key, blocks) => {
+                let volume = self.volumes.get_mut(&key).ok_or_else(|| gone(key))?;
+                Undo::Resize(key, std::mem::replace(&mut volume.blocks, blocks))
+            }
+            Verb::Rename(key, name) => {
+                let volume = self.volumes.get_mut(&key).ok_or_else(|| gone(key))?;
+                Undo::Rename(key, std::mem::replace(&mut volume.name, name))
+            }
+            Verb::Delete(key) => Undo::Delete(key, self.volumes.remove(&key).ok_or_else(|| gone(key))?),
+        })
+    }
+
+    /// What the model shows is durable.
+    fn happened(&mut self, undo: &Undo) {
+        let settles = self.settles;
+        if let Undo::Resize(key, _) = undo
+            && let Some(volume) = self.volumes.get_mut(key)
+        {
+            volume.cells.range_mut(volume.blocks..).for_each(|(_, cell)| cell.clear(settles));
+        }
+    }
+
+    /// The verb that was taken is durable when its ticket is.
+    pub(super) fn settle_verb(&mut self, ticket: u64) {
+        match std::mem::take(&mut self.doubt) {
+            Doubt::Taken(needs, undo) if needs <= ticket => self.happened(&undo),
+            other => self.doubt = other,
+        }
+    }
+
+    /// The volume that a verb in doubt has deleted.
+    pub(super) fn deleted_in_doubt(&mut self, key: Key) -> Option<&mut Volume> {
+        match &mut self.doubt {
+            Doubt::Taken(_, Undo::Delete(deleted, volume)) if *deleted == key => Some(volume),
+            _ => None,
+        }
+    }
+
+    /// The verb that was taken is lost; of what it would have dropped, any part may be gone.
+    fn undo(&mut self, undo: Undo) {
+        match undo {
+            Undo::Create(key) => {
+                if let Some(volume) = self.volumes.remove(&key) {
+                    self.used_ids.remove(&volume.id);
+                }
+            }
+            Undo::Resize(key, blocks) => {
+                if let Some(volume) = self.volumes.get_mut(&key) {
+                    volume.blocks = blocks;
+                }
+            }
+            Undo::Rename(key, name) => {
+                if let Some(volume) = self.volumes.get_mut(&key) {
+                    volume.name = name;
+                }
+            }
+            Undo::Delete(key, mut volume) => {
+                volume.cells.values_mut().for_each(Cell::may_be_clear);
+                self.volumes.insert(key, volume);
+            }
+        }
+    }
+
+    /// The verb that was asked for did not happen, or not wholly: what it would have dropped may be gone.
+    fn abandon(&mut self, verb: &Verb) {
+        let (key, from) = match verb {
+            Verb::Resize(key, blocks) => (key, *blocks),
+            Verb::Delete(key) => (key, 0),
             _ => return,
         };
-        if let Some(volume) = self.volumes.get_mut(&key) {
+        if let Some(volume) = self.volumes.get_mut(key) {
             volume.cells.range_mut(from..).for_each(|(_, cell)| cell.may_be_clear());
         }
     }
 
-    /// Compares the store's list of volumes with the model's, and so learns whether the verb in doubt happened.
+    /// Compares the store's list of volumes with the model's while no answer is open.
+    ///
+    /// # Errors
+    /// They differ.
+    pub fn compare(&self, found: &[(VolumeId, VolumeInfo)]) -> Result<(), Failure> {
+        let listing: Listing = found.iter().map(|(_, info)| (info.name.clone(), info.size)).collect();
+        if listing == self.listing() { Ok(()) } else { Err(wrong_volumes(&listing, &self.listing(), None)) }
+    }
+
+    /// Compares the store's list of volumes with the model's after a recovery, or after a verb failed, and so learns whether the verb in doubt happened.
     ///
     /// # Errors
     /// The list is neither that before nor that after the verb.
     pub fn resolve(&mut self, found: &[(VolumeId, VolumeInfo)]) -> Result<(), Failure> {
         let listing: Listing = found.iter().map(|(_, info)| (info.name.clone(), info.size)).collect();
-        let before = self.listing(None);
-        let after = self.listing(self.in_doubt.as_ref());
-        if listing == before && listing != after {
-            self.abandon();
-        } else if listing == after {
-            let new = match &self.in_doubt {
-                Some(Verb::Create(name, _)) => found.iter().find(|(_, info)| info.name == *name).map(|(id, _)| *id),
-                _ => None,
-            };
-            self.commit(new)?;
-        } else {
-            let message = format!("the store has the volumes {listing:?}; right is {before:?} or {after:?}");
-            return Err(Failure::new(Checker::Volumes, message));
+        let shown = listing == self.listing();
+        let mut other = self.clone_catalogue();
+        match std::mem::take(&mut self.doubt) {
+            Doubt::Clear if shown => {}
+            Doubt::Asked(verb) if shown => self.abandon(&verb),
+            Doubt::Taken(_, undo) if shown => self.happened(&undo),
+            Doubt::Clear => return Err(wrong_volumes(&listing, &self.listing(), None)),
+            Doubt::Asked(verb) => {
+                let id = |name: &String| found.iter().find(|(_, info)| info.name == *name).map_or(VolumeId(u32::MAX), |(id, _)| *id);
+                let id = if let Verb::Create(name, _) = &verb { id(name) } else { VolumeId::default() };
+                other.apply(verb.clone(), id)?;
+                if listing != other.listing() {
+                    return Err(wrong_volumes(&listing, &self.listing(), Some(&other.listing())));
+                }
+                let undo = self.apply(verb, id)?;
+                self.happened(&undo);
+            }
+            Doubt::Taken(_, undo) => {
+                other.undo(undo.clone());
+                if listing != other.listing() {
+                    return Err(wrong_volumes(&listing, &self.listing(), Some(&other.listing())));
+                }
+                self.undo(undo);
+            }
         }
         for volume in self.volumes.values() {
             if !found.iter().any(|(id, info)| *id == volume.id && info.name == volume.name) {
@@ -102,23 +215,24 @@ impl Model {
         Ok(())
     }
 
-    /// Names and sizes in bytes, after `verb`.
-    fn listing(&self, verb: Option<&Verb>) -> Listing {
-        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
-        let mut listing = Listing::new();
-        for (key, volume) in &self.volumes {
-            let (mut name, mut blocks) = (volume.name.clone(), volume.blocks);
-            match verb {
-                Some(Verb::Delete(deleted)) if deleted == key => continue,
-                Some(Verb::Rename(renamed, to)) if renamed == key => name.clone_from(to),
-                Some(Verb::Resize(resized, to)) if resized == key => blocks = *to,
-                _ => {}
-            }
-            listing.insert(name, bytes(blocks));
+    /// A model with the same volumes and no contents, to try a change on.
+    fn clone_catalogue(&self) -> Model {
+        let bare = |volume: &Volume| Volume { id: volume.id, name: volume.name.clone(), blocks: volume.blocks, cells: BTreeMap::new() };
+        Model {
+            volumes: self.volumes.iter().map(|(key, volume)| (*key, bare(volume))).collect(),
+            used_ids: self.used_ids.clone(),
+            next_key: self.next_key,
+            ..Model::default()
         }
-        if let Some(Verb::Create(name, blocks)) = verb {
-            listing.insert(name.clone(), bytes(*blocks));
-        }
-        listing
     }
+
+    /// Names and sizes in bytes.
+    fn listing(&self) -> Listing {
+        self.volumes.values().map(|volume| (volume.name.clone(), volume.blocks * BLOCK_BYTES as u64)).collect()
+    }
+}
+
+fn wrong_volumes(found: &Listing, right: &Listing, or: Option<&Listing>) -> Failure {
+    let or = or.map_or(String::new(), |or| format!(" or {or:?}"));
+    Failure::new(Checker::Volumes, format!("the store has the volumes {found:?}; right is {right:?}{or}"))
 }
