@@ -2,7 +2,7 @@
 //!
 //! A write goes to the *view*, which reads see, and to the list of unflushed block writes; a flush moves the list to the durable
 //! image; a durable write moves only itself. When the power fails, of each unflushed block write any subset of its eight sectors
-//! persists ([`crash`]). A crash can be armed to happen inside a call: that call's blocks join the unflushed ones, the call fails, and
+//! persists (see `crash.rs`). A crash can be armed to happen inside a call: that call's blocks join the unflushed ones, the call fails, and
 //! so does everything after it, until [`VirtualDisk::power_cycle`].
 //!
 //! Every call is folded, with a hash of what it wrote, into one number: two runs of one seed must agree in it.

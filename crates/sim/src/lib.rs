@@ -1,7 +1,7 @@
 //! Deterministic crash and fault simulation of Onefold's real engines.
 //!
 //! A seed and a commit are one run: the seed gives the [parameters](params), the workload, the schedule of the engine's steps, the faults of
-//! the [disk](VirtualDisk) and what each power failure leaves of the unflushed writes. The [model](model) knows what every block may
+//! the [disk](VirtualDisk) and what each power failure leaves of the unflushed writes. The [model] knows what every block may
 //! hold; a [`Failure`](checker::Failure) names the [`Checker`](checker::Checker), that is, the invariant that is broken.
 //!
 //! - [`runner`] runs seeds on worker threads, replays one, and shows that planted bugs are found;
