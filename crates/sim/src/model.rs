@@ -1,6 +1,6 @@
 //! The oracle: what every block of every volume may hold, now and after a crash.
 //!
-//! The model is plain: a map from block numbers to [cells](cell), each with a durable value and the versions since. A version becomes
+//! The model is plain: a map from block numbers to cells, each with a durable value and the versions since. A version becomes
 //! durable when the store says so by its ticket; after a crash any version since the durable one is right, and the first read of
 //! it pins which: from then on only that one is.
 //!
