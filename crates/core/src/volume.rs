@@ -58,7 +58,8 @@ pub trait Volume: Send + Sync {
     /// may be there.
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket>;
 
-    /// Drops `bytes` bytes at `offset`: they read as zeroes, their blocks become free. Durability as [`write`](Volume::write).
+    /// Drops the whole blocks within `bytes` bytes at `offset`: they read as zeroes and become free. Blocks that the range covers in part are
+    /// left as they are: trimming is advice. Durability as [`write`](Volume::write).
     ///
     /// # Errors
     /// As [`write`](Volume::write); a full store still takes trims.

@@ -1,0 +1,109 @@
+//! What administrators do while clients write: volumes come, grow, shrink, change their names and go.
+
+use onefold_core::{BLOCK_BYTES, Kind, Result, VolumeId};
+
+use crate::{
+    checker::{Checker, Failure},
+    model::{Key, Verb},
+    run::{Flow, Sim},
+    subject::{Ack, Subject},
+};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+impl<S: Subject> Sim<S> {
+    /// Makes one more volume.
+    pub(crate) fn create_volume(&mut self) -> Flow<()> {
+        let name = self.free_name();
+        let blocks = self.params.volume_blocks;
+        self.apply(Verb::Create(name, blocks))
+    }
+
+    fn free_name(&mut self) -> String {
+        format!("v{:06x}", self.rng.next() & 0xff_ffff)
+    }
+
+    /// Any change of the catalogue.
+    pub(crate) fn verb(&mut self) -> Flow<()> {
+        let keys: Vec<Key> = self.model.volumes().keys().copied().collect();
+        let Some(&key) = self.rng.pick(&keys) else { return self.create_volume() };
+        let blocks = self.params.volume_blocks;
+        let verb = match self.rng.below(8) {
+            0 | 1 => Verb::Rename(key, self.free_name()),
+            2 => Verb::Delete(key),
+            3 if keys.len() < 6 => return self.create_volume(),
+            4 => return self.taken_name(key),
+            5 => Verb::Resize(key, blocks * 2),
+            _ => Verb::Resize(key, self.rng.within(1, blocks)),
+        };
+        self.apply(verb)
+    }
+
+    /// Does `verb` when the one before is durable, tells the model, and sometimes waits.
+    fn apply(&mut self, verb: Verb) -> Flow<()> {
+        if let Some(ticket) = self.model.pending_verb() {
+            self.drive(ticket)?;
+        }
+        let id = |key: &Key| self.model.volumes().get(key).map(|volume| volume.id).unwrap_or_default();
+        let id = match &verb {
+            Verb::Create(..) => VolumeId::default(),
+            Verb::Resize(key, _) | Verb::Rename(key, _) | Verb::Delete(key) => id(key),
+        };
+        self.model.begin(verb.clone());
+        let mut tries = 0;
+        loop {
+            let Some(store) = &self.store else { return Ok(()) };
+            let result: Result<(VolumeId, Ack)> = match &verb {
+                Verb::Create(name, blocks) => store.create_volume(name, blocks * BLOCK),
+                Verb::Resize(_, blocks) => store.resize_volume(id, blocks * BLOCK).map(|ack| (id, ack)),
+                Verb::Rename(_, name) => store.rename_volume(id, name).map(|ack| (id, ack)),
+                Verb::Delete(_) => store.delete_volume(id).map(|ack| (id, ack)),
+            };
+            self.say(|| format!("{verb:?}: {result:?}"));
+            match result {
+                Ok((id, ack)) => {
+                    let ticket = match ack {
+                        Ack::Durable => None,
+                        Ack::Later(ticket) => Some(ticket.0),
+                    };
+                    self.model.taken(id, ticket)?;
+                    self.note_durable()?;
+                    return match ticket {
+                        Some(ticket) if self.rng.percent(50) => self.drive(ticket),
+                        _ => Ok(()),
+                    };
+                }
+                Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
+                    tries += 1;
+                    self.make_room(tries)?;
+                }
+                Err(error) if error.kind() == Kind::NoSpace && !self.disk.is_down() && !self.disk.has_failed() => {
+                    self.reach.hit("store full: volume verb refused");
+                    return self.look(false);
+                }
+                Err(error) => return Err(self.judge("volume verb", &error)),
+            }
+        }
+    }
+
+    /// Compares the list of volumes; `answered` when no verb has just failed.
+    fn look(&mut self, answered: bool) -> Flow<()> {
+        let Some(store) = &self.store else { return Ok(()) };
+        match store.volumes() {
+            Ok(volumes) if answered => Ok(self.model.compare(&volumes)?),
+            Ok(volumes) => Ok(self.model.resolve(&volumes)?),
+            Err(error) => Err(self.judge("list of volumes", &error)),
+        }
+    }
+
+    /// A name that is taken is refused.
+    fn taken_name(&mut self, key: Key) -> Flow<()> {
+        let Some(name) = self.model.volumes().get(&key).map(|volume| volume.name.clone()) else { return Ok(()) };
+        let Some(store) = &self.store else { return Ok(()) };
+        match store.create_volume(&name, BLOCK) {
+            Err(error) if error.kind() == Kind::Exists => self.look(true),
+            Err(error) => Err(self.judge("volume of a name that is taken", &error)),
+            Ok(_) => Err(Failure::new(Checker::Volumes, format!("two volumes are called '{name}'")).into()),
+        }
+    }
+}

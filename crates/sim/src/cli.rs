@@ -1,0 +1,165 @@
+//! The command line of the simulator.
+
+use std::{process::ExitCode, time::Instant};
+
+use crate::{
+    exhaust::{exhaust, small},
+    runner::{Config, Outcome, bugs, run_params, run_seed, run_seeds, shrink},
+    subject::Subject,
+};
+
+const USAGE: &str = "\
+Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 seeds, and the exhaustive small case.
+
+  --seed N          replays one seed and prints what happens
+  --shrink N        looks for a smaller run that fails as seed N does, and replays that
+  --seeds A..B      runs a range of seeds
+  --long            runs 100,000 seeds
+  --exhaust         tries every crash of a small case
+  --bugs            plants each bug and looks for it in 2,000 seeds
+  --bug NAME        plants one bug in what the other options run
+  --threads N       worker threads (2)
+
+examples:  onefold-sim --seed 1742        onefold-sim --seeds 0..500 --threads 1";
+
+/// Seeds of an ordinary run.
+const SEEDS: u64 = 2_000;
+
+/// Seeds of a long run.
+const LONG: u64 = 100_000;
+
+/// Seeds that failed once, one a line; after `#` the story.
+const KEPT: &str = include_str!("../seeds.txt");
+
+enum Job {
+    All,
+    Seed(u64),
+    Shrink(u64),
+    Seeds(std::ops::Range<u64>),
+    Exhaust,
+    Bugs,
+}
+
+/// Runs what the arguments ask for.
+pub fn run<S: Subject>(arguments: impl Iterator<Item = String>) -> ExitCode {
+    let (job, config) = match parse::<S>(arguments) {
+        Ok(parsed) => parsed,
+        Err(message) => {
+            eprintln!("{message}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let well = match job {
+        Job::Seed(seed) => replay(&run_seed::<S>(seed, config.bug, true)),
+        Job::Shrink(seed) => {
+            let least = shrink::<S>(&run_seed::<S>(seed, config.bug, false));
+            replay(&run_params::<S>(least.params, true))
+        }
+        Job::Seeds(seeds) => many::<S>(seeds, &config),
+        Job::Exhaust => small_case::<S>(&config),
+        Job::Bugs => planted::<S>(&config),
+        Job::All => kept::<S>(&config) && many::<S>(0..SEEDS, &config) && small_case::<S>(&config),
+    };
+    if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn parse<S: Subject>(mut arguments: impl Iterator<Item = String>) -> Result<(Job, Config), String> {
+    let (mut job, mut config) = (Job::All, Config::default());
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
+        let number = |text: &str| text.replace('_', "").parse::<u64>().map_err(|_| format!("'{text}' is not a number"));
+        match argument.as_str() {
+            "--seed" => job = Job::Seed(number(&value()?)?),
+            "--shrink" => job = Job::Shrink(number(&value()?)?),
+            "--seeds" => {
+                let range = value()?;
+                let (from, to) = range.split_once("..").ok_or(format!("'{range}' is not a range like 0..500"))?;
+                job = Job::Seeds(number(from)?..number(to)?);
+            }
+            "--long" => job = Job::Seeds(0..LONG),
+            "--exhaust" => job = Job::Exhaust,
+            "--bugs" => job = Job::Bugs,
+            "--bug" => {
+                let name = value()?;
+                let index = S::BUGS.iter().position(|bug| *bug == name);
+                config.bug = Some(index.ok_or(format!("no bug '{name}': one of {}", S::BUGS.join(", ")))?);
+            }
+            "--threads" => config.threads = number(&value()?)? as usize,
+            other => return Err(format!("unknown argument '{other}'")),
+        }
+    }
+    Ok((job, config))
+}
+
+fn replay(outcome: &Outcome) -> bool {
+    println!("{:#?}", outcome.params);
+    print!("{}", outcome.reach);
+    println!("trace {:016x}", outcome.trace);
+    verdict(outcome)
+}
+
+/// Prints a failure; true when there is none.
+fn verdict(outcome: &Outcome) -> bool {
+    let Some(failure) = &outcome.failure else { return true };
+    println!("seed {} fails: {failure}", outcome.params.seed);
+    false
+}
+
+fn many<S: Subject>(seeds: std::ops::Range<u64>, config: &Config) -> bool {
+    let start = Instant::now();
+    let total = seeds.end.saturating_sub(seeds.start);
+    let summary = run_seeds::<S>(seeds, config, |done| {
+        let seconds = start.elapsed().as_secs_f64();
+        if done.is_multiple_of(1000) {
+            eprintln!("{done} of {total} seeds, {:.0} a second", done as f64 / seconds);
+        }
+    });
+    for outcome in &summary.failures {
+        verdict(outcome);
+        println!("{:#?}", outcome.params);
+    }
+    print!("{}", summary.reach);
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{} seeds, {} failed, {seconds:.1} s, {:.0} a second", summary.seeds, summary.failures.len(), summary.seeds as f64 / seconds);
+    summary.failures.is_empty()
+}
+
+fn kept<S: Subject>(config: &Config) -> bool {
+    let seeds = KEPT.lines().filter_map(|line| line.split('#').next()?.trim().parse::<u64>().ok());
+    let failed = seeds.filter(|&seed| !verdict(&run_seed::<S>(seed, config.bug, false))).count();
+    failed == 0
+}
+
+fn small_case<S: Subject>(config: &Config) -> bool {
+    let start = Instant::now();
+    let mut options = small();
+    options.bug = config.bug;
+    let tried = exhaust::<S>(&options, config.threads);
+    println!(
+        "exhaustive case: {} crashes at {} points ({} of them in recovery), at most {} unflushed blocks ({} points sampled), {:.1} s",
+        tried.cases,
+        tried.points,
+        tried.recovery_points,
+        tried.widest,
+        tried.sampled,
+        start.elapsed().as_secs_f64()
+    );
+    if let Some(failure) = &tried.failure {
+        println!("exhaustive case fails: {failure}");
+    }
+    tried.failure.is_none()
+}
+
+fn planted<S: Subject>(config: &Config) -> bool {
+    let reports = bugs::<S>(SEEDS, config.threads, |report| match (&report.found, &report.without) {
+        (None, _) => println!("{:<44} NOT FOUND in {SEEDS} seeds", report.bug),
+        (Some(found), None) => {
+            let checker = found.failure.as_ref().map_or(String::new(), ToString::to_string);
+            println!("{:<44} seed {:>4}  {checker}", report.bug, found.params.seed);
+        }
+        (Some(found), Some(without)) => {
+            println!("{:<44} seed {:>4} fails without the bug too: {without}", report.bug, found.params.seed);
+        }
+    });
+    reports.iter().all(|report| report.found.is_some() && report.without.is_none())
+}

@@ -1,0 +1,31 @@
+//! Deterministic crash and fault simulation of Onefold's real engines.
+//!
+//! A seed and a commit are one run: the seed gives the [parameters](params), the workload, the schedule of the engine's steps, the faults of
+//! the [disk](VirtualDisk) and what each power failure leaves of the unflushed writes. The [model] knows what every block may
+//! hold; a [`Failure`](checker::Failure) names the [`Checker`](checker::Checker), that is, the invariant that is broken.
+//!
+//! - [`runner`] runs seeds on worker threads, replays one, and shows that planted bugs are found;
+//! - [`exhaust`] tries every crash of a small case;
+//! - [`subject`] is the seam: what the engine under simulation must offer.
+//!
+//! *Invariant:* one seed is one thread; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
+
+mod catalogue;
+pub mod checker;
+pub mod cli;
+mod client;
+mod clock;
+pub mod content;
+pub mod disk;
+pub mod exhaust;
+pub mod model;
+pub mod params;
+pub mod reach;
+pub mod rng;
+mod run;
+pub mod runner;
+mod schedule;
+pub mod subject;
+
+pub use clock::VirtualClock;
+pub use disk::{Fault, VirtualDisk};

@@ -1,0 +1,293 @@
+//! What a seed stands for: all parameters of a run, drawn before it begins, and printed when it fails.
+
+use std::time::Duration;
+
+use onefold_core::Algorithm;
+
+use crate::{content::Palette, disk::Fault, rng::Rng, subject::StoreOptions};
+
+/// What a run is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Power failures only.
+    Crashes,
+    /// More data than the store holds, and trims.
+    FullStore,
+    /// Writes and flushes that fail.
+    StopFaults,
+    /// Reads that fail once.
+    ReadFaults,
+    /// Rot, misdirection, lost writes, blocks that can't be read.
+    Damage,
+    /// A host that has no space for a store that grows.
+    HostFull,
+}
+
+/// What a client does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// A few whole blocks.
+    Write,
+    /// A long run of whole blocks.
+    LongWrite,
+    /// Any bytes.
+    Unaligned,
+    /// A short range, of any alignment.
+    Trim,
+    /// A range that may span the volume.
+    LongTrim,
+    /// As a trim, or to be kept as zeroes.
+    Zeroes,
+    /// A read of a few ranges.
+    Read,
+    /// A question for extents.
+    Extents,
+    /// A flush of all.
+    Flush,
+    /// A write that is waited for.
+    Fua,
+    /// A change of the catalogue.
+    Verb,
+    /// A write of what looks like the store's own metadata.
+    Forge,
+    /// A jump of the clock.
+    Clock,
+    /// Nothing for long enough that all background work is done.
+    Idle,
+    /// A request that is wrong.
+    Wrong,
+}
+
+impl Op {
+    /// All of them, as [`Params::mix`] weighs them.
+    pub const ALL: [Op; 15] = [
+        Op::Write,
+        Op::LongWrite,
+        Op::Unaligned,
+        Op::Trim,
+        Op::LongTrim,
+        Op::Zeroes,
+        Op::Read,
+        Op::Extents,
+        Op::Flush,
+        Op::Fua,
+        Op::Verb,
+        Op::Forge,
+        Op::Clock,
+        Op::Idle,
+        Op::Wrong,
+    ];
+}
+
+/// All parameters of a run.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// The seed.
+    pub seed: u64,
+    /// What the run is about.
+    pub profile: Profile,
+    /// The store.
+    pub options: StoreOptions,
+    /// Volumes at the start.
+    pub volumes: u64,
+    /// Blocks of a volume.
+    pub volume_blocks: u64,
+    /// Where clients write: first block and length.
+    pub spots: Vec<(u64, u64)>,
+    /// What they write.
+    pub palette: Palette,
+    /// Weights of [`Op::ALL`].
+    pub mix: [u32; 15],
+    /// Weights of [`Step::ALL`](crate::subject::Step::ALL) between two requests.
+    pub steps: [u32; 7],
+    /// Steps between two requests, in hundredths.
+    pub steps_per_op: u64,
+    /// Lives of the store: each ends with a crash.
+    pub rounds: u64,
+    /// Requests in a life, at most.
+    pub ops: u64,
+    /// A life ends inside one of so many calls that change the disk.
+    pub crash_within: u64,
+    /// Chance that the next recovery crashes too, in percent.
+    pub recovery_crash: u64,
+    /// Crashes in a row during recovery, at most.
+    pub depth: u64,
+    /// The longest time between two requests.
+    pub pace: Duration,
+    /// Faults of a life.
+    pub faults: Vec<Fault>,
+    /// Chance that all is read at once after a recovery, in percent.
+    pub verify_at_once: u64,
+}
+
+impl Params {
+    /// The parameters that belong to `seed`.
+    #[must_use]
+    pub fn draw(seed: u64) -> Params {
+        let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6400);
+        let profile = [Profile::Crashes, Profile::FullStore, Profile::StopFaults, Profile::ReadFaults, Profile::Damage, Profile::HostFull]
+            [rng.weighted(&[57, 14, 10, 4, 11, 4])];
+        let options = store_options(rng, profile);
+        let volumes = rng.within(1, 3);
+        let volume_blocks = [64, 200, 1024, 70_000, 1 << 22][rng.weighted(&[2, 2, 3, 2, 1])];
+        let room = if profile == Profile::FullStore {
+            options.disk_blocks * 5 / 4
+        } else {
+            options.disk_blocks / [8, 5, 3, 2][rng.below(4) as usize]
+        };
+        let spots = spots(rng, volume_blocks, (room / volumes).max(4));
+        let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
+        let palette = Palette {
+            duplicates: if profile == Profile::FullStore { 10 } else { percent(rng, [0, 20, 50, 85]) },
+            zeroes: percent(rng, [0, 0, 5, 25]),
+            compressible: percent(rng, [0, 50, 80, 100]),
+            siblings: percent(rng, [0, 5, 20, 60]),
+        };
+        let rounds = rng.within(2, 8);
+        let ops = [10, 30, 100, 250][rng.weighted(&[2, 4, 4, 2])];
+        Params {
+            seed,
+            profile,
+            volumes,
+            volume_blocks,
+            spots,
+            palette,
+            mix: mix(rng, profile),
+            steps: steps(rng),
+            steps_per_op: [20, 70, 150, 300, 600][rng.weighted(&[1, 2, 3, 3, 2])],
+            rounds,
+            ops,
+            crash_within: [3, 15, 60, 300][rng.weighted(&[2, 4, 4, 2])],
+            recovery_crash: [0, 20, 50, 90][rng.weighted(&[2, 3, 3, 2])],
+            depth: rng.within(1, 4),
+            pace: Duration::from_micros([0, 300, 20_000, 3_000_000][rng.weighted(&[2, 3, 3, 2])]),
+            faults: faults(rng, profile),
+            verify_at_once: [0, 70, 100][rng.weighted(&[1, 2, 3])],
+            options,
+        }
+    }
+}
+
+impl Params {
+    /// Parameters that are smaller in one respect each.
+    #[must_use]
+    pub fn smaller(&self) -> Vec<Params> {
+        let mut all = Vec::new();
+        let mut with = |change: &dyn Fn(&mut Params)| {
+            let mut params = self.clone();
+            change(&mut params);
+            all.push(params);
+        };
+        if self.rounds > 1 {
+            with(&|params| params.rounds = 1);
+            with(&|params| params.rounds -= 1);
+        }
+        if self.ops > 1 {
+            with(&|params| params.ops /= 2);
+            with(&|params| params.ops -= 1);
+        }
+        for index in (0..self.mix.len()).filter(|&index| self.mix[index] != 0) {
+            with(&|params| params.mix[index] = 0);
+        }
+        if self.volumes > 1 {
+            with(&|params| params.volumes = 1);
+        }
+        if self.recovery_crash > 0 {
+            with(&|params| params.recovery_crash = 0);
+        }
+        if !self.faults.is_empty() {
+            with(&|params| params.faults.truncate(params.faults.len() - 1));
+        }
+        if self.spots.len() > 1 {
+            with(&|params| params.spots.truncate(params.spots.len() - 1));
+        }
+        all
+    }
+}
+
+fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
+    let zone_blocks = [16, 16, 32, 64][rng.below(4) as usize];
+    let zones = if profile == Profile::FullStore { rng.within(24, 48) } else { rng.within(32, 96) };
+    let fingerprint = [Algorithm::Blake3, Algorithm::Sha256, Algorithm::Sha1, Algorithm::Md5][rng.weighted(&[8, 1, 1, 1])];
+    let verify_bytes = fingerprint.needs_bytes() || rng.percent(20);
+    let mut id = [0; 16];
+    let mut secret = [0; 32];
+    rng.fill(&mut id);
+    rng.fill(&mut secret);
+    StoreOptions {
+        disk_blocks: zones * u64::from(zone_blocks),
+        zone_blocks,
+        id,
+        secret,
+        fingerprint,
+        verify_bytes,
+        weak_fingerprint: verify_bytes && rng.percent(25),
+        layout_split: rng.percent(15),
+        leftover_table: rng.percent(15),
+        grow: profile == Profile::HostFull || rng.percent(15),
+        strong: rng.percent(20),
+        memory: [1 << 20, 4 << 20, 16 << 20][rng.below(3) as usize],
+        window_blocks: [1, 2, 4, 8, 32, 128][rng.below(6) as usize],
+        record_limit: [64, 256, 2048, 1 << 20][rng.below(4) as usize],
+        zone_limit: [3, 6, 128][rng.weighted(&[1, 2, 3])],
+        bug: None,
+    }
+}
+
+/// One to three ranges of a volume, its ends preferred, of `room` blocks together at most.
+fn spots(rng: &mut Rng, volume_blocks: u64, room: u64) -> Vec<(u64, u64)> {
+    let n = rng.within(1, 3);
+    let length = (room / n).clamp(1, (volume_blocks / n).max(1));
+    let length = if rng.percent(40) { length.min(rng.within(1, 12)) } else { length };
+    (0..n)
+        .map(|_| {
+            let last = volume_blocks - length;
+            let first = match rng.below(3) {
+                0 => 0,
+                1 => last,
+                _ => rng.within(0, last),
+            };
+            (first, length)
+        })
+        .collect()
+}
+
+fn mix(rng: &mut Rng, profile: Profile) -> [u32; 15] {
+    //          write long unal trim ltrim zero read ext flush fua verb forge clock idle wrong
+    let usual = [30, 6, 8, 6, 1, 4, 10, 3, 6, 6, 1, 2, 2, 1, 1];
+    let mut mix = match profile {
+        Profile::FullStore => [30, 40, 4, 3, 1, 2, 8, 2, 4, 3, 1, 0, 1, 1, 1],
+        _ => usual,
+    };
+    // Each seed leans to some requests and leaves others out.
+    for weight in mix.iter_mut().skip(1) {
+        *weight *= [0, 1, 1, 1, 4][rng.below(5) as usize];
+    }
+    mix
+}
+
+fn steps(rng: &mut Rng) -> [u32; 7] {
+    match rng.below(4) {
+        0 => [3, 3, 0, 3, 1, 1, 0], // windows overlap
+        1 => [1, 3, 1, 3, 3, 0, 0], // as a server under load, without checkpoints
+        2 => [2, 2, 1, 2, 2, 6, 2], // checkpoints and idle work all the time
+        _ => std::array::from_fn(|_| [0, 1, 2, 5][rng.below(4) as usize]),
+    }
+}
+
+fn faults(rng: &mut Rng, profile: Profile) -> Vec<Fault> {
+    let choices: &[Fault] = match profile {
+        Profile::Crashes | Profile::FullStore => &[Fault::Slow],
+        Profile::StopFaults => &[Fault::WriteError, Fault::FlushError, Fault::NoSpaceWrite],
+        Profile::ReadFaults => &[Fault::ReadOnce],
+        Profile::Damage => &[Fault::Rot, Fault::MisdirectedWrite, Fault::LostWrite, Fault::MisdirectedRead, Fault::ReadForGood],
+        Profile::HostFull => &[Fault::NoSpaceAllocate],
+    };
+    let n = match profile {
+        Profile::Crashes | Profile::FullStore => rng.below(2),
+        Profile::ReadFaults => rng.within(1, 4),
+        Profile::Damage => rng.within(1, 2),
+        _ => 1,
+    };
+    (0..n).filter_map(|_| rng.pick(choices).copied()).collect()
+}
