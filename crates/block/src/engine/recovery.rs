@@ -159,7 +159,7 @@ impl Engine {
     /// The engine as of its last checkpoint, with nothing recovered.
     fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
         let Superblock { fixed, state } = superblock;
-        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        let identity = settings.identity(&fixed);
         let compare = !settings.has(PlantedBug::ChecksumIgnored);
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
         let snapshot = load_snapshot(&pages, state)?;
