@@ -118,16 +118,16 @@ impl Subject for Thin {
         self.0.delete_volume(volume).map(Ack::Later)
     }
 
-    fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
-        self.0.write(volume, offset, data)
+    fn write(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {
+        self.0.write_from(volume, offset, data, taken)
     }
 
     fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket> {
         self.0.trim(volume, offset, bytes)
     }
 
-    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
-        self.0.write_zeroes(volume, offset, bytes, keep)
+    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool, taken: &mut u64) -> Result<Ticket> {
+        self.0.write_zeroes_from(volume, offset, bytes, keep, taken)
     }
 
     fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
@@ -170,15 +170,18 @@ impl Subject for Thin {
     fn forge(disk: &Arc<VirtualDisk>, options: &StoreOptions, volume: VolumeId, lba: Lba, rng: &mut Rng) -> Option<Box<Block>> {
         let view = disk.view();
         let block = |at: Pba| view.get(at.0).map(|bytes| Block(**bytes));
-        let found = |place: usize| {
-            block(SUPERBLOCKS[place]).map_or(superblock::Found::Foreign, |block| Superblock::decode(&block, place as u32))
-        };
+        let found =
+            |place: usize| block(SUPERBLOCKS[place]).map_or(superblock::Found::Foreign, |block| Superblock::decode(&block, place as u32));
         let Superblock { fixed, state } = superblock::choose(found(0), found(1)).ok()?;
         let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
         let pages = (0..fixed.geometry.list_pages).flat_map(|page| fixed.geometry.list_page(page).map(|at| (page, at)));
         let pages = pages.filter_map(|(page, at)| zone_list::Page::decode(&identity, &block(at)?, page, at.0));
-        let open: Vec<(ZoneId, u64)> =
-            pages.flat_map(|page| page.entries).flatten().filter(|entry| entry.carriers.is_none()).map(|e| (e.zone, e.generation)).collect();
+        let open: Vec<(ZoneId, u64)> = pages
+            .flat_map(|page| page.entries)
+            .flatten()
+            .filter(|entry| entry.carriers.is_none())
+            .map(|e| (e.zone, e.generation))
+            .collect();
         let &(zone, generation) = rng.pick(&open)?;
         let start = fixed.geometry.start_of(zone);
         let next = (0..fixed.geometry.zone_blocks).filter(|&n| view.get(start.0 + n).is_some()).max().map_or(0, |n| n + 1);

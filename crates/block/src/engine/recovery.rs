@@ -19,11 +19,11 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Block, Clock, Disk, Error, Fingerprint, Kind, Pba, Read, Result};
+use onefold_core::{Block, Clock, Disk, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 use parking_lot::Mutex;
 
 use super::{
-    Engine, Snapshot, State, VolumeState, Zones,
+    Engine, Snapshot, State, VolumeState,
     checkpoint::{Checkpointer, Reason},
     prepare::Preparer,
 };
@@ -32,7 +32,7 @@ use crate::{
     format::{
         Identity,
         carrier::{Carrier, Header, encode},
-        catalogue::{CatalogueChange, Discard, Volume},
+        catalogue::{CatalogueChange, Discard, VOLUME_BLOCKS_MAX, Volume},
         geometry::{Geometry, SUPERBLOCKS},
         page::Table,
         record::{Change, Record, WindowNumber},
@@ -93,6 +93,8 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
 struct Found {
     header: Header,
     records: Vec<Record>,
+    /// An earlier recovery, or one that crashed, made it count for nothing.
+    void: bool,
 }
 
 impl Engine {
@@ -174,6 +176,7 @@ impl Engine {
             next_volume: snapshot.state.next_volume,
             durable: snapshot.state.durable,
             epoch: snapshot.state.epoch,
+            zone_table: snapshot.state.zones,
             snapshot: Arc::new(snapshot),
             volumes,
             allocator,
@@ -209,17 +212,20 @@ impl Engine {
         let pages = self.read_zone_list()?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let entries = newest_entries(geometry, &pages)?;
-        let carriers = self.scan(&entries, &snapshot.state)?;
+        let (void, carriers): (Vec<Found>, Vec<Found>) = self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
         let committed = snapshot.state.committed;
         let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
-        let seen = carriers.iter().map(|found| found.header.window).chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
+        // Void carriers count here: those of a recovery that crashed bear the epoch that this one will bring, so its windows must be others.
+        let windows = carriers.iter().chain(&void).map(|found| found.header.window);
+        let seen = windows.chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
         check_complete(&carriers, &snapshot.state, durable)?;
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
         records.sort_unstable_by_key(|record| record.timestamp);
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
-        let believed = self.believe(newer)?;
+        let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
+        let believed = newest_alone(believed);
 
         // Everything that a carrier or a believed record names is in use.
         {
@@ -229,7 +235,7 @@ impl Engine {
             let mut list = ZoneList::new(geometry, pages, next_generation);
             list.retain(&entries);
             let mut allocator = Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
-            let source = Zones { engine: self, snapshot: &snapshot };
+            let source = self.zones(snapshot.state.zones);
             for entry in &entries {
                 allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
             }
@@ -248,12 +254,17 @@ impl Engine {
                 allocator.note(found.header.address, found.header.window, true, None);
             }
             for record in records.iter().chain(&believed) {
-                if let Change::Block { pba, carried, fingerprint } = record.change {
-                    in_use(&mut allocator, pba)?;
-                    allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
-                    self.index.lock().insert(&fingerprint, pba);
-                    state.active.pins.insert(pba);
-                    state.active.dirty.touch(record.volume, record.lba);
+                match record.change {
+                    Change::Block { pba, carried, fingerprint } => {
+                        in_use(&mut allocator, pba)?;
+                        allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
+                        self.index.lock().insert(&fingerprint, pba);
+                        state.active.pins.insert(pba);
+                        state.active.dirty.touch(record.volume, record.lba);
+                    }
+                    // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
+                    Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
+                    Change::Range { .. } => {}
                 }
             }
             allocator.count_ready();
@@ -329,7 +340,7 @@ impl Engine {
             .collect()
     }
 
-    /// The carriers in the listed zones that no checkpoint holds and no recovery voided.
+    /// The carriers in the listed zones that no checkpoint holds.
     fn scan(&self, entries: &[Entry], state: &superblock::State) -> Result<Vec<Found>> {
         let geometry = self.fixed.geometry;
         // Stretches to read: all of a zone that may still take carriers, the carriers alone of a full one.
@@ -394,19 +405,61 @@ impl Engine {
         let shape = Carrier::shape(&self.identity, block)?;
         if self.settings.has(PlantedBug::ForgedCarrier) {
             let header = Header { address: at, ..shape.header };
-            return (header.window > state.committed).then(|| Found { header, records: shape.records().flatten().collect() });
+            return (header.window > state.committed).then(|| Found { header, records: shape.records().flatten().collect(), void: false });
         }
         let Header { epoch, window, .. } = shape.header;
+        if shape.header.generation != generation || window <= state.committed {
+            return None;
+        }
         let void = match state.cuts.iter().find(|cut| cut.epoch == epoch) {
             Some(cut) => window > cut.window,
             None => epoch != state.epoch,
         };
-        if shape.header.generation != generation || window <= state.committed || void {
-            return None;
-        }
+        // A recovery that crashed wrote windows of the next epoch, too; the one after it began behind them.
+        let void = void || state.cuts.iter().any(|cut| cut.epoch < epoch && window < cut.resume);
         let carrier = Carrier::proven(&self.identity, block, at)?;
         let records = carrier.records().collect::<Option<Vec<Record>>>()?;
-        Some(Found { header: carrier.header, records })
+        Some(Found { header: carrier.header, records, void })
+    }
+
+    /// What the believed records mean when parts of their windows are missing: records of volumes that were never made go, and a volume
+    /// that shrank or went takes its blocks along although the range that says so may be lost.
+    fn whole_story(&self, snapshot: &Snapshot, durable: &[Record], believed: Vec<Record>) -> Result<Vec<Record>> {
+        let mut known: BTreeSet<VolumeId> = snapshot.volumes.keys().copied().collect();
+        for record in durable {
+            if let Change::Catalogue { pba, fingerprint } = record.change
+                && let CatalogueChange::Create { id, .. } = self.read_change(pba, &fingerprint)?
+            {
+                known.insert(id);
+            }
+        }
+        let mut story = Vec::with_capacity(believed.len());
+        for record in believed {
+            let Change::Catalogue { pba, fingerprint } = record.change else {
+                if known.contains(&record.volume) {
+                    story.push(record);
+                }
+                continue;
+            };
+            let (id, end) = match self.read_change(pba, &fingerprint)? {
+                CatalogueChange::Create { id, .. } => {
+                    known.insert(id);
+                    story.push(record);
+                    continue;
+                }
+                CatalogueChange::Rename { id, .. } => (id, VOLUME_BLOCKS_MAX),
+                CatalogueChange::Resize { id, blocks } => (id, blocks),
+                CatalogueChange::Delete { id } => (id, 0),
+            };
+            if known.contains(&id) {
+                story.push(record);
+                if end < VOLUME_BLOCKS_MAX {
+                    let change = Change::Range { blocks: VOLUME_BLOCKS_MAX - end, keep: false };
+                    story.push(Record { volume: id, lba: Lba(end), change, ..record });
+                }
+            }
+        }
+        Ok(story)
     }
 
     /// The newer records whose block is there: it hashes to their fingerprint. Ranges are believed with their carrier.
@@ -515,7 +568,8 @@ impl Engine {
                         break;
                     }
                     state.allocator.list.set_recovering(true);
-                    let opened = state.allocator.open_ahead(carriers as u64 + 1, &self.zones(&snapshot));
+                    let zones = self.zones(state.zone_table);
+                    let opened = state.allocator.open_ahead(carriers as u64 + 1, &zones);
                     state.allocator.list.set_recovering(false);
                     opened?;
                     drop(state);
@@ -575,8 +629,36 @@ impl Engine {
     }
 }
 
+/// The records without those that later ones supersede, so that they can share windows: in a window blocks are newer than ranges.
+fn newest_alone(records: Vec<Record>) -> Vec<Record> {
+    let mut written: BTreeSet<(VolumeId, Lba)> = BTreeSet::new();
+    let mut dropped = Ranges::default();
+    let mut kept: Vec<Record> = Vec::with_capacity(records.len());
+    for record in records.into_iter().rev() {
+        let keep = match record.change {
+            Change::Block { .. } => dropped.get(record.volume, record.lba.0).is_none() && written.insert((record.volume, record.lba)),
+            Change::Range { blocks, keep } => {
+                let span = Span { end: record.lba.0 + blocks, keep, window: WindowNumber(0) };
+                dropped.insert(record.volume, record.lba.0, span);
+                true
+            }
+            Change::Catalogue { .. } => true,
+        };
+        if keep {
+            kept.push(record);
+        }
+    }
+    kept.reverse();
+    kept.sort_by_key(|record| match record.change {
+        Change::Catalogue { .. } => 0,
+        Change::Range { .. } => 1,
+        Change::Block { .. } => 2,
+    });
+    kept
+}
+
 /// Volumes that clients see.
-fn visible(volumes: &BTreeMap<onefold_core::VolumeId, Volume>) -> BTreeMap<onefold_core::VolumeId, VolumeState> {
+fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId, VolumeState> {
     volumes
         .values()
         .filter(|volume| !volume.name.is_empty())
