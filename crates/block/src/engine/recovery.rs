@@ -60,10 +60,10 @@ const SCAN_READS: usize = 8;
 /// Carriers of a full zone that lie this close are read in one go.
 const SCAN_GAP: usize = 8;
 
-/// Reads the newer of the two superblocks of a disk.
+/// Reads the newer of the two superblocks of a disk. One that can't be read could be the newer one, whose tables lie where the older one's
+/// were: then there is none. (One that is torn was never durable.)
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     let mut found = Vec::new();
-    let mut failed = None;
     for (place, at) in (0..).zip(SUPERBLOCKS) {
         let mut buffer = Block::zeroed_vec(1);
         let mut read = [Read::new(at, &mut buffer)];
@@ -73,20 +73,12 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
         }
         disk.read(&mut read);
         let [read] = read;
-        found.push(match read.result {
-            Ok(()) => Superblock::decode(&buffer[0], place),
-            Err(e) => {
-                failed = Some(e);
-                superblock::Found::Damaged
-            }
-        });
+        read.result.map_err(|e| e.context("the superblock"))?;
+        found.push(Superblock::decode(&buffer[0], place));
     }
     let second = found.pop().unwrap_or(superblock::Found::Foreign);
     let first = found.pop().unwrap_or(superblock::Found::Foreign);
-    superblock::choose(first, second).map_err(|e| match failed {
-        Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
-        _ => e,
-    })
+    superblock::choose(first, second)
 }
 
 /// A carrier found by the scan.
@@ -318,18 +310,17 @@ impl Engine {
         Ok(())
     }
 
-    /// The current version of every page of the zone list.
+    /// The current version of every page of the zone list. A version that can't be read could be the newer one: then there is none.
     fn read_zone_list(&self) -> Result<Vec<Page>> {
         let geometry = self.fixed.geometry;
         let first = geometry.list_page(0)[0];
         let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
         let mut singles: Vec<Read<'_>> = buffer.chunks_mut(1).zip(first.0..).map(|(into, at)| Read::new(Pba(at), into)).collect();
         self.disk.read(&mut singles);
-        let good: Vec<bool> = singles.into_iter().map(|read| read.result.is_ok()).collect();
+        singles.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("the zone list")))?;
         (0..geometry.list_pages)
             .map(|page| {
                 (0..2)
-                    .filter(|place| good[page as usize * 2 + place])
                     .filter_map(|place| {
                         let at = geometry.list_page(page)[place];
                         Page::decode(&self.identity, &buffer[page as usize * 2 + place], page, at.0)
@@ -340,7 +331,8 @@ impl Engine {
             .collect()
     }
 
-    /// The carriers in the listed zones that no checkpoint holds.
+    /// The carriers in the listed zones that no checkpoint holds. A block that can't be read is not a block without a carrier: its records
+    /// may have been acknowledged, and the cut would void them for good.
     fn scan(&self, entries: &[Entry], state: &superblock::State) -> Result<Vec<Found>> {
         let geometry = self.fixed.geometry;
         // Stretches to read: all of a zone that may still take carriers, the carriers alone of a full one.
@@ -378,20 +370,9 @@ impl Engine {
                 .map(|(&(entry, start, blocks), buffer)| Read::new(geometry.start_of(entry.zone).plus(start as u64), &mut buffer[..blocks]))
                 .collect();
             self.disk.read(&mut reads);
-            let failed: Vec<bool> = reads.into_iter().map(|read| read.result.is_err()).collect();
-            for ((&(entry, start, blocks), buffer), failed) in batch.iter().zip(&mut buffers).zip(failed) {
+            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
+            for (&(entry, start, blocks), buffer) in batch.iter().zip(&mut buffers) {
                 let at = geometry.start_of(entry.zone).plus(start as u64);
-                if failed {
-                    // Block by block: what can't be read is missing, and missed below if it matters.
-                    for (n, block) in buffer[..blocks].chunks_mut(1).enumerate() {
-                        let mut read = [Read::new(at.plus(n as u64), block)];
-                        self.disk.read(&mut read);
-                        let [read] = read;
-                        if read.result.is_err() {
-                            block[0].0.fill(0);
-                        }
-                    }
-                }
                 for (n, block) in buffer[..blocks].iter().enumerate() {
                     found.extend(self.believable(block, at.plus(n as u64), entry.generation, state));
                 }
@@ -484,9 +465,9 @@ impl Engine {
             let mut reads: Vec<Read<'_>> = named.iter().zip(buffer.chunks_mut(1)).map(|(named, into)| Read::new(named.1, into)).collect();
             self.disk.read(&mut reads);
             let mut good: BTreeSet<usize> = (0..batch.len()).filter(|&n| matches!(batch[n].change, Change::Range { .. })).collect();
-            let results: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
-            for ((&(n, pba, carried, fingerprint), block), read) in named.iter().zip(&buffer).zip(results) {
-                if read && self.hashes_to(block, pba, carried, &fingerprint) {
+            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
+            for (&(n, pba, carried, fingerprint), block) in named.iter().zip(&buffer) {
+                if self.hashes_to(block, pba, carried, &fingerprint) {
                     good.insert(n);
                 }
             }
