@@ -1,6 +1,7 @@
 //! The block engine: inline deduplication of 4 KiB blocks in which every flush survives a crash.
 //!
-//! [`Engine`] is the engine without threads, whose steps the simulator schedules.
+//! [`Engine`] is the engine without threads, whose steps the simulator schedules; [`Store`] is the engine at work, with group commit and
+//! background checkpoints; [`StoreExports`] offers its volumes to servers.
 
 mod counters;
 pub mod engine;
@@ -11,9 +12,11 @@ mod overlay;
 pub mod place;
 mod scheme;
 mod settings;
+mod store;
 mod table;
 mod window;
 
 pub use counters::Counts;
 pub use engine::{CheckpointStep, Engine};
 pub use settings::{Format, MEMORY_MIN, Persistence, PlantedBug, Settings};
+pub use store::{BlockVolume, Status, Store, StoreExports, VolumeStatus};

@@ -82,13 +82,13 @@ pub const MEMORY_MIN: u64 = 32 << 20;
 
 /// Most records that wait for a checkpoint: with a million, the map costs about 12 % of the ideal's writes when they are spread over
 /// 120 GB, and recovery stays under a second.
-pub const RECORDS_MAX: u64 = 1 << 20;
+pub(crate) const RECORDS_MAX: u64 = 1 << 20;
 
 /// Most blocks that are written but not flushed: 32 MiB, what a recovery may have to hash.
-pub const UNFLUSHED_BLOCKS_MAX: usize = 8192;
+pub(crate) const UNFLUSHED_BLOCKS_MAX: usize = 8192;
 
 /// Most blocks of a window: one contiguous write of 1 MiB.
-pub const WINDOW_BLOCKS_MAX: usize = 256;
+pub(crate) const WINDOW_BLOCKS_MAX: usize = 256;
 
 /// Bytes that an uncommitted record takes in memory at most, in both overlays and while a checkpoint sorts it.
 const RECORD_MEMORY: u64 = 128;

@@ -117,6 +117,11 @@ impl Engine {
         !state.active.is_empty() || state.frozen.is_some() || !state.snapshot.discards.is_empty()
     }
 
+    /// True between the steps of a checkpoint.
+    pub(crate) fn checkpoint_running(&self) -> bool {
+        !matches!(self.checkpointing.lock().phase, Phase::Idle)
+    }
+
     /// Makes one step of a checkpoint; begins one when anything was published since the last.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ mod prepare;
 mod read;
 mod recovery;
 mod resolve;
+mod tidy;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -45,7 +46,6 @@ use crate::{
 
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
-pub(crate) use recovery::read_superblock;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
@@ -119,6 +119,8 @@ pub struct Engine {
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
     pub(crate) counters: Counters,
+    /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
+    pub(crate) index_cursor: std::sync::atomic::AtomicU64,
 }
 
 impl Engine {
@@ -150,6 +152,27 @@ impl Engine {
     #[must_use]
     pub fn newest(&self) -> Ticket {
         Ticket(self.state.lock().newest().0)
+    }
+
+    /// The ticket of the open window, when it holds anything.
+    pub(crate) fn newest_open(&self) -> Option<Ticket> {
+        let state = self.state.lock();
+        (!state.open.is_empty()).then_some(Ticket(state.open.number.0))
+    }
+
+    /// True when exactly one closed window is not published.
+    pub(crate) fn single_flight(&self) -> bool {
+        self.state.lock().flights.len() == 1
+    }
+
+    /// True when a closed window waits to be prepared.
+    pub(crate) fn has_closed_windows(&self) -> bool {
+        self.state.lock().flights.back().is_some_and(|flight| flight.stage == Stage::Closed)
+    }
+
+    /// Blocks in closed windows that are not published.
+    pub(crate) fn unflushed_blocks(&self) -> usize {
+        self.state.lock().flights.iter().map(|flight| flight.window.slots()).sum()
     }
 
     /// The reason, after the first failed write or flush.

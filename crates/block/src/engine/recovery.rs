@@ -194,6 +194,7 @@ impl Engine {
             settling: Mutex::new(()),
             checkpointing: Mutex::new(Checkpointer::default()),
             counters: Counters::default(),
+            index_cursor: std::sync::atomic::AtomicU64::new(0),
         })
     }
 

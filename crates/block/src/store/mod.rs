@@ -1,0 +1,212 @@
+//! The engine at work: many threads call it, and group commit, write-back and checkpoints happen by themselves.
+//!
+//! The store starts no threads. Whoever opens it gives two: one runs [`Store::run_writer`], which writes full windows out and flushes once a
+//! second; the other runs [`Store::run_background`], which makes checkpoints and uses idle time. Both return after [`Store::stop`].
+//!
+//! Group commit (`commit.rs`): a client that needs a flush commits the open window itself when nobody is committing, without a change of
+//! threads; otherwise it waits, and one of those who waited commits for all of them.
+
+mod background;
+mod commit;
+mod status;
+mod volume;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId};
+use parking_lot::{Condvar, Mutex};
+
+pub use status::{Status, VolumeStatus};
+pub use volume::{BlockVolume, StoreExports};
+
+use crate::{Engine, Persistence, Settings};
+
+/// How long a change waits for room before it looks again by itself.
+const ROOM_WAIT: Duration = Duration::from_millis(20);
+
+/// Checkpoints that a change waits for before the store counts as full although something could still be reclaimed.
+const ROOM_CHECKPOINTS: u64 = 16;
+
+/// A store that is served.
+pub struct Store {
+    engine: Engine,
+    clock: Arc<dyn Clock>,
+    commit: commit::GroupCommit,
+    /// Raised whenever windows were published or space was made.
+    progress: Mutex<u64>,
+    progressed: Condvar,
+    writer: Signal,
+    background: Signal,
+    /// Changes that wait for room.
+    pressure: AtomicU64,
+    stopping: AtomicBool,
+}
+
+/// Wakes a thread that has work.
+#[derive(Default)]
+struct Signal {
+    due: Mutex<bool>,
+    raised: Condvar,
+}
+
+impl Signal {
+    fn raise(&self) {
+        let mut due = self.due.lock();
+        if !*due {
+            *due = true;
+            self.raised.notify_one();
+        }
+    }
+
+    /// Returns whether it was raised before the time was over.
+    fn wait(&self, most: Duration) -> bool {
+        let mut due = self.due.lock();
+        if !*due {
+            self.raised.wait_for(&mut due, most);
+        }
+        std::mem::take(&mut due)
+    }
+}
+
+impl Store {
+    /// Opens the store on a disk, recovering what a crash left.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Arc<Store>> {
+        let engine = Engine::open(disk, clock.clone(), settings)?;
+        Ok(Arc::new(Store {
+            engine,
+            clock,
+            commit: commit::GroupCommit::default(),
+            progress: Mutex::new(0),
+            progressed: Condvar::new(),
+            writer: Signal::default(),
+            background: Signal::default(),
+            pressure: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+        }))
+    }
+
+    /// The engine.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Makes both working threads return, once they have done what is due.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.writer.raise();
+        self.background.raise();
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Makes everything durable and marks the store clean. Call it when the working threads have returned and no client is left.
+    ///
+    /// # Errors
+    /// `Stopped`.
+    pub fn close(&self) -> Result<()> {
+        self.engine.close()
+    }
+
+    /// Tells those who wait that windows were published or space was made.
+    fn advance(&self) {
+        *self.progress.lock() += 1;
+        self.progressed.notify_all();
+    }
+
+    /// Makes a change, waiting for room when the engine asks for it.
+    fn change<T>(&self, mut change: impl FnMut() -> Result<T>) -> Result<T> {
+        let begun = self.engine.counts().checkpoints;
+        loop {
+            let seen = *self.progress.lock();
+            match change() {
+                Err(busy) if busy.kind() == Kind::Busy => {
+                    if self.engine.counts().checkpoints > begun + ROOM_CHECKPOINTS {
+                        return Err(Error::new(Kind::NoSpace, "the store is full; trim or delete data, or give it more space"));
+                    }
+                    self.pressure.fetch_add(1, Ordering::SeqCst);
+                    self.writer.raise();
+                    self.background.raise();
+                    let mut progress = self.progress.lock();
+                    if *progress == seen {
+                        self.progressed.wait_for(&mut progress, ROOM_WAIT);
+                    }
+                    drop(progress);
+                    self.pressure.fetch_sub(1, Ordering::SeqCst);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// A change of data: acknowledged at once, or with strong persistence when it is durable.
+    fn data_change(&self, change: impl FnMut() -> Result<Ticket>) -> Result<Ticket> {
+        let ticket = self.change(change)?;
+        if self.engine.has_closed_windows() {
+            self.writer.raise();
+        }
+        if self.engine.settings().persistence == Persistence::Strong {
+            self.wait(ticket)?;
+        }
+        Ok(ticket)
+    }
+
+    /// A change of the catalogue: acknowledged when it is durable.
+    fn catalogue_change<T>(&self, mut change: impl FnMut() -> Result<(T, Ticket)>) -> Result<T> {
+        let (value, ticket) = self.change(&mut change)?;
+        self.wait(ticket)?;
+        Ok(value)
+    }
+
+    /// Makes a volume of `bytes` bytes, rounded up to whole blocks. Durable on return.
+    ///
+    /// # Errors
+    /// `Exists`, `InvalidInput`, `NoSpace`, `Stopped`.
+    pub fn create_volume(&self, name: &str, bytes: u64) -> Result<VolumeId> {
+        self.catalogue_change(|| self.engine.create_volume(name, bytes.div_ceil(4096)))
+    }
+
+    /// Changes the size of a volume. Durable on return; what shrinking drops is freed in the background.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume), and `NotFound`.
+    pub fn resize_volume(&self, name: &str, bytes: u64) -> Result<()> {
+        self.catalogue_change(|| {
+            let id = self.engine.find_volume(name)?;
+            Ok(((), self.engine.resize_volume(id, bytes.div_ceil(4096))?))
+        })
+    }
+
+    /// Gives a volume another name. Durable on return.
+    ///
+    /// # Errors
+    /// As [`resize_volume`](Self::resize_volume).
+    pub fn rename_volume(&self, name: &str, new_name: &str) -> Result<()> {
+        self.catalogue_change(|| {
+            let id = self.engine.find_volume(name)?;
+            Ok(((), self.engine.rename_volume(id, new_name)?))
+        })
+    }
+
+    /// Deletes a volume. Durable on return; its blocks are freed in the background.
+    ///
+    /// # Errors
+    /// As [`resize_volume`](Self::resize_volume).
+    pub fn delete_volume(&self, name: &str) -> Result<()> {
+        self.catalogue_change(|| {
+            let id = self.engine.find_volume(name)?;
+            Ok(((), self.engine.delete_volume(id)?))
+        })
+    }
+}

@@ -1,0 +1,87 @@
+//! A volume of a served store.
+
+use std::sync::Arc;
+
+use onefold_core::{BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Lba, Result, Ticket, Volume, VolumeId, VolumeInfo};
+
+use super::Store;
+
+/// One volume; implements the [`Volume`] that servers know.
+pub struct BlockVolume {
+    store: Arc<Store>,
+    id: VolumeId,
+}
+
+impl Volume for BlockVolume {
+    fn size(&self) -> u64 {
+        self.store.engine.volume(self.id).map_or(0, |volume| volume.blocks * BLOCK_BYTES as u64)
+    }
+
+    fn read(&self, reads: &mut [BlockRead<'_>]) {
+        self.store.engine.read(self.id, reads);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.store.data_change(|| self.store.engine.write(self.id, offset, data))
+    }
+
+    fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.store.data_change(|| self.store.engine.trim(self.id, offset, bytes))
+    }
+
+    fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
+        self.store.data_change(|| self.store.engine.write_zeroes(self.id, offset, bytes, keep))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.store.wait(ticket)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.store.flush()
+    }
+
+    fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        let size = BLOCK_BYTES as u64;
+        let end = offset.checked_add(bytes).ok_or_else(|| Error::new(Kind::InvalidInput, "the range is beyond the end of the volume"))?;
+        let (first, last) = (offset / size, end.div_ceil(size));
+        let mut extents = self.store.engine.extents(self.id, Lba(first), last - first, limit)?;
+        // Cut to the bytes that were asked for.
+        if let Some(extent) = extents.first_mut() {
+            extent.bytes -= offset - first * size;
+        }
+        let mut left = bytes;
+        extents.retain_mut(|extent| {
+            extent.bytes = extent.bytes.min(left);
+            left -= extent.bytes;
+            extent.bytes > 0
+        });
+        Ok(extents)
+    }
+
+    fn prefetch(&self, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The volumes of a store, for servers.
+pub struct StoreExports(pub Arc<Store>);
+
+impl Exports for StoreExports {
+    fn list(&self) -> Vec<VolumeInfo> {
+        let mut volumes: Vec<VolumeInfo> = self
+            .0
+            .engine
+            .volumes()
+            .into_iter()
+            .map(|(_, volume)| VolumeInfo { name: volume.name, size: volume.blocks * BLOCK_BYTES as u64 })
+            .collect();
+        volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        volumes
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
+        let id = self.0.engine.find_volume(name)?;
+        Ok(Arc::new(BlockVolume { store: self.0.clone(), id }))
+    }
+}
