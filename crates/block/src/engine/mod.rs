@@ -89,8 +89,12 @@ pub(crate) struct State {
     /// All windows up to this one are durable.
     pub(crate) durable: WindowNumber,
     pub(crate) epoch: u32,
-    /// Blocks gathered but not placed.
+    /// The pages of the frozen overlay are written.
+    pub(crate) built: bool,
+    /// Blocks gathered but not placed, and changes of the catalogue.
     pub(crate) unplaced: u64,
+    /// Blocks that the last checkpoint found free, but newer records name: the next one decides on them.
+    pub(crate) deferred: usize,
     /// Why no more writes are done.
     pub(crate) stopped: Option<Error>,
     /// A checkpoint should run although nothing forces it yet.
