@@ -60,7 +60,12 @@ impl Engine {
         let flying: usize = state.flights.iter().map(|flight| flight.window.records()).sum();
         let gathered = (flying + state.open.records()) as u64;
         let frozen = state.frozen.as_ref().map_or(0, |frozen| self.pages_of(frozen, 0, state));
-        self.pages_of(&state.active, gathered, state) + frozen + 8
+        self.pages_of(&state.active, gathered, state) + frozen + state.spilling_pages + 8
+    }
+
+    /// True when `pages` more than everything that is promised can be taken.
+    pub(crate) fn has_spare(&self, state: &State, pages: u64) -> bool {
+        state.allocator.free() >= self.unplaced(state) + self.pages_ahead(state) + 2 * self.reserve() + pages
     }
 
     /// Blocks that windows need which are gathered but not placed.

@@ -36,7 +36,7 @@ use crate::{
         record::WindowNumber,
         superblock::{self, Fixed},
     },
-    index::MemoryIndex,
+    index::Index,
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
     settings::Settings,
@@ -89,6 +89,8 @@ pub(crate) struct State {
     pub(crate) epoch: u32,
     /// Blocks gathered but not placed.
     pub(crate) unplaced: u64,
+    /// Pages set aside for writing the index.
+    pub(crate) spilling_pages: u64,
     /// Why no more writes are done.
     pub(crate) stopped: Option<Error>,
     /// A checkpoint should run although nothing forces it yet.
@@ -112,13 +114,15 @@ pub struct Engine {
     pub(crate) settings: Settings,
     pub(crate) pages: Pages,
     pub(crate) state: Mutex<State>,
-    pub(crate) index: Mutex<MemoryIndex>,
+    pub(crate) index: Mutex<Index>,
     pub(crate) preparing: Mutex<prepare::Preparer>,
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
+    /// The next page of the index on disk that the filter may not know.
+    pub(crate) filter_cursor: std::sync::atomic::AtomicU64,
 }
 
 impl Engine {

@@ -39,7 +39,7 @@ use crate::{
         superblock::{self, CUTS_MAX, Cut, Superblock},
         zone_list::{Entry, Page},
     },
-    index::MemoryIndex,
+    index::Index,
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
     scheme::thin,
@@ -159,6 +159,7 @@ impl Engine {
     /// The engine as of its last checkpoint, with nothing recovered.
     fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
         let Superblock { fixed, state } = superblock;
+        let index_entries = state.index_entries;
         let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
         let compare = !settings.has(PlantedBug::ChecksumIgnored);
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
@@ -178,6 +179,7 @@ impl Engine {
             volumes,
             allocator,
             unplaced: 0,
+            spilling_pages: 0,
             stopped: None,
             checkpoint_wanted: false,
             flush_wanted: false,
@@ -187,7 +189,7 @@ impl Engine {
             pool: Vec::new(),
         };
         Ok(Engine {
-            index: Mutex::new(MemoryIndex::new(settings.index_memory)),
+            index: Mutex::new(Index::new(settings.index_memory, index_entries)),
             disk,
             clock,
             fixed,
@@ -200,6 +202,7 @@ impl Engine {
             checkpointing: Mutex::new(Checkpointer::default()),
             counters: Counters::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
+            filter_cursor: std::sync::atomic::AtomicU64::new(0),
         })
     }
 
