@@ -1,0 +1,110 @@
+//! Connected sockets, with the deadlines that keep a silent client from holding anything but its own connection.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
+
+/// Ends both directions; threads that wait on the socket return.
+pub(crate) fn hang_up(socket: &OwnedFd) {
+    // It fails only when the other side was faster.
+    let _ = shutdown(socket, Shutdown::Both);
+}
+
+/// Takes nothing new from the client; what has arrived can still be read and answered.
+pub(crate) fn stop_receiving(socket: &OwnedFd) {
+    let _ = shutdown(socket, Shutdown::Read);
+}
+
+/// The receiving half.
+pub(crate) struct Receiver {
+    socket: Arc<OwnedFd>,
+    deadline: Option<Instant>,
+}
+
+impl Receiver {
+    /// Receives until `deadline`.
+    pub(crate) fn new(socket: Arc<OwnedFd>, deadline: Instant) -> Receiver {
+        Receiver { socket, deadline: Some(deadline) }
+    }
+
+    /// From now on a client may be silent as long as it likes.
+    pub(crate) fn lift_deadline(&mut self) {
+        self.deadline = None;
+        // If that fails, the timeout of the last receive stays, and ends the connection when it passes.
+        let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, None);
+    }
+}
+
+impl Read for Receiver {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(deadline) = self.deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            sockopt::set_socket_timeout(&self.socket, Timeout::Recv, Some(left.max(Duration::from_millis(1))))?;
+        }
+        match recv(&*self.socket, buffer, RecvFlags::empty()) {
+            Ok((received, _)) => Ok(received),
+            Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The sending half. The client has `timeout` to take what is sent between two calls of `flush`; the connection is ended when it does not.
+pub(crate) struct Transmitter {
+    socket: Arc<OwnedFd>,
+    timeout: Duration,
+    /// When the client first kept us waiting.
+    waiting_since: Option<Instant>,
+}
+
+impl Transmitter {
+    /// Sends with `timeout`.
+    ///
+    /// # Errors
+    /// When the system refuses the timeout.
+    pub(crate) fn new(socket: Arc<OwnedFd>, timeout: Duration) -> io::Result<Transmitter> {
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+        Ok(Transmitter { socket, timeout, waiting_since: None })
+    }
+
+    fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let sent = match sendmsg(&*self.socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
+            Ok(sent) => sent,
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error.into()),
+        };
+        if sent < slices.iter().map(|slice| slice.len()).sum()
+            && self.waiting_since.get_or_insert_with(Instant::now).elapsed() > self.timeout
+        {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(sent)
+    }
+}
+
+impl Write for Transmitter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let sent = self.send(slices);
+        if sent.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
+            hang_up(&self.socket);
+        }
+        sent
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.waiting_since = None;
+        Ok(())
+    }
+}
