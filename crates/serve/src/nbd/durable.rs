@@ -4,11 +4,12 @@
 //! request that began waiting before the flush started.
 
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use onefold_core::{Result, Ticket, Volume};
 use parking_lot::{Condvar, Mutex};
 
-use super::reply::{Of, Outbox, Refusal, Replies};
+use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::statistics::{Counters, add, sub};
 use super::wire::Dialect;
 
@@ -77,9 +78,13 @@ impl Waits {
     }
 
     /// The helper: answers until closed.
+    ///
+    /// # Panics
+    /// At its end, when the volume panicked before: a client must not wait for ever for an answer because of that.
     pub(crate) fn help<W: Write>(&self, volume: &dyn Volume, dialect: Dialect, outbox: &Outbox<W>, counters: &Counters) {
         let mut taken = Vec::new();
         let mut replies = Replies::new(dialect);
+        let mut panicked = None;
         loop {
             let mut queue = self.queue.lock();
             queue.unanswered -= taken.len();
@@ -88,14 +93,20 @@ impl Waits {
             std::mem::swap(&mut queue.waiting, &mut taken);
             drop(queue);
             if taken.is_empty() {
-                return;
+                break;
             }
             // A flush is the greatest, and covers every ticket.
             taken.sort_unstable_by_key(|&(until, _)| until);
             let flush = taken.last().is_some_and(|&(until, _)| until == Until::Flushed);
             for group in taken.chunk_by(|a, b| flush || a.0 == b.0) {
                 let until = if flush { Until::Flushed } else { group[0].0 };
-                let refusal = until.wait(volume).err().map(Refusal::from);
+                let refusal = match catch_unwind(AssertUnwindSafe(|| until.wait(volume))) {
+                    Ok(result) => result.err().map(Refusal::from),
+                    Err(panic) => {
+                        panicked = Some(panic);
+                        Some(Refusal::new(Code::Io, "the server failed while it made the data durable"))
+                    }
+                };
                 for &(_, of) in group {
                     match &refusal {
                         None => replies.done(of),
@@ -108,6 +119,9 @@ impl Waits {
                 sub(&counters.in_flight, answered);
                 add(&counters.errors, errors);
             }
+        }
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
         }
     }
 }

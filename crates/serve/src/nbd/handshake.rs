@@ -68,7 +68,7 @@ pub(crate) fn handshake<R: Read, W: Write>(
     greeting.put64(GREETING);
     greeting.put64(OPTION);
     greeting.put16(greeting_flag::FIXED_NEWSTYLE | greeting_flag::NO_ZEROES);
-    outbox.send([&greeting[..]].into_iter())?;
+    outbox.hold().send([&greeting[..]].into_iter())?;
 
     inbox.need(4)?;
     let flags = Fields(inbox.unread()).u32().unwrap_or_default();
@@ -169,7 +169,9 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
             Dialect::Structured => (answer::ERR_INVALID, b"structured replies were negotiated already"),
             Dialect::Extended => (answer::ERR_EXT_HEADER_REQD, b"extended headers were negotiated already"),
         };
-        self.dialect = self.dialect.max(Dialect::Structured);
+        if answer == answer::ACK {
+            self.dialect = Dialect::Structured;
+        }
         self.reply(option::STRUCTURED_REPLY, answer, text);
     }
 
@@ -263,8 +265,9 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         if name.len() > VOLUME_NAME_BYTES {
             return Err(unknown("no volume has so long a name"));
         }
-        let name = match &self.exports.list()[..] {
-            [only] if name.is_empty() => only.name.clone(),
+        let all = if name.is_empty() { self.exports.list() } else { Vec::new() };
+        let name = match &all[..] {
+            [only] => only.name.clone(),
             _ => name.to_owned(),
         };
         let volume = self.exports.open(&name).map_err(|error: Error| {
@@ -291,7 +294,7 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
     }
 
     fn send(&mut self) -> Result<(), Ending> {
-        let sent = self.outbox.send([&self.replies[..]].into_iter());
+        let sent = self.outbox.hold().send([&self.replies[..]].into_iter());
         self.replies.clear();
         Ok(sent?)
     }

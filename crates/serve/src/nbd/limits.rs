@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Connections at once: each is a thread and up to a MiB or two of buffers, and 64 hypervisors with 4 connections each are many.
+/// Connections at once: each is a thread and up to 2.5 MiB of buffers, and 64 hypervisors with 4 connections each are many.
 pub const CONNECTIONS: usize = 256;
 /// Time for a whole handshake: a few round trips over the slowest link that is still usable.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -20,8 +20,9 @@ pub const PAYLOAD_BYTES: u32 = 32 << 20;
 pub const RECEIVE_BYTES: usize = 512 << 10;
 /// Bytes read for one batch of replies: as [`RECEIVE_BYTES`], and larger reads are answered in chunks of this size.
 pub const READ_BATCH_BYTES: usize = 512 << 10;
-/// Bytes of all connections' reads that must be held whole because the client wants them unfragmented: eight of the largest.
-pub const LARGE_READ_BYTES: u64 = 256 << 20;
+/// Bytes of a read that is held whole because the client wants it in one piece: more than the kernel's NBD client asks for at once. Larger
+/// ones are read twice, first to know that all of it can be read.
+pub const WHOLE_READ_BYTES: usize = 2 << 20;
 /// Requests of one connection that wait for durability aside, while later ones go on: more than any client keeps in flight.
 pub const WAITS: usize = 1024;
 /// Time for sending one batch of replies. A client that doesn't read for so long is gone.
@@ -30,6 +31,9 @@ pub const SEND: Duration = Duration::from_secs(30);
 pub const EXTENTS: usize = 4096;
 
 /// What a client may ask of the server; [`Limits::default`] gives the constants of this module.
+///
+/// A connection holds at most `receive_bytes + whole_read_bytes`, whatever it sends, and all of them at most `connections` times that. There
+/// is no common pool, because clients could keep each other waiting for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at once. When all are taken, the oldest unfinished handshake gives way; without one, the newcomer is refused.
@@ -48,10 +52,10 @@ pub struct Limits {
     pub payload_bytes: u32,
     /// Bytes of a connection's receive buffer. Larger writes are handed to the volume piece by piece as they arrive.
     pub receive_bytes: usize,
-    /// Bytes of a connection's read buffer.
+    /// Bytes read for one batch of replies.
     pub read_batch_bytes: usize,
-    /// Bytes of all connections' reads that must be held whole.
-    pub large_read_bytes: u64,
+    /// Bytes of a read that is held whole because the client wants it in one piece: the most that a connection's read buffer grows to.
+    pub whole_read_bytes: usize,
     /// Requests of one connection that wait for durability aside.
     pub waits: usize,
     /// Time for sending one batch of replies.
@@ -72,7 +76,7 @@ impl Default for Limits {
             payload_bytes: PAYLOAD_BYTES,
             receive_bytes: RECEIVE_BYTES,
             read_batch_bytes: READ_BATCH_BYTES,
-            large_read_bytes: LARGE_READ_BYTES,
+            whole_read_bytes: WHOLE_READ_BYTES,
             waits: WAITS,
             send: SEND,
             extents: EXTENTS,

@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
-use onefold_core::block::{bytes, bytes_mut, is_zero};
+use onefold_core::block::{bytes, is_zero};
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Lba, Result, Volume};
 
+use super::limits::Limits;
 use super::reply::{Of, Refusal, Replies};
 use super::wire::{Dialect, Request, command_flag};
 
@@ -37,48 +38,75 @@ impl Piece {
     }
 }
 
+/// How a read can be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// Together with those that wait.
+    Beside,
+    /// Once the batch is empty.
+    Alone,
+    /// In chunks, once the batch is empty.
+    InChunks,
+    /// Piece by piece in one reply, once the batch is empty.
+    InPieces,
+}
+
 /// Reads that wait to be given to the volume, and the memory for their blocks.
 pub(crate) struct ReadBatch {
     blocks: Vec<Block>,
-    capacity: usize,
+    /// Blocks read together, and in one chunk of a large read.
+    batch: usize,
+    /// Blocks of a single read that must be answered in one piece.
+    whole: usize,
     used: usize,
     pieces: Vec<Piece>,
+    dialect: Dialect,
 }
 
 impl ReadBatch {
-    /// A batch of at most `capacity_bytes`. Memory is taken at the first read.
-    pub(crate) fn new(capacity_bytes: usize) -> ReadBatch {
+    /// An empty batch. Memory is taken when it is needed.
+    pub(crate) fn new(limits: &Limits, dialect: Dialect) -> ReadBatch {
         // Two blocks at least: a piece of one block's length may touch two.
-        ReadBatch { blocks: Vec::new(), capacity: (capacity_bytes / BLOCK_BYTES).max(2), used: 0, pieces: Vec::new() }
+        let batch = (limits.read_batch_bytes / BLOCK_BYTES).max(2);
+        let whole = (limits.whole_read_bytes / BLOCK_BYTES).max(batch);
+        ReadBatch { blocks: Vec::new(), batch, whole, used: 0, pieces: Vec::new(), dialect }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// True when a read is too large for any batch.
-    pub(crate) fn is_large(&self, request: &Request) -> bool {
-        let blocks = blocks_around(request.offset, request.length);
-        blocks.end - blocks.start > self.capacity as u64
+    /// How a read can be answered.
+    pub(crate) fn fit(&self, request: &Request) -> Fit {
+        let range = blocks_around(request.offset, request.length);
+        let blocks = range.end - range.start;
+        let unfragmented = self.dialect == Dialect::Simple || request.has(command_flag::DF);
+        if blocks + self.used as u64 <= self.batch as u64 {
+            Fit::Beside
+        } else if blocks <= (if unfragmented { self.whole } else { self.batch }) as u64 {
+            Fit::Alone
+        } else if unfragmented {
+            Fit::InPieces
+        } else {
+            Fit::InChunks
+        }
     }
 
-    /// True when a read that is not large fits beside those that wait.
-    pub(crate) fn has_room(&self, request: &Request) -> bool {
-        let blocks = blocks_around(request.offset, request.length);
-        blocks.end - blocks.start <= (self.capacity - self.used) as u64
-    }
-
-    /// Adds a read for which there is room.
+    /// Adds a read that fits.
     pub(crate) fn add(&mut self, request: &Request) {
         self.add_piece(request, request.offset, request.length, true);
     }
 
+    /// Where the piece of a large read that starts at `offset` ends.
+    fn part_end(&self, request: &Request, offset: u64) -> u64 {
+        let room = (offset / BLOCK_BYTES as u64 + self.batch as u64) * BLOCK_BYTES as u64;
+        (request.offset + request.length).min(room)
+    }
+
     /// Adds as much of a large read, from `offset` on, as fits into an empty batch; returns where the next piece starts.
     pub(crate) fn add_part(&mut self, request: &Request, offset: u64) -> u64 {
-        let end = request.offset + request.length;
-        let room = (offset / BLOCK_BYTES as u64 + self.capacity as u64) * BLOCK_BYTES as u64;
-        let next = end.min(room);
-        self.add_piece(request, offset, next - offset, next == end);
+        let next = self.part_end(request, offset);
+        self.add_piece(request, offset, next - offset, next == request.offset + request.length);
         next
     }
 
@@ -86,16 +114,34 @@ impl ReadBatch {
         let piece = Piece { of: request.into(), offset, length: length as u32, whole: request.has(command_flag::DF), last };
         let blocks = piece.blocks();
         self.used += (blocks.end - blocks.start) as usize;
-        assert!(self.used <= self.capacity, "a read was added to a full batch");
+        assert!(self.used <= self.whole, "a read was added to a full batch");
         self.pieces.push(piece);
+    }
+
+    fn reserve(&mut self, blocks: usize) {
+        if self.blocks.len() < blocks {
+            self.blocks = Block::zeroed_vec(blocks.max(self.batch));
+        }
+    }
+
+    /// Reads the piece of a large read that starts at `offset`; returns where the next one starts, and where its bytes lie in
+    /// [`data`](ReadBatch::data).
+    pub(crate) fn read_piece(&mut self, volume: &dyn Volume, request: &Request, offset: u64) -> (u64, Result<Range<usize>>) {
+        let next = self.part_end(request, offset);
+        let range = blocks_around(offset, next - offset);
+        let blocks = (range.end - range.start) as usize;
+        self.reserve(blocks);
+        let mut read = [BlockRead { first: Lba(range.start), into: &mut self.blocks[..blocks], result: Ok(()) }];
+        volume.read(&mut read);
+        let [BlockRead { result, .. }] = read;
+        let start = (offset % BLOCK_BYTES as u64) as usize;
+        (next, result.map(|()| start..start + (next - offset) as usize))
     }
 
     /// Reads all that wait, and appends the replies. Their data is [`data`](ReadBatch::data) until the next run. True when every read
     /// succeeded.
     pub(crate) fn run(&mut self, volume: &dyn Volume, replies: &mut Replies) -> bool {
-        if self.blocks.is_empty() {
-            self.blocks = Block::zeroed_vec(self.capacity);
-        }
+        self.reserve(self.used);
         let mut free = &mut self.blocks[..];
         let mut reads = Vec::with_capacity(self.pieces.len());
         for piece in &self.pieces {
@@ -199,24 +245,6 @@ impl Iterator for Chunks<'_> {
         self.range.start = at;
         Some((false, start..at))
     }
-}
-
-/// A read that must be answered by one chunk and is too large for a batch: its own memory, given back after sending.
-pub(crate) fn read_whole(volume: &dyn Volume, request: &Request, replies: &mut Replies) -> Vec<Block> {
-    let range = blocks_around(request.offset, request.length);
-    let mut blocks = Block::zeroed_vec((range.end - range.start) as usize);
-    let mut read = [BlockRead { first: Lba(range.start), into: &mut blocks, result: Ok(()) }];
-    volume.read(&mut read);
-    let [read] = read;
-    match read.result {
-        Ok(()) => {
-            let piece = Piece { of: request.into(), offset: request.offset, length: request.length as u32, whole: true, last: true };
-            let data = bytes_mut(&mut blocks);
-            answer(&piece, 0, data, replies);
-        }
-        Err(error) => replies.error(request.into(), &Refusal::from(error), Some(request.offset)),
-    }
-    blocks
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Replies: collected for a whole batch of requests, and sent at once.
 //!
-//! *Threads:* a connection's own thread and its waiting helper both send; [`Outbox`] keeps the replies of each together. After a failed
+//! *Threads:* a connection's own thread and its waiting helper both send; who holds the [`Outbox`] sends whole replies before another does. After a failed
 //! send nothing more is sent, because the client could not tell where the next reply starts.
 
 use std::io::{self, IoSlice, Write};
 use std::ops::Range;
 
 use onefold_core::{Error, Kind};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::wire::{CHUNK_DONE, Dialect, EXTENDED_REPLY, Put, Request, SIMPLE_REPLY, STRUCTURED_REPLY, chunk};
 
@@ -167,15 +167,25 @@ impl Replies {
 
     /// Bytes that were read from `offset` on; `data` is where they lie in the data given to [`send`](Replies::send).
     pub(crate) fn data(&mut self, of: Of, offset: u64, data: Range<usize>, last: bool) {
+        self.data_header(of, offset, data.len() as u64, last);
+        self.data_part(data);
+    }
+
+    /// Announces `length` bytes that were read from `offset` on.
+    pub(crate) fn data_header(&mut self, of: Of, offset: u64, length: u64, last: bool) {
         self.answered += u64::from(last);
         let start = self.small.len();
         if self.dialect == Dialect::Simple {
             self.simple_header(of, 0);
         } else {
-            self.chunk_header(of, chunk::OFFSET_DATA, last, 8 + data.len() as u64);
+            self.chunk_header(of, chunk::OFFSET_DATA, last, 8 + length);
             self.small.put64(offset);
         }
         self.end_small(start);
+    }
+
+    /// A part of what was announced; `data` is where it lies in the data given to [`send`](Replies::send).
+    pub(crate) fn data_part(&mut self, data: Range<usize>) {
         self.parts.push(Part { source: Source::Data, range: data });
     }
 
@@ -248,11 +258,19 @@ impl Replies {
     /// # Errors
     /// Those of the connection; the replies are lost then.
     pub(crate) fn send<W: Write>(&mut self, outbox: &Outbox<W>, data: &[u8]) -> io::Result<()> {
+        if self.is_empty() { Ok(()) } else { self.send_held(&mut outbox.hold(), data) }
+    }
+
+    /// As [`send`](Replies::send), as a part of what is sent while the outbox is held.
+    ///
+    /// # Errors
+    /// As [`send`](Replies::send).
+    pub(crate) fn send_held<W: Write>(&mut self, held: &mut Held<'_, W>, data: &[u8]) -> io::Result<()> {
         let parts = self.parts.iter().map(|part| match part.source {
             Source::Small => &self.small[part.range.clone()],
             Source::Data => &data[part.range.clone()],
         });
-        let sent = if self.parts.is_empty() { Ok(()) } else { outbox.send(parts) };
+        let sent = held.send(parts);
         self.small.clear();
         self.parts.clear();
         (self.answered, self.errors) = (0, 0);
@@ -271,23 +289,37 @@ struct Sender<W> {
 /// Slices given to the system at once; enough for 64 reads.
 const SLICES: usize = 128;
 
+/// The outbox, with nobody else sending.
+pub(crate) struct Held<'a, W>(MutexGuard<'a, Sender<W>>);
+
 impl<W: Write> Outbox<W> {
     pub(crate) fn new(writer: W) -> Outbox<W> {
         Outbox(Mutex::new(Sender { writer, broken: false }))
     }
 
-    /// Sends the parts one after the other, with nothing of others between them.
+    /// Keeps others from sending, until the result is dropped.
+    pub(crate) fn hold(&self) -> Held<'_, W> {
+        Held(self.0.lock())
+    }
+}
+
+impl<W: Write> Held<'_, W> {
+    /// Sends the parts one after the other.
     ///
     /// # Errors
     /// Those of the connection, also of an earlier failure.
-    pub(crate) fn send<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
-        let mut sender = self.0.lock();
-        if sender.broken {
+    pub(crate) fn send<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+        if self.0.broken {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let sent = send_parts(&mut sender.writer, parts);
-        sender.broken = sent.is_err();
+        let sent = send_parts(&mut self.0.writer, parts);
+        self.0.broken = sent.is_err();
         sent
+    }
+
+    /// Sends nothing more: what has begun can't be completed.
+    pub(crate) fn give_up(&mut self) {
+        self.0.broken = true;
     }
 }
 

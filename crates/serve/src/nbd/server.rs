@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,6 @@ use onefold_core::{Error, Exports, Kind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::budget::Budget;
 use super::limits::Limits;
 use super::listener::Listener;
 use super::session::serve;
@@ -50,9 +50,9 @@ struct Acceptor {
 struct Hall {
     exports: Arc<dyn Exports>,
     limits: Limits,
-    budget: Budget,
     guests: Mutex<Guests>,
     left: Condvar,
+    stopping: AtomicBool,
 }
 
 #[derive(Default)]
@@ -76,8 +76,7 @@ impl Server {
     /// A server that listens nowhere yet.
     #[must_use]
     pub fn new(exports: Arc<dyn Exports>, limits: Limits) -> Server {
-        let budget = Budget::new(limits.large_read_bytes);
-        let hall = Hall { exports, limits, budget, guests: Mutex::default(), left: Condvar::new() };
+        let hall = Hall { exports, limits, guests: Mutex::default(), left: Condvar::new(), stopping: AtomicBool::new(false) };
         Server { hall: Arc::new(hall), listeners: Vec::new(), acceptor: None }
     }
 
@@ -157,6 +156,7 @@ impl Server {
             // Its panic, if any, was printed; what matters now is that it has ended.
             let _ = thread.join();
         }
+        self.hall.stopping.store(true, Relaxed);
         let mut guests = self.hall.guests.lock();
         for guest in guests.present.values() {
             if guest.in_handshake {
@@ -253,9 +253,9 @@ impl Hall {
     fn attend(&self, id: u64, socket: Arc<OwnedFd>, counters: &Counters) {
         let session = || -> io::Result<()> {
             let deadline = Instant::now() + self.limits.handshake;
-            let receiver = Receiver::new(socket.clone(), deadline);
+            let receiver = Receiver::new(socket.clone(), deadline, &self.stopping);
             let transmitter = Transmitter::new(socket.clone(), self.limits.send)?;
-            serve(&*self.exports, &self.limits, &self.budget, counters, receiver, transmitter, |receiver| {
+            serve(&*self.exports, &self.limits, counters, receiver, transmitter, |receiver| {
                 receiver.lift_deadline();
                 if let Some(guest) = self.guests.lock().present.get_mut(&id) {
                     guest.in_handshake = false;

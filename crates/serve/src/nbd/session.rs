@@ -4,25 +4,27 @@
 //! and all replies are sent together. A client that waits for each reply gets its flush on this thread, without a switch to another;
 //! one that pipelines gets it from a helper, while its later requests go on.
 //!
-//! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its buffers, and a
-//! share of the [`Budget`] while a large unfragmented read is answered.
+//! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its two buffers, whose
+//! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece.
 //! *Threads:* one for each connection, and at most one helper (see [`durable`](super::durable)), which ends with it.
 
 use std::io::{self, Read, Write};
 
 use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume};
 
-use super::budget::Budget;
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, Until, Waits};
 use super::handshake::{Agreed, handshake};
 use super::inbox::Inbox;
 use super::limits::Limits;
-use super::reads::{ReadBatch, read_whole};
+use super::reads::{Fit, ReadBatch};
 use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::statistics::{Counters, add, sub};
 use super::status;
 use super::wire::{Request, command_flag};
+
+/// The smallest receive buffer: larger writes go to the volume in halves of it, which should be many blocks.
+const RECEIVE_LEAST: usize = 64 << 10;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -45,22 +47,20 @@ impl From<io::Error> for Ending {
 ///
 /// Time limits are up to the streams; all other limits hold.
 pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Limits, reader: R, writer: W) -> Ending {
-    let budget = Budget::new(limits.large_read_bytes);
-    serve(exports, limits, &budget, &Counters::default(), reader, writer, |_| {})
+    serve(exports, limits, &Counters::default(), reader, writer, |_| {})
 }
 
 /// As [`session_over`], with what connections of a server share. `established` is called on the reader after the handshake.
 pub(crate) fn serve<R: Read, W: Write + Send>(
     exports: &dyn Exports,
     limits: &Limits,
-    budget: &Budget,
     counters: &Counters,
     reader: R,
     writer: W,
     established: impl FnOnce(&mut R),
 ) -> Ending {
-    // The handshake needs room for one option; transmission for a request's header.
-    let receive = limits.receive_bytes.max(limits.option_bytes as usize + 64);
+    // The handshake needs room for one option and its header.
+    let receive = limits.receive_bytes.max(RECEIVE_LEAST).max(limits.option_bytes as usize + 64);
     let mut inbox = Inbox::new(reader, receive);
     let outbox = Outbox::new(writer);
     let agreed = match handshake(exports, limits, &mut inbox, &outbox) {
@@ -76,12 +76,11 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
         Session {
             agreed: &agreed,
             limits,
-            budget,
             counters,
             outbox,
             waits,
             start_helper: Some(help),
-            reads: ReadBatch::new(limits.read_batch_bytes),
+            reads: ReadBatch::new(limits, dialect),
             replies: Replies::new(dialect),
             batch: 0,
             size: volume.size(),
@@ -93,7 +92,6 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
 struct Session<'a, W, H> {
     agreed: &'a Agreed,
     limits: &'a Limits,
-    budget: &'a Budget,
     counters: &'a Counters,
     outbox: &'a Outbox<W>,
     waits: &'a Waits,
@@ -248,24 +246,60 @@ impl<W: Write, H: FnOnce()> Session<'_, W, H> {
             self.replies.nothing_read(request.into());
             return Ok(());
         }
-        let large = self.reads.is_large(request);
-        if large || !self.reads.has_room(request) {
+        let fit = self.reads.fit(request);
+        if fit != Fit::Beside {
             self.finish_batch()?;
+            self.batch = 1;
         }
-        if !large {
-            self.reads.add(request);
-        } else if self.agreed.dialect == super::wire::Dialect::Simple || request.has(command_flag::DF) {
-            let _share = self.budget.take(request.length);
-            let blocks = read_whole(&*self.agreed.volume, request, &mut self.replies);
-            self.send(Some(onefold_core::block::bytes(&blocks)))?;
-        } else {
-            let mut offset = request.offset;
-            let mut complete = true;
-            while complete && offset < request.offset + request.length {
-                offset = self.reads.add_part(request, offset);
-                complete = self.reads.run(&*self.agreed.volume, &mut self.replies);
-                self.send(None)?;
+        match fit {
+            Fit::Beside | Fit::Alone => {
+                self.reads.add(request);
+                Ok(())
             }
+            Fit::InChunks => self.read_chunks(request),
+            Fit::InPieces => self.read_pieces(request),
+        }
+    }
+
+    /// A read too large for a batch: chunks are sent as they are read.
+    fn read_chunks(&mut self, request: &Request) -> Result<(), Ending> {
+        let mut offset = request.offset;
+        let mut complete = true;
+        while complete && offset < request.offset + request.length {
+            offset = self.reads.add_part(request, offset);
+            complete = self.reads.run(&*self.agreed.volume, &mut self.replies);
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    /// A read too large to be held, of which the client wants to hear either an error or all the data: it is read once to know that it can
+    /// be, and once more to be sent.
+    fn read_pieces(&mut self, request: &Request) -> Result<(), Ending> {
+        let end = request.offset + request.length;
+        let mut offset = request.offset;
+        while offset < end {
+            let (next, read) = self.reads.read_piece(&*self.agreed.volume, request, offset);
+            if let Err(error) = read {
+                self.replies.error(request.into(), &Refusal::from(error), Some(offset));
+                return Ok(());
+            }
+            offset = next;
+        }
+        offset = request.offset;
+        self.replies.data_header(request.into(), offset, request.length, true);
+        let mut held = self.outbox.hold();
+        while offset < end {
+            let (next, read) = self.reads.read_piece(&*self.agreed.volume, request, offset);
+            // Its good reply has begun.
+            let data = read.map_err(|error| {
+                held.give_up();
+                Ending::Broken(io::Error::other(error))
+            })?;
+            self.replies.data_part(data);
+            self.count_answered();
+            self.replies.send_held(&mut held, self.reads.data())?;
+            offset = next;
         }
         Ok(())
     }
@@ -275,6 +309,7 @@ impl<W: Write, H: FnOnce()> Session<'_, W, H> {
         add(&self.counters.writes, 1);
         add(&self.counters.written_bytes, request.length);
         self.finish_batch()?;
+        self.batch = 1;
         let (mut offset, end) = (request.offset, request.offset + request.length);
         let piece = inbox.capacity() as u64 / 2;
         let mut result = Ok(Ticket(0));
@@ -338,18 +373,18 @@ impl<W: Write, H: FnOnce()> Session<'_, W, H> {
             self.reads.run(&*self.agreed.volume, &mut self.replies);
         }
         self.batch = 0;
-        self.send(None)
+        self.send()
     }
 
-    /// Sends all replies, whose data is `data` or what the read batch read.
-    fn send(&mut self, data: Option<&[u8]>) -> io::Result<()> {
-        if self.replies.is_empty() {
-            return Ok(());
-        }
+    /// Sends all replies.
+    fn send(&mut self) -> io::Result<()> {
+        self.count_answered();
+        self.replies.send(self.outbox, self.reads.data())
+    }
+
+    fn count_answered(&self) {
         let (answered, errors) = self.replies.answered();
-        let sent = self.replies.send(self.outbox, data.unwrap_or(self.reads.data()));
         sub(&self.counters.in_flight, answered);
         add(&self.counters.errors, errors);
-        sent
     }
 }

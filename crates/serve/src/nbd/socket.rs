@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -15,21 +16,25 @@ pub(crate) fn hang_up(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Both);
 }
 
-/// Takes nothing new from the client; what has arrived can still be read and answered.
+/// Takes nothing new from the client; what has arrived can still be read and answered. TCP goes on receiving all the same, which is why
+/// a [`Receiver`] is told.
 pub(crate) fn stop_receiving(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Read);
 }
 
 /// The receiving half.
-pub(crate) struct Receiver {
+pub(crate) struct Receiver<'a> {
     socket: Arc<OwnedFd>,
     deadline: Option<Instant>,
+    /// The server stops: what has arrived is received once more, and then nothing.
+    stopping: &'a AtomicBool,
+    stopped: bool,
 }
 
-impl Receiver {
-    /// Receives until `deadline`.
-    pub(crate) fn new(socket: Arc<OwnedFd>, deadline: Instant) -> Receiver {
-        Receiver { socket, deadline: Some(deadline) }
+impl<'a> Receiver<'a> {
+    /// Receives until `deadline`, or shortly after `stopping` is set.
+    pub(crate) fn new(socket: Arc<OwnedFd>, deadline: Instant, stopping: &'a AtomicBool) -> Receiver<'a> {
+        Receiver { socket, deadline: Some(deadline), stopping, stopped: false }
     }
 
     /// From now on a client may be silent as long as it likes.
@@ -40,7 +45,7 @@ impl Receiver {
     }
 }
 
-impl Read for Receiver {
+impl Read for Receiver<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(deadline) = self.deadline {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -49,8 +54,14 @@ impl Read for Receiver {
             }
             sockopt::set_socket_timeout(&self.socket, Timeout::Recv, Some(left.max(Duration::from_millis(1))))?;
         }
-        match recv(&*self.socket, buffer, RecvFlags::empty()) {
+        if self.stopped {
+            return Ok(0);
+        }
+        self.stopped = self.stopping.load(Relaxed);
+        let flags = if self.stopped { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+        match recv(&*self.socket, buffer, flags) {
             Ok((received, _)) => Ok(received),
+            Err(Errno::AGAIN) if self.stopped => Ok(0),
             Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
             Err(error) => Err(error.into()),
         }
