@@ -177,12 +177,12 @@ fn a_handshake_has_one_deadline_however_busy_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let (server, _, socket) = started(Limits { handshake: Duration::from_millis(300), ..Limits::default() }, dir.path());
     let mut silent = Raw::connect(&socket).unwrap();
-    let mut slow = Raw::connect(&socket).unwrap();
     let mut done = Raw::go(&socket, Mode::Simple);
     let began = Instant::now();
     assert!(silent.closed());
     assert!(began.elapsed() < Duration::from_secs(5));
     use std::io::Write;
+    let mut slow = Raw::connect(&socket).unwrap();
     let option = [&3u32.to_be_bytes(), &option_bytes(99, &[0; 60_000])[..]].concat();
     let trickle = option.iter().take(10_000).take_while(|byte| {
         std::thread::sleep(Duration::from_micros(300));
