@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -58,4 +60,42 @@ pub(crate) fn on_signals() -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// A directory under `target/` that is removed with all that is in it.
+pub(crate) struct Scratch {
+    path: PathBuf,
+    _guard: Guard,
+}
+
+impl Scratch {
+    /// A new directory whose name begins with `name`. Directories that a killed run left behind are removed first.
+    pub(crate) fn new(name: &str) -> Result<Scratch> {
+        let parent = crate::machine::root().join("target").join("scratch");
+        fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
+        for entry in fs::read_dir(&parent)?.flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|name| name.rsplit_once('-')?.1.parse::<u32>().ok());
+            if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        let path = parent.join(format!("{name}-{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
+        let removed = path.clone();
+        let guard = Guard::new(move || {
+            let _ = fs::remove_dir_all(removed);
+        });
+        Ok(Scratch { path, _guard: guard })
+    }
+
+    /// A path in it.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
 }

@@ -26,3 +26,9 @@ fn is_executable(file: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
+
+/// Free bytes of the file system that a path is on.
+pub(crate) fn free_bytes(path: &Path) -> anyhow::Result<u64> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok(stat.f_bavail * stat.f_frsize)
+}

@@ -4,9 +4,12 @@
 //! sockets, and the tests that cargo runs.
 
 mod cleanup;
+mod demo;
 mod licences;
 mod machine;
+mod nbd;
 mod packages;
+mod product;
 mod program;
 mod sim;
 mod test;
@@ -16,6 +19,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 const USAGE: &str = "\
+cargo xtask demo                    a disk image over NBD, deduplicated, read back, and a server killed; needs no root
 cargo xtask test [STEP…] [--list]   everything CI runs, or the steps named
 cargo xtask sim [--seed N | --seeds A..B | --long | --bugs | --exhaust]
                                     crash and fault simulation of the real engine";
@@ -39,6 +43,7 @@ fn main() -> ExitCode {
 /// Runs a verb; `Ok(false)` when it found something wrong and has said so.
 fn run(verb: &str, arguments: &[String]) -> Result<bool> {
     match verb {
+        "demo" => demo::run(arguments),
         "test" => test::run(arguments),
         "sim" => sim::run(arguments),
         "help" | "--help" | "-h" => {

@@ -128,6 +128,11 @@ impl Running {
         }
     }
 
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = kill_process_group(self.group, signal);
