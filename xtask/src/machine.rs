@@ -17,6 +17,9 @@ pub(crate) fn is_root() -> bool {
 
 /// Where a program is, in the search path or where Debian keeps administrators' programs.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    if program.starts_with('/') {
+        return Some(PathBuf::from(program)).filter(|file| is_executable(file));
+    }
     let path = env::var_os("PATH").unwrap_or_default();
     let directories = env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from));
     directories.map(|directory| directory.join(program)).find(|file| is_executable(file))

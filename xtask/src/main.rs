@@ -4,6 +4,7 @@
 //! sockets, and the tests that cargo runs.
 
 mod cleanup;
+mod clients;
 mod demo;
 mod licences;
 mod machine;

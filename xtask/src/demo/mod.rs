@@ -32,11 +32,16 @@ const SPACE_BYTES: u64 = 4 << 30;
 /// Longest that a copy may take.
 const COPY_LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs it.
+/// Runs it with the command as users get it.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     ensure!(arguments.is_empty(), "demo takes no arguments");
-    say("Building onefold (release).");
-    let onefold = Onefold::build(Build::Release)?;
+    show(Build::Release).map(|()| true)
+}
+
+/// Runs it.
+pub(crate) fn show(build: Build) -> Result<()> {
+    say("Building onefold.");
+    let onefold = Onefold::build(build)?;
     let begun = Instant::now();
     let scratch = Scratch::new("demo")?;
     let free = machine::free_bytes(scratch.path())?;
@@ -92,7 +97,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     println!("On disk: {} after the first image, {} after the second.", mib(stored[0]), mib(stored[1]));
     println!("Saved:   {:.0} % of the space. It took {:.0} s.", saved(data, stored[1]), begun.elapsed().as_secs_f64());
     println!("\n`onefold --help` shows how to have your own; docs/operating.md tells more.");
-    Ok(true)
+    Ok(())
 }
 
 /// Serves the store on a socket of its own.
