@@ -5,6 +5,7 @@
 mod raw_client;
 mod volumes;
 
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -367,4 +368,19 @@ fn errors_of_the_volume_reach_the_client() {
     assert_eq!(raw.write(0, 8192, &[6; 10]), 5);
     assert_eq!(raw.act(0, FLUSH, 0, 0, &[]), 5);
     assert_eq!(raw.read(0, 8192, 1).unwrap(), [5]);
+}
+
+#[test]
+fn a_reply_that_has_begun_and_cannot_be_completed_ends_the_connection() {
+    let served = served();
+    for (mode, flags, announced) in [(Mode::Simple, 0, 16), (Mode::Structured, DF, 28), (Mode::Extended, DF, 40)] {
+        let mut raw = Raw::go(&served.socket, mode);
+        // 8 MiB are read once in 16 pieces, and the disk breaks in the middle of the second time.
+        served.volume.fail_after.store(served.volume.read_batches.load(SeqCst) + 24, SeqCst);
+        raw.request(flags, READ, 0, 8 << 20, &[]);
+        let mut bytes = Vec::new();
+        raw.stream.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes.len(), announced + (4 << 20), "never an error in the place of data");
+        served.volume.fail_after.store(0, SeqCst);
+    }
 }

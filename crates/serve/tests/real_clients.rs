@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+use onefold_core::Volume;
 use onefold_serve::nbd::{Limits, Server};
 use volumes::{MemoryExports, MemoryVolume};
 
@@ -132,5 +133,97 @@ for call in [lambda: h.pread(10, (64 << 20) - 5), lambda: h.pwrite(b"x" * 10, (6
 h.shutdown()
 "#;
     run("/usr/bin/python3", &["-m", "nbd", "--base-allocation", "-u", &served.uri(), "-c", script]);
+    served.stop();
+}
+
+#[test]
+fn qemu_img_converts_maps_and_compares() {
+    let served = Served::new(32 << 20);
+    let image = sample(32 << 20);
+    std::fs::write(served.file("in.raw"), &image).unwrap();
+    let (raw, qcow) = (served.file("in.raw"), served.file("out.qcow2"));
+    let (raw, qcow, uri) = (raw.to_str().unwrap(), qcow.to_str().unwrap(), served.uri());
+    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", raw, &uri]);
+    assert!(served.volume.peek(0, image.len()) == image);
+    assert_eq!(served.volume.volatile(), 0, "qemu-img flushes at the end");
+    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", raw, &uri]);
+    let map = run("qemu-img", &["map", "-f", "raw", "--output=json", &uri]);
+    let zero = r#""start": 8388608, "length": 8388608, "depth": 0, "present": true, "zero": true, "data": false"#;
+    let hole = r#""start": 8388608, "length": 8388608, "depth": 0, "present": false, "zero": true, "data": false"#;
+    assert!(map.contains(zero) || map.contains(hole), "{map}");
+    run("qemu-img", &["convert", "-m", "8", "-W", "-f", "raw", "-O", "qcow2", &uri, qcow]);
+    run("qemu-img", &["compare", "-f", "raw", "-F", "qcow2", &uri, qcow]);
+    served.stop();
+}
+
+#[test]
+fn qemu_io_forces_trims_and_zeroes() {
+    let served = Served::new(16 << 20);
+    let commands = [
+        "write -P 0x11 0 1M",
+        "write -f -P 0x22 4608 512",
+        "write -z 64k 64k",
+        "write -z -u 128k 64k",
+        "discard 256k 64k",
+        "flush",
+        "read -P 0x11 0 4608",
+        "read -P 0x22 4608 512",
+        "read -P 0x11 5120 60416",
+        "read -P 0 64k 128k",
+        "read -P 0x11 192k 64k",
+        "read -P 0 256k 64k",
+        "read -P 0x11 320k 704k",
+        "aio_write -P 0x33 1M 1M",
+        "aio_write -P 0x44 2M 1M",
+        "aio_flush",
+        "read -P 0x33 1M 1M",
+        "read -P 0x44 2M 1M",
+    ];
+    let uri = served.uri();
+    let mut arguments = vec!["-f", "raw", "-t", "none", "--discard=unmap"];
+    commands.iter().for_each(|command| arguments.extend(["-c", command]));
+    arguments.push(&uri);
+    let output = run("qemu-io", &arguments);
+    assert!(!output.contains("failed"), "{output}");
+    assert_eq!(served.volume.volatile(), 0);
+    let extents = served.volume.extents(0, 512 << 10, 100).unwrap();
+    assert_eq!(extents.iter().map(|extent| extent.bytes >> 10).collect::<Vec<_>>(), [64, 64, 64, 64, 64, 192]);
+    served.stop();
+}
+
+#[test]
+fn fio_verifies_what_it_wrote() {
+    let served = Served::new(32 << 20);
+    for (rw, bs, depth, more) in [
+        ("randwrite", "4k", "32", "--fsync=16"),
+        ("randwrite", "512-64k", "16", "--bs_unaligned=1"),
+        ("write", "128k", "32", "--fsync=8"),
+        ("randrw", "4k", "1", "--fsync=1"),
+        ("randtrim", "16k", "8", "--io_size=4m"),
+    ] {
+        let verify = if rw == "randtrim" { "--verify=null" } else { "--verify=crc32c" };
+        let [uri, rw, bs, depth] =
+            [("uri", served.uri().as_str()), ("rw", rw), ("bs", bs), ("iodepth", depth)].map(|(k, v)| format!("--{k}={v}"));
+        let fixed =
+            ["--name=check", "--ioengine=nbd", "--size=32m", "--io_size=8m", "--do_verify=1", "--verify_fatal=1", "--output-format=terse"];
+        let arguments: Vec<&str> = fixed.into_iter().chain([&uri[..], &rw, &bs, &depth, verify, more]).collect();
+        run("fio", &arguments);
+    }
+    served.stop();
+}
+
+#[test]
+fn four_connections_of_one_client_share_a_volume() {
+    let served = Served::new(32 << 20);
+    let image = sample(32 << 20);
+    std::fs::write(served.file("in"), &image).unwrap();
+    let input = served.file("in");
+    run(
+        "nbdcopy",
+        &["--threads=4", "--connections=4", "--requests=16", "--request-size=65536", "--flush", input.to_str().unwrap(), &served.uri()],
+    );
+    assert!(served.volume.peek(0, image.len()) == image);
+    assert_eq!(served.volume.volatile(), 0);
+    assert!(served.server.statistics().accepted >= 4);
     served.stop();
 }

@@ -121,7 +121,7 @@ fn answered(mode: Mode, requests: &[(u16, u16, u64, u64, bool)], mut replies: &[
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_bytes_at_all(bytes in vec(any::<u8>(), 0..3000), step in 1..5000usize) {

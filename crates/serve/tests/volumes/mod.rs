@@ -42,6 +42,8 @@ pub(crate) struct MemoryVolume {
     pub(crate) waits: AtomicU64,
     /// Calls of `read`, which are batches.
     pub(crate) read_batches: AtomicU64,
+    /// When that many calls of `read` have been made, reads fail; zero for never.
+    pub(crate) fail_after: AtomicU64,
     /// Calls of `prefetch`.
     pub(crate) prefetches: AtomicU64,
     /// Microseconds that a flush or a wait takes.
@@ -60,6 +62,7 @@ impl MemoryVolume {
             flushes: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             read_batches: AtomicU64::new(0),
+            fail_after: AtomicU64::new(0),
             prefetches: AtomicU64::new(0),
             flush_us: AtomicU64::new(0),
             hold: AtomicBool::new(false),
@@ -173,9 +176,14 @@ impl Volume for MemoryVolume {
 
     fn read(&self, reads: &mut [BlockRead<'_>]) {
         assert!(!self.panic.load(SeqCst), "a planted bug");
-        self.read_batches.fetch_add(1, SeqCst);
+        let before = self.read_batches.fetch_add(1, SeqCst);
+        let fail_after = self.fail_after.load(SeqCst);
         let state = self.state.lock();
         for read in reads {
+            if fail_after > 0 && before >= fail_after {
+                read.result = Err(Error::new(Kind::Io, "the disk is gone"));
+                continue;
+            }
             for (i, into) in read.into.iter_mut().enumerate() {
                 let at = read.first.0 + i as u64;
                 if (at + 1) * BLOCK > self.size.next_multiple_of(BLOCK) {
