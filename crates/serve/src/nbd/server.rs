@@ -252,8 +252,7 @@ impl Hall {
     /// The life of a connection's thread.
     fn attend(&self, id: u64, socket: Arc<OwnedFd>, counters: &Counters) {
         let session = || -> io::Result<()> {
-            let deadline = Instant::now() + self.limits.handshake;
-            let receiver = Receiver::new(socket.clone(), deadline, &self.stopping);
+            let receiver = Receiver::new(socket.clone(), &self.limits, &self.stopping);
             let transmitter = Transmitter::new(socket.clone(), self.limits.send)?;
             serve(&*self.exports, &self.limits, counters, receiver, transmitter, |receiver| {
                 receiver.lift_deadline();

@@ -10,6 +10,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
 
+use super::limits::Limits;
+
 /// Ends both directions; threads that wait on the socket return.
 pub(crate) fn hang_up(socket: &OwnedFd) {
     // It fails only when the other side was faster.
@@ -29,12 +31,17 @@ pub(crate) struct Receiver<'a> {
     /// The server stops: what has arrived is received once more, and then nothing.
     stopping: &'a AtomicBool,
     stopped: bool,
+    /// How long to wait for the next bytes without sleeping.
+    awake: Duration,
+    /// The last bytes came within that time.
+    brisk: bool,
 }
 
 impl<'a> Receiver<'a> {
-    /// Receives until `deadline`, or shortly after `stopping` is set.
-    pub(crate) fn new(socket: Arc<OwnedFd>, deadline: Instant, stopping: &'a AtomicBool) -> Receiver<'a> {
-        Receiver { socket, deadline: Some(deadline), stopping, stopped: false }
+    /// Receives until the handshake's time is over, or shortly after `stopping` is set.
+    pub(crate) fn new(socket: Arc<OwnedFd>, limits: &Limits, stopping: &'a AtomicBool) -> Receiver<'a> {
+        let deadline = Some(Instant::now() + limits.handshake);
+        Receiver { socket, deadline, stopping, stopped: false, awake: limits.awake, brisk: false }
     }
 
     /// From now on a client may be silent as long as it likes.
@@ -42,6 +49,34 @@ impl<'a> Receiver<'a> {
         self.deadline = None;
         // If that fails, the timeout of the last receive stays, and ends the connection when it passes.
         let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, None);
+    }
+
+    /// Takes what is there; `None` when there is nothing.
+    fn receive_now(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match recv(&*self.socket, buffer, RecvFlags::DONTWAIT) {
+            Ok((received, _)) => Ok(Some(received)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes what comes. A client that waits for each reply is back within microseconds, and falling asleep and being woken would take
+    /// longer than its request; so a thread whose client was brisk the last time stays awake for a moment, and lets others run meanwhile.
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let began = Instant::now();
+        while self.brisk && began.elapsed() < self.awake {
+            if let Some(received) = self.receive_now(buffer)? {
+                return Ok(received);
+            }
+            std::thread::yield_now();
+        }
+        let received = match recv(&*self.socket, buffer, RecvFlags::empty()) {
+            Ok((received, _)) => Ok(received),
+            Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => Err(error.into()),
+        };
+        self.brisk = began.elapsed() < self.awake;
+        received
     }
 }
 
@@ -58,13 +93,7 @@ impl Read for Receiver<'_> {
             return Ok(0);
         }
         self.stopped = self.stopping.load(Relaxed);
-        let flags = if self.stopped { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
-        match recv(&*self.socket, buffer, flags) {
-            Ok((received, _)) => Ok(received),
-            Err(Errno::AGAIN) if self.stopped => Ok(0),
-            Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
-            Err(error) => Err(error.into()),
-        }
+        if self.stopped { Ok(self.receive_now(buffer)?.unwrap_or(0)) } else { self.receive(buffer) }
     }
 }
 
