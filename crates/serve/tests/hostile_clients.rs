@@ -98,6 +98,10 @@ fn lengths_of_options_are_limited_before_memory_is_taken() {
     let mut raw = Raw::connect(&attacked.socket).unwrap();
     raw.send(&3u32.to_be_bytes());
     assert_eq!(raw.option_end(99, &vec![0; 65_536]), ERR_UNSUP, "the limit itself is allowed");
+    for _ in 1..128 {
+        assert_eq!(raw.option_end(99, &[]), ERR_UNSUP);
+    }
+    assert!(raw.closed(), "and so are 128 options, but no more");
     attacked.end();
 }
 

@@ -225,9 +225,17 @@ fn a_bug_in_a_volume_ends_its_connection_only() {
     let mut raw = Raw::go(&socket, Mode::Simple);
     raw.request(0, READ, 0, 1, &[]);
     assert!(raw.closed());
+    // Requests that wait aside are answered even so.
+    let mut raw = Raw::go(&socket, Mode::Simple);
+    let flushes: Vec<u8> = (0..3).flat_map(|i| request_bytes(Mode::Simple, 0, FLUSH, i, 0, 0)).collect();
+    raw.send(&flushes);
+    for _ in 0..3 {
+        assert_eq!(raw.chunk(0).unwrap().content, Content::Error(5, String::new(), None));
+    }
+    drop(raw);
     volume.panic.store(false, SeqCst);
     assert_eq!(other.read(0, 0, 1).unwrap(), [0]);
-    until(|| server.statistics().panics == 1);
+    until(|| server.statistics().panics == 2);
     server.stop(GRACE).unwrap();
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct MemoryVolume {
     pub(crate) flush_us: AtomicU64,
     /// Flushes and waits stand still while it is set.
     pub(crate) hold: AtomicBool,
-    /// Reads panic: a bug in an engine.
+    /// Reads, waits and flushes panic: a bug in an engine.
     pub(crate) panic: AtomicBool,
 }
 
@@ -152,6 +152,7 @@ impl MemoryVolume {
     }
 
     fn settle(&self, ticket: Option<u64>) -> Result<()> {
+        assert!(!self.panic.load(SeqCst), "a planted bug");
         let ticket = ticket.unwrap_or(self.state.lock().ticket);
         while self.hold.load(SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
