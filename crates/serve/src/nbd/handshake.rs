@@ -54,7 +54,7 @@ enum Next {
     Transmission(Agreed),
 }
 
-/// Runs the handshake.
+/// Runs the handshake. `established` is called on the reader once it has succeeded, before the client hears of that.
 ///
 /// # Errors
 /// How the connection ended, when it did.
@@ -63,6 +63,7 @@ pub(crate) fn handshake<R: Read, W: Write>(
     limits: &Limits,
     inbox: &mut Inbox<R>,
     outbox: &Outbox<W>,
+    established: impl FnOnce(&mut R),
 ) -> Result<Agreed, Ending> {
     let mut greeting = Vec::new();
     greeting.put64(GREETING);
@@ -81,14 +82,17 @@ pub(crate) fn handshake<R: Read, W: Write>(
         Handshake { exports, limits, inbox, outbox, replies: Vec::new(), no_zeroes, dialect: Dialect::Simple, allocation_for: None };
     for _ in 0..limits.options {
         if let Next::Transmission(agreed) = handshake.option()? {
+            established(handshake.inbox.reader());
+            handshake.send()?;
             return Ok(agreed);
         }
+        handshake.send()?;
     }
     Err(Ending::Protocol("the client sent too many options"))
 }
 
 impl<R: Read, W: Write> Handshake<'_, R, W> {
-    /// Takes one option and answers it.
+    /// Takes one option and prepares its answer.
     fn option(&mut self) -> Result<Next, Ending> {
         self.inbox.need(8)?;
         if self.inbox.unread()[..8] != OPTION.to_be_bytes() {
@@ -107,9 +111,7 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         // Copied, so that answering may borrow the rest; a handshake has a dozen of these.
         let data = self.inbox.unread()[HEADER..end].to_vec();
         self.inbox.consume(end);
-        let next = self.answer(option, &data)?;
-        self.send()?;
-        Ok(next)
+        self.answer(option, &data)
     }
 
     fn answer(&mut self, option: u32, data: &[u8]) -> Result<Next, Ending> {

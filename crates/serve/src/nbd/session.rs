@@ -50,7 +50,8 @@ pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Li
     serve(exports, limits, &Counters::default(), reader, writer, |_| {})
 }
 
-/// As [`session_over`], with what connections of a server share. `established` is called on the reader after the handshake.
+/// As [`session_over`], with what connections of a server share. `established` is called on the reader when the handshake has
+/// succeeded, before the client hears of that.
 pub(crate) fn serve<R: Read, W: Write + Send>(
     exports: &dyn Exports,
     limits: &Limits,
@@ -63,11 +64,10 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
     let receive = limits.receive_bytes.max(RECEIVE_LEAST).max(limits.option_bytes as usize + 64);
     let mut inbox = Inbox::new(reader, receive);
     let outbox = Outbox::new(writer);
-    let agreed = match handshake(exports, limits, &mut inbox, &outbox) {
+    let agreed = match handshake(exports, limits, &mut inbox, &outbox, established) {
         Ok(agreed) => agreed,
         Err(ending) => return ending,
     };
-    established(inbox.reader());
     let waits = Waits::new(limits.waits);
     std::thread::scope(|scope| {
         let _close = CloseOnDrop(&waits);
