@@ -288,6 +288,7 @@ impl Engine {
         pinned.extend(windows.flat_map(|window| &window.blocks).filter_map(|block| block.placed).map(|placed| placed.pba));
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
+        state.zone_table = next.snapshot.state.zones;
         state.releases += 1;
         state.checkpoint_wanted = false;
         *deferred = kept;
@@ -321,7 +322,7 @@ impl Engine {
             engine: self,
             old: &old,
             birth: committed,
-            space: Space { engine: self, old: &old, taken: Vec::new(), let_go: Vec::new() },
+            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new() },
             writer: PageWriter::new(&*self.disk),
             deltas: Vec::new(),
             freed: Vec::new(),
@@ -426,14 +427,15 @@ pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes:
 /// Pages of a checkpoint: taken from the allocator, and let go of.
 struct Space<'a> {
     engine: &'a Engine,
-    old: &'a Snapshot,
     taken: Vec<Pba>,
     let_go: Vec<Pba>,
 }
 
 impl PageSpace for Space<'_> {
     fn allocate(&mut self) -> Result<Pba> {
-        let pba = self.engine.state.lock().allocator.place_page(&Zones { engine: self.engine, snapshot: self.old })?;
+        let mut state = self.engine.state.lock();
+        let zones = self.engine.zones(state.zone_table);
+        let pba = state.allocator.place_page(&zones)?;
         self.taken.push(pba);
         Ok(pba)
     }
@@ -746,8 +748,7 @@ impl<'a> Build<'a> {
         let per_leaf = Table::Zones.per_leaf();
         let pages = &self.engine.pages;
         let root = self.old.state.zones;
-        let mut edits =
-            Edits { old: Zones { engine: self.engine, snapshot: self.old }, bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
+        let mut edits = Edits { old: self.engine.zones(root), bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
         for (pba, used) in std::mem::take(&mut self.bits) {
             edits.set(geometry, pba, used)?;
         }

@@ -34,7 +34,7 @@ use crate::{
         geometry::Geometry,
         page::{Table, ZoneEntry},
         record::WindowNumber,
-        superblock::{self, Fixed},
+        superblock::{self, Fixed, Root},
     },
     index::Index,
     overlay::Overlay,
@@ -81,6 +81,8 @@ pub(crate) struct State {
     pub(crate) active: Overlay,
     pub(crate) frozen: Option<Arc<Overlay>>,
     pub(crate) snapshot: Arc<Snapshot>,
+    /// The zone table of the last *released* checkpoint: in that of `snapshot`, blocks may be free that a reader still needs.
+    pub(crate) zone_table: Root,
     pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
     pub(crate) next_volume: u32,
     pub(crate) allocator: Allocator,
@@ -239,17 +241,17 @@ impl State {
     }
 }
 
-/// The zone table as of a checkpoint, for the allocator.
+/// The zone table as of the last released checkpoint, for the allocator.
 pub(crate) struct Zones<'a> {
     pub(crate) engine: &'a Engine,
-    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) root: Root,
 }
 
 impl ZoneSource for Zones<'_> {
     fn bitmaps(&self, first: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>> {
         let per_leaf = Table::Zones.per_leaf();
         let leaves: Vec<u64> = (first.0 / per_leaf..=(first.0 + zones - 1) / per_leaf).collect();
-        let pages = self.engine.pages.leaves(Table::Zones, 0, &self.snapshot.state.zones, &leaves, true)?;
+        let pages = self.engine.pages.leaves(Table::Zones, 0, &self.root, &leaves, true)?;
         Ok((first.0..first.0 + zones)
             .map(|zone| {
                 let page = &pages[(zone / per_leaf - leaves[0]) as usize];

@@ -214,9 +214,9 @@ impl Engine {
         let unflushed = (self.settings.unflushed_blocks as u64).min(self.fixed.geometry.usable_blocks() / 8);
         for _ in 0..8 {
             let mut state = self.state.lock();
-            let snapshot = state.snapshot.clone();
+            let zones = self.zones(state.zone_table);
             if state.allocator.ready_blocks() < ahead + unflushed / 2 {
-                state.allocator.open_ahead(ahead + unflushed, &self.zones(&snapshot))?;
+                state.allocator.open_ahead(ahead + unflushed, &zones)?;
             }
             if self.settings.has(PlantedBug::UnlistedZone) {
                 state.pretend_listed();
