@@ -114,7 +114,7 @@ impl Engine {
     /// Learns where free space is, in zones that were not looked at since opening.
     fn load_free_space(&self) -> Result<bool> {
         let mut state = self.state.lock();
-        let snapshot = state.snapshot.clone();
-        state.allocator.load_some(&self.zones(&snapshot))
+        let zones = self.zones(state.zone_table);
+        state.allocator.load_some(&zones)
     }
 }

@@ -27,6 +27,7 @@ pub(crate) fn bits_for(entries: u64) -> u32 {
 
 /// The page of a hash.
 pub(crate) fn page_of(hash: u64, bits: u32) -> u64 {
+    // Hashes from a damaged page may have more bits.
     hash >> (HASH_BITS - bits)
 }
 
