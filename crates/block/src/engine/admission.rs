@@ -77,7 +77,12 @@ impl Engine {
         let flying: usize = state.flights.iter().map(|flight| flight.window.records()).sum();
         let gathered = (flying + state.open.records()) as u64 + more;
         let frozen = state.frozen.as_ref().filter(|_| !state.built).map_or(0, |frozen| self.pages_of(state, frozen, 0));
-        self.pages_of(state, &state.active, gathered) + frozen
+        self.pages_of(state, &state.active, gathered) + frozen + state.spilling_pages
+    }
+
+    /// True when `pages` more than everything that is promised can be taken.
+    pub(crate) fn has_spare(&self, state: &State, pages: u64) -> bool {
+        state.allocator.free() >= self.to_place(state, 0) + self.pages_ahead(state, 0) + 2 * self.reserve() + pages
     }
 
     /// Blocks that windows need which are not placed, when `blocks` more join.

@@ -11,6 +11,7 @@ mod admission;
 mod catalogue;
 mod checkpoint;
 mod gather;
+mod heal;
 mod persist;
 mod prepare;
 mod read;
@@ -36,7 +37,7 @@ use crate::{
         record::WindowNumber,
         superblock::{self, Fixed, Root},
     },
-    index::MemoryIndex,
+    index::Index,
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
     settings::Settings,
@@ -46,6 +47,7 @@ use crate::{
 
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
+pub(crate) use recovery::read_superblock;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
@@ -95,6 +97,8 @@ pub(crate) struct State {
     pub(crate) unplaced: u64,
     /// Blocks that the last checkpoint found free, but newer records name: the next one decides on them.
     pub(crate) deferred: usize,
+    /// Pages set aside for writing the index.
+    pub(crate) spilling_pages: u64,
     /// Why no more writes are done.
     pub(crate) stopped: Option<Error>,
     /// A checkpoint should run although nothing forces it yet.
@@ -118,13 +122,15 @@ pub struct Engine {
     pub(crate) settings: Settings,
     pub(crate) pages: Pages,
     pub(crate) state: Mutex<State>,
-    pub(crate) index: Mutex<MemoryIndex>,
+    pub(crate) index: Mutex<Index>,
     pub(crate) preparing: Mutex<prepare::Preparer>,
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
+    /// The next page of the index on disk that the filter may not know.
+    pub(crate) filter_cursor: std::sync::atomic::AtomicU64,
 }
 
 impl Engine {

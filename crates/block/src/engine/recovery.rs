@@ -40,7 +40,7 @@ use crate::{
         superblock::{self, CUTS_MAX, Cut, Superblock},
         zone_list::{Entry, Page},
     },
-    index::MemoryIndex,
+    index::Index,
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
     scheme::thin,
@@ -155,6 +155,7 @@ impl Engine {
     /// The engine as of its last checkpoint, with nothing recovered.
     fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
         let Superblock { fixed, state } = superblock;
+        let index_entries = state.index_entries;
         let identity = settings.identity(&fixed);
         let compare = !settings.has(PlantedBug::ChecksumIgnored);
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
@@ -177,6 +178,7 @@ impl Engine {
             built: false,
             unplaced: 0,
             deferred: 0,
+            spilling_pages: 0,
             stopped: None,
             checkpoint_wanted: false,
             flush_wanted: false,
@@ -186,7 +188,7 @@ impl Engine {
             pool: Vec::new(),
         };
         Ok(Engine {
-            index: Mutex::new(MemoryIndex::new(settings.index_memory)),
+            index: Mutex::new(Index::new(settings.index_memory, index_entries)),
             disk,
             clock,
             fixed,
@@ -199,6 +201,7 @@ impl Engine {
             checkpointing: Mutex::new(Checkpointer::default()),
             counters: Counters::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
+            filter_cursor: std::sync::atomic::AtomicU64::new(0),
         })
     }
 
@@ -206,7 +209,8 @@ impl Engine {
     fn recover(&self) -> Result<()> {
         let snapshot = self.state.lock().snapshot.clone();
         let geometry = self.fixed.geometry;
-        let pages = self.read_zone_list()?;
+        let mut pages = self.read_zone_list()?;
+        self.heal_zone_list(&mut pages)?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let entries = newest_entries(geometry, &pages)?;
         let (void, carriers): (Vec<Found>, Vec<Found>) = self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
