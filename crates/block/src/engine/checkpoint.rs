@@ -287,6 +287,7 @@ impl Engine {
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
         state.built = false;
+        state.releasing = true;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
         }
@@ -305,6 +306,7 @@ impl Engine {
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
         state.releases += 1;
+        state.releasing = false;
         state.checkpoint_wanted = false;
         state.deferred = kept.len();
         *deferred = kept;
@@ -314,6 +316,8 @@ impl Engine {
     fn end_early(&self, checkpointer: &mut Checkpointer) {
         if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
             let (next, _) = self.become_true(next);
+            // A failure stops the store at its next write.
+            let _ = self.write_superblock(&next.snapshot, 0);
             self.release(&mut checkpointer.deferred, *next);
         }
     }
