@@ -7,6 +7,7 @@
 //! | [`overlay_disk`] | [`OverlayDisk`]: reads another disk and keeps writes in memory, to look at a store without changing it |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`counters`] | what a disk was asked to do, by class of block |
+//! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -27,6 +28,7 @@ pub mod process;
 pub mod random;
 mod range;
 pub mod signals;
+pub mod sparse;
 pub mod systemd;
 
 pub use clock::MonotonicClock;
