@@ -14,11 +14,13 @@
 
 mod batch;
 mod compare;
+mod leaves;
 mod overlay_disk;
 mod places;
 mod recovered;
 mod report;
 mod rot;
+mod scrub;
 mod tables;
 mod usage;
 mod volumes;
@@ -29,6 +31,7 @@ use std::sync::Arc;
 use onefold_core::{Disk, Result};
 
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
+pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub};
 
 use crate::format::Identity;
 use tables::Checker;
