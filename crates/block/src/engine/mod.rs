@@ -11,6 +11,7 @@ mod admission;
 mod catalogue;
 mod checkpoint;
 mod gather;
+mod heal;
 mod persist;
 mod prepare;
 mod read;
@@ -46,6 +47,8 @@ use crate::{
 
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
+pub(crate) use recovery::read_superblock;
+pub(crate) use resolve::entry_in;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;

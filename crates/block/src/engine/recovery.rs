@@ -207,7 +207,8 @@ impl Engine {
     fn recover(&self) -> Result<()> {
         let snapshot = self.state.lock().snapshot.clone();
         let geometry = self.fixed.geometry;
-        let pages = self.read_zone_list()?;
+        let mut pages = self.read_zone_list()?;
+        self.heal_zone_list(&mut pages)?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let entries = newest_entries(geometry, &pages)?;
         let carriers = self.scan(&entries, &snapshot.state)?;

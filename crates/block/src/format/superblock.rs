@@ -283,6 +283,18 @@ impl Superblock {
     }
 }
 
+impl Superblock {
+    /// True when a block that is no superblock may be a mixture of the sectors of two of this store, as a torn write leaves it: what never
+    /// changes is there, and nothing is behind the end.
+    #[must_use]
+    pub(crate) fn explains_tear(&self, block: &Block, place: u32) -> bool {
+        use std::mem::offset_of;
+        let whole = self.encode(place);
+        let same = |from: usize, to: usize| block.0[from..to] == whole.0[from..to];
+        same(0, offset_of!(Raw, checksum)) && same(offset_of!(Raw, id), offset_of!(Raw, clean)) && same(size_of::<Raw>(), block.0.len())
+    }
+}
+
 impl Raw {
     fn superblock(&self) -> Option<Superblock> {
         let blocks = self.zones.get().checked_mul(u64::from(self.zone_blocks.get()))?;
