@@ -15,6 +15,7 @@
 mod batch;
 mod compare;
 mod leaves;
+mod look;
 mod overlay_disk;
 mod places;
 mod recovered;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 
 use onefold_core::{Disk, Result};
 
+pub use look::look;
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
 pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub};
 

@@ -29,7 +29,8 @@ pub(super) struct Walk {
 
 impl Walk {
     pub(super) fn new(paths: &[PathBuf]) -> Walk {
-        Walk { given: paths.to_vec().into_iter(), open: Vec::new(), linked: HashSet::new() }
+        let given: Vec<PathBuf> = paths.to_vec();
+        Walk { given: given.into_iter(), open: Vec::new(), linked: HashSet::new() }
     }
 
     /// What a path is: a directory to walk into, something to read, or nothing of interest.
