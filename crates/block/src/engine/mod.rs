@@ -48,6 +48,7 @@ use crate::{
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use recovery::read_superblock;
+pub(crate) use resolve::entry_in;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
