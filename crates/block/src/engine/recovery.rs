@@ -199,6 +199,7 @@ impl Engine {
             preparing: Mutex::new(Preparer::default()),
             settling: Mutex::new(()),
             checkpointing: Mutex::new(Checkpointer::default()),
+            compacting: Mutex::default(),
             counters: Counters::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
             filter_cursor: std::sync::atomic::AtomicU64::new(0),
