@@ -105,9 +105,10 @@ impl Engine {
         })
     }
 
-    /// True when a checkpoint could make blocks free.
+    /// True when a checkpoint could make blocks free, or is about to.
     fn can_reclaim(&self, state: &State) -> bool {
-        !state.active.is_empty()
+        state.releasing
+            || !state.active.is_empty()
             || state.frozen.is_some()
             || !state.flights.is_empty()
             || !state.open.is_empty()

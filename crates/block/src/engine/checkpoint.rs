@@ -239,6 +239,7 @@ impl Engine {
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
+        state.releasing = true;
         Phase::Releasing(next, old)
     }
 
@@ -252,6 +253,7 @@ impl Engine {
         pinned.extend(windows.flat_map(|window| &window.blocks).filter_map(|block| block.placed).map(|placed| placed.pba));
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
+        state.releasing = false;
         state.releases += 1;
         state.checkpoint_wanted = false;
         *deferred = kept;
