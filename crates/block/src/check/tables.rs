@@ -26,6 +26,7 @@ use crate::{
         record::WindowNumber,
         superblock::{Root, State, Superblock},
     },
+    index::paged,
     window::ranges::Ranges,
 };
 
@@ -117,6 +118,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn run(&mut self, memory: u64, proven: &mut dyn FnMut(Pba) -> bool) {
         self.catalogue();
         self.pending();
+        self.index();
         self.physical();
         let stretches = self.zones((memory / (FACT_BYTES * self.geometry.zone_blocks)).max(1));
         for (n, stretch) in stretches.into_iter().enumerate() {
@@ -144,6 +146,7 @@ impl<'a> Checker<'a> {
             Table::Zones => self.geometry.zones,
             Table::Catalogue => u64::from(self.state.volumes),
             Table::Discards => u64::from(self.state.discards),
+            Table::Index => 1 << self.state.index_bits,
         };
         let in_use = self.geometry.zone_of(pointer.address).0 < self.state.high_water;
         let wrong = if !self.geometry.holds(pointer.address) {
@@ -177,7 +180,7 @@ impl<'a> Checker<'a> {
             Table::Catalogue => (self.maps_dark, self.pages_dark) = (true, true),
             Table::Physical => self.dark.blocks.push(entries),
             Table::Zones => self.dark.zones.push(entries),
-            Table::Discards => {}
+            Table::Discards | Table::Index => {}
         }
     }
 
@@ -192,6 +195,17 @@ impl<'a> Checker<'a> {
         if body(page)[entries..].iter().any(|&byte| byte != 0) {
             self.report.problem(Place::Page(id, pointer.address), "something lies behind its last entry");
         }
+    }
+
+    /// The index on disk: a hint, of which only the shape can be wrong.
+    fn index(&mut self) {
+        let (bits, blocks) = (self.state.index_bits, self.geometry.blocks());
+        self.walk(Table::Index, 0, &self.state.index, None, &mut |checker, id, pointer, page| {
+            let wrong = paged::entries(page).any(|entry| paged::page_of(entry.hash, bits) != id.index || entry.pba.0 >= blocks);
+            if wrong {
+                checker.report.problem(Place::Page(id, pointer.address), "it has an entry that belongs elsewhere");
+            }
+        });
     }
 
     /// The physical table: what an entry shows alone.

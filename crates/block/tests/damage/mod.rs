@@ -271,6 +271,7 @@ pub fn root(disk: &MemoryDisk, table: Table, volume: u32) -> Root {
         Table::Zones => superblock.state.zones,
         Table::Catalogue => superblock.state.catalogue,
         Table::Discards => superblock.state.pending,
+        Table::Index => superblock.state.index,
         Table::Map => {
             let slot = u64::from(volume) - 1;
             let leaf = pages(disk, Table::Catalogue, 0, &superblock.state.catalogue)
