@@ -286,6 +286,7 @@ impl Engine {
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
+        state.releasing = true;
         state.built = false;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
@@ -304,6 +305,7 @@ impl Engine {
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
+        state.releasing = false;
         state.releases += 1;
         state.checkpoint_wanted = false;
         state.deferred = kept.len();

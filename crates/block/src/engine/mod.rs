@@ -110,6 +110,8 @@ pub(crate) struct State {
     /// Flushes that began, and that succeeded.
     pub(crate) flushes_begun: u64,
     pub(crate) flushes_done: u64,
+    /// A checkpoint is durable, and what it does not need is about to be made free.
+    pub(crate) releasing: bool,
     /// How often blocks were made free: what was known of blocks before may be wrong after.
     pub(crate) releases: u64,
     pub(crate) pool: Vec<Vec<Block>>,

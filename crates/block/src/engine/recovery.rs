@@ -192,6 +192,7 @@ impl Engine {
             flush_wanted: false,
             flushes_begun: 0,
             flushes_done: 0,
+            releasing: false,
             releases: 0,
             pool: Vec::new(),
         };
