@@ -6,6 +6,7 @@
 mod cleanup;
 mod clients;
 mod demo;
+mod fuzz;
 mod licences;
 mod machine;
 mod nbd;
@@ -23,7 +24,9 @@ const USAGE: &str = "\
 cargo xtask demo                    a disk image over NBD, deduplicated, read back, and a server killed; needs no root
 cargo xtask test [STEP…] [--list]   everything CI runs, or the steps named
 cargo xtask sim [--seed N | --seeds A..B | --long | --bugs | --exhaust]
-                                    crash and fault simulation of the real engine";
+                                    crash and fault simulation of the real engine
+cargo xtask fuzz [TARGET…] [--seconds N]
+                                    hostile bytes for every decoder and for sessions";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -47,6 +50,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "demo" => demo::run(arguments),
         "test" => test::run(arguments),
         "sim" => sim::run(arguments),
+        "fuzz" => fuzz::run(arguments),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");
             Ok(true)
