@@ -3,6 +3,7 @@
 //! [`Engine`] is the engine without threads, whose steps the simulator schedules; [`Store`] is the engine at work, with group commit and
 //! background checkpoints; [`StoreExports`] offers its volumes to servers.
 
+pub mod check;
 mod counters;
 pub mod engine;
 pub mod format;

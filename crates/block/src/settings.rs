@@ -3,6 +3,7 @@
 use onefold_core::{Algorithm, Error, Kind, Result};
 
 use crate::format::{
+    Identity,
     geometry::{Geometry, ZONE_BLOCKS_MAX},
     superblock::{Fixed, Layout, Leftover},
 };
@@ -107,6 +108,9 @@ pub struct Settings {
     pub window_blocks: usize,
     /// Most blocks that are gathered or written but not flushed.
     pub unflushed_blocks: usize,
+    /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
+    #[cfg(feature = "planted-bugs")]
+    pub weak_fingerprint: Option<u32>,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -125,8 +129,21 @@ impl Settings {
             window_blocks: WINDOW_BLOCKS_MAX,
             unflushed_blocks: ((memory / 16 / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
             #[cfg(feature = "planted-bugs")]
+            weak_fingerprint: None,
+            #[cfg(feature = "planted-bugs")]
             bug: None,
         }
+    }
+
+    /// The identity of the store whose fixed part this is.
+    pub(crate) fn identity(&self, fixed: &Fixed) -> Identity {
+        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        #[cfg(feature = "planted-bugs")]
+        if let Some(bits) = self.weak_fingerprint {
+            assert!(fixed.verify_bytes, "a weak fingerprint needs the comparison of bytes");
+            return Identity { fingerprinter: identity.fingerprinter.shortened(bits), ..identity };
+        }
+        identity
     }
 
     /// True when this defect was asked for.

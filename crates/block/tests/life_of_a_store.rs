@@ -118,3 +118,34 @@ fn what_is_written_is_read_through_checkpoints_and_reopening() {
     }
     assert!(checkpoints > 2 && duplicates > 100 && hidden > 100, "{checkpoints} {duplicates} {hidden}");
 }
+
+#[test]
+fn duplicates_are_found_when_the_index_outgrew_its_memory() {
+    let blocks = 24 << 10;
+    let disk = Arc::new(MemoryDisk::new(40 << 10));
+    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], 40 << 10) }).unwrap();
+    let settings = Settings { index_memory: 64 << 10, records_max: 8000, ..Settings::for_memory(32 << 20) };
+    let open = || Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings.clone()).unwrap();
+    let engine = open();
+    let (volume, _) = engine.create_volume("one", 2 * blocks).unwrap();
+    for lba in 0..blocks {
+        persevere(&engine, || engine.write(volume, lba * 4096, &content(lba * 3 + 1))).unwrap();
+    }
+    engine.flush().unwrap();
+    engine.checkpoint().unwrap();
+    let status = engine.status();
+    assert!(status.index_on_disk > blocks * 3 / 4 && status.memory_bytes < 32 << 20, "{status:?}");
+    // First as after a kill, then after a clean shutdown.
+    for _ in 0..2 {
+        let engine = open();
+        while engine.tidy_step(false).unwrap() {}
+        let before = engine.counts().duplicate_blocks;
+        for lba in 0..blocks {
+            persevere(&engine, || engine.write(volume, (blocks + lba) * 4096, &content(lba * 3 + 1))).unwrap();
+        }
+        engine.flush().unwrap();
+        assert_eq!(engine.counts().duplicate_blocks - before, blocks);
+        persevere(&engine, || engine.trim(volume, blocks * 4096, blocks * 4096)).unwrap();
+        engine.close().unwrap();
+    }
+}

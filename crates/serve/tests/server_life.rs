@@ -177,17 +177,18 @@ fn a_handshake_has_one_deadline_however_busy_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let (server, _, socket) = started(Limits { handshake: Duration::from_millis(300), ..Limits::default() }, dir.path());
     let mut silent = Raw::connect(&socket).unwrap();
-    let mut slow = Raw::connect(&socket).unwrap();
     let mut done = Raw::go(&socket, Mode::Simple);
     let began = Instant::now();
     assert!(silent.closed());
     assert!(began.elapsed() < Duration::from_secs(5));
     use std::io::Write;
-    let trickle = std::iter::repeat_n(0u8, 1000).take_while(|byte| {
-        std::thread::sleep(Duration::from_millis(20));
-        slow.stream.write_all(&[*byte]).is_ok()
+    let mut slow = Raw::connect(&socket).unwrap();
+    let option = [&3u32.to_be_bytes(), &option_bytes(99, &[0; 60_000])[..]].concat();
+    let trickle = option.iter().take(10_000).take_while(|byte| {
+        std::thread::sleep(Duration::from_micros(300));
+        slow.stream.write_all(&[**byte]).is_ok()
     });
-    assert!(trickle.count() < 100);
+    assert!(trickle.count() < 2000, "an option that comes byte by byte was waited for");
     std::thread::sleep(Duration::from_millis(400));
     assert_eq!(done.act(0, FLUSH, 0, 0, &[]), 0, "after its handshake a client may be silent");
     server.stop(GRACE).unwrap();

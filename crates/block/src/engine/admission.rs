@@ -5,7 +5,7 @@
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{Engine, State, Zones};
+use super::{Engine, State};
 use crate::{format::page::Table, overlay::Overlay, scheme::thin};
 
 /// Share of the store that is reserved, and its bounds in blocks.
@@ -60,7 +60,12 @@ impl Engine {
         let flying: usize = state.flights.iter().map(|flight| flight.window.records()).sum();
         let gathered = (flying + state.open.records()) as u64;
         let frozen = state.frozen.as_ref().map_or(0, |frozen| self.pages_of(frozen, 0, state));
-        self.pages_of(&state.active, gathered, state) + frozen + 8
+        self.pages_of(&state.active, gathered, state) + frozen + state.spilling_pages + 8
+    }
+
+    /// True when `pages` more than everything that is promised can be taken.
+    pub(crate) fn has_spare(&self, state: &State, pages: u64) -> bool {
+        state.allocator.free() >= self.unplaced(state) + self.pages_ahead(state) + 2 * self.reserve() + pages
     }
 
     /// Blocks that windows need which are gathered but not placed.
@@ -85,14 +90,14 @@ impl Engine {
             needed += self.reserve();
         }
         if state.allocator.free() < needed {
-            let snapshot = state.snapshot.clone();
-            state.allocator.grow_to(needed, &Zones { engine: self, snapshot: &snapshot });
+            let zones = self.zones(state.zone_table);
+            state.allocator.grow_to(needed, &zones);
         }
         // Blocks must also be within reach of the zone list: on an aged store a zone may offer only a few.
         let to_place = self.unplaced(state) + blocks + blocks / 16 + 8;
         if state.allocator.free() >= needed && state.allocator.ready_blocks() < to_place {
-            let snapshot = state.snapshot.clone();
-            state.allocator.open_ahead(to_place, &Zones { engine: self, snapshot: &snapshot })?;
+            let zones = self.zones(state.zone_table);
+            state.allocator.open_ahead(to_place, &zones)?;
         }
         if state.allocator.free() >= needed && state.allocator.ready_blocks() >= to_place {
             return Ok(Admission::Granted);

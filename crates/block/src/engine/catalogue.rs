@@ -76,7 +76,7 @@ impl Engine {
     /// # Errors
     /// `Exists`, `InvalidInput`, `Busy` (run steps, then ask again), `NoSpace`.
     pub fn create_volume(&self, name: &str, blocks: u64) -> Result<(VolumeId, Ticket)> {
-        let mut state = self.catalogue_change()?;
+        let mut state = self.state.lock();
         state.check_new_name(name)?;
         state.check_size(blocks, None)?;
         // Deleted volumes stay in the table until their blocks are free, hence the margin.
@@ -86,6 +86,7 @@ impl Engine {
         {
             return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", VOLUMES_MAX / 2)));
         }
+        self.admit_change(&mut state)?;
         let id = VolumeId(state.next_volume);
         state.next_volume += 1;
         state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks });
@@ -98,9 +99,10 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn resize_volume(&self, id: VolumeId, blocks: u64) -> Result<Ticket> {
-        let mut state = self.catalogue_change()?;
+        let mut state = self.state.lock();
         let before = state.volume(id)?.blocks;
         state.check_size(blocks, Some(id))?;
+        self.admit_change(&mut state)?;
         if let Some(volume) = state.volumes.get_mut(&id) {
             volume.blocks = blocks;
         }
@@ -116,11 +118,12 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn rename_volume(&self, id: VolumeId, name: &str) -> Result<Ticket> {
-        let mut state = self.catalogue_change()?;
+        let mut state = self.state.lock();
         if state.volume(id)?.name == name {
             return Ok(Ticket(state.newest().0));
         }
         state.check_new_name(name)?;
+        self.admit_change(&mut state)?;
         if let Some(volume) = state.volumes.get_mut(&id) {
             volume.name = name.to_owned();
         }
@@ -132,19 +135,19 @@ impl Engine {
     /// # Errors
     /// `NotFound`, `Busy`.
     pub fn delete_volume(&self, id: VolumeId) -> Result<Ticket> {
-        let mut state = self.catalogue_change()?;
+        let mut state = self.state.lock();
         let blocks = state.volume(id)?.blocks;
+        self.admit_change(&mut state)?;
         state.volumes.remove(&id);
         let ticket = self.record(&mut state, CatalogueChange::Delete { id });
         state.punch(id, 0, blocks, false);
         Ok(ticket)
     }
 
-    /// Admits a change of the catalogue and gives it the lock.
-    fn catalogue_change(&self) -> Result<parking_lot::MutexGuard<'_, State>> {
-        let mut state = self.state.lock();
-        match self.admit(&mut state, 0, Purpose::Relief)? {
-            Admission::Granted => Ok(state),
+    /// Admits a change of the catalogue that is right otherwise.
+    fn admit_change(&self, state: &mut State) -> Result<()> {
+        match self.admit(state, 0, Purpose::Relief)? {
+            Admission::Granted => Ok(()),
             Admission::Wait => Err(wait()),
             Admission::Full => Err(full()),
         }

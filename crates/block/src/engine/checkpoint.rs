@@ -30,6 +30,7 @@ use crate::{
         record::WindowNumber,
         superblock::{Root, Superblock},
     },
+    index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
     overlay::{Overlay, zeroes},
     place::{ZoneSource, bitmap::ZoneBitmap},
     settings::PlantedBug,
@@ -59,6 +60,17 @@ struct Next {
     /// Blocks that are free in it and were not before, pages among them.
     freed: Vec<Pba>,
     zones: Vec<(ZoneId, ZoneBitmap)>,
+    /// Of the index on disk, when it was written anew.
+    filter: Option<Filter>,
+}
+
+/// The index on disk as a checkpoint leaves it.
+struct IndexOnDisk {
+    root: Root,
+    bits: u32,
+    entries: u64,
+    birth: WindowNumber,
+    filter: Option<Filter>,
 }
 
 /// The state of checkpoints.
@@ -108,6 +120,27 @@ impl Engine {
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 2
             || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
+            || state.active.records > 0 && self.index.lock().wants_spill() && self.has_spare(&state, 1 << state.snapshot.state.index_bits)
+    }
+
+    /// Decides whether the index in memory is merged into the one on disk, and sets aside the space for it. Gives the most entries that it
+    /// will have, and the bits that name its pages.
+    fn reserve_spill(&self) -> Option<(u64, u32)> {
+        let in_memory = {
+            let index = self.index.lock();
+            index.wants_spill().then(|| index.len())?
+        };
+        let mut state = self.state.lock();
+        let old = &state.snapshot.state;
+        let most = old.index_entries + in_memory;
+        let bits = paged::bits_for(most).max(old.index_bits);
+        // Leaves, the pages above them, and the zone table's.
+        let pages = (1u64 << bits) * 11 / 10 + 16;
+        if !self.has_spare(&state, pages) {
+            return None;
+        }
+        state.spilling_pages = pages;
+        Some((most, bits))
     }
 
     /// True when a checkpoint would change anything.
@@ -234,11 +267,14 @@ impl Engine {
     }
 
     /// The superblock is durable: reads go to the new version.
-    fn become_true(&self, next: Box<Next>) -> Phase {
+    fn become_true(&self, mut next: Box<Next>) -> Phase {
         add(&self.counters.checkpoints, 1);
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
+        if let Some(filter) = next.filter.take() {
+            self.index.lock().finish_spill(filter);
+        }
         Phase::Releasing(next, old)
     }
 
@@ -252,6 +288,7 @@ impl Engine {
         pinned.extend(windows.flat_map(|window| &window.blocks).filter_map(|block| block.placed).map(|placed| placed.pba));
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
+        state.zone_table = next.snapshot.state.zones;
         state.releases += 1;
         state.checkpoint_wanted = false;
         *deferred = kept;
@@ -285,7 +322,7 @@ impl Engine {
             engine: self,
             old: &old,
             birth: committed,
-            space: Space { engine: self, old: &old, taken: Vec::new(), let_go: Vec::new() },
+            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new() },
             writer: PageWriter::new(&*self.disk),
             deltas: Vec::new(),
             freed: Vec::new(),
@@ -304,6 +341,7 @@ impl Engine {
         let physical = build.physical(&frozen, std::mem::take(deferred))?;
         let catalogue = build.catalogue(&volumes)?;
         let (pending_root, pending_count) = build.discards(&pending)?;
+        let index = build.index()?;
         let (zones_root, zones, used_blocks) = build.zones()?;
         build.writer.finish()?;
         add(&self.counters.checkpoint_blocks, build.writer.written);
@@ -330,13 +368,17 @@ impl Engine {
                 zones: zones_root,
                 catalogue,
                 pending: pending_root,
+                index: index.root,
+                index_bits: index.bits,
+                index_entries: index.entries,
+                index_birth: index.birth,
                 // Windows that earlier recoveries voided lie below `committed` now.
                 cuts: Vec::new(),
             },
             volumes,
             discards: pending,
         };
-        Ok(Some(Next { snapshot: Arc::new(snapshot), freed, zones }))
+        Ok(Some(Next { snapshot: Arc::new(snapshot), freed, zones, filter: index.filter }))
     }
 }
 
@@ -385,14 +427,15 @@ pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes:
 /// Pages of a checkpoint: taken from the allocator, and let go of.
 struct Space<'a> {
     engine: &'a Engine,
-    old: &'a Snapshot,
     taken: Vec<Pba>,
     let_go: Vec<Pba>,
 }
 
 impl PageSpace for Space<'_> {
     fn allocate(&mut self) -> Result<Pba> {
-        let pba = self.engine.state.lock().allocator.place_page(&Zones { engine: self.engine, snapshot: self.old })?;
+        let mut state = self.engine.state.lock();
+        let zones = self.engine.zones(state.zone_table);
+        let pba = state.allocator.place_page(&zones)?;
         self.taken.push(pba);
         Ok(pba)
     }
@@ -643,14 +686,69 @@ impl<'a> Build<'a> {
         Ok((root, all.len() as u32))
     }
 
+    /// Merges the index in memory into the one on disk, when its share of memory is used up and there is space.
+    fn index(&mut self) -> Result<IndexOnDisk> {
+        let engine = self.engine;
+        let old = &self.old.state;
+        let unchanged =
+            IndexOnDisk { root: old.index, bits: old.index_bits, entries: old.index_entries, birth: old.index_birth, filter: None };
+        let Some((most, bits)) = engine.reserve_spill() else { return Ok(unchanged) };
+        let pages = 1u64 << bits;
+        let Spill { memory, gone } = engine.index.lock().begin_spill(most);
+        let mut filter = Filter::new(most, engine.settings.index_memory / 4);
+        let mut entries = 0;
+        let (mut segment, mut fresh) = (usize::MAX, Vec::new());
+        let shift = bits - old.index_bits;
+        let mut before: (u64, Vec<Entry>) = (u64::MAX, Vec::new());
+        let leaves: Vec<u64> = (0..pages).collect();
+        let root = self.rebuild(Table::Index, 0, &Root::default(), &leaves, &mut |leaf, _, page| {
+            // The old page holds this one's entries and its neighbours', when the table doubles.
+            if before.0 != leaf >> shift {
+                let found = engine.pages.leaf(Table::Index, 0, &old.index, leaf >> shift)?;
+                before = (leaf >> shift, found.map_or_else(Vec::new, |(_, page)| paged::entries(&page).collect()));
+            }
+            let (from, to) = (leaf << (HASH_BITS - bits), (leaf + 1) << (HASH_BITS - bits));
+            let mut merged: Vec<Entry> = before.1.iter().filter(|entry| (from..to).contains(&entry.hash)).copied().collect();
+            let per_segment = 1u64 << (HASH_BITS - MemoryIndex::SEGMENTS.trailing_zeros());
+            for number in from / per_segment..to.div_ceil(per_segment) {
+                if segment != number as usize {
+                    (segment, fresh) = (number as usize, memory.segment(number as usize));
+                }
+                let first = fresh.partition_point(|entry| entry.hash < from);
+                merged.extend(fresh[first..].iter().take_while(|entry| entry.hash < to));
+            }
+            merged.sort_unstable();
+            merged.dedup();
+            merged.retain(|entry| gone.binary_search(entry).is_err());
+            merged.iter().for_each(|entry| filter.insert(entry.hash));
+            entries += merged.len().min(paged::PER_PAGE) as u64;
+            paged::fill(page, &merged);
+            Ok(true)
+        })?;
+        let space = &mut self.space;
+        engine.pages.walk(Table::Index, 0, &old.index, &mut |_, pointer, _| {
+            space.release(pointer.address);
+            Ok(())
+        })?;
+        engine.state.lock().spilling_pages = 0;
+        // Entries that had found no room are looked for again in the physical table; until that is done the table does not count as complete.
+        let mut birth = self.birth;
+        if memory.refused > 0 || !engine.index_complete() {
+            birth = old.index_birth;
+        }
+        if memory.refused > 0 {
+            engine.index_cursor.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+        Ok(IndexOnDisk { root, bits, entries, birth, filter: Some(filter) })
+    }
+
     /// Writes the zone table. Its own pages change it: places for them are taken first, until that changes no further page of it.
     fn zones(&mut self) -> Result<(Root, Vec<(ZoneId, ZoneBitmap)>, u64)> {
         let geometry = self.engine.fixed.geometry;
         let per_leaf = Table::Zones.per_leaf();
         let pages = &self.engine.pages;
         let root = self.old.state.zones;
-        let mut edits =
-            Edits { old: Zones { engine: self.engine, snapshot: self.old }, bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
+        let mut edits = Edits { old: self.engine.zones(root), bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
         for (pba, used) in std::mem::take(&mut self.bits) {
             edits.set(geometry, pba, used)?;
         }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     counters::add,
-    format::{page::MapEntry, record::PER_WINDOW_MAX},
+    format::{page::MapEntry, record::PER_WINDOW_MAX, superblock::Root},
     window::{Found, Placed, Window},
 };
 
@@ -28,25 +28,39 @@ impl Engine {
     /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when its ticket is durable.
     ///
     /// # Errors
-    /// `Busy` when steps must be run first: nothing of this call beyond what is in the window already was taken, and the same call may be
-    /// made again. `NoSpace` when the store is full. `InvalidInput` beyond the end.
+    /// `Busy` when steps must be run first: a part of the data may have been taken, and the same call may be made again; see
+    /// [`write_from`](Self::write_from). `NoSpace` when the store is full. `InvalidInput` beyond the end.
     pub fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.write_from(volume, offset, data, &mut 0)
+    }
+
+    /// As [`write`](Self::write), for callers that ask again when it is `Busy`: `taken` counts the bytes that were taken already, from 0
+    /// on. A call that began anew each time could fill with its beginning what it waits for to become empty.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_from(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {
         self.check_range(volume, offset, data.len() as u64)?;
         let size = BLOCK_BYTES as u64;
-        let head = ((size - offset % size) % size).min(data.len() as u64) as usize;
-        let (head, rest) = data.split_at(head);
-        let (whole, tail) = rest.split_at(rest.len() / BLOCK_BYTES * BLOCK_BYTES);
         let mut ticket = None;
-        if !head.is_empty() {
-            ticket = Some(self.edit(volume, offset, head)?);
-        }
-        let mut lba = Lba(offset.div_ceil(size));
-        for piece in whole.chunks(PIECE * BLOCK_BYTES) {
-            ticket = Some(self.write_blocks(volume, lba, piece)?);
-            lba = lba.plus((piece.len() / BLOCK_BYTES) as u64);
-        }
-        if !tail.is_empty() {
-            ticket = Some(self.edit(volume, lba.0 * size, tail)?);
+        while *taken < data.len() as u64 {
+            let at = offset + *taken;
+            let rest = &data[*taken as usize..];
+            let edge = ((size - at % size) % size).min(rest.len() as u64) as usize;
+            let bytes = if edge > 0 {
+                edge
+            } else if rest.len() >= BLOCK_BYTES {
+                (rest.len() / BLOCK_BYTES).min(PIECE) * BLOCK_BYTES
+            } else {
+                rest.len()
+            };
+            let part = &rest[..bytes];
+            ticket = Some(if bytes.is_multiple_of(BLOCK_BYTES) {
+                self.write_blocks(volume, Lba(at / size), part)?
+            } else {
+                self.edit(volume, at, part)?
+            });
+            *taken += bytes as u64;
         }
         add(&self.counters.client_blocks, (data.len() as u64).div_ceil(size));
         Ok(ticket.unwrap_or_else(|| self.newest()))
@@ -57,23 +71,34 @@ impl Engine {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
+        self.write_zeroes_from(volume, offset, bytes, keep, &mut 0)
+    }
+
+    /// As [`write_zeroes`](Self::write_zeroes), for callers that ask again; see [`write_from`](Self::write_from).
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_zeroes_from(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool, taken: &mut u64) -> Result<Ticket> {
         self.check_range(volume, offset, bytes)?;
         let size = BLOCK_BYTES as u64;
         let zeroes = [0u8; BLOCK_BYTES];
-        let (first, end) = (offset.div_ceil(size), (offset + bytes) / size);
         let mut ticket = None;
-        if first > end || first * size > offset + bytes {
-            // Inside one block.
-            return self.edit(volume, offset, &zeroes[..bytes as usize]);
-        }
-        if first * size > offset {
-            ticket = Some(self.edit(volume, offset, &zeroes[..(first * size - offset) as usize])?);
-        }
-        if first < end {
-            ticket = Some(self.punch(volume, first, end, keep)?);
-        }
-        if end * size < offset + bytes {
-            ticket = Some(self.edit(volume, end * size, &zeroes[..(offset + bytes - end * size) as usize])?);
+        while *taken < bytes {
+            let (at, rest) = (offset + *taken, bytes - *taken);
+            let edge = ((size - at % size) % size).min(rest);
+            let part = if edge > 0 {
+                edge
+            } else if rest >= size {
+                rest / size * size
+            } else {
+                rest
+            };
+            ticket = Some(if part.is_multiple_of(size) {
+                self.punch(volume, at / size, (at + part) / size, keep)?
+            } else {
+                self.edit(volume, at, &zeroes[..part as usize])?
+            });
+            *taken += part;
         }
         Ok(ticket.unwrap_or_else(|| self.newest()))
     }
@@ -259,9 +284,9 @@ impl Engine {
         self.state.lock().close()
     }
 
-    /// Zones as of the released checkpoint, for the allocator.
-    pub(crate) fn zones<'a>(&'a self, snapshot: &'a super::Snapshot) -> Zones<'a> {
-        Zones { engine: self, snapshot }
+    /// Zones as of the released checkpoint, whose zone table is `root`, for the allocator.
+    pub(crate) fn zones(&self, root: Root) -> Zones<'_> {
+        Zones { engine: self, root }
     }
 
     /// How many changes the open window holds, and since when.

@@ -11,6 +11,7 @@ mod admission;
 mod catalogue;
 mod checkpoint;
 mod gather;
+mod heal;
 mod persist;
 mod prepare;
 mod read;
@@ -34,9 +35,9 @@ use crate::{
         geometry::Geometry,
         page::{Table, ZoneEntry},
         record::WindowNumber,
-        superblock::{self, Fixed},
+        superblock::{self, Fixed, Root},
     },
-    index::MemoryIndex,
+    index::Index,
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
     settings::Settings,
@@ -46,6 +47,7 @@ use crate::{
 
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
+pub(crate) use recovery::read_superblock;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
@@ -81,6 +83,8 @@ pub(crate) struct State {
     pub(crate) active: Overlay,
     pub(crate) frozen: Option<Arc<Overlay>>,
     pub(crate) snapshot: Arc<Snapshot>,
+    /// The zone table of the last *released* checkpoint: in that of `snapshot`, blocks may be free that a reader still needs.
+    pub(crate) zone_table: Root,
     pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
     pub(crate) next_volume: u32,
     pub(crate) allocator: Allocator,
@@ -89,6 +93,8 @@ pub(crate) struct State {
     pub(crate) epoch: u32,
     /// Blocks gathered but not placed.
     pub(crate) unplaced: u64,
+    /// Pages set aside for writing the index.
+    pub(crate) spilling_pages: u64,
     /// Why no more writes are done.
     pub(crate) stopped: Option<Error>,
     /// A checkpoint should run although nothing forces it yet.
@@ -112,13 +118,15 @@ pub struct Engine {
     pub(crate) settings: Settings,
     pub(crate) pages: Pages,
     pub(crate) state: Mutex<State>,
-    pub(crate) index: Mutex<MemoryIndex>,
+    pub(crate) index: Mutex<Index>,
     pub(crate) preparing: Mutex<prepare::Preparer>,
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
+    /// The next page of the index on disk that the filter may not know.
+    pub(crate) filter_cursor: std::sync::atomic::AtomicU64,
 }
 
 impl Engine {
@@ -235,17 +243,17 @@ impl State {
     }
 }
 
-/// The zone table as of a checkpoint, for the allocator.
+/// The zone table as of the last released checkpoint, for the allocator.
 pub(crate) struct Zones<'a> {
     pub(crate) engine: &'a Engine,
-    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) root: Root,
 }
 
 impl ZoneSource for Zones<'_> {
     fn bitmaps(&self, first: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>> {
         let per_leaf = Table::Zones.per_leaf();
         let leaves: Vec<u64> = (first.0 / per_leaf..=(first.0 + zones - 1) / per_leaf).collect();
-        let pages = self.engine.pages.leaves(Table::Zones, 0, &self.snapshot.state.zones, &leaves, true)?;
+        let pages = self.engine.pages.leaves(Table::Zones, 0, &self.root, &leaves, true)?;
         Ok((first.0..first.0 + zones)
             .map(|zone| {
                 let page = &pages[(zone / per_leaf - leaves[0]) as usize];

@@ -13,6 +13,7 @@ use crate::{
         record::{Change, Record},
     },
     hash::MixMap,
+    index::{hash_of, paged},
     place::Extent,
     scheme::thin,
     settings::PlantedBug,
@@ -213,9 +214,9 @@ impl Engine {
         let unflushed = (self.settings.unflushed_blocks as u64).min(self.fixed.geometry.usable_blocks() / 8);
         for _ in 0..8 {
             let mut state = self.state.lock();
-            let snapshot = state.snapshot.clone();
+            let zones = self.zones(state.zone_table);
             if state.allocator.ready_blocks() < ahead + unflushed / 2 {
-                state.allocator.open_ahead(ahead + unflushed, &self.zones(&snapshot))?;
+                state.allocator.open_ahead(ahead + unflushed, &zones)?;
             }
             if self.settings.has(PlantedBug::UnlistedZone) {
                 state.pretend_listed();
@@ -232,14 +233,18 @@ impl Engine {
     /// For each fingerprint: the block that has it, if one is stored. Table pages of the whole window are read together.
     fn look_up(&self, snapshot: &Snapshot, wanted: &[Option<&Fingerprint>], blocks: &[&Block]) -> Result<Vec<Option<Placed>>> {
         let mut candidates: Vec<(usize, Pba)> = Vec::new();
+        let mut on_disk: Vec<(usize, u64)> = Vec::new();
         {
             let index = self.index.lock();
             let mut found = Vec::new();
             for (n, fingerprint) in wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted))) {
-                index.candidates(fingerprint, &mut found);
+                if index.candidates(fingerprint, &mut found) {
+                    on_disk.push((n, hash_of(fingerprint)));
+                }
                 candidates.extend(found.drain(..).map(|pba| (n, pba)));
             }
         }
+        self.candidates_on_disk(snapshot, &on_disk, &mut candidates);
         let mut stored = vec![None; wanted.len()];
         if candidates.is_empty() {
             return Ok(stored);
@@ -271,6 +276,21 @@ impl Engine {
             }
         }
         Ok(stored)
+    }
+
+    /// Adds what the index on disk knows; its pages are read together. One that can't be read knows nothing.
+    fn candidates_on_disk(&self, snapshot: &Snapshot, hashes: &[(usize, u64)], candidates: &mut Vec<(usize, Pba)>) {
+        let bits = snapshot.state.index_bits;
+        let mut numbers: Vec<u64> = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let Ok(pages) = self.pages.leaves(Table::Index, 0, &snapshot.state.index, &numbers, true) else { return };
+        for &(n, hash) in hashes {
+            let at = numbers.partition_point(|&number| number < paged::page_of(hash, bits));
+            if let Some((_, page)) = &pages[at] {
+                candidates.extend(paged::entries(page).filter(|entry| entry.hash == hash).map(|entry| (n, entry.pba)));
+            }
+        }
     }
 
     /// The stored block that has this content.

@@ -19,11 +19,11 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Block, Clock, Disk, Error, Fingerprint, Kind, Pba, Read, Result};
+use onefold_core::{Block, Clock, Disk, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 use parking_lot::Mutex;
 
 use super::{
-    Engine, Snapshot, State, VolumeState, Zones,
+    Engine, Snapshot, State, VolumeState,
     checkpoint::{Checkpointer, Reason},
     prepare::Preparer,
 };
@@ -32,14 +32,14 @@ use crate::{
     format::{
         Identity,
         carrier::{Carrier, Header, encode},
-        catalogue::{CatalogueChange, Discard, Volume},
+        catalogue::{CatalogueChange, Discard, VOLUME_BLOCKS_MAX, Volume},
         geometry::{Geometry, SUPERBLOCKS},
         page::Table,
         record::{Change, Record, WindowNumber},
         superblock::{self, CUTS_MAX, Cut, Superblock},
         zone_list::{Entry, Page},
     },
-    index::MemoryIndex,
+    index::Index,
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
     scheme::thin,
@@ -60,10 +60,10 @@ const SCAN_READS: usize = 8;
 /// Carriers of a full zone that lie this close are read in one go.
 const SCAN_GAP: usize = 8;
 
-/// Reads the newer of the two superblocks of a disk.
+/// Reads the newer of the two superblocks of a disk. One that can't be read could be the newer one, whose tables lie where the older one's
+/// were: then there is none. (One that is torn was never durable.)
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     let mut found = Vec::new();
-    let mut failed = None;
     for (place, at) in (0..).zip(SUPERBLOCKS) {
         let mut buffer = Block::zeroed_vec(1);
         let mut read = [Read::new(at, &mut buffer)];
@@ -73,26 +73,20 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
         }
         disk.read(&mut read);
         let [read] = read;
-        found.push(match read.result {
-            Ok(()) => Superblock::decode(&buffer[0], place),
-            Err(e) => {
-                failed = Some(e);
-                superblock::Found::Damaged
-            }
-        });
+        read.result.map_err(|e| e.context("the superblock"))?;
+        found.push(Superblock::decode(&buffer[0], place));
     }
     let second = found.pop().unwrap_or(superblock::Found::Foreign);
     let first = found.pop().unwrap_or(superblock::Found::Foreign);
-    superblock::choose(first, second).map_err(|e| match failed {
-        Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
-        _ => e,
-    })
+    superblock::choose(first, second)
 }
 
 /// A carrier found by the scan.
 struct Found {
     header: Header,
     records: Vec<Record>,
+    /// An earlier recovery, or one that crashed, made it count for nothing.
+    void: bool,
 }
 
 impl Engine {
@@ -159,7 +153,8 @@ impl Engine {
     /// The engine as of its last checkpoint, with nothing recovered.
     fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
         let Superblock { fixed, state } = superblock;
-        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        let index_entries = state.index_entries;
+        let identity = settings.identity(&fixed);
         let compare = !settings.has(PlantedBug::ChecksumIgnored);
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
         let snapshot = load_snapshot(&pages, state)?;
@@ -174,10 +169,12 @@ impl Engine {
             next_volume: snapshot.state.next_volume,
             durable: snapshot.state.durable,
             epoch: snapshot.state.epoch,
+            zone_table: snapshot.state.zones,
             snapshot: Arc::new(snapshot),
             volumes,
             allocator,
             unplaced: 0,
+            spilling_pages: 0,
             stopped: None,
             checkpoint_wanted: false,
             flush_wanted: false,
@@ -187,7 +184,7 @@ impl Engine {
             pool: Vec::new(),
         };
         Ok(Engine {
-            index: Mutex::new(MemoryIndex::new(settings.index_memory)),
+            index: Mutex::new(Index::new(settings.index_memory, index_entries)),
             disk,
             clock,
             fixed,
@@ -200,6 +197,7 @@ impl Engine {
             checkpointing: Mutex::new(Checkpointer::default()),
             counters: Counters::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
+            filter_cursor: std::sync::atomic::AtomicU64::new(0),
         })
     }
 
@@ -207,20 +205,24 @@ impl Engine {
     fn recover(&self) -> Result<()> {
         let snapshot = self.state.lock().snapshot.clone();
         let geometry = self.fixed.geometry;
-        let pages = self.read_zone_list()?;
+        let mut pages = self.read_zone_list()?;
+        self.heal_zone_list(&mut pages)?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let entries = newest_entries(geometry, &pages)?;
-        let carriers = self.scan(&entries, &snapshot.state)?;
+        let (void, carriers): (Vec<Found>, Vec<Found>) = self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
         let committed = snapshot.state.committed;
         let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
-        let seen = carriers.iter().map(|found| found.header.window).chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
+        // Void carriers count here: those of a recovery that crashed bear the epoch that this one will bring, so its windows must be others.
+        let windows = carriers.iter().chain(&void).map(|found| found.header.window);
+        let seen = windows.chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
         check_complete(&carriers, &snapshot.state, durable)?;
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
         records.sort_unstable_by_key(|record| record.timestamp);
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
-        let believed = self.believe(newer)?;
+        let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
+        let believed = newest_alone(believed);
 
         // Everything that a carrier or a believed record names is in use.
         {
@@ -230,7 +232,7 @@ impl Engine {
             let mut list = ZoneList::new(geometry, pages, next_generation);
             list.retain(&entries);
             let mut allocator = Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
-            let source = Zones { engine: self, snapshot: &snapshot };
+            let source = self.zones(snapshot.state.zones);
             for entry in &entries {
                 allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
             }
@@ -249,12 +251,17 @@ impl Engine {
                 allocator.note(found.header.address, found.header.window, true, None);
             }
             for record in records.iter().chain(&believed) {
-                if let Change::Block { pba, carried, fingerprint } = record.change {
-                    in_use(&mut allocator, pba)?;
-                    allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
-                    self.index.lock().insert(&fingerprint, pba);
-                    state.active.pins.insert(pba);
-                    state.active.dirty.touch(record.volume, record.lba);
+                match record.change {
+                    Change::Block { pba, carried, fingerprint } => {
+                        in_use(&mut allocator, pba)?;
+                        allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
+                        self.index.lock().insert(&fingerprint, pba);
+                        state.active.pins.insert(pba);
+                        state.active.dirty.touch(record.volume, record.lba);
+                    }
+                    // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
+                    Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
+                    Change::Range { .. } => {}
                 }
             }
             allocator.count_ready();
@@ -308,18 +315,17 @@ impl Engine {
         Ok(())
     }
 
-    /// The current version of every page of the zone list.
+    /// The current version of every page of the zone list. A version that can't be read could be the newer one: then there is none.
     fn read_zone_list(&self) -> Result<Vec<Page>> {
         let geometry = self.fixed.geometry;
         let first = geometry.list_page(0)[0];
         let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
         let mut singles: Vec<Read<'_>> = buffer.chunks_mut(1).zip(first.0..).map(|(into, at)| Read::new(Pba(at), into)).collect();
         self.disk.read(&mut singles);
-        let good: Vec<bool> = singles.into_iter().map(|read| read.result.is_ok()).collect();
+        singles.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("the zone list")))?;
         (0..geometry.list_pages)
             .map(|page| {
                 (0..2)
-                    .filter(|place| good[page as usize * 2 + place])
                     .filter_map(|place| {
                         let at = geometry.list_page(page)[place];
                         Page::decode(&self.identity, &buffer[page as usize * 2 + place], page, at.0)
@@ -330,7 +336,8 @@ impl Engine {
             .collect()
     }
 
-    /// The carriers in the listed zones that no checkpoint holds and no recovery voided.
+    /// The carriers in the listed zones that no checkpoint holds. A block that can't be read is not a block without a carrier: its records
+    /// may have been acknowledged, and the cut would void them for good.
     fn scan(&self, entries: &[Entry], state: &superblock::State) -> Result<Vec<Found>> {
         let geometry = self.fixed.geometry;
         // Stretches to read: all of a zone that may still take carriers, the carriers alone of a full one.
@@ -368,20 +375,9 @@ impl Engine {
                 .map(|(&(entry, start, blocks), buffer)| Read::new(geometry.start_of(entry.zone).plus(start as u64), &mut buffer[..blocks]))
                 .collect();
             self.disk.read(&mut reads);
-            let failed: Vec<bool> = reads.into_iter().map(|read| read.result.is_err()).collect();
-            for ((&(entry, start, blocks), buffer), failed) in batch.iter().zip(&mut buffers).zip(failed) {
+            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
+            for (&(entry, start, blocks), buffer) in batch.iter().zip(&mut buffers) {
                 let at = geometry.start_of(entry.zone).plus(start as u64);
-                if failed {
-                    // Block by block: what can't be read is missing, and missed below if it matters.
-                    for (n, block) in buffer[..blocks].chunks_mut(1).enumerate() {
-                        let mut read = [Read::new(at.plus(n as u64), block)];
-                        self.disk.read(&mut read);
-                        let [read] = read;
-                        if read.result.is_err() {
-                            block[0].0.fill(0);
-                        }
-                    }
-                }
                 for (n, block) in buffer[..blocks].iter().enumerate() {
                     found.extend(self.believable(block, at.plus(n as u64), entry.generation, state));
                 }
@@ -395,19 +391,61 @@ impl Engine {
         let shape = Carrier::shape(&self.identity, block)?;
         if self.settings.has(PlantedBug::ForgedCarrier) {
             let header = Header { address: at, ..shape.header };
-            return (header.window > state.committed).then(|| Found { header, records: shape.records().flatten().collect() });
+            return (header.window > state.committed).then(|| Found { header, records: shape.records().flatten().collect(), void: false });
         }
         let Header { epoch, window, .. } = shape.header;
+        if shape.header.generation != generation || window <= state.committed {
+            return None;
+        }
         let void = match state.cuts.iter().find(|cut| cut.epoch == epoch) {
             Some(cut) => window > cut.window,
             None => epoch != state.epoch,
         };
-        if shape.header.generation != generation || window <= state.committed || void {
-            return None;
-        }
+        // A recovery that crashed wrote windows of the next epoch, too; the one after it began behind them.
+        let void = void || state.cuts.iter().any(|cut| cut.epoch < epoch && window < cut.resume);
         let carrier = Carrier::proven(&self.identity, block, at)?;
         let records = carrier.records().collect::<Option<Vec<Record>>>()?;
-        Some(Found { header: carrier.header, records })
+        Some(Found { header: carrier.header, records, void })
+    }
+
+    /// What the believed records mean when parts of their windows are missing: records of volumes that were never made go, and a volume
+    /// that shrank or went takes its blocks along although the range that says so may be lost.
+    fn whole_story(&self, snapshot: &Snapshot, durable: &[Record], believed: Vec<Record>) -> Result<Vec<Record>> {
+        let mut known: BTreeSet<VolumeId> = snapshot.volumes.keys().copied().collect();
+        for record in durable {
+            if let Change::Catalogue { pba, fingerprint } = record.change
+                && let CatalogueChange::Create { id, .. } = self.read_change(pba, &fingerprint)?
+            {
+                known.insert(id);
+            }
+        }
+        let mut story = Vec::with_capacity(believed.len());
+        for record in believed {
+            let Change::Catalogue { pba, fingerprint } = record.change else {
+                if known.contains(&record.volume) {
+                    story.push(record);
+                }
+                continue;
+            };
+            let (id, end) = match self.read_change(pba, &fingerprint)? {
+                CatalogueChange::Create { id, .. } => {
+                    known.insert(id);
+                    story.push(record);
+                    continue;
+                }
+                CatalogueChange::Rename { id, .. } => (id, VOLUME_BLOCKS_MAX),
+                CatalogueChange::Resize { id, blocks } => (id, blocks),
+                CatalogueChange::Delete { id } => (id, 0),
+            };
+            if known.contains(&id) {
+                story.push(record);
+                if end < VOLUME_BLOCKS_MAX {
+                    let change = Change::Range { blocks: VOLUME_BLOCKS_MAX - end, keep: false };
+                    story.push(Record { volume: id, lba: Lba(end), change, ..record });
+                }
+            }
+        }
+        Ok(story)
     }
 
     /// The newer records whose block is there: it hashes to their fingerprint. Ranges are believed with their carrier.
@@ -432,9 +470,9 @@ impl Engine {
             let mut reads: Vec<Read<'_>> = named.iter().zip(buffer.chunks_mut(1)).map(|(named, into)| Read::new(named.1, into)).collect();
             self.disk.read(&mut reads);
             let mut good: BTreeSet<usize> = (0..batch.len()).filter(|&n| matches!(batch[n].change, Change::Range { .. })).collect();
-            let results: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
-            for ((&(n, pba, carried, fingerprint), block), read) in named.iter().zip(&buffer).zip(results) {
-                if read && self.hashes_to(block, pba, carried, &fingerprint) {
+            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
+            for (&(n, pba, carried, fingerprint), block) in named.iter().zip(&buffer) {
+                if self.hashes_to(block, pba, carried, &fingerprint) {
                     good.insert(n);
                 }
             }
@@ -516,7 +554,8 @@ impl Engine {
                         break;
                     }
                     state.allocator.list.set_recovering(true);
-                    let opened = state.allocator.open_ahead(carriers as u64 + 1, &self.zones(&snapshot));
+                    let zones = self.zones(state.zone_table);
+                    let opened = state.allocator.open_ahead(carriers as u64 + 1, &zones);
                     state.allocator.list.set_recovering(false);
                     opened?;
                     drop(state);
@@ -576,8 +615,36 @@ impl Engine {
     }
 }
 
+/// The records without those that later ones supersede, so that they can share windows: in a window blocks are newer than ranges.
+fn newest_alone(records: Vec<Record>) -> Vec<Record> {
+    let mut written: BTreeSet<(VolumeId, Lba)> = BTreeSet::new();
+    let mut dropped = Ranges::default();
+    let mut kept: Vec<Record> = Vec::with_capacity(records.len());
+    for record in records.into_iter().rev() {
+        let keep = match record.change {
+            Change::Block { .. } => dropped.get(record.volume, record.lba.0).is_none() && written.insert((record.volume, record.lba)),
+            Change::Range { blocks, keep } => {
+                let span = Span { end: record.lba.0 + blocks, keep, window: WindowNumber(0) };
+                dropped.insert(record.volume, record.lba.0, span);
+                true
+            }
+            Change::Catalogue { .. } => true,
+        };
+        if keep {
+            kept.push(record);
+        }
+    }
+    kept.reverse();
+    kept.sort_by_key(|record| match record.change {
+        Change::Catalogue { .. } => 0,
+        Change::Range { .. } => 1,
+        Change::Block { .. } => 2,
+    });
+    kept
+}
+
 /// Volumes that clients see.
-fn visible(volumes: &BTreeMap<onefold_core::VolumeId, Volume>) -> BTreeMap<onefold_core::VolumeId, VolumeState> {
+fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId, VolumeState> {
     volumes
         .values()
         .filter(|volume| !volume.name.is_empty())

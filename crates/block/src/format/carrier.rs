@@ -157,6 +157,16 @@ impl<'a> Carrier<'a> {
     }
 }
 
+/// True when a block says, but for one flipped bit, that it is a carrier of this store at this address.
+#[must_use]
+pub(crate) fn near_carrier(identity: &Identity, block: &Block, address: Pba) -> bool {
+    let Ok((raw, _)) = Raw::ref_from_prefix(&block.0) else { return false };
+    let bits = (raw.magic.get() ^ MAGIC).count_ones()
+        + (raw.store.get() ^ identity.id).count_ones()
+        + (raw.address.get() ^ address.0).count_ones();
+    bits <= 1
+}
+
 #[cfg(test)]
 mod tests {
     use onefold_core::{Algorithm, Lba, VolumeId};

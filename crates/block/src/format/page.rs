@@ -36,20 +36,32 @@ pub enum Table {
     Catalogue = 4,
     /// Long ranges that are still to be applied.
     Discards = 5,
+    /// The part of the fingerprint index that is on disk.
+    Index = 6,
 }
 
 impl Table {
+    /// All tables.
+    pub const ALL: [Table; 5] = [Table::Map, Table::Physical, Table::Zones, Table::Catalogue, Table::Discards];
+
     /// Entries of a leaf.
     #[must_use]
     pub fn per_leaf(self) -> u64 {
-        let entry = match self {
+        (BODY_BYTES / self.entry_bytes()) as u64
+    }
+
+    /// Bytes of an entry of a leaf.
+    #[must_use]
+    pub fn entry_bytes(self) -> usize {
+        match self {
             Table::Map => MapEntry::BYTES,
             Table::Physical => PhysicalEntry::BYTES,
             Table::Zones => ZoneEntry::BYTES,
             Table::Catalogue => super::catalogue::BYTES,
             Table::Discards => super::catalogue::DISCARD_BYTES,
-        };
-        (BODY_BYTES / entry) as u64
+            // A page of a hash table: what lies in it is counted in it.
+            Table::Index => BODY_BYTES,
+        }
     }
 }
 
@@ -155,13 +167,21 @@ pub fn seal(identity: &Identity, id: PageId, address: Pba, birth: WindowNumber, 
 /// # Errors
 /// `Corrupt` with what differs.
 pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Block) -> Result<()> {
-    let damaged = |what: &str| Err(Error::new(Kind::Corrupt, format!("table page at block {} ({id:?}): {what}", pointer.address)));
-    let Ok((raw, _)) = Raw::read_from_prefix(&page.0) else { return damaged("too short") };
+    match differs(identity, id, pointer, page) {
+        None => Ok(()),
+        Some(what) => Err(Error::new(Kind::Corrupt, format!("table page at block {} ({id:?}): {what}", pointer.address))),
+    }
+}
+
+/// What of a page that was read is not as its parent says. `None` when all is.
+#[must_use]
+pub fn differs(identity: &Identity, id: PageId, pointer: &Pointer, page: &Block) -> Option<&'static str> {
+    let Ok((raw, _)) = Raw::read_from_prefix(&page.0) else { return Some("too short") };
     if raw.magic.get() != MAGIC || raw.store.get() != identity.id {
-        return damaged("is not a page of this store");
+        return Some("is not a page of this store");
     }
     if raw.checksum.get() != pointer.checksum || raw.birth.get() != pointer.birth.0 {
-        return damaged("is not the version that its parent names; a write was lost or went elsewhere");
+        return Some("is not the version that its parent names; a write was lost or went elsewhere");
     }
     if raw.table != id.table as u8
         || raw.level != id.level
@@ -169,16 +189,27 @@ pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Block) 
         || raw.index.get() != id.index
         || raw.address.get() != pointer.address.0
     {
-        return damaged("belongs elsewhere");
+        return Some("belongs elsewhere");
     }
-    let mut zeroed = raw;
-    zeroed.checksum = U64::new(0);
+    (checksum_of(identity, raw, page) != pointer.checksum).then_some("its checksum differs")
+}
+
+fn checksum_of(identity: &Identity, mut raw: Raw, page: &Block) -> u64 {
+    raw.checksum = U64::new(0);
     let mut copy = page.clone();
-    copy.0[..HEADER_BYTES].copy_from_slice(zeroed.as_bytes());
-    if checksum::fast(identity.key, &copy.0) != pointer.checksum {
-        return damaged("its checksum differs");
-    }
-    Ok(())
+    copy.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
+    checksum::fast(identity.key, &copy.0)
+}
+
+/// What a page says of itself, when its own checksum agrees; whether it is still the current one only its parent knows.
+#[must_use]
+pub fn header(identity: &Identity, page: &Block) -> Option<(PageId, Pointer)> {
+    let (raw, _) = Raw::read_from_prefix(&page.0).ok()?;
+    let table = Table::ALL.into_iter().find(|&table| table as u8 == raw.table)?;
+    let ours = raw.magic.get() == MAGIC && raw.store.get() == identity.id && raw.birth.get() <= WindowNumber::MAX.0;
+    let id = PageId { table, volume: raw.volume.get(), level: raw.level, index: raw.index.get() };
+    let pointer = Pointer { address: Pba(raw.address.get()), birth: WindowNumber(raw.birth.get()), checksum: raw.checksum.get() };
+    (ours && raw.level < 9 && checksum_of(identity, raw, page) == pointer.checksum).then_some((id, pointer))
 }
 
 /// The body of a page.

@@ -52,8 +52,15 @@ fn extents(volume: &dyn Volume, request: &Request, payload: &[u8], size: u64, li
         return Err(Refusal::new(Code::Invalid, format!("{length} bytes at {} are not inside the volume's {size} bytes", request.offset)));
     }
     let limit = if request.has(command_flag::REQ_ONE) { 1 } else { limits.extents };
-    let mut extents = volume.extents(request.offset, length, limit)?;
-    // The client counts on getting no more than it asked for.
+    let extents = cut(volume.extents(request.offset, length, limit)?, length, limit);
+    if extents.is_empty() {
+        return Err(Refusal::new(Code::Io, "the volume could not tell what the range holds"));
+    }
+    Ok(extents)
+}
+
+/// At most `limit` extents and `length` bytes of them: the client counts on getting no more than it asked for.
+fn cut(mut extents: Vec<Extent>, length: u64, limit: usize) -> Vec<Extent> {
     extents.truncate(limit);
     let mut left = length;
     extents.retain_mut(|extent| {
@@ -61,8 +68,18 @@ fn extents(volume: &dyn Volume, request: &Request, payload: &[u8], size: u64, li
         left -= extent.bytes;
         extent.bytes > 0
     });
-    if extents.is_empty() {
-        return Err(Refusal::new(Code::Io, "the volume could not tell what the range holds"));
+    extents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_that_tells_more_than_asked_is_cut_short() {
+        let extent = |bytes| Extent { bytes, kind: ExtentKind::Data };
+        assert_eq!(cut(vec![extent(10), extent(20), extent(30)], 25, 8), [extent(10), extent(15)]);
+        assert_eq!(cut(vec![extent(10), extent(20), extent(30)], 60, 2), [extent(10), extent(20)]);
+        assert_eq!(cut(vec![extent(0)], 60, 2), []);
     }
-    Ok(extents)
 }

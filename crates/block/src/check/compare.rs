@@ -1,0 +1,93 @@
+//! Each physical block: its reference count, its bit in the zone table, its page, its carrier.
+
+use onefold_core::{Pba, ZoneId};
+
+use super::{
+    batch::read_each,
+    report::{Phase, Place, Progress},
+    tables::Checker,
+    usage::Usage,
+};
+use crate::format::{carrier::Carrier, page::PhysicalEntry};
+
+/// Carriers between two reports of progress.
+const CARRIERS: usize = 4096;
+
+impl Checker<'_> {
+    /// Compares what the tables say of the blocks of a stretch with what was counted.
+    pub(crate) fn compare(&mut self, usage: &Usage, proven: &mut dyn FnMut(Pba) -> bool) {
+        let mut carriers = Vec::new();
+        for (&zone, facts) in &usage.zones {
+            let pages = self.pages.zone(zone);
+            let mut leaked = Vec::new();
+            for (n, fact) in facts.blocks.iter().enumerate() {
+                let pba = self.geometry.start_of(ZoneId(zone)).plus(n as u64);
+                let place = Place::Block(pba);
+                let (table, counted) = (fact.references(), fact.counted);
+                let is_data = table > 0 || counted > 0;
+                if is_data && fact.carried() {
+                    carriers.push(pba);
+                }
+                if !usage.is_dark(pba) {
+                    if counted > table && table < PhysicalEntry::SATURATED {
+                        self.report.problem(place.clone(), format!("its count is {table}, too low: {counted} map entries name it"));
+                    } else if counted < table && table < PhysicalEntry::SATURATED && !self.maps_dark {
+                        self.report.problem(place.clone(), format!("its count is {table}, too high: {counted} map entries name it"));
+                    }
+                }
+                if pages.get(n) && is_data {
+                    self.report.problem(place.clone(), "it holds a table page, but is named as data as well");
+                }
+                match facts.used.map(|used| used.get(n)) {
+                    Some(true) if !is_data && !pages.get(n) => leaked.push(pba),
+                    Some(false) if is_data && table > 0 || facts.used.is_some_and(|used| pages.get(n) && !used.get(n)) => {
+                        self.report.problem(place, "it is in use, but free in the zone table");
+                    }
+                    _ => {}
+                }
+            }
+            leaked.retain(|&pba| !usage.is_dark(pba));
+            if let Some(first) = leaked.first()
+                && !self.maps_dark
+                && !self.pages_dark
+            {
+                self.report.leaked_blocks += leaked.len() as u64;
+                let what = format!("nothing names {} of its blocks that are in use, block {first} first: they are leaked", leaked.len());
+                self.report.problem(Place::Zone(ZoneId(zone)), what);
+            }
+        }
+        self.stray_pages(usage);
+        self.carriers(carriers, proven);
+    }
+
+    /// Pages in zones that are free as a whole.
+    fn stray_pages(&mut self, usage: &Usage) {
+        let strays: Vec<Pba> = self
+            .pages
+            .zones(usage.stretch.clone())
+            .filter(|(zone, _)| !usage.zones.contains_key(zone) && !usage.is_dark_zone(*zone))
+            .flat_map(|(zone, pages)| pages.iter().map(move |n| (zone, n)))
+            .map(|(zone, n)| self.geometry.start_of(ZoneId(zone)).plus(n as u64))
+            .collect();
+        for pba in strays {
+            self.report.problem(Place::Block(pba), "it holds a table page, but is free in the zone table");
+        }
+    }
+
+    /// Reads carriers and compares their checksums.
+    fn carriers(&mut self, mut carriers: Vec<Pba>, proven: &mut dyn FnMut(Pba) -> bool) {
+        self.report.carriers += carriers.len() as u64;
+        carriers.retain(|&pba| !proven(pba));
+        let total = carriers.len();
+        for (n, batch) in carriers.chunks(CARRIERS).enumerate() {
+            (self.progress)(Progress { what: Phase::Carriers, done: (n * CARRIERS) as u64, total: total as u64 });
+            read_each(self.walker.disk, batch, &mut |pba, block| match block {
+                Err(e) => self.report.problem(Place::Block(pba), format!("it is a carrier, but can't be read: {e}")),
+                Ok(block) if Carrier::proven(self.walker.identity, block, pba).is_none() => {
+                    self.report.problem(Place::Block(pba), "it should be a carrier, but is damaged or something else");
+                }
+                Ok(_) => {}
+            });
+        }
+    }
+}

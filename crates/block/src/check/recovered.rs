@@ -1,0 +1,121 @@
+//! The changes of a store that no checkpoint holds: what an opening would make of them.
+//!
+//! The engine itself recovers the store and makes one checkpoint of it, over a disk that keeps every write in memory; the result is verified
+//! like any checkpoint. So whatever recovery misses (a carrier below the durable window, a record that names nothing) is found by the very
+//! code that would meet it, and whatever it would do wrong is found as well.
+//!
+//! A carrier that was acknowledged but not yet told durable by a later one can't be missed by recovery: it looks like one that was torn. One
+//! flipped bit in it is not a tear, though, and is found here.
+
+use std::{sync::Arc, time::Duration};
+
+use onefold_core::{Block, Clock, Disk, Pba};
+
+use super::{
+    batch::read_each,
+    overlay_disk::OverlayDisk,
+    places,
+    report::{Phase, Place, Progress, Report},
+    rot,
+    tables::Checker,
+    usage::BlockSet,
+};
+use crate::{
+    engine::Engine,
+    format::{
+        Identity,
+        carrier::{Carrier, near_carrier},
+        superblock::Superblock,
+    },
+    settings::{MEMORY_MIN, Settings},
+};
+
+/// Bytes that recovery and its checkpoint may write to memory; with more, the checkpoint is left out.
+const OVERLAY_BYTES: u64 = 1 << 30;
+
+/// Damaged carriers that are tried for a flipped bit: each takes some 50 ms.
+const SUSPECTS_MAX: usize = 64;
+
+/// A clock that stands still: nothing that is looked at here depends on time.
+pub(crate) struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// Judges what an opening would make of an unclean store. Carriers in `proven` were read before.
+pub(crate) fn check(
+    disk: &Arc<dyn Disk>,
+    superblock: &Superblock,
+    identity: &Identity,
+    memory: u64,
+    proven: &BlockSet,
+    report: &mut Report,
+    progress: &mut dyn FnMut(Progress),
+) {
+    progress(Progress { what: Phase::Recovery, done: 0, total: 0 });
+    rotten_carriers(&**disk, superblock, identity, report);
+    let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
+    let opened = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN));
+    let engine = match opened {
+        Ok(engine) => engine,
+        Err(_) if overlay.overflowed() => {
+            return report.note("recovery would write more than fits in memory here: the changes since the last checkpoint were not tried");
+        }
+        Err(e) => return report.problem(Place::Store, format!("it can't be opened: {e}")),
+    };
+    match engine.checkpoint() {
+        Ok(()) => {}
+        Err(_) if overlay.overflowed() => {
+            return report.note("the changes since the last checkpoint are too many to try a checkpoint of them in memory");
+        }
+        Err(e) => return report.problem(Place::Store, format!("after its recovery no checkpoint can be made: {e}")),
+    }
+    drop(engine);
+    match crate::engine::read_superblock(&*overlay) {
+        Err(e) => report.problem(Place::Store, format!("after its recovery: {e}")),
+        Ok(after) => {
+            let (leaked, carriers) = (std::mem::take(&mut report.leaked_blocks), std::mem::take(&mut report.carriers));
+            let whole = report.is_well();
+            Checker::new(&*overlay, identity, &after, report, progress)
+                .run(memory, &mut |pba| proven.contains(pba) && !overlay.is_written(pba));
+            if !whole {
+                // The same blocks may be leaked before and after; what a damaged store has before is at least true.
+                (report.leaked_blocks, report.carriers) = (report.leaked_blocks.max(leaked), report.carriers.max(carriers));
+            }
+        }
+    }
+}
+
+/// Finds carriers in the listed zones that one flipped bit damaged.
+fn rotten_carriers(disk: &dyn Disk, superblock: &Superblock, identity: &Identity, report: &mut Report) {
+    let geometry = superblock.fixed.geometry;
+    let mut suspects: Vec<(Pba, u64, Box<Block>)> = Vec::new();
+    for entry in places::listed(disk, identity, superblock) {
+        let start = geometry.start_of(entry.zone);
+        let all = (0..geometry.zone_blocks).filter(|&n| entry.carriers.is_none_or(|carriers| carriers.get(n as usize)));
+        let blocks: Vec<Pba> = all.map(|n| start.plus(n)).collect();
+        read_each(disk, &blocks, &mut |pba, block| {
+            if let Ok(block) = block
+                && suspects.len() < SUSPECTS_MAX
+                && near_carrier(identity, block, pba)
+                && Carrier::proven(identity, block, pba).is_none()
+            {
+                suspects.push((pba, entry.generation, Box::new(block.clone())));
+            }
+        });
+    }
+    let committed = superblock.state.committed;
+    for (pba, generation, block) in suspects {
+        // Carriers of earlier lives of a zone, and those that a checkpoint holds, mean nothing any more.
+        let whole = |block: &Block| {
+            let header = Carrier::proven(identity, block, pba).map(|carrier| carrier.header);
+            header.is_some_and(|header| header.generation == generation && header.window > committed)
+        };
+        if let Some(bit) = rot::rotten_bit(&block, whole) {
+            report.problem(Place::Block(pba), format!("it is a carrier, but damaged: bit {bit} is flipped"));
+        }
+    }
+}

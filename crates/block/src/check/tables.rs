@@ -1,0 +1,368 @@
+//! The structured tables of a checkpoint: every page, every entry, and whether they agree with each other.
+//!
+//! 1. Catalogue and pending discards, whole.
+//! 2. Physical table and zone table: every page, and what an entry can show alone.
+//! 3. For one stretch of zones after the other, as many as memory allows: bitmaps and counts are loaded, all maps walked and counted, then
+//!    each block is compared (`compare.rs`), and its carriers are read.
+//!
+//! Nothing is written and nothing is believed: a damaged page is reported once, and what it would have told is left out of judgement, so
+//! that one flipped bit gives one problem and not a thousand.
+
+use std::ops::Range;
+
+use onefold_core::{Block, Disk, Lba, Pba, Result, VolumeId, ZoneId};
+
+use super::{
+    report::{Phase, Place, Progress, Report},
+    usage::{BlockSet, Dark, FACT_BYTES, Named, Usage},
+    walk::{Visit, Walker, leaves_below},
+};
+use crate::{
+    format::{
+        Identity,
+        catalogue::Volume,
+        geometry::Geometry,
+        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry, body},
+        record::WindowNumber,
+        superblock::{Root, State, Superblock},
+    },
+    index::paged,
+    window::ranges::Ranges,
+};
+
+/// What a check of tables works on.
+pub(crate) struct Checker<'a> {
+    pub(crate) walker: Walker<'a>,
+    pub(crate) geometry: Geometry,
+    pub(crate) state: &'a State,
+    pub(crate) report: &'a mut Report,
+    pub(crate) progress: &'a mut dyn FnMut(Progress),
+    /// Blocks that hold table pages.
+    pub(crate) pages: BlockSet,
+    pub(crate) volumes: Vec<Volume>,
+    pub(crate) discards: Ranges,
+    pub(crate) dark: Dark,
+    /// True when maps can't be read completely: counts may then be higher than what is found.
+    pub(crate) maps_dark: bool,
+    /// True when any page is unknown: a block in use may then be one.
+    pub(crate) pages_dark: bool,
+    read: u64,
+}
+
+/// Sees every leaf of one kind.
+type Leaf<'f, 'a> = &'f mut dyn FnMut(&mut Checker<'a>, PageId, &Pointer, &Block);
+
+/// One walk over a tree.
+struct Pass<'f, 'c, 'a> {
+    checker: &'c mut Checker<'a>,
+    /// True when its pages are seen for the first time, and judged.
+    first: bool,
+    /// The leaves that are wanted.
+    leaves: Range<u64>,
+    leaf: Leaf<'f, 'a>,
+}
+
+impl Visit for Pass<'_, '_, '_> {
+    fn named(&mut self, id: PageId, pointer: &Pointer, parent: WindowNumber) -> bool {
+        if self.first {
+            return self.checker.admit(id, pointer, parent);
+        }
+        let below = leaves_below(id);
+        self.checker.geometry.holds(pointer.address) && below.start < self.leaves.end && self.leaves.start < below.end
+    }
+
+    fn page(&mut self, id: PageId, pointer: &Pointer, page: Result<&Block>) {
+        match page {
+            Ok(page) if id.level == 0 => {
+                if self.first {
+                    self.checker.read(id, pointer, page);
+                }
+                (self.leaf)(self.checker, id, pointer, page);
+            }
+            Ok(_) => {}
+            Err(e) if self.first => {
+                self.checker.report.problem(Place::Page(id, pointer.address), e.to_string());
+                self.checker.darken(id);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl<'a> Checker<'a> {
+    pub(crate) fn new(
+        disk: &'a dyn Disk,
+        identity: &'a Identity,
+        superblock: &'a Superblock,
+        report: &'a mut Report,
+        progress: &'a mut dyn FnMut(Progress),
+    ) -> Checker<'a> {
+        let geometry = superblock.fixed.geometry;
+        Checker {
+            walker: Walker { disk, identity },
+            geometry,
+            state: &superblock.state,
+            report,
+            progress,
+            pages: BlockSet::new(geometry),
+            volumes: Vec::new(),
+            discards: Ranges::default(),
+            dark: Dark::default(),
+            maps_dark: false,
+            pages_dark: false,
+            read: 0,
+        }
+    }
+
+    /// Checks all tables; carriers for which `proven` is true are not read. Uses about `memory` bytes.
+    pub(crate) fn run(&mut self, memory: u64, proven: &mut dyn FnMut(Pba) -> bool) {
+        self.catalogue();
+        self.pending();
+        self.index();
+        self.physical();
+        let stretches = self.zones((memory / (FACT_BYTES * self.geometry.zone_blocks)).max(1));
+        for (n, stretch) in stretches.into_iter().enumerate() {
+            self.stretch(stretch, n == 0, proven);
+        }
+        self.report.pages = self.read;
+        self.report.volumes = self.volumes.iter().filter(|volume| !volume.name.is_empty()).count() as u64;
+        self.report.pending_discards = self.discards.len() as u64;
+    }
+
+    /// Walks a tree: all of it, judging its pages, or quietly those `leaves` that are wanted.
+    pub(crate) fn walk(&mut self, table: Table, volume: u32, root: &Root, leaves: Option<Range<u64>>, leaf: Leaf<'_, 'a>) {
+        let (walker, committed) = (self.walker, self.state.committed);
+        let (first, leaves) = (leaves.is_none(), leaves.unwrap_or(0..u64::MAX));
+        walker.walk(table, volume, root, committed, &mut Pass { checker: self, first, leaves, leaf });
+    }
+
+    /// Judges a page by what its parent says of it. Returns whether it is worth reading.
+    fn admit(&mut self, id: PageId, pointer: &Pointer, parent: WindowNumber) -> bool {
+        let place = Place::Page(id, pointer.address);
+        let reach = leaves_below(id).start.saturating_mul(id.table.per_leaf());
+        let limit = match id.table {
+            Table::Map => Lba::MAX.0 + 1,
+            Table::Physical => self.geometry.blocks(),
+            Table::Zones => self.geometry.zones,
+            Table::Catalogue => u64::from(self.state.volumes),
+            Table::Discards => u64::from(self.state.discards),
+            Table::Index => 1 << self.state.index_bits,
+        };
+        let in_use = self.geometry.zone_of(pointer.address).0 < self.state.high_water;
+        let wrong = if !self.geometry.holds(pointer.address) {
+            "its parent names it outside of the zones"
+        } else if !in_use {
+            "it lies in a zone that was never used"
+        } else if reach >= limit {
+            "it lies beyond the end of its table"
+        } else if self.pages.contains(pointer.address) {
+            "its block belongs to another page as well"
+        } else {
+            if pointer.birth > parent {
+                self.report.problem(place, format!("it is of window {}, newer than window {parent} of what names it", pointer.birth));
+            }
+            self.pages.insert(pointer.address);
+            return true;
+        };
+        self.report.problem(place, wrong);
+        self.darken(id);
+        false
+    }
+
+    /// Leaves out of judgement what a page would have told.
+    fn darken(&mut self, id: PageId) {
+        self.pages_dark |= id.level > 0;
+        let below = leaves_below(id);
+        let per_leaf = id.table.per_leaf();
+        let entries = below.start.saturating_mul(per_leaf)..below.end.saturating_mul(per_leaf);
+        match id.table {
+            Table::Map => self.maps_dark = true,
+            Table::Catalogue => (self.maps_dark, self.pages_dark) = (true, true),
+            Table::Physical => self.dark.blocks.push(entries),
+            Table::Zones => self.dark.zones.push(entries),
+            Table::Discards | Table::Index => {}
+        }
+    }
+
+    /// Notes a leaf that was read.
+    fn read(&mut self, id: PageId, pointer: &Pointer, page: &Block) {
+        self.read += 1;
+        if self.read.is_multiple_of(256) {
+            let total = self.state.used_blocks.saturating_sub(self.state.live_blocks);
+            (self.progress)(Progress { what: if id.table == Table::Map { Phase::Maps } else { Phase::Tables }, done: self.read, total });
+        }
+        let entries = id.table.per_leaf() as usize * id.table.entry_bytes();
+        if body(page)[entries..].iter().any(|&byte| byte != 0) {
+            self.report.problem(Place::Page(id, pointer.address), "something lies behind its last entry");
+        }
+    }
+
+    /// The index on disk: a hint, of which only the shape can be wrong.
+    fn index(&mut self) {
+        let (bits, blocks) = (self.state.index_bits, self.geometry.blocks());
+        self.walk(Table::Index, 0, &self.state.index, None, &mut |checker, id, pointer, page| {
+            let wrong = paged::entries(page).any(|entry| paged::page_of(entry.hash, bits) != id.index || entry.pba.0 >= blocks);
+            if wrong {
+                checker.report.problem(Place::Page(id, pointer.address), "it has an entry that belongs elsewhere");
+            }
+        });
+    }
+
+    /// The physical table: what an entry shows alone.
+    fn physical(&mut self) {
+        let mut live = 0;
+        let mut saturated = 0;
+        self.walk(Table::Physical, 0, &self.state.physical, None, &mut |checker, id, _, page| {
+            for slot in 0..Table::Physical.per_leaf() {
+                let pba = Pba(id.index * Table::Physical.per_leaf() + slot);
+                let entry = PhysicalEntry::get(page, slot);
+                if entry.references == 0 {
+                    continue;
+                }
+                live += 1;
+                saturated += u64::from(entry.references == PhysicalEntry::SATURATED);
+                if !checker.geometry.holds(pba) || checker.geometry.zone_of(pba).0 >= checker.state.high_water {
+                    let what = format!("it has {} references, but lies where no data can be", entry.references);
+                    checker.report.problem(Place::Block(pba), what);
+                }
+            }
+        });
+        if self.dark.blocks.is_empty() && live != self.state.live_blocks {
+            let what = format!("it counts {} blocks with references, but there are {live}", self.state.live_blocks);
+            self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
+        }
+        self.report.live_blocks = live;
+        self.report.saturated_blocks = saturated;
+    }
+
+    /// The zone table. Returns the stretches of zones whose blocks are compared together, of about `most` zones in use.
+    fn zones(&mut self, most: u64) -> Vec<Range<u64>> {
+        let (mut used, mut in_use) = (0, 0);
+        let mut starts = vec![0];
+        let last = self.state.high_water;
+        self.walk(Table::Zones, 0, &self.state.zones, None, &mut |checker, id, pointer, page| {
+            for slot in 0..Table::Zones.per_leaf() {
+                let zone = ZoneId(id.index * Table::Zones.per_leaf() + slot);
+                let bitmap = ZoneEntry::get(page, slot).used;
+                let count = bitmap.count();
+                if count == 0 {
+                    continue;
+                }
+                if zone < checker.geometry.first_zone() || zone.0 >= checker.state.high_water {
+                    checker
+                        .report
+                        .problem(Place::Page(id, pointer.address), format!("it has blocks in use in zone {zone}, which has none"));
+                    continue;
+                }
+                if bitmap.iter().any(|n| n as u64 >= checker.geometry.zone_blocks) {
+                    checker.report.problem(Place::Zone(zone), "its bitmap has blocks in use beyond its end");
+                }
+                used += count;
+                in_use += 1;
+                if in_use > most {
+                    starts.push(zone.0);
+                    in_use = 1;
+                }
+            }
+        });
+        // Zones that nobody can tell of may all be in use.
+        for dark in &self.dark.zones {
+            let dark = dark.start..dark.end.min(last);
+            starts.extend(dark.step_by(usize::try_from(most).unwrap_or(usize::MAX)));
+        }
+        starts.sort_unstable();
+        starts.dedup();
+        if self.dark.zones.is_empty() && used != self.state.used_blocks {
+            let what = format!("it counts {} blocks in use, but there are {used}", self.state.used_blocks);
+            self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
+        }
+        self.report.used_blocks = used;
+        let ends = starts[1..].iter().copied().chain([last.max(1)]);
+        starts.iter().copied().zip(ends).map(|(start, end)| start..end).filter(|stretch| !stretch.is_empty()).collect()
+    }
+
+    /// Compares the blocks of a stretch of zones.
+    fn stretch(&mut self, stretch: Range<u64>, first: bool, proven: &mut dyn FnMut(Pba) -> bool) {
+        let mut usage = Usage::new(self.geometry, stretch.clone(), self.dark.clone());
+        let per_leaf = Table::Zones.per_leaf();
+        self.walk(
+            Table::Zones,
+            0,
+            &self.state.zones,
+            Some(stretch.start / per_leaf..stretch.end.div_ceil(per_leaf)),
+            &mut |_, id, _, page| {
+                for slot in 0..per_leaf {
+                    usage.zone(ZoneId(id.index * per_leaf + slot), ZoneEntry::get(page, slot).used);
+                }
+            },
+        );
+        let per_leaf = Table::Physical.per_leaf();
+        let blocks = stretch.start * self.geometry.zone_blocks..stretch.end * self.geometry.zone_blocks;
+        self.walk(
+            Table::Physical,
+            0,
+            &self.state.physical,
+            Some(blocks.start / per_leaf..blocks.end.div_ceil(per_leaf)),
+            &mut |checker, id, _, page| {
+                for slot in 0..per_leaf {
+                    let pba = Pba(id.index * per_leaf + slot);
+                    let entry = PhysicalEntry::get(page, slot);
+                    if entry.references > 0 && blocks.contains(&pba.0) && !usage.physical(pba, &entry) {
+                        let what = format!("it has {} references, but is free in the zone table", entry.references);
+                        checker.report.problem(Place::Block(pba), what);
+                    }
+                }
+            },
+        );
+        let mut mapped = 0;
+        for n in 0..self.volumes.len() {
+            let (id, blocks, map) = (self.volumes[n].id, self.volumes[n].blocks, self.volumes[n].map);
+            self.walk(Table::Map, id.0, &map, (!first).then_some(0..u64::MAX), &mut |checker, page_id, pointer, page| {
+                mapped += checker.map_leaf(&mut usage, (id, blocks), first, page_id, pointer, page);
+            });
+        }
+        if first {
+            if !self.maps_dark && mapped != self.state.mapped_blocks {
+                let what = format!("it counts {} mapped blocks, but there are {mapped}", self.state.mapped_blocks);
+                self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
+            }
+            self.report.mapped_blocks = mapped;
+        }
+        self.compare(&usage, proven);
+    }
+
+    /// The entries of a map leaf. Returns how many name blocks.
+    fn map_leaf(&mut self, usage: &mut Usage, volume: (VolumeId, u64), first: bool, id: PageId, pointer: &Pointer, page: &Block) -> u64 {
+        let mut mapped = 0;
+        for slot in 0..Table::Map.per_leaf() {
+            let lba = Lba(id.index * Table::Map.per_leaf() + slot);
+            let place = Place::Address(volume.0, lba);
+            match MapEntry::get(page, slot) {
+                None if first => self.report.problem(place, "its map entry can't be read"),
+                None | Some(MapEntry::Hole) => {}
+                Some(entry) => {
+                    let dropped = self.discards.get(volume.0, lba.0).is_some_and(|span| span.window > pointer.birth);
+                    if first && lba.0 >= volume.1 && !dropped {
+                        self.report.problem(place.clone(), "it is in the map, but beyond the end of the volume");
+                    }
+                    let MapEntry::Block { pba, .. } = entry else { continue };
+                    mapped += 1;
+                    if !self.geometry.holds(pba) || self.geometry.zone_of(pba).0 >= self.state.high_water {
+                        if first {
+                            self.report.problem(place, format!("its map entry names block {pba}, which holds no data"));
+                        }
+                        continue;
+                    }
+                    match usage.count(&entry) {
+                        Named::Agrees | Named::Elsewhere => {}
+                        Named::Free => self.report.problem(place, format!("its map entry names block {pba}, which is free")),
+                        Named::Differs(what) => {
+                            self.report.problem(place, format!("its map entry has {what} than the physical table has for block {pba}"));
+                        }
+                    }
+                }
+            }
+        }
+        mapped
+    }
+}

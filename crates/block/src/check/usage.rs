@@ -1,0 +1,195 @@
+//! What is known of physical blocks while tables are compared: what the tables say, and what was counted.
+//!
+//! Memory: 16 bytes for each block of a zone in use, for one stretch of zones at a time, so that the whole stays within a bound; and one
+//! bit for each block of the zones that hold table pages.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use onefold_core::{Pba, ZoneId};
+
+use crate::{
+    format::{
+        geometry::Geometry,
+        page::{MapEntry, PhysicalEntry},
+    },
+    place::bitmap::ZoneBitmap,
+};
+
+/// Bytes for each block of a zone in use.
+pub(crate) const FACT_BYTES: u64 = size_of::<Fact>() as u64;
+
+/// Blocks, one bit each, in zones that hold any.
+pub(crate) struct BlockSet {
+    geometry: Geometry,
+    zones: BTreeMap<u64, ZoneBitmap>,
+}
+
+impl BlockSet {
+    pub(crate) fn new(geometry: Geometry) -> BlockSet {
+        BlockSet { geometry, zones: BTreeMap::new() }
+    }
+
+    /// Adds a block; true when it is new.
+    pub(crate) fn insert(&mut self, pba: Pba) -> bool {
+        self.zones.entry(self.geometry.zone_of(pba).0).or_default().set(self.geometry.offset_of(pba))
+    }
+
+    pub(crate) fn contains(&self, pba: Pba) -> bool {
+        self.zones.get(&self.geometry.zone_of(pba).0).is_some_and(|zone| zone.get(self.geometry.offset_of(pba)))
+    }
+
+    /// The blocks of one zone.
+    pub(crate) fn zone(&self, zone: u64) -> ZoneBitmap {
+        self.zones.get(&zone).copied().unwrap_or_default()
+    }
+
+    /// Zones that hold any, within a range.
+    pub(crate) fn zones(&self, zones: Range<u64>) -> impl Iterator<Item = (u64, &ZoneBitmap)> {
+        self.zones.range(zones).map(|(&zone, bitmap)| (zone, bitmap))
+    }
+}
+
+/// What is known of one block.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Fact {
+    pub(crate) prefix: u64,
+    table: u32,
+    /// Map entries that name it.
+    pub(crate) counted: u32,
+}
+
+impl Fact {
+    /// What the physical table counts.
+    pub(crate) fn references(&self) -> u32 {
+        self.table & PhysicalEntry::SATURATED
+    }
+
+    pub(crate) fn carried(&self) -> bool {
+        self.table >> 31 != 0
+    }
+
+    fn set(&mut self, prefix: u64, references: u32, carried: bool) {
+        self.prefix = prefix;
+        self.table = references | u32::from(carried) << 31;
+    }
+}
+
+/// The blocks of one zone.
+pub(crate) struct ZoneFacts {
+    /// Its bitmap; `None` when the zone table can't tell.
+    pub(crate) used: Option<ZoneBitmap>,
+    pub(crate) blocks: Box<[Fact]>,
+}
+
+impl ZoneFacts {
+    fn new(geometry: Geometry, used: Option<ZoneBitmap>) -> ZoneFacts {
+        let blocks = vec![Fact::default(); geometry.zone_blocks as usize].into_boxed_slice();
+        ZoneFacts { used, blocks }
+    }
+}
+
+/// What a map entry turned out to be.
+pub(crate) enum Named {
+    /// As the physical table has it, as far as that can be told.
+    Agrees,
+    /// Its block is in another stretch.
+    Elsewhere,
+    /// Its block is free.
+    Free,
+    /// The physical table says otherwise.
+    Differs(&'static str),
+}
+
+/// The blocks of a stretch of zones.
+pub(crate) struct Usage {
+    geometry: Geometry,
+    pub(crate) stretch: Range<u64>,
+    pub(crate) zones: BTreeMap<u64, ZoneFacts>,
+    dark: Dark,
+}
+
+/// What can't be told because pages are damaged: rising ranges.
+#[derive(Clone, Default)]
+pub(crate) struct Dark {
+    /// Zones whose bitmap can't be read.
+    pub(crate) zones: Vec<Range<u64>>,
+    /// Blocks whose fingerprint and count can't be read.
+    pub(crate) blocks: Vec<Range<u64>>,
+}
+
+fn within(ranges: &[Range<u64>], n: u64) -> bool {
+    let after = ranges.partition_point(|range| range.start <= n);
+    after > 0 && ranges[after - 1].contains(&n)
+}
+
+impl Usage {
+    pub(crate) fn new(geometry: Geometry, stretch: Range<u64>, dark: Dark) -> Usage {
+        Usage { geometry, stretch, zones: BTreeMap::new(), dark }
+    }
+
+    /// True when the physical table can't tell of a block.
+    pub(crate) fn is_dark(&self, pba: Pba) -> bool {
+        within(&self.dark.blocks, pba.0)
+    }
+
+    /// True when the zone table can't tell of a zone.
+    pub(crate) fn is_dark_zone(&self, zone: u64) -> bool {
+        within(&self.dark.zones, zone)
+    }
+
+    /// Notes the bitmap of a zone.
+    pub(crate) fn zone(&mut self, zone: ZoneId, used: ZoneBitmap) {
+        if self.stretch.contains(&zone.0) && used.count() > 0 {
+            self.zones.insert(zone.0, ZoneFacts::new(self.geometry, Some(used)));
+        }
+    }
+
+    /// What is known of the zone of a block; `None` when it is free as a whole.
+    fn facts(&mut self, pba: Pba) -> Option<&mut ZoneFacts> {
+        let zone = self.geometry.zone_of(pba).0;
+        if !self.zones.contains_key(&zone) {
+            if !self.is_dark_zone(zone) {
+                return None;
+            }
+            self.zones.insert(zone, ZoneFacts::new(self.geometry, None));
+        }
+        self.zones.get_mut(&zone)
+    }
+
+    /// Notes what the physical table says of a block; false when its zone is free as a whole.
+    pub(crate) fn physical(&mut self, pba: Pba, entry: &PhysicalEntry) -> bool {
+        let offset = self.geometry.offset_of(pba);
+        let Some(zone) = self.facts(pba) else { return false };
+        zone.blocks[offset].set(entry.fingerprint.prefix(), entry.references, entry.carried);
+        true
+    }
+
+    /// Counts a map entry, and compares it.
+    pub(crate) fn count(&mut self, entry: &MapEntry) -> Named {
+        let MapEntry::Block { pba, carried, prefix } = *entry else { return Named::Elsewhere };
+        if !self.stretch.contains(&self.geometry.zone_of(pba).0) {
+            return Named::Elsewhere;
+        }
+        let offset = self.geometry.offset_of(pba);
+        let Some(zone) = self.facts(pba) else { return Named::Free };
+        let fact = &mut zone.blocks[offset];
+        fact.counted = fact.counted.saturating_add(1);
+        if zone.used.is_some_and(|used| !used.get(offset)) {
+            return Named::Free;
+        }
+        if fact.references() == 0 {
+            // Of a block that nobody can tell of, the maps are believed.
+            if fact.counted == 1 {
+                fact.set(prefix, 0, carried);
+            }
+            return Named::Agrees;
+        }
+        if fact.prefix != prefix {
+            return Named::Differs("another fingerprint");
+        }
+        if fact.carried() != carried {
+            return Named::Differs("another kind of block (raw or in a carrier)");
+        }
+        Named::Agrees
+    }
+}

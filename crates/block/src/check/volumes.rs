@@ -1,0 +1,120 @@
+//! The catalogue and the pending discards.
+
+use std::collections::BTreeSet;
+
+use onefold_core::VolumeId;
+
+use super::{report::Place, tables::Checker};
+use crate::{
+    format::{
+        catalogue::{Discard, VOLUME_BLOCKS_MAX, Volume, check_name},
+        page::{Table, body},
+    },
+    window::ranges::Span,
+};
+
+impl Checker<'_> {
+    /// Reads the catalogue, whole, and judges the volumes.
+    pub(crate) fn catalogue(&mut self) {
+        let expected = u64::from(self.state.volumes);
+        let mut unread = false;
+        self.walk(Table::Catalogue, 0, &self.state.catalogue, None, &mut |checker, id, pointer, page| {
+            for slot in 0..Table::Catalogue.per_leaf() {
+                let entry = id.index * Table::Catalogue.per_leaf() + slot;
+                let bytes = &body(page)[slot as usize * Table::Catalogue.entry_bytes()..][..Table::Catalogue.entry_bytes()];
+                match Volume::get(page, slot) {
+                    _ if entry >= expected && bytes.iter().all(|&byte| byte == 0) => {}
+                    Some(volume) if entry < expected => checker.volumes.push(volume),
+                    _ => {
+                        unread |= entry < expected;
+                        checker.report.problem(Place::Page(id, pointer.address), format!("its entry {slot} is no volume"));
+                    }
+                }
+            }
+        });
+        let found = self.volumes.len() as u64;
+        if unread {
+            (self.maps_dark, self.pages_dark) = (true, true);
+        } else if found != expected && !self.maps_dark {
+            let what = format!("it counts {expected} volumes, but the catalogue has {found}");
+            self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
+        }
+    }
+
+    fn judge_volumes(&mut self) {
+        let (mut ids, mut names) = (BTreeSet::new(), BTreeSet::new());
+        let mut blocks = 0u128;
+        for volume in &self.volumes {
+            let place = Place::Volume(volume.id);
+            if !ids.insert(volume.id) {
+                self.report.problem(place.clone(), "it is in the catalogue twice");
+            }
+            if volume.id.0 >= self.state.next_volume || volume.id.0 == 0 {
+                self.report.problem(place.clone(), "its number was never given");
+            }
+            if volume.name.is_empty() {
+                // Deleted: it stays until its blocks are free.
+                if self.discards.meeting(volume.id, 0, u64::MAX).next().is_none() {
+                    self.report.problem(place, "it was deleted, but nothing frees its blocks");
+                }
+                continue;
+            }
+            if let Err(e) = check_name(&volume.name) {
+                self.report.problem(place.clone(), format!("its name is impossible: {e}"));
+            }
+            if !names.insert(volume.name.clone()) {
+                self.report.problem(place.clone(), format!("another volume has the name '{}' as well", volume.name));
+            }
+            if volume.blocks == 0 {
+                self.report.problem(place, "it has no blocks");
+            }
+            blocks += u128::from(volume.blocks);
+        }
+        if blocks > u128::from(VOLUME_BLOCKS_MAX) {
+            self.report.problem(Place::Store, "the volumes together are larger than 1 EiB");
+        }
+    }
+
+    /// Reads the pending discards, whole.
+    pub(crate) fn pending(&mut self) {
+        let expected = u64::from(self.state.discards);
+        let mut found = 0;
+        let before = self.report.problems_found;
+        let ids: BTreeSet<VolumeId> = self.volumes.iter().map(|volume| volume.id).collect();
+        self.walk(Table::Discards, 0, &self.state.pending, None, &mut |checker, id, pointer, page| {
+            for slot in 0..Table::Discards.per_leaf() {
+                let entry = id.index * Table::Discards.per_leaf() + slot;
+                let bytes = &body(page)[slot as usize * Table::Discards.entry_bytes()..][..Table::Discards.entry_bytes()];
+                let place = Place::Page(id, pointer.address);
+                match Discard::get(page, slot) {
+                    _ if entry >= expected && bytes.iter().all(|&byte| byte == 0) => {}
+                    Some(discard) if entry < expected => {
+                        found += 1;
+                        if !checker.maps_dark && !ids.contains(&discard.volume) {
+                            let what = format!("its entry {slot} is of volume {}, which there is not", discard.volume);
+                            checker.report.problem(place.clone(), what);
+                        }
+                        checker.discard(&place, slot, discard);
+                    }
+                    _ => checker.report.problem(place, format!("its entry {slot} is no discard")),
+                }
+            }
+        });
+        if found != expected && self.report.problems_found == before {
+            let what = format!("it counts {expected} pending discards, but the table has {found}");
+            self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
+        }
+        self.judge_volumes();
+    }
+
+    fn discard(&mut self, place: &Place, slot: u64, discard: Discard) {
+        let Discard { volume, keep, start, end, window } = discard;
+        if window > self.state.committed {
+            self.report.problem(place.clone(), format!("its entry {slot} is of window {window}, which is not committed"));
+        }
+        if self.discards.meeting(volume, start, end).next().is_some() {
+            self.report.problem(place.clone(), format!("its entry {slot} overlaps another one"));
+        }
+        self.discards.insert(volume, start, Span { end, keep, window });
+    }
+}
