@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Bytes that recovery and its checkpoint may write to memory; with more, the checkpoint is left out.
-const OVERLAY_BYTES: u64 = 1 << 30;
+pub(crate) const OVERLAY_BYTES: u64 = 1 << 30;
 
 /// Damaged carriers that are tried for a flipped bit: each takes some 50 ms.
 const SUSPECTS_MAX: usize = 64;

@@ -2,10 +2,7 @@
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
 
-use super::{
-    Engine, State,
-    admission::{Admission, Purpose, full, wait},
-};
+use super::{Engine, State, admission::Purpose};
 use crate::format::catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, VOLUMES_MAX, check_name};
 
 /// A volume as clients see it now.
@@ -86,7 +83,7 @@ impl Engine {
         {
             return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", VOLUMES_MAX / 2)));
         }
-        self.admit_change(&mut state)?;
+        self.admit_known(&mut state, Purpose::Known)?;
         let id = VolumeId(state.next_volume);
         state.next_volume += 1;
         state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks });
@@ -102,7 +99,7 @@ impl Engine {
         let mut state = self.state.lock();
         let before = state.volume(id)?.blocks;
         state.check_size(blocks, Some(id))?;
-        self.admit_change(&mut state)?;
+        self.admit_known(&mut state, if blocks < before { Purpose::Relief } else { Purpose::Known })?;
         if let Some(volume) = state.volumes.get_mut(&id) {
             volume.blocks = blocks;
         }
@@ -123,7 +120,7 @@ impl Engine {
             return Ok(Ticket(state.newest().0));
         }
         state.check_new_name(name)?;
-        self.admit_change(&mut state)?;
+        self.admit_known(&mut state, Purpose::Known)?;
         if let Some(volume) = state.volumes.get_mut(&id) {
             volume.name = name.to_owned();
         }
@@ -137,20 +134,11 @@ impl Engine {
     pub fn delete_volume(&self, id: VolumeId) -> Result<Ticket> {
         let mut state = self.state.lock();
         let blocks = state.volume(id)?.blocks;
-        self.admit_change(&mut state)?;
+        self.admit_known(&mut state, Purpose::Relief)?;
         state.volumes.remove(&id);
         let ticket = self.record(&mut state, CatalogueChange::Delete { id });
         state.punch(id, 0, blocks, false);
         Ok(ticket)
-    }
-
-    /// Admits a change of the catalogue that is right otherwise.
-    fn admit_change(&self, state: &mut State) -> Result<()> {
-        match self.admit(state, 0, Purpose::Relief)? {
-            Admission::Granted => Ok(()),
-            Admission::Wait => Err(wait()),
-            Admission::Full => Err(full()),
-        }
     }
 
     /// Puts a change into the open window. A window holds few changes of the catalogue: each takes a carrier of its own.

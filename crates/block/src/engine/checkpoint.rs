@@ -38,9 +38,6 @@ use crate::{
     window::ranges::Ranges,
 };
 
-/// Leaves that one checkpoint works through for pending discards, besides those that it changes anyway.
-const DISCARD_LEAVES: usize = 4096;
-
 /// How far a checkpoint has come.
 #[derive(Default)]
 enum Phase {
@@ -272,6 +269,7 @@ impl Engine {
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
+        state.built = false;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
         }
@@ -291,6 +289,7 @@ impl Engine {
         state.zone_table = next.snapshot.state.zones;
         state.releases += 1;
         state.checkpoint_wanted = false;
+        state.deferred = kept.len();
         *deferred = kept;
     }
 
@@ -306,7 +305,8 @@ impl Engine {
     fn build(&self, deferred: &mut Vec<Pba>, reason: Reason) -> Result<Option<Next>> {
         let (frozen, old) = {
             let mut state = self.state.lock();
-            if state.active.is_empty() && state.snapshot.discards.is_empty() && reason == Reason::Changes {
+            let nothing = state.active.is_empty() && state.snapshot.discards.is_empty() && !state.deferred_alone();
+            if nothing && reason == Reason::Changes {
                 state.checkpoint_wanted = false;
                 return Ok(None);
             }
@@ -347,7 +347,8 @@ impl Engine {
         add(&self.counters.checkpoint_blocks, build.writer.written);
         let Build { freed, mapped, live, .. } = build;
 
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.built = true;
         let snapshot = Snapshot {
             state: crate::format::superblock::State {
                 sequence: old.state.sequence + 1,
@@ -383,6 +384,11 @@ impl Engine {
 }
 
 impl State {
+    /// True when blocks were put off, and nothing on its way names them any more.
+    fn deferred_alone(&self) -> bool {
+        self.deferred > 0 && self.flights.is_empty() && self.open.is_empty()
+    }
+
     /// Counts the table pages of windows that are not published yet to the new active overlay.
     fn retouch(&mut self) {
         let State { flights, open, active, .. } = self;
@@ -494,8 +500,7 @@ impl<'a> Build<'a> {
         keys.sort_unstable();
         let mut rest = &keys[..];
         let mut left = Ranges::default();
-        let free = self.engine.state.lock().allocator.free() as usize;
-        let mut budget = DISCARD_LEAVES.min(free / 8).max(1);
+        let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
         for (&id, volume) in volumes.iter_mut() {
             let skip = rest.iter().take_while(|key| key.0 < id).count();
             let count = rest[skip..].iter().take_while(|key| key.0 == id).count();
@@ -602,9 +607,8 @@ impl<'a> Build<'a> {
                 let known = state.allocator.fresh(pba).filter(|_| before == 0);
                 if let Some((fingerprint, carried)) = known {
                     (entry.fingerprint, entry.carried) = (fingerprint, carried);
-                } else if before == 0 && examine && difference == 0 {
-                    entry = PhysicalEntry::default();
                 }
+                // Else the fingerprint stays although the block may be free: a record on its way may name it again.
                 if before < PhysicalEntry::SATURATED {
                     let after = i64::from(before) + difference;
                     if after < 0 && !engine.settings.has(PlantedBug::DoubleDecrement) {

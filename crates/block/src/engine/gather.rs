@@ -55,12 +55,13 @@ impl Engine {
                 rest.len()
             };
             let part = &rest[..bytes];
-            ticket = Some(if bytes.is_multiple_of(BLOCK_BYTES) {
+            let (now, blocks) = if bytes.is_multiple_of(BLOCK_BYTES) {
                 self.write_blocks(volume, Lba(at / size), part)?
             } else {
-                self.edit(volume, at, part)?
-            });
-            *taken += bytes as u64;
+                (self.edit(volume, at, part)?, 1)
+            };
+            ticket = Some(now);
+            *taken += bytes.min(blocks * BLOCK_BYTES) as u64;
         }
         add(&self.counters.client_blocks, (data.len() as u64).div_ceil(size));
         Ok(ticket.unwrap_or_else(|| self.newest()))
@@ -124,26 +125,37 @@ impl Engine {
         Err(Error::new(Kind::InvalidInput, format!("{bytes} bytes at {offset} reach beyond the end of the volume ({size} bytes)")))
     }
 
-    /// Adds whole blocks to the open window.
-    fn write_blocks(&self, volume: VolumeId, first: Lba, data: &[u8]) -> Result<Ticket> {
-        let (blocks, _) = data.as_chunks::<BLOCK_BYTES>();
+    /// Adds whole blocks to the open window: all of them, or as many of the first as there is space for, at least one. Returns how many.
+    fn write_blocks(&self, volume: VolumeId, first: Lba, data: &[u8]) -> Result<(Ticket, usize)> {
+        let (mut blocks, _) = data.as_chunks::<BLOCK_BYTES>();
         let zero: [bool; PIECE] = std::array::from_fn(|n| blocks.get(n).is_some_and(|bytes| block::is_zero(bytes)));
-        let new = blocks.len() - zero[..blocks.len()].iter().filter(|&&zero| zero).count();
         let mut state = self.state.lock();
-        let placed = match self.admit(&mut state, new as u64, Purpose::Data)? {
-            Admission::Granted => Vec::new(),
-            Admission::Wait => return Err(wait()),
-            Admission::Full => {
-                drop(state);
-                let placed = self.place_first(blocks)?;
-                state = self.state.lock();
-                match self.admit(&mut state, 0, Purpose::Relief)? {
-                    Admission::Granted => placed,
-                    Admission::Wait => return Err(wait()),
-                    Admission::Full => return Err(full()),
+        let (mut placed, mut keep) = (None, true);
+        loop {
+            let new = zero[..blocks.len()].iter().filter(|&&zero| !zero).count();
+            match self.admit(&mut state, new as u64, Purpose::Data)? {
+                Admission::Granted => break,
+                Admission::Wait => return Err(wait()),
+                Admission::Full if blocks.len() > 1 => blocks = &blocks[..blocks.len() / 2],
+                // A block of zeroes takes no space when it is a hole, and one that is stored already takes little.
+                Admission::Full if zero[0] => {
+                    keep = false;
+                    self.admit_known(&mut state, Purpose::Relief)?;
+                    break;
+                }
+                Admission::Full => {
+                    let releases = state.releases;
+                    drop(state);
+                    placed = Some(self.place_first(&blocks[0])?);
+                    state = self.state.lock();
+                    self.admit_known(&mut state, Purpose::Known)?;
+                    if state.releases != releases {
+                        return Err(wait());
+                    }
+                    break;
                 }
             }
-        };
+        }
         state.volume(volume)?;
         let mut n = 0;
         while n < blocks.len() {
@@ -151,19 +163,28 @@ impl Engine {
             self.make_room(&mut state);
             if zero[n] {
                 let run = zero[n..blocks.len()].iter().take_while(|&&zero| zero).count();
-                state.punch(volume, lba.0, lba.0 + run as u64, true);
+                state.punch(volume, lba.0, lba.0 + run as u64, keep);
                 add(&self.counters.zero_blocks, run as u64);
                 n += run;
                 continue;
             }
             state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
-            if let Some(Some(placed)) = placed.get(n) {
-                state.open.set_placed(volume, lba, *placed);
+            if let Some(placed) = placed {
+                state.open.set_placed(volume, lba, placed);
             }
             n += 1;
         }
         self.opened(&mut state);
-        Ok(Ticket(state.open.number.0))
+        Ok((Ticket(state.open.number.0), blocks.len()))
+    }
+
+    /// Admits a change that needs no new block.
+    pub(crate) fn admit_known(&self, state: &mut State, purpose: Purpose) -> Result<()> {
+        match self.admit(state, 0, purpose)? {
+            Admission::Granted => Ok(()),
+            Admission::Wait => Err(wait()),
+            Admission::Full => Err(full()),
+        }
     }
 
     /// Notes when the open window got its first change.
@@ -183,36 +204,34 @@ impl Engine {
         }
     }
 
-    /// With a full store: finds the blocks of a write that are stored already, before it is acknowledged.
+    /// With a full store: where a block is stored already, found before its write is acknowledged.
     ///
     /// # Errors
-    /// `NoSpace` when one is not.
-    fn place_first(&self, blocks: &[[u8; BLOCK_BYTES]]) -> Result<Vec<Option<Placed>>> {
-        let mut placed = Vec::with_capacity(blocks.len());
+    /// `NoSpace` when it is not.
+    fn place_first(&self, bytes: &[u8; BLOCK_BYTES]) -> Result<Placed> {
         let mut copy = Block::zeroed();
-        for bytes in blocks {
-            copy.0.copy_from_slice(bytes);
-            if copy.is_zero() {
-                placed.push(None);
-                continue;
-            }
-            let fingerprint = self.identity.fingerprinter.one(&copy);
-            placed.push(Some(self.stored(&fingerprint, &copy)?.ok_or_else(full)?));
-        }
-        Ok(placed)
+        copy.0.copy_from_slice(bytes);
+        let fingerprint = self.identity.fingerprinter.one(&copy);
+        self.stored(&fingerprint, &copy)?.ok_or_else(full)
     }
 
     /// Makes whole blocks read as zeroes.
     pub(crate) fn punch(&self, volume: VolumeId, start: u64, end: u64, keep: bool) -> Result<Ticket> {
         let mut state = self.state.lock();
-        match self.admit(&mut state, 0, Purpose::Relief)? {
+        let mut keep = keep && end - start <= KEEP_BLOCKS_MAX;
+        // Zeroes that are kept may need new map pages: with a full store they are a hole.
+        match self.admit(&mut state, 0, if keep { Purpose::Data } else { Purpose::Relief })? {
             Admission::Granted => {}
             Admission::Wait => return Err(wait()),
+            Admission::Full if keep => {
+                keep = false;
+                self.admit_known(&mut state, Purpose::Relief)?;
+            }
             Admission::Full => return Err(full()),
         }
         state.volume(volume)?;
         self.make_room(&mut state);
-        state.punch(volume, start, end, keep && end - start <= KEEP_BLOCKS_MAX);
+        state.punch(volume, start, end, keep);
         self.opened(&mut state);
         Ok(Ticket(state.open.number.0))
     }

@@ -48,6 +48,7 @@ use crate::{
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use recovery::read_superblock;
+pub(crate) use resolve::entry_in;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
@@ -91,8 +92,12 @@ pub(crate) struct State {
     /// All windows up to this one are durable.
     pub(crate) durable: WindowNumber,
     pub(crate) epoch: u32,
-    /// Blocks gathered but not placed.
+    /// The pages of the frozen overlay are written.
+    pub(crate) built: bool,
+    /// Blocks gathered but not placed, and changes of the catalogue.
     pub(crate) unplaced: u64,
+    /// Blocks that the last checkpoint found free, but newer records name: the next one decides on them.
+    pub(crate) deferred: usize,
     /// Pages set aside for writing the index.
     pub(crate) spilling_pages: u64,
     /// Why no more writes are done.

@@ -210,13 +210,18 @@ impl Engine {
     /// made durable here.
     fn ready(&self, needed: u64) -> Result<parking_lot::MutexGuard<'_, State>> {
         let ahead = ZONES_AHEAD * self.fixed.geometry.zone_blocks + needed;
-        // A small store can't keep as much open as may be unflushed.
-        let unflushed = (self.settings.unflushed_blocks as u64).min(self.fixed.geometry.usable_blocks() / 8);
-        for _ in 0..8 {
+        let unflushed = self.settings.unflushed_blocks as u64;
+        loop {
             let mut state = self.state.lock();
             let zones = self.zones(state.zone_table);
-            if state.allocator.ready_blocks() < ahead + unflushed / 2 {
-                state.allocator.open_ahead(ahead + unflushed, &zones)?;
+            // A store that is small or nearly full can't keep as much open.
+            let most = needed + state.allocator.free() / 8;
+            if state.allocator.ready_blocks() < (ahead + unflushed / 2).min(most) {
+                let opened = state.allocator.open_ahead((ahead + unflushed).min(most), &zones);
+                // Admission has seen to it that what is needed now is open.
+                if state.allocator.ready_blocks() < needed {
+                    opened?;
+                }
             }
             if self.settings.has(PlantedBug::UnlistedZone) {
                 state.pretend_listed();
@@ -224,10 +229,12 @@ impl Engine {
             if state.allocator.can_place(needed) {
                 return Ok(state);
             }
+            if !state.allocator.list.is_pending() {
+                return Err(Error::new(Kind::NoSpace, "no zone can be opened"));
+            }
             drop(state);
             self.flush_zone_list()?;
         }
-        Err(Error::new(Kind::NoSpace, "no zone can be opened"))
     }
 
     /// For each fingerprint: the block that has it, if one is stored. Table pages of the whole window are read together.
@@ -259,7 +266,12 @@ impl Engine {
             candidates.iter().zip(&entries).filter(|(_, entry)| entry.is_none()).map(|(&(_, pba), _)| pba.0 / per_leaf).collect();
         leaves.sort_unstable();
         leaves.dedup();
-        let pages = self.pages.leaves(Table::Physical, 0, &snapshot.state.physical, &leaves, true)?;
+        let root = &snapshot.state.physical;
+        // A page that can't be read costs duplicates, not the write.
+        let pages = self
+            .pages
+            .leaves(Table::Physical, 0, root, &leaves, true)
+            .unwrap_or_else(|_| leaves.iter().map(|&leaf| self.pages.leaf(Table::Physical, 0, root, leaf).unwrap_or_default()).collect());
         for (&(_, pba), entry) in candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none()) {
             let at = leaves.partition_point(|&leaf| leaf < pba.0 / per_leaf);
             if let Some((_, page)) = &pages[at] {

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 
 use super::{
     Engine, Snapshot, State, VolumeState,
+    admission::reserve,
     checkpoint::{Checkpointer, Reason},
     prepare::Preparer,
 };
@@ -99,7 +100,8 @@ impl Engine {
         let fixed = format.fixed()?;
         let geometry = fixed.geometry.checked(disk.blocks())?;
         let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
-        disk.allocate(Pba(0), geometry.start_of(geometry.first_zone()).0)?;
+        // With the reserve, so that a store whose host is full takes trims.
+        disk.allocate(Pba(0), geometry.start_of(geometry.first_zone()).0 + reserve(&geometry).next_multiple_of(geometry.zone_blocks))?;
         let write = |at: Pba, block: &Block, class| {
             let refs = [BlockRef { block, class }];
             disk.write(&[Run { at, blocks: &refs }])
@@ -173,7 +175,9 @@ impl Engine {
             snapshot: Arc::new(snapshot),
             volumes,
             allocator,
+            built: false,
             unplaced: 0,
+            deferred: 0,
             spilling_pages: 0,
             stopped: None,
             checkpoint_wanted: false,
@@ -266,6 +270,7 @@ impl Engine {
             }
             allocator.count_ready();
             state.allocator = allocator;
+            state.deferred = deferred.len();
             *self.checkpointing.lock() = Checkpointer::new(deferred);
         }
         self.publish_recovered(&snapshot, &records)?;
@@ -280,13 +285,31 @@ impl Engine {
         if (of_this_epoch || seen != durable) && !self.settings.has(PlantedBug::DroppedReturns) {
             cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
         }
-        self.append_again(&believed)?;
+        if !self.append_again(&believed)? {
+            return self.commit_recovered(&snapshot, &believed);
+        }
         let many = cuts.len() + 2 > CUTS_MAX;
         self.rise(&snapshot, cuts)?;
         if many {
             self.checkpoint_to_end(Reason::Forced)?;
         }
         Ok(())
+    }
+
+    /// Steps 4 and 5 when no block is left to append to: a checkpoint takes the records, and its superblock is that of the next epoch.
+    fn commit_recovered(&self, snapshot: &Snapshot, believed: &[Record]) -> Result<()> {
+        let number = self.state.lock().open.number;
+        let records: Vec<Record> =
+            believed.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
+        self.publish_recovered(snapshot, &records)?;
+        {
+            let mut state = self.state.lock();
+            state.open = Window::new(number.next());
+            state.active.last = number;
+            state.durable = number;
+            state.epoch += 1;
+        }
+        self.checkpoint_to_end(Reason::Forced).map(|_| ())
     }
 
     /// Writes the superblock of the next epoch, and flushes.
@@ -530,8 +553,21 @@ impl Engine {
         CatalogueChange::decode(&content)
     }
 
-    /// Step 4: windows of records alone, in the next epoch.
-    fn append_again(&self, believed: &[Record]) -> Result<()> {
+    /// Step 4: windows of records alone, in the next epoch. False when there are too few blocks for them.
+    fn append_again(&self, believed: &[Record]) -> Result<bool> {
+        let carriers = believed.len().div_ceil(thin::RECORDS_ALONE) as u64;
+        {
+            let mut state = self.state.lock();
+            let zones = self.zones(state.zone_table);
+            state.allocator.grow_to(self.reserve() + carriers, &zones);
+            state.allocator.list.set_recovering(true);
+            let opened = state.allocator.open_ahead(carriers, &zones);
+            state.allocator.list.set_recovering(false);
+            opened?;
+            if state.allocator.ready_blocks() < carriers {
+                return Ok(false);
+            }
+        }
         let snapshot = self.state.lock().snapshot.clone();
         for records in believed.chunks(thin::RECORDS_ALONE * 16) {
             let carriers = records.len().div_ceil(thin::RECORDS_ALONE);
@@ -540,29 +576,14 @@ impl Engine {
                 let number = state.open.number;
                 state.open = Window::new(number.next());
                 drop(state);
-                let mut placed = None;
-                for _ in 0..4 {
-                    let mut state = self.state.lock();
-                    if state.allocator.can_place(carriers as u64) {
-                        let extents = state.allocator.place(carriers as u64);
-                        let generations: Vec<u64> = extents
-                            .iter()
-                            .flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)))
-                            .map(|pba| state.allocator.generation(pba))
-                            .collect();
-                        placed = Some((extents, generations));
-                        break;
-                    }
-                    state.allocator.list.set_recovering(true);
-                    let zones = self.zones(state.zone_table);
-                    let opened = state.allocator.open_ahead(carriers as u64 + 1, &zones);
-                    state.allocator.list.set_recovering(false);
-                    opened?;
-                    drop(state);
+                if !self.state.lock().allocator.can_place(carriers as u64) {
                     self.flush_zone_list()?;
                 }
-                let (extents, generations) =
-                    placed.ok_or_else(|| Error::new(Kind::NoSpace, "no block is left to write down what recovery found"))?;
+                let mut state = self.state.lock();
+                assert!(state.allocator.can_place(carriers as u64), "what is ready can be placed when its listing is durable");
+                let extents = state.allocator.place(carriers as u64);
+                let addresses = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)));
+                let generations: Vec<u64> = addresses.map(|pba| state.allocator.generation(pba)).collect();
                 (number, extents, generations)
             };
             let (durable, epoch) = {
@@ -601,7 +622,7 @@ impl Engine {
             state.active.last = number;
             state.durable = number;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn write_recovered(&self, snapshot: &Snapshot) -> Result<()> {

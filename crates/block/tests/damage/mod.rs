@@ -47,6 +47,8 @@ pub fn persevere(engine: &Engine, mut change: impl FnMut() -> Result<Ticket>) {
             Err(e) if e.kind() == Kind::Busy => {
                 engine.flush().unwrap();
                 engine.checkpoint().unwrap();
+                // A reader may be in the way.
+                std::thread::sleep(std::time::Duration::from_millis(1));
             }
             other => {
                 other.unwrap();
