@@ -146,7 +146,7 @@ impl Subject for Thin {
             Step::WriteDurably => self.0.write_window_durably(),
             Step::Settle => self.0.settle(),
             Step::Checkpoint => Ok(matches!(self.0.checkpoint_step()?, CheckpointStep::Advanced)),
-            Step::Tidy => self.0.tidy_step(true),
+            Step::Tidy => self.0.tidy_step(onefold_block::Leisure::Long),
         }
     }
 

@@ -50,6 +50,7 @@ pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
+pub use tidy::Leisure;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
