@@ -244,6 +244,15 @@ impl Engine {
             let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
             let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
             let mut list = ZoneList::new(geometry, pages, next_generation);
+            // Of the others the checkpoint holds all; they are as good as new.
+            let named = records.iter().chain(&believed).filter_map(|record| match record.change {
+                Change::Block { pba, .. } => Some(pba),
+                _ => None,
+            });
+            let needed: BTreeSet<_> =
+                carriers.iter().map(|found| found.header.address).chain(named).map(|pba| geometry.zone_of(pba)).collect();
+            let entries: Vec<Entry> =
+                entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
             list.retain(&entries);
             let mut allocator = Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
             let source = self.zones(snapshot.state.zones);
