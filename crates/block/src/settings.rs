@@ -107,6 +107,9 @@ pub struct Settings {
     pub window_blocks: usize,
     /// Most blocks that are gathered or written but not flushed.
     pub unflushed_blocks: usize,
+    /// Opens a store whose durable records are missing without them: the windows that they belong to are void, and older versions of their
+    /// addresses come back. For repairs only.
+    pub accept_loss: bool,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -124,6 +127,7 @@ impl Settings {
             records_max: (memory / 4 / RECORD_MEMORY).min(RECORDS_MAX),
             window_blocks: WINDOW_BLOCKS_MAX,
             unflushed_blocks: ((memory / 16 / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
+            accept_loss: false,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }

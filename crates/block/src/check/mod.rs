@@ -19,6 +19,7 @@ mod leaves;
 mod overlay_disk;
 mod places;
 mod recovered;
+mod repair;
 mod report;
 mod rot;
 mod scrub;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use onefold_core::{Disk, Result};
 
 pub use inspect::{What, inspect};
+pub use repair::{LOST_MAX, Repaired, repair, repair_within};
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
 pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub};
 

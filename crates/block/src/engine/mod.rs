@@ -12,6 +12,7 @@ mod catalogue;
 mod checkpoint;
 mod gather;
 mod heal;
+mod loss;
 mod persist;
 mod prepare;
 mod read;
@@ -119,6 +120,8 @@ pub struct Engine {
     pub(crate) preparing: Mutex<prepare::Preparer>,
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
+    /// Windows whose loss was accepted at opening.
+    pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
