@@ -13,6 +13,7 @@ mod checkpoint;
 mod compact;
 mod gather;
 mod heal;
+mod loss;
 mod persist;
 mod prepare;
 mod read;
@@ -132,6 +133,8 @@ pub struct Engine {
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
     pub(crate) compacting: Mutex<compact::Compactor>,
+    /// Windows whose loss was accepted at opening.
+    pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
