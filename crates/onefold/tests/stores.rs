@@ -162,6 +162,25 @@ fn a_store_of_somebody_else_is_denied() {
 }
 
 #[test]
+fn every_part_of_a_store_can_be_looked_at() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    assert!(desk.ok("inspect a").contains("superblock 1 at block 8: whole"));
+    assert!(desk.ok("inspect a superblock 0").starts_with("superblock 0 at block 0: whole"));
+    assert!(desk.ok("inspect a zone-list").contains("zone list page 0, block 17"));
+    assert!(desk.ok("inspect a zone 1").starts_with("zone 1: blocks 1024..2048"));
+    assert!(desk.ok("inspect a block 0").contains("block 0"));
+    assert!(desk.ok("inspect a physical 5000").contains("no references"));
+    assert!(desk.ok("inspect a volume v").contains("16384 blocks of 4096 bytes"));
+    assert!(desk.ok("inspect a address v 1M").contains("block 256"));
+    desk.fails("inspect a volume w", 1, &["no volume 'w'"]);
+    desk.fails("inspect a block 999999999", 1, &["a: "]);
+    desk.fails("inspect a superblock 2", 2, &["0..=1"]);
+    desk.fails("inspect a address v far", 2, &["a number of bytes"]);
+    desk.fails("inspect missing", 1, &["there is no file or device missing"]);
+}
+
+#[test]
 fn damage_is_found_and_named() {
     let desk = Desk::new();
     desk.store_with_volume("a");

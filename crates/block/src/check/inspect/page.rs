@@ -84,6 +84,7 @@ pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, o
                 }
                 None => continue,
             },
+            Table::Index => format!("{} fingerprints", crate::index::paged::entries(page).count()),
         };
         field(out, &number.to_string(), text);
     }
