@@ -38,7 +38,25 @@ fn a_store_gets_its_space_as_asked() {
     assert!(taken("none") < 32 << 20);
     assert!(taken("full") >= 64 << 20);
     assert_eq!(desk.status("none")["created"]["grows"], true);
+    // What the host has not given yet is free all the same.
+    assert!(desk.status("none")["space"]["free_bytes"].as_u64().unwrap() > 200 << 20);
     assert_eq!(desk.status("full")["created"]["grows"], false);
+}
+
+#[test]
+fn a_store_that_is_given_up_while_it_is_made_is_removed() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let desk = Desk::new();
+    let mut child = desk.command("create a --size 24G --preallocate full").stderr(Stdio::piped()).spawn().unwrap();
+    while child.try_wait().unwrap().is_none() && fs::metadata(desk.path("a")).map_or(0, |found| found.len()) == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let _ = kill_process(Pid::from_child(&child), Signal::INT);
+    let status = child.wait().unwrap();
+    // A disk that has no room for it refuses at once.
+    assert!(matches!(status.code(), Some(130 | 1)), "{status}");
+    assert!(!desk.path("a").exists());
 }
 
 #[test]
