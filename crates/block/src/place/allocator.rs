@@ -142,6 +142,11 @@ impl Allocator {
         self.idle_free + self.ready_left + self.tables_left
     }
 
+    /// Blocks that the host may still give.
+    pub(crate) fn growable(&self) -> u64 {
+        if self.grows { (self.geometry.zones - self.granted) * self.geometry.zone_blocks } else { 0 }
+    }
+
     /// Zones below this one were used at some time.
     pub(crate) fn high_water(&self) -> u64 {
         self.high_water
