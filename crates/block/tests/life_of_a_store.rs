@@ -149,3 +149,41 @@ fn duplicates_are_found_when_the_index_outgrew_its_memory() {
         engine.close().unwrap();
     }
 }
+
+#[test]
+fn scattered_blocks_lie_together_again_after_idle_time() {
+    let disk = formatted(512);
+    let engine = open(&disk);
+    let blocks = 1500;
+    let (volume, _) = engine.create_volume("one", blocks).unwrap();
+    // Written in an order that scatters neighbours.
+    for n in 0..blocks {
+        let lba = n * 7 % blocks;
+        persevere(&engine, || engine.write(volume, lba * 4096, &content(lba * 3 + 2))).unwrap();
+    }
+    engine.flush().unwrap();
+    engine.checkpoint().unwrap();
+    let idle = || {
+        for _ in 0..200 {
+            let before = engine.counts().moved_blocks;
+            while engine.tidy_step(true).unwrap() {}
+            engine.flush().unwrap();
+            engine.checkpoint().unwrap();
+            if engine.counts().moved_blocks == before {
+                return;
+            }
+        }
+        panic!("compaction does not end");
+    };
+    idle();
+    let moved = engine.counts().moved_blocks;
+    assert!(moved > blocks * 3 / 4, "{moved} moved");
+    for lba in 0..blocks {
+        assert!(read(&engine, volume, lba).unwrap() == content(lba * 3 + 2), "block {lba}");
+    }
+    // A second pass finds nothing, also after a change elsewhere.
+    persevere(&engine, || engine.trim(volume, 0, 4096)).unwrap();
+    idle();
+    assert!(engine.counts().moved_blocks - moved < blocks / 4);
+    engine.close().unwrap();
+}

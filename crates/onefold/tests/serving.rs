@@ -119,10 +119,10 @@ fn status_counts_what_happened() {
     assert_eq!(server["writes"]["zero_blocks"], 256);
     let amplification = server["writes"]["amplification"].as_f64().unwrap();
     assert!((0.25..0.4).contains(&amplification), "{amplification}");
-    assert_eq!(server["nbd"]["written_bytes"], 3 << 20);
+    assert_eq!(server["nbd"]["written_bytes"], 4 << 20);
     assert!(status["clean"].is_null());
     let text = desk.ok("status a");
-    for part in ["served by process", "strong persistence", "written", "3.00 MiB by clients", "duplicates", "windows", "index", "memory"] {
+    for part in ["served by process", "strong persistence", "written", "4.00 MiB by clients", "duplicates", "windows", "index", "memory"] {
         assert!(text.contains(part), "no '{part}' in {text}");
     }
     assert!(serving.terminate().0.success());
@@ -237,4 +237,36 @@ fn a_service_manager_is_told_and_its_sockets_are_used() {
     assert_eq!(told(), "STOPPING=1");
     assert!(serving.end().0.success());
     assert!(desk.path("activated.sock").exists());
+}
+
+#[test]
+fn a_store_that_can_write_no_more_is_still_read() {
+    let desk = Desk::new();
+    desk.ok("create a --size 64M --preallocate full");
+    desk.ok("volume create a v --size 64M");
+    // Writes beyond 24 MiB of the file fail; the limit counts in 512 bytes.
+    let mut command = Command::new("sh");
+    let script = format!("trap '' XFSZ; ulimit -f {}; exec {} serve a", 24 << 11, env!("CARGO_BIN_EXE_onefold"));
+    command.arg("-c").arg(script).current_dir(desk.path("."));
+    let mut serving = Serving::start(&mut command);
+    let uri = desk.uri("a", "v");
+    qemu_io(&uri, &["write -P 3 0 1M", "flush"]);
+    fs::write(desk.path("data"), noise(5, 32 << 20)).unwrap();
+    let said = try_qemu_io(&uri, &[&format!("write -s {} 1M 32M", desk.path("data").display()), "flush"]);
+    assert!((said.out.clone() + &said.err).contains("failed"), "{said:?}");
+    serving.wait_for("the store takes no more writes until it is opened again");
+    qemu_io(&uri, &["read -P 3 0 1M"]);
+    assert!(!try_qemu_io(&uri, &["write 0 4k", "flush"]).out.contains("wrote 4096/4096 bytes at offset 0\nflush"));
+    let reason = desk.status("a")["stopped"].as_str().unwrap().to_owned();
+    assert!(reason.contains("File too large"), "{reason}");
+    assert!(desk.ok("status a").contains("STOPPED"));
+    desk.fails("volume create a w --size 1G", 1, &["takes no more writes"]);
+    let (status, log) = serving.terminate();
+    assert_eq!(status.code(), Some(1));
+    assert!(log.contains("reads go on"), "{log}");
+    // Without the limit it recovers.
+    let serving = desk.serve("a");
+    qemu_io(&uri, &["read -P 3 0 1M", "write -P 4 1M 1M", "flush"]);
+    assert!(serving.terminate().0.success());
+    desk.ok("check a");
 }

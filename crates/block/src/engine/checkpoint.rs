@@ -5,13 +5,16 @@
 //! 3. *flush*, which a window's flush does as well.
 //! 4. *superblock*, to the place of the older one.
 //! 5. *flush*, again a window's. From here on the checkpoint is true.
-//! 6. *release*, when nobody reads the version before: old pages, blocks without references and carriers become free.
+//! 6. *twin*: the same superblock, as the next version, to the other place; *flush*, once more a window's.
+//! 7. *release*, when nobody reads the version before: old pages, blocks without references and carriers become free.
+//!
+//! Because of 6 one superblock is enough at any time: when the other one rots, the store that it names is whole.
 //!
 //! | crash after | what is found |
 //! |---|---|
 //! | 1–3 | the old superblock and the carriers since it; new pages lie in free blocks |
 //! | 4 | either superblock; with the old one as before; with the new one, its pages are whole, because 3 came first |
-//! | 5, 6 | the new superblock; nothing that it names was released |
+//! | 5–7 | the new superblock; nothing that it, or the old one while there is one, names was released |
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +31,7 @@ use crate::{
         geometry::SUPERBLOCKS,
         page::{FANOUT, MapEntry, PhysicalEntry, Pointer, Table, ZoneEntry},
         record::WindowNumber,
-        superblock::{Root, Superblock},
+        superblock::{self, Root, Superblock},
     },
     index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
     overlay::{Overlay, zeroes},
@@ -47,7 +50,9 @@ enum Phase {
     Built(Box<Next>, u64),
     /// Superblock written; a flush that begins after number `.1` makes it durable.
     Named(Box<Next>, u64),
-    /// Durable; readers of the old version are waited for.
+    /// True, and its twin written; a flush that begins after number `.2` makes that durable.
+    Twinned(Box<Next>, Arc<Snapshot>, u64),
+    /// Durable twice; readers of the old version are waited for.
     Releasing(Box<Next>, Arc<Snapshot>),
 }
 
@@ -181,7 +186,7 @@ impl Engine {
                     checkpointer.phase = Phase::Built(next, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                self.write_superblock(&next.snapshot).map_err(|e| self.stop(&e))?;
+                self.write_superblock(&next.snapshot, 1).map_err(|e| self.stop(&e))?;
                 checkpointer.phase = Phase::Named(next, self.want_flush());
                 if self.settings.has(PlantedBug::ReleasedEarly) {
                     self.end_early(&mut checkpointer);
@@ -192,7 +197,16 @@ impl Engine {
                     checkpointer.phase = Phase::Named(next, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                checkpointer.phase = self.become_true(next);
+                let (next, old) = self.become_true(next);
+                self.write_superblock(&next.snapshot, 0).map_err(|e| self.stop(&e))?;
+                checkpointer.phase = Phase::Twinned(next, old, self.want_flush());
+            }
+            Phase::Twinned(next, old, note) => {
+                if !flushed_after(note) {
+                    checkpointer.phase = Phase::Twinned(next, old, note);
+                    return Ok(CheckpointStep::NeedsFlush);
+                }
+                checkpointer.phase = Phase::Releasing(next, old);
             }
             Phase::Releasing(next, old) => {
                 if Arc::strong_count(&old) > 1 {
@@ -253,9 +267,12 @@ impl Engine {
         state.flushes_begun
     }
 
-    fn write_superblock(&self, snapshot: &Snapshot) -> Result<()> {
-        let superblock = Superblock { fixed: self.fixed.clone(), state: snapshot.state.clone() };
-        let place = (snapshot.state.sequence % 2) as u32;
+    /// Writes the superblock of a version: as the one `before` its number, which is the number of its twin. Versions go to the two places by
+    /// turns, so that none is written over the only good one.
+    pub(crate) fn write_superblock(&self, snapshot: &Snapshot, before: u64) -> Result<()> {
+        let sequence = snapshot.state.sequence - before;
+        let superblock = Superblock { fixed: self.fixed.clone(), state: superblock::State { sequence, ..snapshot.state.clone() } };
+        let place = (sequence % 2) as u32;
         let block = superblock.encode(place);
         let refs = [BlockRef { block: &block, class: Class::Super }];
         self.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
@@ -264,16 +281,17 @@ impl Engine {
     }
 
     /// The superblock is durable: reads go to the new version.
-    fn become_true(&self, mut next: Box<Next>) -> Phase {
+    fn become_true(&self, mut next: Box<Next>) -> (Box<Next>, Arc<Snapshot>) {
         add(&self.counters.checkpoints, 1);
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
+        state.releasing = true;
         state.built = false;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
         }
-        Phase::Releasing(next, old)
+        (next, old)
     }
 
     /// Makes free what the new version does not need, but for blocks that newer records name.
@@ -287,6 +305,7 @@ impl Engine {
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
+        state.releasing = false;
         state.releases += 1;
         state.checkpoint_wanted = false;
         state.deferred = kept.len();
@@ -296,7 +315,7 @@ impl Engine {
     /// Releases before the superblock is durable: a planted bug.
     fn end_early(&self, checkpointer: &mut Checkpointer) {
         if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
-            let Phase::Releasing(next, _) = self.become_true(next) else { return };
+            let (next, _) = self.become_true(next);
             self.release(&mut checkpointer.deferred, *next);
         }
     }
@@ -350,8 +369,8 @@ impl Engine {
         let mut state = self.state.lock();
         state.built = true;
         let snapshot = Snapshot {
-            state: crate::format::superblock::State {
-                sequence: old.state.sequence + 1,
+            state: superblock::State {
+                sequence: old.state.sequence + 2,
                 epoch: state.epoch,
                 clean: reason == Reason::Clean,
                 committed,
@@ -708,7 +727,8 @@ impl<'a> Build<'a> {
         let root = self.rebuild(Table::Index, 0, &Root::default(), &leaves, &mut |leaf, _, page| {
             // The old page holds this one's entries and its neighbours', when the table doubles.
             if before.0 != leaf >> shift {
-                let found = engine.pages.leaf(Table::Index, 0, &old.index, leaf >> shift)?;
+                // The index is a hint: what can't be read of it is found again or missed.
+                let found = engine.pages.leaf(Table::Index, 0, &old.index, leaf >> shift).unwrap_or_default();
                 before = (leaf >> shift, found.map_or_else(Vec::new, |(_, page)| paged::entries(&page).collect()));
             }
             let (from, to) = (leaf << (HASH_BITS - bits), (leaf + 1) << (HASH_BITS - bits));

@@ -4,12 +4,13 @@
 //! (`checkpoint.rs`) carry published records into the tables. Each step is a method, so that the simulator owns the schedule and
 //! [`crate::Store`] runs the same steps from threads.
 //!
-//! Locks, in the order in which they are taken: `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
+//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
 //! work and, rarely, for reading a page of the zone table; never for writes and flushes.
 
 mod admission;
 mod catalogue;
 mod checkpoint;
+mod compact;
 mod gather;
 mod heal;
 mod persist;
@@ -109,6 +110,8 @@ pub(crate) struct State {
     /// Flushes that began, and that succeeded.
     pub(crate) flushes_begun: u64,
     pub(crate) flushes_done: u64,
+    /// A checkpoint is durable, and what it does not need is about to be made free.
+    pub(crate) releasing: bool,
     /// How often blocks were made free: what was known of blocks before may be wrong after.
     pub(crate) releases: u64,
     pub(crate) pool: Vec<Vec<Block>>,
@@ -127,6 +130,7 @@ pub struct Engine {
     pub(crate) preparing: Mutex<prepare::Preparer>,
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
+    pub(crate) compacting: Mutex<compact::Compactor>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,

@@ -5,7 +5,7 @@
 //! 3. Records up to the durable window are believed. A newer one is believed only if the block that it names hashes to its fingerprint;
 //!    otherwise the mapping before it stands, whose block was never reused, since reuse needs a checkpoint that holds a newer record.
 //! 4. Believed newer records are appended again, in their order, in windows of the next epoch; *flush*.
-//! 5. *superblock* with the next epoch and the cut: nothing newer than the durable window is looked at again; *flush*.
+//! 5. *superblock* with the next epoch and the cut: nothing newer than the durable window is looked at again; *flush*; its twin; *flush*.
 //! 6. The records stay in the active overlay; the store serves.
 //!
 //! | crash after | what is found |
@@ -61,10 +61,10 @@ const SCAN_READS: usize = 8;
 /// Carriers of a full zone that lie this close are read in one go.
 const SCAN_GAP: usize = 8;
 
-/// Reads the newer of the two superblocks of a disk. One that can't be read could be the newer one, whose tables lie where the older one's
-/// were: then there is none. (One that is torn was never durable.)
+/// Reads the newer of the two superblocks of a disk. One is enough: until both places hold a version, nothing of the one before is released.
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     let mut found = Vec::new();
+    let mut failed = None;
     for (place, at) in (0..).zip(SUPERBLOCKS) {
         let mut buffer = Block::zeroed_vec(1);
         let mut read = [Read::new(at, &mut buffer)];
@@ -74,12 +74,20 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
         }
         disk.read(&mut read);
         let [read] = read;
-        read.result.map_err(|e| e.context("the superblock"))?;
-        found.push(Superblock::decode(&buffer[0], place));
+        found.push(match read.result {
+            Ok(()) => Superblock::decode(&buffer[0], place),
+            Err(e) => {
+                failed = Some(e);
+                superblock::Found::Damaged
+            }
+        });
     }
     let second = found.pop().unwrap_or(superblock::Found::Foreign);
     let first = found.pop().unwrap_or(superblock::Found::Foreign);
-    superblock::choose(first, second)
+    superblock::choose(first, second).map_err(|e| match failed {
+        Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
+        _ => e,
+    })
 }
 
 /// A carrier found by the scan.
@@ -184,6 +192,7 @@ impl Engine {
             flush_wanted: false,
             flushes_begun: 0,
             flushes_done: 0,
+            releasing: false,
             releases: 0,
             pool: Vec::new(),
         };
@@ -199,6 +208,7 @@ impl Engine {
             preparing: Mutex::new(Preparer::default()),
             settling: Mutex::new(()),
             checkpointing: Mutex::new(Checkpointer::default()),
+            compacting: Mutex::default(),
             counters: Counters::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
             filter_cursor: std::sync::atomic::AtomicU64::new(0),
@@ -312,7 +322,7 @@ impl Engine {
         self.checkpoint_to_end(Reason::Forced).map(|_| ())
     }
 
-    /// Writes the superblock of the next epoch, and flushes.
+    /// Writes the superblock of the next epoch, and its twin, each with a flush.
     fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
         let (durable, last) = {
             let state = self.state.lock();
@@ -320,7 +330,7 @@ impl Engine {
         };
         let risen = Snapshot {
             state: superblock::State {
-                sequence: snapshot.state.sequence + 1,
+                sequence: snapshot.state.sequence + 2,
                 epoch: snapshot.state.epoch + 1,
                 clean: false,
                 durable,
@@ -331,7 +341,10 @@ impl Engine {
             volumes: snapshot.volumes.clone(),
             discards: snapshot.discards.clone(),
         };
-        self.write_recovered(&risen)?;
+        for before in [1, 0] {
+            self.write_superblock(&risen, before)?;
+            self.disk.flush()?;
+        }
         let mut state = self.state.lock();
         state.epoch = risen.state.epoch;
         state.snapshot = Arc::new(risen);
@@ -623,16 +636,6 @@ impl Engine {
             state.durable = number;
         }
         Ok(true)
-    }
-
-    fn write_recovered(&self, snapshot: &Snapshot) -> Result<()> {
-        use onefold_core::{BlockRef, Class, Run};
-        let superblock = Superblock { fixed: self.fixed.clone(), state: snapshot.state.clone() };
-        let place = (snapshot.state.sequence % 2) as u32;
-        let block = superblock.encode(place);
-        let refs = [BlockRef { block: &block, class: Class::Super }];
-        self.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
-        self.disk.flush()
     }
 }
 

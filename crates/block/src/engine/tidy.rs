@@ -22,7 +22,7 @@ impl Engine {
         if self.complete_filter() || self.complete_index()? || self.load_free_space()? {
             return Ok(true);
         }
-        Ok(idle && self.note_durable()?)
+        Ok(idle && (self.compact_step()? || self.note_durable()?))
     }
 
     /// Adds entries of the index on disk to the filter in front of it: after opening it knows none.

@@ -72,7 +72,7 @@ impl Store {
     fn background_round(&self, idle: &mut Idle) -> Result<()> {
         let now = self.clock.now();
         let counts = self.engine.counts();
-        let seen = (counts.client_blocks, counts.records, self.engine.newest().0);
+        let seen = (counts.client_changes, counts.read_blocks);
         if seen != idle.seen {
             (idle.seen, idle.since) = (seen, now);
         }
@@ -86,7 +86,15 @@ impl Store {
         if due || quiet >= IDLE_CHECKPOINT_AFTER && self.engine.checkpoint_useful() {
             self.run_checkpoint(pressure || quiet >= IDLE_AFTER)?;
         }
-        while !self.is_stopping() && self.pressure.load(Ordering::SeqCst) == 0 && self.engine.tidy_step(quiet >= IDLE_AFTER)? {}
+        // A client's change ends the round: it is looked at anew whether the store is idle.
+        while !self.is_stopping()
+            && self.engine.counts().client_changes == counts.client_changes
+            && self.engine.tidy_step(quiet >= IDLE_AFTER)?
+        {
+            if self.engine.has_closed_windows() {
+                self.writer.raise();
+            }
+        }
         Ok(())
     }
 
@@ -127,6 +135,6 @@ impl Store {
 /// Since when nothing changed.
 #[derive(Default)]
 struct Idle {
-    seen: (u64, u64, u64),
+    seen: (u64, u64),
     since: Duration,
 }
