@@ -144,6 +144,11 @@ impl Server {
         self.running.id()
     }
 
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.running.signal(signal);
+    }
+
     fn wait_for(&mut self, listener: &str) -> Result<()> {
         let begun = Instant::now();
         loop {

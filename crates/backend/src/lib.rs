@@ -4,9 +4,9 @@
 //! |---|---|
 //! | [`file_disk`] | [`FileDisk`]: a regular file or a block device, by io_uring or plain system calls |
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
-//! | [`overlay_disk`] | [`OverlayDisk`]: reads another disk and keeps writes in memory, to look at a store without changing it |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`counters`] | what a disk was asked to do, by class of block |
+//! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -21,12 +21,12 @@ pub mod counters;
 pub mod file_disk;
 pub mod memory_disk;
 pub mod metadata_disk;
-pub mod overlay_disk;
 pub mod peer;
 pub mod process;
 pub mod random;
 mod range;
 pub mod signals;
+pub mod sparse;
 pub mod systemd;
 
 pub use clock::MonotonicClock;
@@ -34,4 +34,3 @@ pub use counters::{Counters, Counts};
 pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 pub use memory_disk::MemoryDisk;
 pub use metadata_disk::MetadataDisk;
-pub use overlay_disk::OverlayDisk;

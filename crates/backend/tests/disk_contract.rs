@@ -4,9 +4,9 @@
 
 mod support;
 
-use std::{sync::Arc, thread};
+use std::thread;
 
-use onefold_backend::{FileDisk, Io, MemoryDisk, Options, OverlayDisk, Preallocate};
+use onefold_backend::{FileDisk, Io, MemoryDisk, Options, Preallocate};
 use onefold_core::{Block, Class, Disk, Kind, Pba, Read, Run};
 use support::{Scratch, assert_same, block, blocks, read, refs, write};
 
@@ -222,16 +222,4 @@ contract! {
     syscalls_buffered = |name| file(name, Options { io: Io::Syscalls, direct: false }, Preallocate::None);
     written_with_zeroes_once = |name| file(name, Options::default(), Preallocate::Full);
     memory = |_| Subject { disk: MemoryDisk::new(CAPACITY), _file: None };
-    overlay = |_| Subject { disk: OverlayDisk::new(Arc::new(MemoryDisk::new(CAPACITY))), _file: None };
-}
-
-#[test]
-fn writes_to_an_overlay_never_reach_the_disk_below() {
-    let below = Arc::new(MemoryDisk::new(CAPACITY));
-    write(&*below, 5, &blocks(5, 3)).unwrap();
-    let overlay = OverlayDisk::new(below.clone());
-    write(&overlay, 6, &[block(90)]).unwrap();
-    assert_same(&read(&overlay, 5, 3).unwrap(), &[block(5), block(90), block(7)]);
-    assert_same(&read(&*below, 5, 3).unwrap(), &blocks(5, 3));
-    assert_eq!(overlay.written_blocks(), 1);
 }

@@ -18,8 +18,6 @@ pub(crate) enum Failure {
     Sentence(String, u8),
     /// Help or the version was asked for; its text is all there is to do.
     Text(clap::Error),
-    /// All that there was to say was printed.
-    Told,
 }
 
 impl Failure {
@@ -45,7 +43,6 @@ impl Failure {
                 let _ = text.print();
                 ExitCode::SUCCESS
             }
-            Failure::Told => ExitCode::from(FAILED),
         }
     }
 }

@@ -7,15 +7,16 @@ use std::{
     thread::JoinHandle,
 };
 
-use onefold_backend::{Access, FileDisk, MonotonicClock, OverlayDisk, peek};
+use onefold_backend::{Access, FileDisk, MonotonicClock, peek};
 use onefold_block::{
-    Engine, MEMORY_MIN, Settings, Store,
+    Engine, Settings, Store,
+    check::look,
     format::{
         geometry::SUPERBLOCKS,
         superblock::{Found, Superblock, choose},
     },
 };
-use onefold_core::{Error, Kind, Pba, Result};
+use onefold_core::{Disk, Error, Kind, Pba, Result};
 
 use crate::control;
 
@@ -35,6 +36,17 @@ impl StoreFile {
         let superblock = read_superblock(path).map_err(|e| name_store(path, e))?;
         let metadata = std::fs::metadata(path).map_err(|e| Error::from_io(path.display(), e))?;
         Ok(StoreFile { path: path.to_owned(), superblock, metadata })
+    }
+
+    /// Opens a file or device for reading, whatever is in it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_any(path: &Path) -> Result<Arc<dyn Disk>> {
+        match StoreFile::look(path) {
+            Ok(file) => file.open_for_reading(),
+            Err(_) => Ok(Arc::new(FileDisk::open(path, Access::ReadOnly)?)),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -84,14 +96,20 @@ impl StoreFile {
         })
     }
 
+    /// Opens it for reading; others may read it too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_for_reading(&self) -> Result<Arc<dyn Disk>> {
+        Ok(Arc::new(self.open(Access::ReadOnly)?))
+    }
+
     /// The store as it is, for looking only: nothing on the disk changes, and what a recovery would write stays in memory.
     ///
     /// # Errors
     /// As [`open`](Self::open), and those of recovery.
     pub(crate) fn open_unchanged(&self) -> Result<Engine> {
-        let disk = Arc::new(OverlayDisk::new(Arc::new(self.open(Access::ReadOnly)?)));
-        let settings = Settings::for_memory(MEMORY_MIN);
-        Engine::open(disk, Arc::new(MonotonicClock::new()), settings).map_err(|e| name_store(&self.path, e))
+        look(&self.open_for_reading()?).map_err(|e| name_store(&self.path, e))
     }
 
     /// Opens the store for work.
@@ -148,14 +166,16 @@ pub(crate) struct WorkingStore {
 impl WorkingStore {
     fn start(store: Arc<Store>) -> Result<WorkingStore> {
         let mut working = WorkingStore { store, threads: Vec::new() };
-        let jobs: [(&str, fn(&Store)); 2] =
-            [("store writer", |store| store.run_writer()), ("store background", |store| store.run_background())];
-        for (name, job) in jobs {
-            let store = working.store.clone();
-            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || job(&store));
-            working.threads.push(thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?);
-        }
+        working.spawn("store writer", Store::run_writer)?;
+        working.spawn("store background", Store::run_background)?;
         Ok(working)
+    }
+
+    fn spawn(&mut self, name: &str, job: fn(&Store)) -> Result<()> {
+        let store = self.store.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || job(&store));
+        self.threads.push(thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?);
+        Ok(())
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {
@@ -184,7 +204,9 @@ impl WorkingStore {
     /// True when no thread panicked.
     fn join(&mut self) -> bool {
         self.store.stop();
-        self.threads.drain(..).fold(true, |well, thread| thread.join().is_ok() && well)
+        // All of them are waited for, whatever one of them says.
+        let ends: Vec<bool> = self.threads.drain(..).map(|thread| thread.join().is_ok()).collect();
+        ends.into_iter().all(|well| well)
     }
 }
 

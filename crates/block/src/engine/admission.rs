@@ -145,7 +145,7 @@ impl Engine {
 }
 
 impl State {
-    /// True when a checkpoint could make blocks free.
+    /// True when a checkpoint could make blocks free, or is about to.
     fn can_reclaim(&self) -> bool {
         !self.active.is_empty()
             || self.frozen.is_some()
@@ -154,6 +154,7 @@ impl State {
             || !self.open.is_empty()
             || !self.snapshot.discards.is_empty()
             || self.deferred > 0
+            || self.releasing
     }
 }
 

@@ -1,7 +1,5 @@
 //! Gathering: client changes join the open window.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Lba, Result, Ticket, VolumeId, block};
 
 use super::{
@@ -117,6 +115,7 @@ impl Engine {
 
     /// Refuses ranges that the volume does not have.
     pub(crate) fn check_range(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<()> {
+        add(&self.counters.client_changes, 1);
         let state = self.state.lock();
         let size = state.volume(volume)?.blocks * BLOCK_BYTES as u64;
         if offset.checked_add(bytes).is_some_and(|end| end <= size) {
@@ -272,6 +271,7 @@ impl Engine {
             match entry {
                 None => {}
                 Some(MapEntry::Hole | MapEntry::Zero) => block.0.fill(0),
+                Some(MapEntry::Lost) => return Err(super::read::lost(volume, lba)),
                 Some(MapEntry::Block { pba, carried, prefix }) => self.read_block(volume, lba, pba, carried, prefix, &mut block)?,
             }
             block.0[at..at + bytes.len()].copy_from_slice(bytes);
@@ -318,7 +318,6 @@ impl Engine {
     /// What was counted since the store was opened.
     #[must_use]
     pub fn counts(&self) -> crate::counters::Counts {
-        let _ = self.counters.client_blocks.load(Relaxed);
         self.counters.counts()
     }
 }
@@ -326,16 +325,10 @@ impl Engine {
 impl State {
     /// Memory of the open window for a block.
     pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
-        let before = self.open.live();
         let State { open, pool, unplaced, active, .. } = self;
         active.dirty.touch(volume, lba);
-        let window: &mut Window = open;
-        let slots = window.holds(volume, lba);
-        if !slots {
-            *unplaced += 1;
-        }
-        debug_assert!(before <= window.slots());
-        window.put(volume, lba, moved, || State::piece(pool))
+        *unplaced += u64::from(!open.holds(volume, lba));
+        open.put(volume, lba, moved, || State::piece(pool))
     }
 
     /// Makes blocks of the open window read as zeroes.

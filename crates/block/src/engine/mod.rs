@@ -4,14 +4,16 @@
 //! (`checkpoint.rs`) carry published records into the tables. Each step is a method, so that the simulator owns the schedule and
 //! [`crate::Store`] runs the same steps from threads.
 //!
-//! Locks, in the order in which they are taken: `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
+//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
 //! work and, rarely, for reading a page of the zone table; never for writes and flushes.
 
 mod admission;
 mod catalogue;
 mod checkpoint;
+mod compact;
 mod gather;
 mod heal;
+mod loss;
 mod persist;
 mod prepare;
 mod read;
@@ -48,6 +50,8 @@ use crate::{
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use recovery::read_superblock;
+pub(crate) use resolve::entry_in;
+pub use tidy::Leisure;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
@@ -110,6 +114,8 @@ pub(crate) struct State {
     /// Flushes that began, and that succeeded.
     pub(crate) flushes_begun: u64,
     pub(crate) flushes_done: u64,
+    /// A checkpoint is durable, and what it does not need is about to be made free.
+    pub(crate) releasing: bool,
     /// How often blocks were made free: what was known of blocks before may be wrong after.
     pub(crate) releases: u64,
     pub(crate) pool: Vec<Vec<Block>>,
@@ -128,6 +134,9 @@ pub struct Engine {
     pub(crate) preparing: Mutex<prepare::Preparer>,
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
+    pub(crate) compacting: Mutex<compact::Compactor>,
+    /// Windows whose loss was accepted at opening.
+    pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,

@@ -284,7 +284,7 @@ impl Engine {
         for (&(n, pba), entry) in candidates.iter().zip(entries) {
             let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
             if Some(&fingerprint) == wanted[n] && (!self.fixed.verify_bytes || self.has_bytes(pba, carried, blocks[n])?) {
-                stored[n] = Some(Placed { pba, carried, fingerprint });
+                stored[n] = Some(Placed { pba, carried });
             }
         }
         Ok(stored)

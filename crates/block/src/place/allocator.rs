@@ -143,6 +143,11 @@ impl Allocator {
         self.idle_free + self.ready_left + self.tables_left
     }
 
+    /// Blocks that the host may still give.
+    pub(crate) fn growable(&self) -> u64 {
+        if self.grows { (self.geometry.zones - self.granted) * self.geometry.zone_blocks } else { 0 }
+    }
+
     /// Zones below this one were used at some time.
     pub(crate) fn high_water(&self) -> u64 {
         self.high_water
@@ -570,14 +575,14 @@ impl Allocator {
         }
     }
 
+    /// True when a zone is left that is half free in one run.
+    pub(crate) fn long_runs(&self) -> bool {
+        self.high_water < self.granted || self.idle.last().is_some_and(|&(longest, _)| u64::from(longest) * 2 >= self.geometry.zone_blocks)
+    }
+
     /// Bytes of memory.
     pub(crate) fn memory(&self) -> u64 {
         self.active.len() as u64 * (512 + self.geometry.zone_blocks * 16) + self.longest.len() as u64 * 2 + self.idle.len() as u64 * 32
-    }
-
-    /// Longest free runs, for status: (idle zones, free blocks).
-    pub(crate) fn idle_zones(&self) -> usize {
-        self.idle.len() + (self.granted - self.high_water) as usize
     }
 }
 

@@ -43,14 +43,22 @@ impl Client {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub(crate) fn pid(&mut self) -> Result<u32> {
-        self.ask(&Request::Pid, &mut |_, _| {})
+        self.ask(&Request::Pid)
     }
 
-    /// Asks, and gives the answer; `progress` hears how far long work is.
+    /// Asks, and gives the answer.
     ///
     /// # Errors
     /// What the server says, or `Io` when it goes away.
-    pub(crate) fn ask<T: DeserializeOwned>(&mut self, request: &Request, progress: &mut dyn FnMut(u64, u64)) -> Result<T> {
+    pub(crate) fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T> {
+        self.ask_long(request, &mut |_, _, _| {})
+    }
+
+    /// As [`ask`](Self::ask); `progress` hears what is being done, bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub(crate) fn ask_long<T: DeserializeOwned>(&mut self, request: &Request, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<T> {
         let mut line = serde_json::to_vec(request).map_err(strange)?;
         line.push(b'\n');
         self.stream.write_all(&line).map_err(lost)?;
@@ -62,7 +70,7 @@ impl Client {
                 return Err(Error::new(Kind::Io, "the server of the store went away before it answered"));
             }
             match serde_json::from_str(&line).map_err(strange)? {
-                Answer::Progress { done, total } => progress(done, total),
+                Answer::Progress { what, done, total } => progress(&what, done, total),
                 Answer::Done { value } => return serde_json::from_value(value).map_err(strange),
                 Answer::Failed { kind, message } => return Err(told(&kind, message)),
             }

@@ -6,7 +6,7 @@
 mod client;
 mod server;
 
-use onefold_core::{Error, Kind};
+use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use client::Client;
@@ -36,6 +36,8 @@ pub(crate) enum Request {
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
     VolumeDelete { name: String },
+    /// A comparison of all data with its fingerprints, which ends when the client goes away.
+    Scrub,
 }
 
 /// A line of an answer.
@@ -43,12 +45,15 @@ pub(crate) enum Request {
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub(crate) enum Answer {
     /// So far; the answer is still to come.
-    Progress { done: u64, total: u64 },
+    Progress { what: String, done: u64, total: u64 },
     /// It is done.
     Done { value: serde_json::Value },
     /// It failed.
     Failed { kind: String, message: String },
 }
+
+/// Told how far long work is: what is being done, bytes done, and bytes in all or 0. It is given up when this fails.
+pub(crate) type Tell<'a> = dyn FnMut(&str, u64, u64) -> Result<()> + 'a;
 
 /// A volume, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,7 +109,7 @@ mod tests {
         let line = serde_json::to_string(&Request::VolumeRename { name: "a".into(), new_name: "b".into() }).unwrap();
         assert_eq!(line, r#"{"ask":"volume-rename","name":"a","new_name":"b"}"#);
         assert_eq!(serde_json::to_string(&Request::Status).unwrap(), r#"{"ask":"status"}"#);
-        let line = serde_json::to_string(&Answer::Progress { done: 1, total: 2 }).unwrap();
-        assert_eq!(line, r#"{"answer":"progress","done":1,"total":2}"#);
+        let line = serde_json::to_string(&Answer::Progress { what: "data".into(), done: 1, total: 2 }).unwrap();
+        assert_eq!(line, r#"{"answer":"progress","what":"data","done":1,"total":2}"#);
     }
 }

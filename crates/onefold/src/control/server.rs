@@ -11,13 +11,13 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use onefold_backend::peer::{self, ControlListener};
 use onefold_core::{Error, Kind, Result};
 
-use super::{Answer, REQUEST_MAX, Request};
+use super::{Answer, REQUEST_MAX, Request, Tell};
 
 /// Connections at once; people and scripts need few.
 const CONNECTIONS_MAX: usize = 16;
@@ -28,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause after the system refused a connection: the reason will not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Time between two lines of progress.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
 /// How long open connections may take to end when the server stops.
 const END_WAIT: Duration = Duration::from_secs(10);
 
@@ -37,7 +40,7 @@ pub(crate) trait Served: Send + Sync + 'static {
     ///
     /// # Errors
     /// What the client is told.
-    fn answer(&self, request: Request, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<serde_json::Value>;
+    fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<serde_json::Value>;
 }
 
 /// Listens for commands until it is stopped.
@@ -79,7 +82,7 @@ impl Server {
             drop(peer::connect(&self.name));
             let _ = acceptor.join();
         }
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while self.hall.connections.load(Ordering::SeqCst) > 0 {
             if begun.elapsed() > END_WAIT {
                 return false;
@@ -135,11 +138,16 @@ impl Hall {
         if BufReader::new(stream).take(REQUEST_MAX).read_line(&mut line).is_err() || line.is_empty() {
             return;
         }
-        let mut progress = |done, total| {
+        let mut told: Option<Instant> = None;
+        let mut progress = |what: &str, done, total| {
             if self.stopping.load(Ordering::SeqCst) {
                 return Err(Error::new(Kind::Stopped, "the server is stopping"));
             }
-            tell(stream, &Answer::Progress { done, total })
+            if told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+                return Ok(());
+            }
+            told = Some(Instant::now());
+            tell(stream, &Answer::Progress { what: what.to_owned(), done, total })
         };
         let request = serde_json::from_str(&line)
             .map_err(|_| Error::new(Kind::Unsupported, "the server of the store is of another version: it does not know this command"));

@@ -79,26 +79,24 @@ enum Verb {
 
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
-    match options.verb {
-        Verb::Create { store, name, size } => {
-            let bytes = needed(size)?;
-            let said = format!("created volume '{name}' of {}", Size(bytes));
-            change(&store, &Request::VolumeCreate { name, bytes }, &said)
-        }
-        Verb::Resize { store, name, size } => {
-            let bytes = needed(size)?;
-            let said = format!("volume '{name}' has {} now", Size(bytes));
-            change(&store, &Request::VolumeResize { name, bytes }, &said)
-        }
-        Verb::Rename { store, name, new_name } => {
-            let said = format!("volume '{name}' is called '{new_name}' now");
-            change(&store, &Request::VolumeRename { name, new_name }, &said)
-        }
-        Verb::Delete { store, name } => {
-            let said = format!("deleted volume '{name}'");
-            change(&store, &Request::VolumeDelete { name }, &said)
-        }
-        Verb::List { store, json } => list(&store, json),
+    let (store, request) = match options.verb {
+        Verb::List { store, json } => return list(&store, json),
+        Verb::Create { store, name, size } => (store, Request::VolumeCreate { name, bytes: needed(size)? }),
+        Verb::Resize { store, name, size } => (store, Request::VolumeResize { name, bytes: needed(size)? }),
+        Verb::Rename { store, name, new_name } => (store, Request::VolumeRename { name, new_name }),
+        Verb::Delete { store, name } => (store, Request::VolumeDelete { name }),
+    };
+    change(&store, &request)
+}
+
+/// What was done, for the person who asked and for the server's log.
+pub(crate) fn said(request: &Request) -> String {
+    match request {
+        Request::VolumeCreate { name, bytes } => format!("created volume {name:?} of {}", Size(*bytes)),
+        Request::VolumeResize { name, bytes } => format!("resized volume {name:?} to {}", Size(*bytes)),
+        Request::VolumeRename { name, new_name } => format!("renamed volume {name:?} to {new_name:?}"),
+        Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
+        other => format!("{other:?}"),
     }
 }
 
@@ -108,11 +106,11 @@ fn needed(size: Option<Size>) -> Result<u64, Failure> {
     bytes.checked_next_multiple_of(4096).ok_or_else(|| Failure::new("all volumes together can't be larger than 1 EiB"))
 }
 
-fn change(path: &std::path::Path, request: &Request, said: &str) -> Result<(), Failure> {
+fn change(path: &std::path::Path, request: &Request) -> Result<(), Failure> {
     let file = StoreFile::look(path)?;
     served_or_not(
         &file,
-        |server| server.ask::<serde_json::Value>(request, &mut |_, _| {}).map(|_| ()),
+        |server| server.ask::<serde_json::Value>(request).map(|_| ()),
         || {
             let working = file.work(Settings::for_memory(MEMORY_MIN))?;
             let changed = apply(working.store(), request);
@@ -121,7 +119,7 @@ fn change(path: &std::path::Path, request: &Request, said: &str) -> Result<(), F
             changed.and(closed)
         },
     )?;
-    output::line(said);
+    output::line(said(request));
     Ok(())
 }
 
@@ -140,7 +138,7 @@ fn list(path: &std::path::Path, json: bool) -> Result<(), Failure> {
     let file = StoreFile::look(path)?;
     let volumes: Vec<VolumeLine> = served_or_not(
         &file,
-        |server| server.ask(&Request::VolumeList, &mut |_, _| {}),
+        |server| server.ask(&Request::VolumeList),
         || {
             let status = StoreFile::look(path)?.open_unchanged()?.status();
             Ok(status.volumes.into_iter().map(|volume| VolumeLine { name: volume.name, bytes: volume.bytes }).collect())

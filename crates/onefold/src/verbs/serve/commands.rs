@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use super::Options;
 use crate::{
-    control::{Request, Served, VolumeLine},
+    control::{Request, Served, Tell, VolumeLine},
     report::{Index, Memory, Nbd, PageCache, Reads, Report, Server, Writes},
     store_file::StoreFile,
-    verbs::volume,
+    verbs::{scrub, volume},
 };
 
 /// A served store, as commands see it.
@@ -78,7 +78,7 @@ impl Commands {
 }
 
 impl Served for Commands {
-    fn answer(&self, request: Request, _progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<Value> {
+    fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<Value> {
         match request {
             Request::Pid => json(&std::process::id()),
             Request::Status => json(&self.report()?),
@@ -86,9 +86,10 @@ impl Served for Commands {
                 let volumes = self.store.status().volumes.into_iter();
                 json(&volumes.map(|volume| VolumeLine { name: volume.name, bytes: volume.bytes }).collect::<Vec<_>>())
             }
+            Request::Scrub => json(&scrub::served(&self.store, progress)?),
             change => {
                 volume::apply(&self.store, &change)?;
-                tracing::info!("{change:?}");
+                tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)
             }
         }

@@ -1,0 +1,130 @@
+//! Any block: superblock, page of the zone list, carrier, table page, or data.
+
+use onefold_core::{Block, Pba, Result};
+
+use super::{
+    field, line, page,
+    tree::View,
+    zone::{self, show_list_copy},
+};
+use crate::{
+    check::batch::read_one,
+    format::{
+        carrier::Carrier,
+        catalogue::CatalogueChange,
+        geometry::SUPERBLOCKS,
+        page::header,
+        record::{Change, Record},
+    },
+};
+
+/// Bytes of data that are shown.
+const SHOWN: usize = 64;
+
+pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
+    let geometry = view.superblock.fixed.geometry;
+    if let Some(place) = SUPERBLOCKS.iter().position(|&at| at == pba) {
+        return super::superblock::show(view.disk, place as u32, out);
+    }
+    let block = read_one(view.disk, pba)?;
+    if let Some((number, place)) = zone::list_place(&geometry, pba) {
+        show_list_copy(view, number, place, out);
+        return Ok(());
+    }
+    if !geometry.holds(pba) {
+        line(out, if pba.0 < geometry.blocks() { page::fixed_name(pba) } else { format!("block {pba} lies behind the store") });
+        return Ok(());
+    }
+    line(out, format_args!("block {pba}: zone {}, block {} of it", geometry.zone_of(pba), geometry.offset_of(pba)));
+    show_tables(view, pba, out);
+    if let Some((id, pointer)) = header(view.identity, &block) {
+        if pointer.address == pba {
+            page::show(id, &pointer, view.is_current(id, &pointer), &block, out);
+        } else {
+            line(out, format_args!("a table page that belongs at block {}", pointer.address));
+        }
+    } else if Carrier::shape(view.identity, &block).is_some() {
+        show_carrier(view, pba, &block, out);
+    } else {
+        show_data(view, &block, out);
+    }
+    Ok(())
+}
+
+/// What the tables say of a block.
+pub(super) fn show_physical(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
+    let geometry = view.superblock.fixed.geometry;
+    line(out, format_args!("physical block {pba}: zone {}, block {} of it", geometry.zone_of(pba), geometry.offset_of(pba)));
+    show_tables(view, pba, out);
+    Ok(())
+}
+
+fn show_tables(view: &View<'_>, pba: Pba, out: &mut String) {
+    let geometry = view.superblock.fixed.geometry;
+    if !geometry.holds(pba) {
+        return field(out, "place", "outside of the zones");
+    }
+    match view.zone(geometry.zone_of(pba).0) {
+        Ok(zone) => field(out, "zone table", if zone.used.get(geometry.offset_of(pba)) { "in use" } else { "free" }),
+        Err(e) => field(out, "zone table", e),
+    }
+    match view.physical(pba) {
+        Ok(entry) => field(out, "physical table", page::physical_text(&entry)),
+        Err(e) => field(out, "physical table", e),
+    }
+}
+
+fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
+    let Some(carrier) = Carrier::shape(view.identity, block) else { return };
+    let proven = Carrier::proven(view.identity, block, pba).is_some();
+    let header = carrier.header;
+    let (committed, epoch) = (view.superblock.state.committed, view.superblock.state.epoch);
+    line(out, if proven { "carrier: whole" } else { "carrier: damaged, or of another place" });
+    field(out, "address", header.address);
+    field(out, "epoch", format_args!("{} (the store's is {epoch})", header.epoch));
+    field(out, "generation", header.generation);
+    let state = if header.window <= committed { "in the tables" } else { "in no checkpoint" };
+    field(out, "window", format_args!("{}, {state}; carrier {} of {}", header.window, header.position + 1, header.carriers));
+    field(out, "durable then", header.durable);
+    let mut content = Block::zeroed();
+    match carrier.expand(&mut content) {
+        Ok(()) => {
+            field(out, "carries", format_args!("a block with fingerprint {}", view.identity.fingerprinter.one(&content)));
+            if let Ok(change) = CatalogueChange::decode(&content) {
+                field(out, "change", format_args!("{change:?}"));
+            }
+        }
+        Err(e) => field(out, "carries", e),
+    }
+    let records: Vec<Option<Record>> = carrier.records().collect();
+    field(out, "records", records.len());
+    for record in records {
+        match record {
+            None => field(out, "record", "can't be read"),
+            Some(record) => field(out, "record", record_text(&record)),
+        }
+    }
+}
+
+fn record_text(record: &Record) -> String {
+    let Record { volume, lba, change, timestamp } = record;
+    let what = match change {
+        Change::Block { pba, carried, fingerprint } => format!("is block {pba}, {}, fingerprint {fingerprint}", page::kind(*carried)),
+        Change::Range { blocks, keep } => format!("and on, {blocks} blocks: {}", if *keep { "zeroes" } else { "a hole" }),
+        Change::Catalogue { pba, fingerprint } => format!("changes the catalogue as block {pba} says, fingerprint {fingerprint}"),
+    };
+    format!("{timestamp:#x}: volume {volume}, block {lba} {what}", timestamp = timestamp.0)
+}
+
+fn show_data(view: &View<'_>, block: &Block, out: &mut String) {
+    if block.is_zero() {
+        return line(out, "all zeroes");
+    }
+    line(out, "data, or something that is gone");
+    field(out, "fingerprint", view.identity.fingerprinter.one(block));
+    for (n, bytes) in block.0[..SHOWN].chunks(16).enumerate() {
+        let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let text: String = bytes.iter().map(|&byte| if byte.is_ascii_graphic() || byte == b' ' { byte as char } else { '.' }).collect();
+        field(out, &format!("{:03x}", n * 16), format_args!("{}  {text}", hex.join(" ")));
+    }
+}

@@ -1,0 +1,80 @@
+//! Showing what a block says, for a person. The store's secret is never shown.
+//!
+//! Everything is read from the disk as it is; of changes that no checkpoint holds, only their carriers can be looked at. Damage is part of
+//! the answer wherever possible.
+
+mod block;
+mod page;
+mod superblock;
+mod tree;
+mod zone;
+
+use std::fmt::Write;
+
+use onefold_core::{Disk, Lba, Pba, Result, ZoneId};
+
+use super::{places, report::Report};
+use crate::format::{Identity, page::Pointer};
+use tree::View;
+
+/// What is to be shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The superblock at place 0 or 1.
+    Superblock(u32),
+    /// The zone list: both copies of every page.
+    ZoneList,
+    /// A zone: its bitmap, and what lies in it.
+    Zone(ZoneId),
+    /// A block, whatever it is.
+    Block(Pba),
+    /// What the tables say of a physical block.
+    Physical(Pba),
+    /// A volume, by its name.
+    Volume(String),
+    /// The way from a volume and an address to the data.
+    Address(String, Lba),
+}
+
+/// Describes a part of a store that nobody serves, in lines of text.
+///
+/// # Errors
+/// When the store has no whole superblock, when there is no such volume, block or zone, or `Io`.
+pub fn inspect(disk: &dyn Disk, what: &What) -> Result<String> {
+    let mut out = String::new();
+    if let What::Superblock(place) = what {
+        superblock::show(disk, *place, &mut out)?;
+        return Ok(out);
+    }
+    let superblock = places::superblocks(disk, &mut Report::default())?;
+    let identity = Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
+    let view = View { disk, superblock: &superblock, identity: &identity };
+    match what {
+        What::Superblock(_) => {}
+        What::ZoneList => zone::show_list(&view, &mut out),
+        What::Zone(zone) => zone::show(&view, *zone, &mut out)?,
+        What::Block(pba) => block::show(&view, *pba, &mut out)?,
+        What::Physical(pba) => block::show_physical(&view, *pba, &mut out)?,
+        What::Volume(name) => tree::show_volume(&view, name, &mut out)?,
+        What::Address(name, lba) => tree::show_address(&view, name, *lba, &mut out)?,
+    }
+    if !superblock.state.clean {
+        line(&mut out, "note: the store was not shut down cleanly; changes that no checkpoint holds are not in its tables");
+    }
+    Ok(out)
+}
+
+/// Adds a line. Writing to memory can't fail.
+fn line(out: &mut String, text: impl std::fmt::Display) {
+    let _ = writeln!(out, "{text}");
+}
+
+/// A name and its value, aligned.
+fn field(out: &mut String, name: &str, value: impl std::fmt::Display) {
+    line(out, format_args!("  {name:<16} {value}"));
+}
+
+/// A pointer for people.
+fn pointer_text(pointer: &Pointer) -> String {
+    format!("block {}, window {}, checksum {:016x}", pointer.address, pointer.birth, pointer.checksum)
+}

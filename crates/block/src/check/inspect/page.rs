@@ -1,0 +1,105 @@
+//! Table pages and their entries.
+
+use onefold_core::{Block, Pba};
+
+use super::{field, line, pointer_text};
+use crate::index::paged;
+use crate::{
+    check::{report::Named, walk::children},
+    format::{
+        catalogue::{Discard, Volume},
+        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry},
+    },
+};
+
+/// A map entry for people.
+pub(super) fn map_entry_text(entry: MapEntry) -> String {
+    match entry {
+        MapEntry::Hole => "hole".to_owned(),
+        MapEntry::Zero => "zeroes".to_owned(),
+        MapEntry::Lost => "lost: an error to read".to_owned(),
+        MapEntry::Block { pba, carried, prefix } => format!("block {pba}, {}, fingerprint {}…", kind(carried), prefix_text(prefix)),
+    }
+}
+
+/// The first eight bytes of a fingerprint, in the order in which the whole is shown.
+fn prefix_text(prefix: u64) -> String {
+    prefix.to_le_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// How a block lies.
+pub(super) fn kind(carried: bool) -> &'static str {
+    if carried { "in a carrier" } else { "raw" }
+}
+
+/// A physical entry for people.
+pub(super) fn physical_text(entry: &PhysicalEntry) -> String {
+    match entry.references {
+        0 => "no references".to_owned(),
+        PhysicalEntry::SATURATED => format!("saturated references, {}, fingerprint {}", kind(entry.carried), entry.fingerprint),
+        references => format!("{references} references, {}, fingerprint {}", kind(entry.carried), entry.fingerprint),
+    }
+}
+
+/// Describes a page that is whole.
+pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, out: &mut String) {
+    line(out, format_args!("table page: {}", Named(id)));
+    field(out, "page", pointer_text(pointer));
+    field(out, "current", if current { "yes" } else { "no: an older version, or of a tree that is gone" });
+    if id.level > 0 {
+        let children = children(id, page);
+        field(out, "children", children.len());
+        for (child, pointer) in children {
+            field(out, &child.index.to_string(), pointer_text(&pointer));
+        }
+        return;
+    }
+    if id.table == Table::Index {
+        field(out, "entries", paged::entries(page).count());
+        for entry in paged::entries(page) {
+            field(out, &format!("{:09x}", entry.hash), format!("block {}", entry.pba));
+        }
+        return;
+    }
+    let first = id.index.saturating_mul(id.table.per_leaf());
+    for slot in 0..id.table.per_leaf() {
+        let number = first.saturating_add(slot);
+        let text = match id.table {
+            Table::Map => match MapEntry::get(page, slot) {
+                Some(MapEntry::Hole) => continue,
+                Some(entry) => map_entry_text(entry),
+                None => "can't be read".to_owned(),
+            },
+            Table::Physical => match PhysicalEntry::get(page, slot) {
+                entry if entry == PhysicalEntry::default() => continue,
+                entry => physical_text(&entry),
+            },
+            Table::Zones => match ZoneEntry::get(page, slot).used {
+                used if used.count() == 0 => continue,
+                used => format!("{} blocks in use", used.count()),
+            },
+            Table::Catalogue => match Volume::get(page, slot) {
+                Some(volume) if volume.id.0 == 0 => continue,
+                Some(volume) => {
+                    let map = super::superblock::root_text(&volume.map);
+                    format!("volume {} '{}', {} blocks, map: {map}", volume.id, volume.name, volume.blocks)
+                }
+                None => "can't be read".to_owned(),
+            },
+            Table::Discards => match Discard::get(page, slot) {
+                Some(Discard { volume, keep, start, end, window }) => {
+                    let what = if keep { "zeroes" } else { "a hole" };
+                    format!("volume {volume}, blocks {start}..{end} become {what}, of window {window}")
+                }
+                None => continue,
+            },
+            Table::Index => continue,
+        };
+        field(out, &number.to_string(), text);
+    }
+}
+
+/// The name of a block in the store's fixed part.
+pub(super) fn fixed_name(pba: Pba) -> String {
+    format!("block {pba} lies before the first zone and holds nothing")
+}

@@ -1,0 +1,80 @@
+//! Superblocks.
+
+use onefold_core::{Disk, Error, Kind, Result};
+
+use super::{field, line, pointer_text};
+use crate::{
+    check::{batch::read_one, places::is_superblock, rot},
+    format::{
+        VERSION,
+        geometry::SUPERBLOCKS,
+        superblock::{Found, Layout, Leftover, Root, Superblock},
+    },
+};
+
+pub(super) fn show(disk: &dyn Disk, place: u32, out: &mut String) -> Result<()> {
+    let Some(&at) = SUPERBLOCKS.get(place as usize) else {
+        return Err(Error::new(Kind::InvalidInput, "a store has superblocks 0 and 1"));
+    };
+    let block = read_one(disk, at)?;
+    match Superblock::decode(&block, place) {
+        Found::Good(superblock) => {
+            line(out, format_args!("superblock {place} at block {at}: whole"));
+            describe(&superblock, out);
+        }
+        Found::OtherVersion(version) => line(out, format_args!("superblock {place} at block {at}: format version {version}")),
+        Found::Damaged => line(out, format_args!("superblock {place} at block {at}: damaged")),
+        Found::Foreign => line(out, format_args!("superblock {place} at block {at}: no superblock")),
+    }
+    if !is_superblock(&block, place)
+        && let Some(bit) = rot::rotten_bit(&block, |block| is_superblock(block, place))
+    {
+        field(out, "damage", format_args!("bit {bit} is flipped"));
+    }
+    Ok(())
+}
+
+fn describe(superblock: &Superblock, out: &mut String) {
+    let (fixed, state) = (&superblock.fixed, &superblock.state);
+    let geometry = fixed.geometry;
+    field(out, "format", VERSION);
+    field(out, "store", fixed.id.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    field(out, "secret", "(not shown)");
+    field(out, "zones", format_args!("{} of {} blocks, data from zone {} on", geometry.zones, geometry.zone_blocks, geometry.first_zone()));
+    field(out, "size", format_args!("{} blocks of 4096 bytes", geometry.blocks()));
+    field(out, "zone list", format_args!("{} pages, {} zones", geometry.list_pages, geometry.list_slots()));
+    field(out, "fingerprint", fixed.algorithm);
+    field(out, "verify", if fixed.verify_bytes { "bytes" } else { "hash" });
+    field(out, "space", if fixed.grow { "taken zone by zone" } else { "taken at once" });
+    field(out, "leftover", if fixed.leftover == Leftover::Log { "log" } else { "table" });
+    field(out, "layout", if fixed.layout == Layout::Run { "run" } else { "split" });
+    field(out, "sequence", state.sequence);
+    field(out, "epoch", state.epoch);
+    field(out, "shut down", if state.clean { "cleanly" } else { "no" });
+    field(out, "windows", format_args!("committed {}, durable {}, last given {}", state.committed, state.durable, state.last_window));
+    field(out, "volumes", format_args!("{}, the next one gets number {}", state.volumes, state.next_volume));
+    field(out, "discards", state.discards);
+    field(
+        out,
+        "used",
+        format_args!("{} blocks, {} of them data, in zones below {}", state.used_blocks, state.live_blocks, state.high_water),
+    );
+    field(out, "mapped", format_args!("{} logical blocks", state.mapped_blocks));
+    field(out, "generation", format_args!("{} is the next zone's", state.next_generation));
+    for (name, root) in
+        [("physical", state.physical), ("zone table", state.zones), ("catalogue", state.catalogue), ("pending", state.pending)]
+    {
+        field(out, name, root_text(&root));
+    }
+    for cut in &state.cuts {
+        field(out, "cut", format_args!("epoch {} ends with window {}, windows go on at {}", cut.epoch, cut.window, cut.resume));
+    }
+}
+
+/// A root for people.
+pub(super) fn root_text(root: &Root) -> String {
+    match root.height {
+        0 => "empty".to_owned(),
+        height => format!("height {height}, {}", pointer_text(&root.page)),
+    }
+}

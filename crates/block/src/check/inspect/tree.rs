@@ -1,0 +1,207 @@
+//! Trees: the way to an entry, volumes, and addresses.
+
+use onefold_core::{Block, Disk, Error, Kind, Lba, Pba, Result, VolumeId};
+
+use super::{block, field, line, page::map_entry_text, pointer_text, superblock::root_text};
+use crate::{
+    check::{
+        report::Named,
+        walk::{Visit, Walker, leaves_below},
+    },
+    format::{
+        Identity,
+        catalogue::{Discard, Volume},
+        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry},
+        record::WindowNumber,
+        superblock::{Root, Superblock},
+    },
+};
+
+/// A store as it lies on the disk.
+pub(super) struct View<'a> {
+    pub(super) disk: &'a dyn Disk,
+    pub(super) superblock: &'a Superblock,
+    pub(super) identity: &'a Identity,
+}
+
+/// A page on the way to a leaf.
+pub(super) struct Step {
+    pub(super) id: PageId,
+    pub(super) pointer: Pointer,
+    pub(super) page: Result<Box<Block>>,
+}
+
+/// Collects the pages on the way to one leaf, or all of them.
+struct Way<'a> {
+    view: &'a View<'a>,
+    leaf: Option<u64>,
+    steps: Vec<Step>,
+}
+
+impl Visit for Way<'_> {
+    fn named(&mut self, id: PageId, pointer: &Pointer, _: WindowNumber) -> bool {
+        let wanted = self.leaf.is_none_or(|leaf| leaves_below(id).contains(&leaf));
+        let inside = self.view.superblock.fixed.geometry.holds(pointer.address);
+        if wanted && !inside {
+            let page = Err(Error::new(Kind::Corrupt, "it lies outside of the zones"));
+            self.steps.push(Step { id, pointer: *pointer, page });
+        }
+        wanted && inside
+    }
+
+    fn page(&mut self, id: PageId, pointer: &Pointer, page: Result<&Block>) {
+        self.steps.push(Step { id, pointer: *pointer, page: page.map(|page| Box::new(page.clone())) });
+    }
+}
+
+impl View<'_> {
+    fn walk(&self, table: Table, volume: u32, root: &Root, leaf: Option<u64>) -> Vec<Step> {
+        let mut way = Way { view: self, leaf, steps: Vec::new() };
+        let walker = Walker { disk: self.disk, identity: self.identity };
+        walker.walk(table, volume, root, self.superblock.state.committed, &mut way);
+        way.steps
+    }
+
+    /// The pages on the way to the leaf that holds entry number `entry`, from the root on.
+    pub(super) fn way(&self, table: Table, volume: u32, root: &Root, entry: u64) -> Vec<Step> {
+        self.walk(table, volume, root, Some(entry / table.per_leaf()))
+    }
+
+    /// The root of a table; of a map, when the volume is known.
+    pub(super) fn root(&self, table: Table, volume: u32) -> Option<Root> {
+        let state = &self.superblock.state;
+        match table {
+            Table::Map => self.volumes().into_iter().find(|known| known.id.0 == volume).map(|known| known.map),
+            Table::Physical => Some(state.physical),
+            Table::Zones => Some(state.zones),
+            Table::Catalogue => Some(state.catalogue),
+            Table::Discards => Some(state.pending),
+            Table::Index => Some(state.index),
+        }
+    }
+
+    /// True when the newest tables name this page.
+    pub(super) fn is_current(&self, id: PageId, pointer: &Pointer) -> bool {
+        let Some(root) = self.root(id.table, id.volume) else { return false };
+        let steps = self.walk(id.table, id.volume, &root, Some(leaves_below(id).start));
+        steps.iter().any(|step| step.id == id && step.pointer == *pointer)
+    }
+
+    /// All volumes that can be read.
+    pub(super) fn volumes(&self) -> Vec<Volume> {
+        let state = &self.superblock.state;
+        let per_leaf = Table::Catalogue.per_leaf();
+        let leaves = self.walk(Table::Catalogue, 0, &state.catalogue, None);
+        let pages = leaves.iter().filter(|step| step.id.level == 0).filter_map(|step| Some((step.id, step.page.as_ref().ok()?)));
+        let entries = pages.flat_map(|(id, page)| (0..per_leaf).map(move |slot| (id.index * per_leaf + slot, Volume::get(page, slot))));
+        entries.filter(|(entry, _)| *entry < u64::from(state.volumes)).filter_map(|(_, volume)| volume).collect()
+    }
+
+    fn volume(&self, name: &str) -> Result<Volume> {
+        let volume = self.volumes().into_iter().find(|volume| volume.name == name);
+        volume.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume '{name}' in the last checkpoint")))
+    }
+
+    /// The pending discards of a volume.
+    pub(super) fn discards(&self, volume: VolumeId) -> Vec<Discard> {
+        let state = &self.superblock.state;
+        let per_leaf = Table::Discards.per_leaf();
+        let leaves = self.walk(Table::Discards, 0, &state.pending, None);
+        let pages = leaves.iter().filter(|step| step.id.level == 0).filter_map(|step| Some((step.id, step.page.as_ref().ok()?)));
+        let entries = pages.flat_map(|(id, page)| (0..per_leaf).map(move |slot| (id.index * per_leaf + slot, Discard::get(page, slot))));
+        let counted = entries.filter(|(entry, _)| *entry < u64::from(state.discards)).filter_map(|(_, discard)| discard);
+        counted.filter(|discard| discard.volume == volume).collect()
+    }
+
+    /// What the physical table says of a block: an error when its page is damaged, the default when there is none.
+    pub(super) fn physical(&self, pba: Pba) -> Result<PhysicalEntry> {
+        let way = self.way(Table::Physical, 0, &self.superblock.state.physical, pba.0);
+        let slot = pba.0 % Table::Physical.per_leaf();
+        leaf(way).map(|page| page.map_or_else(PhysicalEntry::default, |page| PhysicalEntry::get(&page, slot)))
+    }
+
+    /// The bitmap of a zone.
+    pub(super) fn zone(&self, zone: u64) -> Result<ZoneEntry> {
+        let way = self.way(Table::Zones, 0, &self.superblock.state.zones, zone);
+        let slot = zone % Table::Zones.per_leaf();
+        leaf(way).map(|page| page.map_or(ZoneEntry { used: Default::default() }, |page| ZoneEntry::get(&page, slot)))
+    }
+}
+
+/// The leaf at the end of a way, if there is one.
+fn leaf(way: Vec<Step>) -> Result<Option<Box<Block>>> {
+    match way.into_iter().next_back() {
+        Some(Step { id, page: Ok(page), .. }) if id.level == 0 => Ok(Some(page)),
+        Some(Step { id, pointer, page: Err(e) }) => Err(e.context(format!("{} (block {})", Named(id), pointer.address))),
+        _ => Ok(None),
+    }
+}
+
+pub(super) fn show_volume(view: &View<'_>, name: &str, out: &mut String) -> Result<()> {
+    let volume = view.volume(name)?;
+    line(out, format_args!("volume '{name}'"));
+    field(out, "number", volume.id);
+    field(out, "size", format_args!("{} blocks of 4096 bytes", volume.blocks));
+    field(out, "map", root_text(&volume.map));
+    let steps = view.walk(Table::Map, volume.id.0, &volume.map, None);
+    let (mut data, mut zeroes, mut damaged) = (0u64, 0u64, 0u64);
+    for step in &steps {
+        match &step.page {
+            Ok(page) if step.id.level == 0 => {
+                for slot in 0..Table::Map.per_leaf() {
+                    match MapEntry::get(page, slot) {
+                        Some(MapEntry::Block { .. }) => data += 1,
+                        Some(MapEntry::Zero) => zeroes += 1,
+                        _ => {}
+                    }
+                }
+            }
+            Ok(_) => {}
+            Err(_) => damaged += 1,
+        }
+    }
+    field(out, "map pages", format_args!("{}, {damaged} of them damaged", steps.len()));
+    field(out, "mapped", format_args!("{data} blocks with data, {zeroes} written as zeroes"));
+    for Discard { keep, start, end, window, .. } in view.discards(volume.id) {
+        let what = if keep { "zeroes" } else { "a hole" };
+        field(out, "pending", format_args!("blocks {start}..{end} become {what}, of window {window}"));
+    }
+    Ok(())
+}
+
+pub(super) fn show_address(view: &View<'_>, name: &str, lba: Lba, out: &mut String) -> Result<()> {
+    let volume = view.volume(name)?;
+    line(out, format_args!("volume '{name}' (number {}), block {lba}", volume.id));
+    if lba.0 >= volume.blocks {
+        field(out, "address", format_args!("beyond the end: the volume has {} blocks", volume.blocks));
+    }
+    let way = view.way(Table::Map, volume.id.0, &volume.map, lba.0);
+    let mut entry = Some((MapEntry::Hole, WindowNumber(0)));
+    for step in &way {
+        field(out, "page", format_args!("{}: {}", Named(step.id), pointer_text(&step.pointer)));
+        match &step.page {
+            Err(e) => {
+                field(out, "damage", e);
+                entry = None;
+            }
+            Ok(page) if step.id.level == 0 => {
+                entry = MapEntry::get(page, lba.0 % Table::Map.per_leaf()).map(|entry| (entry, step.pointer.birth));
+            }
+            Ok(_) => {}
+        }
+    }
+    let Some((entry, birth)) = entry else {
+        field(out, "entry", "can't be read");
+        return Ok(());
+    };
+    field(out, "entry", map_entry_text(entry));
+    for discard in view.discards(volume.id).iter().filter(|discard| (discard.start..discard.end).contains(&lba.0) && discard.window > birth)
+    {
+        let what = if discard.keep { "zeroes" } else { "a hole" };
+        field(out, "pending", format_args!("a range of window {} makes it {what}", discard.window));
+    }
+    if let MapEntry::Block { pba, .. } = entry {
+        block::show_physical(view, pba, out)?;
+    }
+    Ok(())
+}

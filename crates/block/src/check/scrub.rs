@@ -1,0 +1,211 @@
+//! Verifying the data itself: every block with references is read, expanded, and compared with all 128 bits of its fingerprint.
+//!
+//! A store at work goes on meanwhile. Leaves of the physical table are taken batch by batch, each batch from the newest checkpoint, which is
+//! held until its blocks are read: a block that it names is not handed out again before, so whatever is found there must be the block that the
+//! table describes. Between batches nothing is held, and a checkpoint waits for one batch at most. Blocks written since the last
+//! checkpoint come with the next scrub; their reads are verified anyway.
+//!
+//! Threads: the caller's; locks are held only to take the checkpoint.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{Block, Disk, Fingerprint, Lba, Pba, Result, VolumeId};
+
+use super::{
+    batch::read_each,
+    leaves::Leaves,
+    overlay_disk::OverlayDisk,
+    recovered::{OVERLAY_BYTES, Still},
+    report::{Phase, Progress},
+};
+use crate::{
+    engine::{Engine, entry_in},
+    format::{
+        carrier::Carrier,
+        page::{MapEntry, PhysicalEntry, Table},
+    },
+    settings::{MEMORY_MIN, Settings},
+};
+
+/// Leaves of the physical table whose blocks are read while one checkpoint is held: 1,608 blocks, some milliseconds.
+const LEAVES: usize = 8;
+
+/// Leaves of a map that are looked through together.
+const MAP_LEAVES: usize = 64;
+
+/// Blocks whose fingerprints are computed together.
+const HASHED: usize = 64;
+
+/// Bad blocks that are named; more are counted.
+pub const BAD_BLOCKS_MAX: usize = 1000;
+
+/// Addresses that are named for each bad block; more are counted.
+pub const NAMES_MAX: usize = 16;
+
+/// What a scrub found.
+#[derive(Clone, Debug, Default)]
+pub struct ScrubReport {
+    /// Blocks that were read and verified, bad ones included.
+    pub blocks: u64,
+    /// Blocks that are damaged or can't be read: the first [`BAD_BLOCKS_MAX`].
+    pub bad: Vec<BadBlock>,
+    /// How many there are.
+    pub bad_found: u64,
+    /// Table pages that could not be read, so that their blocks were not verified.
+    pub unread: Vec<String>,
+    /// True when it was cancelled before its end.
+    pub cancelled: bool,
+}
+
+/// A block whose data is damaged.
+#[derive(Clone, Debug)]
+pub struct BadBlock {
+    /// Where it is.
+    pub pba: Pba,
+    /// What is wrong with it.
+    pub what: String,
+    /// Who loses data: volume and address, the first [`NAMES_MAX`].
+    pub names: Vec<(String, Lba)>,
+    /// How many do.
+    pub names_found: u64,
+}
+
+impl ScrubReport {
+    /// True when all data was read and is whole.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        self.bad_found == 0 && self.unread.is_empty() && !self.cancelled
+    }
+}
+
+/// What the physical table says of a block.
+type Expected = BTreeMap<Pba, (Fingerprint, bool)>;
+
+impl Engine {
+    /// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is asked now and then; when it is true the report
+    /// says how far it came. Writes, reads and checkpoints go on.
+    pub fn scrub(&self, progress: &mut dyn FnMut(Progress), cancel: &mut dyn FnMut() -> bool) -> ScrubReport {
+        let mut report = ScrubReport::default();
+        let mut leaves = Leaves::new(Table::Physical, 0);
+        loop {
+            let snapshot = self.snapshot();
+            let total = snapshot.state.live_blocks;
+            progress(Progress { what: Phase::Data, done: report.blocks.min(total), total });
+            if cancel() {
+                report.cancelled = true;
+                break;
+            }
+            let Some(found) = leaves.next(self, &snapshot.state.physical, LEAVES, &mut report.unread) else { break };
+            let mut expected = Expected::new();
+            for (leaf, _, page) in found {
+                for slot in 0..Table::Physical.per_leaf() {
+                    let entry = PhysicalEntry::get(&page, slot);
+                    let pba = Pba(leaf * Table::Physical.per_leaf() + slot);
+                    if entry.references > 0 && self.fixed.geometry.holds(pba) {
+                        expected.insert(pba, (entry.fingerprint, entry.carried));
+                    }
+                }
+            }
+            report.blocks += expected.len() as u64;
+            self.verify_blocks(&expected, &mut report);
+            drop(snapshot);
+        }
+        self.name_bad(&mut report, progress, cancel);
+        report
+    }
+
+    /// Reads the blocks and compares them.
+    fn verify_blocks(&self, expected: &Expected, report: &mut ScrubReport) {
+        let places: Vec<Pba> = expected.keys().copied().collect();
+        let mut pending: Vec<(Pba, Fingerprint, Block)> = Vec::with_capacity(HASHED);
+        read_each(&*self.disk, &places, &mut |pba, block| {
+            let &(fingerprint, carried) = &expected[&pba];
+            let content = block.map_err(|e| format!("can't be read: {e}")).and_then(|block| match carried {
+                false => Ok(block.clone()),
+                true => {
+                    let carrier = Carrier::proven(&self.identity, block, pba).ok_or("is a damaged carrier, or none")?;
+                    let mut expanded = Block::zeroed();
+                    carrier.expand(&mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
+                    Ok(*expanded)
+                }
+            });
+            match content {
+                Ok(content) => pending.push((pba, fingerprint, content)),
+                Err(what) => report.add(pba, what),
+            }
+            if pending.len() == HASHED {
+                self.compare_hashes(&mut pending, report);
+            }
+        });
+        self.compare_hashes(&mut pending, report);
+    }
+
+    fn compare_hashes(&self, pending: &mut Vec<(Pba, Fingerprint, Block)>, report: &mut ScrubReport) {
+        let blocks: Vec<&Block> = pending.iter().map(|(.., block)| block).collect();
+        let found = self.identity.fingerprinter.many(&blocks);
+        for (&(pba, expected, _), found) in pending.iter().zip(found) {
+            if found != expected {
+                report.add(pba, "does not have the fingerprint that it should have".into());
+            }
+        }
+        pending.clear();
+    }
+
+    /// Finds the addresses that name bad blocks.
+    fn name_bad(&self, report: &mut ScrubReport, progress: &mut dyn FnMut(Progress), cancel: &mut dyn FnMut() -> bool) {
+        if report.bad.is_empty() {
+            return;
+        }
+        let bad: BTreeMap<Pba, usize> = report.bad.iter().zip(0..).map(|(bad, n)| (bad.pba, n)).collect();
+        let volumes: Vec<VolumeId> = self.snapshot().volumes.keys().copied().collect();
+        for (n, &id) in volumes.iter().enumerate() {
+            let mut leaves = Leaves::new(Table::Map, id.0);
+            loop {
+                progress(Progress { what: Phase::Names, done: n as u64, total: volumes.len() as u64 });
+                if cancel() {
+                    report.cancelled = true;
+                    return;
+                }
+                let snapshot = self.snapshot();
+                let Some(volume) = snapshot.volumes.get(&id).filter(|volume| !volume.name.is_empty()) else { break };
+                let Some(found) = leaves.next(self, &volume.map, MAP_LEAVES, &mut report.unread) else { break };
+                for (leaf, pointer, page) in found {
+                    for slot in 0..Table::Map.per_leaf() {
+                        let lba = Lba(leaf * Table::Map.per_leaf() + slot);
+                        if let Some(MapEntry::Block { pba, .. }) = entry_in(&snapshot.discards, id, lba, Some((&pointer, &page)))
+                            && let Some(&n) = bad.get(&pba)
+                        {
+                            let bad = &mut report.bad[n];
+                            bad.names_found += 1;
+                            if bad.names.len() < NAMES_MAX {
+                                bad.names.push((volume.name.clone(), lba));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl ScrubReport {
+    fn add(&mut self, pba: Pba, what: String) {
+        self.bad_found += 1;
+        if self.bad.len() < BAD_BLOCKS_MAX {
+            self.bad.push(BadBlock { pba, what, names: Vec::new(), names_found: 0 });
+        }
+    }
+}
+
+/// Verifies all data of a store that nobody serves; nothing is written. What no checkpoint holds is recovered in memory first.
+///
+/// # Errors
+/// As opening the store.
+pub fn scrub(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(Progress), cancel: &mut dyn FnMut() -> bool) -> Result<ScrubReport> {
+    let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
+    let engine = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN))?;
+    match engine.checkpoint() {
+        Err(e) if !overlay.overflowed() => Err(e),
+        _ => Ok(engine.scrub(progress, cancel)),
+    }
+}

@@ -1,0 +1,111 @@
+//! `scrub`: damaged data is found and named, and nothing else, also while the store is at work.
+
+mod damage;
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use damage::*;
+use onefold_block::{
+    check::{ScrubReport, scrub},
+    format::page::{MapEntry, Table},
+};
+use onefold_core::{Disk, Lba, Pba};
+
+fn scrubbed(disk: &Arc<onefold_backend::MemoryDisk>) -> ScrubReport {
+    let disk: Arc<dyn Disk> = disk.clone();
+    scrub(&disk, &mut |_| {}, &mut || false).unwrap()
+}
+
+#[test]
+fn damaged_data_is_found_with_everybody_who_loses_it() {
+    let (disk, _) = Subject::filled().closed();
+    assert!(scrubbed(&disk).is_well());
+    for wanted in [false, true] {
+        // The block that most addresses name.
+        let mut names: std::collections::BTreeMap<Pba, BTreeSet<(String, Lba)>> = Default::default();
+        for volume in [1, 8] {
+            for (id, pointer) in pages(&disk, Table::Map, volume, &root(&disk, Table::Map, volume)) {
+                let page = get(&disk, pointer.address);
+                for slot in (0..288).filter(|_| id.level == 0) {
+                    if let Some(MapEntry::Block { pba, carried, .. }) = MapEntry::get(&page, slot)
+                        && carried == wanted
+                    {
+                        let name = format!("volume {}", volume - 1);
+                        names.entry(pba).or_default().insert((name, Lba(id.index * 288 + slot)));
+                    }
+                }
+            }
+        }
+        let (&pba, expected) = names.iter().max_by_key(|(_, names)| names.len()).unwrap();
+        for bit in [0, 900, 20_000, 32_767] {
+            flip(&disk, pba, bit);
+            let report = scrubbed(&disk);
+            assert_eq!((report.bad_found, report.bad[0].pba), (1, pba));
+            assert_eq!(report.bad[0].names_found, expected.len() as u64);
+            assert!(report.bad[0].names.iter().all(|name| expected.contains(name)));
+            flip(&disk, pba, bit);
+        }
+    }
+    let (disk, _) = Subject::filled().killed();
+    let report = scrubbed(&disk);
+    assert!(report.is_well() && report.blocks > 100);
+}
+
+#[test]
+fn damaged_pages_are_passed_over_and_told() {
+    let (disk, _) = Subject::filled().closed();
+    let blocks = scrubbed(&disk).blocks;
+    let all = pages(&disk, Table::Physical, 0, &root(&disk, Table::Physical, 0));
+    flip(&disk, all[1].1.address, 4000);
+    let report = scrubbed(&disk);
+    assert!(report.unread.len() == 1 && report.blocks < blocks && report.blocks > 0, "{report:?}");
+    flip(&disk, all[0].1.address, 4000);
+    let report = scrubbed(&disk);
+    assert!(report.unread.len() == 1 && report.blocks == 0, "{report:?}");
+}
+
+#[test]
+fn a_store_at_work_is_scrubbed_without_false_alarms() {
+    let mut subject = Subject::filled();
+    let end = AtomicBool::new(false);
+    let engine = subject.engine;
+    let volume = engine.find_volume("volume 0").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut n = 0u64;
+            while !end.load(Ordering::Relaxed) {
+                n += 1;
+                let data = content(n.wrapping_mul(0x9e37_79b9) % 5000);
+                persevere(&engine, || engine.write(volume, n * 37 % 1900 * 4096, &data));
+                if n.is_multiple_of(20) {
+                    engine.flush().unwrap();
+                }
+                if n.is_multiple_of(100) {
+                    engine.checkpoint().unwrap();
+                }
+            }
+        });
+        for _ in 0..150 {
+            let report = engine.scrub(&mut |_| {}, &mut || false);
+            assert!(report.is_well(), "{report:?}");
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+    let mut asked = 0;
+    let report = engine.scrub(&mut |_| {}, &mut || {
+        asked += 1;
+        asked > 2
+    });
+    assert!(report.cancelled && !report.is_well());
+    engine.flush().unwrap();
+    engine.checkpoint().unwrap();
+    assert!(engine.counts().checkpoints > 5);
+    subject.engine = engine;
+    assert!(scrubbed(&subject.closed().0).is_well());
+}
