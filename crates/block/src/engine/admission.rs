@@ -149,7 +149,6 @@ impl State {
     fn can_reclaim(&self) -> bool {
         !self.active.is_empty()
             || self.frozen.is_some()
-            || self.releasing
             || !self.flights.is_empty()
             || !self.open.is_empty()
             || !self.snapshot.discards.is_empty()

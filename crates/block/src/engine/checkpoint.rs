@@ -286,7 +286,6 @@ impl Engine {
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
-        state.releasing = true;
         state.built = false;
         state.releasing = true;
         if let Some(filter) = next.filter.take() {
@@ -306,7 +305,6 @@ impl Engine {
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
-        state.releasing = false;
         state.releases += 1;
         state.releasing = false;
         state.checkpoint_wanted = false;

@@ -97,8 +97,6 @@ pub(crate) struct State {
     pub(crate) epoch: u32,
     /// The pages of the frozen overlay are written.
     pub(crate) built: bool,
-    /// A checkpoint is true, and has released nothing yet.
-    pub(crate) releasing: bool,
     /// Blocks gathered but not placed, and changes of the catalogue.
     pub(crate) unplaced: u64,
     /// Blocks that the last checkpoint found free, but newer records name: the next one decides on them.

@@ -184,7 +184,6 @@ impl Engine {
             volumes,
             allocator,
             built: false,
-            releasing: false,
             unplaced: 0,
             deferred: 0,
             spilling_pages: 0,
