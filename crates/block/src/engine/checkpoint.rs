@@ -289,8 +289,8 @@ impl Engine {
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
-        state.releasing = true;
         state.built = false;
+        state.releasing = true;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
         }
@@ -308,8 +308,8 @@ impl Engine {
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
-        state.releasing = false;
         state.releases += 1;
+        state.releasing = false;
         state.checkpoint_wanted = false;
         state.deferred = kept.len();
         *deferred = kept;
@@ -319,6 +319,8 @@ impl Engine {
     fn end_early(&self, checkpointer: &mut Checkpointer) {
         if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
             let (next, _) = self.become_true(next);
+            // A failure stops the store at its next write.
+            let _ = self.write_superblock(&next.snapshot, 0);
             self.release(&mut checkpointer.deferred, *next);
         }
     }

@@ -170,7 +170,7 @@ impl Engine {
         let snapshot = load_snapshot(&pages, state)?;
         let volumes = visible(&snapshot.volumes);
         let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation);
-        let allocator = Allocator::new(fixed.geometry, snapshot.state.high_water, snapshot.state.used_blocks, fixed.grow, list);
+        let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
         let state = State {
             open: Window::new(snapshot.state.last_window.next()),
             flights: Default::default(),
@@ -259,7 +259,7 @@ impl Engine {
             let entries: Vec<Entry> =
                 entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
             list.retain(&entries);
-            let mut allocator = Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
+            let mut allocator = Allocator::new(geometry, &snapshot.state, self.fixed.grow, list);
             let source = self.zones(snapshot.state.zones);
             for entry in &entries {
                 allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
