@@ -34,9 +34,6 @@ const RECORDS_SHARE: u64 = 4;
 pub(crate) struct Compactor {
     volume: VolumeId,
     leaf: u64,
-    /// Addresses of the leaf below this one were moved by the steps before: where windows are small a leaf takes several, and blocks that
-    /// were moved may still lie in short runs.
-    from: Lba,
     /// Client changes when the last pass ended: without new ones another pass would find nothing.
     done_at: Option<u64>,
 }
@@ -56,19 +53,17 @@ impl Engine {
                 return Ok(false);
             };
             if id != compactor.volume {
-                *compactor = Compactor { volume: id, ..Compactor::default() };
+                (compactor.volume, compactor.leaf) = (id, 0);
             }
             // A page that can't be read is left to `check`.
             let Ok(Some(leaf)) = self.pages.next_leaf(Table::Map, id.0, &volume.map, compactor.leaf) else {
-                *compactor = Compactor { volume: VolumeId(id.0 + 1), ..Compactor::default() };
+                (compactor.volume, compactor.leaf) = (VolumeId(id.0 + 1), 0);
                 continue;
             };
-            let mut movable = self.scattered(&snapshot, id, &volume.map, leaf).unwrap_or_default();
-            movable.retain(|&lba| lba >= compactor.from);
-            let stopped = if movable.is_empty() { None } else { self.move_together(&snapshot, id, &movable)? };
-            (compactor.leaf, compactor.from) = stopped.map_or((leaf + 1, Lba(0)), |at| (leaf, at));
+            compactor.leaf = leaf + 1;
+            let movable = self.scattered(&snapshot, id, &volume.map, leaf).unwrap_or_default();
             if !movable.is_empty() {
-                return Ok(stopped.is_none());
+                return self.move_together(&snapshot, id, &movable);
             }
         }
         Ok(true)
@@ -118,9 +113,9 @@ impl Engine {
         Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })
     }
 
-    /// Reads blocks and gathers them again, those whose mapping is still the snapshot's. When windows have to be written out first, gives the
-    /// address to go on with.
-    fn move_together(&self, snapshot: &Arc<Snapshot>, volume: VolumeId, lbas: &[Lba]) -> Result<Option<Lba>> {
+    /// Reads blocks and gathers them again, those whose mapping is still the snapshot's. False when windows have to be written out before
+    /// more is moved; what is left of these blocks waits for the next pass.
+    fn move_together(&self, snapshot: &Arc<Snapshot>, volume: VolumeId, lbas: &[Lba]) -> Result<bool> {
         let mut content = Block::zeroed_vec(lbas.len());
         let mut reads: Vec<BlockRead<'_>> =
             lbas.iter().zip(content.chunks_mut(1)).map(|(&first, into)| BlockRead { first, into, result: Ok(()) }).collect();
@@ -128,7 +123,7 @@ impl Engine {
         let good: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
         let mut state = self.state.lock();
         if !Arc::ptr_eq(&state.snapshot, snapshot) || state.volume(volume).is_err() {
-            return Ok(None);
+            return Ok(true);
         }
         // A window of its own, so that the blocks get one run.
         state.close();
@@ -139,13 +134,13 @@ impl Engine {
             }
             if !matches!(self.admit(&mut state, 1, Purpose::Data)?, Admission::Granted) {
                 state.close();
-                return Ok(Some(lba));
+                return Ok(false);
             }
             self.make_room(&mut state);
             state.put(volume, lba, true).0 = block.0;
             add(&self.counters.moved_blocks, 1);
         }
         state.close();
-        Ok(None)
+        Ok(true)
     }
 }
