@@ -6,6 +6,7 @@
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`counters`] | what a disk was asked to do, by class of block |
+//! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -25,10 +26,11 @@ pub mod process;
 pub mod random;
 mod range;
 pub mod signals;
+pub mod sparse;
 pub mod systemd;
 
 pub use clock::MonotonicClock;
 pub use counters::{Counters, Counts};
-pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes};
+pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 pub use memory_disk::MemoryDisk;
 pub use metadata_disk::MetadataDisk;

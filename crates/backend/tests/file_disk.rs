@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use onefold_backend::{Access, FileDisk, Io, Options, Preallocate, device_bytes};
+use onefold_backend::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 use onefold_core::{Block, Class, Disk, Kind, Pba, Read, Run};
 use support::{Scratch, assert_same, block, blocks, read, refs, write};
 
@@ -274,4 +274,16 @@ fn counters_tell_requests_and_blocks_by_class() {
     let classes = [Class::Data, Class::Carrier, Class::Table, Class::Super].map(|class| counts.written(class));
     assert_eq!(classes, [3, 0, 5, 1]);
     assert_eq!(counts.blocks_written(), 9);
+}
+
+#[test]
+fn a_block_can_be_seen_while_somebody_has_the_disk() {
+    let scratch = Scratch::new("peek");
+    let disk = create(scratch.path(), 8, Preallocate::None).unwrap();
+    write(&disk, 3, &blocks(3, 1)).unwrap();
+    assert_same(&[*peek(scratch.path(), Pba(3)).unwrap().unwrap()], &blocks(3, 1));
+    assert!(peek(scratch.path(), Pba(8)).unwrap().is_none());
+    assert!(peek(scratch.path(), Pba(u64::MAX)).unwrap().is_none());
+    assert_eq!(peek(Path::new("/nowhere/at/all"), Pba(0)).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(peek(Path::new("/tmp"), Pba(0)).unwrap_err().kind(), Kind::InvalidInput);
 }

@@ -29,6 +29,8 @@ macro_rules! counters {
 }
 
 counters! {
+    /// Requests of clients that change something.
+    client_changes,
     /// Blocks that clients wrote.
     client_blocks,
     /// Blocks that clients read.

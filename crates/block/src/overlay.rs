@@ -3,6 +3,8 @@
 //! Two overlays exist at most: the *active* one, into which windows are published, and the *frozen* one, which a checkpoint is writing
 //! into the tables. A block in an overlay is newer than a range in it exactly when its window is not older.
 
+use std::collections::BTreeMap;
+
 use onefold_core::{Lba, Pba, VolumeId};
 
 use crate::{
@@ -78,8 +80,9 @@ impl Overlay {
 
     /// Bytes of memory, roughly.
     pub(crate) fn memory(&self) -> u64 {
-        (self.entries.capacity() * (size_of::<((VolumeId, Lba), Entry)>() + 1) + self.pins.capacity() * 9 + self.dirty.0.capacity() * 17)
-            as u64
+        (self.entries.capacity() * (size_of::<((VolumeId, Lba), Entry)>() + 1)
+            + self.pins.capacity() * 9
+            + self.dirty.pages.capacity() * 17) as u64
             + self.allocated.capacity() as u64 * 16
             + self.ranges.len() as u64 * 48
     }
@@ -92,7 +95,11 @@ pub(crate) fn zeroes(keep: bool) -> MapEntry {
 
 /// The map pages that a set of changes touches, leaves and the pages above them, each once: the space a checkpoint of them takes at most.
 #[derive(Default)]
-pub(crate) struct DirtyPages(MixSet<(u32, u8, u64)>);
+pub(crate) struct DirtyPages {
+    pages: MixSet<(u32, u8, u64)>,
+    /// The highest level of each volume.
+    tops: BTreeMap<u32, u8>,
+}
 
 impl DirtyPages {
     /// Notes a changed address.
@@ -101,14 +108,21 @@ impl DirtyPages {
         let mut index = lba.0 / Table::Map.per_leaf();
         let mut level = 0;
         // The root is counted as well: trees grow by it.
-        while self.0.insert((volume.0, level, index)) && (index > 0 || level == 0) {
+        while self.pages.insert((volume.0, level, index)) && (index > 0 || level == 0) {
+            let top = self.tops.entry(volume.0).or_default();
+            *top = level.max(*top);
             index /= FANOUT;
             level += 1;
         }
     }
 
-    /// How many pages.
-    pub(crate) fn len(&self) -> u64 {
-        self.0.len() as u64
+    /// How many pages; `height` gives that of a volume's map as it is. A tree that is taller than the path to an address has more pages
+    /// above it, and one that grows gets them.
+    pub(crate) fn pages(&self, height: impl Fn(VolumeId) -> u8) -> u64 {
+        let above = |(&volume, &top): (&u32, &u8)| {
+            let levels = 1..=top.max(height(VolumeId(volume)));
+            levels.filter(|&level| !self.pages.contains(&(volume, level, 0))).count() as u64
+        };
+        self.pages.len() as u64 + self.tops.iter().map(above).sum::<u64>()
     }
 }

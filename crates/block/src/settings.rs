@@ -3,6 +3,7 @@
 use onefold_core::{Algorithm, Error, Kind, Result};
 
 use crate::format::{
+    Identity,
     geometry::{Geometry, ZONE_BLOCKS_MAX},
     superblock::{Fixed, Layout, Leftover},
 };
@@ -110,6 +111,9 @@ pub struct Settings {
     /// Opens a store whose durable records are missing without them: the windows that they belong to are void, and older versions of their
     /// addresses come back. For repairs only.
     pub accept_loss: bool,
+    /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
+    #[cfg(feature = "planted-bugs")]
+    pub weak_fingerprint: Option<u32>,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -129,8 +133,21 @@ impl Settings {
             unflushed_blocks: ((memory / 16 / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
             accept_loss: false,
             #[cfg(feature = "planted-bugs")]
+            weak_fingerprint: None,
+            #[cfg(feature = "planted-bugs")]
             bug: None,
         }
+    }
+
+    /// The identity of the store whose fixed part this is.
+    pub(crate) fn identity(&self, fixed: &Fixed) -> Identity {
+        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        #[cfg(feature = "planted-bugs")]
+        if let Some(bits) = self.weak_fingerprint {
+            assert!(fixed.verify_bytes, "a weak fingerprint needs the comparison of bytes");
+            return Identity { fingerprinter: identity.fingerprinter.shortened(bits), ..identity };
+        }
+        identity
     }
 
     /// True when this defect was asked for.

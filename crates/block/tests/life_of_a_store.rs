@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{Engine, Format, Settings};
+use onefold_block::{Engine, Format, Leisure, Settings};
 use onefold_core::{Block, BlockRead, Kind, Lba, Ticket, VolumeId};
 
 fn small() -> Settings {
@@ -117,4 +117,73 @@ fn what_is_written_is_read_through_checkpoints_and_reopening() {
         }
     }
     assert!(checkpoints > 2 && duplicates > 100 && hidden > 100, "{checkpoints} {duplicates} {hidden}");
+}
+
+#[test]
+fn duplicates_are_found_when_the_index_outgrew_its_memory() {
+    let blocks = 24 << 10;
+    let disk = Arc::new(MemoryDisk::new(40 << 10));
+    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], 40 << 10) }).unwrap();
+    let settings = Settings { index_memory: 64 << 10, records_max: 8000, ..Settings::for_memory(32 << 20) };
+    let open = || Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings.clone()).unwrap();
+    let engine = open();
+    let (volume, _) = engine.create_volume("one", 2 * blocks).unwrap();
+    for lba in 0..blocks {
+        persevere(&engine, || engine.write(volume, lba * 4096, &content(lba * 3 + 1))).unwrap();
+    }
+    engine.flush().unwrap();
+    engine.checkpoint().unwrap();
+    let status = engine.status();
+    assert!(status.index_on_disk > blocks * 3 / 4 && status.memory_bytes < 32 << 20, "{status:?}");
+    // First as after a kill, then after a clean shutdown.
+    for _ in 0..2 {
+        let engine = open();
+        while engine.tidy_step(Leisure::None).unwrap() {}
+        let before = engine.counts().duplicate_blocks;
+        for lba in 0..blocks {
+            persevere(&engine, || engine.write(volume, (blocks + lba) * 4096, &content(lba * 3 + 1))).unwrap();
+        }
+        engine.flush().unwrap();
+        assert_eq!(engine.counts().duplicate_blocks - before, blocks);
+        persevere(&engine, || engine.trim(volume, blocks * 4096, blocks * 4096)).unwrap();
+        engine.close().unwrap();
+    }
+}
+
+#[test]
+fn scattered_blocks_lie_together_again_after_idle_time() {
+    let disk = formatted(512);
+    let engine = open(&disk);
+    let blocks = 1500;
+    let (volume, _) = engine.create_volume("one", blocks).unwrap();
+    // Written in an order that scatters neighbours.
+    for n in 0..blocks {
+        let lba = n * 7 % blocks;
+        persevere(&engine, || engine.write(volume, lba * 4096, &content(lba * 3 + 2))).unwrap();
+    }
+    engine.flush().unwrap();
+    engine.checkpoint().unwrap();
+    let idle = || {
+        for _ in 0..200 {
+            let before = engine.counts().moved_blocks;
+            while engine.tidy_step(Leisure::Long).unwrap() {}
+            engine.flush().unwrap();
+            engine.checkpoint().unwrap();
+            if engine.counts().moved_blocks == before {
+                return;
+            }
+        }
+        panic!("compaction does not end");
+    };
+    idle();
+    let moved = engine.counts().moved_blocks;
+    assert!(moved > blocks * 3 / 4, "{moved} moved");
+    for lba in 0..blocks {
+        assert!(read(&engine, volume, lba).unwrap() == content(lba * 3 + 2), "block {lba}");
+    }
+    // A second pass finds nothing, also after a change elsewhere.
+    persevere(&engine, || engine.trim(volume, 0, 4096)).unwrap();
+    idle();
+    assert!(engine.counts().moved_blocks - moved < blocks / 4);
+    engine.close().unwrap();
 }

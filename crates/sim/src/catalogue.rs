@@ -5,7 +5,7 @@ use onefold_core::{BLOCK_BYTES, Kind, Result, VolumeId};
 use crate::{
     checker::{Checker, Failure},
     model::{Key, Verb},
-    run::{Flow, Sim},
+    run::{Flow, Sim, Stop},
     subject::{Ack, Subject},
 };
 
@@ -66,7 +66,11 @@ impl<S: Subject> Sim<S> {
                         Ack::Durable => None,
                         Ack::Later(ticket) => Some(ticket.0),
                     };
-                    self.model.taken(id, ticket)?;
+                    match self.model.taken(id, ticket) {
+                        // The volume that had the number before was lost with the damaged record that made it.
+                        Err(_) if self.disk.damage() > 0 => return Err(Stop::Ended),
+                        taken => taken?,
+                    }
                     self.note_durable()?;
                     return match ticket {
                         Some(ticket) if self.rng.percent(50) => self.drive(ticket),

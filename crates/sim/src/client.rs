@@ -153,14 +153,14 @@ impl<S: Subject> Sim<S> {
         if !self.pin_edges(key, offset, change.bytes())? {
             return Ok(None);
         }
-        let mut tries = 0;
+        let (mut tries, mut taken) = (0, 0);
         loop {
             let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(None) };
             let Some(store) = &self.store else { return Ok(None) };
             let result = match change {
-                Change::Write(data) => store.write(id, offset, data),
+                Change::Write(data) => store.write(id, offset, data, &mut taken),
                 Change::Trim(bytes) => store.trim(id, offset, bytes),
-                Change::Zeroes(bytes, keep) => store.write_zeroes(id, offset, bytes, keep),
+                Change::Zeroes(bytes, keep) => store.write_zeroes(id, offset, bytes, keep, &mut taken),
             };
             self.disk.fold(offset ^ change.bytes().rotate_left(40));
             self.say(|| {
@@ -260,10 +260,10 @@ impl<S: Subject> Sim<S> {
     /// A write to a store with so much room that it must be taken.
     fn must_fit(&mut self, key: Key, offset: u64, data: &[u8]) -> Flow<()> {
         let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(()) };
-        let mut tries = 0;
+        let (mut tries, mut taken) = (0, 0);
         loop {
             let Some(store) = &self.store else { return Ok(()) };
-            match store.write(id, offset, data) {
+            match store.write(id, offset, data, &mut taken) {
                 Ok(Ticket(ticket)) => {
                     self.note(key, offset, Change::Write(data), Outcome::Taken(ticket));
                     return Ok(());
@@ -427,11 +427,11 @@ impl<S: Subject> Sim<S> {
         let Some(store) = &self.store else { return Ok(()) };
         let end = self.blocks_of(key) * BLOCK;
         let results = [
-            store.write(id, end - 1, &[1; 2]),
-            store.write(id, u64::MAX - 3, &[1; 8]),
+            store.write(id, end - 1, &[1; 2], &mut 0),
+            store.write(id, u64::MAX - 3, &[1; 8], &mut 0),
             store.trim(id, end, 1),
             store.trim(id, 512, u64::MAX - 100),
-            store.write_zeroes(id, end - BLOCK, BLOCK + 1, true),
+            store.write_zeroes(id, end - BLOCK, BLOCK + 1, true, &mut 0),
         ];
         match results.into_iter().position(|result| result.is_ok()) {
             Some(which) => {

@@ -260,10 +260,10 @@ fn perform<S: Subject>(
     let ticket = match act {
         Act::Fresh(..) | Act::Duplicate(..) => {
             let data: Vec<u8> = contents.iter().flat_map(|content| model.contents.bytes(*content).to_vec()).collect();
-            store.write(id, offset, &data).map(Some)
+            store.write(id, offset, &data, &mut 0).map(Some)
         }
         Act::Trim(..) => store.trim(id, offset, bytes).map(Some),
-        Act::Zeroes(..) => store.write_zeroes(id, offset, bytes, true).map(Some),
+        Act::Zeroes(..) => store.write_zeroes(id, offset, bytes, true, &mut 0).map(Some),
         Act::Step(step) => store.step(step).map(|_| None),
         Act::All(step) => {
             for _ in 0..1000 {

@@ -6,7 +6,7 @@
 //!
 //! - [`runner`] runs seeds on worker threads, replays one, and shows that planted bugs are found;
 //! - [`exhaust`] tries every crash of a small case;
-//! - [`subject`] is the seam: what the engine under simulation must offer.
+//! - [`subject`] is the seam: what the engine under simulation must offer; [`engine`] is the block engine behind it.
 //!
 //! *Invariant:* one seed is one thread; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
 
@@ -17,6 +17,7 @@ mod client;
 mod clock;
 pub mod content;
 pub mod disk;
+pub mod engine;
 pub mod exhaust;
 pub mod model;
 pub mod params;

@@ -2,9 +2,8 @@
 
 use std::process::ExitCode;
 
-#[path = "../tests/toy/mod.rs"]
-mod toy;
+use onefold_sim::engine::Thin;
 
 fn main() -> ExitCode {
-    onefold_sim::cli::run::<toy::Toy>(std::env::args().skip(1))
+    onefold_sim::cli::run::<Thin>(std::env::args().skip(1))
 }

@@ -221,7 +221,8 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         secret,
         fingerprint,
         verify_bytes,
-        weak_fingerprint: verify_bytes && rng.percent(25),
+        // What a fingerprint must notice, a weak one may not.
+        weak_fingerprint: verify_bytes && rng.percent(25) && profile != Profile::Damage,
         layout_split: rng.percent(15),
         leftover_table: rng.percent(15),
         grow: profile == Profile::HostFull || rng.percent(15),

@@ -309,7 +309,7 @@ impl<S: Subject> Sim<S> {
         if let Some(volume) = self.model.volumes().values().next() {
             let (id, lba) = (volume.id, self.rng.below(volume.blocks));
             // A write may still be taken into a window by an engine that has not looked; it must never become durable.
-            let _ = store.write(id, lba * 4096, &[1; 4096]);
+            let _ = store.write(id, lba * 4096, &[1; 4096], &mut 0);
             if store.flush(id).is_ok() {
                 return fail("a flush succeeded after a failed write or flush");
             }

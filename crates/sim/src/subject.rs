@@ -143,11 +143,11 @@ pub trait Subject: Sized {
     /// As [`create_volume`](Subject::create_volume).
     fn delete_volume(&self, volume: VolumeId) -> Result<Ack>;
 
-    /// As [`Volume::write`](onefold_core::Volume::write).
+    /// As [`Volume::write`](onefold_core::Volume::write). `taken`, at first 0, is what a call that was `Busy` leaves for the next try.
     ///
     /// # Errors
     /// As there, and `Busy`.
-    fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket>;
+    fn write(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket>;
 
     /// As [`Volume::trim`](onefold_core::Volume::trim).
     ///
@@ -155,11 +155,11 @@ pub trait Subject: Sized {
     /// As there, and `Busy`.
     fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket>;
 
-    /// As [`Volume::write_zeroes`](onefold_core::Volume::write_zeroes).
+    /// As [`Volume::write_zeroes`](onefold_core::Volume::write_zeroes); `taken` as in [`write`](Subject::write).
     ///
     /// # Errors
     /// As there, and `Busy`.
-    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool) -> Result<Ticket>;
+    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool, taken: &mut u64) -> Result<Ticket>;
 
     /// As [`Volume::read`](onefold_core::Volume::read).
     fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]);

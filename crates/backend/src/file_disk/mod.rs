@@ -36,7 +36,7 @@ use rustix::{
     io::{Errno, ReadWriteFlags},
 };
 
-pub use open::{Access, Io, Options, Preallocate, device_bytes};
+pub use open::{Access, Io, Options, Preallocate, device_bytes, peek};
 use ring::{Buffer, Transfer};
 use transfer::{Failure, GATHER_MAX};
 

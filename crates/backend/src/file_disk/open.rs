@@ -199,6 +199,24 @@ pub fn device_bytes(path: &Path) -> Result<u64> {
     size(file.as_fd()).map_err(|e| Error::from_io(format!("cannot learn the size of {}", path.display()), e))
 }
 
+/// One block of the regular file or block device at `path`, or `None` when it ends before. It takes no lock, so that it works while
+/// somebody has the store open; a block that is being written may then come torn.
+///
+/// # Errors
+/// As [`Options::open`] for reading, without its locks.
+pub fn peek(path: &Path, at: Pba) -> Result<Option<Box<Block>>> {
+    let Found { device } = look(path)?;
+    let file = open_existing(path, Access::ReadOnly, device)?;
+    let mut block = Block::zeroed();
+    let offset = at.0.checked_mul(BLOCK_BYTES as u64).filter(|&offset| i64::try_from(offset).is_ok());
+    let Some(offset) = offset else { return Ok(None) };
+    match transfer::read(file.as_fd(), offset, &mut block.0, 0) {
+        Ok(()) => Ok(Some(block)),
+        Err(Failure::Ended | Failure::Stalled) => Ok(None),
+        Err(Failure::System(errno)) => Err(explain_errno(&format!("reading block {at} of {}", path.display()), errno)),
+    }
+}
+
 /// Size in bytes of an open file or block device. The end of a device is where `BLKGETSIZE64` says; `stat` shows zero there.
 pub(super) fn size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::seek(fd, SeekFrom::End(0))?)

@@ -16,6 +16,7 @@ mod batch;
 mod compare;
 mod inspect;
 mod leaves;
+mod look;
 mod overlay_disk;
 mod places;
 mod recovered;
@@ -33,6 +34,7 @@ use std::sync::Arc;
 use onefold_core::{Disk, Result};
 
 pub use inspect::{What, inspect};
+pub use look::look;
 pub use repair::{LOST_MAX, Repaired, repair, repair_within};
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
 pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub};

@@ -189,5 +189,6 @@ pub(crate) fn table_name(table: Table) -> &'static str {
         Table::Zones => "zone table",
         Table::Catalogue => "catalogue",
         Table::Discards => "table of discards",
+        Table::Index => "fingerprint index",
     }
 }

@@ -26,6 +26,7 @@ use crate::{
         record::WindowNumber,
         superblock::{Root, State, Superblock},
     },
+    index::paged,
     window::ranges::Ranges,
 };
 
@@ -47,6 +48,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) pages_dark: bool,
     /// True when volumes, or ranges that are to be applied, can't be known.
     pub(crate) catalogue_dark: bool,
+    /// True when the index on disk can't be read completely.
+    pub(crate) index_dark: bool,
     /// Pages that can't be read, or are not what their parent says.
     pub(crate) damaged_pages: Vec<(PageId, Pointer)>,
     /// Carriers that live mappings name and that are damaged.
@@ -119,6 +122,7 @@ impl<'a> Checker<'a> {
             maps_dark: false,
             pages_dark: false,
             catalogue_dark: false,
+            index_dark: false,
             damaged_pages: Vec::new(),
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
@@ -131,6 +135,7 @@ impl<'a> Checker<'a> {
         (self.report.leaked_blocks, self.report.carriers, self.report.lost_addresses) = (0, 0, 0);
         self.catalogue();
         self.pending();
+        self.index();
         self.physical();
         self.stretches = self.zones((memory / (FACT_BYTES * self.geometry.zone_blocks)).max(1));
         for n in 0..self.stretches.len() {
@@ -158,6 +163,7 @@ impl<'a> Checker<'a> {
             Table::Zones => self.geometry.zones,
             Table::Catalogue => u64::from(self.state.volumes),
             Table::Discards => u64::from(self.state.discards),
+            Table::Index => 1 << self.state.index_bits,
         };
         let in_use = self.geometry.zone_of(pointer.address).0 < self.state.high_water;
         let wrong = if !self.geometry.holds(pointer.address) {
@@ -192,6 +198,7 @@ impl<'a> Checker<'a> {
             Table::Physical => self.dark.blocks.push(entries),
             Table::Zones => self.dark.zones.push(entries),
             Table::Discards => self.catalogue_dark = true,
+            Table::Index => self.index_dark = true,
         }
     }
 
@@ -206,6 +213,18 @@ impl<'a> Checker<'a> {
         if body(page)[entries..].iter().any(|&byte| byte != 0) {
             self.report.problem(Place::Page(id, pointer.address), "something lies behind its last entry");
         }
+    }
+
+    /// The index on disk: a hint, of which only the shape can be wrong.
+    fn index(&mut self) {
+        let (bits, blocks) = (self.state.index_bits, self.geometry.blocks());
+        self.walk(Table::Index, 0, &self.state.index, None, &mut |checker, id, pointer, page| {
+            let wrong = paged::entries(page).any(|entry| paged::page_of(entry.hash, bits) != id.index || entry.pba.0 >= blocks);
+            if wrong {
+                checker.index_dark = true;
+                checker.report.problem(Place::Page(id, pointer.address), "it has an entry that belongs elsewhere");
+            }
+        });
     }
 
     /// The physical table: what an entry shows alone.

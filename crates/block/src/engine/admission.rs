@@ -5,23 +5,38 @@
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{Engine, State, Zones};
-use crate::{format::page::Table, overlay::Overlay, scheme::thin};
+use super::{Engine, Stage, State};
+use crate::{
+    format::{
+        geometry::Geometry,
+        page::{FANOUT, Table},
+    },
+    overlay::Overlay,
+    scheme::thin,
+};
 
-/// Share of the store that is reserved, and its bounds in blocks.
+/// Share of the store that is reserved, and its bounds in blocks. The least is what a trim of one range needs in the smallest store, twice.
 const RESERVE_SHARE: u64 = 32;
-const RESERVE_MIN: u64 = 48;
+const RESERVE_MIN: u64 = 64;
 const RESERVE_MAX: u64 = 16_384;
 
 /// Most windows that are closed and not yet published: more would only wait.
 const FLIGHTS_MAX: usize = 256;
+
+/// Map pages that one change may touch besides those that are counted already: two leaves and the paths to them.
+const CHANGE_PAGES: u64 = 12;
+
+/// Leaves that one checkpoint works through for pending discards, besides those that it changes anyway.
+const DISCARD_LEAVES: u64 = 4096;
 
 /// What a change is admitted for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// New blocks.
     Data,
-    /// Trims, duplicates and catalogue changes: may use the reserve.
+    /// Duplicates and new volumes, which may make tables grow: half of the reserve is for them.
+    Known,
+    /// Trims, and what else makes room: all of the reserve is for them.
     Relief,
 }
 
@@ -37,36 +52,54 @@ pub(crate) enum Admission {
 impl Engine {
     /// Blocks that only trims, duplicates, checkpoints and recovery may use.
     pub(crate) fn reserve(&self) -> u64 {
-        (self.fixed.geometry.usable_blocks() / RESERVE_SHARE).clamp(RESERVE_MIN, RESERVE_MAX)
+        reserve(&self.fixed.geometry)
     }
 
-    /// Pages that a checkpoint of `overlay` may have to write at most.
-    fn pages_of(&self, overlay: &Overlay, more_records: u64, state: &State) -> u64 {
-        let records = overlay.records + more_records;
-        if records == 0 {
-            return 0;
-        }
+    /// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet, writes at most.
+    fn pages_of(&self, state: &State, overlay: &Overlay, more: u64) -> u64 {
         let geometry = &self.fixed.geometry;
-        let used_blocks = state.allocator.high_water() * geometry.zone_blocks;
-        // Each record may raise one count and lower another; tables have about one inner page for 168 leaves, and a path of them.
-        let physical = (2 * records).min(used_blocks / Table::Physical.per_leaf() + 1);
-        let zones = (2 * records).min(state.allocator.high_water() / Table::Zones.per_leaf() + 1);
-        let inner = (physical + zones) / 100 + 12;
-        overlay.dirty.len() + physical + zones + inner
+        let records = overlay.records + more;
+        let map = overlay.dirty.pages(|volume| state.snapshot.volumes.get(&volume).map_or(0, |volume| volume.map.height));
+        let volumes = state.snapshot.volumes.len().max(state.volumes.len()) as u64 + overlay.catalogue.len() as u64;
+        let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
+        let ranges = (state.snapshot.discards.len() + overlay.ranges.len()) as u64 + more;
+        let small = all(volumes, Table::Catalogue) + all(ranges, Table::Discards);
+        // Each record may raise one count and lower another, and its own block may turn out to be needless; so may all in one leaf of the map.
+        let leaf = 1 + Table::Map.per_leaf();
+        let physical = tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::Physical.per_leaf()));
+        let pages = map + small + physical + CHANGE_PAGES;
+        // What the pages of the zone table change, its pages hold as well.
+        pages + tree_pages(2 * records + leaf + 2 * pages, geometry.zones.div_ceil(Table::Zones.per_leaf()))
     }
 
-    /// Pages that the checkpoints to come may have to write at most.
-    fn pages_ahead(&self, state: &State) -> u64 {
+    /// Pages that the checkpoints to come write at most, when `more` records join.
+    fn pages_ahead(&self, state: &State, more: u64) -> u64 {
         let flying: usize = state.flights.iter().map(|flight| flight.window.records()).sum();
-        let gathered = (flying + state.open.records()) as u64;
-        let frozen = state.frozen.as_ref().map_or(0, |frozen| self.pages_of(frozen, 0, state));
-        self.pages_of(&state.active, gathered, state) + frozen + 8
+        let gathered = (flying + state.open.records()) as u64 + more;
+        let frozen = state.frozen.as_ref().filter(|_| !state.built).map_or(0, |frozen| self.pages_of(state, frozen, 0));
+        self.pages_of(state, &state.active, gathered) + frozen + state.spilling_pages
     }
 
-    /// Blocks that windows need which are gathered but not placed.
-    fn unplaced(&self, state: &State) -> u64 {
-        let windows = state.flights.len() as u64 + 2;
-        state.unplaced + state.unplaced / thin::RECORDS_ALONE as u64 + 2 * windows
+    /// True when `pages` more than everything that is promised can be taken.
+    pub(crate) fn has_spare(&self, state: &State, pages: u64) -> bool {
+        state.allocator.free() >= self.to_place(state, 0) + self.pages_ahead(state, 0) + 2 * self.reserve() + pages
+    }
+
+    /// Blocks that windows need which are not placed, when `blocks` more join.
+    fn to_place(&self, state: &State, blocks: u64) -> u64 {
+        let waiting = || state.flights.iter().filter(|flight| flight.stage < Stage::Prepared);
+        let records = waiting().map(|flight| flight.window.records()).sum::<usize>() + state.open.records();
+        // A window may need one more carrier for its last records.
+        let windows = waiting().count() as u64 + 1 + blocks / self.settings.window_blocks as u64;
+        state.unplaced + blocks + (records as u64 + blocks) / thin::RECORDS_ALONE as u64 + windows
+    }
+
+    /// How many leaves of the map a checkpoint may work through for pending discards: one always has room.
+    pub(crate) fn discard_leaves(&self, state: &State) -> usize {
+        let spare = state.allocator.free().saturating_sub(self.to_place(state, 0) + self.pages_ahead(state, 0));
+        let physical = self.fixed.geometry.blocks().div_ceil(Table::Physical.per_leaf());
+        let each = 2 + physical.min(Table::Map.per_leaf());
+        1 + (spare / each).min(DISCARD_LEAVES) as usize
     }
 
     /// Decides whether a change of `blocks` new blocks may be gathered. `Wait` also asks for what makes the wait end.
@@ -80,38 +113,64 @@ impl Engine {
             state.checkpoint_wanted = true;
             return Ok(Admission::Wait);
         }
-        let mut needed = self.unplaced(state) + self.pages_ahead(state) + blocks + blocks / 16 + 8;
-        if purpose == Purpose::Data {
-            needed += self.reserve();
-        }
+        let to_place = self.to_place(state, blocks);
+        let margin = match purpose {
+            Purpose::Data => self.reserve(),
+            Purpose::Known => self.reserve() / 2,
+            Purpose::Relief => 0,
+        };
+        let needed = to_place + self.pages_ahead(state, blocks + 1) + margin;
+        let zones = self.zones(state.zone_table);
         if state.allocator.free() < needed {
-            let snapshot = state.snapshot.clone();
-            state.allocator.grow_to(needed, &Zones { engine: self, snapshot: &snapshot });
+            state.allocator.grow_to(needed, &zones);
         }
         // Blocks must also be within reach of the zone list: on an aged store a zone may offer only a few.
-        let to_place = self.unplaced(state) + blocks + blocks / 16 + 8;
-        if state.allocator.free() >= needed && state.allocator.ready_blocks() < to_place {
-            let snapshot = state.snapshot.clone();
-            state.allocator.open_ahead(to_place, &Zones { engine: self, snapshot: &snapshot })?;
+        if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
+            state.allocator.open_ahead(to_place, &zones)?;
+        }
+        if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
+            state.allocator.rewind();
+            state.allocator.open_ahead(to_place, &zones)?;
         }
         if state.allocator.free() >= needed && state.allocator.ready_blocks() >= to_place {
             return Ok(Admission::Granted);
         }
-        Ok(if self.can_reclaim(state) {
+        Ok(if state.can_reclaim() {
             state.checkpoint_wanted = true;
             Admission::Wait
         } else {
             Admission::Full
         })
     }
+}
 
-    /// True when a checkpoint could make blocks free.
-    fn can_reclaim(&self, state: &State) -> bool {
-        !state.active.is_empty()
-            || state.frozen.is_some()
-            || !state.flights.is_empty()
-            || !state.open.is_empty()
-            || !state.snapshot.discards.is_empty()
+impl State {
+    /// True when a checkpoint could make blocks free, or is about to.
+    fn can_reclaim(&self) -> bool {
+        !self.active.is_empty()
+            || self.frozen.is_some()
+            || !self.flights.is_empty()
+            || !self.open.is_empty()
+            || !self.snapshot.discards.is_empty()
+            || self.deferred > 0
+            || self.releasing
+    }
+}
+
+/// Blocks of a store that only trims, duplicates, checkpoints and recovery may use.
+pub(crate) fn reserve(geometry: &Geometry) -> u64 {
+    (geometry.usable_blocks() / RESERVE_SHARE).clamp(RESERVE_MIN, RESERVE_MAX)
+}
+
+/// Pages of a tree of `leaves` leaves that are written at most when `touched` of them change.
+fn tree_pages(touched: u64, leaves: u64) -> u64 {
+    let (mut level, mut pages) = (leaves.max(1), 0);
+    loop {
+        pages += touched.min(level);
+        if level == 1 {
+            return pages;
+        }
+        level = level.div_ceil(FANOUT);
     }
 }
 

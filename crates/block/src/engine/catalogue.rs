@@ -2,10 +2,7 @@
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
 
-use super::{
-    Engine, State,
-    admission::{Admission, Purpose, full, wait},
-};
+use super::{Engine, State, admission::Purpose};
 use crate::format::catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, VOLUMES_MAX, check_name};
 
 /// A volume as clients see it now.
@@ -76,7 +73,7 @@ impl Engine {
     /// # Errors
     /// `Exists`, `InvalidInput`, `Busy` (run steps, then ask again), `NoSpace`.
     pub fn create_volume(&self, name: &str, blocks: u64) -> Result<(VolumeId, Ticket)> {
-        let mut state = self.catalogue_change()?;
+        let mut state = self.state.lock();
         state.check_new_name(name)?;
         state.check_size(blocks, None)?;
         // Deleted volumes stay in the table until their blocks are free, hence the margin.
@@ -86,6 +83,7 @@ impl Engine {
         {
             return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", VOLUMES_MAX / 2)));
         }
+        self.admit_known(&mut state, Purpose::Known)?;
         let id = VolumeId(state.next_volume);
         state.next_volume += 1;
         state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks });
@@ -98,9 +96,10 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn resize_volume(&self, id: VolumeId, blocks: u64) -> Result<Ticket> {
-        let mut state = self.catalogue_change()?;
+        let mut state = self.state.lock();
         let before = state.volume(id)?.blocks;
         state.check_size(blocks, Some(id))?;
+        self.admit_known(&mut state, if blocks < before { Purpose::Relief } else { Purpose::Known })?;
         if let Some(volume) = state.volumes.get_mut(&id) {
             volume.blocks = blocks;
         }
@@ -116,11 +115,12 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn rename_volume(&self, id: VolumeId, name: &str) -> Result<Ticket> {
-        let mut state = self.catalogue_change()?;
+        let mut state = self.state.lock();
         if state.volume(id)?.name == name {
             return Ok(Ticket(state.newest().0));
         }
         state.check_new_name(name)?;
+        self.admit_known(&mut state, Purpose::Known)?;
         if let Some(volume) = state.volumes.get_mut(&id) {
             volume.name = name.to_owned();
         }
@@ -132,22 +132,13 @@ impl Engine {
     /// # Errors
     /// `NotFound`, `Busy`.
     pub fn delete_volume(&self, id: VolumeId) -> Result<Ticket> {
-        let mut state = self.catalogue_change()?;
+        let mut state = self.state.lock();
         let blocks = state.volume(id)?.blocks;
+        self.admit_known(&mut state, Purpose::Relief)?;
         state.volumes.remove(&id);
         let ticket = self.record(&mut state, CatalogueChange::Delete { id });
         state.punch(id, 0, blocks, false);
         Ok(ticket)
-    }
-
-    /// Admits a change of the catalogue and gives it the lock.
-    fn catalogue_change(&self) -> Result<parking_lot::MutexGuard<'_, State>> {
-        let mut state = self.state.lock();
-        match self.admit(&mut state, 0, Purpose::Relief)? {
-            Admission::Granted => Ok(state),
-            Admission::Wait => Err(wait()),
-            Admission::Full => Err(full()),
-        }
     }
 
     /// Puts a change into the open window. A window holds few changes of the catalogue: each takes a carrier of its own.

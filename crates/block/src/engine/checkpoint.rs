@@ -5,13 +5,16 @@
 //! 3. *flush*, which a window's flush does as well.
 //! 4. *superblock*, to the place of the older one.
 //! 5. *flush*, again a window's. From here on the checkpoint is true.
-//! 6. *release*, when nobody reads the version before: old pages, blocks without references and carriers become free.
+//! 6. *twin*: the same superblock, as the next version, to the other place; *flush*, once more a window's.
+//! 7. *release*, when nobody reads the version before: old pages, blocks without references and carriers become free.
+//!
+//! Because of 6 one superblock is enough at any time: when the other one rots, the store that it names is whole.
 //!
 //! | crash after | what is found |
 //! |---|---|
 //! | 1–3 | the old superblock and the carriers since it; new pages lie in free blocks |
 //! | 4 | either superblock; with the old one as before; with the new one, its pages are whole, because 3 came first |
-//! | 5, 6 | the new superblock; nothing that it names was released |
+//! | 5–7 | the new superblock; nothing that it, or the old one while there is one, names was released |
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,17 +31,15 @@ use crate::{
         geometry::SUPERBLOCKS,
         page::{FANOUT, MapEntry, PhysicalEntry, Pointer, Table, ZoneEntry},
         record::WindowNumber,
-        superblock::{Root, Superblock},
+        superblock::{self, Root, Superblock},
     },
+    index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
     overlay::{Overlay, zeroes},
     place::{ZoneSource, bitmap::ZoneBitmap},
     settings::PlantedBug,
     table::{PageSpace, rebuild, rebuild::PageWriter, rebuild::Rebuild},
     window::ranges::Ranges,
 };
-
-/// Leaves that one checkpoint works through for pending discards, besides those that it changes anyway.
-const DISCARD_LEAVES: usize = 4096;
 
 /// How far a checkpoint has come.
 #[derive(Default)]
@@ -49,7 +50,9 @@ enum Phase {
     Built(Box<Next>, u64),
     /// Superblock written; a flush that begins after number `.1` makes it durable.
     Named(Box<Next>, u64),
-    /// Durable; readers of the old version are waited for.
+    /// True, and its twin written; a flush that begins after number `.2` makes that durable.
+    Twinned(Box<Next>, Arc<Snapshot>, u64),
+    /// Durable twice; readers of the old version are waited for.
     Releasing(Box<Next>, Arc<Snapshot>),
 }
 
@@ -59,6 +62,17 @@ struct Next {
     /// Blocks that are free in it and were not before, pages among them.
     freed: Vec<Pba>,
     zones: Vec<(ZoneId, ZoneBitmap)>,
+    /// Of the index on disk, when it was written anew.
+    filter: Option<Filter>,
+}
+
+/// The index on disk as a checkpoint leaves it.
+struct IndexOnDisk {
+    root: Root,
+    bits: u32,
+    entries: u64,
+    birth: WindowNumber,
+    filter: Option<Filter>,
 }
 
 /// The state of checkpoints.
@@ -108,6 +122,27 @@ impl Engine {
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 2
             || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
+            || state.active.records > 0 && self.index.lock().wants_spill() && self.has_spare(&state, 1 << state.snapshot.state.index_bits)
+    }
+
+    /// Decides whether the index in memory is merged into the one on disk, and sets aside the space for it. Gives the most entries that it
+    /// will have, and the bits that name its pages.
+    fn reserve_spill(&self) -> Option<(u64, u32)> {
+        let in_memory = {
+            let index = self.index.lock();
+            index.wants_spill().then(|| index.len())?
+        };
+        let mut state = self.state.lock();
+        let old = &state.snapshot.state;
+        let most = old.index_entries + in_memory;
+        let bits = paged::bits_for(most).max(old.index_bits);
+        // Leaves, the pages above them, and the zone table's.
+        let pages = (1u64 << bits) * 11 / 10 + 16;
+        if !self.has_spare(&state, pages) {
+            return None;
+        }
+        state.spilling_pages = pages;
+        Some((most, bits))
     }
 
     /// True when a checkpoint would change anything.
@@ -151,7 +186,7 @@ impl Engine {
                     checkpointer.phase = Phase::Built(next, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                self.write_superblock(&next.snapshot).map_err(|e| self.stop(&e))?;
+                self.write_superblock(&next.snapshot, 1).map_err(|e| self.stop(&e))?;
                 checkpointer.phase = Phase::Named(next, self.want_flush());
                 if self.settings.has(PlantedBug::ReleasedEarly) {
                     self.end_early(&mut checkpointer);
@@ -162,7 +197,16 @@ impl Engine {
                     checkpointer.phase = Phase::Named(next, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                checkpointer.phase = self.become_true(next);
+                let (next, old) = self.become_true(next);
+                self.write_superblock(&next.snapshot, 0).map_err(|e| self.stop(&e))?;
+                checkpointer.phase = Phase::Twinned(next, old, self.want_flush());
+            }
+            Phase::Twinned(next, old, note) => {
+                if !flushed_after(note) {
+                    checkpointer.phase = Phase::Twinned(next, old, note);
+                    return Ok(CheckpointStep::NeedsFlush);
+                }
+                checkpointer.phase = Phase::Releasing(next, old);
             }
             Phase::Releasing(next, old) => {
                 if Arc::strong_count(&old) > 1 {
@@ -223,9 +267,12 @@ impl Engine {
         state.flushes_begun
     }
 
-    fn write_superblock(&self, snapshot: &Snapshot) -> Result<()> {
-        let superblock = Superblock { fixed: self.fixed.clone(), state: snapshot.state.clone() };
-        let place = (snapshot.state.sequence % 2) as u32;
+    /// Writes the superblock of a version: as the one `before` its number, which is the number of its twin. Versions go to the two places by
+    /// turns, so that none is written over the only good one.
+    pub(crate) fn write_superblock(&self, snapshot: &Snapshot, before: u64) -> Result<()> {
+        let sequence = snapshot.state.sequence - before;
+        let superblock = Superblock { fixed: self.fixed.clone(), state: superblock::State { sequence, ..snapshot.state.clone() } };
+        let place = (sequence % 2) as u32;
         let block = superblock.encode(place);
         let refs = [BlockRef { block: &block, class: Class::Super }];
         self.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
@@ -234,12 +281,17 @@ impl Engine {
     }
 
     /// The superblock is durable: reads go to the new version.
-    fn become_true(&self, next: Box<Next>) -> Phase {
+    fn become_true(&self, mut next: Box<Next>) -> (Box<Next>, Arc<Snapshot>) {
         add(&self.counters.checkpoints, 1);
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
-        Phase::Releasing(next, old)
+        state.releasing = true;
+        state.built = false;
+        if let Some(filter) = next.filter.take() {
+            self.index.lock().finish_spill(filter);
+        }
+        (next, old)
     }
 
     /// Makes free what the new version does not need, but for blocks that newer records name.
@@ -252,15 +304,18 @@ impl Engine {
         pinned.extend(windows.flat_map(|window| &window.blocks).filter_map(|block| block.placed).map(|placed| placed.pba));
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
+        state.zone_table = next.snapshot.state.zones;
+        state.releasing = false;
         state.releases += 1;
         state.checkpoint_wanted = false;
+        state.deferred = kept.len();
         *deferred = kept;
     }
 
     /// Releases before the superblock is durable: a planted bug.
     fn end_early(&self, checkpointer: &mut Checkpointer) {
         if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
-            let Phase::Releasing(next, _) = self.become_true(next) else { return };
+            let (next, _) = self.become_true(next);
             self.release(&mut checkpointer.deferred, *next);
         }
     }
@@ -269,7 +324,8 @@ impl Engine {
     fn build(&self, deferred: &mut Vec<Pba>, reason: Reason) -> Result<Option<Next>> {
         let (frozen, old) = {
             let mut state = self.state.lock();
-            if state.active.is_empty() && state.snapshot.discards.is_empty() && reason == Reason::Changes {
+            let nothing = state.active.is_empty() && state.snapshot.discards.is_empty() && !state.deferred_alone();
+            if nothing && reason == Reason::Changes {
                 state.checkpoint_wanted = false;
                 return Ok(None);
             }
@@ -285,7 +341,7 @@ impl Engine {
             engine: self,
             old: &old,
             birth: committed,
-            space: Space { engine: self, old: &old, taken: Vec::new(), let_go: Vec::new() },
+            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new() },
             writer: PageWriter::new(&*self.disk),
             deltas: Vec::new(),
             freed: Vec::new(),
@@ -304,15 +360,17 @@ impl Engine {
         let physical = build.physical(&frozen, std::mem::take(deferred))?;
         let catalogue = build.catalogue(&volumes)?;
         let (pending_root, pending_count) = build.discards(&pending)?;
+        let index = build.index()?;
         let (zones_root, zones, used_blocks) = build.zones()?;
         build.writer.finish()?;
         add(&self.counters.checkpoint_blocks, build.writer.written);
         let Build { freed, mapped, live, .. } = build;
 
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.built = true;
         let snapshot = Snapshot {
-            state: crate::format::superblock::State {
-                sequence: old.state.sequence + 1,
+            state: superblock::State {
+                sequence: old.state.sequence + 2,
                 epoch: state.epoch,
                 clean: reason == Reason::Clean,
                 committed,
@@ -330,17 +388,26 @@ impl Engine {
                 zones: zones_root,
                 catalogue,
                 pending: pending_root,
+                index: index.root,
+                index_bits: index.bits,
+                index_entries: index.entries,
+                index_birth: index.birth,
                 // Windows that earlier recoveries voided lie below `committed` now.
                 cuts: Vec::new(),
             },
             volumes,
             discards: pending,
         };
-        Ok(Some(Next { snapshot: Arc::new(snapshot), freed, zones }))
+        Ok(Some(Next { snapshot: Arc::new(snapshot), freed, zones, filter: index.filter }))
     }
 }
 
 impl State {
+    /// True when blocks were put off, and nothing on its way names them any more.
+    fn deferred_alone(&self) -> bool {
+        self.deferred > 0 && self.flights.is_empty() && self.open.is_empty()
+    }
+
     /// Counts the table pages of windows that are not published yet to the new active overlay.
     fn retouch(&mut self) {
         let State { flights, open, active, .. } = self;
@@ -385,14 +452,15 @@ pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes:
 /// Pages of a checkpoint: taken from the allocator, and let go of.
 struct Space<'a> {
     engine: &'a Engine,
-    old: &'a Snapshot,
     taken: Vec<Pba>,
     let_go: Vec<Pba>,
 }
 
 impl PageSpace for Space<'_> {
     fn allocate(&mut self) -> Result<Pba> {
-        let pba = self.engine.state.lock().allocator.place_page(&Zones { engine: self.engine, snapshot: self.old })?;
+        let mut state = self.engine.state.lock();
+        let zones = self.engine.zones(state.zone_table);
+        let pba = state.allocator.place_page(&zones)?;
         self.taken.push(pba);
         Ok(pba)
     }
@@ -451,8 +519,7 @@ impl<'a> Build<'a> {
         keys.sort_unstable();
         let mut rest = &keys[..];
         let mut left = Ranges::default();
-        let free = self.engine.state.lock().allocator.free() as usize;
-        let mut budget = DISCARD_LEAVES.min(free / 8).max(1);
+        let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
         for (&id, volume) in volumes.iter_mut() {
             let skip = rest.iter().take_while(|key| key.0 < id).count();
             let count = rest[skip..].iter().take_while(|key| key.0 == id).count();
@@ -559,9 +626,8 @@ impl<'a> Build<'a> {
                 let known = state.allocator.fresh(pba).filter(|_| before == 0);
                 if let Some((fingerprint, carried)) = known {
                     (entry.fingerprint, entry.carried) = (fingerprint, carried);
-                } else if before == 0 && examine && difference == 0 {
-                    entry = PhysicalEntry::default();
                 }
+                // Else the fingerprint stays although the block may be free: a record on its way may name it again.
                 if before < PhysicalEntry::SATURATED {
                     let after = i64::from(before) + difference;
                     if after < 0 && !engine.settings.has(PlantedBug::DoubleDecrement) {
@@ -643,14 +709,70 @@ impl<'a> Build<'a> {
         Ok((root, all.len() as u32))
     }
 
+    /// Merges the index in memory into the one on disk, when its share of memory is used up and there is space.
+    fn index(&mut self) -> Result<IndexOnDisk> {
+        let engine = self.engine;
+        let old = &self.old.state;
+        let unchanged =
+            IndexOnDisk { root: old.index, bits: old.index_bits, entries: old.index_entries, birth: old.index_birth, filter: None };
+        let Some((most, bits)) = engine.reserve_spill() else { return Ok(unchanged) };
+        let pages = 1u64 << bits;
+        let Spill { memory, gone } = engine.index.lock().begin_spill(most);
+        let mut filter = Filter::new(most, engine.settings.index_memory / 4);
+        let mut entries = 0;
+        let (mut segment, mut fresh) = (usize::MAX, Vec::new());
+        let shift = bits - old.index_bits;
+        let mut before: (u64, Vec<Entry>) = (u64::MAX, Vec::new());
+        let leaves: Vec<u64> = (0..pages).collect();
+        let root = self.rebuild(Table::Index, 0, &Root::default(), &leaves, &mut |leaf, _, page| {
+            // The old page holds this one's entries and its neighbours', when the table doubles.
+            if before.0 != leaf >> shift {
+                // The index is a hint: what can't be read of it is found again or missed.
+                let found = engine.pages.leaf(Table::Index, 0, &old.index, leaf >> shift).unwrap_or_default();
+                before = (leaf >> shift, found.map_or_else(Vec::new, |(_, page)| paged::entries(&page).collect()));
+            }
+            let (from, to) = (leaf << (HASH_BITS - bits), (leaf + 1) << (HASH_BITS - bits));
+            let mut merged: Vec<Entry> = before.1.iter().filter(|entry| (from..to).contains(&entry.hash)).copied().collect();
+            let per_segment = 1u64 << (HASH_BITS - MemoryIndex::SEGMENTS.trailing_zeros());
+            for number in from / per_segment..to.div_ceil(per_segment) {
+                if segment != number as usize {
+                    (segment, fresh) = (number as usize, memory.segment(number as usize));
+                }
+                let first = fresh.partition_point(|entry| entry.hash < from);
+                merged.extend(fresh[first..].iter().take_while(|entry| entry.hash < to));
+            }
+            merged.sort_unstable();
+            merged.dedup();
+            merged.retain(|entry| gone.binary_search(entry).is_err());
+            merged.iter().for_each(|entry| filter.insert(entry.hash));
+            entries += merged.len().min(paged::PER_PAGE) as u64;
+            paged::fill(page, &merged);
+            Ok(true)
+        })?;
+        let space = &mut self.space;
+        engine.pages.walk(Table::Index, 0, &old.index, &mut |_, pointer, _| {
+            space.release(pointer.address);
+            Ok(())
+        })?;
+        engine.state.lock().spilling_pages = 0;
+        // Entries that had found no room are looked for again in the physical table; until that is done the table does not count as complete.
+        let mut birth = self.birth;
+        if memory.refused > 0 || !engine.index_complete() {
+            birth = old.index_birth;
+        }
+        if memory.refused > 0 {
+            engine.index_cursor.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+        Ok(IndexOnDisk { root, bits, entries, birth, filter: Some(filter) })
+    }
+
     /// Writes the zone table. Its own pages change it: places for them are taken first, until that changes no further page of it.
     fn zones(&mut self) -> Result<(Root, Vec<(ZoneId, ZoneBitmap)>, u64)> {
         let geometry = self.engine.fixed.geometry;
         let per_leaf = Table::Zones.per_leaf();
         let pages = &self.engine.pages;
         let root = self.old.state.zones;
-        let mut edits =
-            Edits { old: Zones { engine: self.engine, snapshot: self.old }, bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
+        let mut edits = Edits { old: self.engine.zones(root), bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
         for (pba, used) in std::mem::take(&mut self.bits) {
             edits.set(geometry, pba, used)?;
         }

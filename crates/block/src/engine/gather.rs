@@ -1,7 +1,5 @@
 //! Gathering: client changes join the open window.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Lba, Result, Ticket, VolumeId, block};
 
 use super::{
@@ -11,7 +9,7 @@ use super::{
 };
 use crate::{
     counters::add,
-    format::{page::MapEntry, record::PER_WINDOW_MAX},
+    format::{page::MapEntry, record::PER_WINDOW_MAX, superblock::Root},
     window::{Found, Placed, Window},
 };
 
@@ -28,25 +26,40 @@ impl Engine {
     /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when its ticket is durable.
     ///
     /// # Errors
-    /// `Busy` when steps must be run first: nothing of this call beyond what is in the window already was taken, and the same call may be
-    /// made again. `NoSpace` when the store is full. `InvalidInput` beyond the end.
+    /// `Busy` when steps must be run first: a part of the data may have been taken, and the same call may be made again; see
+    /// [`write_from`](Self::write_from). `NoSpace` when the store is full. `InvalidInput` beyond the end.
     pub fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.write_from(volume, offset, data, &mut 0)
+    }
+
+    /// As [`write`](Self::write), for callers that ask again when it is `Busy`: `taken` counts the bytes that were taken already, from 0
+    /// on. A call that began anew each time could fill with its beginning what it waits for to become empty.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_from(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {
         self.check_range(volume, offset, data.len() as u64)?;
         let size = BLOCK_BYTES as u64;
-        let head = ((size - offset % size) % size).min(data.len() as u64) as usize;
-        let (head, rest) = data.split_at(head);
-        let (whole, tail) = rest.split_at(rest.len() / BLOCK_BYTES * BLOCK_BYTES);
         let mut ticket = None;
-        if !head.is_empty() {
-            ticket = Some(self.edit(volume, offset, head)?);
-        }
-        let mut lba = Lba(offset.div_ceil(size));
-        for piece in whole.chunks(PIECE * BLOCK_BYTES) {
-            ticket = Some(self.write_blocks(volume, lba, piece)?);
-            lba = lba.plus((piece.len() / BLOCK_BYTES) as u64);
-        }
-        if !tail.is_empty() {
-            ticket = Some(self.edit(volume, lba.0 * size, tail)?);
+        while *taken < data.len() as u64 {
+            let at = offset + *taken;
+            let rest = &data[*taken as usize..];
+            let edge = ((size - at % size) % size).min(rest.len() as u64) as usize;
+            let bytes = if edge > 0 {
+                edge
+            } else if rest.len() >= BLOCK_BYTES {
+                (rest.len() / BLOCK_BYTES).min(PIECE) * BLOCK_BYTES
+            } else {
+                rest.len()
+            };
+            let part = &rest[..bytes];
+            let (now, blocks) = if bytes.is_multiple_of(BLOCK_BYTES) {
+                self.write_blocks(volume, Lba(at / size), part)?
+            } else {
+                (self.edit(volume, at, part)?, 1)
+            };
+            ticket = Some(now);
+            *taken += bytes.min(blocks * BLOCK_BYTES) as u64;
         }
         add(&self.counters.client_blocks, (data.len() as u64).div_ceil(size));
         Ok(ticket.unwrap_or_else(|| self.newest()))
@@ -57,23 +70,34 @@ impl Engine {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
+        self.write_zeroes_from(volume, offset, bytes, keep, &mut 0)
+    }
+
+    /// As [`write_zeroes`](Self::write_zeroes), for callers that ask again; see [`write_from`](Self::write_from).
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_zeroes_from(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool, taken: &mut u64) -> Result<Ticket> {
         self.check_range(volume, offset, bytes)?;
         let size = BLOCK_BYTES as u64;
         let zeroes = [0u8; BLOCK_BYTES];
-        let (first, end) = (offset.div_ceil(size), (offset + bytes) / size);
         let mut ticket = None;
-        if first > end || first * size > offset + bytes {
-            // Inside one block.
-            return self.edit(volume, offset, &zeroes[..bytes as usize]);
-        }
-        if first * size > offset {
-            ticket = Some(self.edit(volume, offset, &zeroes[..(first * size - offset) as usize])?);
-        }
-        if first < end {
-            ticket = Some(self.punch(volume, first, end, keep)?);
-        }
-        if end * size < offset + bytes {
-            ticket = Some(self.edit(volume, end * size, &zeroes[..(offset + bytes - end * size) as usize])?);
+        while *taken < bytes {
+            let (at, rest) = (offset + *taken, bytes - *taken);
+            let edge = ((size - at % size) % size).min(rest);
+            let part = if edge > 0 {
+                edge
+            } else if rest >= size {
+                rest / size * size
+            } else {
+                rest
+            };
+            ticket = Some(if part.is_multiple_of(size) {
+                self.punch(volume, at / size, (at + part) / size, keep)?
+            } else {
+                self.edit(volume, at, &zeroes[..part as usize])?
+            });
+            *taken += part;
         }
         Ok(ticket.unwrap_or_else(|| self.newest()))
     }
@@ -91,6 +115,7 @@ impl Engine {
 
     /// Refuses ranges that the volume does not have.
     pub(crate) fn check_range(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<()> {
+        add(&self.counters.client_changes, 1);
         let state = self.state.lock();
         let size = state.volume(volume)?.blocks * BLOCK_BYTES as u64;
         if offset.checked_add(bytes).is_some_and(|end| end <= size) {
@@ -99,26 +124,37 @@ impl Engine {
         Err(Error::new(Kind::InvalidInput, format!("{bytes} bytes at {offset} reach beyond the end of the volume ({size} bytes)")))
     }
 
-    /// Adds whole blocks to the open window.
-    fn write_blocks(&self, volume: VolumeId, first: Lba, data: &[u8]) -> Result<Ticket> {
-        let (blocks, _) = data.as_chunks::<BLOCK_BYTES>();
+    /// Adds whole blocks to the open window: all of them, or as many of the first as there is space for, at least one. Returns how many.
+    fn write_blocks(&self, volume: VolumeId, first: Lba, data: &[u8]) -> Result<(Ticket, usize)> {
+        let (mut blocks, _) = data.as_chunks::<BLOCK_BYTES>();
         let zero: [bool; PIECE] = std::array::from_fn(|n| blocks.get(n).is_some_and(|bytes| block::is_zero(bytes)));
-        let new = blocks.len() - zero[..blocks.len()].iter().filter(|&&zero| zero).count();
         let mut state = self.state.lock();
-        let placed = match self.admit(&mut state, new as u64, Purpose::Data)? {
-            Admission::Granted => Vec::new(),
-            Admission::Wait => return Err(wait()),
-            Admission::Full => {
-                drop(state);
-                let placed = self.place_first(blocks)?;
-                state = self.state.lock();
-                match self.admit(&mut state, 0, Purpose::Relief)? {
-                    Admission::Granted => placed,
-                    Admission::Wait => return Err(wait()),
-                    Admission::Full => return Err(full()),
+        let (mut placed, mut keep) = (None, true);
+        loop {
+            let new = zero[..blocks.len()].iter().filter(|&&zero| !zero).count();
+            match self.admit(&mut state, new as u64, Purpose::Data)? {
+                Admission::Granted => break,
+                Admission::Wait => return Err(wait()),
+                Admission::Full if blocks.len() > 1 => blocks = &blocks[..blocks.len() / 2],
+                // A block of zeroes takes no space when it is a hole, and one that is stored already takes little.
+                Admission::Full if zero[0] => {
+                    keep = false;
+                    self.admit_known(&mut state, Purpose::Relief)?;
+                    break;
+                }
+                Admission::Full => {
+                    let releases = state.releases;
+                    drop(state);
+                    placed = Some(self.place_first(&blocks[0])?);
+                    state = self.state.lock();
+                    self.admit_known(&mut state, Purpose::Known)?;
+                    if state.releases != releases {
+                        return Err(wait());
+                    }
+                    break;
                 }
             }
-        };
+        }
         state.volume(volume)?;
         let mut n = 0;
         while n < blocks.len() {
@@ -126,19 +162,28 @@ impl Engine {
             self.make_room(&mut state);
             if zero[n] {
                 let run = zero[n..blocks.len()].iter().take_while(|&&zero| zero).count();
-                state.punch(volume, lba.0, lba.0 + run as u64, true);
+                state.punch(volume, lba.0, lba.0 + run as u64, keep);
                 add(&self.counters.zero_blocks, run as u64);
                 n += run;
                 continue;
             }
             state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
-            if let Some(Some(placed)) = placed.get(n) {
-                state.open.set_placed(volume, lba, *placed);
+            if let Some(placed) = placed {
+                state.open.set_placed(volume, lba, placed);
             }
             n += 1;
         }
         self.opened(&mut state);
-        Ok(Ticket(state.open.number.0))
+        Ok((Ticket(state.open.number.0), blocks.len()))
+    }
+
+    /// Admits a change that needs no new block.
+    pub(crate) fn admit_known(&self, state: &mut State, purpose: Purpose) -> Result<()> {
+        match self.admit(state, 0, purpose)? {
+            Admission::Granted => Ok(()),
+            Admission::Wait => Err(wait()),
+            Admission::Full => Err(full()),
+        }
     }
 
     /// Notes when the open window got its first change.
@@ -158,36 +203,34 @@ impl Engine {
         }
     }
 
-    /// With a full store: finds the blocks of a write that are stored already, before it is acknowledged.
+    /// With a full store: where a block is stored already, found before its write is acknowledged.
     ///
     /// # Errors
-    /// `NoSpace` when one is not.
-    fn place_first(&self, blocks: &[[u8; BLOCK_BYTES]]) -> Result<Vec<Option<Placed>>> {
-        let mut placed = Vec::with_capacity(blocks.len());
+    /// `NoSpace` when it is not.
+    fn place_first(&self, bytes: &[u8; BLOCK_BYTES]) -> Result<Placed> {
         let mut copy = Block::zeroed();
-        for bytes in blocks {
-            copy.0.copy_from_slice(bytes);
-            if copy.is_zero() {
-                placed.push(None);
-                continue;
-            }
-            let fingerprint = self.identity.fingerprinter.one(&copy);
-            placed.push(Some(self.stored(&fingerprint, &copy)?.ok_or_else(full)?));
-        }
-        Ok(placed)
+        copy.0.copy_from_slice(bytes);
+        let fingerprint = self.identity.fingerprinter.one(&copy);
+        self.stored(&fingerprint, &copy)?.ok_or_else(full)
     }
 
     /// Makes whole blocks read as zeroes.
     pub(crate) fn punch(&self, volume: VolumeId, start: u64, end: u64, keep: bool) -> Result<Ticket> {
         let mut state = self.state.lock();
-        match self.admit(&mut state, 0, Purpose::Relief)? {
+        let mut keep = keep && end - start <= KEEP_BLOCKS_MAX;
+        // Zeroes that are kept may need new map pages: with a full store they are a hole.
+        match self.admit(&mut state, 0, if keep { Purpose::Data } else { Purpose::Relief })? {
             Admission::Granted => {}
             Admission::Wait => return Err(wait()),
+            Admission::Full if keep => {
+                keep = false;
+                self.admit_known(&mut state, Purpose::Relief)?;
+            }
             Admission::Full => return Err(full()),
         }
         state.volume(volume)?;
         self.make_room(&mut state);
-        state.punch(volume, start, end, keep && end - start <= KEEP_BLOCKS_MAX);
+        state.punch(volume, start, end, keep);
         self.opened(&mut state);
         Ok(Ticket(state.open.number.0))
     }
@@ -260,9 +303,9 @@ impl Engine {
         self.state.lock().close()
     }
 
-    /// Zones as of the released checkpoint, for the allocator.
-    pub(crate) fn zones<'a>(&'a self, snapshot: &'a super::Snapshot) -> Zones<'a> {
-        Zones { engine: self, snapshot }
+    /// Zones as of the released checkpoint, whose zone table is `root`, for the allocator.
+    pub(crate) fn zones(&self, root: Root) -> Zones<'_> {
+        Zones { engine: self, root }
     }
 
     /// How many changes the open window holds, and since when.
@@ -275,7 +318,6 @@ impl Engine {
     /// What was counted since the store was opened.
     #[must_use]
     pub fn counts(&self) -> crate::counters::Counts {
-        let _ = self.counters.client_blocks.load(Relaxed);
         self.counters.counts()
     }
 }
@@ -283,16 +325,10 @@ impl Engine {
 impl State {
     /// Memory of the open window for a block.
     pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
-        let before = self.open.live();
         let State { open, pool, unplaced, active, .. } = self;
         active.dirty.touch(volume, lba);
-        let window: &mut Window = open;
-        let slots = window.holds(volume, lba);
-        if !slots {
-            *unplaced += 1;
-        }
-        debug_assert!(before <= window.slots());
-        window.put(volume, lba, moved, || State::piece(pool))
+        *unplaced += u64::from(!open.holds(volume, lba));
+        open.put(volume, lba, moved, || State::piece(pool))
     }
 
     /// Makes blocks of the open window read as zeroes.

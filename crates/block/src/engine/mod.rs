@@ -4,12 +4,13 @@
 //! (`checkpoint.rs`) carry published records into the tables. Each step is a method, so that the simulator owns the schedule and
 //! [`crate::Store`] runs the same steps from threads.
 //!
-//! Locks, in the order in which they are taken: `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
+//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
 //! work and, rarely, for reading a page of the zone table; never for writes and flushes.
 
 mod admission;
 mod catalogue;
 mod checkpoint;
+mod compact;
 mod gather;
 mod heal;
 mod loss;
@@ -36,9 +37,9 @@ use crate::{
         geometry::Geometry,
         page::{Table, ZoneEntry},
         record::WindowNumber,
-        superblock::{self, Fixed},
+        superblock::{self, Fixed, Root},
     },
-    index::MemoryIndex,
+    index::Index,
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
     settings::Settings,
@@ -50,6 +51,7 @@ pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
+pub use tidy::Leisure;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
@@ -85,14 +87,22 @@ pub(crate) struct State {
     pub(crate) active: Overlay,
     pub(crate) frozen: Option<Arc<Overlay>>,
     pub(crate) snapshot: Arc<Snapshot>,
+    /// The zone table of the last *released* checkpoint: in that of `snapshot`, blocks may be free that a reader still needs.
+    pub(crate) zone_table: Root,
     pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
     pub(crate) next_volume: u32,
     pub(crate) allocator: Allocator,
     /// All windows up to this one are durable.
     pub(crate) durable: WindowNumber,
     pub(crate) epoch: u32,
-    /// Blocks gathered but not placed.
+    /// The pages of the frozen overlay are written.
+    pub(crate) built: bool,
+    /// Blocks gathered but not placed, and changes of the catalogue.
     pub(crate) unplaced: u64,
+    /// Blocks that the last checkpoint found free, but newer records name: the next one decides on them.
+    pub(crate) deferred: usize,
+    /// Pages set aside for writing the index.
+    pub(crate) spilling_pages: u64,
     /// Why no more writes are done.
     pub(crate) stopped: Option<Error>,
     /// A checkpoint should run although nothing forces it yet.
@@ -102,6 +112,8 @@ pub(crate) struct State {
     /// Flushes that began, and that succeeded.
     pub(crate) flushes_begun: u64,
     pub(crate) flushes_done: u64,
+    /// A checkpoint is durable, and what it does not need is about to be made free.
+    pub(crate) releasing: bool,
     /// How often blocks were made free: what was known of blocks before may be wrong after.
     pub(crate) releases: u64,
     pub(crate) pool: Vec<Vec<Block>>,
@@ -116,15 +128,18 @@ pub struct Engine {
     pub(crate) settings: Settings,
     pub(crate) pages: Pages,
     pub(crate) state: Mutex<State>,
-    pub(crate) index: Mutex<MemoryIndex>,
+    pub(crate) index: Mutex<Index>,
     pub(crate) preparing: Mutex<prepare::Preparer>,
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
+    pub(crate) compacting: Mutex<compact::Compactor>,
     /// Windows whose loss was accepted at opening.
     pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
+    /// The next page of the index on disk that the filter may not know.
+    pub(crate) filter_cursor: std::sync::atomic::AtomicU64,
 }
 
 impl Engine {
@@ -241,17 +256,17 @@ impl State {
     }
 }
 
-/// The zone table as of a checkpoint, for the allocator.
+/// The zone table as of the last released checkpoint, for the allocator.
 pub(crate) struct Zones<'a> {
     pub(crate) engine: &'a Engine,
-    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) root: Root,
 }
 
 impl ZoneSource for Zones<'_> {
     fn bitmaps(&self, first: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>> {
         let per_leaf = Table::Zones.per_leaf();
         let leaves: Vec<u64> = (first.0 / per_leaf..=(first.0 + zones - 1) / per_leaf).collect();
-        let pages = self.engine.pages.leaves(Table::Zones, 0, &self.snapshot.state.zones, &leaves, true)?;
+        let pages = self.engine.pages.leaves(Table::Zones, 0, &self.root, &leaves, true)?;
         Ok((first.0..first.0 + zones)
             .map(|zone| {
                 let page = &pages[(zone / per_leaf - leaves[0]) as usize];

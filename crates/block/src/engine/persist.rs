@@ -140,6 +140,7 @@ impl Engine {
     pub(crate) fn write_zone_list(&self) -> Result<()> {
         let due = {
             let mut state = self.state.lock();
+            state.check_running()?;
             let durable = state.durable;
             state.flush_wanted = true;
             state.allocator.due_list_pages(&self.identity, durable)
@@ -161,6 +162,7 @@ impl Engine {
     pub fn note_durable(&self) -> Result<bool> {
         {
             let mut state = self.state.lock();
+            state.check_running()?;
             let durable = state.durable;
             if !state.flights.is_empty() || state.allocator.list.told_durable() >= durable || state.snapshot.state.committed >= durable {
                 return Ok(false);

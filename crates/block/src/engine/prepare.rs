@@ -13,6 +13,7 @@ use crate::{
         record::{Change, Record},
     },
     hash::MixMap,
+    index::{hash_of, paged},
     place::Extent,
     scheme::thin,
     settings::PlantedBug,
@@ -209,13 +210,18 @@ impl Engine {
     /// made durable here.
     fn ready(&self, needed: u64) -> Result<parking_lot::MutexGuard<'_, State>> {
         let ahead = ZONES_AHEAD * self.fixed.geometry.zone_blocks + needed;
-        // A small store can't keep as much open as may be unflushed.
-        let unflushed = (self.settings.unflushed_blocks as u64).min(self.fixed.geometry.usable_blocks() / 8);
-        for _ in 0..8 {
+        let unflushed = self.settings.unflushed_blocks as u64;
+        loop {
             let mut state = self.state.lock();
-            let snapshot = state.snapshot.clone();
-            if state.allocator.ready_blocks() < ahead + unflushed / 2 {
-                state.allocator.open_ahead(ahead + unflushed, &self.zones(&snapshot))?;
+            let zones = self.zones(state.zone_table);
+            // A store that is small or nearly full can't keep as much open.
+            let most = needed + state.allocator.free() / 8;
+            if state.allocator.ready_blocks() < (ahead + unflushed / 2).min(most) {
+                let opened = state.allocator.open_ahead((ahead + unflushed).min(most), &zones);
+                // Admission has seen to it that what is needed now is open.
+                if state.allocator.ready_blocks() < needed {
+                    opened?;
+                }
             }
             if self.settings.has(PlantedBug::UnlistedZone) {
                 state.pretend_listed();
@@ -223,23 +229,29 @@ impl Engine {
             if state.allocator.can_place(needed) {
                 return Ok(state);
             }
+            if !state.allocator.list.is_pending() {
+                return Err(Error::new(Kind::NoSpace, "no zone can be opened"));
+            }
             drop(state);
             self.flush_zone_list()?;
         }
-        Err(Error::new(Kind::NoSpace, "no zone can be opened"))
     }
 
     /// For each fingerprint: the block that has it, if one is stored. Table pages of the whole window are read together.
     fn look_up(&self, snapshot: &Snapshot, wanted: &[Option<&Fingerprint>], blocks: &[&Block]) -> Result<Vec<Option<Placed>>> {
         let mut candidates: Vec<(usize, Pba)> = Vec::new();
+        let mut on_disk: Vec<(usize, u64)> = Vec::new();
         {
             let index = self.index.lock();
             let mut found = Vec::new();
             for (n, fingerprint) in wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted))) {
-                index.candidates(fingerprint, &mut found);
+                if index.candidates(fingerprint, &mut found) {
+                    on_disk.push((n, hash_of(fingerprint)));
+                }
                 candidates.extend(found.drain(..).map(|pba| (n, pba)));
             }
         }
+        self.candidates_on_disk(snapshot, &on_disk, &mut candidates);
         let mut stored = vec![None; wanted.len()];
         if candidates.is_empty() {
             return Ok(stored);
@@ -254,7 +266,12 @@ impl Engine {
             candidates.iter().zip(&entries).filter(|(_, entry)| entry.is_none()).map(|(&(_, pba), _)| pba.0 / per_leaf).collect();
         leaves.sort_unstable();
         leaves.dedup();
-        let pages = self.pages.leaves(Table::Physical, 0, &snapshot.state.physical, &leaves, true)?;
+        let root = &snapshot.state.physical;
+        // A page that can't be read costs duplicates, not the write.
+        let pages = self
+            .pages
+            .leaves(Table::Physical, 0, root, &leaves, true)
+            .unwrap_or_else(|_| leaves.iter().map(|&leaf| self.pages.leaf(Table::Physical, 0, root, leaf).unwrap_or_default()).collect());
         for (&(_, pba), entry) in candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none()) {
             let at = leaves.partition_point(|&leaf| leaf < pba.0 / per_leaf);
             if let Some((_, page)) = &pages[at] {
@@ -267,10 +284,25 @@ impl Engine {
         for (&(n, pba), entry) in candidates.iter().zip(entries) {
             let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
             if Some(&fingerprint) == wanted[n] && (!self.fixed.verify_bytes || self.has_bytes(pba, carried, blocks[n])?) {
-                stored[n] = Some(Placed { pba, carried, fingerprint });
+                stored[n] = Some(Placed { pba, carried });
             }
         }
         Ok(stored)
+    }
+
+    /// Adds what the index on disk knows; its pages are read together. One that can't be read knows nothing.
+    fn candidates_on_disk(&self, snapshot: &Snapshot, hashes: &[(usize, u64)], candidates: &mut Vec<(usize, Pba)>) {
+        let bits = snapshot.state.index_bits;
+        let mut numbers: Vec<u64> = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let Ok(pages) = self.pages.leaves(Table::Index, 0, &snapshot.state.index, &numbers, true) else { return };
+        for &(n, hash) in hashes {
+            let at = numbers.partition_point(|&number| number < paged::page_of(hash, bits));
+            if let Some((_, page)) = &pages[at] {
+                candidates.extend(paged::entries(page).filter(|entry| entry.hash == hash).map(|entry| (n, entry.pba)));
+            }
+        }
     }
 
     /// The stored block that has this content.

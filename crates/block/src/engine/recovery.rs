@@ -5,7 +5,7 @@
 //! 3. Records up to the durable window are believed. A newer one is believed only if the block that it names hashes to its fingerprint;
 //!    otherwise the mapping before it stands, whose block was never reused, since reuse needs a checkpoint that holds a newer record.
 //! 4. Believed newer records are appended again, in their order, in windows of the next epoch; *flush*.
-//! 5. *superblock* with the next epoch and the cut: nothing newer than the durable window is looked at again; *flush*.
+//! 5. *superblock* with the next epoch and the cut: nothing newer than the durable window is looked at again; *flush*; its twin; *flush*.
 //! 6. The records stay in the active overlay; the store serves.
 //!
 //! | crash after | what is found |
@@ -19,11 +19,12 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Block, Clock, Disk, Error, Fingerprint, Kind, Pba, Read, Result};
+use onefold_core::{Block, Clock, Disk, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 use parking_lot::Mutex;
 
 use super::{
-    Engine, Snapshot, State, VolumeState, Zones,
+    Engine, Snapshot, State, VolumeState,
+    admission::reserve,
     checkpoint::{Checkpointer, Reason},
     prepare::Preparer,
 };
@@ -32,14 +33,14 @@ use crate::{
     format::{
         Identity,
         carrier::{Carrier, Header, encode},
-        catalogue::{CatalogueChange, Discard, Volume},
+        catalogue::{CatalogueChange, Discard, VOLUME_BLOCKS_MAX, Volume},
         geometry::{Geometry, SUPERBLOCKS},
         page::Table,
         record::{Change, Record, WindowNumber},
         superblock::{self, CUTS_MAX, Cut, Superblock},
         zone_list::{Entry, Page},
     },
-    index::MemoryIndex,
+    index::Index,
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
     scheme::thin,
@@ -60,7 +61,7 @@ const SCAN_READS: usize = 8;
 /// Carriers of a full zone that lie this close are read in one go.
 const SCAN_GAP: usize = 8;
 
-/// Reads the newer of the two superblocks of a disk.
+/// Reads the newer of the two superblocks of a disk. One is enough: until both places hold a version, nothing of the one before is released.
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     let mut found = Vec::new();
     let mut failed = None;
@@ -93,6 +94,8 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
 pub(super) struct Found {
     pub(super) header: Header,
     pub(super) records: Vec<Record>,
+    /// An earlier recovery, or one that crashed, made it count for nothing.
+    void: bool,
 }
 
 impl Engine {
@@ -105,7 +108,8 @@ impl Engine {
         let fixed = format.fixed()?;
         let geometry = fixed.geometry.checked(disk.blocks())?;
         let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
-        disk.allocate(Pba(0), geometry.start_of(geometry.first_zone()).0)?;
+        // With the reserve, so that a store whose host is full takes trims.
+        disk.allocate(Pba(0), geometry.start_of(geometry.first_zone()).0 + reserve(&geometry).next_multiple_of(geometry.zone_blocks))?;
         let write = |at: Pba, block: &Block, class| {
             let refs = [BlockRef { block, class }];
             disk.write(&[Run { at, blocks: &refs }])
@@ -159,7 +163,8 @@ impl Engine {
     /// The engine as of its last checkpoint, with nothing recovered.
     fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
         let Superblock { fixed, state } = superblock;
-        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        let index_entries = state.index_entries;
+        let identity = settings.identity(&fixed);
         let compare = !settings.has(PlantedBug::ChecksumIgnored);
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
         let snapshot = load_snapshot(&pages, state)?;
@@ -174,20 +179,25 @@ impl Engine {
             next_volume: snapshot.state.next_volume,
             durable: snapshot.state.durable,
             epoch: snapshot.state.epoch,
+            zone_table: snapshot.state.zones,
             snapshot: Arc::new(snapshot),
             volumes,
             allocator,
+            built: false,
             unplaced: 0,
+            deferred: 0,
+            spilling_pages: 0,
             stopped: None,
             checkpoint_wanted: false,
             flush_wanted: false,
             flushes_begun: 0,
             flushes_done: 0,
+            releasing: false,
             releases: 0,
             pool: Vec::new(),
         };
         Ok(Engine {
-            index: Mutex::new(MemoryIndex::new(settings.index_memory)),
+            index: Mutex::new(Index::new(settings.index_memory, index_entries)),
             disk,
             clock,
             fixed,
@@ -198,9 +208,11 @@ impl Engine {
             preparing: Mutex::new(Preparer::default()),
             settling: Mutex::new(()),
             checkpointing: Mutex::new(Checkpointer::default()),
+            compacting: Mutex::default(),
             counters: Counters::default(),
             lost: Mutex::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
+            filter_cursor: std::sync::atomic::AtomicU64::new(0),
         })
     }
 
@@ -212,20 +224,24 @@ impl Engine {
         self.heal_zone_list(&mut pages)?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let entries = newest_entries(geometry, &pages)?;
-        let mut carriers = self.scan(&entries, &snapshot.state)?;
+        let (void, mut carriers): (Vec<Found>, Vec<Found>) =
+            self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
         let committed = snapshot.state.committed;
         let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
-        let seen = carriers.iter().map(|found| found.header.window).chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
+        // Void carriers count here: those of a recovery that crashed bear the epoch that this one will bring, so its windows must be others.
+        let windows = carriers.iter().chain(&void).map(|found| found.header.window);
+        let seen = windows.chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
         let lost = self.judge_missing(&mut carriers, &snapshot.state, durable)?;
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
         records.sort_unstable_by_key(|record| record.timestamp);
-        if !lost.is_empty() {
-            self.clip(&snapshot, &mut records)?;
-        }
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
-        let believed = self.believe(newer)?;
+        let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
+        let mut believed = newest_alone(believed);
+        if !lost.is_empty() {
+            self.clip(&snapshot, &mut records, &mut believed)?;
+        }
 
         // Everything that a carrier or a believed record names is in use.
         {
@@ -233,9 +249,18 @@ impl Engine {
             let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
             let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
             let mut list = ZoneList::new(geometry, pages, next_generation);
+            // Of the others the checkpoint holds all; they are as good as new.
+            let named = records.iter().chain(&believed).filter_map(|record| match record.change {
+                Change::Block { pba, .. } => Some(pba),
+                _ => None,
+            });
+            let needed: BTreeSet<_> =
+                carriers.iter().map(|found| found.header.address).chain(named).map(|pba| geometry.zone_of(pba)).collect();
+            let entries: Vec<Entry> =
+                entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
             list.retain(&entries);
             let mut allocator = Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
-            let source = Zones { engine: self, snapshot: &snapshot };
+            let source = self.zones(snapshot.state.zones);
             for entry in &entries {
                 allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
             }
@@ -254,16 +279,22 @@ impl Engine {
                 allocator.note(found.header.address, found.header.window, true, None);
             }
             for record in records.iter().chain(&believed) {
-                if let Change::Block { pba, carried, fingerprint } = record.change {
-                    in_use(&mut allocator, pba)?;
-                    allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
-                    self.index.lock().insert(&fingerprint, pba);
-                    state.active.pins.insert(pba);
-                    state.active.dirty.touch(record.volume, record.lba);
+                match record.change {
+                    Change::Block { pba, carried, fingerprint } => {
+                        in_use(&mut allocator, pba)?;
+                        allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
+                        self.index.lock().insert(&fingerprint, pba);
+                        state.active.pins.insert(pba);
+                        state.active.dirty.touch(record.volume, record.lba);
+                    }
+                    // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
+                    Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
+                    Change::Range { .. } => {}
                 }
             }
             allocator.count_ready();
             state.allocator = allocator;
+            state.deferred = deferred.len();
             *self.checkpointing.lock() = Checkpointer::new(deferred);
         }
         self.publish_recovered(&snapshot, &records)?;
@@ -278,7 +309,9 @@ impl Engine {
         if (of_this_epoch || seen != durable) && !self.settings.has(PlantedBug::DroppedReturns) {
             cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
         }
-        self.append_again(&believed)?;
+        if !self.append_again(&believed)? {
+            return self.commit_recovered(&snapshot, &believed);
+        }
         let many = cuts.len() + 2 > CUTS_MAX;
         self.rise(&snapshot, cuts)?;
         if many {
@@ -287,7 +320,23 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the superblock of the next epoch, and flushes.
+    /// Steps 4 and 5 when no block is left to append to: a checkpoint takes the records, and its superblock is that of the next epoch.
+    fn commit_recovered(&self, snapshot: &Snapshot, believed: &[Record]) -> Result<()> {
+        let number = self.state.lock().open.number;
+        let records: Vec<Record> =
+            believed.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
+        self.publish_recovered(snapshot, &records)?;
+        {
+            let mut state = self.state.lock();
+            state.open = Window::new(number.next());
+            state.active.last = number;
+            state.durable = number;
+            state.epoch += 1;
+        }
+        self.checkpoint_to_end(Reason::Forced).map(|_| ())
+    }
+
+    /// Writes the superblock of the next epoch, and its twin, each with a flush.
     fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
         let (durable, last) = {
             let state = self.state.lock();
@@ -295,7 +344,7 @@ impl Engine {
         };
         let risen = Snapshot {
             state: superblock::State {
-                sequence: snapshot.state.sequence + 1,
+                sequence: snapshot.state.sequence + 2,
                 epoch: snapshot.state.epoch + 1,
                 clean: false,
                 durable,
@@ -306,25 +355,27 @@ impl Engine {
             volumes: snapshot.volumes.clone(),
             discards: snapshot.discards.clone(),
         };
-        self.write_recovered(&risen)?;
+        for before in [1, 0] {
+            self.write_superblock(&risen, before)?;
+            self.disk.flush()?;
+        }
         let mut state = self.state.lock();
         state.epoch = risen.state.epoch;
         state.snapshot = Arc::new(risen);
         Ok(())
     }
 
-    /// The current version of every page of the zone list.
+    /// The current version of every page of the zone list. A version that can't be read could be the newer one: then there is none.
     fn read_zone_list(&self) -> Result<Vec<Page>> {
         let geometry = self.fixed.geometry;
         let first = geometry.list_page(0)[0];
         let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
         let mut singles: Vec<Read<'_>> = buffer.chunks_mut(1).zip(first.0..).map(|(into, at)| Read::new(Pba(at), into)).collect();
         self.disk.read(&mut singles);
-        let good: Vec<bool> = singles.into_iter().map(|read| read.result.is_ok()).collect();
+        singles.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("the zone list")))?;
         (0..geometry.list_pages)
             .map(|page| {
                 (0..2)
-                    .filter(|place| good[page as usize * 2 + place])
                     .filter_map(|place| {
                         let at = geometry.list_page(page)[place];
                         Page::decode(&self.identity, &buffer[page as usize * 2 + place], page, at.0)
@@ -335,7 +386,8 @@ impl Engine {
             .collect()
     }
 
-    /// The carriers in the listed zones that no checkpoint holds and no recovery voided.
+    /// The carriers in the listed zones that no checkpoint holds. A block that can't be read is not a block without a carrier: its records
+    /// may have been acknowledged, and the cut would void them for good.
     fn scan(&self, entries: &[Entry], state: &superblock::State) -> Result<Vec<Found>> {
         let geometry = self.fixed.geometry;
         // Stretches to read: all of a zone that may still take carriers, the carriers alone of a full one.
@@ -373,20 +425,9 @@ impl Engine {
                 .map(|(&(entry, start, blocks), buffer)| Read::new(geometry.start_of(entry.zone).plus(start as u64), &mut buffer[..blocks]))
                 .collect();
             self.disk.read(&mut reads);
-            let failed: Vec<bool> = reads.into_iter().map(|read| read.result.is_err()).collect();
-            for ((&(entry, start, blocks), buffer), failed) in batch.iter().zip(&mut buffers).zip(failed) {
+            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
+            for (&(entry, start, blocks), buffer) in batch.iter().zip(&mut buffers) {
                 let at = geometry.start_of(entry.zone).plus(start as u64);
-                if failed {
-                    // Block by block: what can't be read is missing, and missed below if it matters.
-                    for (n, block) in buffer[..blocks].chunks_mut(1).enumerate() {
-                        let mut read = [Read::new(at.plus(n as u64), block)];
-                        self.disk.read(&mut read);
-                        let [read] = read;
-                        if read.result.is_err() {
-                            block[0].0.fill(0);
-                        }
-                    }
-                }
                 for (n, block) in buffer[..blocks].iter().enumerate() {
                     found.extend(self.believable(block, at.plus(n as u64), entry.generation, state));
                 }
@@ -400,19 +441,61 @@ impl Engine {
         let shape = Carrier::shape(&self.identity, block)?;
         if self.settings.has(PlantedBug::ForgedCarrier) {
             let header = Header { address: at, ..shape.header };
-            return (header.window > state.committed).then(|| Found { header, records: shape.records().flatten().collect() });
+            return (header.window > state.committed).then(|| Found { header, records: shape.records().flatten().collect(), void: false });
         }
         let Header { epoch, window, .. } = shape.header;
+        if shape.header.generation != generation || window <= state.committed {
+            return None;
+        }
         let void = match state.cuts.iter().find(|cut| cut.epoch == epoch) {
             Some(cut) => window > cut.window,
             None => epoch != state.epoch,
         };
-        if shape.header.generation != generation || window <= state.committed || void {
-            return None;
-        }
+        // A recovery that crashed wrote windows of the next epoch, too; the one after it began behind them.
+        let void = void || state.cuts.iter().any(|cut| cut.epoch < epoch && window < cut.resume);
         let carrier = Carrier::proven(&self.identity, block, at)?;
         let records = carrier.records().collect::<Option<Vec<Record>>>()?;
-        Some(Found { header: carrier.header, records })
+        Some(Found { header: carrier.header, records, void })
+    }
+
+    /// What the believed records mean when parts of their windows are missing: records of volumes that were never made go, and a volume
+    /// that shrank or went takes its blocks along although the range that says so may be lost.
+    fn whole_story(&self, snapshot: &Snapshot, durable: &[Record], believed: Vec<Record>) -> Result<Vec<Record>> {
+        let mut known: BTreeSet<VolumeId> = snapshot.volumes.keys().copied().collect();
+        for record in durable {
+            if let Change::Catalogue { pba, fingerprint } = record.change
+                && let CatalogueChange::Create { id, .. } = self.read_change(pba, &fingerprint)?
+            {
+                known.insert(id);
+            }
+        }
+        let mut story = Vec::with_capacity(believed.len());
+        for record in believed {
+            let Change::Catalogue { pba, fingerprint } = record.change else {
+                if known.contains(&record.volume) {
+                    story.push(record);
+                }
+                continue;
+            };
+            let (id, end) = match self.read_change(pba, &fingerprint)? {
+                CatalogueChange::Create { id, .. } => {
+                    known.insert(id);
+                    story.push(record);
+                    continue;
+                }
+                CatalogueChange::Rename { id, .. } => (id, VOLUME_BLOCKS_MAX),
+                CatalogueChange::Resize { id, blocks } => (id, blocks),
+                CatalogueChange::Delete { id } => (id, 0),
+            };
+            if known.contains(&id) {
+                story.push(record);
+                if end < VOLUME_BLOCKS_MAX {
+                    let change = Change::Range { blocks: VOLUME_BLOCKS_MAX - end, keep: false };
+                    story.push(Record { volume: id, lba: Lba(end), change, ..record });
+                }
+            }
+        }
+        Ok(story)
     }
 
     /// The newer records whose block is there: it hashes to their fingerprint. Ranges are believed with their carrier.
@@ -437,9 +520,9 @@ impl Engine {
             let mut reads: Vec<Read<'_>> = named.iter().zip(buffer.chunks_mut(1)).map(|(named, into)| Read::new(named.1, into)).collect();
             self.disk.read(&mut reads);
             let mut good: BTreeSet<usize> = (0..batch.len()).filter(|&n| matches!(batch[n].change, Change::Range { .. })).collect();
-            let results: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
-            for ((&(n, pba, carried, fingerprint), block), read) in named.iter().zip(&buffer).zip(results) {
-                if read && self.hashes_to(block, pba, carried, &fingerprint) {
+            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
+            for (&(n, pba, carried, fingerprint), block) in named.iter().zip(&buffer) {
+                if self.hashes_to(block, pba, carried, &fingerprint) {
                     good.insert(n);
                 }
             }
@@ -497,8 +580,21 @@ impl Engine {
         CatalogueChange::decode(&content)
     }
 
-    /// Step 4: windows of records alone, in the next epoch.
-    fn append_again(&self, believed: &[Record]) -> Result<()> {
+    /// Step 4: windows of records alone, in the next epoch. False when there are too few blocks for them.
+    fn append_again(&self, believed: &[Record]) -> Result<bool> {
+        let carriers = believed.len().div_ceil(thin::RECORDS_ALONE) as u64;
+        {
+            let mut state = self.state.lock();
+            let zones = self.zones(state.zone_table);
+            state.allocator.grow_to(self.reserve() + carriers, &zones);
+            state.allocator.list.set_recovering(true);
+            let opened = state.allocator.open_ahead(carriers, &zones);
+            state.allocator.list.set_recovering(false);
+            opened?;
+            if state.allocator.ready_blocks() < carriers {
+                return Ok(false);
+            }
+        }
         let snapshot = self.state.lock().snapshot.clone();
         for records in believed.chunks(thin::RECORDS_ALONE * 16) {
             let carriers = records.len().div_ceil(thin::RECORDS_ALONE);
@@ -507,28 +603,14 @@ impl Engine {
                 let number = state.open.number;
                 state.open = Window::new(number.next());
                 drop(state);
-                let mut placed = None;
-                for _ in 0..4 {
-                    let mut state = self.state.lock();
-                    if state.allocator.can_place(carriers as u64) {
-                        let extents = state.allocator.place(carriers as u64);
-                        let generations: Vec<u64> = extents
-                            .iter()
-                            .flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)))
-                            .map(|pba| state.allocator.generation(pba))
-                            .collect();
-                        placed = Some((extents, generations));
-                        break;
-                    }
-                    state.allocator.list.set_recovering(true);
-                    let opened = state.allocator.open_ahead(carriers as u64 + 1, &self.zones(&snapshot));
-                    state.allocator.list.set_recovering(false);
-                    opened?;
-                    drop(state);
+                if !self.state.lock().allocator.can_place(carriers as u64) {
                     self.flush_zone_list()?;
                 }
-                let (extents, generations) =
-                    placed.ok_or_else(|| Error::new(Kind::NoSpace, "no block is left to write down what recovery found"))?;
+                let mut state = self.state.lock();
+                assert!(state.allocator.can_place(carriers as u64), "what is ready can be placed when its listing is durable");
+                let extents = state.allocator.place(carriers as u64);
+                let addresses = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)));
+                let generations: Vec<u64> = addresses.map(|pba| state.allocator.generation(pba)).collect();
                 (number, extents, generations)
             };
             let (durable, epoch) = {
@@ -567,22 +649,40 @@ impl Engine {
             state.active.last = number;
             state.durable = number;
         }
-        Ok(())
-    }
-
-    fn write_recovered(&self, snapshot: &Snapshot) -> Result<()> {
-        use onefold_core::{BlockRef, Class, Run};
-        let superblock = Superblock { fixed: self.fixed.clone(), state: snapshot.state.clone() };
-        let place = (snapshot.state.sequence % 2) as u32;
-        let block = superblock.encode(place);
-        let refs = [BlockRef { block: &block, class: Class::Super }];
-        self.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
-        self.disk.flush()
+        Ok(true)
     }
 }
 
+/// The records without those that later ones supersede, so that they can share windows: in a window blocks are newer than ranges.
+fn newest_alone(records: Vec<Record>) -> Vec<Record> {
+    let mut written: BTreeSet<(VolumeId, Lba)> = BTreeSet::new();
+    let mut dropped = Ranges::default();
+    let mut kept: Vec<Record> = Vec::with_capacity(records.len());
+    for record in records.into_iter().rev() {
+        let keep = match record.change {
+            Change::Block { .. } => dropped.get(record.volume, record.lba.0).is_none() && written.insert((record.volume, record.lba)),
+            Change::Range { blocks, keep } => {
+                let span = Span { end: record.lba.0 + blocks, keep, window: WindowNumber(0) };
+                dropped.insert(record.volume, record.lba.0, span);
+                true
+            }
+            Change::Catalogue { .. } => true,
+        };
+        if keep {
+            kept.push(record);
+        }
+    }
+    kept.reverse();
+    kept.sort_by_key(|record| match record.change {
+        Change::Catalogue { .. } => 0,
+        Change::Range { .. } => 1,
+        Change::Block { .. } => 2,
+    });
+    kept
+}
+
 /// Volumes that clients see.
-fn visible(volumes: &BTreeMap<onefold_core::VolumeId, Volume>) -> BTreeMap<onefold_core::VolumeId, VolumeState> {
+fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId, VolumeState> {
     volumes
         .values()
         .filter(|volume| !volume.name.is_empty())

@@ -4,22 +4,56 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use onefold_core::Result;
 
-use super::Engine;
-use crate::format::page::{PhysicalEntry, Table};
+use super::{Engine, checkpoint::Reason};
+use crate::{
+    format::page::{PhysicalEntry, Pointer, Table},
+    index::paged,
+};
 
 /// Leaves of the physical table that one step looks through.
 const INDEX_LEAVES: usize = 64;
 
+/// How long no client asked for anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Leisure {
+    /// Clients are at work: nothing that costs writes.
+    None,
+    /// A moment: a flush does not disturb.
+    Short,
+    /// Long enough to rewrite data.
+    Long,
+}
+
 impl Engine {
-    /// Does a little of what is not urgent; `idle` also allows what costs flushes. Returns whether there may be more.
+    /// Does a little of what is not urgent. Returns whether there may be more.
     ///
     /// # Errors
     /// The first failed write stops all writes.
-    pub fn tidy_step(&self, idle: bool) -> Result<bool> {
-        if self.complete_index()? || self.load_free_space()? {
+    pub fn tidy_step(&self, leisure: Leisure) -> Result<bool> {
+        if self.complete_filter() || self.complete_index()? || self.load_free_space()? {
             return Ok(true);
         }
-        Ok(idle && self.note_durable()?)
+        Ok(leisure == Leisure::Long && self.compact_step()? || leisure >= Leisure::Short && self.note_durable()?)
+    }
+
+    /// Adds entries of the index on disk to the filter in front of it: after opening it knows none.
+    fn complete_filter(&self) -> bool {
+        if self.index.lock().filter_complete {
+            return false;
+        }
+        let cursor = self.filter_cursor.load(Relaxed);
+        let snapshot = self.state.lock().snapshot.clone();
+        let end = 1u64 << snapshot.state.index_bits;
+        let numbers: Vec<u64> = (cursor..end.min(cursor + INDEX_LEAVES as u64)).collect();
+        let pages = self.pages.leaves(Table::Index, 0, &snapshot.state.index, &numbers, false).unwrap_or_default();
+        let mut index = self.index.lock();
+        for (_, page) in pages.iter().flatten() {
+            index.note_on_disk(paged::entries(page).map(|entry| entry.hash));
+        }
+        let next = cursor + numbers.len() as u64;
+        index.filter_complete |= next >= end;
+        self.filter_cursor.store(next, Relaxed);
+        true
     }
 
     /// Adds blocks of the physical table that the index may not know: after opening it knows none. A page that can't be read is passed
@@ -28,6 +62,18 @@ impl Engine {
         let cursor = self.index_cursor.load(Relaxed);
         if cursor == u64::MAX {
             return Ok(false);
+        }
+        if self.index.lock().wants_spill() {
+            // Memory is full: what was found so far goes to disk first. Without space for it the index stays as it is.
+            let room = {
+                let state = self.state.lock();
+                self.has_spare(&state, 2 << state.snapshot.state.index_bits)
+            };
+            if room {
+                return self.checkpoint_to_end(Reason::Forced);
+            }
+            self.index_cursor.store(u64::MAX, Relaxed);
+            return Ok(true);
         }
         let snapshot = self.state.lock().snapshot.clone();
         let root = snapshot.state.physical;
@@ -46,10 +92,19 @@ impl Engine {
             }
         }
         let per_leaf = Table::Physical.per_leaf();
+        // Pages that did not change since the index was written to disk are in it.
+        let pointers = self.pages.leaf_pointers(Table::Physical, 0, &root, &leaves).unwrap_or_default();
+        let younger = |pointer: &Option<Pointer>| pointer.is_some_and(|pointer| pointer.birth > snapshot.state.index_birth);
+        let mut pointers = pointers.iter().map(younger).chain(std::iter::repeat(true));
+        leaves.retain(|_| pointers.next() == Some(true));
         let pages = self.pages.leaves(Table::Physical, 0, &root, &leaves, false).unwrap_or_default();
         for (leaf, page) in leaves.iter().zip(pages) {
             let Some((_, page)) = page else { continue };
             let mut index = self.index.lock();
+            if index.wants_spill() {
+                next = *leaf;
+                break;
+            }
             for slot in 0..per_leaf {
                 let entry = PhysicalEntry::get(&page, slot);
                 if entry.references > 0 {
@@ -64,13 +119,13 @@ impl Engine {
     /// True when the index was completed after opening.
     #[must_use]
     pub fn index_complete(&self) -> bool {
-        self.index_cursor.load(Relaxed) == u64::MAX
+        self.index_cursor.load(Relaxed) == u64::MAX && self.index.lock().filter_complete
     }
 
     /// Learns where free space is, in zones that were not looked at since opening.
     fn load_free_space(&self) -> Result<bool> {
         let mut state = self.state.lock();
-        let snapshot = state.snapshot.clone();
-        state.allocator.load_some(&self.zones(&snapshot))
+        let zones = self.zones(state.zone_table);
+        state.allocator.load_some(&zones)
     }
 }

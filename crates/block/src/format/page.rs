@@ -36,6 +36,8 @@ pub enum Table {
     Catalogue = 4,
     /// Long ranges that are still to be applied.
     Discards = 5,
+    /// The part of the fingerprint index that is on disk.
+    Index = 6,
 }
 
 impl Table {
@@ -57,6 +59,8 @@ impl Table {
             Table::Zones => ZoneEntry::BYTES,
             Table::Catalogue => super::catalogue::BYTES,
             Table::Discards => super::catalogue::DISCARD_BYTES,
+            // A page of a hash table: what lies in it is counted in it.
+            Table::Index => BODY_BYTES,
         }
     }
 }

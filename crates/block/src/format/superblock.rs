@@ -113,6 +113,14 @@ pub struct State {
     pub catalogue: Root,
     /// Pending discards.
     pub pending: Root,
+    /// Fingerprint index, the part that is on disk.
+    pub index: Root,
+    /// First bits of a hash that name a page of it.
+    pub index_bits: u32,
+    /// Entries of it.
+    pub index_entries: u64,
+    /// It holds every block of physical pages that are not younger than this window.
+    pub index_birth: WindowNumber,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
     pub cuts: Vec<Cut>,
 }
@@ -192,6 +200,11 @@ struct Raw {
     zone_table: RawRoot,
     catalogue: RawRoot,
     pending: RawRoot,
+    index: RawRoot,
+    index_entries: U64,
+    index_birth: U64,
+    index_bits: U32,
+    reserved: U32,
     cut: [RawCut; CUTS_MAX],
 }
 
@@ -254,6 +267,11 @@ impl Superblock {
             zone_table: state.zones.into(),
             catalogue: state.catalogue.into(),
             pending: state.pending.into(),
+            index: state.index.into(),
+            index_entries: U64::new(state.index_entries),
+            index_birth: U64::new(state.index_birth.0),
+            index_bits: U32::new(state.index_bits),
+            reserved: U32::new(0),
             cut,
         };
         let mut block = Block::zeroed();
@@ -284,6 +302,12 @@ impl Superblock {
 }
 
 impl Superblock {
+    /// True for the same version, which is written twice: all but the number agrees.
+    #[must_use]
+    pub(crate) fn is_twin_of(&self, other: &Superblock) -> bool {
+        self.fixed == other.fixed && State { sequence: other.state.sequence, ..self.state.clone() } == other.state
+    }
+
     /// True when a block that is no superblock may be a mixture of the sectors of two of this store, as a torn write leaves it: what never
     /// changes is there, and nothing is behind the end.
     #[must_use]
@@ -337,6 +361,10 @@ impl Raw {
                 zones: self.zone_table.root()?,
                 catalogue: self.catalogue.root()?,
                 pending: self.pending.root()?,
+                index: self.index.root()?,
+                index_entries: (self.index_entries.get() <= 4 * blocks).then_some(self.index_entries.get())?,
+                index_birth: window(self.index_birth)?,
+                index_bits: (self.index_bits.get() <= crate::index::HASH_BITS).then_some(self.index_bits.get())?,
                 cuts: cuts
                     .map(|raw| {
                         Some(Cut { epoch: u32::try_from(raw.epoch.get()).ok()?, window: window(raw.window)?, resume: window(raw.resume)? })

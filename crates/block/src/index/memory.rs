@@ -3,7 +3,9 @@
 //! 4,096 segments, chosen by twelve other bits, grow one by one, so that growing never doubles the memory of the whole. Within a segment
 //! entries lie near the place that their tag gives, which is therefore kept when a segment grows.
 
-use onefold_core::{Fingerprint, Pba};
+use onefold_core::Pba;
+
+use super::{Entry, HASH_BITS};
 
 const SEGMENT_BITS: u32 = 12;
 const TAG_BITS: u32 = 24;
@@ -26,9 +28,10 @@ fn slot(tag: u64, pba: Pba) -> u64 {
     tag << PBA_BITS | pba.0
 }
 
-fn address(fingerprint: &Fingerprint) -> (usize, u64) {
-    let bits = fingerprint.prefix();
-    ((bits >> (64 - SEGMENT_BITS)) as usize, bits >> (64 - SEGMENT_BITS - TAG_BITS) & ((1 << TAG_BITS) - 1))
+const _: () = assert!(SEGMENT_BITS + TAG_BITS == HASH_BITS);
+
+fn address(hash: u64) -> (usize, u64) {
+    ((hash >> TAG_BITS) as usize, hash & ((1 << TAG_BITS) - 1))
 }
 
 impl Segment {
@@ -94,26 +97,29 @@ pub(crate) struct MemoryIndex {
     entries: u64,
     slots: u64,
     slots_max: u64,
+    /// With more entries than these the index counts as full, a little before it is.
+    entries_max: u64,
     /// Entries that found no room.
     pub(crate) refused: u64,
 }
 
 impl MemoryIndex {
-    /// An empty index of at most `memory` bytes.
+    /// An empty index of at most `memory` bytes, half a MiB at least.
     pub(crate) fn new(memory: u64) -> MemoryIndex {
-        let slots_max = (memory / 8).max((SEGMENT_SLOTS_MIN << SEGMENT_BITS) as u64);
-        MemoryIndex { segments: vec![Segment::default(); 1 << SEGMENT_BITS], entries: 0, slots: 0, slots_max, refused: 0 }
+        let slots_max = (memory / 8).max((SEGMENT_SLOTS_MIN << (SEGMENT_BITS + 1)) as u64);
+        let entries_max = memory / 8 * 4 / 5;
+        MemoryIndex { segments: vec![Segment::default(); 1 << SEGMENT_BITS], entries: 0, slots: 0, slots_max, entries_max, refused: 0 }
     }
 
     /// Adds an entry. Returns false, and counts it, when the share of memory is used up.
-    pub(crate) fn insert(&mut self, fingerprint: &Fingerprint, pba: Pba) -> bool {
-        let (number, tag) = address(fingerprint);
+    pub(crate) fn insert(&mut self, hash: u64, pba: Pba) -> bool {
+        let (number, tag) = address(hash);
         let room = self.slots_max - self.slots;
         let segment = &mut self.segments[number];
         let length = segment.slots.len();
         if (segment.used + 1) * 8 > length * 7 {
-            // By half: the memory in use stays within a third of what is needed.
-            let more = (length / 2).max(SEGMENT_SLOTS_MIN);
+            // By a quarter: at least seven tenths of the memory are in use.
+            let more = (length / 4).max(SEGMENT_SLOTS_MIN);
             if more as u64 <= room {
                 segment.grow(length + more);
                 self.slots += more as u64;
@@ -128,15 +134,33 @@ impl MemoryIndex {
         true
     }
 
-    /// Removes an entry, if it is there.
-    pub(crate) fn remove(&mut self, fingerprint: &Fingerprint, pba: Pba) {
-        let (number, tag) = address(fingerprint);
-        self.entries -= u64::from(self.segments[number].remove(slot(tag, pba)));
+    /// Removes an entry; returns whether it was there.
+    pub(crate) fn remove(&mut self, hash: u64, pba: Pba) -> bool {
+        let (number, tag) = address(hash);
+        let found = self.segments[number].remove(slot(tag, pba));
+        self.entries -= u64::from(found);
+        found
     }
 
-    /// The blocks that may hold a fingerprint, at most [`CANDIDATES_MAX`].
-    pub(crate) fn candidates(&self, fingerprint: &Fingerprint, into: &mut Vec<Pba>) {
-        let (number, tag) = address(fingerprint);
+    /// True when entries find no room any more, or soon will not.
+    pub(crate) fn is_full(&self) -> bool {
+        self.refused > 0 || self.entries >= self.entries_max
+    }
+
+    /// The entries whose hashes begin with the bits of segment `number`, sorted.
+    pub(crate) fn segment(&self, number: usize) -> Vec<Entry> {
+        let entry = |slot: u64| Entry { hash: (number as u64) << TAG_BITS | slot >> PBA_BITS, pba: Pba(slot & ((1 << PBA_BITS) - 1)) };
+        let mut entries: Vec<Entry> = self.segments[number].slots.iter().filter(|&&slot| slot != 0).map(|&slot| entry(slot)).collect();
+        entries.sort_unstable();
+        entries
+    }
+
+    /// Number of segments.
+    pub(crate) const SEGMENTS: usize = 1 << SEGMENT_BITS;
+
+    /// The blocks that may hold a hash, at most [`CANDIDATES_MAX`].
+    pub(crate) fn candidates(&self, hash: u64, into: &mut Vec<Pba>) {
+        let (number, tag) = address(hash);
         let segment = &self.segments[number];
         if segment.slots.is_empty() {
             return;
@@ -168,15 +192,13 @@ mod tests {
 
     use super::*;
 
-    fn fingerprint(n: u64) -> Fingerprint {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-        Fingerprint(bytes)
+    fn hash(n: u64) -> u64 {
+        n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - HASH_BITS)
     }
 
     fn finds(index: &MemoryIndex, n: u64, pba: Pba) -> bool {
         let mut candidates = Vec::new();
-        index.candidates(&fingerprint(n), &mut candidates);
+        index.candidates(hash(n), &mut candidates);
         candidates.contains(&pba)
     }
 
@@ -185,11 +207,11 @@ mod tests {
         let mut index = MemoryIndex::new(64 << 20);
         let mut model = BTreeMap::new();
         for n in 0..200_000u64 {
-            assert!(index.insert(&fingerprint(n), Pba(n + 1)));
+            assert!(index.insert(hash(n), Pba(n + 1)));
             model.insert(n, Pba(n + 1));
         }
         for n in (0..200_000).step_by(3) {
-            index.remove(&fingerprint(n), Pba(n + 1));
+            index.remove(hash(n), Pba(n + 1));
             model.remove(&n);
         }
         assert_eq!(index.len(), model.len() as u64);
@@ -202,7 +224,7 @@ mod tests {
     #[test]
     fn a_full_index_refuses_and_counts() {
         let mut index = MemoryIndex::new(0);
-        let inserted = (0..200_000u64).filter(|&n| index.insert(&fingerprint(n), Pba(n + 1))).count() as u64;
+        let inserted = (0..200_000u64).filter(|&n| index.insert(hash(n), Pba(n + 1))).count() as u64;
         assert_eq!(index.refused, 200_000 - inserted);
         assert_eq!(index.len(), inserted);
         assert!((0..200_000).filter(|&n| finds(&index, n, Pba(n + 1))).count() as u64 >= inserted * 9 / 10);

@@ -4,7 +4,8 @@
 //! for table pages. Blocks are handed out only from active zones. A block becomes free again in one place only, [`Allocator::release`],
 //! after the superblock that no longer needs it is durable and nobody reads the version before it.
 //!
-//! *Invariant:* a block is handed out at most once between two releases of it.
+//! *Invariant:* a block is handed out at most once between two releases of it; whatever [`Allocator::free`] counts can be handed out for
+//! table pages now, and for data when the zone list has room for its zone.
 
 use std::{
     cmp::Reverse,
@@ -72,14 +73,16 @@ pub(crate) struct Allocator {
     granted: u64,
     /// Zones below that were never used may be taken without asking the host.
     grows: bool,
-    /// Blocks that could be handed out.
-    free: u64,
+    /// Free blocks of zones that are not active, those that were never used among them.
+    idle_free: u64,
     /// Longest free run of each idle zone below `high_water`, by zone.
     longest: Vec<u16>,
     /// Idle zones with free blocks, by longest run.
     idle: BTreeSet<(u16, Reverse<u64>)>,
-    /// Zones below are known.
+    /// Zones below are known,
     loaded: u64,
+    /// except these, in which blocks became free that were held.
+    changed: BTreeSet<u64>,
     active: BTreeMap<ZoneId, ActiveZone>,
     /// Data zones that still offer blocks; the first is being filled.
     ready: VecDeque<ZoneId>,
@@ -87,8 +90,12 @@ pub(crate) struct Allocator {
     ready_left: u64,
     /// The table zones that still offer blocks.
     tables: VecDeque<ZoneId>,
+    /// Free blocks of all table zones, those before their cursors among them: [`rewind`](Self::rewind) reaches these.
+    tables_left: u64,
     /// Zones that take no more blocks, whose carriers the list does not know yet.
     full: Vec<ZoneId>,
+    /// The tables hold the windows up to this one.
+    committed: WindowNumber,
     /// Free in the tables, but named by a record that is newer than them.
     held: BTreeSet<Pba>,
     pub(crate) list: ZoneList,
@@ -113,23 +120,26 @@ impl Allocator {
             high_water,
             granted,
             grows,
-            free: capacity.saturating_sub(used),
+            idle_free: capacity.saturating_sub(used),
             longest: vec![UNKNOWN; high_water as usize],
             idle: BTreeSet::new(),
             loaded: first,
+            changed: BTreeSet::new(),
             active: BTreeMap::new(),
             ready: VecDeque::new(),
             ready_left: 0,
             tables: VecDeque::new(),
+            tables_left: 0,
             full: Vec::new(),
+            committed: WindowNumber(0),
             held: BTreeSet::new(),
             list,
         }
     }
 
-    /// Blocks that could be handed out.
+    /// Blocks that could be handed out. Those that became free in a zone that takes no more data count when the zone is idle again.
     pub(crate) fn free(&self) -> u64 {
-        self.free
+        self.idle_free + self.ready_left + self.tables_left
     }
 
     /// Zones below this one were used at some time.
@@ -144,13 +154,19 @@ impl Allocator {
 
     /// True when every zone's free space is known.
     pub(crate) fn all_known(&self) -> bool {
-        self.loaded >= self.longest.len() as u64
+        self.loaded >= self.longest.len() as u64 && self.changed.is_empty()
     }
 
     /// Learns the free space of a few more zones.
     pub(crate) fn load_some(&mut self, source: &dyn ZoneSource) -> Result<bool> {
         if self.all_known() {
             return Ok(false);
+        }
+        for zone in std::mem::take(&mut self.changed) {
+            if !self.active.contains_key(&ZoneId(zone)) {
+                let bitmap = source.bitmaps(ZoneId(zone), 1)?.pop().unwrap_or_default();
+                self.set_idle(ZoneId(zone), &bitmap);
+            }
         }
         let count = LOAD_ZONES.min(self.longest.len() as u64 - self.loaded);
         let bitmaps = source.bitmaps(ZoneId(self.loaded), count)?;
@@ -179,13 +195,36 @@ impl Allocator {
 
     /// Asks the host for space until `blocks` are free; does nothing for a store that took its space when it was made.
     pub(crate) fn grow_to(&mut self, blocks: u64, source: &dyn ZoneSource) {
-        while self.grows && self.free < blocks && self.granted < self.geometry.zones && source.grow(ZoneId(self.granted)).is_ok() {
+        while self.grows && self.free() < blocks && self.granted < self.geometry.zones && source.grow(ZoneId(self.granted)).is_ok() {
             self.granted += 1;
-            self.free += self.geometry.zone_blocks;
+            self.idle_free += self.geometry.zone_blocks;
         }
     }
 
-    /// Makes the idle zone with the longest free run active.
+    /// Lets the zones that are being filled offer what became free behind their cursors; those that offer nothing, because tables took it,
+    /// make room in the list.
+    pub(crate) fn rewind(&mut self) {
+        for (&zone, active) in &mut self.active {
+            match active.purpose {
+                Purpose::Data(_) if self.ready.contains(&zone) => active.cursor = 0,
+                Purpose::Data(_) => {}
+                Purpose::Table => {
+                    active.cursor = 0;
+                    if !self.tables.contains(&zone) && active.used.count() < self.geometry.zone_blocks {
+                        self.tables.push_back(zone);
+                    }
+                }
+            }
+        }
+        let (ready, full): (VecDeque<ZoneId>, VecDeque<ZoneId>) =
+            self.ready.iter().partition(|zone| self.active.get(zone).is_some_and(|active| self.left(active) > 0));
+        self.ready = ready;
+        self.full.extend(full);
+        self.count_ready();
+        self.retire();
+    }
+
+    /// Makes the idle zone with the longest free run active: the caller decides for what.
     fn take_zone(&mut self, source: &dyn ZoneSource) -> Result<Option<(ZoneId, ZoneBitmap)>> {
         loop {
             let best = self.idle.last().copied();
@@ -204,11 +243,13 @@ impl Allocator {
                 if used.count() == self.geometry.zone_blocks {
                     continue;
                 }
+                self.idle_free -= self.clear(&used);
                 return Ok(Some((zone, used)));
             }
             if self.high_water < self.granted {
                 let zone = ZoneId(self.high_water);
                 self.high_water += 1;
+                self.idle_free -= self.geometry.zone_blocks;
                 self.longest.push(UNKNOWN);
                 if self.loaded == zone.0 {
                     self.loaded += 1;
@@ -242,6 +283,10 @@ impl Allocator {
         self.ready_left = self.ready.iter().filter_map(|zone| self.active.get(zone)).map(|zone| self.left(zone)).sum();
     }
 
+    fn clear(&self, used: &ZoneBitmap) -> u64 {
+        self.geometry.zone_blocks - used.count()
+    }
+
     fn left(&self, zone: &ActiveZone) -> u64 {
         zone.used.clear_from(zone.cursor, self.geometry.zone_blocks as usize) as u64
     }
@@ -253,7 +298,10 @@ impl Allocator {
                 Some(taken) => taken,
                 // Nothing idle is left: what the tables do not use yet will do.
                 None => match self.tables.pop_back().and_then(|zone| Some((zone, self.active.remove(&zone)?))) {
-                    Some((zone, active)) => (zone, active.used),
+                    Some((zone, active)) => {
+                        self.tables_left -= self.clear(&active.used);
+                        (zone, active.used)
+                    }
                     None => break,
                 },
             };
@@ -288,7 +336,6 @@ impl Allocator {
                 _ => extents.push(Extent { at, blocks: length as u64 }),
             }
             wanted -= length as u64;
-            self.free -= length as u64;
             self.ready_left -= length as u64;
         }
         extents
@@ -363,10 +410,14 @@ impl Allocator {
 
     /// Takes a block for a table page; from data zones when nothing else is left.
     pub(crate) fn place_page(&mut self, source: &dyn ZoneSource) -> Result<Pba> {
+        let mut rewound = false;
         loop {
             if let Some(&zone) = self.tables.front() {
                 match self.take_from(zone) {
-                    Some(pba) => return Ok(pba),
+                    Some(pba) => {
+                        self.tables_left -= 1;
+                        return Ok(pba);
+                    }
                     None => {
                         self.tables.pop_front();
                         continue;
@@ -374,8 +425,14 @@ impl Allocator {
                 }
             }
             if let Some((zone, used)) = self.take_zone(source)? {
+                self.tables_left += self.clear(&used);
                 self.active.insert(zone, ActiveZone { used, cursor: 0, purpose: Purpose::Table });
                 self.tables.push_back(zone);
+                continue;
+            }
+            if !rewound {
+                rewound = true;
+                self.rewind();
                 continue;
             }
             let ready: Vec<ZoneId> = self.ready.iter().rev().copied().collect();
@@ -390,7 +447,6 @@ impl Allocator {
         let (start, _) = active.used.clear_run(active.cursor, self.geometry.zone_blocks as usize, 1)?;
         active.used.set(start);
         active.cursor = start + 1;
-        self.free -= 1;
         Some(self.geometry.start_of(zone).plus(start as u64))
     }
 
@@ -399,20 +455,19 @@ impl Allocator {
         let zone = self.geometry.zone_of(pba);
         let offset = self.geometry.offset_of(pba);
         if let Some(active) = self.active.get_mut(&zone) {
-            let was_free = active.used.set(offset);
-            self.free -= u64::from(was_free);
-            return Ok(was_free);
+            return Ok(active.used.set(offset));
         }
         if zone.0 >= self.high_water {
             return Err(Error::new(Kind::Corrupt, format!("a record names block {pba} in a zone that was never opened")));
         }
         let committed = source.bitmaps(zone, 1)?.pop().unwrap_or_default();
         let was_free = !committed.get(offset) && self.held.insert(pba);
-        self.free -= u64::from(was_free);
+        self.idle_free -= u64::from(was_free);
         Ok(was_free)
     }
 
-    /// Makes a zone active again that recovery found in the list; it takes blocks again unless it was `full`.
+    /// Makes a zone active again that recovery found in the list; it takes blocks again unless it was `full`. [`count_ready`](Self::count_ready)
+    /// comes after the last one.
     pub(crate) fn recover_zone(&mut self, zone: ZoneId, generation: u64, full: bool, source: &dyn ZoneSource) -> Result<()> {
         let used = if zone.0 < self.high_water {
             let used = source.bitmaps(zone, 1)?.pop().unwrap_or_default();
@@ -424,16 +479,16 @@ impl Allocator {
                 self.high_water += 1;
                 if self.high_water > self.granted {
                     self.granted += 1;
-                    self.free += self.geometry.zone_blocks;
+                    self.idle_free += self.geometry.zone_blocks;
                 }
             }
             ZoneBitmap::default()
         };
+        self.idle_free -= self.clear(&used);
         let purpose = Purpose::Data(Box::new(DataZone::new(generation)));
         self.active.insert(zone, ActiveZone { used, cursor: 0, purpose });
         if !full {
             self.ready.push_back(zone);
-            self.count_ready();
         }
         Ok(())
     }
@@ -443,21 +498,34 @@ impl Allocator {
     pub(crate) fn release(&mut self, freed: &[Pba], zones: &[(ZoneId, ZoneBitmap)], committed: WindowNumber, held: BTreeSet<Pba>) {
         self.held = held;
         for &pba in freed {
-            let offset = self.geometry.offset_of(pba);
-            if let Some(active) = self.active.get_mut(&self.geometry.zone_of(pba)) {
-                assert!(active.used.clear(offset), "block {pba} is released once");
-                if let Purpose::Data(data) = &mut active.purpose {
-                    data.fresh.clear(offset);
-                }
+            let (offset, zone) = (self.geometry.offset_of(pba), self.geometry.zone_of(pba));
+            let Some(active) = self.active.get_mut(&zone) else {
+                self.idle_free += 1;
+                self.changed.insert(zone.0);
+                continue;
+            };
+            assert!(active.used.clear(offset), "block {pba} is released once");
+            match &mut active.purpose {
+                Purpose::Data(data) => drop(data.fresh.clear(offset)),
+                Purpose::Table => self.tables_left += 1,
             }
-            self.free += 1;
         }
         for &(zone, bitmap) in zones {
+            self.changed.remove(&zone.0);
             if !self.active.contains_key(&zone) {
                 self.set_idle(zone, &bitmap);
             }
         }
         self.count_ready();
+        self.committed = committed;
+        self.retire();
+        let table_zones = self.active.values().filter(|active| matches!(active.purpose, Purpose::Table));
+        debug_assert_eq!(self.tables_left, table_zones.map(|active| self.clear(&active.used)).sum::<u64>());
+    }
+
+    /// Makes zones idle that offer no more blocks, and whose windows a durable checkpoint holds.
+    fn retire(&mut self) {
+        let committed = self.committed;
         let done: Vec<ZoneId> = self
             .active
             .iter()
@@ -469,9 +537,12 @@ impl Allocator {
             .collect();
         for zone in done {
             let Some(active) = self.active.remove(&zone) else { continue };
-            if matches!(active.purpose, Purpose::Data(_)) {
-                self.list.remove(zone);
+            let clear = self.clear(&active.used);
+            match active.purpose {
+                Purpose::Data(_) => self.list.remove(zone),
+                Purpose::Table => self.tables_left -= clear,
             }
+            self.idle_free += clear;
             self.set_idle(zone, &active.used);
         }
     }
@@ -494,19 +565,18 @@ impl Allocator {
             && active.used.clear(offset)
         {
             active.cursor = active.cursor.min(offset);
-            self.free += 1;
             self.count_ready();
         }
+    }
+
+    /// True when a zone is left that is half free in one run.
+    pub(crate) fn long_runs(&self) -> bool {
+        self.high_water < self.granted || self.idle.last().is_some_and(|&(longest, _)| u64::from(longest) * 2 >= self.geometry.zone_blocks)
     }
 
     /// Bytes of memory.
     pub(crate) fn memory(&self) -> u64 {
         self.active.len() as u64 * (512 + self.geometry.zone_blocks * 16) + self.longest.len() as u64 * 2 + self.idle.len() as u64 * 32
-    }
-
-    /// Longest free runs, for status: (idle zones, free blocks).
-    pub(crate) fn idle_zones(&self) -> usize {
-        self.idle.len() + (self.granted - self.high_water) as usize
     }
 }
 

@@ -166,6 +166,11 @@ impl ZoneList {
         self.pages.iter().any(|page| page.dirty)
     }
 
+    /// True when a page is not durable as it is now: writing and flushing makes more zones usable.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pages.iter().any(|page| page.dirty || page.progress != Progress::Durable)
+    }
+
     /// Makes the first page due, so that the durable window in it is written although nothing else happens.
     pub(crate) fn touch(&mut self, durable: WindowNumber) {
         if let Some(page) = self.pages.first_mut()

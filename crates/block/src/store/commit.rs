@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use onefold_core::{Error, Kind, Result, Ticket};
+use onefold_core::{Result, Ticket};
 use parking_lot::{Condvar, Mutex};
 
 use super::Store;
@@ -168,10 +168,5 @@ impl Store {
             self.engine.write_window()?;
         }
         Ok(())
-    }
-
-    /// The error of a store that stopped.
-    pub(super) fn stopped(&self) -> Error {
-        self.engine.stopped().unwrap_or_else(|| Error::new(Kind::Stopped, "the store is closed"))
     }
 }

@@ -37,9 +37,11 @@ pub struct Status {
     pub uncommitted_zones: u64,
     /// See [`uncommitted_zones`](Self::uncommitted_zones).
     pub zones_max: u64,
-    /// Entries of the fingerprint index.
+    /// Entries of the fingerprint index in memory.
     pub index_entries: u64,
-    /// Entries that found no room in memory.
+    /// Entries of the fingerprint index on disk.
+    pub index_on_disk: u64,
+    /// Entries that found no room in memory since the last checkpoint.
     pub index_refused: u64,
     /// True when the index knows every stored block.
     pub index_complete: bool,
@@ -66,7 +68,7 @@ impl Engine {
         use std::sync::atomic::Ordering::Relaxed;
         let (index_entries, index_refused) = {
             let index = self.index.lock();
-            (index.len(), index.refused)
+            (index.len(), index.refused())
         };
         let memory_bytes = self.memory();
         let index_complete = self.index_complete();
@@ -89,6 +91,7 @@ impl Engine {
             uncommitted_zones: state.allocator.uncommitted_zones() as u64,
             zones_max: state.allocator.list.limit() as u64,
             index_entries,
+            index_on_disk: tables.index_entries,
             index_refused,
             index_complete,
             cache_hits: self.pages.hits.load(Relaxed),

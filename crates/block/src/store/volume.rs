@@ -22,7 +22,8 @@ impl Volume for BlockVolume {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
-        self.store.data_change(|| self.store.engine.write(self.id, offset, data))
+        let mut taken = 0;
+        self.store.data_change(|| self.store.engine.write_from(self.id, offset, data, &mut taken))
     }
 
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
@@ -30,7 +31,8 @@ impl Volume for BlockVolume {
     }
 
     fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
-        self.store.data_change(|| self.store.engine.write_zeroes(self.id, offset, bytes, keep))
+        let mut taken = 0;
+        self.store.data_change(|| self.store.engine.write_zeroes_from(self.id, offset, bytes, keep, &mut taken))
     }
 
     fn wait(&self, ticket: Ticket) -> Result<()> {

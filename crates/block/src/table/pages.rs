@@ -21,7 +21,7 @@ const BATCH: usize = 256;
 /// Fewest pages of the cache, so that one path of each tree always fits.
 const CACHE_MIN: usize = 64;
 
-/// Reads and caches table pages. A page is known by address and birth, so that a reused address is another page.
+/// Reads and caches table pages. A page is known by address and checksum, so that a reused address is another page.
 pub(crate) struct Pages {
     disk: Arc<dyn Disk>,
     identity: Identity,
@@ -45,7 +45,7 @@ impl Pages {
     }
 
     fn key(pointer: &Pointer) -> (u64, u64) {
-        (pointer.address.0, pointer.birth.0)
+        (pointer.address.0, pointer.checksum)
     }
 
     /// The page that `pointer` names.

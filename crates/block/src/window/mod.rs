@@ -8,7 +8,7 @@ pub(crate) mod ranges;
 
 use std::time::Duration;
 
-use onefold_core::{Block, Fingerprint, Lba, Pba, VolumeId};
+use onefold_core::{Block, Lba, Pba, VolumeId};
 
 pub(crate) use prepared::{Plan, Source};
 use ranges::{Ranges, Span};
@@ -26,7 +26,6 @@ pub(crate) const PIECE_BLOCKS: usize = 64;
 pub(crate) struct Placed {
     pub(crate) pba: Pba,
     pub(crate) carried: bool,
-    pub(crate) fingerprint: Fingerprint,
 }
 
 /// A block in a window.
@@ -83,11 +82,6 @@ impl Window {
     /// Records that the window will have.
     pub(crate) fn records(&self) -> usize {
         self.live + self.ranges.len() + self.catalogue.len()
-    }
-
-    /// Blocks that hold data.
-    pub(crate) fn live(&self) -> usize {
-        self.live
     }
 
     /// Memory slots in use, dead blocks included.

@@ -408,7 +408,7 @@ impl Subject for Toy {
         delete.map(|done| done.1)
     }
 
-    fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
+    fn write(&self, volume: VolumeId, offset: u64, data: &[u8], _taken: &mut u64) -> Result<Ticket> {
         self.change(volume, offset, data.len() as u64, Some(data))
     }
 
@@ -416,7 +416,7 @@ impl Subject for Toy {
         self.change(volume, offset, bytes, None)
     }
 
-    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, _keep: bool) -> Result<Ticket> {
+    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, _keep: bool, _taken: &mut u64) -> Result<Ticket> {
         self.change(volume, offset, bytes, None)
     }
 

@@ -3,6 +3,7 @@
 use onefold_core::{Block, Pba};
 
 use super::{field, line, pointer_text};
+use crate::index::paged;
 use crate::{
     check::{report::Named, walk::children},
     format::{
@@ -53,6 +54,13 @@ pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, o
         }
         return;
     }
+    if id.table == Table::Index {
+        field(out, "entries", paged::entries(page).count());
+        for entry in paged::entries(page) {
+            field(out, &format!("{:09x}", entry.hash), format!("block {}", entry.pba));
+        }
+        return;
+    }
     let first = id.index.saturating_mul(id.table.per_leaf());
     for slot in 0..id.table.per_leaf() {
         let number = first.saturating_add(slot);
@@ -85,6 +93,7 @@ pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, o
                 }
                 None => continue,
             },
+            Table::Index => continue,
         };
         field(out, &number.to_string(), text);
     }

@@ -76,6 +76,7 @@ impl View<'_> {
             Table::Zones => Some(state.zones),
             Table::Catalogue => Some(state.catalogue),
             Table::Discards => Some(state.pending),
+            Table::Index => Some(state.index),
         }
     }
 

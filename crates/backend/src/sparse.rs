@@ -1,0 +1,58 @@
+//! Sparse files: where there is data, so that holes need not be read.
+
+use std::fs::File;
+
+use onefold_core::{Error, Result};
+use rustix::{fs::SeekFrom, io::Errno};
+
+/// The first stretch of data at or after byte `from` that begins before `end`, as its first byte and the one after its last, cut at `end`.
+/// `None` when the rest up to `end` is a hole. Where the file system knows no holes, all of it is data. Moves the file's position.
+///
+/// # Errors
+/// Those of the system.
+pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>> {
+    if from >= end {
+        return Ok(None);
+    }
+    let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        // Devices, and file systems that do not know.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((from, end))),
+        Err(errno) => return Err(Error::from_io("cannot look for holes", errno.into())),
+    };
+    if start >= end {
+        return Ok(None);
+    }
+    // The file may have been cut off in between: then the read will find out.
+    let stop = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap_or(end);
+    Ok(Some((start, if stop <= start { end } else { stop.min(end) })))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::OpenOptions, os::unix::fs::FileExt};
+
+    use super::*;
+
+    #[test]
+    fn holes_are_skipped_and_ends_respected() {
+        let path = std::env::temp_dir().join(format!("onefold-sparse-{}", std::process::id()));
+        let file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let mib = 1 << 20;
+        file.set_len(16 * mib).unwrap();
+        file.write_all_at(&[1; 4096], 4 * mib).unwrap();
+        let found = next_data(&file, 0, 16 * mib).unwrap();
+        // A file system without holes is allowed to say that all is data.
+        if found != Some((0, 16 * mib)) {
+            let (start, end) = found.unwrap();
+            assert!(start <= 4 * mib && start > 2 * mib && end >= 4 * mib + 4096 && end < 8 * mib, "{start} {end}");
+            assert_eq!(next_data(&file, end, 16 * mib).unwrap(), None);
+            assert_eq!(next_data(&file, 0, 2 * mib).unwrap(), None);
+            assert_eq!(next_data(&file, 4 * mib, 4 * mib + 10).unwrap(), Some((4 * mib, 4 * mib + 10)));
+        }
+        assert_eq!(next_data(&file, 16 * mib, 16 * mib).unwrap(), None);
+        assert_eq!(next_data(&file, u64::MAX - 1, 5).unwrap(), None);
+    }
+}

@@ -1,0 +1,40 @@
+//! Hostile bytes for everything of Onefold that reads bytes from others.
+//!
+//! A target is a function of bytes. It returns when all is well and panics when it is not: a decoder panicked, accepted what it would not
+//! write itself, or a store gave data that nobody wrote. The same functions are called by `cargo fuzz` (see `fuzz/`) and by the runner here
+//! ([`runner`]), which needs nothing but the standard library and mutates by a seed.
+//!
+//! *Invariant:* nothing of the product depends on this crate.
+
+mod corrupt;
+mod decoders;
+mod image;
+mod memory;
+mod mutator;
+mod nbd;
+pub mod runner;
+
+pub use decoders::{carrier, map_page, superblock, zone_list};
+pub use image::{image, repaired_image};
+pub use nbd::nbd_session;
+
+/// A target: its name, its body, and examples to begin with.
+pub struct Target {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Its body.
+    pub body: fn(&[u8]),
+    /// Good examples, to be mutated.
+    pub examples: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets.
+pub const TARGETS: [Target; 7] = [
+    Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
+    Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
+    Target { name: "carrier", body: carrier, examples: decoders::carrier_examples },
+    Target { name: "map_page", body: map_page, examples: decoders::page_examples },
+    Target { name: "image", body: image, examples: corrupt::examples },
+    Target { name: "repaired_image", body: repaired_image, examples: corrupt::examples },
+    Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
+];

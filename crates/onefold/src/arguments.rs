@@ -1,0 +1,95 @@
+//! What can be asked for on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use crate::verbs::{check, create, estimate, inspect, manual, scrub, serve, status, volume};
+
+/// Deduplicating block volumes in one file or device
+///
+/// A store holds many volumes, and every block once. It is served to virtual machines, file systems and tools as NBD exports, and
+/// survives power loss: what was flushed is there.
+#[derive(Debug, Parser)]
+#[command(name = "onefold", version, max_term_width = 100, infer_subcommands = false, disable_help_subcommand = true)]
+#[command(after_help = "Begin with:\n  onefold create disk.onefold --size 100G\n  onefold volume create disk.onefold vm1 --size 1T\n  \
+                        onefold serve disk.onefold --nbd unix:/run/onefold.sock\n\nEach verb shows examples of its own: onefold VERB --help")]
+pub(crate) struct Arguments {
+    /// Takes options from a TOML file too: a section for each verb, like [serve] or [volume.create], and in it the options by
+    /// their names. The command line wins
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// What is logged on standard error: off, error, warn, info, debug or trace, also by module [default: RUST_LOG, or info]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+
+    /// The verb.
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    Create(create::Options),
+    Volume(volume::Options),
+    Serve(serve::Options),
+    Status(status::Options),
+    Check(check::Options),
+    Scrub(scrub::Options),
+    Inspect(inspect::Options),
+    Estimate(estimate::Options),
+    Man(manual::Options),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// Every verb that does something, verbs of verbs included.
+    fn verbs(command: &clap::Command, path: &str, all: &mut Vec<(String, clap::Command)>) {
+        for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            let path = format!("{path} {}", verb.get_name());
+            all.push((path.clone(), verb.clone()));
+            verbs(verb, &path, all);
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_shows_examples_that_can_be_typed() {
+        let mut all = vec![("onefold".to_owned(), Arguments::command())];
+        verbs(&Arguments::command(), "onefold", &mut all);
+        assert!(all.len() > 12);
+        for (path, verb) in all {
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples: Vec<&str> =
+                help.lines().filter_map(|line| line.strip_prefix("  ")).filter(|l| l.starts_with("onefold")).collect();
+            assert!(!examples.is_empty(), "{path} has no example");
+            for example in examples {
+                assert!(path == "onefold" || example.starts_with(&format!("{path} ")), "{path}: {example}");
+                let typed = example.split_whitespace().map(std::ffi::OsString::from).collect();
+                crate::configuration::read(typed).unwrap_or_else(|e| panic!("{example}: {e:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn every_option_is_explained() {
+        let mut all = Vec::new();
+        verbs(&Arguments::command(), "onefold", &mut all);
+        for (path, verb) in all {
+            assert!(verb.get_about().is_some(), "{path}");
+            for option in verb.get_arguments() {
+                assert!(option.get_help().is_some(), "{path}: {}", option.get_id());
+            }
+        }
+    }
+}

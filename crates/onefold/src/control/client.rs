@@ -1,0 +1,87 @@
+//! A verb's side of the control socket.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::net::UnixStream,
+    time::Duration,
+};
+
+use onefold_backend::peer;
+use onefold_core::{Error, Kind, Result};
+use serde::de::DeserializeOwned;
+
+use super::{Answer, LINE_MAX, Request, told};
+use crate::store_file::StoreFile;
+
+/// How long a server may be silent: it tells progress of long work, and a change of a full and busy store may wait for checkpoints.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// A connection to the server of a store; each asks once.
+pub(crate) struct Client {
+    stream: UnixStream,
+}
+
+impl Client {
+    /// Connects to the server that has the store open.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none; `Denied` when it can't be trusted.
+    pub(crate) fn connect(file: &StoreFile) -> Result<Client> {
+        let stream = peer::connect_to_user(&file.control_name(), file.owner()).map_err(|error| match error.kind() {
+            Kind::Denied => {
+                Error::new(Kind::Denied, format!("a process that does not own {} listens for its commands", file.path().display()))
+            }
+            _ => error,
+        })?;
+        stream.set_read_timeout(Some(SILENCE)).map_err(lost)?;
+        stream.set_write_timeout(Some(SILENCE)).map_err(lost)?;
+        Ok(Client { stream })
+    }
+
+    /// The number of the server's process.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub(crate) fn pid(&mut self) -> Result<u32> {
+        self.ask(&Request::Pid)
+    }
+
+    /// Asks, and gives the answer.
+    ///
+    /// # Errors
+    /// What the server says, or `Io` when it goes away.
+    pub(crate) fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T> {
+        self.ask_long(request, &mut |_, _, _| {})
+    }
+
+    /// As [`ask`](Self::ask); `progress` hears what is being done, bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub(crate) fn ask_long<T: DeserializeOwned>(&mut self, request: &Request, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<T> {
+        let mut line = serde_json::to_vec(request).map_err(strange)?;
+        line.push(b'\n');
+        self.stream.write_all(&line).map_err(lost)?;
+        let mut answers = BufReader::new(&self.stream);
+        loop {
+            let mut line = String::new();
+            answers.by_ref().take(LINE_MAX).read_line(&mut line).map_err(lost)?;
+            if line.is_empty() {
+                return Err(Error::new(Kind::Io, "the server of the store went away before it answered"));
+            }
+            match serde_json::from_str(&line).map_err(strange)? {
+                Answer::Progress { what, done, total } => progress(&what, done, total),
+                Answer::Done { value } => return serde_json::from_value(value).map_err(strange),
+                Answer::Failed { kind, message } => return Err(told(&kind, message)),
+            }
+        }
+    }
+}
+
+fn lost(error: std::io::Error) -> Error {
+    Error::from_io("cannot speak to the server of the store", error)
+}
+
+fn strange(error: serde_json::Error) -> Error {
+    Error::new(Kind::Unsupported, "the server of the store is of another version: it can't be understood").caused_by(error)
+}

@@ -1,0 +1,115 @@
+//! The control socket: how verbs reach a store that is being served.
+//!
+//! One line of JSON asks, and lines of JSON answer: any number that tell progress, then one that ends it. Who may ask is checked by the
+//! socket itself ([`onefold_backend::peer`]): root and the user of the server.
+
+mod client;
+mod server;
+
+use onefold_core::{Error, Kind, Result};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use client::Client;
+pub(crate) use server::{Served, Server};
+
+/// Longest line in bytes: a status with 65,536 volumes of long names fits; more is no message of ours.
+const LINE_MAX: u64 = 64 << 20;
+
+/// Longest request in bytes: two names of volumes with room to spare.
+const REQUEST_MAX: u64 = 8 << 10;
+
+/// What can be asked of a server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub(crate) enum Request {
+    /// Which process serves.
+    Pid,
+    /// Everything that `onefold status` shows.
+    Status,
+    /// All volumes.
+    VolumeList,
+    /// A new volume.
+    VolumeCreate { name: String, bytes: u64 },
+    /// Another size.
+    VolumeResize { name: String, bytes: u64 },
+    /// Another name.
+    VolumeRename { name: String, new_name: String },
+    /// No volume any more.
+    VolumeDelete { name: String },
+    /// A comparison of all data with its fingerprints, which ends when the client goes away.
+    Scrub,
+}
+
+/// A line of an answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub(crate) enum Answer {
+    /// So far; the answer is still to come.
+    Progress { what: String, done: u64, total: u64 },
+    /// It is done.
+    Done { value: serde_json::Value },
+    /// It failed.
+    Failed { kind: String, message: String },
+}
+
+/// Told how far long work is: what is being done, bytes done, and bytes in all or 0. It is given up when this fails.
+pub(crate) type Tell<'a> = dyn FnMut(&str, u64, u64) -> Result<()> + 'a;
+
+/// A volume, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VolumeLine {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its size.
+    pub(crate) bytes: u64,
+}
+
+/// The kinds by their names on the wire.
+const KINDS: [(Kind, &str); 10] = [
+    (Kind::InvalidInput, "invalid-input"),
+    (Kind::NotFound, "not-found"),
+    (Kind::Exists, "exists"),
+    (Kind::NoSpace, "no-space"),
+    (Kind::Busy, "busy"),
+    (Kind::Corrupt, "corrupt"),
+    (Kind::Stopped, "stopped"),
+    (Kind::Unsupported, "unsupported"),
+    (Kind::Denied, "denied"),
+    (Kind::Io, "io"),
+];
+
+impl From<&Error> for Answer {
+    fn from(error: &Error) -> Answer {
+        let kind = KINDS.iter().find(|(kind, _)| *kind == error.kind()).map_or("io", |(_, name)| name);
+        Answer::Failed { kind: kind.to_owned(), message: error.to_string() }
+    }
+}
+
+/// The error that an answer told.
+fn told(kind: &str, message: String) -> Error {
+    let kind = KINDS.iter().find(|(_, name)| *name == kind).map_or(Kind::Io, |(kind, _)| *kind);
+    Error::new(kind, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_keep_their_kind_and_sentence_on_the_way() {
+        for (kind, _) in KINDS {
+            let Answer::Failed { kind: name, message } = Answer::from(&Error::new(kind, "a sentence")) else { panic!() };
+            let error = told(&name, message);
+            assert_eq!((error.kind(), error.to_string().as_str()), (kind, "a sentence"));
+        }
+    }
+
+    #[test]
+    fn the_wire_format_is_as_documented() {
+        let line = serde_json::to_string(&Request::VolumeRename { name: "a".into(), new_name: "b".into() }).unwrap();
+        assert_eq!(line, r#"{"ask":"volume-rename","name":"a","new_name":"b"}"#);
+        assert_eq!(serde_json::to_string(&Request::Status).unwrap(), r#"{"ask":"status"}"#);
+        let line = serde_json::to_string(&Answer::Progress { what: "data".into(), done: 1, total: 2 }).unwrap();
+        assert_eq!(line, r#"{"answer":"progress","what":"data","done":1,"total":2}"#);
+    }
+}

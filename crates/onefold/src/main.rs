@@ -1,0 +1,44 @@
+//! `onefold`: makes, serves, checks and measures stores of deduplicated blocks.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`arguments`], [`configuration`] | what was asked for, on the command line and in a file |
+//! | [`verbs`] | one file for each verb |
+//! | [`store_file`] | a store that nobody serves: looked at, or opened for work |
+//! | [`control`] | a store that is served: verbs reach its server through the control socket |
+//! | [`report`] | what `status` tells, as JSON and as text |
+//! | [`progress`], [`output`], [`failure`], [`size`], [`logging`] | how it speaks to people |
+//!
+//! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a wrong command line is 2. Nobody's
+//! closed pipe is a panic.
+
+mod arguments;
+mod configuration;
+mod control;
+mod failure;
+mod logging;
+mod output;
+mod progress;
+mod report;
+mod size;
+mod store_file;
+mod verbs;
+
+use std::process::ExitCode;
+
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let done = run();
+    // What was printed is part of what was asked for.
+    let printed = output::finish();
+    match done.and(printed) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.tell(),
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let arguments = configuration::read(std::env::args_os().collect())?;
+    verbs::run(arguments)
+}

@@ -1,0 +1,208 @@
+//! A report for people: aligned lines, each beginning with what it is about.
+
+use std::fmt::{self, Display, Formatter};
+
+use super::{BLOCK, Report, Server};
+use crate::size::{Size, duration, grouped, share};
+
+/// Width of the first column.
+const LABEL: usize = 15;
+
+fn row(f: &mut Formatter<'_>, label: &str, text: impl Display) -> fmt::Result {
+    writeln!(f, "{label:<LABEL$}{text}")
+}
+
+impl Display for Report {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        row(f, "store", format_args!("{}  (id {})", self.store, self.id))?;
+        let created = &self.created;
+        row(
+            f,
+            "created",
+            format_args!(
+                "fingerprint {}, verify {}, leftover {}, layout {}",
+                created.fingerprint, created.verify, created.leftover, created.layout
+            ),
+        )?;
+        row(f, "state", self.state())?;
+        if let Some(reason) = &self.stopped {
+            row(f, "STOPPED", reason)?;
+        }
+        self.space(f)?;
+        let (records, zones) = (&self.uncommitted, &self.uncommitted);
+        row(
+            f,
+            "uncommitted",
+            format_args!(
+                "{} of {} records, {} of {} zones wait for a checkpoint",
+                grouped(records.records),
+                grouped(records.records_max),
+                zones.zones,
+                zones.zones_max
+            ),
+        )?;
+        if let Some(server) = &self.server {
+            server.rows(f)?;
+        }
+        match self.volumes.len() {
+            0 => row(f, "volumes", "none"),
+            n => {
+                row(f, "volumes", n)?;
+                volume_table(f, self.volumes.iter().map(|volume| (volume.name.as_str(), volume.bytes)))
+            }
+        }
+    }
+}
+
+/// Names and sizes in two columns.
+fn volume_table<'a>(f: &mut Formatter<'_>, volumes: impl Iterator<Item = (&'a str, u64)>) -> fmt::Result {
+    for (name, bytes) in volumes {
+        writeln!(f, "  {:>9}  {}", Size(bytes).to_string(), name.escape_debug())?;
+    }
+    Ok(())
+}
+
+impl Report {
+    fn state(&self) -> String {
+        match (&self.server, self.clean) {
+            (Some(server), _) => format!(
+                "served by process {} for {}, {} persistence, at {}",
+                server.pid,
+                duration(server.uptime_seconds),
+                server.persistence,
+                server.listeners.join(" and ")
+            ),
+            (None, Some(false)) => "not served; was not closed in order, and will recover when it is opened".to_owned(),
+            (None, _) => "not served; closed in order".to_owned(),
+        }
+    }
+
+    fn space(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let space = &self.space;
+        let used = space.usable_bytes.saturating_sub(space.free_bytes);
+        row(
+            f,
+            "space",
+            format_args!(
+                "{} of {} free ({} used or reserved), tables {}",
+                Size(space.free_bytes),
+                Size(space.usable_bytes),
+                share(used, space.usable_bytes),
+                Size(space.table_bytes)
+            ),
+        )?;
+        row(
+            f,
+            "saved",
+            format_args!(
+                "{} in volumes are stored in {}: {} saved, {:.2} times less",
+                Size(space.mapped_bytes),
+                Size(space.stored_bytes),
+                Size(space.saved_bytes),
+                space.ratio
+            ),
+        )?;
+        if space.pending_bytes > 0 {
+            row(f, "to come", format_args!("dropped ranges of up to {} are still to be freed", Size(space.pending_bytes)))?;
+        }
+        if let Some(host) = space.host_bytes {
+            row(f, "host", format_args!("{} taken by the file", Size(host)))?;
+        }
+        Ok(())
+    }
+}
+
+impl Server {
+    fn rows(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let writes = &self.writes;
+        let blocks = |n: u64| Size(n * BLOCK);
+        let rate = |rate: Option<f64>| rate.map_or("–".to_owned(), |rate| format!("{rate:.2}"));
+        row(
+            f,
+            "written",
+            format_args!(
+                "{} by clients, {} to the device: amplification {}",
+                blocks(writes.client_blocks),
+                blocks(writes.device_blocks),
+                rate(writes.amplification)
+            ),
+        )?;
+        row(
+            f,
+            "duplicates",
+            format_args!(
+                "{} ({}), zeroes {} ({})",
+                blocks(writes.duplicate_blocks),
+                share(writes.duplicate_blocks, writes.client_blocks),
+                blocks(writes.zero_blocks),
+                share(writes.zero_blocks, writes.client_blocks)
+            ),
+        )?;
+        row(
+            f,
+            "windows",
+            format_args!(
+                "{} with {} blocks each, {} flushes ({} durable writes), {} checkpoints",
+                grouped(writes.windows),
+                rate(writes.blocks_per_window),
+                grouped(writes.flushes),
+                grouped(writes.durable_writes),
+                grouped(writes.checkpoints)
+            ),
+        )?;
+        row(
+            f,
+            "records",
+            format_args!("{}, {} hidden beside compressed blocks", grouped(writes.records), share(writes.hidden_records, writes.records)),
+        )?;
+        row(
+            f,
+            "device writes",
+            format_args!(
+                "data {}, carriers {} ({} of records alone), tables {}, lists {}",
+                blocks(writes.data_blocks),
+                blocks(writes.carrier_blocks),
+                blocks(writes.record_blocks),
+                blocks(writes.checkpoint_blocks),
+                blocks(writes.list_blocks + writes.super_blocks)
+            ),
+        )?;
+        row(f, "read", format_args!("{} by clients", blocks(self.reads.client_blocks)))?;
+        let cache = &self.page_cache;
+        row(
+            f,
+            "page cache",
+            format_args!("{} hits of {}", share(cache.hits, cache.hits + cache.misses), grouped(cache.hits + cache.misses)),
+        )?;
+        let index = &self.index;
+        let state = match (index.complete, index.refused) {
+            (true, 0) => "complete".to_owned(),
+            (false, 0) => "still being completed".to_owned(),
+            (_, refused) => format!("{} found no room", grouped(refused)),
+        };
+        row(f, "index", format_args!("{} fingerprints, {state}", grouped(index.entries)))?;
+        let memory = &self.memory;
+        row(
+            f,
+            "memory",
+            format_args!(
+                "{} of {} in use, process {} (at most {})",
+                Size(memory.engine_bytes),
+                Size(memory.limit_bytes),
+                Size(memory.resident_bytes),
+                Size(memory.peak_bytes)
+            ),
+        )?;
+        let nbd = &self.nbd;
+        row(
+            f,
+            "clients",
+            format_args!(
+                "{} connected, {} requests under way, {} answered with an error",
+                nbd.connections,
+                nbd.in_flight,
+                grouped(nbd.errors)
+            ),
+        )
+    }
+}

@@ -1,0 +1,207 @@
+//! A store's file or device: looked at without a lock, opened with one, or put to work with its two threads.
+
+use std::{
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::JoinHandle,
+};
+
+use onefold_backend::{Access, FileDisk, MonotonicClock, peek};
+use onefold_block::{
+    Engine, Settings, Store,
+    check::look,
+    format::{
+        geometry::SUPERBLOCKS,
+        superblock::{Found, Superblock, choose},
+    },
+};
+use onefold_core::{Disk, Error, Kind, Pba, Result};
+
+use crate::control;
+
+/// A file or device that holds a store, as it was when it was looked at.
+pub(crate) struct StoreFile {
+    path: PathBuf,
+    superblock: Superblock,
+    metadata: std::fs::Metadata,
+}
+
+impl StoreFile {
+    /// Looks at the store without a lock, whether it is served or not.
+    ///
+    /// # Errors
+    /// One sentence for what is missing, no store, too new, damaged or not allowed.
+    pub(crate) fn look(path: &Path) -> Result<StoreFile> {
+        let superblock = read_superblock(path).map_err(|e| name_store(path, e))?;
+        let metadata = std::fs::metadata(path).map_err(|e| Error::from_io(path.display(), e))?;
+        Ok(StoreFile { path: path.to_owned(), superblock, metadata })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The store's id in hexadecimal digits.
+    pub(crate) fn id(&self) -> String {
+        self.superblock.fixed.id.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Bytes that the host's file system gives to the file; `None` for a device.
+    pub(crate) fn host_bytes(&self) -> Option<u64> {
+        (!self.is_device()).then(|| self.metadata.blocks() * 512)
+    }
+
+    pub(crate) fn is_device(&self) -> bool {
+        self.metadata.file_type().is_block_device()
+    }
+
+    /// The user that a server of the store may run as, besides root and us.
+    pub(crate) fn owner(&self) -> u32 {
+        self.metadata.uid()
+    }
+
+    /// The name of the control socket: the store's id, and which file it is in. A copy has the same id and is yet another store: a verb for
+    /// one must never reach the server of the other.
+    pub(crate) fn control_name(&self) -> String {
+        let (space, number) = if self.is_device() { (u64::MAX, self.metadata.rdev()) } else { (self.metadata.dev(), self.metadata.ino()) };
+        format!("{}{space:016x}{number:016x}", self.id())
+    }
+
+    /// Opens it for `access`, with a lock.
+    ///
+    /// # Errors
+    /// `Busy`, which names the server when there is one, and those of the system.
+    pub(crate) fn open(&self, access: Access) -> Result<FileDisk> {
+        FileDisk::open(&self.path, access).map_err(|error| match error.kind() {
+            Kind::Busy => control::Client::connect(self).ok().and_then(|mut server| server.pid().ok()).map_or(error, |pid| {
+                Error::new(Kind::Busy, format!("store {} is served by process {pid}; stop it first", self.path.display()))
+            }),
+            _ => error,
+        })
+    }
+
+    /// Opens it for reading; others may read it too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_for_reading(&self) -> Result<Arc<dyn Disk>> {
+        Ok(Arc::new(self.open(Access::ReadOnly)?))
+    }
+
+    /// The store as it is, for looking only: nothing on the disk changes, and what a recovery would write stays in memory.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and those of recovery.
+    pub(crate) fn open_unchanged(&self) -> Result<Engine> {
+        look(&self.open_for_reading()?).map_err(|e| name_store(&self.path, e))
+    }
+
+    /// Opens the store for work.
+    ///
+    /// # Errors
+    /// As [`open_unchanged`](Self::open_unchanged).
+    pub(crate) fn work(&self, settings: Settings) -> Result<WorkingStore> {
+        let disk = Arc::new(self.open(Access::ReadWrite)?);
+        let store = Store::open(disk, Arc::new(MonotonicClock::new()), settings).map_err(|e| name_store(&self.path, e))?;
+        WorkingStore::start(store)
+    }
+}
+
+/// The newer superblock of the file or device at `path`.
+fn read_superblock(path: &Path) -> Result<Superblock> {
+    let look = |place: u32| -> Result<Found> {
+        let block = peek(path, SUPERBLOCKS[place as usize])?;
+        Ok(block.map_or(Found::Foreign, |block| Superblock::decode(&block, place)))
+    };
+    match choose(look(0)?, look(1)?) {
+        // A server may have been writing one of them while we read.
+        Err(error) if error.kind() == Kind::Corrupt => choose(look(0)?, look(1)?),
+        chosen => chosen,
+    }
+}
+
+/// True when a block of the first or last MiB of `path` holds anything.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn holds_something(path: &Path, blocks: u64) -> Result<bool> {
+    const EDGE: u64 = 256;
+    let edges = (0..EDGE.min(blocks)).chain(blocks.saturating_sub(EDGE)..blocks);
+    for at in edges {
+        if peek(path, Pba(at))?.is_some_and(|block| !block.is_zero()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The engine does not know what its disk is called.
+fn name_store(path: &Path, error: Error) -> Error {
+    let shown = path.display().to_string();
+    if error.to_string().contains(&shown) { error } else { error.context(shown) }
+}
+
+/// A store with its two working threads.
+pub(crate) struct WorkingStore {
+    store: Arc<Store>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl WorkingStore {
+    fn start(store: Arc<Store>) -> Result<WorkingStore> {
+        let mut working = WorkingStore { store, threads: Vec::new() };
+        working.spawn("store writer", Store::run_writer)?;
+        working.spawn("store background", Store::run_background)?;
+        Ok(working)
+    }
+
+    fn spawn(&mut self, name: &str, job: fn(&Store)) -> Result<()> {
+        let store = self.store.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || job(&store));
+        self.threads.push(thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?);
+        Ok(())
+    }
+
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// True when a thread ended although nothing failed and nobody asked it to: a defect of the program.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.store.engine().stopped().is_none() && self.threads.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Ends the threads, makes everything durable and marks the store clean. Nobody else may use it any more.
+    ///
+    /// # Errors
+    /// The reason, when the store stopped.
+    pub(crate) fn close(mut self) -> Result<()> {
+        if !self.join() {
+            return Err(Error::new(Kind::Io, "a thread of the store failed; the store recovers when it is opened again"));
+        }
+        match self.store.engine().stopped() {
+            Some(reason) => Err(reason),
+            None => self.store.close(),
+        }
+    }
+
+    /// True when no thread panicked.
+    fn join(&mut self) -> bool {
+        self.store.stop();
+        // All of them are waited for, whatever one of them says.
+        let ends: Vec<bool> = self.threads.drain(..).map(|thread| thread.join().is_ok()).collect();
+        ends.into_iter().all(|well| well)
+    }
+}
+
+impl Drop for WorkingStore {
+    /// Leaves the store as after a crash, which loses nothing that was acknowledged as durable.
+    fn drop(&mut self) {
+        self.join();
+    }
+}

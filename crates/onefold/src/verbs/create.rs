@@ -1,0 +1,183 @@
+//! `onefold create`: an empty store in a new file, or on a device.
+
+use std::{
+    fs,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, ValueEnum};
+use onefold_backend::{FileDisk, Preallocate, device_bytes, random::random_bytes};
+use onefold_block::{
+    Engine, Format,
+    format::{
+        geometry::{Geometry, ZONE_BLOCKS_MAX},
+        superblock::{Layout, Leftover},
+    },
+};
+use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
+
+use crate::{failure::Failure, output, progress::Progress, size::Size, store_file::holds_something};
+
+/// Creates an empty store in a new file or on a block device
+///
+/// It is durable when the command returns; when it fails, nothing of it is left.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold create disk.onefold --size 100G\n  onefold create disk.onefold --size 1T --preallocate none\n  \
+                        onefold create /dev/sdb --force --fingerprint sha256\n  \
+                        onefold create disk.onefold --size 20G --fingerprint md5 --verify bytes --preallocate full"
+)]
+pub(crate) struct Options {
+    /// A path where there is no file yet, or a block device
+    store: PathBuf,
+
+    /// Size of the store: a number with K, M, G, T or P for powers of 1024. A device is used whole without it
+    #[arg(long)]
+    size: Option<Size>,
+
+    /// How equal blocks are found; sha1 and md5 are broken and need --verify bytes
+    #[arg(long, value_enum, default_value = "blake3")]
+    fingerprint: FingerprintName,
+
+    /// When a block counts as a duplicate: its 128-bit fingerprint agrees, or all its bytes
+    #[arg(long, value_enum, default_value = "hash")]
+    verify: Verify,
+
+    /// How a file gets its space: reserve takes it now, full also writes it once (slow to create, fastest after), none lets it grow
+    #[arg(long, value_enum, default_value = "reserve")]
+    preallocate: Space,
+
+    /// Where records go that find no room beside compressed blocks
+    #[arg(long, value_enum, default_value = "log")]
+    leftover: LeftoverName,
+
+    /// How the blocks of a window lie on the disk
+    #[arg(long, value_enum, default_value = "run")]
+    layout: LayoutName,
+
+    /// Takes a device although there is something on it, which is lost
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FingerprintName {
+    /// BLAKE3, keyed with a secret of the store
+    Blake3,
+    /// SHA-256
+    Sha256,
+    /// SHA-1, with --verify bytes
+    Sha1,
+    /// MD5, with --verify bytes
+    Md5,
+}
+
+impl From<FingerprintName> for Algorithm {
+    fn from(name: FingerprintName) -> Algorithm {
+        match name {
+            FingerprintName::Blake3 => Algorithm::Blake3,
+            FingerprintName::Sha256 => Algorithm::Sha256,
+            FingerprintName::Sha1 => Algorithm::Sha1,
+            FingerprintName::Md5 => Algorithm::Md5,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Verify {
+    /// Its fingerprint agrees
+    Hash,
+    /// Its fingerprint and its bytes agree
+    Bytes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Space {
+    /// All of it is taken from the file system now
+    Reserve,
+    /// The file grows as it is needed
+    None,
+    /// All of it is taken and written with zeroes once
+    Full,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LeftoverName {
+    /// One more block of the same write
+    Log,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LayoutName {
+    /// Side by side in one run
+    Run,
+}
+
+/// Creates the store and says what was made.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let algorithm = Algorithm::from(options.fingerprint);
+    if algorithm.needs_bytes() && options.verify == Verify::Hash {
+        return Err(Failure::usage(format!(
+            "different blocks with equal {algorithm} fingerprints can be made on purpose: {algorithm} needs --verify bytes"
+        )));
+    }
+    let path = &options.store;
+    let device = is_device(path);
+    let blocks = blocks(options, device)?;
+    if device && !options.force && holds_something(path, blocks)? {
+        let shown = path.display();
+        return Err(Failure::new(format!("there is something on {shown} already; --force overwrites it, and what is there is lost")));
+    }
+    let preallocate = match options.preallocate {
+        Space::Reserve => Preallocate::Reserve,
+        Space::None => Preallocate::None,
+        Space::Full => Preallocate::Full,
+    };
+    let existed = path.exists();
+    let bar = Progress::new(format!("writing {} once", path.display()));
+    let disk = FileDisk::create(path, Some(blocks), preallocate, &mut |done, total| bar.set(done, total))?;
+    drop(bar);
+    let formatted = format(&disk, options, algorithm, blocks);
+    if formatted.is_err() && !device {
+        // The disk still holds the lock, so nobody else took the file meanwhile. The first error is the one to tell.
+        let _ = if existed { fs::File::options().write(true).open(path).and_then(|file| file.set_len(0)) } else { fs::remove_file(path) };
+    }
+    formatted?;
+    output::line(format_args!("created store {} of {}", path.display(), Size(disk.blocks() * BLOCK_BYTES as u64)));
+    Ok(())
+}
+
+fn is_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+/// Blocks of the store, checked before anything is made.
+fn blocks(options: &Options, device: bool) -> Result<u64, Failure> {
+    let shown = options.store.display();
+    let bytes = match options.size {
+        Some(Size(bytes)) => bytes,
+        None if device => device_bytes(&options.store)?,
+        None => return Err(Failure::usage(format!("the new file {shown} needs a size, like --size 100G"))),
+    };
+    let blocks = bytes / BLOCK_BYTES as u64;
+    Geometry::new(blocks, ZONE_BLOCKS_MAX).map_err(|e| Failure::new(format!("{shown} can't be a store of {}: {e}", Size(bytes))))?;
+    Ok(blocks)
+}
+
+fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64) -> Result<()> {
+    let LeftoverName::Log = options.leftover;
+    let LayoutName::Run = options.layout;
+    let format = Format {
+        algorithm,
+        verify_bytes: options.verify == Verify::Bytes,
+        grow: options.preallocate == Space::None && !disk.is_device(),
+        leftover: Leftover::Log,
+        layout: Layout::Run,
+        ..Format::new(random_bytes()?, random_bytes()?, blocks)
+    };
+    Engine::format(disk, &format).map_err(|e| match e.kind() {
+        Kind::InvalidInput => Error::new(Kind::InvalidInput, format!("{}: {e}", options.store.display())),
+        _ => e,
+    })
+}

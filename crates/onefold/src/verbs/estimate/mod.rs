@@ -1,0 +1,204 @@
+//! `onefold estimate`: what deduplication and compression would save on files, directories and devices.
+//!
+//! Data flow: `walk` finds files, `pieces` cuts and reads them, threads fingerprint the blocks and compress those that come first, `tally`
+//! knows which ones do.
+
+mod pieces;
+mod tally;
+mod walk;
+
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use clap::Args;
+use onefold_backend::random::random_bytes;
+use onefold_core::{Algorithm, BLOCK_BYTES, Block, Fingerprinter, compress::Lz4};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use self::{
+    pieces::{PIECE_BYTES, Pieces},
+    tally::{Seen, Tally},
+    walk::Walk,
+};
+use crate::{
+    failure::Failure,
+    output,
+    progress::Progress,
+    size::{Size, grouped, share},
+};
+
+/// Threads that read, fingerprint and compress: with more, disks are the limit.
+const THREADS: std::ops::RangeInclusive<usize> = 2..=8;
+
+/// Time between two looks at how far the threads are.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A block that compresses to this share has room for records, which then cost nothing.
+const ROOMY_BYTES: usize = BLOCK_BYTES * 8 / 10;
+
+/// Tells what deduplication and compression would save on files, directories and devices
+///
+/// Blocks of 4 KiB are compared by keyed BLAKE3 fingerprints, as a store does. Nothing is written.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold estimate /var/lib/libvirt/images\n  onefold estimate vm1.raw vm2.raw /dev/sdb\n  \
+                        onefold estimate --json --memory 1G /srv")]
+pub(crate) struct Options {
+    /// Files, directories (with all that is in them) and block devices
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+
+    /// Memory for fingerprints; when it is full, a sample of the blocks is counted
+    #[arg(long, default_value = "256M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found, in blocks of 4096 bytes.
+#[derive(Debug, Serialize)]
+struct Estimate {
+    files: u64,
+    bytes: u64,
+    blocks: u64,
+    /// Zeroes and holes, which are stored nowhere.
+    zero_blocks: u64,
+    /// Different blocks: what a store would hold.
+    different_blocks: u64,
+    duplicate_blocks: u64,
+    /// What a store would hold, in bytes.
+    stored_bytes: u64,
+    /// All bytes for each byte stored.
+    ratio: f64,
+    /// Size of the different blocks after LZ4, for each byte before.
+    lz4_ratio: Option<f64>,
+    /// Share of the different blocks that LZ4 makes small enough to hold records beside them.
+    roomy_share: Option<f64>,
+    /// One block of this many was looked at; 1 when all were.
+    sampled_one_of: u64,
+    /// Files and directories that could not be read.
+    unreadable: u64,
+}
+
+/// What the threads add up.
+#[derive(Default)]
+struct Sums {
+    blocks: AtomicU64,
+    zero_blocks: AtomicU64,
+    compressed_blocks: AtomicU64,
+    compressed_bytes: AtomicU64,
+    roomy_blocks: AtomicU64,
+}
+
+/// Estimates, and prints what was found.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    for path in &options.paths {
+        std::fs::metadata(path).map_err(|e| walk::unreadable(path, e))?;
+    }
+    let estimate = estimate(options)?;
+    if options.json {
+        let text = serde_json::to_string_pretty(&estimate).map_err(|e| Failure::new(format!("the estimate can't be written: {e}")))?;
+        output::line(text);
+    } else {
+        print(&estimate);
+    }
+    if estimate.files == 0 && estimate.unreadable > 0 {
+        return Err(Failure::new("nothing could be read"));
+    }
+    Ok(())
+}
+
+fn estimate(options: &Options) -> Result<Estimate, Failure> {
+    // Once for the sizes, once for the content.
+    let bytes: u64 = Walk::new(&options.paths).flatten().map(|found| found.bytes).sum();
+    let pieces = Pieces::new(Walk::new(&options.paths));
+    let tally = Mutex::new(Tally::new(options.memory.0));
+    let sums = Sums::default();
+    let printer = Fingerprinter::new(Algorithm::Blake3, random_bytes()?);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(*THREADS.start(), *THREADS.end());
+    let progress = Progress::new("reading");
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&pieces, &printer, &tally, &sums))).collect();
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            std::thread::sleep(LOOK_EVERY);
+            progress.set(pieces.done.load(Relaxed), bytes);
+        }
+    });
+    drop(progress);
+    let tally = tally.into_inner();
+    let holes = pieces.hole_blocks.load(Relaxed);
+    let blocks = sums.blocks.load(Relaxed) + holes;
+    let zero_blocks = sums.zero_blocks.load(Relaxed) + holes;
+    let different_blocks = tally.different().min(blocks - zero_blocks);
+    let compressed = sums.compressed_blocks.load(Relaxed);
+    let of_compressed = |part: u64, unit: u64| (compressed > 0).then(|| part as f64 / (compressed * unit) as f64);
+    Ok(Estimate {
+        files: pieces.files.load(Relaxed),
+        bytes: pieces.done.load(Relaxed),
+        blocks,
+        zero_blocks,
+        different_blocks,
+        duplicate_blocks: blocks - zero_blocks - different_blocks,
+        stored_bytes: different_blocks * BLOCK_BYTES as u64,
+        ratio: blocks as f64 / different_blocks.max(1) as f64,
+        lz4_ratio: of_compressed(sums.compressed_bytes.load(Relaxed), BLOCK_BYTES as u64),
+        roomy_share: of_compressed(sums.roomy_blocks.load(Relaxed), 1),
+        sampled_one_of: tally.one_of(),
+        unreadable: pieces.unreadable.load(Relaxed),
+    })
+}
+
+/// The life of a thread: pieces until there are none.
+fn work(pieces: &Pieces, printer: &Fingerprinter, tally: &Mutex<Tally>, sums: &Sums) {
+    let mut buffer = Block::zeroed_vec(PIECE_BYTES / BLOCK_BYTES);
+    let mut lz4 = Lz4::default();
+    while let Some(piece) = pieces.next() {
+        let all = pieces.read(&piece, &mut buffer);
+        let blocks: Vec<&Block> = all.iter().filter(|block| !block.is_zero()).collect();
+        sums.blocks.fetch_add(all.len() as u64, Relaxed);
+        sums.zero_blocks.fetch_add((all.len() - blocks.len()) as u64, Relaxed);
+        let fingerprints = printer.many(&blocks);
+        let first: Vec<&Block> = {
+            let mut tally = tally.lock();
+            blocks.iter().zip(&fingerprints).filter(|(_, fingerprint)| tally.note(fingerprint) == Seen::First).map(|(b, _)| *b).collect()
+        };
+        let (mut bytes, mut roomy) = (0, 0);
+        for block in &first {
+            let size = lz4.compress(block, BLOCK_BYTES).map_or(BLOCK_BYTES, <[u8]>::len);
+            bytes += size as u64;
+            roomy += u64::from(size <= ROOMY_BYTES);
+        }
+        sums.compressed_blocks.fetch_add(first.len() as u64, Relaxed);
+        sums.compressed_bytes.fetch_add(bytes, Relaxed);
+        sums.roomy_blocks.fetch_add(roomy, Relaxed);
+    }
+}
+
+fn print(estimate: &Estimate) {
+    let size = |blocks: u64| Size(blocks * BLOCK_BYTES as u64);
+    let row = |label: &str, size: Size, text: String| output::line(format_args!("{label:<12}{size:>10}  {text}"));
+    let all = estimate.blocks;
+    row("read", Size(estimate.bytes), format!("in {} files", grouped(estimate.files)));
+    row("zeroes", size(estimate.zero_blocks), format!("{:>6}  stored nowhere", share(estimate.zero_blocks, all)));
+    row("duplicates", size(estimate.duplicate_blocks), format!("{:>6}  stored once", share(estimate.duplicate_blocks, all)));
+    row("to store", Size(estimate.stored_bytes), format!("{:>6}  {:.2} times less", share(estimate.different_blocks, all), estimate.ratio));
+    if let (Some(lz4), Some(roomy)) = (estimate.lz4_ratio, estimate.roomy_share) {
+        let compressed = Size((estimate.stored_bytes as f64 * lz4) as u64);
+        let roomy = format!("{:.0} % of the blocks have room for records, which then cost no writes", roomy * 100.0);
+        row("LZ4", compressed, format!("{lz4:>6.2}  of what is to store; {roomy}"));
+    }
+    if estimate.sampled_one_of > 1 {
+        output::line(format_args!(
+            "note: the fingerprints did not fit into --memory; duplicates are estimated from one block in {}",
+            estimate.sampled_one_of
+        ));
+    }
+    if estimate.unreadable > 0 {
+        output::line(format_args!("note: {} files or directories could not be read", grouped(estimate.unreadable)));
+    }
+}

@@ -1,0 +1,58 @@
+//! The verbs, one file each.
+
+pub(crate) mod check;
+pub(crate) mod create;
+pub(crate) mod estimate;
+pub(crate) mod inspect;
+pub(crate) mod manual;
+pub(crate) mod scrub;
+pub(crate) mod serve;
+pub(crate) mod status;
+pub(crate) mod volume;
+
+use std::time::{Duration, Instant};
+
+use onefold_core::{Kind, Result};
+
+use crate::{
+    arguments::{Arguments, Verb},
+    control::Client,
+    failure::Failure,
+    store_file::StoreFile,
+};
+
+/// Does what was asked for.
+pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
+    // The service manager's variables are taken while there is one thread, which the log does not change.
+    crate::logging::start(arguments.log.as_deref())?;
+    match arguments.verb {
+        Verb::Create(options) => create::run(&options),
+        Verb::Volume(options) => volume::run(options),
+        Verb::Serve(options) => serve::run(&options),
+        Verb::Status(options) => status::run(&options),
+        Verb::Check(options) => check::run(&options),
+        Verb::Scrub(options) => scrub::run(&options),
+        Verb::Inspect(options) => inspect::run(&options),
+        Verb::Estimate(options) => estimate::run(&options),
+        Verb::Man(options) => manual::run(&options),
+    }
+}
+
+/// How long a verb waits for a server that is just coming up or going down.
+const CHANGE_WAIT: Duration = Duration::from_secs(3);
+
+/// Asks the server of the store when there is one, else does it here. A server that is just coming or going is waited for.
+fn served_or_not<T>(file: &StoreFile, mut ask: impl FnMut(&mut Client) -> Result<T>, mut here: impl FnMut() -> Result<T>) -> Result<T> {
+    let begun = Instant::now();
+    loop {
+        match Client::connect(file) {
+            Ok(mut server) => return ask(&mut server),
+            Err(error) if error.kind() != Kind::NotFound => return Err(error),
+            Err(_) => {}
+        }
+        match here() {
+            Err(error) if error.kind() == Kind::Busy && begun.elapsed() < CHANGE_WAIT => std::thread::sleep(Duration::from_millis(50)),
+            done => return done,
+        }
+    }
+}

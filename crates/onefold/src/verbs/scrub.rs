@@ -1,0 +1,149 @@
+//! `onefold scrub`: does all data still have the fingerprints that it had when it was written?
+
+use std::path::PathBuf;
+
+use clap::Args;
+use onefold_block::{
+    Store,
+    check::{self, Phase, ScrubReport},
+};
+use onefold_core::{BLOCK_BYTES, Result};
+use serde::{Deserialize, Serialize};
+
+use super::{check::show, served_or_not};
+use crate::{
+    control::{Request, Tell},
+    failure::Failure,
+    output,
+    progress::Progress,
+    size::{Size, grouped},
+    store_file::StoreFile,
+};
+
+/// Verifies all data of a store, also while it is served; names what damage hits
+///
+/// Every stored block is read and compared with its fingerprint. The exit status is 0 only when all of it is whole.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json")]
+pub(crate) struct Options {
+    /// The store
+    store: PathBuf,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a scrub found, on its way from a server to a person.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Scrubbed {
+    /// Blocks verified, bad ones included.
+    blocks: u64,
+    /// How many are bad; the first thousand are listed.
+    bad_blocks: u64,
+    bad: Vec<Bad>,
+    /// Table pages that could not be read, so that their blocks were not verified.
+    unread_pages: Vec<String>,
+    well: bool,
+}
+
+/// A bad block.
+#[derive(Debug, Serialize, Deserialize)]
+struct Bad {
+    /// Its physical address.
+    block: u64,
+    what: String,
+    /// How many addresses lose data; the first few are listed.
+    addresses: u64,
+    hit: Vec<Hit>,
+}
+
+/// Data that is lost.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hit {
+    volume: String,
+    /// Where it is in the volume, in bytes.
+    offset: u64,
+}
+
+impl From<ScrubReport> for Scrubbed {
+    fn from(report: ScrubReport) -> Scrubbed {
+        let well = report.is_well();
+        let bad = report.bad.into_iter().map(|bad| Bad {
+            block: bad.pba.0,
+            what: bad.what,
+            addresses: bad.names_found,
+            hit: bad.names.into_iter().map(|(volume, lba)| Hit { volume, offset: lba.0 * BLOCK_BYTES as u64 }).collect(),
+        });
+        Scrubbed { blocks: report.blocks, bad_blocks: report.bad_found, bad: bad.collect(), unread_pages: report.unread, well }
+    }
+}
+
+/// Scrubs, and tells what was found.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let file = StoreFile::look(&options.store)?;
+    let bar = Progress::new("scrubbing");
+    let scrubbed: Scrubbed = served_or_not(
+        &file,
+        |server| {
+            server.ask_long(&Request::Scrub, &mut |what, done, total| {
+                bar.stage(what);
+                bar.set(done, total);
+            })
+        },
+        || Ok(check::scrub(&file.open_for_reading()?, &mut |progress| show(&bar, "scrubbing", &progress), &mut || false)?.into()),
+    )?;
+    drop(bar);
+    tell(&file, &scrubbed, options.json)
+}
+
+/// Scrubs a store that is being served, until `tell` fails.
+pub(crate) fn served(store: &Store, tell: &mut Tell<'_>) -> Result<Scrubbed> {
+    // Both callbacks are needed at once, and one of them tells the other.
+    let given_up = std::cell::RefCell::new(None);
+    let report = store.engine().scrub(
+        &mut |progress| {
+            let bytes = |blocks: u64| if progress.what == Phase::Names { 0 } else { blocks.saturating_mul(BLOCK_BYTES as u64) };
+            if let Err(error) = tell(&format!("scrubbing {}", progress.what), bytes(progress.done), bytes(progress.total)) {
+                *given_up.borrow_mut() = Some(error);
+            }
+        },
+        &mut || given_up.borrow().is_some(),
+    );
+    match given_up.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(report.into()),
+    }
+}
+
+fn tell(file: &StoreFile, scrubbed: &Scrubbed, json: bool) -> Result<(), Failure> {
+    let shown = file.path().display();
+    if json {
+        let text = serde_json::to_string_pretty(scrubbed).map_err(|e| Failure::new(format!("the report can't be written: {e}")))?;
+        output::line(text);
+    } else {
+        output::line(format_args!("{} of data were read", Size(scrubbed.blocks * BLOCK_BYTES as u64)));
+        for bad in &scrubbed.bad {
+            output::line(format_args!("problem: physical block {} {}", bad.block, bad.what));
+            for hit in &bad.hit {
+                output::line(format_args!("  lost: volume '{}', 4096 bytes at {}", hit.volume.escape_debug(), hit.offset));
+            }
+            let unnamed = bad.addresses - bad.hit.len() as u64;
+            if unnamed > 0 {
+                output::line(format_args!("  lost: {} addresses more", grouped(unnamed)));
+            }
+        }
+        scrubbed.unread_pages.iter().for_each(|page| output::line(format_args!("problem: {page}")));
+    }
+    if scrubbed.well {
+        if !json {
+            output::line(format_args!("all data of {shown} is well"));
+        }
+        return Ok(());
+    }
+    let what = match scrubbed.unread_pages.len() {
+        0 => format!("{} blocks of its data", grouped(scrubbed.bad_blocks)),
+        n => format!("{} blocks of its data and {n} table pages", grouped(scrubbed.bad_blocks)),
+    };
+    Err(Failure::new(format!("{shown} is damaged: {what}")))
+}

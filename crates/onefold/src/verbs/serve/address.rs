@@ -1,0 +1,104 @@
+//! Where clients connect: as it is written in options, and as clients type it.
+
+use std::{
+    fmt,
+    net::{SocketAddr, TcpListener},
+    os::{fd::OwnedFd, unix::net::UnixListener},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use onefold_core::{Error, Kind};
+
+use crate::store_file::StoreFile;
+
+/// An address to listen on; shown as the URI that clients type, without a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// A UNIX socket.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp(SocketAddr),
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Address, Error> {
+        let wrong = || Error::new(Kind::InvalidInput, "an address is unix:PATH or tcp:ADDRESS:PORT, like tcp:127.0.0.1:10809");
+        match text.split_once(':') {
+            Some(("unix", path)) if !path.is_empty() => Ok(Address::Unix(path.into())),
+            Some(("tcp", address)) => {
+                let numeric = address.replacen("localhost:", "127.0.0.1:", 1);
+                numeric.parse().map(Address::Tcp).map_err(|_| wrong())
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(f, "nbd+unix:///?socket={}", escaped(&path.to_string_lossy(), true)),
+            Address::Tcp(address) => write!(f, "nbd://{address}/"),
+        }
+    }
+}
+
+/// The URI of a volume at a listener's URI.
+pub(crate) fn uri(listener: &str, volume: &str) -> String {
+    let volume = escaped(volume, false);
+    match listener.split_once('?') {
+        Some((before, socket)) => format!("{before}{volume}?{socket}"),
+        None => format!("{listener}{volume}"),
+    }
+}
+
+/// Text as it may stand in a URI; slashes are kept in paths.
+fn escaped(text: &str, path: bool) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (path && byte == b'/');
+    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+/// The address of a socket that listens already.
+pub(crate) fn of_socket(socket: &OwnedFd) -> String {
+    let of_unix = || UnixListener::from(socket.try_clone().ok()?).local_addr().ok()?.as_pathname().map(Path::to_owned);
+    let of_tcp = || TcpListener::from(socket.try_clone().ok()?).local_addr().ok();
+    let address = of_unix().map(Address::Unix).or_else(|| of_tcp().map(Address::Tcp));
+    address.map_or_else(|| "a socket of the service manager".to_owned(), |address| address.to_string())
+}
+
+/// Where a store is served when nobody says so: beside its file; for a device, in `/run`.
+pub(crate) fn default_socket(file: &StoreFile) -> PathBuf {
+    if file.is_device() {
+        let name = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return PathBuf::from(format!("/run/onefold-{name}.sock"));
+    }
+    let mut path = file.path().as_os_str().to_owned();
+    path.push(".sock");
+    path.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_and_shown() {
+        let shown = |text: &str| text.parse::<Address>().map(|address| address.to_string());
+        assert_eq!(shown("unix:/run/a b.sock").unwrap(), "nbd+unix:///?socket=/run/a%20b.sock");
+        assert_eq!(shown("tcp:127.0.0.1:10809").unwrap(), "nbd://127.0.0.1:10809/");
+        assert_eq!(shown("tcp:localhost:1").unwrap(), "nbd://127.0.0.1:1/");
+        assert_eq!(shown("tcp:[::1]:10809").unwrap(), "nbd://[::1]:10809/");
+        for wrong in ["", "unix:", "tcp:", "tcp:10809", "tcp:host:1", "/run/a.sock", "udp:127.0.0.1:1", "tcp:127.0.0.1:70000"] {
+            assert!(shown(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn volumes_stand_in_uris() {
+        assert_eq!(uri("nbd+unix:///?socket=/run/a.sock", "vm 1/ä"), "nbd+unix:///vm%201%2F%C3%A4?socket=/run/a.sock");
+        assert_eq!(uri("nbd://127.0.0.1:10809/", "vm1"), "nbd://127.0.0.1:10809/vm1");
+    }
+}

@@ -1,0 +1,275 @@
+//! `onefold serve`: a store at work, from opening to an orderly end.
+//!
+//! Up: signals, sockets of the service manager, the store's lock and recovery, its threads, the control socket, NBD; then ready. Down, in
+//! the opposite order: NBD clients are answered and sent away, commands end, everything is made durable, the store is marked clean.
+//!
+//! *Crash argument:* the process may end at any point, as after a power cut: the store recovers when it is opened again.
+
+mod address;
+mod commands;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use clap::{Args, ValueEnum};
+use onefold_backend::{
+    signals::{Stop, StopSignals},
+    systemd::{Notifier, Service},
+};
+use onefold_block::{MEMORY_MIN, Persistence, Settings, StoreExports};
+use onefold_core::{Error, Kind, Result};
+use onefold_serve::nbd::{self, Limits};
+use parking_lot::Mutex;
+
+use self::{
+    address::{Address, default_socket, uri},
+    commands::Commands,
+};
+use crate::{
+    control,
+    failure::Failure,
+    size::{Size, grouped},
+    store_file::{StoreFile, WorkingStore},
+};
+
+/// How long clients may take to send no more and read their answers when the server stops.
+const CLIENT_GRACE: Duration = Duration::from_secs(10);
+
+/// How often the server looks whether its store still takes writes.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Looks between two lines of status for the service manager.
+const LOOKS_PER_STATUS: u32 = 30;
+
+/// Serves the volumes of a store over NBD, until SIGTERM or Ctrl-C
+///
+/// Without --nbd and without sockets from systemd it listens on a UNIX socket beside the store, STORE.sock (for a device
+/// /run/onefold-NAME.sock). A UNIX socket can be reached by this user alone (mode 0600).
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
+                        onefold serve disk.onefold --nbd unix:/run/onefold.sock --nbd tcp:127.0.0.1:10809\n  \
+                        onefold serve /dev/sdb --persistence strong --memory 2G")]
+pub(crate) struct Options {
+    /// The store
+    store: PathBuf,
+
+    /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT; can be given several times
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) nbd: Vec<Address>,
+
+    /// When a write is acknowledged: weak, when it is in memory, and durable after a flush or about a second; strong, when it is durable
+    #[arg(long, value_enum, default_value = "weak")]
+    persistence: PersistenceName,
+
+    /// Memory for caches, index, uncommitted records, windows and buffers together
+    #[arg(long, default_value = "512M", value_name = "SIZE")]
+    pub(crate) memory: Size,
+
+    /// Listens on TCP addresses that other machines can reach: everybody there may read and write, since NBD has no passwords
+    #[arg(long)]
+    pub(crate) insecure: bool,
+
+    /// Connections at once
+    #[arg(long, default_value_t = nbd::limits::CONNECTIONS, value_name = "NUMBER", value_parser = connections)]
+    pub(crate) max_connections: usize,
+
+    /// Largest request
+    #[arg(long, default_value = "32M", value_name = "SIZE")]
+    max_request: Size,
+
+    /// Seconds that a client may take for its handshake
+    #[arg(long, default_value_t = nbd::limits::HANDSHAKE.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    handshake_timeout: u64,
+
+    /// Seconds that a client may take to read its replies
+    #[arg(long, default_value_t = nbd::limits::SEND.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    send_timeout: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PersistenceName {
+    /// Acknowledged in memory
+    Weak,
+    /// Acknowledged when durable
+    Strong,
+}
+
+fn connections(text: &str) -> Result<usize, String> {
+    const MOST: usize = 65_536;
+    text.parse().ok().filter(|n| (1..=MOST).contains(n)).ok_or_else(|| format!("a number from 1 to {MOST}"))
+}
+
+impl Options {
+    fn settings(&self) -> Result<Settings, Failure> {
+        if self.memory.0 < MEMORY_MIN {
+            return Err(Failure::usage(format!("--memory {} is too little; a store needs at least {}", self.memory, Size(MEMORY_MIN))));
+        }
+        let persistence = match self.persistence {
+            PersistenceName::Weak => Persistence::Weak,
+            PersistenceName::Strong => Persistence::Strong,
+        };
+        Ok(Settings { persistence, ..Settings::for_memory(self.memory.0) })
+    }
+
+    fn limits(&self) -> Result<Limits, Failure> {
+        let most = nbd::limits::PAYLOAD_BYTES;
+        let payload_bytes = u32::try_from(self.max_request.0).ok().filter(|bytes| (4096..=most).contains(bytes));
+        let Some(payload_bytes) = payload_bytes else {
+            return Err(Failure::usage(format!("--max-request is between 4K and {}", Size(u64::from(most)))));
+        };
+        Ok(Limits {
+            connections: self.max_connections,
+            payload_bytes,
+            handshake: Duration::from_secs(self.handshake_timeout),
+            send: Duration::from_secs(self.send_timeout),
+            ..Limits::default()
+        })
+    }
+}
+
+/// Serves until a signal comes.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let service = Service::take()?;
+    let (settings, limits) = (options.settings()?, options.limits()?);
+    let signals = StopSignals::install()?;
+    let file = StoreFile::look(&options.store)?;
+
+    note(service.notifier.status("opening the store"));
+    let working = file.work(settings)?;
+    let recovered = working.store().status();
+    tracing::debug!("epoch {}, {} records to carry into the tables", recovered.epoch, grouped(recovered.uncommitted_records));
+
+    let mut server = nbd::Server::new(Arc::new(StoreExports(working.store().clone())), limits);
+    let usual = service.sockets.is_empty().then(|| Address::Unix(default_socket(&file)));
+    let mut listeners = listen(options, usual, &mut server)?;
+    for socket in service.sockets {
+        listeners.push(address::of_socket(&socket.fd));
+        server.add_listener(socket.fd).map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
+    }
+    let server = Arc::new(Mutex::new(Some(server)));
+    let commands = Commands::new(&file, options, working.store().clone(), server.clone(), &listeners);
+    let control = control::Server::start(&file.control_name(), commands)?;
+    if let Some(server) = server.lock().as_mut() {
+        server.start()?;
+    }
+    say_ready(&file, &working, &listeners, &service.notifier);
+
+    let well = attend(signals, &working, &service.notifier);
+
+    note(service.notifier.stopping());
+    let server = server.lock().take();
+    let quiet = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE)).map_err(|e| e.context("at the end"));
+    let quiet = if control.stop() { quiet } else { quiet.and(Err(Error::new(Kind::Busy, "at the end: a command is still at work"))) };
+    let ended = end(working, quiet);
+    match &ended {
+        Ok(()) => tracing::info!("closed {}", file.path().display()),
+        Err(error) => tracing::error!("{}: {error}", file.path().display()),
+    }
+    if well { Ok(ended?) } else { Err(Failure::new(format!("{}: a thread of the store failed", file.path().display()))) }
+}
+
+/// Listens where the options say, or else at the usual place; gives the addresses as clients type them.
+fn listen(options: &Options, usual: Option<Address>, server: &mut nbd::Server) -> Result<Vec<String>, Failure> {
+    let mut addresses = options.nbd.clone();
+    if addresses.is_empty() {
+        addresses.extend(usual);
+    }
+    let mut listeners = Vec::new();
+    for address in addresses {
+        listeners.push(match address {
+            Address::Unix(path) => {
+                server.add_unix(&path)?;
+                Address::Unix(std::path::absolute(&path).unwrap_or(path))
+            }
+            Address::Tcp(address) => {
+                let bound = server.add_tcp(address, options.insecure).map_err(|e| match e.kind() {
+                    Kind::Denied if !options.insecure && !address.ip().is_loopback() => Failure::new(format!(
+                        "{address} can be reached from other machines, and NBD has no passwords; --insecure allows it all the same"
+                    )),
+                    _ => e.into(),
+                })?;
+                Address::Tcp(bound)
+            }
+        });
+    }
+    Ok(listeners.iter().map(Address::to_string).collect())
+}
+
+fn say_ready(file: &StoreFile, working: &WorkingStore, listeners: &[String], notifier: &Notifier) {
+    let volumes = working.store().status().volumes;
+    let shown = file.path().display();
+    let uris: Vec<String> = volumes.iter().flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name))).collect();
+    match uris.is_empty() {
+        true => tracing::info!("serving {shown} at {}; it has no volumes yet (onefold volume create)", listeners.join(" and ")),
+        false => tracing::info!("serving {shown}: {}", uris.join("  ")),
+    }
+    note(notifier.ready(&format!("serving {} volumes of {shown} at {}", volumes.len(), listeners.join(" and "))));
+}
+
+/// A service manager that can't be reached is worth a line, and no reason to stop.
+fn note(told: Result<()>) {
+    if let Err(error) = told {
+        tracing::warn!("{error}");
+    }
+}
+
+/// Waits for a signal, and watches the store meanwhile. False when the store's threads failed.
+fn attend(mut signals: StopSignals, working: &WorkingStore, notifier: &Notifier) -> bool {
+    let (tell, heard) = mpsc::channel();
+    let waiting = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        // The other side is gone only when the server is ending anyway.
+        let _ = tell.send(signals.wait());
+        // Kept until the end of the process, so that a second signal ends it at once.
+        std::thread::park();
+    });
+    if let Err(error) = waiting {
+        tracing::error!("cannot start a thread for signals: {error}");
+        return false;
+    }
+    let (mut stopped, mut looks) = (false, 0);
+    loop {
+        match heard.recv_timeout(LOOK_EVERY) {
+            Ok(Stop::Terminate) => {
+                tracing::info!("stopping: SIGTERM");
+                return true;
+            }
+            Ok(Stop::Interrupt) => {
+                tracing::info!("stopping: interrupted");
+                return true;
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return false,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if working.is_broken() {
+            tracing::error!("a thread of the store ended by itself; stopping");
+            return false;
+        }
+        if let Some(reason) = working.store().engine().stopped()
+            && !stopped
+        {
+            stopped = true;
+            tracing::error!("{reason}; reads go on");
+            note(notifier.status(&format!("READING ONLY: {reason}")));
+        }
+        looks += 1;
+        if looks % LOOKS_PER_STATUS == 0 && !stopped {
+            let status = working.store().status();
+            let free = Size(status.free_blocks * 4096);
+            note(notifier.status(&format!("{} volumes, {free} free", status.volumes.len())));
+        }
+    }
+}
+
+/// Makes everything durable and closes the store, unless somebody still uses it.
+fn end(working: WorkingStore, quiet: Result<()>) -> Result<()> {
+    match quiet {
+        Ok(()) => working.close(),
+        Err(busy) => {
+            working.store().flush()?;
+            Err(busy)
+        }
+    }
+}

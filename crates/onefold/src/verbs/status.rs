@@ -1,0 +1,43 @@
+//! `onefold status`: what a store holds, what it saved, and how it is doing.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use onefold_core::Result;
+
+use super::served_or_not;
+use crate::{control::Request, failure::Failure, output, report::Report, store_file::StoreFile};
+
+/// Shows what a store holds, what it saved, and how it is doing, served or not
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json")]
+pub(crate) struct Options {
+    /// The store
+    store: PathBuf,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the report.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let file = StoreFile::look(&options.store)?;
+    let report = served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
+    if options.json {
+        let text = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
+        output::line(text);
+    } else {
+        output::line(report.to_string().trim_end());
+    }
+    Ok(())
+}
+
+/// The report of a store that nobody serves. Nothing on the disk changes.
+fn offline(path: &std::path::Path) -> Result<Report> {
+    // Looked at again: a server that just stopped changed it.
+    let file = StoreFile::look(path)?;
+    let engine = file.open_unchanged()?;
+    let clean = StoreFile::look(path)?.superblock().state.clean;
+    Ok(Report { clean: Some(clean), ..Report::new(&file, &engine, &engine.status()) })
+}

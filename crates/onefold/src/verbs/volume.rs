@@ -1,0 +1,158 @@
+//! `onefold volume`: the volumes of a store, served or not.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use onefold_block::{MEMORY_MIN, Settings, Store};
+use onefold_core::{Error, Kind, Result};
+
+use super::served_or_not;
+use crate::{
+    control::{Request, VolumeLine},
+    failure::Failure,
+    output,
+    size::Size,
+    store_file::StoreFile,
+};
+
+/// Creates, lists, resizes, renames and deletes volumes, also while the store is served
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+#[command(after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T\n  onefold volume list disk.onefold")]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Creates an empty volume; it takes no space before it is written
+    #[command(after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T")]
+    Create {
+        /// The store
+        store: PathBuf,
+        /// Name of the new volume, at most 255 bytes
+        name: String,
+        /// Size of the volume, rounded up to 4096 bytes
+        #[arg(long)]
+        size: Option<Size>,
+    },
+    /// Lists all volumes with their sizes
+    #[command(after_help = "Examples:\n  onefold volume list disk.onefold\n  onefold volume list disk.onefold --json")]
+    List {
+        /// The store
+        store: PathBuf,
+        /// Prints JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Changes the size of a volume; what lies beyond a smaller size is lost and becomes free
+    #[command(after_help = "Examples:\n  onefold volume resize disk.onefold vm1 --size 2T")]
+    Resize {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        /// Its new size, rounded up to 4096 bytes
+        #[arg(long)]
+        size: Option<Size>,
+    },
+    /// Gives a volume another name
+    #[command(after_help = "Examples:\n  onefold volume rename disk.onefold vm1 database")]
+    Rename {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        /// Its new name
+        new_name: String,
+    },
+    /// Deletes a volume; what only it holds becomes free
+    #[command(after_help = "Examples:\n  onefold volume delete disk.onefold vm1")]
+    Delete {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+    },
+}
+
+/// Does what was asked for, and says so.
+pub(crate) fn run(options: Options) -> Result<(), Failure> {
+    let (store, request) = match options.verb {
+        Verb::List { store, json } => return list(&store, json),
+        Verb::Create { store, name, size } => (store, Request::VolumeCreate { name, bytes: needed(size)? }),
+        Verb::Resize { store, name, size } => (store, Request::VolumeResize { name, bytes: needed(size)? }),
+        Verb::Rename { store, name, new_name } => (store, Request::VolumeRename { name, new_name }),
+        Verb::Delete { store, name } => (store, Request::VolumeDelete { name }),
+    };
+    change(&store, &request)
+}
+
+/// What was done, for the person who asked and for the server's log.
+pub(crate) fn said(request: &Request) -> String {
+    match request {
+        Request::VolumeCreate { name, bytes } => format!("created volume {name:?} of {}", Size(*bytes)),
+        Request::VolumeResize { name, bytes } => format!("resized volume {name:?} to {}", Size(*bytes)),
+        Request::VolumeRename { name, new_name } => format!("renamed volume {name:?} to {new_name:?}"),
+        Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// The size as whole blocks.
+fn needed(size: Option<Size>) -> Result<u64, Failure> {
+    let Some(Size(bytes)) = size else { return Err(Failure::usage("a volume needs a size, like --size 1T")) };
+    bytes.checked_next_multiple_of(4096).ok_or_else(|| Failure::new("all volumes together can't be larger than 1 EiB"))
+}
+
+fn change(path: &std::path::Path, request: &Request) -> Result<(), Failure> {
+    let file = StoreFile::look(path)?;
+    served_or_not(
+        &file,
+        |server| server.ask::<serde_json::Value>(request).map(|_| ()),
+        || {
+            let working = file.work(Settings::for_memory(MEMORY_MIN))?;
+            let changed = apply(working.store(), request);
+            // A refused change leaves a good store, which is closed in order all the same.
+            let closed = working.close();
+            changed.and(closed)
+        },
+    )?;
+    output::line(said(request));
+    Ok(())
+}
+
+/// A change of the catalogue; durable on return.
+pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
+    match request {
+        Request::VolumeCreate { name, bytes } => store.create_volume(name, *bytes).map(|_| ()),
+        Request::VolumeResize { name, bytes } => store.resize_volume(name, *bytes),
+        Request::VolumeRename { name, new_name } => store.rename_volume(name, new_name),
+        Request::VolumeDelete { name } => store.delete_volume(name),
+        _ => Err(Error::new(Kind::Unsupported, "this is no change of volumes")),
+    }
+}
+
+fn list(path: &std::path::Path, json: bool) -> Result<(), Failure> {
+    let file = StoreFile::look(path)?;
+    let volumes: Vec<VolumeLine> = served_or_not(
+        &file,
+        |server| server.ask(&Request::VolumeList),
+        || {
+            let status = StoreFile::look(path)?.open_unchanged()?.status();
+            Ok(status.volumes.into_iter().map(|volume| VolumeLine { name: volume.name, bytes: volume.bytes }).collect())
+        },
+    )?;
+    if json {
+        let text = serde_json::to_string_pretty(&volumes).map_err(|e| Failure::new(format!("the list can't be written as JSON: {e}")))?;
+        output::line(text);
+    } else if volumes.is_empty() {
+        output::line("no volumes");
+    } else {
+        for volume in volumes {
+            output::line(format_args!("{:>9}  {}", Size(volume.bytes).to_string(), volume.name.escape_debug()));
+        }
+    }
+    Ok(())
+}

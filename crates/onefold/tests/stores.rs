@@ -1,0 +1,240 @@
+//! Stores that nobody serves: created, looked at, changed, and what is no store.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    process::Stdio,
+};
+
+use support::{Desk, drain, overwrite};
+
+#[test]
+fn a_store_is_created_and_tells_what_it_is() {
+    let desk = Desk::new();
+    assert_eq!(desk.ok("create a --size 64M"), "created store a of 64.0 MiB\n");
+    let metadata = fs::metadata(desk.path("a")).unwrap();
+    assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (64 << 20, 0o600));
+    assert!(metadata.blocks() * 512 >= 64 << 20);
+    let status = desk.status("a");
+    assert_eq!(status["created"]["fingerprint"], "blake3");
+    assert_eq!(status["created"]["verify"], "hash");
+    assert_eq!(status["clean"], true);
+    assert!(status["server"].is_null() && status["stopped"].is_null());
+    assert_eq!(status["space"]["mapped_bytes"], 0);
+    assert!(desk.ok("status a").contains("not served; closed in order"));
+    assert!(desk.ok("check a").ends_with("a is well\n"));
+    assert!(desk.ok("scrub a").ends_with("all data of a is well\n"));
+}
+
+#[test]
+fn a_store_gets_its_space_as_asked() {
+    let desk = Desk::new();
+    desk.ok("create none --size 256M --preallocate none");
+    desk.ok("create full --size 64M --preallocate full");
+    let taken = |name: &str| fs::metadata(desk.path(name)).unwrap().blocks() * 512;
+    assert!(taken("none") < 32 << 20);
+    assert!(taken("full") >= 64 << 20);
+    assert_eq!(desk.status("none")["created"]["grows"], true);
+    assert_eq!(desk.status("full")["created"]["grows"], false);
+}
+
+#[test]
+fn every_fingerprint_can_be_chosen_and_broken_ones_need_bytes() {
+    let desk = Desk::new();
+    for name in ["sha256", "blake3"] {
+        desk.ok(&format!("create {name} --size 64M --preallocate none --fingerprint {name}"));
+    }
+    for name in ["md5", "sha1"] {
+        let create = format!("create {name} --size 64M --preallocate none --fingerprint {name}");
+        desk.fails(&create, 2, &[name, "needs --verify bytes"]);
+        assert!(!desk.path(name).exists());
+        desk.ok(&format!("{create} --verify bytes"));
+        assert_eq!(desk.status(name)["created"]["verify"], "bytes");
+    }
+}
+
+#[test]
+fn what_cannot_be_created_leaves_nothing_behind() {
+    let desk = Desk::new();
+    desk.fails("create a", 2, &["a needs a size"]);
+    desk.fails("create a --size 1M", 1, &["a can't be a store of 1.00 MiB", "at least 36 MiB"]);
+    desk.fails("create a --size 8P", 1, &["4 PiB"]);
+    desk.fails("create a --size lots", 2, &["invalid value 'lots' for '--size"]);
+    desk.fails("create a --size 64M --leftover table", 2, &["invalid value 'table'", "log"]);
+    desk.fails("create no/where --size 64M", 1, &["no directory"]);
+    desk.fails("create . --size 64M", 1, &["directory"]);
+    desk.fails("create a --size 8T", 1, &["free"]);
+    assert_eq!(fs::read_dir(desk.path(".")).unwrap().count(), 0);
+    fs::write(desk.path("full"), b"something").unwrap();
+    desk.fails("create full --size 64M", 1, &["full exists and is not empty"]);
+    assert_eq!(fs::read(desk.path("full")).unwrap(), b"something");
+    fs::write(desk.path("empty"), b"").unwrap();
+    desk.ok("create empty --size 64M");
+}
+
+#[test]
+fn volumes_come_change_and_go() {
+    let desk = Desk::new();
+    desk.ok("create a --size 64M --preallocate none");
+    assert_eq!(desk.ok("volume list a"), "no volumes\n");
+    assert_eq!(desk.ok("volume create a one --size 1T"), "created volume \"one\" of 1.00 TiB\n");
+    desk.ok("volume create a two --size 4097");
+    desk.fails("volume create a one --size 1G", 1, &["'one' already"]);
+    desk.fails("volume create a three", 2, &["needs a size"]);
+    desk.fails("volume create a three --size 0", 1, &["at least one block"]);
+    desk.fails("volume create a three --size 2E", 1, &["1 EiB"]);
+    desk.ok("volume resize a one --size 2T");
+    desk.ok("volume rename a two drei");
+    desk.fails("volume rename a drei one", 1, &["'one' already"]);
+    assert_eq!(desk.ok("volume list a"), " 8.00 KiB  drei\n 2.00 TiB  one\n");
+    let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
+    assert_eq!(list[1], serde_json::json!({ "name": "one", "bytes": 2_u64 << 40 }));
+    desk.ok("volume delete a drei");
+    desk.fails("volume delete a drei", 1, &["no volume 'drei'"]);
+    desk.fails("volume resize a drei --size 1G", 1, &["no volume 'drei'"]);
+    assert_eq!(desk.status("a")["volumes"].as_array().unwrap().len(), 1);
+    desk.ok("check a");
+}
+
+#[test]
+fn looking_changes_nothing() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let before = fs::read(desk.path("a")).unwrap();
+    for verb in ["status", "volume list", "check", "scrub"] {
+        desk.ok(&format!("{verb} a"));
+    }
+    assert!(before == fs::read(desk.path("a")).unwrap());
+}
+
+#[test]
+fn what_is_no_store_gets_one_sentence() {
+    let desk = Desk::new();
+    desk.ok("create good --size 64M --preallocate none");
+    let good = fs::read(desk.path("good")).unwrap();
+    fs::write(desk.path("foreign"), vec![b'x'; 1 << 20]).unwrap();
+    fs::write(desk.path("short"), b"ONEFOLD").unwrap();
+    fs::write(desk.path("empty"), b"").unwrap();
+    fs::write(desk.path("cut"), &good[..32 << 20]).unwrap();
+    for name in ["damaged", "newer"] {
+        fs::write(desk.path(name), &good).unwrap();
+    }
+    for place in [0, 8 * 4096] {
+        overwrite(&desk.path("damaged"), place + 100, b"rot");
+        overwrite(&desk.path("newer"), place + 8, &9_u32.to_le_bytes());
+    }
+    let verbs = ["status X", "serve X", "volume list X", "volume create X v --size 1G", "check X", "scrub X"];
+    for (name, says) in [
+        ("missing", "there is no file or device missing"),
+        (".", "is a directory"),
+        ("/dev/null", "neither a regular file nor a block device"),
+        ("foreign", "foreign: this is not a Onefold store"),
+        ("short", "short: this is not a Onefold store"),
+        ("empty", "empty: this is not a Onefold store"),
+        ("cut", "cut off"),
+        ("damaged", "both superblocks are damaged"),
+        ("newer", "format version 9"),
+    ] {
+        for verb in verbs {
+            desk.fails(&verb.replace('X', name), 1, &[says]);
+        }
+    }
+}
+
+#[test]
+fn a_store_of_somebody_else_is_denied() {
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let desk = Desk::new();
+    desk.ok("create a --size 64M --preallocate none");
+    fs::set_permissions(desk.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    // Nobody may not even enter some build directories, and gets the same answer there.
+    let output = desk.command("status a").uid(65_534).gid(65_534).output();
+    let Ok(output) = output else { return };
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("no permission to open a for reading"), "{said}");
+}
+
+#[test]
+fn damage_is_found_and_named() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    // One of the two superblocks: the other one still opens the store.
+    overwrite(&desk.path("a"), 60, b"rot");
+    let said = desk.fails("check a", 1, &["a is damaged: 1 problems"]);
+    assert!(said.out.contains("problem: superblock 0"), "{}", said.out);
+}
+
+#[test]
+fn a_wrong_command_line_is_one_sentence_and_status_two() {
+    let desk = Desk::new();
+    desk.fails("", 2, &["onefold --help"]);
+    desk.fails("frobnicate", 2, &["frobnicate"]);
+    desk.fails("status", 2, &["<STORE>"]);
+    desk.fails("status a b", 2, &["unexpected argument 'b'"]);
+    desk.fails("status a --jsno", 2, &["unexpected argument '--jsno'", "--json"]);
+    desk.fails("volume", 2, &["onefold --help"]);
+    desk.fails("serve a --memory 1M", 2, &["--memory 1.00 MiB is too little"]);
+    desk.fails("serve a --nbd udp:1", 2, &["unix:PATH or tcp:ADDRESS:PORT"]);
+    desk.fails("serve a --max-connections 0", 2, &["1 to 65536"]);
+    desk.fails("serve a --max-request 1G", 2, &["--max-request"]);
+    desk.fails("serve a --log verbose=all=1", 2, &["no level for the log"]);
+}
+
+#[test]
+fn help_and_version_are_on_standard_output() {
+    let desk = Desk::new();
+    assert!(desk.ok("--version").starts_with("onefold 0."));
+    for verb in ["create", "volume", "volume create", "serve", "status", "check", "scrub", "estimate"] {
+        let help = desk.ok(&format!("{verb} --help"));
+        assert!(help.contains("Examples:\n  onefold "), "{verb}: {help}");
+    }
+}
+
+#[test]
+fn options_can_stand_in_a_file() {
+    let desk = Desk::new();
+    fs::write(desk.path("c.toml"), "[create]\nsize = '64M'\npreallocate = 'none'\nfingerprint = 'sha256'\n").unwrap();
+    desk.ok("create a --config c.toml");
+    assert_eq!(desk.status("a")["created"]["fingerprint"], "sha256");
+    desk.ok("create b --config c.toml --fingerprint blake3");
+    assert_eq!(desk.status("b")["created"]["fingerprint"], "blake3");
+    fs::write(desk.path("d.toml"), "[create]\nsize = '64M'\nspeed = 'high'\n").unwrap();
+    desk.fails("create c --config d.toml", 2, &["configuration d.toml", "unknown key 'speed' in section [create]"]);
+    desk.fails("create c --config e.toml", 2, &["e.toml", "No such file"]);
+    assert!(!desk.path("c").exists());
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    let desk = Desk::new();
+    desk.ok("create a --size 64M --preallocate none");
+    for verb in ["status a", "status a --json", "check a", "--help", "estimate ."] {
+        let mut child = desk.command(verb).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let said = drain(child.stderr.take().unwrap());
+        let status = child.wait().unwrap();
+        assert!(!said.contains("panicked") && status.success(), "{verb}: {status} {said}");
+    }
+    // A full disk is not a reader that went away.
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = desk.command("status a").stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("output can't be written"));
+}
+
+#[test]
+fn manual_pages_are_made_for_every_verb() {
+    let desk = Desk::new();
+    desk.ok("man pages");
+    for page in ["onefold.1", "onefold-serve.1", "onefold-volume-create.1"] {
+        let text = fs::read_to_string(desk.path("pages").join(page)).unwrap();
+        assert!(text.contains(".SH"), "{page}");
+    }
+}

@@ -1,0 +1,337 @@
+//! The handshake: the client's options one by one, until it has chosen a volume or leaves.
+//!
+//! *Invariant:* an option is looked at only when all of it is there, and it is refused by its length before that. What a client negotiated
+//! for one volume is not used for another.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use onefold_core::{Error, Exports, Kind, Volume};
+
+use super::inbox::Inbox;
+use super::limits::Limits;
+use super::reply::Outbox;
+use super::session::Ending;
+use super::wire::{
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, Dialect, Fields, GREETING, OPTION, OPTION_REPLY, Put, answer, greeting_flag, info, option,
+    transmission_flag as offer,
+};
+
+/// What client and server agreed on.
+pub(crate) struct Agreed {
+    pub(crate) volume: Arc<dyn Volume>,
+    pub(crate) dialect: Dialect,
+    /// The client may ask for the status of ranges.
+    pub(crate) allocation: bool,
+}
+
+/// Bytes of an option before its data.
+const HEADER: usize = 16;
+/// The longest volume name that any store has.
+const VOLUME_NAME_BYTES: usize = 255;
+/// What clients should use when they can choose; smaller requests cost the engine a read.
+const PREFERRED_BYTES: u32 = 4096;
+/// Unused bytes at the end of the reply to EXPORT_NAME.
+const ZEROES: usize = 124;
+/// Replies to one LIST are sent whenever so much has gathered.
+const LIST_BYTES: usize = 64 << 10;
+
+struct Handshake<'a, R, W> {
+    exports: &'a dyn Exports,
+    limits: &'a Limits,
+    inbox: &'a mut Inbox<R>,
+    outbox: &'a Outbox<W>,
+    replies: Vec<u8>,
+    no_zeroes: bool,
+    dialect: Dialect,
+    /// The volume name for which `base:allocation` was negotiated.
+    allocation_for: Option<Vec<u8>>,
+}
+
+/// Where an option leads.
+enum Next {
+    Option,
+    Transmission(Agreed),
+}
+
+/// Runs the handshake. `established` is called on the reader once it has succeeded, before the client hears of that.
+///
+/// # Errors
+/// How the connection ended, when it did.
+pub(crate) fn handshake<R: Read, W: Write>(
+    exports: &dyn Exports,
+    limits: &Limits,
+    inbox: &mut Inbox<R>,
+    outbox: &Outbox<W>,
+    established: impl FnOnce(&mut R),
+) -> Result<Agreed, Ending> {
+    let mut greeting = Vec::new();
+    greeting.put64(GREETING);
+    greeting.put64(OPTION);
+    greeting.put16(greeting_flag::FIXED_NEWSTYLE | greeting_flag::NO_ZEROES);
+    outbox.hold().send([&greeting[..]].into_iter())?;
+
+    inbox.need(4)?;
+    let flags = Fields(inbox.unread()).u32().unwrap_or_default();
+    inbox.consume(4);
+    if flags & !u32::from(greeting_flag::FIXED_NEWSTYLE | greeting_flag::NO_ZEROES) != 0 {
+        return Err(Ending::Protocol("the client's handshake flags are not known"));
+    }
+    let no_zeroes = flags & u32::from(greeting_flag::NO_ZEROES) != 0;
+    let mut handshake =
+        Handshake { exports, limits, inbox, outbox, replies: Vec::new(), no_zeroes, dialect: Dialect::Simple, allocation_for: None };
+    for _ in 0..limits.options {
+        if let Next::Transmission(agreed) = handshake.option()? {
+            established(handshake.inbox.reader());
+            handshake.send()?;
+            return Ok(agreed);
+        }
+        handshake.send()?;
+    }
+    Err(Ending::Protocol("the client sent too many options"))
+}
+
+impl<R: Read, W: Write> Handshake<'_, R, W> {
+    /// Takes one option and prepares its answer.
+    fn option(&mut self) -> Result<Next, Ending> {
+        self.inbox.need(8)?;
+        if self.inbox.unread()[..8] != OPTION.to_be_bytes() {
+            return Err(Ending::Protocol("no option where one should start"));
+        }
+        self.inbox.need(HEADER)?;
+        let mut fields = Fields(&self.inbox.unread()[8..]);
+        let (option, length) = (fields.u32().unwrap_or_default(), fields.u32().unwrap_or_default());
+        if length > self.limits.option_bytes {
+            self.reply(option, answer::ERR_TOO_BIG, b"the option is too long");
+            self.send()?;
+            return Err(Ending::Protocol("the client sent an option that is too long"));
+        }
+        let end = HEADER + length as usize;
+        self.inbox.need(end)?;
+        // Copied, so that answering may borrow the rest; a handshake has a dozen of these.
+        let data = self.inbox.unread()[HEADER..end].to_vec();
+        self.inbox.consume(end);
+        self.answer(option, &data)
+    }
+
+    fn answer(&mut self, option: u32, data: &[u8]) -> Result<Next, Ending> {
+        match option {
+            option::EXPORT_NAME => return self.export_name(data),
+            option::ABORT => {
+                self.reply(option, answer::ACK, &[]);
+                // The client may have closed already; that is as good as reading the reply.
+                let _ = self.send();
+                return Err(Ending::Closed);
+            }
+            option::LIST => self.list(data)?,
+            option::INFO | option::GO => return Ok(self.info(option, data)),
+            option::STRUCTURED_REPLY => self.structured_reply(data),
+            option::EXTENDED_HEADERS => self.extended_headers(data),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(option, data),
+            option::STARTTLS => self.reply(option, answer::ERR_UNSUP, b"TLS is not offered"),
+            _ => self.reply(option, answer::ERR_UNSUP, b"the option is not known"),
+        }
+        Ok(Next::Option)
+    }
+
+    fn export_name(&mut self, name: &[u8]) -> Result<Next, Ending> {
+        // This option has no way to say no but to close.
+        let Ok((_, volume)) = self.open(name) else { return Err(Ending::Protocol("the client asked for a volume that is not there")) };
+        let agreed = self.agree(name, volume);
+        self.replies.put64(agreed.volume.size());
+        self.replies.put16(offers(agreed.dialect, agreed.allocation));
+        if !self.no_zeroes {
+            self.replies.extend_from_slice(&[0; ZEROES]);
+        }
+        Ok(Next::Transmission(agreed))
+    }
+
+    fn list(&mut self, data: &[u8]) -> Result<(), Ending> {
+        if !data.is_empty() {
+            self.reply(option::LIST, answer::ERR_INVALID, b"LIST takes no data");
+            return Ok(());
+        }
+        for volume in self.exports.list() {
+            let mut server = Vec::new();
+            server.put32(volume.name.len() as u32);
+            server.extend_from_slice(volume.name.as_bytes());
+            self.reply(option::LIST, answer::SERVER, &server);
+            if self.replies.len() >= LIST_BYTES {
+                self.send()?;
+            }
+        }
+        self.reply(option::LIST, answer::ACK, &[]);
+        Ok(())
+    }
+
+    fn structured_reply(&mut self, data: &[u8]) {
+        let (answer, text): (u32, &[u8]) = match self.dialect {
+            _ if !data.is_empty() => (answer::ERR_INVALID, b"STRUCTURED_REPLY takes no data"),
+            Dialect::Simple => (answer::ACK, b""),
+            Dialect::Structured => (answer::ERR_INVALID, b"structured replies were negotiated already"),
+            Dialect::Extended => (answer::ERR_EXT_HEADER_REQD, b"extended headers were negotiated already"),
+        };
+        if answer == answer::ACK {
+            self.dialect = Dialect::Structured;
+        }
+        self.reply(option::STRUCTURED_REPLY, answer, text);
+    }
+
+    fn extended_headers(&mut self, data: &[u8]) {
+        if !data.is_empty() {
+            self.reply(option::EXTENDED_HEADERS, answer::ERR_INVALID, b"EXTENDED_HEADERS takes no data");
+        } else if self.dialect == Dialect::Extended {
+            self.reply(option::EXTENDED_HEADERS, answer::ERR_INVALID, b"extended headers were negotiated already");
+        } else {
+            self.dialect = Dialect::Extended;
+            self.reply(option::EXTENDED_HEADERS, answer::ACK, &[]);
+        }
+    }
+
+    /// INFO and GO: everything that a client may want to know of a volume, and for GO the start of transmission.
+    fn info(&mut self, option: u32, data: &[u8]) -> Next {
+        let Some((name, items)) = parse_info(data) else {
+            self.reply(option, answer::ERR_INVALID, b"not a name and a list of items");
+            return Next::Option;
+        };
+        let (opened, volume) = match self.open(name) {
+            Ok(found) => found,
+            Err((answer, text)) => {
+                self.reply(option, answer, text.as_bytes());
+                return Next::Option;
+            }
+        };
+        let agreed = self.agree(name, volume);
+        let mut export = Vec::new();
+        export.put16(info::EXPORT);
+        export.put64(agreed.volume.size());
+        // INFO tells what the server can do, GO what it will.
+        export.put16(offers(agreed.dialect, agreed.allocation || option == option::INFO));
+        self.reply(option, answer::INFO, &export);
+        for item in items {
+            let mut item_reply = item.to_be_bytes().to_vec();
+            match item {
+                info::NAME => item_reply.extend_from_slice(opened.as_bytes()),
+                info::DESCRIPTION => item_reply.extend_from_slice(b"Onefold volume"),
+                info::BLOCK_SIZE => {
+                    item_reply.put32(1);
+                    item_reply.put32(PREFERRED_BYTES);
+                    item_reply.put32(self.limits.payload_bytes);
+                }
+                _ => continue,
+            }
+            self.reply(option, answer::INFO, &item_reply);
+        }
+        self.reply(option, answer::ACK, &[]);
+        if option == option::GO { Next::Transmission(agreed) } else { Next::Option }
+    }
+
+    fn meta_context(&mut self, option: u32, data: &[u8]) {
+        let set = option == option::SET_META_CONTEXT;
+        if set {
+            self.allocation_for = None;
+        }
+        if self.dialect == Dialect::Simple {
+            self.reply(option, answer::ERR_INVALID, b"metadata contexts need structured replies");
+            return;
+        }
+        let Some((name, queries)) = parse_queries(data, self.limits) else {
+            self.reply(option, answer::ERR_INVALID, b"not a name and a list of queries");
+            return;
+        };
+        if let Err((answer, text)) = self.open(name) {
+            self.reply(option, answer, text.as_bytes());
+            return;
+        }
+        // A list without queries, or of a whole namespace, is a list of everything in it; set takes exact names only.
+        let wanted = |query: &&[u8]| **query == *BASE_ALLOCATION.as_bytes() || (!set && **query == *b"base:");
+        if queries.iter().any(wanted) || (!set && queries.is_empty()) {
+            let mut context = Vec::new();
+            context.put32(if set { BASE_ALLOCATION_ID } else { 0 });
+            context.extend_from_slice(BASE_ALLOCATION.as_bytes());
+            self.reply(option, answer::META_CONTEXT, &context);
+            if set {
+                self.allocation_for = Some(name.to_vec());
+            }
+        }
+        self.reply(option, answer::ACK, &[]);
+    }
+
+    /// The volume that a client calls `name`, and its own name. The empty name means the only volume, where there is only one.
+    fn open(&self, name: &[u8]) -> Result<(String, Arc<dyn Volume>), (u32, String)> {
+        let unknown = |text: &str| (answer::ERR_UNKNOWN, text.to_owned());
+        if name.len() > self.limits.name_bytes as usize {
+            return Err((answer::ERR_TOO_BIG, "the name is too long".to_owned()));
+        }
+        let name = std::str::from_utf8(name).map_err(|_| unknown("the name is not UTF-8"))?;
+        if name.len() > VOLUME_NAME_BYTES {
+            return Err(unknown("no volume has so long a name"));
+        }
+        let all = if name.is_empty() { self.exports.list() } else { Vec::new() };
+        let name = match &all[..] {
+            [only] => only.name.clone(),
+            _ => name.to_owned(),
+        };
+        let volume = self.exports.open(&name).map_err(|error: Error| {
+            let answer = match error.kind() {
+                Kind::NotFound | Kind::InvalidInput => answer::ERR_UNKNOWN,
+                Kind::Denied | Kind::Busy => answer::ERR_POLICY,
+                _ => answer::ERR_PLATFORM,
+            };
+            (answer, error.to_string())
+        })?;
+        Ok((name, volume))
+    }
+
+    fn agree(&self, name: &[u8], volume: Arc<dyn Volume>) -> Agreed {
+        Agreed { volume, dialect: self.dialect, allocation: self.allocation_for.as_deref() == Some(name) }
+    }
+
+    fn reply(&mut self, option: u32, kind: u32, data: &[u8]) {
+        self.replies.put64(OPTION_REPLY);
+        self.replies.put32(option);
+        self.replies.put32(kind);
+        self.replies.put32(data.len() as u32);
+        self.replies.extend_from_slice(data);
+    }
+
+    fn send(&mut self) -> Result<(), Ending> {
+        let sent = self.outbox.hold().send([&self.replies[..]].into_iter());
+        self.replies.clear();
+        Ok(sent?)
+    }
+}
+
+/// The transmission flags of a volume.
+fn offers(dialect: Dialect, allocation: bool) -> u16 {
+    let always = offer::HAS_FLAGS
+        | offer::SEND_FLUSH
+        | offer::SEND_FUA
+        | offer::SEND_TRIM
+        | offer::SEND_WRITE_ZEROES
+        | offer::CAN_MULTI_CONN
+        | offer::SEND_CACHE
+        | offer::SEND_FAST_ZERO;
+    let chunks = if dialect >= Dialect::Structured { offer::SEND_DF } else { 0 };
+    let payload = if dialect == Dialect::Extended && allocation { offer::BLOCK_STATUS_PAYLOAD } else { 0 };
+    always | chunks | payload
+}
+
+fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
+    let mut fields = Fields(data);
+    let name = fields.string()?;
+    let count = fields.u16()?;
+    let items = fields.bytes(usize::from(count) * 2)?;
+    fields.is_empty().then(|| (name, items.chunks_exact(2).map(|item| u16::from_be_bytes([item[0], item[1]])).collect()))
+}
+
+fn parse_queries<'a>(data: &'a [u8], limits: &Limits) -> Option<(&'a [u8], Vec<&'a [u8]>)> {
+    let mut fields = Fields(data);
+    let name = fields.string()?;
+    let count = fields.u32()?;
+    if count > limits.meta_queries {
+        return None;
+    }
+    let queries: Option<Vec<_>> = (0..count).map(|_| fields.string().filter(|query| query.len() <= limits.name_bytes as usize)).collect();
+    queries.filter(|_| fields.is_empty()).map(|queries| (name, queries))
+}

@@ -1,0 +1,116 @@
+//! The receive buffer: one system call takes in all that the client sent, up to the buffer's size.
+
+use std::io::{self, Read};
+
+/// Bytes received and not yet used. Its memory is taken once.
+pub(crate) struct Inbox<R> {
+    reader: R,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl<R: Read> Inbox<R> {
+    pub(crate) fn new(reader: R, bytes: usize) -> Inbox<R> {
+        Inbox { reader, buffer: vec![0; bytes], start: 0, end: 0 }
+    }
+
+    /// The source of the bytes.
+    pub(crate) fn reader(&mut self) -> &mut R {
+        &mut self.reader
+    }
+
+    /// The largest number of bytes that can be unread at once.
+    pub(crate) fn capacity(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// What was received and not yet used.
+    pub(crate) fn unread(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// Marks the first `n` unread bytes as used.
+    pub(crate) fn consume(&mut self, n: usize) {
+        assert!(n <= self.end - self.start, "only what was received can be used");
+        self.start += n;
+    }
+
+    /// Receives once, and waits when there is nothing. Zero bytes mean that the client has closed.
+    ///
+    /// # Errors
+    /// Those of the connection, and when the buffer is full of unread bytes.
+    pub(crate) fn receive(&mut self) -> io::Result<usize> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 && self.buffer.len() - self.end < self.buffer.len() / 2 {
+            // What is moved is a part of one request.
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == self.buffer.len() {
+            return Err(io::Error::other("the receive buffer is full"));
+        }
+        let received = loop {
+            match self.reader.read(&mut self.buffer[self.end..]) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        self.end += received;
+        Ok(received)
+    }
+
+    /// Receives until at least `n` bytes are unread.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the client closes before; those of the connection.
+    pub(crate) fn need(&mut self, n: usize) -> io::Result<()> {
+        while self.end - self.start < n {
+            if self.receive()? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Throws away the next `n` bytes.
+    ///
+    /// # Errors
+    /// As [`need`](Inbox::need).
+    pub(crate) fn skip(&mut self, mut n: u64) -> io::Result<()> {
+        while n > 0 {
+            self.need(1)?;
+            let now = usize::try_from(n).unwrap_or(usize::MAX).min(self.end - self.start);
+            self.consume(now);
+            n -= now as u64;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_out_in_order_whatever_the_buffer_size() {
+        let sent: Vec<u8> = (0..=255).cycle().take(10_000).collect();
+        for size in [7, 64, 20_000] {
+            let mut inbox = Inbox::new(&sent[..], size);
+            let mut got = Vec::new();
+            while got.len() < sent.len() {
+                let n = (got.len() % 7 + 1).min(sent.len() - got.len());
+                inbox.need(n).unwrap();
+                got.extend_from_slice(&inbox.unread()[..n]);
+                inbox.consume(n);
+                if got.len() == 5_000 {
+                    inbox.skip(100).unwrap();
+                    got.extend_from_slice(&sent[5_000..5_100]);
+                }
+            }
+            assert_eq!(got, sent);
+            assert_eq!(inbox.need(1).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Connected sockets, with the deadlines that keep a silent client from holding anything but its own connection.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
+
+use super::limits::Limits;
+
+/// Ends both directions; threads that wait on the socket return.
+pub(crate) fn hang_up(socket: &OwnedFd) {
+    // It fails only when the other side was faster.
+    let _ = shutdown(socket, Shutdown::Both);
+}
+
+/// Takes nothing new from the client; what has arrived can still be read and answered. TCP goes on receiving all the same, which is why
+/// a [`Receiver`] is told.
+pub(crate) fn stop_receiving(socket: &OwnedFd) {
+    let _ = shutdown(socket, Shutdown::Read);
+}
+
+/// The receiving half.
+pub(crate) struct Receiver<'a> {
+    socket: Arc<OwnedFd>,
+    deadline: Option<Instant>,
+    /// The server stops: what has arrived is received once more, and then nothing.
+    stopping: &'a AtomicBool,
+    stopped: bool,
+    /// How long to wait for the next bytes without sleeping.
+    awake: Duration,
+    /// The last bytes came within that time.
+    brisk: bool,
+}
+
+impl<'a> Receiver<'a> {
+    /// Receives until the handshake's time is over, or shortly after `stopping` is set.
+    pub(crate) fn new(socket: Arc<OwnedFd>, limits: &Limits, stopping: &'a AtomicBool) -> Receiver<'a> {
+        let deadline = Some(Instant::now() + limits.handshake);
+        Receiver { socket, deadline, stopping, stopped: false, awake: limits.awake, brisk: false }
+    }
+
+    /// From now on a client may be silent as long as it likes.
+    pub(crate) fn lift_deadline(&mut self) {
+        self.deadline = None;
+        // If that fails, the timeout of the last receive stays, and ends the connection when it passes.
+        let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, None);
+    }
+
+    /// Takes what is there; `None` when there is nothing.
+    fn receive_now(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match recv(&*self.socket, buffer, RecvFlags::DONTWAIT) {
+            Ok((received, _)) => Ok(Some(received)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes what comes. A client that waits for each reply is back within microseconds, and falling asleep and being woken would take
+    /// longer than its request; so a thread whose client was brisk the last time stays awake for a moment, and lets others run meanwhile.
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let began = Instant::now();
+        while self.brisk && began.elapsed() < self.awake {
+            if let Some(received) = self.receive_now(buffer)? {
+                return Ok(received);
+            }
+            std::thread::yield_now();
+        }
+        let received = match recv(&*self.socket, buffer, RecvFlags::empty()) {
+            Ok((received, _)) => Ok(received),
+            Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => Err(error.into()),
+        };
+        self.brisk = began.elapsed() < self.awake;
+        received
+    }
+}
+
+impl Read for Receiver<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(deadline) = self.deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            sockopt::set_socket_timeout(&self.socket, Timeout::Recv, Some(left.max(Duration::from_millis(1))))?;
+        }
+        if self.stopped {
+            return Ok(0);
+        }
+        self.stopped = self.stopping.load(Relaxed);
+        if self.stopped { Ok(self.receive_now(buffer)?.unwrap_or(0)) } else { self.receive(buffer) }
+    }
+}
+
+/// The sending half. The client has `timeout` to take what is sent between two calls of `flush`; the connection is ended when it does not.
+pub(crate) struct Transmitter {
+    socket: Arc<OwnedFd>,
+    timeout: Duration,
+    /// When the client first kept us waiting.
+    waiting_since: Option<Instant>,
+}
+
+impl Transmitter {
+    /// Sends with `timeout`.
+    ///
+    /// # Errors
+    /// When the system refuses the timeout.
+    pub(crate) fn new(socket: Arc<OwnedFd>, timeout: Duration) -> io::Result<Transmitter> {
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+        Ok(Transmitter { socket, timeout, waiting_since: None })
+    }
+
+    fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let sent = match sendmsg(&*self.socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
+            Ok(sent) => sent,
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error.into()),
+        };
+        if sent < slices.iter().map(|slice| slice.len()).sum()
+            && self.waiting_since.get_or_insert_with(Instant::now).elapsed() > self.timeout
+        {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(sent)
+    }
+}
+
+impl Write for Transmitter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let sent = self.send(slices);
+        if sent.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
+            hang_up(&self.socket);
+        }
+        sent
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.waiting_since = None;
+        Ok(())
+    }
+}

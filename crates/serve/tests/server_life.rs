@@ -1,0 +1,260 @@
+//! Where a server listens, how it starts and stops, and what it counts.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod raw_client;
+mod volumes;
+
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use onefold_core::Kind;
+use onefold_serve::nbd::{Limits, Server};
+use raw_client::*;
+use volumes::{MemoryExports, MemoryVolume};
+
+const GRACE: Duration = Duration::from_secs(5);
+
+fn server(limits: Limits) -> (Server, Arc<MemoryVolume>) {
+    let (exports, volume) = MemoryExports::one(1 << 20);
+    (Server::new(exports, limits), volume)
+}
+
+fn started(limits: Limits, dir: &Path) -> (Server, Arc<MemoryVolume>, PathBuf) {
+    let (mut server, volume) = server(limits);
+    let socket = dir.join("nbd.sock");
+    server.add_unix(&socket).unwrap();
+    server.start().unwrap();
+    (server, volume, socket)
+}
+
+/// Waits until the server's counters show what is expected.
+fn until(what: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !what() {
+        assert!(began.elapsed() < Duration::from_secs(10), "it did not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_unix_socket_is_private_and_goes_with_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, _, socket) = started(Limits::default(), dir.path());
+    let metadata = std::fs::symlink_metadata(&socket).unwrap();
+    assert!(metadata.file_type().is_socket());
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left there");
+    let mut raw = Raw::go(&socket, Mode::Simple);
+    assert_eq!(raw.act(0, FLUSH, 0, 0, &[]), 0);
+    server.stop(GRACE).unwrap();
+    assert!(!socket.exists());
+    assert!(raw.closed());
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("nbd.sock");
+    drop(UnixListener::bind(&socket).unwrap());
+    assert!(socket.exists());
+    let (first, _, socket) = started(Limits::default(), dir.path());
+    let (mut second, _) = server(Limits::default());
+    assert_eq!(second.add_unix(&socket).unwrap_err().kind(), Kind::Busy);
+    Raw::go(&socket, Mode::Simple);
+    let file = dir.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    assert_eq!(second.add_unix(&file).unwrap_err().kind(), Kind::Exists);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+    assert_eq!(second.add_unix(&dir.path().join("x".repeat(120))).unwrap_err().kind(), Kind::InvalidInput);
+    assert_eq!(second.add_unix(&dir.path().join("no/such/dir")).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+
+    // A server removes its own file only.
+    std::fs::remove_file(&socket).unwrap();
+    second.add_unix(&socket).unwrap();
+    second.start().unwrap();
+    first.stop(GRACE).unwrap();
+    Raw::go(&socket, Mode::Simple);
+    drop(second);
+    assert!(!socket.exists());
+}
+
+#[test]
+fn of_many_servers_that_want_one_socket_one_gets_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("nbd.sock");
+    drop(UnixListener::bind(&socket).unwrap());
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let add = || {
+            let (mut server, _) = server(Limits::default());
+            server.add_unix(&socket).map(|()| server)
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(add)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
+    assert!(results.iter().filter_map(|result| result.as_ref().err()).all(|error| error.kind() == Kind::Busy));
+}
+
+#[test]
+fn tcp_serves_the_machine_itself_and_others_only_on_demand() {
+    let (mut server, volume) = server(Limits::default());
+    assert_eq!(server.add_tcp("0.0.0.0:0".parse().unwrap(), false).unwrap_err().kind(), Kind::Denied);
+    assert_eq!(server.start().unwrap_err().kind(), Kind::InvalidInput, "it listens nowhere");
+    let addr = server.add_tcp("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    server.start().unwrap();
+    assert!(server.start().is_err());
+    let mut stream = TcpStream::connect(addr).unwrap();
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting[..8], b"NBDMAGIC");
+    // A client that never stops asking does not keep the server from stopping.
+    let busy = std::thread::spawn(move || {
+        use std::io::Write;
+        let mut bytes = 3u32.to_be_bytes().to_vec();
+        bytes.extend_from_slice(&option_bytes(7, &info_data("disk", &[])));
+        let mut drain = stream.try_clone().unwrap();
+        std::thread::spawn(move || while drain.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {});
+        while stream.write_all(&bytes).is_ok() {
+            bytes = request_bytes(Mode::Simple, 0, WRITE, 0, 0, 4).into_iter().chain(*b"data").collect();
+        }
+    });
+    until(|| server.statistics().writes > 100);
+    let began = Instant::now();
+    server.stop(Duration::from_secs(20)).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10));
+    busy.join().unwrap();
+    assert_eq!(volume.peek(0, 4), b"data");
+}
+
+#[test]
+fn listening_sockets_are_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("activated.sock");
+    let (mut server, _) = server(Limits::default());
+    server.add_listener(UnixListener::bind(&socket).unwrap().into()).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = tcp.local_addr().unwrap();
+    server.add_listener(tcp.into()).unwrap();
+    let (silent, _other) = UnixStream::pair().unwrap();
+    assert_eq!(server.add_listener(silent.into()).unwrap_err().kind(), Kind::InvalidInput);
+    server.start().unwrap();
+    let mut raw = Raw::go(&socket, Mode::Extended);
+    assert_eq!(raw.act(0, FLUSH, 0, 0, &[]), 0);
+    TcpStream::connect(addr).unwrap().read_exact(&mut [0; 18]).unwrap();
+    server.stop(GRACE).unwrap();
+    assert!(socket.exists(), "the file belongs to who made it");
+}
+
+#[test]
+fn newcomers_are_refused_at_the_limit_and_stalled_handshakes_give_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, _, socket) = started(Limits { connections: 4, ..Limits::default() }, dir.path());
+    let mut guests: Vec<Raw> = (0..3).map(|_| Raw::go(&socket, Mode::Simple)).collect();
+    let mut stalled = Raw::connect(&socket).unwrap();
+    guests.push(Raw::go(&socket, Mode::Simple));
+    assert!(stalled.closed(), "the stalled handshake gave way");
+    assert!(Raw::connect(&socket).is_err(), "all four are at work");
+    for guest in &mut guests {
+        assert_eq!(guest.act(0, FLUSH, 0, 0, &[]), 0);
+    }
+    drop(guests.pop());
+    until(|| server.statistics().connections == 3);
+    Raw::go(&socket, Mode::Simple);
+    assert_eq!(server.statistics().refused, 2);
+    server.stop(GRACE).unwrap();
+}
+
+#[test]
+fn a_handshake_has_one_deadline_however_busy_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, _, socket) = started(Limits { handshake: Duration::from_millis(300), ..Limits::default() }, dir.path());
+    let mut silent = Raw::connect(&socket).unwrap();
+    let mut done = Raw::go(&socket, Mode::Simple);
+    let began = Instant::now();
+    assert!(silent.closed());
+    assert!(began.elapsed() < Duration::from_secs(5));
+    use std::io::Write;
+    let mut slow = Raw::connect(&socket).unwrap();
+    let option = [&3u32.to_be_bytes(), &option_bytes(99, &[0; 60_000])[..]].concat();
+    let trickle = option.iter().take(10_000).take_while(|byte| {
+        std::thread::sleep(Duration::from_micros(300));
+        slow.stream.write_all(&[**byte]).is_ok()
+    });
+    assert!(trickle.count() < 2000, "an option that comes byte by byte was waited for");
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(done.act(0, FLUSH, 0, 0, &[]), 0, "after its handshake a client may be silent");
+    server.stop(GRACE).unwrap();
+}
+
+#[test]
+fn counters_tell_what_was_done() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, _, socket) = started(Limits::default(), dir.path());
+    let mut raw = Raw::go(&socket, Mode::Structured);
+    assert_eq!(raw.write(0, 0, &[1; 5000]), 0);
+    assert_eq!(raw.read(0, 0, 3000).unwrap(), [1; 3000]);
+    assert_eq!(raw.act(0, FLUSH, 0, 0, &[]), 0);
+    assert_eq!(raw.act(0, 99, 0, 0, &[]), 22);
+    let check = |connections| {
+        let s = server.statistics();
+        assert_eq!((s.connections, s.accepted, s.refused, s.panics), (connections, 1, 0, 0));
+        assert_eq!((s.writes, s.written_bytes, s.reads, s.read_bytes, s.flushes, s.errors), (1, 5000, 1, 3000, 1, 1));
+        assert_eq!(s.in_flight, 0);
+    };
+    until(|| server.statistics().errors == 1);
+    check(1);
+    drop(raw);
+    until(|| server.statistics().connections == 0);
+    check(0);
+    server.stop(GRACE).unwrap();
+}
+
+#[test]
+fn a_bug_in_a_volume_ends_its_connection_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, volume, socket) = started(Limits::default(), dir.path());
+    let mut other = Raw::go(&socket, Mode::Simple);
+    volume.panic.store(true, SeqCst);
+    let mut raw = Raw::go(&socket, Mode::Simple);
+    raw.request(0, READ, 0, 1, &[]);
+    assert!(raw.closed());
+    // Requests that wait aside are answered even so.
+    let mut raw = Raw::go(&socket, Mode::Simple);
+    let flushes: Vec<u8> = (0..3).flat_map(|i| request_bytes(Mode::Simple, 0, FLUSH, i, 0, 0)).collect();
+    raw.send(&flushes);
+    for _ in 0..3 {
+        assert_eq!(raw.chunk(0).unwrap().content, Content::Error(5, String::new(), None));
+    }
+    drop(raw);
+    volume.panic.store(false, SeqCst);
+    assert_eq!(other.read(0, 0, 1).unwrap(), [0]);
+    until(|| server.statistics().panics == 2);
+    server.stop(GRACE).unwrap();
+}
+
+#[test]
+fn a_session_that_does_not_end_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, volume, socket) = started(Limits::default(), dir.path());
+    let mut raw = Raw::go(&socket, Mode::Simple);
+    volume.hold.store(true, SeqCst);
+    raw.request(0, FLUSH, 0, 0, &[]);
+    until(|| server.statistics().flushes == 1);
+    let release = volume.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        release.hold.store(false, SeqCst);
+    });
+    let began = Instant::now();
+    server.stop(Duration::from_millis(50)).unwrap();
+    assert!(began.elapsed() > Duration::from_millis(400));
+    assert!(raw.closed(), "too late for the answer");
+}

@@ -1,0 +1,285 @@
+//! Volumes in memory, for tests: sparse blocks of known kinds, and everything that a test wants to count or to break.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, Volume, VolumeInfo};
+use parking_lot::Mutex;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+#[derive(Clone)]
+enum Content {
+    Data(Box<Block>),
+    Zero,
+}
+
+/// Blocks that are absent are holes.
+#[derive(Default)]
+struct State {
+    blocks: BTreeMap<u64, Content>,
+    ticket: u64,
+    durable: u64,
+    /// Full: new blocks find no room.
+    full: bool,
+    /// Reads of this block fail.
+    bad: Option<u64>,
+    /// Set by a test: nothing can be written any more.
+    stopped: bool,
+}
+
+/// A volume in memory. Its tickets count changes; waiting and flushing makes them durable.
+pub(crate) struct MemoryVolume {
+    size: u64,
+    state: Mutex<State>,
+    /// Calls of `flush`.
+    pub(crate) flushes: AtomicU64,
+    /// Calls of `wait`.
+    pub(crate) waits: AtomicU64,
+    /// Calls of `read`, which are batches.
+    pub(crate) read_batches: AtomicU64,
+    /// When that many calls of `read` have been made, reads fail; zero for never.
+    pub(crate) fail_after: AtomicU64,
+    /// Calls of `prefetch`.
+    pub(crate) prefetches: AtomicU64,
+    /// Microseconds that a flush or a wait takes.
+    pub(crate) flush_us: AtomicU64,
+    /// Flushes and waits stand still while it is set.
+    pub(crate) hold: AtomicBool,
+    /// Reads, waits and flushes panic: a bug in an engine.
+    pub(crate) panic: AtomicBool,
+}
+
+impl MemoryVolume {
+    pub(crate) fn new(size: u64) -> Arc<MemoryVolume> {
+        Arc::new(MemoryVolume {
+            size,
+            state: Mutex::default(),
+            flushes: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            read_batches: AtomicU64::new(0),
+            fail_after: AtomicU64::new(0),
+            prefetches: AtomicU64::new(0),
+            flush_us: AtomicU64::new(0),
+            hold: AtomicBool::new(false),
+            panic: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn set_full(&self, full: bool) {
+        self.state.lock().full = full;
+    }
+
+    pub(crate) fn set_bad(&self, block: Option<u64>) {
+        self.state.lock().bad = block;
+    }
+
+    pub(crate) fn set_stopped(&self) {
+        self.state.lock().stopped = true;
+    }
+
+    /// Changes that are not durable.
+    pub(crate) fn volatile(&self) -> u64 {
+        let state = self.state.lock();
+        state.ticket - state.durable
+    }
+
+    /// All bytes of a range, straight from memory.
+    pub(crate) fn peek(&self, offset: u64, length: usize) -> Vec<u8> {
+        let state = self.state.lock();
+        let mut bytes = Vec::with_capacity(length);
+        let mut at = offset;
+        while bytes.len() < length {
+            let within = (at % BLOCK) as usize;
+            let n = (BLOCK_BYTES - within).min(length - bytes.len());
+            match state.blocks.get(&(at / BLOCK)) {
+                Some(Content::Data(block)) => bytes.extend_from_slice(&block.0[within..within + n]),
+                _ => bytes.resize(bytes.len() + n, 0),
+            }
+            at += n as u64;
+        }
+        bytes
+    }
+
+    fn check(&self, offset: u64, bytes: u64) -> Result<()> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.size => Ok(()),
+            _ => Err(Error::new(Kind::InvalidInput, "beyond the end: the server must not ask for this")),
+        }
+    }
+
+    fn change(&self, mut offset: u64, bytes: u64, new: Option<&dyn Fn(u64) -> u8>, whole: Option<Content>) -> Result<Ticket> {
+        self.check(offset, bytes)?;
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(Error::new(Kind::Stopped, "the store stopped after a failed write"));
+        }
+        let (start, end) = (offset, offset + bytes);
+        while offset < end {
+            let (block, within) = (offset / BLOCK, offset % BLOCK);
+            let n = (BLOCK - within).min(end - offset);
+            if n == BLOCK && new.is_none() {
+                match &whole {
+                    Some(content) => drop(state.blocks.insert(block, content.clone())),
+                    None => drop(state.blocks.remove(&block)),
+                }
+            } else {
+                if state.full && new.is_some() && !matches!(state.blocks.get(&block), Some(Content::Data(_))) {
+                    return Err(Error::new(Kind::NoSpace, "the store is full"));
+                }
+                let absent = !matches!(state.blocks.get(&block), Some(Content::Data(_)));
+                if absent && new.is_none() {
+                    offset += n;
+                    continue;
+                }
+                if absent {
+                    state.blocks.insert(block, Content::Data(Block::zeroed()));
+                }
+                if let Some(Content::Data(data)) = state.blocks.get_mut(&block) {
+                    for i in 0..n {
+                        data.0[(within + i) as usize] = new.map_or(0, |new| new(offset + i - start));
+                    }
+                }
+            }
+            offset += n;
+        }
+        state.ticket += 1;
+        Ok(Ticket(state.ticket))
+    }
+
+    fn settle(&self, ticket: Option<u64>) -> Result<()> {
+        assert!(!self.panic.load(SeqCst), "a planted bug");
+        let ticket = ticket.unwrap_or(self.state.lock().ticket);
+        while self.hold.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        match self.flush_us.load(SeqCst) {
+            0 => {}
+            us => std::thread::sleep(Duration::from_micros(us)),
+        }
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(Error::new(Kind::Stopped, "the store stopped after a failed write"));
+        }
+        state.durable = state.durable.max(ticket);
+        Ok(())
+    }
+}
+
+impl Volume for MemoryVolume {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, reads: &mut [BlockRead<'_>]) {
+        assert!(!self.panic.load(SeqCst), "a planted bug");
+        let before = self.read_batches.fetch_add(1, SeqCst);
+        let fail_after = self.fail_after.load(SeqCst);
+        let state = self.state.lock();
+        for read in reads {
+            if fail_after > 0 && before >= fail_after {
+                read.result = Err(Error::new(Kind::Io, "the disk is gone"));
+                continue;
+            }
+            for (i, into) in read.into.iter_mut().enumerate() {
+                let at = read.first.0 + i as u64;
+                if (at + 1) * BLOCK > self.size.next_multiple_of(BLOCK) {
+                    read.result = Err(Error::new(Kind::InvalidInput, "beyond the end: the server must not ask for this"));
+                    break;
+                }
+                if state.bad == Some(at) {
+                    read.result = Err(Error::new(Kind::Corrupt, format!("block {at} fails its checksum")));
+                    break;
+                }
+                match state.blocks.get(&at) {
+                    Some(Content::Data(block)) => into.0 = block.0,
+                    _ => into.0.fill(0),
+                }
+            }
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.change(offset, data.len() as u64, Some(&|i| data[i as usize]), None)
+    }
+
+    fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.change(offset, bytes, None, None)
+    }
+
+    fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
+        self.change(offset, bytes, None, keep.then_some(Content::Zero))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.waits.fetch_add(1, SeqCst);
+        self.settle(Some(ticket.0))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.flushes.fetch_add(1, SeqCst);
+        self.settle(None)
+    }
+
+    fn extents(&self, mut offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.check(offset, bytes)?;
+        let state = self.state.lock();
+        let end = offset + bytes;
+        let mut extents: Vec<Extent> = Vec::new();
+        while offset < end {
+            let (kind, until) = match state.blocks.get(&(offset / BLOCK)) {
+                Some(Content::Data(_)) => (ExtentKind::Data, (offset / BLOCK + 1) * BLOCK),
+                Some(Content::Zero) => (ExtentKind::Zero, (offset / BLOCK + 1) * BLOCK),
+                None => {
+                    let next = state.blocks.range(offset / BLOCK..).next();
+                    (ExtentKind::Hole, next.map_or(end, |(block, _)| block * BLOCK))
+                }
+            };
+            let n = until.min(end) - offset;
+            let full = extents.len() == limit;
+            match extents.last_mut() {
+                Some(last) if last.kind == kind => last.bytes += n,
+                _ if full => break,
+                _ => extents.push(Extent { bytes: n, kind }),
+            }
+            offset += n;
+        }
+        Ok(extents)
+    }
+
+    fn prefetch(&self, offset: u64, bytes: u64) -> Result<()> {
+        self.prefetches.fetch_add(1, SeqCst);
+        self.check(offset, bytes)
+    }
+}
+
+/// Named volumes in memory.
+#[derive(Default)]
+pub(crate) struct MemoryExports(BTreeMap<String, Arc<MemoryVolume>>);
+
+impl MemoryExports {
+    /// One volume of `size` bytes, called `disk`.
+    pub(crate) fn one(size: u64) -> (Arc<MemoryExports>, Arc<MemoryVolume>) {
+        let volume = MemoryVolume::new(size);
+        (MemoryExports::of([("disk".to_owned(), volume.clone())]), volume)
+    }
+
+    pub(crate) fn of(volumes: impl IntoIterator<Item = (String, Arc<MemoryVolume>)>) -> Arc<MemoryExports> {
+        Arc::new(MemoryExports(volumes.into_iter().collect()))
+    }
+}
+
+impl Exports for MemoryExports {
+    fn list(&self) -> Vec<VolumeInfo> {
+        self.0.iter().map(|(name, volume)| VolumeInfo { name: name.clone(), size: volume.size }).collect()
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
+        let volume = self.0.get(name).ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
+        Ok(volume.clone())
+    }
+}

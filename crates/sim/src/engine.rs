@@ -1,0 +1,230 @@
+//! The block engine under simulation.
+
+use std::sync::Arc;
+
+use onefold_block::{
+    CheckpointStep, Engine, Format, Persistence, PlantedBug, Settings,
+    format::{
+        Identity,
+        carrier::{Header, encode},
+        geometry::{Geometry, SUPERBLOCKS},
+        record::{Change, Record, WindowNumber},
+        superblock::{self, Layout, Leftover, Superblock},
+        zone_list,
+    },
+};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket, VolumeId, VolumeInfo, ZoneId,
+};
+
+use crate::{
+    VirtualDisk,
+    rng::Rng,
+    subject::{Ack, Report, Step, StoreOptions, Subject},
+};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Bits of a weak fingerprint: so many that a run of some hundred blocks has a few collisions, and that a block which a crash has lost
+/// does not collide with what lay in its place before, which recovery can't tell from it.
+const WEAK_BITS: u32 = 18;
+
+/// Blocks that are gathered or written but not flushed, in windows.
+const UNFLUSHED_WINDOWS: usize = 4;
+
+/// The block engine with the thin scheme.
+pub struct Thin(Engine);
+
+impl Thin {
+    fn settings(options: &StoreOptions) -> Settings {
+        let window_blocks = options.window_blocks as usize;
+        Settings {
+            persistence: if options.strong { Persistence::Strong } else { Persistence::Weak },
+            index_memory: options.memory / 4,
+            // Few pages, so that they are read again and again.
+            page_memory: 0,
+            records_max: u64::from(options.record_limit),
+            window_blocks,
+            unflushed_blocks: window_blocks * UNFLUSHED_WINDOWS,
+            weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
+            bug: options.bug.map(|bug| PlantedBug::ALL[bug]),
+        }
+    }
+
+    fn format_of(options: &StoreOptions) -> Format {
+        Format {
+            zone_blocks: options.zone_blocks,
+            algorithm: options.fingerprint,
+            verify_bytes: options.verify_bytes,
+            grow: options.grow,
+            leftover: if options.leftover_table { Leftover::Table } else { Leftover::Log },
+            layout: if options.layout_split { Layout::Split } else { Layout::Run },
+            ..Format::new(options.id, options.secret, options.disk_blocks)
+        }
+    }
+
+    fn geometry(options: &StoreOptions) -> Option<Geometry> {
+        Geometry::new(options.disk_blocks, options.zone_blocks).ok()
+    }
+}
+
+impl Subject for Thin {
+    const BUGS: &'static [&'static str] = &[
+        "skipped-flush",
+        "early-reuse",
+        "believed-unseen",
+        "dropped-returns",
+        "out-of-order",
+        "duplicate-onto-free",
+        "forged-carrier",
+        "unlisted-zone",
+        "commit-past-durable",
+        "released-early",
+        "recovery-unflushed",
+        "checksum-ignored",
+        "double-decrement",
+        "range-over-write",
+    ];
+
+    const TRIMS_EDGES: bool = false;
+
+    fn format(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
+        Engine::format(disk, &Thin::format_of(options))
+    }
+
+    fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Thin> {
+        Engine::open(disk, clock, Thin::settings(options)).map(Thin)
+    }
+
+    fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>> {
+        let volumes = self.0.volumes().into_iter();
+        Ok(volumes.map(|(id, volume)| (id, VolumeInfo { name: volume.name, size: volume.blocks * BLOCK })).collect())
+    }
+
+    fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
+        let (id, ticket) = self.0.create_volume(name, size / BLOCK)?;
+        Ok((id, Ack::Later(ticket)))
+    }
+
+    fn resize_volume(&self, volume: VolumeId, size: u64) -> Result<Ack> {
+        self.0.resize_volume(volume, size / BLOCK).map(Ack::Later)
+    }
+
+    fn rename_volume(&self, volume: VolumeId, name: &str) -> Result<Ack> {
+        self.0.rename_volume(volume, name).map(Ack::Later)
+    }
+
+    fn delete_volume(&self, volume: VolumeId) -> Result<Ack> {
+        self.0.delete_volume(volume).map(Ack::Later)
+    }
+
+    fn write(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {
+        self.0.write_from(volume, offset, data, taken)
+    }
+
+    fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.0.trim(volume, offset, bytes)
+    }
+
+    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool, taken: &mut u64) -> Result<Ticket> {
+        self.0.write_zeroes_from(volume, offset, bytes, keep, taken)
+    }
+
+    fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
+        self.0.read(volume, reads);
+    }
+
+    fn extents(&self, volume: VolumeId, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.0.extents(volume, Lba(offset / BLOCK), bytes / BLOCK, limit)
+    }
+
+    fn step(&self, step: Step) -> Result<bool> {
+        match step {
+            Step::Close => Ok(self.0.close_window()),
+            Step::Prepare => self.0.prepare_window(),
+            Step::Write => self.0.write_window(),
+            Step::WriteDurably => self.0.write_window_durably(),
+            Step::Settle => self.0.settle(),
+            Step::Checkpoint => Ok(matches!(self.0.checkpoint_step()?, CheckpointStep::Advanced)),
+            Step::Tidy => self.0.tidy_step(onefold_block::Leisure::Long),
+        }
+    }
+
+    fn durable(&self) -> Ticket {
+        self.0.durable()
+    }
+
+    fn flush(&self, _: VolumeId) -> Result<()> {
+        self.0.flush()
+    }
+
+    fn close(self) -> Result<()> {
+        self.0.close()
+    }
+
+    fn check(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report> {
+        // The product's verifier knows whole fingerprints only.
+        if options.weak_fingerprint {
+            return Ok(Report::default());
+        }
+        let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
+        let found = onefold_block::check::check(&disk, &mut |_| {})?;
+        Ok(Report { problems: found.problems.iter().map(ToString::to_string).collect(), leaked: found.leaked_blocks })
+    }
+
+    /// A carrier with everything right but the secret: epoch and windows of now, for a place in a listed zone where blocks still go.
+    fn forge(disk: &Arc<VirtualDisk>, options: &StoreOptions, volume: VolumeId, lba: Lba, rng: &mut Rng) -> Option<Box<Block>> {
+        let view = disk.view();
+        let block = |at: Pba| view.get(at.0).map(|bytes| Block(**bytes));
+        let found =
+            |place: usize| block(SUPERBLOCKS[place]).map_or(superblock::Found::Foreign, |block| Superblock::decode(&block, place as u32));
+        let Superblock { fixed, state } = superblock::choose(found(0), found(1)).ok()?;
+        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        let pages = (0..fixed.geometry.list_pages).flat_map(|page| fixed.geometry.list_page(page).map(|at| (page, at)));
+        let pages = pages.filter_map(|(page, at)| zone_list::Page::decode(&identity, &block(at)?, page, at.0));
+        let open: Vec<(ZoneId, u64)> = pages
+            .flat_map(|page| page.entries)
+            .flatten()
+            .filter(|entry| entry.carriers.is_none())
+            .map(|e| (e.zone, e.generation))
+            .collect();
+        let &(zone, generation) = rng.pick(&open)?;
+        let start = fixed.geometry.start_of(zone);
+        let next = (0..fixed.geometry.zone_blocks).filter(|&n| view.get(start.0 + n).is_some()).max().map_or(0, |n| n + 1);
+        let address = start.plus((next + rng.below(4)).min(fixed.geometry.zone_blocks - 1));
+
+        let window = WindowNumber(state.last_window.0 + rng.within(1, 30));
+        let data: Vec<u64> = view.written().filter(|&at| fixed.geometry.holds(Pba(at))).collect();
+        let change = match rng.pick(&data).copied().filter(|_| rng.percent(50)) {
+            Some(at) => {
+                let mut fingerprinter = Fingerprinter::new(fixed.algorithm, fixed.secret);
+                if options.weak_fingerprint {
+                    fingerprinter = fingerprinter.shortened(WEAK_BITS);
+                }
+                Change::Block { pba: Pba(at), carried: false, fingerprint: fingerprinter.one(&block(Pba(at))?) }
+            }
+            None => Change::Range { blocks: 1, keep: false },
+        };
+        let record = Record { volume, lba, change, timestamp: window.timestamp(0) };
+        let mut payload = [0; 3900];
+        rng.fill(&mut payload);
+        let mut secret = fixed.secret;
+        rng.fill(&mut secret);
+        let guessed = Identity { secret, ..identity };
+        let header = Header { epoch: state.epoch, generation, address, window, position: 0, carriers: 1, durable: state.durable };
+        let mut forged = Block::zeroed();
+        encode(&guessed, &header, &[record], &payload, &mut forged);
+        Some(forged)
+    }
+
+    fn leak_bound(_: &StoreOptions) -> u64 {
+        0
+    }
+
+    /// Superblocks, zone list and all that the list has room for, twice over for what is read again, and the pages on the way.
+    fn recovery_bound(options: &StoreOptions) -> u64 {
+        let Some(geometry) = Thin::geometry(options) else { return u64::MAX };
+        let zones = (geometry.list_slots() as u64).min(geometry.zones);
+        2 + 2 * u64::from(geometry.list_pages) + 3 * zones * geometry.zone_blocks
+    }
+}

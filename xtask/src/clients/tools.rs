@@ -1,0 +1,214 @@
+//! nbdinfo, nbdcopy, nbdsh, qemu-img, qemu-io and fio.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use super::{LIMIT, Served, check, sample};
+use crate::{
+    machine,
+    product::path,
+    program::{program, run as run_program},
+    test::Tally,
+};
+
+/// Bytes of the image that the clients copy; its parts of a quarter are data, a hole, data, and the first part again.
+const IMAGE_BYTES: usize = 48 << 20;
+
+/// Runs all checks.
+pub(super) fn run() -> Result<Tally> {
+    let mut tally = Tally::default();
+    let mut served = Served::new("clients", "1G", &[("disk", "64M"), ("other", "64M")])?;
+    sample(&served.file("image.raw"), IMAGE_BYTES)?;
+    for (kind, uri) in served.uris("disk") {
+        let other = served.uris("other").into_iter().find(|(other, _)| *other == kind).map(|(_, uri)| uri).unwrap_or_default();
+        let served = &served;
+        let checks: [(&str, &dyn Fn() -> Result<()>); 9] = [
+            ("nbdcopy in and out", &|| nbdcopy(served, &uri)),
+            ("nbdinfo", &|| nbdinfo(&uri)),
+            ("nbdcopy between volumes", &|| nbdcopy_between(served, &uri, &other)),
+            ("nbdsh", &|| nbdsh(&uri)),
+            ("qemu-img convert, compare, map", &|| qemu_img(served, &uri)),
+            ("qemu-img bench", &|| qemu_img_bench(&other)),
+            ("qemu-io", &|| qemu_io(&uri)),
+            ("fio with crc32c", &|| fio(served, &other)),
+            ("fio, four connections", &|| fio_parallel(served, &other)),
+        ];
+        for (name, run) in checks {
+            check(&mut tally, &format!("{name} ({kind})"), run);
+        }
+    }
+    check(&mut tally, "the store is clean and whole afterwards", || served.finish());
+    Ok(tally)
+}
+
+fn client(name: &str, arguments: &[&str]) -> Result<String> {
+    run_program(with(name, arguments), LIMIT)
+}
+
+fn with(name: &str, arguments: &[&str]) -> Command {
+    let mut command = program(name);
+    command.args(arguments);
+    command
+}
+
+fn same(one: &std::path::Path, two: &std::path::Path, bytes: usize) -> Result<()> {
+    let (one, two) = (std::fs::read(one)?, std::fs::read(two)?);
+    ensure!(one[..bytes] == two[..bytes], "what came back differs");
+    Ok(())
+}
+
+fn nbdcopy(served: &Served, uri: &str) -> Result<()> {
+    let (image, back) = (served.file("image.raw"), served.file("back.raw"));
+    client("nbdcopy", &["--flush", "--connections=4", "--requests=16", path(&image), uri])?;
+    client("nbdcopy", &[uri, path(&back)])?;
+    same(&image, &back, IMAGE_BYTES)
+}
+
+fn nbdinfo(uri: &str) -> Result<()> {
+    let info = client("nbdinfo", &[uri])?;
+    for line in ["export-size: 67108864", "is_read_only: false", "can_multi_conn: true", "can_fua: true", "base:allocation"] {
+        ensure!(info.contains(line), "'{line}' is not in:\n{info}");
+    }
+    let list = client("nbdinfo", &["--list", &uri.replace("/disk", "/")])?;
+    ensure!(list.contains("export=\"disk\"") && list.contains("export=\"other\""), "volumes are missing in:\n{list}");
+    let map = client("nbdinfo", &["--map", uri])?;
+    // 12 MiB each of data, nothing, data and data; nothing beyond the image.
+    let rows: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
+    let data: u64 = rows.iter().filter(|row| row.get(2) == Some(&"0")).filter_map(|row| row[1].parse::<u64>().ok()).sum();
+    ensure!(data == (IMAGE_BYTES / 4 * 3) as u64, "{data} bytes of data in:\n{map}");
+    Ok(())
+}
+
+fn nbdcopy_between(served: &Served, uri: &str, other: &str) -> Result<()> {
+    client("nbdcopy", &["--flush", uri, other])?;
+    let back = served.file("back.raw");
+    client("nbdcopy", &[other, path(&back)])?;
+    same(&served.file("image.raw"), &back, IMAGE_BYTES)
+}
+
+/// Uses every command and flag that libnbd knows. Debian's own Python has the module; another in the search path may not.
+fn nbdsh(uri: &str) -> Result<()> {
+    const SCRIPT: &str = r#"
+import os
+assert h.can_fua() and h.can_df() and h.can_cache() and h.can_multi_conn() and h.can_trim() and h.can_zero() and h.can_fast_zero()
+assert h.can_meta_context("base:allocation")
+base = 56 << 20
+h.pwrite(b"a" * 5000, base + 100, nbd.CMD_FLAG_FUA)
+assert h.pread(5002, base + 99) == b"\0" + b"a" * 5000 + b"\0"
+assert h.pread_structured(5002, base + 99, lambda *a: 0, nbd.CMD_FLAG_DF) == b"\0" + b"a" * 5000 + b"\0"
+h.zero(100, base + 150, nbd.CMD_FLAG_FUA)
+assert h.pread(200, base + 100) == b"a" * 50 + b"\0" * 100 + b"a" * 50
+h.zero(4096, base + 4096, nbd.CMD_FLAG_NO_HOLE)
+assert h.pread(4096, base + 4096) == b"\0" * 4096
+h.trim(8192, base, nbd.CMD_FLAG_FUA)
+assert h.pread(8192, base) == b"\0" * 8192
+h.cache(8192, base)
+big = os.urandom(4 << 20)
+h.pwrite(big, base)
+h.flush()
+assert h.pread(len(big), base) == big
+extents = []
+h.block_status(8 << 20, base, lambda context, offset, entries, error: extents.extend(entries))
+assert extents[:2] == [4 << 20, 0], extents
+h.trim(8 << 20, base)
+h.set_strict_mode(0)
+size = h.get_size()
+for call in [lambda: h.pread(10, size - 5), lambda: h.pwrite(b"x" * 10, size - 5), lambda: h.trim(1, 1 << 62)]:
+    try:
+        call()
+        raise SystemExit("a range beyond the end was accepted")
+    except nbd.Error as e:
+        assert e.errno in ("EINVAL", "ENOSPC"), e.errno
+h.shutdown()
+"#;
+    let python = if machine::find("/usr/bin/python3").is_some() { "/usr/bin/python3" } else { "python3" };
+    client(python, &["-m", "nbd", "--base-allocation", "-u", uri, "-c", SCRIPT]).map(|_| ())
+}
+
+fn qemu_img(served: &Served, uri: &str) -> Result<()> {
+    let (image, copy) = (served.file("image.raw"), served.file("copy.qcow2"));
+    client("qemu-img", &["convert", "-n", "-m", "8", "-W", "-f", "raw", "-O", "raw", path(&image), uri])?;
+    client("qemu-img", &["compare", "-f", "raw", "-F", "raw", path(&image), uri])?;
+    client("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", uri, path(&copy)])?;
+    client("qemu-img", &["compare", "-f", "raw", "-F", "qcow2", uri, path(&copy)])?;
+    let map: serde_json::Value = serde_json::from_str(&client("qemu-img", &["map", "-f", "raw", "--output=json", uri])?)?;
+    let zero: u64 =
+        map.as_array().into_iter().flatten().filter(|part| part["zero"] == true).filter_map(|part| part["length"].as_u64()).sum();
+    ensure!(zero == (64 << 20) - (IMAGE_BYTES / 4 * 3) as u64, "{zero} bytes of zeroes in {map}");
+    Ok(())
+}
+
+fn qemu_img_bench(uri: &str) -> Result<()> {
+    client("qemu-img", &["bench", "-f", "raw", "-t", "none", "-w", "-c", "4000", "-d", "32", "-s", "4096", "--flush-interval=32", uri])?;
+    client("qemu-img", &["bench", "-f", "raw", "-t", "none", "-c", "4000", "-d", "32", "-s", "4096", uri]).map(|_| ())
+}
+
+fn qemu_io(uri: &str) -> Result<()> {
+    let commands = [
+        "write -P 0x11 0 1M",
+        "write -f -P 0x22 4608 512",
+        "write -z 64k 64k",
+        "write -z -u 128k 64k",
+        "discard 256k 64k",
+        "flush",
+        "read -P 0x11 0 4608",
+        "read -P 0x22 4608 512",
+        "read -P 0x11 5120 60416",
+        "read -P 0 64k 128k",
+        "read -P 0x11 192k 64k",
+        "read -P 0 256k 64k",
+        "read -P 0x11 320k 704k",
+        "aio_write -P 0x33 1M 1M",
+        "aio_write -P 0x44 2M 1M",
+        "aio_flush",
+        "read -P 0x33 1M 1M",
+        "read -P 0x44 2M 1M",
+    ];
+    let mut arguments = vec!["-f", "raw", "-t", "none", "--discard=unmap"];
+    commands.iter().for_each(|command| arguments.extend(["-c", command]));
+    arguments.push(uri);
+    let output = client("qemu-io", &arguments)?;
+    ensure!(!output.contains("failed") && !output.contains("verification"), "{output}");
+    Ok(())
+}
+
+/// One fio run in the scratch directory, where it leaves its state.
+fn fio_run(served: &Served, uri: &str, arguments: &[&str]) -> Result<()> {
+    let mut command = with("fio", arguments);
+    command.args(["--name=check", "--ioengine=nbd", "--output-format=terse", &format!("--uri={uri}")]);
+    command.current_dir(served.scratch.path());
+    run_program(command, LIMIT).map(|_| ())
+}
+
+fn fio(served: &Served, uri: &str) -> Result<()> {
+    let verify = ["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--size=64m", "--io_size=16m"];
+    for job in [
+        ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--fsync=16"],
+        ["--rw=randwrite", "--bs=512-64k", "--iodepth=16", "--bs_unaligned=1"],
+        ["--rw=write", "--bs=128k", "--iodepth=32", "--fsync=8"],
+        ["--rw=randrw", "--bs=4k", "--iodepth=1", "--fsync=1"],
+        // Half of the blocks are duplicates, four in five compress.
+        ["--rw=randwrite", "--bs=4k", "--iodepth=8", "--dedupe_percentage=50"],
+    ] {
+        fio_run(served, uri, &[&verify[..], &job].concat())?;
+    }
+    Ok(())
+}
+
+fn fio_parallel(served: &Served, uri: &str) -> Result<()> {
+    let arguments = [
+        "--rw=randwrite",
+        "--bs=4k",
+        "--iodepth=4",
+        "--numjobs=4",
+        "--size=16m",
+        "--offset_increment=16m",
+        "--fsync=8",
+        "--verify=crc32c",
+        "--do_verify=1",
+        "--verify_fatal=1",
+        "--group_reporting",
+    ];
+    fio_run(served, uri, &arguments)
+}

@@ -1,0 +1,73 @@
+//! `cargo xtask fuzz`: hostile bytes for everything that reads bytes from others.
+//!
+//! With a nightly compiler and cargo-fuzz, the targets run under libFuzzer, guided by coverage; otherwise, and in CI, our own runner mutates
+//! good examples by a seed.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::{
+    machine,
+    program::{cargo, program, show},
+    test::Tally,
+};
+
+/// All targets, as in `crates/fuzz`.
+const TARGETS: [&str; 7] = ["superblock", "zone_list", "carrier", "map_page", "image", "repaired_image", "nbd_session"];
+
+/// Seconds for each target in CI.
+const CI_SECONDS: u64 = 15;
+
+/// Runs the targets named, or all.
+pub(crate) fn run(arguments: &[String]) -> Result<bool> {
+    let mut seconds = 60;
+    let mut targets = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--seconds" => seconds = rest.next().and_then(|value| value.parse().ok()).unwrap_or(seconds),
+            target => {
+                ensure!(TARGETS.contains(&target), "there is no target '{target}'; there are {}", TARGETS.join(", "));
+                targets.push(target);
+            }
+        }
+    }
+    if targets.is_empty() {
+        targets = TARGETS.to_vec();
+    }
+    let limit = Duration::from_secs((seconds + 60) * targets.len() as u64 + 1200);
+    if !has_cargo_fuzz() {
+        println!("cargo-fuzz or a nightly compiler is missing: our own runner mutates examples");
+        return Ok(show(runner(&targets, seconds), limit)?.status.success());
+    }
+    for target in targets {
+        let mut command = program("cargo");
+        command.args(["+nightly", "fuzz", "run", target, "--", &format!("-max_total_time={seconds}")]);
+        if !show(command, limit)?.status.success() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What CI does: every target for a short time.
+pub(crate) fn smoke() -> Result<Tally> {
+    let ended = show(runner(&TARGETS, CI_SECONDS), Duration::from_secs(600))?;
+    let passed = ended.output.lines().filter(|line| line.contains(" inputs in ")).count();
+    Ok(Tally { passed, failed: TARGETS.len() - passed.min(TARGETS.len()), note: format!("{CI_SECONDS} s for each target") })
+}
+
+fn runner(targets: &[&str], seconds: u64) -> std::process::Command {
+    let mut command = cargo(["run", "--quiet", "--package", "onefold-fuzz", "--"]);
+    command.args(targets).args(["--seconds", &seconds.to_string()]);
+    command
+}
+
+fn has_cargo_fuzz() -> bool {
+    let nightly = std::env::var_os("RUSTUP_HOME").map(std::path::PathBuf::from).or_else(|| Some(std::env::home_dir()?.join(".rustup")));
+    let nightly = nightly
+        .and_then(|home| std::fs::read_dir(home.join("toolchains")).ok())
+        .is_some_and(|toolchains| toolchains.flatten().any(|toolchain| toolchain.file_name().to_string_lossy().starts_with("nightly")));
+    nightly && machine::find("cargo-fuzz").is_some()
+}

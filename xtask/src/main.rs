@@ -1,0 +1,65 @@
+//! The workshop's verbs; `cargo xtask help` lists them.
+//!
+//! *Invariant:* nothing of the product depends on this crate, and this crate reaches the product only from outside: by its command, its
+//! sockets, and the tests that cargo runs.
+
+mod bench;
+mod cleanup;
+mod clients;
+mod demo;
+mod fuzz;
+mod licences;
+mod machine;
+mod nbd;
+mod packages;
+mod product;
+mod program;
+mod sim;
+mod test;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+const USAGE: &str = "\
+cargo xtask demo                    a disk image over NBD, deduplicated, read back, and a server killed; needs no root
+cargo xtask test [STEP…] [--list]   everything CI runs, or the steps named
+cargo xtask sim [--seed N | --seeds A..B | --long | --bugs | --exhaust]
+                                    crash and fault simulation of the real engine
+cargo xtask fuzz [TARGET…] [--seconds N]
+                                    hostile bytes for every decoder and for sessions
+cargo xtask bench block [--quick] [--only TEXT]
+                                    speed through NBD beside qemu-nbd on a raw file; 28 GiB of free space
+cargo xtask bench engine            speed of the engine alone beside io_uring on a raw file";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((verb, rest)) = arguments.split_first() else {
+        println!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    match cleanup::on_signals().and_then(|()| run(verb, rest)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask {verb}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a verb; `Ok(false)` when it found something wrong and has said so.
+fn run(verb: &str, arguments: &[String]) -> Result<bool> {
+    match verb {
+        "demo" => demo::run(arguments),
+        "test" => test::run(arguments),
+        "sim" => sim::run(arguments),
+        "fuzz" => fuzz::run(arguments),
+        "bench" => bench::run(arguments),
+        "help" | "--help" | "-h" => {
+            println!("{USAGE}");
+            Ok(true)
+        }
+        other => bail!("there is no verb '{other}'\n\n{USAGE}"),
+    }
+}

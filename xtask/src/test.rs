@@ -1,0 +1,164 @@
+//! `cargo xtask test`: everything that CI runs, as steps with a summary.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::{
+    clients, demo, fuzz, licences, packages,
+    product::Build,
+    program::{cargo, run as run_program, show},
+    sim,
+};
+
+/// Longest that any one step may take; CI as a whole ends in 25 minutes.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// What a step found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    /// Checks that passed.
+    pub(crate) passed: usize,
+    /// Checks that failed.
+    pub(crate) failed: usize,
+    /// A few words for the summary.
+    pub(crate) note: String,
+}
+
+impl Tally {
+    /// One check that passed.
+    pub(crate) fn pass(note: impl Into<String>) -> Tally {
+        Tally { passed: 1, failed: 0, note: note.into() }
+    }
+
+    /// One check that failed.
+    pub(crate) fn fail(note: impl Into<String>) -> Tally {
+        Tally { passed: 0, failed: 1, note: note.into() }
+    }
+}
+
+/// A step: its name, what it is for, and how it is done.
+struct Step {
+    name: &'static str,
+    about: &'static str,
+    run: fn() -> Result<Tally>,
+}
+
+const STEPS: [Step; 12] = [
+    Step { name: "format", about: "cargo fmt --check", run: format },
+    Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
+    Step { name: "features", about: "no planted bug can be in the product", run: features },
+    Step { name: "licences", about: "licences of all dependencies", run: || licences::check().map(Tally::pass) },
+    Step { name: "packages", about: "the clients are installed", run: || packages::ensure().map(Tally::pass) },
+    Step { name: "unit", about: "unit and integration tests of the product", run: unit },
+    Step { name: "sim", about: "kept seeds, 2,000 seeds, the exhaustive case", run: simulation },
+    Step { name: "bugs", about: "each planted bug is found", run: bugs },
+    Step { name: "fuzz", about: "every fuzz target for a short time", run: fuzz::smoke },
+    Step { name: "demo", about: "the demonstration of the README", run: || demo::show(Build::Test).map(|()| Tally::pass("")) },
+    Step { name: "clients", about: "libnbd, qemu and fio on UNIX and TCP sockets", run: clients::tools },
+    Step { name: "files", about: "ext4 and XFS over nbdfuse and a loop device, server killed", run: clients::file_systems },
+];
+
+/// Runs the steps named, or all.
+pub(crate) fn run(arguments: &[String]) -> Result<bool> {
+    if arguments.iter().any(|argument| argument == "--list") {
+        STEPS.iter().for_each(|step| println!("{:<12} {}", step.name, step.about));
+        return Ok(true);
+    }
+    if let Some(unknown) = arguments.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
+        bail!("there is no step '{unknown}'; `cargo xtask test --list` shows them");
+    }
+    let begun = Instant::now();
+    let mut results = Vec::new();
+    for step in STEPS.iter().filter(|step| arguments.is_empty() || arguments.iter().any(|name| name == step.name)) {
+        println!("==> {}: {}", step.name, step.about);
+        let started = Instant::now();
+        let tally = (step.run)().unwrap_or_else(|error| {
+            println!("{error:#}");
+            Tally::fail(format!("{error:#}").lines().next().unwrap_or_default().to_owned())
+        });
+        results.push((step, tally, started.elapsed()));
+    }
+    let (passed, failed) = results.iter().fold((0, 0), |(passed, failed), (_, tally, _)| (passed + tally.passed, failed + tally.failed));
+    println!("\n{:<12} {:>6} {:>7} {:>7}  ", "step", "passed", "failed", "seconds");
+    for (step, tally, took) in &results {
+        println!("{:<12} {:>6} {:>7} {:>7.1}  {}", step.name, tally.passed, tally.failed, took.as_secs_f64(), tally.note);
+    }
+    println!("{:<12} {:>6} {:>7} {:>7.1}\n", "all", passed, failed, begun.elapsed().as_secs_f64());
+    println!("{passed} passed, {failed} failed");
+    Ok(failed == 0)
+}
+
+fn format() -> Result<Tally> {
+    run_program(cargo(["fmt", "--all", "--check"]), LIMIT)?;
+    Ok(Tally::pass(""))
+}
+
+fn clippy() -> Result<Tally> {
+    let lint = |packages: &[&str]| {
+        let mut arguments = vec!["clippy", "--quiet", "--locked", "--all-targets"];
+        arguments.extend(packages);
+        arguments.extend(["--", "--deny", "warnings"]);
+        run_program(cargo(arguments), LIMIT)
+    };
+    lint(&["--workspace", "--exclude", "onefold-sim"])?;
+    lint(&["--package", "onefold-sim"])?;
+    Ok(Tally::pass(""))
+}
+
+/// The engine knows planted bugs only under a feature that nothing in the product asks for.
+fn features() -> Result<Tally> {
+    let tree = run_program(cargo(["tree", "--quiet", "--workspace", "--exclude", "onefold-sim", "--edges", "features"]), LIMIT)?;
+    if let Some(line) = tree.lines().find(|line| line.contains("planted-bugs")) {
+        bail!("the product would be built with planted bugs: {}", line.trim());
+    }
+    Ok(Tally::pass(""))
+}
+
+fn unit() -> Result<Tally> {
+    tests(&["--workspace", "--exclude", "onefold-sim"])
+}
+
+fn simulation() -> Result<Tally> {
+    let mut tally = tests(&["--package", "onefold-sim"])?;
+    let ended = show(sim::command::<&str>([]), LIMIT)?;
+    let summary = ended.output.lines().find(|line| line.contains(" failed, ")).unwrap_or_default();
+    tally.note = summary.to_owned();
+    if ended.status.success() {
+        tally.passed += 1;
+    } else {
+        tally.failed += 1;
+    }
+    Ok(tally)
+}
+
+fn bugs() -> Result<Tally> {
+    let ended = show(sim::command(["--bugs"]), LIMIT)?;
+    let missed = ended.output.lines().filter(|line| line.contains("NOT FOUND") || line.contains("fails without the bug")).count();
+    let found = ended.output.lines().filter(|line| line.contains(" seed ")).count().saturating_sub(missed);
+    if ended.status.success() && missed == 0 && found > 0 {
+        return Ok(Tally { passed: found, failed: 0, note: format!("{found} planted bugs found") });
+    }
+    Ok(Tally { passed: found, failed: missed.max(1), note: format!("{found} planted bugs found, {missed} missed") })
+}
+
+/// Runs cargo's tests and adds up what they say.
+fn tests(packages: &[&str]) -> Result<Tally> {
+    let mut arguments = vec!["test", "--quiet", "--locked", "--no-fail-fast"];
+    arguments.extend(packages);
+    let ended = show(cargo(arguments), LIMIT)?;
+    let mut tally = Tally::default();
+    for line in ended.output.lines().filter_map(|line| line.trim().strip_prefix("test result:")) {
+        // "ok. 12 passed; 0 failed; …"
+        let count = |what: &str| -> usize {
+            let words: Vec<&str> = line.split([' ', ';']).collect();
+            words.windows(2).find(|pair| pair[1] == what).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)
+        };
+        tally.passed += count("passed");
+        tally.failed += count("failed");
+    }
+    if !ended.status.success() && tally.failed == 0 {
+        bail!("the tests could not be run");
+    }
+    Ok(tally)
+}
