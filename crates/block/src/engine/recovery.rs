@@ -236,12 +236,12 @@ impl Engine {
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
         records.sort_unstable_by_key(|record| record.timestamp);
-        if !lost.is_empty() {
-            self.clip(&snapshot, &mut records)?;
-        }
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
         let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
-        let believed = newest_alone(believed);
+        let mut believed = newest_alone(believed);
+        if !lost.is_empty() {
+            self.clip(&snapshot, &mut records, &mut believed)?;
+        }
 
         // Everything that a carrier or a believed record names is in use.
         {
