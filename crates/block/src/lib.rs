@@ -18,6 +18,6 @@ mod table;
 mod window;
 
 pub use counters::Counts;
-pub use engine::{CheckpointStep, Engine};
+pub use engine::{CheckpointStep, Engine, Leisure};
 pub use settings::{Format, MEMORY_MIN, Persistence, PlantedBug, Settings};
 pub use store::{BlockVolume, Status, Store, StoreExports, VolumeStatus};

@@ -111,6 +111,9 @@ pub struct Settings {
     /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
     #[cfg(feature = "planted-bugs")]
     pub weak_fingerprint: Option<u32>,
+    /// Opens a store whose durable records are missing without them: the windows that they belong to are void, and older versions of their
+    /// addresses come back. For repairs only.
+    pub accept_loss: bool,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -128,6 +131,7 @@ impl Settings {
             records_max: (memory / 4 / RECORD_MEMORY).min(RECORDS_MAX),
             window_blocks: WINDOW_BLOCKS_MAX,
             unflushed_blocks: ((memory / 16 / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
+            accept_loss: false,
             #[cfg(feature = "planted-bugs")]
             weak_fingerprint: None,
             #[cfg(feature = "planted-bugs")]

@@ -140,7 +140,7 @@ fn try_build(clean: bool) -> Result<Image> {
         engine.close()?;
     } else {
         // Otherwise the last window could be lost by the damage of one block: nothing yet says that it was durable.
-        while engine.tidy_step(true)? {}
+        while engine.tidy_step(onefold_block::Leisure::Long)? {}
     }
     let mut blocks = Block::zeroed_vec(BLOCKS as usize);
     let mut reads = [Read::new(Pba(0), &mut blocks)];

@@ -92,7 +92,7 @@ fn use_it(engine: &Engine, volume: Option<VolumeId>) -> Result<()> {
         if round == 0 {
             engine.flush()?;
             engine.checkpoint()?;
-            while engine.tidy_step(true)? {}
+            while engine.tidy_step(onefold_block::Leisure::Long)? {}
         }
     }
     Ok(())

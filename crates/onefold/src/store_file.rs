@@ -38,6 +38,17 @@ impl StoreFile {
         Ok(StoreFile { path: path.to_owned(), superblock, metadata })
     }
 
+    /// Opens a file or device for reading, whatever is in it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_any(path: &Path) -> Result<Arc<dyn Disk>> {
+        match StoreFile::look(path) {
+            Ok(file) => file.open_for_reading(),
+            Err(_) => Ok(Arc::new(FileDisk::open(path, Access::ReadOnly)?)),
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -39,6 +39,7 @@ impl Thin {
     fn settings(options: &StoreOptions) -> Settings {
         let window_blocks = options.window_blocks as usize;
         Settings {
+            accept_loss: false,
             persistence: if options.strong { Persistence::Strong } else { Persistence::Weak },
             index_memory: options.memory / 4,
             // Few pages, so that they are read again and again.
@@ -146,7 +147,7 @@ impl Subject for Thin {
             Step::WriteDurably => self.0.write_window_durably(),
             Step::Settle => self.0.settle(),
             Step::Checkpoint => Ok(matches!(self.0.checkpoint_step()?, CheckpointStep::Advanced)),
-            Step::Tidy => self.0.tidy_step(true),
+            Step::Tidy => self.0.tidy_step(onefold_block::Leisure::Long),
         }
     }
 

@@ -158,12 +158,12 @@ impl Model {
         self.undurable.clear();
         self.durable = None;
         self.highest = 0;
-        let settles = self.settles;
+        let (settles, tail) = (self.settles, (self.damage > 0).then(|| self.tail()));
         let mut all: Vec<&mut Volume> = self.volumes.values_mut().collect();
         if let Doubt::Taken(_, verbs::Undo::Delete(_, volume)) = &mut self.doubt {
             all.push(volume);
         }
-        all.into_iter().flat_map(|volume| volume.cells.values_mut()).for_each(|cell| cell.restart(settles));
+        all.into_iter().flat_map(|volume| volume.cells.values_mut()).for_each(|cell| cell.restart(settles, tail));
     }
 
     /// A read returned these bytes; from now on it must return them again.
@@ -187,6 +187,11 @@ impl Model {
         self.judge(key, lba, bytes, &right).map(|_| ())
     }
 
+    /// What became durable in this settle or a later one may go with the newest carriers, when these are damaged.
+    fn tail(&self) -> u64 {
+        self.settles.saturating_sub(TAIL_SETTLES + self.damage)
+    }
+
     /// Which of `right` the bytes are, or which older version that damage to the newest carriers brought back.
     fn judge(&self, key: Key, lba: u64, bytes: &[u8; BLOCK_BYTES], right: &[Content]) -> Result<Content, Failure> {
         if let Some(&content) = right.iter().find(|&&content| self.contents.is(content, bytes)) {
@@ -195,7 +200,7 @@ impl Model {
         let found = self.contents.find(bytes);
         let cell = self.cell(key, lba);
         let old = found.is_some_and(|content| cell.is_some_and(|cell| cell.was(content) || content == ZEROES));
-        let recent = cell.is_some_and(|cell| cell.settled + TAIL_SETTLES + self.damage >= self.settles);
+        let recent = cell.is_some_and(|cell| cell.in_tail || cell.settled >= self.tail());
         if let Some(content) = found.filter(|_| old && recent && self.damage > 0) {
             return Ok(content);
         }

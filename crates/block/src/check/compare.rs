@@ -81,12 +81,17 @@ impl Checker<'_> {
         let total = carriers.len();
         for (n, batch) in carriers.chunks(CARRIERS).enumerate() {
             (self.progress)(Progress { what: Phase::Carriers, done: (n * CARRIERS) as u64, total: total as u64 });
-            read_each(self.walker.disk, batch, &mut |pba, block| match block {
-                Err(e) => self.report.problem(Place::Block(pba), format!("it is a carrier, but can't be read: {e}")),
-                Ok(block) if Carrier::proven(self.walker.identity, block, pba).is_none() => {
-                    self.report.problem(Place::Block(pba), "it should be a carrier, but is damaged or something else");
-                }
-                Ok(_) => {}
+            let Checker { walker, report, damaged_carriers, .. } = self;
+            read_each(walker.disk, batch, &mut |pba, block| {
+                let what = match block {
+                    Err(e) => format!("it is a carrier, but can't be read: {e}"),
+                    Ok(block) if Carrier::proven(walker.identity, block, pba).is_none() => {
+                        "it should be a carrier, but is damaged or something else".to_owned()
+                    }
+                    Ok(_) => return,
+                };
+                damaged_carriers.push(pba);
+                report.problem(Place::Block(pba), what);
             });
         }
     }

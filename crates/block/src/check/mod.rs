@@ -20,6 +20,7 @@ mod look;
 mod overlay_disk;
 mod places;
 mod recovered;
+mod repair;
 mod report;
 mod rot;
 mod scrub;
@@ -34,6 +35,7 @@ use onefold_core::{Disk, Result};
 
 pub use inspect::{What, inspect};
 pub use look::look;
+pub use repair::{LOST_MAX, Repaired, repair, repair_within};
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
 pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub};
 

@@ -56,7 +56,9 @@ pub(crate) fn check(
     progress: &mut dyn FnMut(Progress),
 ) {
     progress(Progress { what: Phase::Recovery, done: 0, total: 0 });
-    rotten_carriers(&**disk, superblock, identity, report);
+    for (pba, bit, _) in rotten_carriers(&**disk, superblock, identity) {
+        report.problem(Place::Block(pba), format!("it is a carrier, but damaged: bit {bit} is flipped"));
+    }
     let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
     let opened = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN));
     let engine = match opened {
@@ -77,20 +79,20 @@ pub(crate) fn check(
     match crate::engine::read_superblock(&*overlay) {
         Err(e) => report.problem(Place::Store, format!("after its recovery: {e}")),
         Ok(after) => {
-            let (leaked, carriers) = (std::mem::take(&mut report.leaked_blocks), std::mem::take(&mut report.carriers));
+            let leaked = report.leaked_blocks;
             let whole = report.is_well();
             Checker::new(&*overlay, identity, &after, report, progress)
                 .run(memory, &mut |pba| proven.contains(pba) && !overlay.is_written(pba));
             if !whole {
-                // The same blocks may be leaked before and after; what a damaged store has before is at least true.
-                (report.leaked_blocks, report.carriers) = (report.leaked_blocks.max(leaked), report.carriers.max(carriers));
+                // Damage may keep leaks from being judged afterwards.
+                report.leaked_blocks = report.leaked_blocks.max(leaked);
             }
         }
     }
 }
 
-/// Finds carriers in the listed zones that one flipped bit damaged.
-fn rotten_carriers(disk: &dyn Disk, superblock: &Superblock, identity: &Identity, report: &mut Report) {
+/// Carriers in the listed zones that one flipped bit damaged: where, which bit, and as they were.
+pub(crate) fn rotten_carriers(disk: &dyn Disk, superblock: &Superblock, identity: &Identity) -> Vec<(Pba, usize, Box<Block>)> {
     let geometry = superblock.fixed.geometry;
     let mut suspects: Vec<(Pba, u64, Box<Block>)> = Vec::new();
     for entry in places::listed(disk, identity, superblock) {
@@ -108,14 +110,13 @@ fn rotten_carriers(disk: &dyn Disk, superblock: &Superblock, identity: &Identity
         });
     }
     let committed = superblock.state.committed;
-    for (pba, generation, block) in suspects {
+    let healed = suspects.into_iter().filter_map(|(pba, generation, mut block)| {
         // Carriers of earlier lives of a zone, and those that a checkpoint holds, mean nothing any more.
         let whole = |block: &Block| {
             let header = Carrier::proven(identity, block, pba).map(|carrier| carrier.header);
             header.is_some_and(|header| header.generation == generation && header.window > committed)
         };
-        if let Some(bit) = rot::rotten_bit(&block, whole) {
-            report.problem(Place::Block(pba), format!("it is a carrier, but damaged: bit {bit} is flipped"));
-        }
-    }
+        rot::heal(&mut block, whole).map(|bit| (pba, bit, block))
+    });
+    healed.collect()
 }

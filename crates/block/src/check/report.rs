@@ -99,6 +99,8 @@ pub struct Report {
     pub leaked_blocks: u64,
     /// Blocks whose count is saturated; a repair restores them.
     pub saturated_blocks: u64,
+    /// Addresses whose data an earlier repair found to be lost. They read as errors until they are written; nothing is wrong with them otherwise.
+    pub lost_addresses: u64,
     /// Ranges that are still to be applied to the maps.
     pub pending_discards: u64,
 }

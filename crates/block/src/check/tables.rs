@@ -46,6 +46,14 @@ pub(crate) struct Checker<'a> {
     pub(crate) maps_dark: bool,
     /// True when any page is unknown: a block in use may then be one.
     pub(crate) pages_dark: bool,
+    /// True when volumes, or ranges that are to be applied, can't be known.
+    pub(crate) catalogue_dark: bool,
+    /// Pages that can't be read, or are not what their parent says.
+    pub(crate) damaged_pages: Vec<(PageId, Pointer)>,
+    /// Carriers that live mappings name and that are damaged.
+    pub(crate) damaged_carriers: Vec<Pba>,
+    /// Stretches of zones whose blocks were compared together.
+    pub(crate) stretches: Vec<Range<u64>>,
     read: u64,
 }
 
@@ -82,6 +90,7 @@ impl Visit for Pass<'_, '_, '_> {
             Ok(_) => {}
             Err(e) if self.first => {
                 self.checker.report.problem(Place::Page(id, pointer.address), e.to_string());
+                self.checker.damaged_pages.push((id, *pointer));
                 self.checker.darken(id);
             }
             Err(_) => {}
@@ -110,19 +119,24 @@ impl<'a> Checker<'a> {
             dark: Dark::default(),
             maps_dark: false,
             pages_dark: false,
+            catalogue_dark: false,
+            damaged_pages: Vec::new(),
+            damaged_carriers: Vec::new(),
+            stretches: Vec::new(),
             read: 0,
         }
     }
 
     /// Checks all tables; carriers for which `proven` is true are not read. Uses about `memory` bytes.
     pub(crate) fn run(&mut self, memory: u64, proven: &mut dyn FnMut(Pba) -> bool) {
+        (self.report.leaked_blocks, self.report.carriers, self.report.lost_addresses) = (0, 0, 0);
         self.catalogue();
         self.pending();
         self.index();
         self.physical();
-        let stretches = self.zones((memory / (FACT_BYTES * self.geometry.zone_blocks)).max(1));
-        for (n, stretch) in stretches.into_iter().enumerate() {
-            self.stretch(stretch, n == 0, proven);
+        self.stretches = self.zones((memory / (FACT_BYTES * self.geometry.zone_blocks)).max(1));
+        for n in 0..self.stretches.len() {
+            self.stretch(self.stretches[n].clone(), n == 0, proven);
         }
         self.report.pages = self.read;
         self.report.volumes = self.volumes.iter().filter(|volume| !volume.name.is_empty()).count() as u64;
@@ -177,10 +191,11 @@ impl<'a> Checker<'a> {
         let entries = below.start.saturating_mul(per_leaf)..below.end.saturating_mul(per_leaf);
         match id.table {
             Table::Map => self.maps_dark = true,
-            Table::Catalogue => (self.maps_dark, self.pages_dark) = (true, true),
+            Table::Catalogue => (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true),
             Table::Physical => self.dark.blocks.push(entries),
             Table::Zones => self.dark.zones.push(entries),
-            Table::Discards | Table::Index => {}
+            Table::Discards => self.catalogue_dark = true,
+            Table::Index => {}
         }
     }
 
@@ -345,6 +360,7 @@ impl<'a> Checker<'a> {
                     if first && lba.0 >= volume.1 && !dropped {
                         self.report.problem(place.clone(), "it is in the map, but beyond the end of the volume");
                     }
+                    self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
                     let MapEntry::Block { pba, .. } = entry else { continue };
                     mapped += 1;
                     if !self.geometry.holds(pba) || self.geometry.zone_of(pba).0 >= self.state.high_water {

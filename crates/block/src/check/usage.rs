@@ -34,6 +34,18 @@ impl BlockSet {
         self.zones.entry(self.geometry.zone_of(pba).0).or_default().set(self.geometry.offset_of(pba))
     }
 
+    /// Adds blocks of one zone.
+    pub(crate) fn add(&mut self, zone: ZoneId, blocks: &ZoneBitmap) {
+        if blocks.count() > 0 {
+            self.zones.entry(zone.0).or_default().add(blocks);
+        }
+    }
+
+    /// Adds all blocks of another set.
+    pub(crate) fn add_all(&mut self, other: &BlockSet) {
+        other.zones.iter().for_each(|(&zone, blocks)| self.add(ZoneId(zone), blocks));
+    }
+
     pub(crate) fn contains(&self, pba: Pba) -> bool {
         self.zones.get(&self.geometry.zone_of(pba).0).is_some_and(|zone| zone.get(self.geometry.offset_of(pba)))
     }
@@ -127,6 +139,11 @@ impl Usage {
         Usage { geometry, stretch, zones: BTreeMap::new(), dark }
     }
 
+    /// For counting alone: no zone is taken for free.
+    pub(crate) fn counting(geometry: Geometry, stretch: Range<u64>) -> Usage {
+        Usage::new(geometry, stretch, Dark { zones: vec![0..u64::MAX], blocks: Vec::new() })
+    }
+
     /// True when the physical table can't tell of a block.
     pub(crate) fn is_dark(&self, pba: Pba) -> bool {
         within(&self.dark.blocks, pba.0)
@@ -177,11 +194,9 @@ impl Usage {
         if zone.used.is_some_and(|used| !used.get(offset)) {
             return Named::Free;
         }
-        if fact.references() == 0 {
-            // Of a block that nobody can tell of, the maps are believed.
-            if fact.counted == 1 {
-                fact.set(prefix, 0, carried);
-            }
+        if fact.references() == 0 && fact.counted == 1 {
+            // Of a block that nobody can tell of, the first map entry is believed.
+            fact.set(prefix, 0, carried);
             return Named::Agrees;
         }
         if fact.prefix != prefix {

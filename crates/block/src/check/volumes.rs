@@ -34,7 +34,7 @@ impl Checker<'_> {
         });
         let found = self.volumes.len() as u64;
         if unread {
-            (self.maps_dark, self.pages_dark) = (true, true);
+            (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true);
         } else if found != expected && !self.maps_dark {
             let what = format!("it counts {expected} volumes, but the catalogue has {found}");
             self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
@@ -96,7 +96,10 @@ impl Checker<'_> {
                         }
                         checker.discard(&place, slot, discard);
                     }
-                    _ => checker.report.problem(place, format!("its entry {slot} is no discard")),
+                    _ => {
+                        checker.catalogue_dark = true;
+                        checker.report.problem(place, format!("its entry {slot} is no discard"));
+                    }
                 }
             }
         });

@@ -40,6 +40,11 @@ impl Walker<'_> {
         }
     }
 
+    /// Visits what is below a page that was named and judged already, and the page itself.
+    pub(crate) fn walk_from(&self, id: PageId, pointer: &Pointer, visit: &mut dyn Visit) {
+        self.below(&[(id, *pointer)], visit);
+    }
+
     fn below(&self, pages: &[(PageId, Pointer)], visit: &mut dyn Visit) {
         for batch in pages.chunks(BATCH) {
             let mut blocks = Block::zeroed_vec(batch.len());

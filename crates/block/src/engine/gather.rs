@@ -271,6 +271,7 @@ impl Engine {
             match entry {
                 None => {}
                 Some(MapEntry::Hole | MapEntry::Zero) => block.0.fill(0),
+                Some(MapEntry::Lost) => return Err(super::read::lost(volume, lba)),
                 Some(MapEntry::Block { pba, carried, prefix }) => self.read_block(volume, lba, pba, carried, prefix, &mut block)?,
             }
             block.0[at..at + bytes.len()].copy_from_slice(bytes);

@@ -13,6 +13,7 @@ mod checkpoint;
 mod compact;
 mod gather;
 mod heal;
+mod loss;
 mod persist;
 mod prepare;
 mod read;
@@ -50,6 +51,7 @@ pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
+pub use tidy::Leisure;
 
 /// Pieces of window memory that are kept for reuse.
 const POOL_PIECES: usize = 64;
@@ -131,6 +133,8 @@ pub struct Engine {
     pub(crate) settling: Mutex<()>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
     pub(crate) compacting: Mutex<compact::Compactor>,
+    /// Windows whose loss was accepted at opening.
+    pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,

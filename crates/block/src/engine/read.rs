@@ -22,6 +22,7 @@ struct Wanted {
 enum Step {
     Done,
     Tables,
+    Lost,
     Disk(Wanted),
 }
 
@@ -111,6 +112,11 @@ impl Engine {
                         }
                     }
                 }
+            }
+        }
+        for (read, steps) in reads.iter_mut().zip(&steps) {
+            if let Some(n) = steps.iter().position(|step| matches!(step, Step::Lost)) {
+                read.result = Err(lost(volume, read.first.plus(n as u64)));
             }
         }
         self.read_wanted(volume, reads, &steps);
@@ -298,7 +304,7 @@ impl Engine {
         let of = |entry: MapEntry| match entry {
             MapEntry::Hole => Some(ExtentKind::Hole),
             MapEntry::Zero => Some(ExtentKind::Zero),
-            MapEntry::Block { .. } => Some(ExtentKind::Data),
+            MapEntry::Block { .. } | MapEntry::Lost => Some(ExtentKind::Data),
         };
         let snapshot = {
             let state = self.state.lock();
@@ -333,6 +339,14 @@ fn from_entry(entry: MapEntry, block: &mut Block) -> Step {
             block.0.fill(0);
             Step::Done
         }
+        MapEntry::Lost => Step::Lost,
         MapEntry::Block { pba, carried, prefix } => Step::Disk(Wanted { pba, carried, prefix }),
     }
+}
+
+/// The error of an address whose data a repair found to be lost.
+pub(super) fn lost(volume: VolumeId, lba: Lba) -> Error {
+    let message =
+        format!("volume {volume}, block {lba}: the data is lost, as an earlier repair found; writing the block makes it usable again");
+    Error::new(Kind::Corrupt, message)
 }

@@ -91,9 +91,9 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
 }
 
 /// A carrier found by the scan.
-struct Found {
-    header: Header,
-    records: Vec<Record>,
+pub(super) struct Found {
+    pub(super) header: Header,
+    pub(super) records: Vec<Record>,
     /// An earlier recovery, or one that crashed, made it count for nothing.
     void: bool,
 }
@@ -210,6 +210,7 @@ impl Engine {
             checkpointing: Mutex::new(Checkpointer::default()),
             compacting: Mutex::default(),
             counters: Counters::default(),
+            lost: Mutex::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
             filter_cursor: std::sync::atomic::AtomicU64::new(0),
         })
@@ -223,17 +224,21 @@ impl Engine {
         self.heal_zone_list(&mut pages)?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let entries = newest_entries(geometry, &pages)?;
-        let (void, carriers): (Vec<Found>, Vec<Found>) = self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
+        let (void, mut carriers): (Vec<Found>, Vec<Found>) =
+            self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
         let committed = snapshot.state.committed;
         let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
         // Void carriers count here: those of a recovery that crashed bear the epoch that this one will bring, so its windows must be others.
         let windows = carriers.iter().chain(&void).map(|found| found.header.window);
         let seen = windows.chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
-        check_complete(&carriers, &snapshot.state, durable)?;
+        let lost = self.judge_missing(&mut carriers, &snapshot.state, durable)?;
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
         records.sort_unstable_by_key(|record| record.timestamp);
+        if !lost.is_empty() {
+            self.clip(&snapshot, &mut records)?;
+        }
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
         let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
         let believed = newest_alone(believed);
@@ -244,6 +249,15 @@ impl Engine {
             let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
             let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
             let mut list = ZoneList::new(geometry, pages, next_generation);
+            // Of the others the checkpoint holds all; they are as good as new.
+            let named = records.iter().chain(&believed).filter_map(|record| match record.change {
+                Change::Block { pba, .. } => Some(pba),
+                _ => None,
+            });
+            let needed: BTreeSet<_> =
+                carriers.iter().map(|found| found.header.address).chain(named).map(|pba| geometry.zone_of(pba)).collect();
+            let entries: Vec<Entry> =
+                entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
             list.retain(&entries);
             let mut allocator = Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
             let source = self.zones(snapshot.state.zones);
@@ -550,7 +564,7 @@ impl Engine {
         Ok(())
     }
 
-    fn read_change(&self, pba: Pba, fingerprint: &Fingerprint) -> Result<CatalogueChange> {
+    pub(super) fn read_change(&self, pba: Pba, fingerprint: &Fingerprint) -> Result<CatalogueChange> {
         let mut buffer = Block::zeroed_vec(1);
         let mut read = [Read::new(pba, &mut buffer)];
         self.disk.read(&mut read);
@@ -712,37 +726,4 @@ fn newest_entries(geometry: Geometry, pages: &[Page]) -> Result<Vec<Entry>> {
     // In the order in which they were opened, so that the first to be filled is filled first.
     entries.sort_by_key(|entry| entry.generation);
     Ok(entries)
-}
-
-/// Every carrier of every durable window that no checkpoint holds must be there: one that is missing rotted, or its write was lost.
-fn check_complete(carriers: &[Found], state: &superblock::State, durable: WindowNumber) -> Result<()> {
-    let mut windows: BTreeMap<WindowNumber, (u16, BTreeSet<u16>)> = BTreeMap::new();
-    for found in carriers {
-        let (count, positions) = windows.entry(found.header.window).or_insert((found.header.carriers, BTreeSet::new()));
-        *count = found.header.carriers;
-        positions.insert(found.header.position);
-    }
-    // Windows between a cut and the epoch after it were void.
-    let mut expected = Vec::new();
-    let mut from = state.committed.next();
-    for cut in &state.cuts {
-        expected.push((from, cut.window));
-        from = from.max(cut.resume);
-    }
-    expected.push((from, durable));
-    for (from, to) in expected {
-        let mut at = from;
-        while at <= to {
-            let complete = windows.get(&at).is_some_and(|(count, positions)| positions.len() == usize::from(*count));
-            if !complete {
-                let message = format!(
-                    "the records of window {at}, which was durable, are missing or damaged: the medium lost them; \
-                     `onefold check --repair` opens the store without them"
-                );
-                return Err(Error::new(Kind::Corrupt, message));
-            }
-            at = at.next();
-        }
-    }
-    Ok(())
 }

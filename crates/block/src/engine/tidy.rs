@@ -13,16 +13,27 @@ use crate::{
 /// Leaves of the physical table that one step looks through.
 const INDEX_LEAVES: usize = 64;
 
+/// How long no client asked for anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Leisure {
+    /// Clients are at work: nothing that costs writes.
+    None,
+    /// A moment: a flush does not disturb.
+    Short,
+    /// Long enough to rewrite data.
+    Long,
+}
+
 impl Engine {
-    /// Does a little of what is not urgent; `idle` also allows what costs flushes. Returns whether there may be more.
+    /// Does a little of what is not urgent. Returns whether there may be more.
     ///
     /// # Errors
     /// The first failed write stops all writes.
-    pub fn tidy_step(&self, idle: bool) -> Result<bool> {
+    pub fn tidy_step(&self, leisure: Leisure) -> Result<bool> {
         if self.complete_filter() || self.complete_index()? || self.load_free_space()? {
             return Ok(true);
         }
-        Ok(idle && (self.compact_step()? || self.note_durable()?))
+        Ok(leisure == Leisure::Long && self.compact_step()? || leisure >= Leisure::Short && self.note_durable()?)
     }
 
     /// Adds entries of the index on disk to the filter in front of it: after opening it knows none.

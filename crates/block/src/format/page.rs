@@ -242,6 +242,8 @@ pub enum MapEntry {
     Hole,
     /// Zeroes that were written.
     Zero,
+    /// Data that is lost: a repair could not find out what was there. An error to read, until it is written or dropped.
+    Lost,
     /// A physical block.
     Block {
         /// Where.
@@ -267,6 +269,7 @@ impl MapEntry {
             1 => block(false),
             2 => block(true),
             3 => MapEntry::Zero,
+            4 => MapEntry::Lost,
             _ => return None,
         })
     }
@@ -278,6 +281,7 @@ impl MapEntry {
         match self {
             MapEntry::Hole => {}
             MapEntry::Zero => bytes[0] = 3,
+            MapEntry::Lost => bytes[0] = 4,
             MapEntry::Block { pba, carried, prefix } => {
                 bytes[0] = if carried { 2 } else { 1 };
                 bytes[1..6].copy_from_slice(&low_bytes::<5>(pba.0));
@@ -357,7 +361,7 @@ mod tests {
     fn entries_survive_their_encoding() {
         let mut page = Block::zeroed();
         assert_eq!(MapEntry::get(&page, 287), Some(MapEntry::Hole));
-        let entries = [MapEntry::Zero, MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX }, MapEntry::Hole];
+        let entries = [MapEntry::Zero, MapEntry::Lost, MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX }, MapEntry::Hole];
         for entry in entries {
             entry.set(&mut page, 287);
             assert_eq!(MapEntry::get(&page, 287), Some(entry));

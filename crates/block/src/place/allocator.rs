@@ -94,6 +94,8 @@ pub(crate) struct Allocator {
     tables_left: u64,
     /// Zones that take no more blocks, whose carriers the list does not know yet.
     full: Vec<ZoneId>,
+    /// The tables hold the windows up to this one.
+    committed: WindowNumber,
     /// Free in the tables, but named by a record that is newer than them.
     held: BTreeSet<Pba>,
     pub(crate) list: ZoneList,
@@ -129,6 +131,7 @@ impl Allocator {
             tables: VecDeque::new(),
             tables_left: 0,
             full: Vec::new(),
+            committed: WindowNumber(0),
             held: BTreeSet::new(),
             list,
         }
@@ -137,6 +140,11 @@ impl Allocator {
     /// Blocks that could be handed out. Those that became free in a zone that takes no more data count when the zone is idle again.
     pub(crate) fn free(&self) -> u64 {
         self.idle_free + self.ready_left + self.tables_left
+    }
+
+    /// Blocks that the host may still give.
+    pub(crate) fn growable(&self) -> u64 {
+        if self.grows { (self.geometry.zones - self.granted) * self.geometry.zone_blocks } else { 0 }
     }
 
     /// Zones below this one were used at some time.
@@ -198,7 +206,8 @@ impl Allocator {
         }
     }
 
-    /// Lets the zones that are being filled offer what became free behind their cursors.
+    /// Lets the zones that are being filled offer what became free behind their cursors; those that offer nothing, because tables took it,
+    /// make room in the list.
     pub(crate) fn rewind(&mut self) {
         for (&zone, active) in &mut self.active {
             match active.purpose {
@@ -212,7 +221,12 @@ impl Allocator {
                 }
             }
         }
+        let (ready, full): (VecDeque<ZoneId>, VecDeque<ZoneId>) =
+            self.ready.iter().partition(|zone| self.active.get(zone).is_some_and(|active| self.left(active) > 0));
+        self.ready = ready;
+        self.full.extend(full);
         self.count_ready();
+        self.retire();
     }
 
     /// Makes the idle zone with the longest free run active: the caller decides for what.
@@ -508,6 +522,15 @@ impl Allocator {
             }
         }
         self.count_ready();
+        self.committed = committed;
+        self.retire();
+        let table_zones = self.active.values().filter(|active| matches!(active.purpose, Purpose::Table));
+        debug_assert_eq!(self.tables_left, table_zones.map(|active| self.clear(&active.used)).sum::<u64>());
+    }
+
+    /// Makes zones idle that offer no more blocks, and whose windows a durable checkpoint holds.
+    fn retire(&mut self) {
+        let committed = self.committed;
         let done: Vec<ZoneId> = self
             .active
             .iter()
@@ -527,8 +550,6 @@ impl Allocator {
             self.idle_free += clear;
             self.set_idle(zone, &active.used);
         }
-        let table_zones = self.active.values().filter(|active| matches!(active.purpose, Purpose::Table));
-        debug_assert_eq!(self.tables_left, table_zones.map(|active| self.clear(&active.used)).sum::<u64>());
     }
 
     /// The pages of the zone list that are due, with what is known by now of the zones that are full.

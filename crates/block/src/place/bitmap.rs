@@ -30,6 +30,11 @@ impl ZoneBitmap {
         self.0[n / 64] >> (n % 64) & 1 != 0
     }
 
+    /// Sets the bits that are set in another bitmap.
+    pub(crate) fn add(&mut self, other: &ZoneBitmap) {
+        self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
+    }
+
     /// How many bits are set.
     #[must_use]
     pub fn count(&self) -> u64 {

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use onefold_core::Result;
 
 use super::Store;
-use crate::CheckpointStep;
+use crate::{CheckpointStep, Leisure};
 
 /// With weak persistence a change is durable about this long after it was made.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
@@ -15,6 +15,9 @@ const IDLE_AFTER: Duration = Duration::from_millis(500);
 
 /// An idle store carries its records into the tables after this long, so that the next opening is quick.
 const IDLE_CHECKPOINT_AFTER: Duration = Duration::from_secs(5);
+
+/// Scattered blocks are moved together after this long: a pause in the work is not its end.
+const COMPACT_AFTER: Duration = Duration::from_secs(30);
 
 /// How long a checkpoint waits for a window's flush before it flushes by itself.
 const RIDE_WAIT: Duration = Duration::from_millis(200);
@@ -86,11 +89,13 @@ impl Store {
         if due || quiet >= IDLE_CHECKPOINT_AFTER && self.engine.checkpoint_useful() {
             self.run_checkpoint(pressure || quiet >= IDLE_AFTER)?;
         }
+        let leisure = match quiet {
+            quiet if quiet >= COMPACT_AFTER => Leisure::Long,
+            quiet if quiet >= IDLE_AFTER => Leisure::Short,
+            _ => Leisure::None,
+        };
         // A client's change ends the round: it is looked at anew whether the store is idle.
-        while !self.is_stopping()
-            && self.engine.counts().client_changes == counts.client_changes
-            && self.engine.tidy_step(quiet >= IDLE_AFTER)?
-        {
+        while !self.is_stopping() && self.engine.counts().client_changes == counts.client_changes && self.engine.tidy_step(leisure)? {
             if self.engine.has_closed_windows() {
                 self.writer.raise();
             }

@@ -159,7 +159,9 @@ pub fn assert_holds(disk: &Arc<MemoryDisk>, model: &Model) {
     let copy = copy(disk);
     let engine = open(&copy).unwrap();
     for (id, volume) in engine.volumes() {
-        for lba in 0..volume.blocks.min(2200) {
+        // Volumes that nothing was written to are only sampled.
+        let step = if model.keys().any(|(name, _)| *name == volume.name) { 1 } else { 131 };
+        for lba in (0..volume.blocks.min(2200)).step_by(step) {
             let expected = model.get(&(volume.name.clone(), lba)).copied().unwrap_or([0; 4096]);
             assert!(read(&engine, id, lba).unwrap() == expected, "{}, block {lba}", volume.name);
         }

@@ -35,6 +35,8 @@ pub(super) struct Cell {
     pub(super) recoveries: u64,
     /// Values that a read after a recovery told are not there.
     rejected: Vec<Content>,
+    /// When damage met the store, the durable value was among the newest: it may be gone since then.
+    pub(super) in_tail: bool,
 }
 
 /// Former values to remember: enough to say "an old version came back" in a report.
@@ -42,7 +44,15 @@ const OLDER_LIMIT: usize = 24;
 
 impl Default for Cell {
     fn default() -> Cell {
-        Cell { durable: vec![ZEROES], later: Vec::new(), older: Vec::new(), settled: 0, recoveries: 0, rejected: Vec::new() }
+        Cell {
+            durable: vec![ZEROES],
+            later: Vec::new(),
+            older: Vec::new(),
+            settled: 0,
+            recoveries: 0,
+            rejected: Vec::new(),
+            in_tail: false,
+        }
     }
 }
 
@@ -111,11 +121,14 @@ impl Cell {
         self.older.extend(gone.iter().rev().skip(1).rev().map(|version| version.content));
         self.settle_on(gone[last].content);
         self.settled = settled;
+        self.in_tail = false;
         self.recoveries = 0;
     }
 
-    /// The store was opened again: what survived is durable now, a read will tell what it is.
-    pub(super) fn restart(&mut self, settled: u64) {
+    /// The store was opened again: what survived is durable now, a read will tell what it is. Damage may have cost what became durable
+    /// since `tail`.
+    pub(super) fn restart(&mut self, settled: u64, tail: Option<u64>) {
+        self.in_tail |= tail.is_some_and(|tail| self.settled >= tail);
         if !self.later.is_empty() {
             self.durable = self.after_crash();
             self.later.clear();

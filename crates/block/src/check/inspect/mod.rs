@@ -14,7 +14,7 @@ use std::fmt::Write;
 use onefold_core::{Disk, Lba, Pba, Result, ZoneId};
 
 use super::{places, report::Report};
-use crate::format::{Identity, page::Pointer, superblock::Superblock};
+use crate::format::{Identity, page::Pointer};
 use tree::View;
 
 /// What is to be shown.

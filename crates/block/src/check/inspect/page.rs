@@ -17,6 +17,7 @@ pub(super) fn map_entry_text(entry: MapEntry) -> String {
     match entry {
         MapEntry::Hole => "hole".to_owned(),
         MapEntry::Zero => "zeroes".to_owned(),
+        MapEntry::Lost => "lost: an error to read".to_owned(),
         MapEntry::Block { pba, carried, prefix } => format!("block {pba}, {}, fingerprint {}…", kind(carried), prefix_text(prefix)),
     }
 }

@@ -1,0 +1,171 @@
+//! Restoring a store, as far as the truth follows with certainty from what is left.
+//!
+//! 1. *fixed places*: the damaged one of two superblocks, and of two copies of a page of the zone list, is written anew from the good one.
+//! 2. *single bits*: a block that one flipped bit makes agree with its checksum again is set right in place. Only one sector changes, from
+//!    damaged to whole, so that a crash leaves one or the other.
+//! 3. *tables*: when they still disagree, the maps are the truth. A damaged page of a map gives way to one that says that its addresses are
+//!    lost; its children, if it has any, are found again by their own headers where nothing else can be meant. Entries that name nothing
+//!    possible become lost as well. Then the physical table and the zone table are built anew from the maps: counts as they are, saturated
+//!    ones too; leaked blocks become free. All of it is written to blocks that nothing uses, flushed, and becomes true with one superblock, as
+//!    a checkpoint does: a crash before leaves the store as it was.
+//! 4. *records*: a store that was not shut down cleanly is recovered, checkpointed and closed. Windows whose records are missing although they
+//!    were durable are void; that is told.
+//!
+//! What a repair never does: guess. It makes no data readable that was not written there; what it can't know reads as an error until it is
+//! written again. It does not mend damaged data (raw blocks, the content of carriers), a catalogue or a table of discards with more than a
+//! flipped bit, nor, after a crash, a page of the zone list of which both copies are gone; it says so and leaves them.
+
+mod build;
+mod fixed;
+mod heal;
+mod maps;
+mod named;
+mod physical;
+mod room;
+mod salvage;
+mod tables;
+mod zones;
+
+use std::sync::Arc;
+
+use onefold_core::{Clock, Disk, Lba, Pba, Result, VolumeId};
+
+use super::{
+    MEMORY, Phase, Progress, Report, check_within, places, recovered::rotten_carriers, tables::Checker, usage::BlockSet, walk::Walker,
+};
+use crate::{
+    engine::Engine,
+    format::{Identity, record::WindowNumber, superblock::Superblock},
+    settings::Settings,
+};
+
+/// Lost addresses that are named; more are counted.
+pub const LOST_MAX: usize = 1000;
+
+/// What a repair did, and what is left.
+#[derive(Clone, Debug, Default)]
+pub struct Repaired {
+    /// What was restored, in sentences.
+    pub restored: Vec<String>,
+    /// What could not be, in sentences: what was given up, and every problem that a check still finds.
+    pub left: Vec<String>,
+    /// Addresses that read as errors from now on, until they are written: the first [`LOST_MAX`] ranges of blocks.
+    pub lost: Vec<(VolumeId, Lba, u64)>,
+    /// How many addresses do.
+    pub lost_addresses: u64,
+    /// Windows that were durable and whose records are lost: from, to.
+    pub lost_windows: Vec<(WindowNumber, WindowNumber)>,
+    /// What a check finds now.
+    pub after: Report,
+}
+
+impl Repaired {
+    fn lose(&mut self, volume: VolumeId, lba: Lba, blocks: u64) {
+        self.lost_addresses += blocks;
+        let room = self.lost.len() < LOST_MAX;
+        match self.lost.last_mut() {
+            Some((last, start, length)) if *last == volume && start.0 + *length == lba.0 => *length += blocks,
+            _ if room => self.lost.push((volume, lba, blocks)),
+            _ => {}
+        }
+    }
+}
+
+/// Repairs a store that nobody serves. Durable on return; may be interrupted and run again at any point.
+///
+/// Memory: as [`check`](super::check), and 16 bytes for each wrong entry of a map.
+///
+/// # Errors
+/// `InvalidInput`, `Unsupported` or `Corrupt` when there is no superblock to begin with; `NoSpace` when there is no room for new tables;
+/// `Io` when the disk can't be written. The store is then as it was, or better.
+pub fn repair(disk: &Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: &Settings, progress: &mut dyn FnMut(Progress)) -> Result<Repaired> {
+    repair_within(disk, clock, settings, MEMORY, progress)
+}
+
+/// As [`repair`], with `memory` bytes instead of [`MEMORY`].
+///
+/// # Errors
+/// As [`repair`].
+pub fn repair_within(
+    disk: &Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    settings: &Settings,
+    memory: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Repaired> {
+    disk.flush()?;
+    let mut repaired = Repaired::default();
+    let superblock = fixed::superblocks(&**disk, &mut repaired)?;
+    places::whole(&**disk, &superblock)?;
+    let identity = Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
+    fixed::zone_list(&**disk, &identity, &superblock, &mut repaired)?;
+    let sound = repair_tables(&**disk, &superblock, &identity, memory, progress, &mut repaired)?;
+    if !superblock.state.clean && sound {
+        for (pba, bit, block) in rotten_carriers(&**disk, &superblock, &identity) {
+            heal::write(&**disk, pba, &block)?;
+            repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
+        }
+        disk.flush()?;
+        progress(Progress { what: Phase::Recovery, done: 0, total: 0 });
+        recover(disk, clock, settings, &mut repaired);
+    }
+    repaired.after = check_within(disk, memory, progress)?;
+    repaired.left.extend(repaired.after.problems.iter().map(ToString::to_string));
+    Ok(repaired)
+}
+
+/// Steps 2 and 3. Returns whether the tables can be worked with.
+fn repair_tables(
+    disk: &dyn Disk,
+    superblock: &Superblock,
+    identity: &Identity,
+    memory: u64,
+    progress: &mut dyn FnMut(Progress),
+    repaired: &mut Repaired,
+) -> Result<bool> {
+    let mut proven = BlockSet::new(superblock.fixed.geometry);
+    let mut report = Report::default();
+    let mut checker = Checker::new(disk, identity, superblock, &mut report, progress);
+    checker.run(memory, &mut |pba| !proven.insert(pba));
+    let (pages, carriers) = (checker.damaged_pages.clone(), checker.damaged_carriers.clone());
+    let healed =
+        heal::pages(Walker { disk, identity }, superblock, pages, repaired)? + heal::carriers(disk, identity, &carriers, repaired)?;
+    if healed > 0 {
+        disk.flush()?;
+        report = Report::default();
+        checker = Checker::new(disk, identity, superblock, &mut report, progress);
+        checker.run(memory, &mut |pba| !carriers.contains(&pba) && proven.contains(pba));
+    }
+    if checker.catalogue_dark {
+        let what =
+            "the catalogue or the table of pending discards is damaged beyond repair: without them nobody can know what the maps mean";
+        repaired.left.push(what.into());
+        return Ok(false);
+    }
+    let damaged = checker.damaged_carriers.len() as u64;
+    if checker.report.problems_found > damaged || checker.report.saturated_blocks > 0 {
+        tables::rebuild(&mut checker, superblock, repaired)?;
+    }
+    Ok(true)
+}
+
+/// Step 4.
+fn recover(disk: &Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: &Settings, repaired: &mut Repaired) {
+    let settings = Settings { accept_loss: true, ..settings.clone() };
+    let closed = Engine::open(disk.clone(), clock, settings).and_then(|engine| {
+        repaired.lost_windows = engine.lost_windows();
+        engine.close()
+    });
+    match closed {
+        Ok(()) => repaired.restored.push("the store was recovered and shut down cleanly".into()),
+        Err(e) => repaired.left.push(format!("the store can't be recovered: {e}")),
+    }
+    for (first, last) in &repaired.lost_windows {
+        repaired.left.push(format!("the records of windows {first} to {last} are lost: their addresses hold what was there before"));
+    }
+}
+
+/// The number of the leaf that holds an entry, and its place there.
+fn place_of(pba: Pba, per_leaf: u64) -> (u64, u64) {
+    (pba.0 / per_leaf, pba.0 % per_leaf)
+}

@@ -1,0 +1,127 @@
+//! What the maps name, and which of their entries can't be true.
+//!
+//! An entry is wrong when it can't be read, or names a block that is not there or holds a table page, or when the content of its block shows
+//! that it is another one. Where the physical table contradicts an entry, the content decides; an entry that is right by it stays, and the
+//! table follows. Wrong entries read as errors already; they become lost, so that writing to them works again.
+
+use std::collections::BTreeMap;
+
+use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
+
+use super::place_of;
+use crate::{
+    check::{batch::read_one, tables::Checker, usage::BlockSet, usage::Named as Verdict, usage::Usage},
+    format::{
+        Identity,
+        carrier::Carrier,
+        page::{MapEntry, Table},
+    },
+};
+
+/// Wrong entries that are mended; a store with more of them is not mended but abandoned.
+const WRONG_MAX: usize = 1 << 20;
+
+/// What the maps say.
+pub(super) struct Named {
+    /// Blocks that right entries name.
+    pub(super) data: BlockSet,
+    /// Wrong entries, and what they become.
+    pub(super) wrong: BTreeMap<(VolumeId, Lba), MapEntry>,
+}
+
+/// An entry that the physical table contradicts.
+struct Contradiction {
+    volume: VolumeId,
+    lba: Lba,
+    pba: Pba,
+    carried: bool,
+    prefix: u64,
+}
+
+/// Reads all maps.
+pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
+    let mut named = Named { data: BlockSet::new(checker.geometry), wrong: BTreeMap::new() };
+    for stretch in checker.stretches.clone() {
+        let mut usage = Usage::counting(checker.geometry, stretch);
+        checker.load_physical(&mut usage);
+        let mut contradictions = Vec::new();
+        for v in 0..checker.volumes.len() {
+            let (volume, blocks, map) = (checker.volumes[v].id, checker.volumes[v].blocks, checker.volumes[v].map);
+            checker.walk(Table::Map, volume.0, &map, Some(0..u64::MAX), &mut |checker, id, pointer, page| {
+                for slot in 0..Table::Map.per_leaf() {
+                    let lba = Lba(id.index * Table::Map.per_leaf() + slot);
+                    let entry = MapEntry::get(page, slot);
+                    let dropped = checker.discards.get(volume, lba.0).is_some_and(|span| span.window > pointer.birth);
+                    if entry == Some(MapEntry::Hole) {
+                        continue;
+                    }
+                    if lba.0 >= blocks && !dropped {
+                        named.wrong.insert((volume, lba), MapEntry::Hole);
+                        continue;
+                    }
+                    match entry {
+                        None => _ = named.wrong.insert((volume, lba), MapEntry::Lost),
+                        Some(MapEntry::Block { pba, carried, prefix }) => {
+                            if !checker.can_be_data(pba) {
+                                named.wrong.insert((volume, lba), MapEntry::Lost);
+                            } else if let Verdict::Differs(_) = usage.count(&MapEntry::Block { pba, carried, prefix }) {
+                                contradictions.push(Contradiction { volume, lba, pba, carried, prefix });
+                            } else {
+                                named.data.insert(pba);
+                            }
+                        }
+                        Some(_) => {}
+                    }
+                }
+            });
+            if named.wrong.len() + contradictions.len() > WRONG_MAX {
+                let message = format!("more than {WRONG_MAX} map entries are wrong: this can't be repaired");
+                return Err(Error::new(Kind::Corrupt, message));
+            }
+        }
+        for Contradiction { volume, lba, pba, carried, prefix } in contradictions {
+            if content(checker.walker.disk, checker.walker.identity, pba, carried, prefix).is_some() {
+                named.data.insert(pba);
+            } else {
+                named.wrong.insert((volume, lba), MapEntry::Lost);
+            }
+        }
+    }
+    Ok(named)
+}
+
+/// The fingerprint of a block's content, when it begins with `prefix`.
+pub(super) fn content(disk: &dyn Disk, identity: &Identity, pba: Pba, carried: bool, prefix: u64) -> Option<Fingerprint> {
+    let mut block = read_one(disk, pba).ok()?;
+    if carried {
+        let mut expanded = Block::zeroed();
+        let carrier = Carrier::shape(identity, &block).filter(|carrier| carrier.header.address == pba)?;
+        carrier.expand(&mut expanded).ok()?;
+        block = expanded;
+    }
+    Some(identity.fingerprinter.one(&block)).filter(|fingerprint| fingerprint.prefix() == prefix)
+}
+
+impl Checker<'_> {
+    /// True for blocks that a map entry may name.
+    pub(super) fn can_be_data(&self, pba: Pba) -> bool {
+        let used = self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.state.high_water;
+        used && !self.pages.contains(pba)
+    }
+
+    /// Notes what the physical table says of the blocks of a stretch.
+    pub(super) fn load_physical(&mut self, usage: &mut Usage) {
+        let blocks = usage.stretch.start * self.geometry.zone_blocks..usage.stretch.end * self.geometry.zone_blocks;
+        let per_leaf = Table::Physical.per_leaf();
+        let leaves = place_of(Pba(blocks.start), per_leaf).0..blocks.end.div_ceil(per_leaf);
+        self.walk(Table::Physical, 0, &self.state.physical, Some(leaves), &mut |_, id, _, page| {
+            for slot in 0..per_leaf {
+                let pba = Pba(id.index * per_leaf + slot);
+                let entry = crate::format::page::PhysicalEntry::get(page, slot);
+                if entry.references > 0 && blocks.contains(&pba.0) {
+                    usage.physical(pba, &entry);
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,100 @@
+//! New tables, step by step; they become true with one superblock.
+
+use onefold_core::{Block, Result, ZoneId};
+
+use super::{Repaired, build::Builder, heal, maps::Mend, named, physical, room::Room, salvage::Salvage, zones};
+use crate::{
+    check::{tables::Checker, usage::BlockSet, walk::Visit},
+    format::{
+        geometry::SUPERBLOCKS,
+        page::{PageId, Pointer, Table, ZoneEntry},
+        record::WindowNumber,
+        superblock::{Root, State, Superblock},
+    },
+    table::rebuild::PageWriter,
+};
+
+/// Builds all tables anew from the maps. `checker` has read the old ones.
+pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repaired: &mut Repaired) -> Result<()> {
+    let (disk, identity) = (checker.walker.disk, checker.walker.identity);
+    let committed = superblock.state.committed;
+    let named = named::find(checker)?;
+
+    // What the old tables name stays untouched until the new superblock is durable.
+    let mut taken = BlockSet::new(checker.geometry);
+    taken.add_all(&named.data);
+    taken.add_all(&checker.pages);
+    checker.walk(Table::Zones, 0, &superblock.state.zones, Some(0..u64::MAX), &mut |_, id, _, page| {
+        for slot in 0..Table::Zones.per_leaf() {
+            taken.add(ZoneId(id.index * Table::Zones.per_leaf() + slot), &ZoneEntry::get(page, slot).used);
+        }
+    });
+    let mut builder = Builder {
+        identity,
+        room: Room::new(disk, superblock, identity, taken),
+        writer: PageWriter::new(disk),
+        live: BlockSet::new(checker.geometry),
+        places: Vec::new(),
+    };
+    checker.walker.walk(Table::Discards, 0, &superblock.state.pending, committed, &mut Keep(&mut builder.live));
+
+    let mut volumes = checker.volumes.clone();
+    let mut mend = Mend { checker, builder: &mut builder, named: &named, repaired, salvage: Salvage::default(), lost_leaves: 0 };
+    for volume in &mut volumes {
+        volume.map = mend.map(volume)?;
+    }
+    builder.writer.finish()?;
+    checker.volumes = volumes;
+    let physical = physical::build(checker, &mut builder)?;
+    let catalogue = catalogue(checker, &mut builder)?;
+    let (zones, used_blocks) = zones::build(&mut builder, committed, &physical.blocks)?;
+    builder.writer.finish()?;
+    disk.flush()?;
+
+    let state = State {
+        sequence: superblock.state.sequence + 1,
+        high_water: builder.room.high_water,
+        used_blocks,
+        live_blocks: physical.live,
+        mapped_blocks: physical.mapped,
+        volumes: checker.volumes.len() as u32,
+        discards: checker.discards.len() as u32,
+        physical: physical.root,
+        zones,
+        catalogue,
+        ..superblock.state.clone()
+    };
+    let place = (state.sequence % 2) as u32;
+    heal::write(disk, SUPERBLOCKS[place as usize], &Superblock { fixed: superblock.fixed.clone(), state }.encode(place))?;
+    disk.flush()?;
+    let what =
+        format!("reference counts and free space were taken from the maps: {} blocks are in use, {used_blocks} with tables", physical.live);
+    repaired.restored.push(what);
+    Ok(())
+}
+
+/// All volumes, in the order of their numbers.
+fn catalogue(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Result<Root> {
+    checker.volumes.sort_by_key(|volume| volume.id);
+    let mut leaves = Vec::new();
+    for (index, volumes) in (0..).zip(checker.volumes.chunks(Table::Catalogue.per_leaf() as usize)) {
+        let mut page = Block::zeroed();
+        for (slot, volume) in (0..).zip(volumes) {
+            volume.set(&mut page, slot);
+        }
+        let id = PageId { table: Table::Catalogue, volume: 0, level: 0, index };
+        leaves.push((index, builder.page(id, checker.state.committed, page)?));
+    }
+    builder.tree(Table::Catalogue, checker.state.committed, leaves)
+}
+
+/// Keeps every page of a tree.
+struct Keep<'a>(&'a mut BlockSet);
+
+impl Visit for Keep<'_> {
+    fn named(&mut self, _: PageId, pointer: &Pointer, _: WindowNumber) -> bool {
+        self.0.insert(pointer.address)
+    }
+
+    fn page(&mut self, _: PageId, _: &Pointer, _: Result<&Block>) {}
+}

@@ -1,0 +1,90 @@
+//! Durable windows whose records are missing: the medium lost them, for a crash can't.
+//!
+//! Opening such a store would silently bring back what its addresses held before, so it is refused. A repair may accept the loss
+//! (`Settings::accept_loss`): the windows are void as a whole, since half of one could delete a volume and keep its blocks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_core::{Error, Kind, Result};
+
+use super::{Engine, Snapshot, checkpoint::apply_catalogue, recovery::Found};
+use crate::format::{
+    record::{Change, Record, WindowNumber},
+    superblock::State,
+};
+
+/// Windows from the first to the last.
+pub(crate) type Windows = (WindowNumber, WindowNumber);
+
+impl Engine {
+    /// Every carrier of every durable window that no checkpoint holds must be there. Returns the windows that are not complete, when losing
+    /// them is accepted; their carriers are dropped.
+    pub(super) fn judge_missing(&self, carriers: &mut Vec<Found>, state: &State, durable: WindowNumber) -> Result<Vec<Windows>> {
+        let missing = missing(carriers, state, durable);
+        let Some(&(first, last)) = missing.first() else { return Ok(missing) };
+        if !self.settings.accept_loss {
+            let which = if first == last { format!("window {first}") } else { format!("windows {first} to {last}") };
+            let message = format!(
+                "the records of {which}, durable before, are missing or damaged: the medium lost them; \
+                 `onefold check --repair` opens the store without them"
+            );
+            return Err(Error::new(Kind::Corrupt, message));
+        }
+        carriers.retain(|found| !missing.iter().any(|&(first, last)| (first..=last).contains(&found.header.window)));
+        self.lost.lock().extend(missing.iter().copied());
+        Ok(missing)
+    }
+
+    /// Drops records that make no sense without the lost ones: of volumes that were never made, or beyond their end.
+    pub(super) fn clip(&self, snapshot: &Snapshot, records: &mut Vec<Record>) -> Result<()> {
+        let mut volumes = snapshot.volumes.clone();
+        for record in &*records {
+            if let Change::Catalogue { pba, fingerprint } = record.change {
+                apply_catalogue(&mut volumes, &[self.read_change(pba, &fingerprint)?]);
+            }
+        }
+        records.retain(|record| match record.change {
+            Change::Block { .. } => volumes.get(&record.volume).is_some_and(|volume| record.lba.0 < volume.blocks),
+            Change::Range { .. } => volumes.contains_key(&record.volume),
+            Change::Catalogue { .. } => true,
+        });
+        Ok(())
+    }
+
+    /// The windows whose loss was accepted when the store was opened.
+    pub(crate) fn lost_windows(&self) -> Vec<Windows> {
+        self.lost.lock().clone()
+    }
+}
+
+/// The durable windows of which carriers are missing.
+fn missing(carriers: &[Found], state: &State, durable: WindowNumber) -> Vec<Windows> {
+    let mut windows: BTreeMap<WindowNumber, (u16, BTreeSet<u16>)> = BTreeMap::new();
+    for found in carriers {
+        let (count, positions) = windows.entry(found.header.window).or_insert((found.header.carriers, BTreeSet::new()));
+        *count = found.header.carriers;
+        positions.insert(found.header.position);
+    }
+    windows.retain(|_, (count, positions)| positions.len() == usize::from(*count));
+    // Windows between a cut and the epoch after it were void.
+    let mut expected = Vec::new();
+    let mut from = state.committed.next();
+    for cut in &state.cuts {
+        expected.push((from, cut.window));
+        from = from.max(cut.resume);
+    }
+    expected.push((from, durable));
+    let mut missing = Vec::new();
+    for (mut from, to) in expected.into_iter().filter(|&(from, to)| from <= to) {
+        for &complete in windows.range(from..=to).map(|(window, _)| window) {
+            if from < complete {
+                missing.push((from, WindowNumber(complete.0 - 1)));
+            }
+            from = complete.next();
+        }
+        if from <= to {
+            missing.push((from, to));
+        }
+    }
+    missing
+}

@@ -1,0 +1,426 @@
+//! `repair`: what can be known is restored, what can't reads as errors, and nothing else changes.
+
+mod damage;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use damage::*;
+use onefold_backend::{MemoryDisk, MonotonicClock};
+use onefold_block::{
+    check::{Repaired, check, repair, repair_within},
+    format::{
+        carrier::Carrier,
+        catalogue::Volume,
+        geometry::SUPERBLOCKS,
+        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry},
+        superblock::Root,
+    },
+};
+use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result, Run};
+
+fn repaired(disk: &Arc<MemoryDisk>) -> Repaired {
+    let disk: Arc<dyn Disk> = disk.clone();
+    repair(&disk, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {}).unwrap()
+}
+
+#[track_caller]
+fn assert_restored(disk: &Arc<MemoryDisk>, model: &Model) -> Repaired {
+    let repaired = repaired(disk);
+    assert!(repaired.after.is_well() && repaired.left.is_empty() && repaired.lost_addresses == 0, "{repaired:#?}");
+    assert!(!repaired.restored.is_empty());
+    assert_holds(disk, model);
+    repaired
+}
+
+/// More than a flipped bit.
+fn smash(disk: &MemoryDisk, at: Pba) {
+    let mut block = get(disk, at);
+    block.0[512..1024].iter_mut().for_each(|byte| *byte ^= 0xa5);
+    put(disk, at, &block);
+}
+
+fn table(disk: &MemoryDisk, table: Table, volume: u32) -> Vec<(PageId, Pointer)> {
+    pages(disk, table, volume, &root(disk, table, volume))
+}
+
+#[test]
+fn a_flipped_bit_in_any_record_is_flipped_back() {
+    for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
+        let mut places: Vec<Pba> = SUPERBLOCKS.to_vec();
+        places.extend(superblock(&disk).fixed.geometry.list_page(0));
+        for (kind, volume) in [(Table::Map, 1), (Table::Physical, 0), (Table::Zones, 0), (Table::Catalogue, 0)] {
+            let all = table(&disk, kind, volume);
+            places.extend([all[0].1.address, all[1].1.address]);
+        }
+        let identity = identity(&superblock(&disk));
+        let proven = |at: &Pba| Carrier::proven(&identity, &get(&disk, *at), *at).is_some();
+        places.extend((0..disk.blocks()).map(Pba).filter(proven).step_by(37));
+        for (n, &at) in places.iter().enumerate() {
+            let copy = copy(&disk);
+            flip(&copy, at, (n * 7919 + 3) % 32768);
+            let restored = repaired(&copy);
+            assert!(restored.after.is_well() && restored.left.is_empty(), "block {at}: {restored:#?}");
+            assert_holds(&copy, &model);
+        }
+    }
+}
+
+#[test]
+fn the_good_copy_restores_a_superblock_and_the_zone_list() {
+    for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
+        let list = superblock(&disk).fixed.geometry.list_page(0);
+        for at in [SUPERBLOCKS[0], SUPERBLOCKS[1], list[0], list[1]] {
+            let copy = copy(&disk);
+            smash(&copy, at);
+            let newest = superblock(&disk).state.sequence % 2;
+            if superblock(&disk).state.clean || (at.0 == 8) == (newest == 0) {
+                assert_restored(&copy, &model);
+            }
+        }
+        let both = copy(&disk);
+        list.iter().for_each(|&at| smash(&both, at));
+        if superblock(&disk).state.clean {
+            assert_restored(&both, &model);
+        } else {
+            let repaired = repaired(&both);
+            assert!(!repaired.left.is_empty() && !repaired.after.is_well());
+        }
+    }
+}
+
+#[test]
+fn counts_and_free_space_are_rebuilt_from_the_maps() {
+    for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
+        for kind in [Table::Physical, Table::Zones] {
+            let all = table(&disk, kind, 0);
+            for (_, pointer) in [all[0], all[1], all[all.len() - 1]] {
+                let copy = copy(&disk);
+                smash(&copy, pointer.address);
+                // A crash needs the bitmaps of the zones that it left open.
+                assert_restored(&copy, &model);
+            }
+        }
+        // All of them at once.
+        let copy = copy(&disk);
+        for kind in [Table::Physical, Table::Zones] {
+            table(&disk, kind, 0).iter().for_each(|(_, pointer)| smash(&copy, pointer.address));
+        }
+        assert_restored(&copy, &model);
+        let again = repaired(&copy);
+        assert!(again.restored.is_empty() && again.after.is_well(), "{again:#?}");
+    }
+}
+
+fn forge_table(disk: &MemoryDisk, kind: Table, id: PageId, change: &mut dyn FnMut(&mut Block)) -> Root {
+    let new = forge(disk, &root(disk, kind, 0), id, change);
+    forge_superblock(disk, |superblock| match kind {
+        Table::Physical => superblock.state.physical = new,
+        Table::Zones => superblock.state.zones = new,
+        _ => superblock.state.catalogue = new,
+    });
+    new
+}
+
+#[test]
+fn tables_that_disagree_are_made_to_agree() {
+    let (disk, model) = Subject::filled().closed();
+    let (id, _) = table(&disk, Table::Physical, 0).pop().unwrap();
+    let changes: [fn(&mut PhysicalEntry); 5] = [
+        |entry| entry.references -= 1,
+        |entry| entry.references += 7,
+        |entry| entry.references = PhysicalEntry::SATURATED,
+        |entry| entry.fingerprint.0[0] ^= 1,
+        |entry| entry.carried = !entry.carried,
+    ];
+    for change in changes {
+        for slots in [1, 201] {
+            let copy = copy(&disk);
+            forge_table(&copy, Table::Physical, id, &mut |page| {
+                let used: Vec<u64> = (0..201).filter(|&slot| PhysicalEntry::get(page, slot).references > 0).take(slots).collect();
+                for slot in used {
+                    let mut entry = PhysicalEntry::get(page, slot);
+                    change(&mut entry);
+                    entry.set(page, slot);
+                }
+            });
+            assert_restored(&copy, &model);
+        }
+    }
+    let (id, _) = table(&disk, Table::Zones, 0).pop().unwrap();
+    for set in [true, false] {
+        let copy = copy(&disk);
+        forge_table(&copy, Table::Zones, id, &mut |page| {
+            for slot in 0..31 {
+                let mut entry = ZoneEntry::get(page, slot);
+                if entry.used.count() > 0 {
+                    (0..16).for_each(|n| _ = if set { entry.used.set(n) } else { entry.used.clear(n) });
+                    entry.set(page, slot);
+                }
+            }
+        });
+        assert_restored(&copy, &model);
+    }
+    for memory in [1, 5000] {
+        let copy = copy(&disk);
+        forge_superblock(&copy, |superblock| superblock.state.used_blocks += 5);
+        let copied: Arc<dyn Disk> = copy.clone();
+        let repaired = repair_within(&copied, Arc::new(MonotonicClock::new()), &settings(), memory, &mut |_| {}).unwrap();
+        assert!(repaired.after.is_well(), "{repaired:#?}");
+        assert_holds(&copy, &model);
+    }
+}
+
+#[test]
+fn a_lost_leaf_of_a_map_reads_as_errors_until_it_is_written() {
+    for (disk, mut model) in [Subject::filled().closed(), Subject::filled().killed()] {
+        let leaf = table(&disk, Table::Map, 1).into_iter().filter(|page| page.0.level == 0).nth(1).unwrap();
+        smash(&disk, leaf.1.address);
+        let repaired = repaired(&disk);
+        assert!(repaired.after.is_well(), "{repaired:#?}");
+        assert_eq!((repaired.left.len(), repaired.lost_addresses), (1, 288));
+        assert_eq!(repaired.lost.len(), 1);
+        let engine = open(&disk).unwrap();
+        let volume = engine.find_volume("volume 0").unwrap();
+        let (mut lost, mut kept) = (0, 0);
+        for lba in 0..2000 {
+            let expected = model.get(&("volume 0".into(), lba)).copied().unwrap_or([0; 4096]);
+            match read(&engine, volume, lba) {
+                Ok(found) => {
+                    assert!(found == expected, "block {lba}");
+                    kept += 1;
+                }
+                Err(e) => {
+                    assert_eq!(e.kind(), Kind::Corrupt);
+                    assert!((288..576).contains(&lba), "block {lba}: {e}");
+                    lost += 1;
+                }
+            }
+        }
+        // After a crash, records newer than the leaf still tell of some of its addresses.
+        assert!(lost > 0 && lost <= 288 && kept >= 2000 - 288);
+        let part = engine.write(volume, 300 * 4096 + 5, &[1; 10]);
+        assert!(part.is_ok() || part.unwrap_err().kind() == Kind::Corrupt);
+        assert!(engine.extents(volume, onefold_core::Lba(0), 2000, 1000).is_ok());
+        for lba in 288..576 {
+            let data = content(lba);
+            persevere(&engine, || engine.write(volume, lba * 4096, &data));
+            model.insert(("volume 0".into(), lba), data);
+        }
+        engine.close().unwrap();
+        assert_holds(&disk, &model);
+        let disk: Arc<dyn Disk> = disk.clone();
+        let report = check(&disk, &mut |_| {}).unwrap();
+        assert!(report.is_well() && report.lost_addresses == 0, "{:#?}", report.problems);
+    }
+}
+
+#[test]
+fn an_inner_page_of_a_map_is_put_together_again_from_its_children() {
+    for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
+        let top = table(&disk, Table::Map, 1)[0];
+        assert!(top.0.level > 0);
+        smash(&disk, top.1.address);
+        let repaired = repaired(&disk);
+        assert!(repaired.after.is_well() && repaired.left.is_empty() && repaired.lost_addresses == 0, "{repaired:#?}");
+        assert_holds(&disk, &model);
+    }
+    // Without the zone table nobody knows which of several versions is the newest: all is lost, and nothing is made up.
+    let (disk, model) = Subject::filled().closed();
+    smash(&disk, table(&disk, Table::Map, 1)[0].1.address);
+    smash(&disk, table(&disk, Table::Zones, 0)[0].1.address);
+    let repaired = repaired(&disk);
+    assert!(repaired.after.is_well(), "{repaired:#?}");
+    assert_eq!(repaired.lost_addresses, 2000);
+    let engine = open(&disk).unwrap();
+    let (zero, seven) = (engine.find_volume("volume 0").unwrap(), engine.find_volume("volume 7").unwrap());
+    assert!((0..2000).all(|lba| read(&engine, zero, lba).is_err()));
+    for lba in 0..2000 {
+        assert!(read(&engine, seven, lba).unwrap() == model.get(&("volume 7".into(), lba)).copied().unwrap_or([0; 4096]));
+    }
+    persevere(&engine, || engine.trim(zero, 0, 2000 * 4096));
+    engine.close().unwrap();
+    assert!((0..2000).all(|lba| read(&open(&copy(&disk)).unwrap(), zero, lba).is_ok_and(|found| found == [0; 4096])));
+}
+
+#[test]
+fn wrong_map_entries_become_errors() {
+    let (disk, mut model) = Subject::filled().closed();
+    let leaf = table(&disk, Table::Map, 1).pop().unwrap().0;
+    let page_block = root(&disk, Table::Physical, 0).page.address;
+    let mut entries = vec![
+        MapEntry::Block { pba: Pba(1), carried: false, prefix: 9 },
+        MapEntry::Block { pba: page_block, carried: false, prefix: 9 },
+        MapEntry::Block { pba: Pba(ZONES * ZONE_BLOCKS - 1), carried: true, prefix: 9 },
+    ];
+    let mut lost = Vec::new();
+    let map = forge(&disk, &root(&disk, Table::Map, 1), leaf, &mut |page| {
+        let used = (0..288).filter(|&slot| matches!(MapEntry::get(page, slot), Some(MapEntry::Block { .. })));
+        let used: Vec<u64> = used.collect();
+        // One that names another block's content.
+        if let Some(MapEntry::Block { pba, carried, prefix }) = MapEntry::get(page, used[3]) {
+            entries.push(MapEntry::Block { pba, carried, prefix: prefix ^ 1 });
+        }
+        for (&slot, entry) in used.iter().zip(&entries) {
+            entry.set(page, slot);
+            lost.push(leaf.index * 288 + slot);
+        }
+    });
+    let catalogue = table(&disk, Table::Catalogue, 0).into_iter().find(|page| page.0.level == 0).unwrap().0;
+    forge_table(&disk, Table::Catalogue, catalogue, &mut |page| {
+        let volume = Volume { map, ..Volume::get(page, 0).unwrap() };
+        volume.set(page, 0);
+    });
+    let repaired = repaired(&disk);
+    assert!(repaired.after.is_well() && repaired.lost_addresses == 4, "{repaired:#?}");
+    let engine = open(&copy(&disk)).unwrap();
+    let volume = engine.find_volume("volume 0").unwrap();
+    for &lba in &lost {
+        assert_eq!(read(&engine, volume, lba).unwrap_err().kind(), Kind::Corrupt);
+    }
+    let engine = open(&disk).unwrap();
+    for lba in lost {
+        persevere(&engine, || engine.trim(volume, lba * 4096, 4096));
+        model.remove(&("volume 0".into(), lba));
+    }
+    engine.close().unwrap();
+    assert_holds(&disk, &model);
+}
+
+#[test]
+fn what_can_not_be_restored_is_told_and_left() {
+    let (disk, _) = Subject::filled().closed();
+    let catalogue = copy(&disk);
+    smash(&catalogue, root(&disk, Table::Catalogue, 0).page.address);
+    let told = repaired(&catalogue);
+    assert!(!told.left.is_empty() && !told.after.is_well());
+
+    let pending = Subject::filled().with_pending_discards().disk;
+    smash(&pending, root(&pending, Table::Discards, 0).page.address);
+    let told = repaired(&pending);
+    assert!(!told.left.is_empty() && !told.after.is_well());
+
+    let carrier = (0..disk.blocks()).map(Pba).find(|&at| {
+        let entries = table(&disk, Table::Physical, 0).into_iter().filter(|page| page.0.level == 0 && page.0.index == at.0 / 201);
+        entries.into_iter().any(|(_, pointer)| {
+            let entry = PhysicalEntry::get(&get(&disk, pointer.address), at.0 % 201);
+            entry.carried && entry.references > 0
+        })
+    });
+    smash(&disk, carrier.unwrap());
+    let told = repaired(&disk);
+    assert_eq!(told.left.len(), 1);
+    assert_eq!(told.after.problems_found, 1);
+}
+
+#[test]
+fn durable_windows_whose_records_are_gone_are_given_up_and_told() {
+    let mut subject = Subject::filled();
+    subject.engine.checkpoint().unwrap();
+    let before = subject.model.clone();
+    for n in 0..60 {
+        subject.write("volume 3", n, 5000 + n * 3);
+        if n % 5 == 4 {
+            subject.engine.flush().unwrap();
+        }
+    }
+    subject.create("late", 50);
+    subject.engine.flush().unwrap();
+    subject.write("late", 3, 77);
+    subject.engine.flush().unwrap();
+    let (disk, model) = subject.killed();
+    let newest = superblock(&disk);
+    let identity = identity(&newest);
+    let carriers: Vec<(Pba, u64)> = (0..disk.blocks())
+        .map(Pba)
+        .filter_map(|at| {
+            let block = get(&disk, at);
+            let header = Carrier::proven(&identity, &block, at)?.header;
+            (header.window > newest.state.committed && header.epoch == newest.state.epoch).then_some((at, header.window.0))
+        })
+        .collect();
+    assert!(carriers.len() >= 12);
+    for &(at, window) in &carriers[..carriers.len() - 1] {
+        let copy = copy(&disk);
+        smash(&copy, at);
+        assert_eq!(open(&copy).map(drop).unwrap_err().kind(), Kind::Corrupt);
+        let told = repaired(&copy);
+        assert!(told.after.is_well(), "{told:#?}");
+        assert_eq!(told.lost_windows.iter().map(|(from, to)| (from.0, to.0)).collect::<Vec<_>>(), [(window, window)]);
+        // Each address holds its newest version, or the one before when that was lost.
+        let engine = open(&copy).unwrap();
+        let volume = engine.find_volume("volume 3").unwrap();
+        let (mut old, mut new) = (0, 0);
+        for lba in 0..60 {
+            let key = ("volume 3".to_owned(), lba);
+            match read(&engine, volume, lba) {
+                Ok(found) if found == model[&key] => new += 1,
+                Ok(found) => {
+                    assert!(found == before.get(&key).copied().unwrap_or([0; 4096]), "block {lba}");
+                    old += 1;
+                }
+                Err(e) => panic!("block {lba}: {e}"),
+            }
+        }
+        assert!(new >= 50 && old <= 10);
+    }
+}
+
+/// A disk that takes only so many writes, like a machine that loses power during a repair.
+struct Dying {
+    disk: Arc<MemoryDisk>,
+    left: AtomicU64,
+}
+
+impl Disk for Dying {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+    fn read(&self, reads: &mut [Read<'_>]) {
+        self.disk.read(reads);
+    }
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+            return Err(Error::new(Kind::Io, "no power"));
+        }
+        self.disk.write(runs)
+    }
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.write(std::slice::from_ref(run))
+    }
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()
+    }
+    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(at, blocks)
+    }
+}
+
+#[test]
+fn an_interrupted_repair_can_be_run_again() {
+    for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
+        let list = superblock(&disk).fixed.geometry.list_page(0);
+        let older = (superblock(&disk).state.sequence + 1) % 2;
+        smash(&disk, SUPERBLOCKS[older as usize]);
+        flip(&disk, list[0], 999);
+        smash(&disk, table(&disk, Table::Physical, 0)[1].1.address);
+        smash(&disk, table(&disk, Table::Zones, 0)[1].1.address);
+        flip(&disk, table(&disk, Table::Catalogue, 0)[0].1.address, 1234);
+        let mut ended = false;
+        for writes in 0..200 {
+            let copy = copy(&disk);
+            let dying: Arc<dyn Disk> = Arc::new(Dying { disk: copy.clone(), left: AtomicU64::new(writes) });
+            let outcome = repair(&dying, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {});
+            ended = outcome.is_ok_and(|repaired| repaired.after.is_well());
+            let again = repaired(&copy);
+            assert!(again.after.is_well() && again.left.is_empty(), "after {writes} writes: {again:#?}");
+            assert_holds(&copy, &model);
+            if ended {
+                break;
+            }
+        }
+        assert!(ended);
+    }
+}
