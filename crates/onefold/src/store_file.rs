@@ -21,6 +21,7 @@ use onefold_core::{Disk, Error, Kind, Pba, Result};
 use crate::control;
 
 /// A file or device that holds a store, as it was when it was looked at.
+#[derive(Clone)]
 pub(crate) struct StoreFile {
     path: PathBuf,
     superblock: Superblock,
@@ -47,6 +48,12 @@ impl StoreFile {
             Ok(file) => file.open_for_reading(),
             Err(_) => Ok(Arc::new(FileDisk::open(path, Access::ReadOnly)?)),
         }
+    }
+
+    /// The same with a path that does not depend on the directory of the process.
+    pub(crate) fn at_absolute_path(mut self) -> StoreFile {
+        self.path = std::path::absolute(&self.path).unwrap_or(self.path);
+        self
     }
 
     pub(crate) fn path(&self) -> &Path {

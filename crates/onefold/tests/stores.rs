@@ -199,13 +199,17 @@ fn every_part_of_a_store_can_be_looked_at() {
 }
 
 #[test]
-fn damage_is_found_and_named() {
+fn damage_is_found_named_and_repaired() {
     let desk = Desk::new();
     desk.store_with_volume("a");
     // One of the two superblocks: the other one still opens the store.
     overwrite(&desk.path("a"), 60, b"rot");
-    let said = desk.fails("check a", 1, &["a is damaged: 1 problems"]);
+    let said = desk.fails("check a", 1, &["a is damaged: 1 problem;", "--repair"]);
     assert!(said.out.contains("problem: superblock 0"), "{}", said.out);
+    let out = desk.ok("check a --repair");
+    assert!(out.contains("restored: ") && out.ends_with("a is well\n"), "{out}");
+    assert!(desk.ok("check a").ends_with("a is well\n"));
+    assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n");
 }
 
 #[test]

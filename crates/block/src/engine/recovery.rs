@@ -236,12 +236,12 @@ impl Engine {
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
         records.sort_unstable_by_key(|record| record.timestamp);
-        if !lost.is_empty() {
-            self.clip(&snapshot, &mut records)?;
-        }
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
         let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
-        let believed = newest_alone(believed);
+        let mut believed = newest_alone(believed);
+        if !lost.is_empty() {
+            self.clip(&snapshot, &mut records, &mut believed)?;
+        }
 
         // Everything that a carrier or a believed record names is in use.
         {
@@ -416,10 +416,9 @@ impl Engine {
             }
         }
         let mut found = Vec::new();
-        let longest = stretches.iter().map(|&(_, _, blocks)| blocks).max().unwrap_or(0);
         let mut buffers: Vec<Vec<Block>> = Vec::new();
         for batch in stretches.chunks(SCAN_READS * 4) {
-            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(longest));
+            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(SCAN_BLOCKS.min(geometry.zone_blocks as usize)));
             let mut reads: Vec<Read<'_>> = batch
                 .iter()
                 .zip(&mut buffers)

@@ -257,12 +257,15 @@ fn forge_below(disk: &MemoryDisk, at: PageId, pointer: Pointer, id: PageId, chan
     new
 }
 
-/// Changes the newest superblock, checksum included.
+/// Changes the newest superblock, checksum included; after a clean shutdown its twin as well.
 pub fn forge_superblock(disk: &MemoryDisk, change: impl FnOnce(&mut Superblock)) {
     let mut newest = superblock(disk);
     change(&mut newest);
-    let place = (newest.state.sequence % 2) as usize;
-    put(disk, SUPERBLOCKS[place], &newest.encode(place as u32));
+    for _ in 0..=u8::from(newest.state.clean) {
+        let place = (newest.state.sequence % 2) as usize;
+        put(disk, SUPERBLOCKS[place], &newest.encode(place as u32));
+        newest.state.sequence = newest.state.sequence.wrapping_sub(1);
+    }
 }
 
 /// A table's root, of the map of the volume number `volume`.
