@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use super::{
     Engine, Snapshot, State, VolumeState,
     admission::reserve,
-    checkpoint::{Checkpointer, Reason},
+    checkpoint::{Checkpointer, Reason, apply_catalogue},
     prepare::Preparer,
 };
 use crate::{
@@ -458,42 +458,44 @@ impl Engine {
         Some(Found { header: carrier.header, records, void })
     }
 
-    /// What the believed records mean when parts of their windows are missing: records of volumes that were never made go, and a volume
-    /// that shrank or went takes its blocks along although the range that says so may be lost.
+    /// What the believed records mean when parts of their windows are missing: records of volumes that were never made, or of addresses that
+    /// they never got, go; and a volume that shrank or went takes its blocks along although the range that says so may be lost.
     fn whole_story(&self, snapshot: &Snapshot, durable: &[Record], believed: Vec<Record>) -> Result<Vec<Record>> {
-        let mut known: BTreeSet<VolumeId> = snapshot.volumes.keys().copied().collect();
+        let mut volumes = snapshot.volumes.clone();
         for record in durable {
-            if let Change::Catalogue { pba, fingerprint } = record.change
-                && let CatalogueChange::Create { id, .. } = self.read_change(pba, &fingerprint)?
-            {
-                known.insert(id);
+            if let Change::Catalogue { pba, fingerprint } = record.change {
+                apply_catalogue(&mut volumes, &[self.read_change(pba, &fingerprint)?]);
             }
         }
         let mut story = Vec::with_capacity(believed.len());
         for record in believed {
             let Change::Catalogue { pba, fingerprint } = record.change else {
-                if known.contains(&record.volume) {
-                    story.push(record);
+                let room = volumes.get(&record.volume).map_or(0, |volume| volume.blocks.saturating_sub(record.lba.0));
+                let change = match record.change {
+                    Change::Range { blocks, keep } => Change::Range { blocks: blocks.min(room), keep },
+                    change => change,
+                };
+                if room > 0 {
+                    story.push(Record { change, ..record });
                 }
                 continue;
             };
-            let (id, end) = match self.read_change(pba, &fingerprint)? {
-                CatalogueChange::Create { id, .. } => {
-                    known.insert(id);
-                    story.push(record);
-                    continue;
-                }
-                CatalogueChange::Rename { id, .. } => (id, VOLUME_BLOCKS_MAX),
-                CatalogueChange::Resize { id, blocks } => (id, blocks),
-                CatalogueChange::Delete { id } => (id, 0),
+            let change = self.read_change(pba, &fingerprint)?;
+            let end = match &change {
+                CatalogueChange::Create { .. } => None,
+                CatalogueChange::Rename { id, .. } => volumes.get(id).map(|_| (*id, VOLUME_BLOCKS_MAX)),
+                CatalogueChange::Resize { id, blocks } => volumes.get(id).map(|_| (*id, *blocks)),
+                CatalogueChange::Delete { id } => volumes.get(id).map(|_| (*id, 0)),
             };
-            if known.contains(&id) {
-                story.push(record);
-                if end < VOLUME_BLOCKS_MAX {
-                    let change = Change::Range { blocks: VOLUME_BLOCKS_MAX - end, keep: false };
-                    story.push(Record { volume: id, lba: Lba(end), change, ..record });
-                }
+            if end.is_none() && !matches!(change, CatalogueChange::Create { .. }) {
+                continue;
             }
+            story.push(record);
+            if let Some((volume, end)) = end.filter(|&(_, end)| end < VOLUME_BLOCKS_MAX) {
+                let change = Change::Range { blocks: VOLUME_BLOCKS_MAX - end, keep: false };
+                story.push(Record { volume, lba: Lba(end), change, ..record });
+            }
+            apply_catalogue(&mut volumes, &[change]);
         }
         Ok(story)
     }
@@ -558,7 +560,7 @@ impl Engine {
         }
         state.active.catalogue.extend(changes);
         let mut volumes = snapshot.volumes.clone();
-        super::checkpoint::apply_catalogue(&mut volumes, &state.active.catalogue);
+        apply_catalogue(&mut volumes, &state.active.catalogue);
         state.volumes = visible(&volumes);
         state.next_volume = volumes.keys().map(|id| id.0 + 1).chain([state.next_volume]).max().unwrap_or(1);
         Ok(())

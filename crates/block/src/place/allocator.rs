@@ -543,6 +543,8 @@ impl Allocator {
             .collect();
         for zone in done {
             let Some(active) = self.active.remove(&zone) else { continue };
+            // It may be opened anew before the list is written: then it is not full.
+            self.full.retain(|&full| full != zone);
             let clear = self.clear(&active.used);
             match active.purpose {
                 Purpose::Data(_) => self.list.remove(zone),
