@@ -46,6 +46,7 @@ impl Thin {
             records_max: u64::from(options.record_limit),
             window_blocks,
             unflushed_blocks: window_blocks * UNFLUSHED_WINDOWS,
+            accept_loss: false,
             weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
             bug: options.bug.map(|bug| PlantedBug::ALL[bug]),
         }
