@@ -155,7 +155,8 @@ fn duplicates_are_found_when_the_index_outgrew_its_memory() {
 #[test]
 fn scattered_blocks_lie_together_again_after_idle_time() {
     let disk = formatted(512);
-    let engine = open(&disk);
+    let settings = Settings { unflushed_blocks: 512, ..small() };
+    let engine = Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
     let blocks = 1500;
     let (volume, _) = engine.create_volume("one", blocks).unwrap();
     // Written in an order that scatters neighbours.

@@ -77,6 +77,11 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
+/// A number of things: `1 block`, `1,234 blocks`.
+pub(crate) fn counted(number: u64, of: &str) -> String {
+    format!("{} {of}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
 /// A share in per cent: `12 %`, `1.2 %`; `–` of nothing.
 pub(crate) fn share(part: u64, whole: u64) -> String {
     if whole == 0 {
@@ -132,6 +137,7 @@ mod tests {
         let expected = ["0 bytes", "1023 bytes", "1.00 KiB", "1.50 KiB", "10.0 MiB", "1023 MiB", "1.00 GiB", "123 GiB", "16.0 EiB"];
         assert_eq!(shown, expected);
         assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([counted(1, "block"), counted(0, "block")], ["1 block", "0 blocks"]);
         assert_eq!([share(0, 0), share(0, 5), share(1, 100), share(1, 3)], ["–", "0 %", "1.0 %", "33 %"]);
         assert_eq!([0, 59, 60, 3723, 90_000].map(duration), ["0 s", "59 s", "1 min", "1 h 2 min", "1 d 1 h"]);
     }

@@ -21,6 +21,7 @@ use onefold_core::{Disk, Error, Kind, Pba, Result};
 use crate::control;
 
 /// A file or device that holds a store, as it was when it was looked at.
+#[derive(Clone)]
 pub(crate) struct StoreFile {
     path: PathBuf,
     superblock: Superblock,
@@ -36,6 +37,23 @@ impl StoreFile {
         let superblock = read_superblock(path).map_err(|e| name_store(path, e))?;
         let metadata = std::fs::metadata(path).map_err(|e| Error::from_io(path.display(), e))?;
         Ok(StoreFile { path: path.to_owned(), superblock, metadata })
+    }
+
+    /// Opens a file or device for reading, whatever is in it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_any(path: &Path) -> Result<Arc<dyn Disk>> {
+        match StoreFile::look(path) {
+            Ok(file) => file.open_for_reading(),
+            Err(_) => Ok(Arc::new(FileDisk::open(path, Access::ReadOnly)?)),
+        }
+    }
+
+    /// The same with a path that does not depend on the directory of the process.
+    pub(crate) fn at_absolute_path(mut self) -> StoreFile {
+        self.path = std::path::absolute(&self.path).unwrap_or(self.path);
+        self
     }
 
     pub(crate) fn path(&self) -> &Path {

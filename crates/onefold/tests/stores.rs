@@ -38,7 +38,25 @@ fn a_store_gets_its_space_as_asked() {
     assert!(taken("none") < 32 << 20);
     assert!(taken("full") >= 64 << 20);
     assert_eq!(desk.status("none")["created"]["grows"], true);
+    // What the host has not given yet is free all the same.
+    assert!(desk.status("none")["space"]["free_bytes"].as_u64().unwrap() > 200 << 20);
     assert_eq!(desk.status("full")["created"]["grows"], false);
+}
+
+#[test]
+fn a_store_that_is_given_up_while_it_is_made_is_removed() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let desk = Desk::new();
+    let mut child = desk.command("create a --size 24G --preallocate full").stderr(Stdio::piped()).spawn().unwrap();
+    while child.try_wait().unwrap().is_none() && fs::metadata(desk.path("a")).map_or(0, |found| found.len()) == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let _ = kill_process(Pid::from_child(&child), Signal::INT);
+    let status = child.wait().unwrap();
+    // A disk that has no room for it refuses at once.
+    assert!(matches!(status.code(), Some(130 | 1)), "{status}");
+    assert!(!desk.path("a").exists());
 }
 
 #[test]
@@ -162,13 +180,36 @@ fn a_store_of_somebody_else_is_denied() {
 }
 
 #[test]
-fn damage_is_found_and_named() {
+fn every_part_of_a_store_can_be_looked_at() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    assert!(desk.ok("inspect a").contains("superblock 1 at block 8: whole"));
+    assert!(desk.ok("inspect a superblock 0").starts_with("superblock 0 at block 0: whole"));
+    assert!(desk.ok("inspect a zone-list").contains("zone list page 0, block 17"));
+    assert!(desk.ok("inspect a zone 1").starts_with("zone 1: blocks 1024..2048"));
+    assert!(desk.ok("inspect a block 0").contains("block 0"));
+    assert!(desk.ok("inspect a physical 5000").contains("no references"));
+    assert!(desk.ok("inspect a volume v").contains("16384 blocks of 4096 bytes"));
+    assert!(desk.ok("inspect a address v 1M").contains("block 256"));
+    desk.fails("inspect a volume w", 1, &["no volume 'w'"]);
+    desk.fails("inspect a block 999999999", 1, &["a: "]);
+    desk.fails("inspect a superblock 2", 2, &["0..=1"]);
+    desk.fails("inspect a address v far", 2, &["a number of bytes"]);
+    desk.fails("inspect missing", 1, &["there is no file or device missing"]);
+}
+
+#[test]
+fn damage_is_found_named_and_repaired() {
     let desk = Desk::new();
     desk.store_with_volume("a");
     // One of the two superblocks: the other one still opens the store.
     overwrite(&desk.path("a"), 60, b"rot");
-    let said = desk.fails("check a", 1, &["a is damaged: 1 problems"]);
+    let said = desk.fails("check a", 1, &["a is damaged: 1 problem;", "--repair"]);
     assert!(said.out.contains("problem: superblock 0"), "{}", said.out);
+    let out = desk.ok("check a --repair");
+    assert!(out.contains("restored: ") && out.ends_with("a is well\n"), "{out}");
+    assert!(desk.ok("check a").ends_with("a is well\n"));
+    assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n");
 }
 
 #[test]

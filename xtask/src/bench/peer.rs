@@ -23,7 +23,6 @@ pub(super) const MODES: [&str; 3] = ["native", "io_uring", "threads"];
 pub(super) struct Peer {
     running: Running,
     socket: PathBuf,
-    file: PathBuf,
     /// Its way of I/O.
     pub(super) mode: &'static str,
 }
@@ -50,14 +49,7 @@ impl Peer {
             ensure!(ended.is_none() && begun.elapsed() < Duration::from_secs(10), "qemu-nbd --aio={mode} does not start");
             thread::sleep(Duration::from_millis(5));
         }
-        Ok(Peer { running, socket, file: file.to_path_buf(), mode })
-    }
-
-    /// The same file in another mode.
-    pub(super) fn restart(self, scratch: &Scratch, mode: &'static str) -> Result<Peer> {
-        let file = self.file.clone();
-        drop(self);
-        Peer::start(scratch, &file, mode)
+        Ok(Peer { running, socket, mode })
     }
 
     /// Where it is reached.

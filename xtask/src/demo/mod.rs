@@ -87,12 +87,12 @@ pub(crate) fn show(build: Build) -> Result<()> {
         opened.as_millis(),
         killed::BLOCKS
     ));
-    let status = onefold.verb(["status", path(&store)])?;
     served.stop()?;
+    let status = onefold.verb(["status", path(&store)])?;
     onefold.check(&store)?;
     say("`onefold check` finds every table, reference and block in order.");
 
-    println!("\n`onefold status`, before it was stopped:\n{}", indent(&status));
+    println!("\n`onefold status` of the store, now that it is closed:\n{}", indent(&status));
     println!("Written: {} of data in two images, of which the second is an edited copy of the first.", mib(data));
     println!("On disk: {} after the first image, {} after the second.", mib(stored[0]), mib(stored[1]));
     println!("Saved:   {:.0} % of the space. It took {:.0} s.", saved(data, stored[1]), begun.elapsed().as_secs_f64());

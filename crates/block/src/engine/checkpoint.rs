@@ -125,27 +125,30 @@ impl Engine {
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 2
             || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
-            || state.active.records > 0 && self.index.lock().wants_spill() && self.has_spare(&state, 1 << state.snapshot.state.index_bits)
+            || state.active.records > 0 && self.spill(&state).is_some()
     }
 
     /// Decides whether the index in memory is merged into the one on disk, and sets aside the space for it. Gives the most entries that it
     /// will have, and the bits that name its pages.
     fn reserve_spill(&self) -> Option<(u64, u32)> {
+        let mut state = self.state.lock();
+        let (most, bits, pages) = self.spill(&state)?;
+        state.spilling_pages = pages;
+        Some((most, bits))
+    }
+
+    /// What a spill of the index would take, when one is due and there is space for it: entries, bits that name a page, pages.
+    pub(crate) fn spill(&self, state: &State) -> Option<(u64, u32, u64)> {
         let in_memory = {
             let index = self.index.lock();
             index.wants_spill().then(|| index.len())?
         };
-        let mut state = self.state.lock();
         let old = &state.snapshot.state;
         let most = old.index_entries + in_memory;
         let bits = paged::bits_for(most).max(old.index_bits);
         // Leaves, the pages above them, and the zone table's.
         let pages = (1u64 << bits) * 11 / 10 + 16;
-        if !self.has_spare(&state, pages) {
-            return None;
-        }
-        state.spilling_pages = pages;
-        Some((most, bits))
+        self.has_spare(state, pages).then_some((most, bits, pages))
     }
 
     /// True when a checkpoint would change anything.
@@ -289,8 +292,8 @@ impl Engine {
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
-        state.releasing = true;
         state.built = false;
+        state.releasing = true;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
         }
@@ -308,8 +311,8 @@ impl Engine {
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
-        state.releasing = false;
         state.releases += 1;
+        state.releasing = false;
         state.checkpoint_wanted = false;
         state.deferred = kept.len();
         *deferred = kept;
@@ -319,6 +322,8 @@ impl Engine {
     fn end_early(&self, checkpointer: &mut Checkpointer) {
         if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
             let (next, _) = self.become_true(next);
+            // A failure stops the store at its next write.
+            let _ = self.write_superblock(&next.snapshot, 0);
             self.release(&mut checkpointer.deferred, *next);
         }
     }

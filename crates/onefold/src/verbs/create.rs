@@ -4,10 +4,18 @@ use std::{
     fs,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use clap::{Args, ValueEnum};
-use onefold_backend::{FileDisk, Preallocate, device_bytes, random::random_bytes};
+use onefold_backend::{
+    FileDisk, Preallocate, device_bytes,
+    random::random_bytes,
+    signals::{Stop, StopSignals},
+};
 use onefold_block::{
     Engine, Format,
     format::{
@@ -135,17 +143,51 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         Space::Full => Preallocate::Full,
     };
     let existed = path.exists();
+    let abandoned = Abandoned::watch(path, existed)?;
     let bar = Progress::new(format!("writing {} once", path.display()));
-    let disk = FileDisk::create(path, Some(blocks), preallocate, &mut |done, total| bar.set(done, total))?;
+    let disk = FileDisk::create(path, Some(blocks), preallocate, &mut |done, total| {
+        // The file is there and locked: from now on it is ours to remove.
+        abandoned.ours.store(!device, Ordering::SeqCst);
+        bar.set(done, total);
+    })?;
     drop(bar);
     let formatted = format(&disk, options, algorithm, blocks);
     if formatted.is_err() && !device {
-        // The disk still holds the lock, so nobody else took the file meanwhile. The first error is the one to tell.
-        let _ = if existed { fs::File::options().write(true).open(path).and_then(|file| file.set_len(0)) } else { fs::remove_file(path) };
+        // The disk still holds the lock, so nobody else took the file meanwhile.
+        undo(path, existed);
     }
     formatted?;
+    abandoned.ours.store(false, Ordering::SeqCst);
     output::line(format_args!("created store {} of {}", path.display(), Size(disk.blocks() * BLOCK_BYTES as u64)));
     Ok(())
+}
+
+/// Takes a file back that was made for a store. The error that led here is the one to tell, whether this works or not.
+fn undo(path: &Path, existed: bool) {
+    let _ = if existed { fs::File::options().write(true).open(path).and_then(|file| file.set_len(0)) } else { fs::remove_file(path) };
+}
+
+/// What happens when somebody loses patience while a large store is written: the half-made file goes.
+struct Abandoned {
+    /// The file is ours, and not a store yet.
+    ours: Arc<AtomicBool>,
+}
+
+impl Abandoned {
+    fn watch(path: &Path, existed: bool) -> Result<Abandoned> {
+        let mut signals = StopSignals::install()?;
+        let ours = Arc::new(AtomicBool::new(false));
+        let (path, flag) = (path.to_owned(), ours.clone());
+        let watching = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            let signal = signals.wait();
+            if flag.load(Ordering::SeqCst) {
+                undo(&path, existed);
+            }
+            std::process::exit(if signal == Stop::Interrupt { 130 } else { 143 });
+        });
+        watching.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
+        Ok(Abandoned { ours })
+    }
 }
 
 fn is_device(path: &Path) -> bool {

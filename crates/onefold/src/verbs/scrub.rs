@@ -16,7 +16,7 @@ use crate::{
     failure::Failure,
     output,
     progress::Progress,
-    size::{Size, grouped},
+    size::{Size, counted, grouped},
     store_file::StoreFile,
 };
 
@@ -141,9 +141,10 @@ fn tell(file: &StoreFile, scrubbed: &Scrubbed, json: bool) -> Result<(), Failure
         }
         return Ok(());
     }
-    let what = match scrubbed.unread_pages.len() {
-        0 => format!("{} blocks of its data", grouped(scrubbed.bad_blocks)),
-        n => format!("{} blocks of its data and {n} table pages", grouped(scrubbed.bad_blocks)),
+    let blocks = counted(scrubbed.bad_blocks, "block");
+    let pages = match scrubbed.unread_pages.len() as u64 {
+        0 => String::new(),
+        n => format!(" and {} that can't be read", counted(n, "table page")),
     };
-    Err(Failure::new(format!("{shown} is damaged: {what}")))
+    Err(Failure::new(format!("{shown} is damaged: {blocks} of its data{pages}")))
 }

@@ -44,7 +44,15 @@ const OLDER_LIMIT: usize = 24;
 
 impl Default for Cell {
     fn default() -> Cell {
-        Cell { durable: vec![ZEROES], later: Vec::new(), older: Vec::new(), settled: 0, recoveries: 0, rejected: Vec::new(), in_tail: false }
+        Cell {
+            durable: vec![ZEROES],
+            later: Vec::new(),
+            older: Vec::new(),
+            settled: 0,
+            recoveries: 0,
+            rejected: Vec::new(),
+            in_tail: false,
+        }
     }
 }
 

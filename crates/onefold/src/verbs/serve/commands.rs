@@ -1,6 +1,6 @@
 //! What a server answers to the verbs that reach it through the control socket.
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use onefold_backend::process;
 use onefold_block::Store;
@@ -20,7 +20,8 @@ use crate::{
 
 /// A served store, as commands see it.
 pub(super) struct Commands {
-    path: PathBuf,
+    /// As it was when the server started.
+    file: StoreFile,
     store: Arc<Store>,
     /// Gone while the server stops.
     server: Arc<Mutex<Option<nbd::Server>>>,
@@ -32,14 +33,14 @@ pub(super) struct Commands {
 
 impl Commands {
     pub(super) fn new(
-        file: &StoreFile,
+        file: StoreFile,
         options: &Options,
         store: Arc<Store>,
         server: Arc<Mutex<Option<nbd::Server>>>,
         listeners: &[String],
     ) -> Commands {
         Commands {
-            path: std::path::absolute(file.path()).unwrap_or_else(|_| file.path().to_owned()),
+            file: file.at_absolute_path(),
             store,
             server,
             listeners: listeners.to_vec(),
@@ -51,7 +52,9 @@ impl Commands {
 
     fn report(&self) -> Result<Report> {
         let status = self.store.status();
-        let file = StoreFile::look(&self.path)?;
+        // Somebody may have moved it meanwhile, which does not disturb the server.
+        let looked = StoreFile::look(self.file.path()).ok().filter(|file| file.control_name() == self.file.control_name());
+        let file = looked.as_ref().unwrap_or(&self.file);
         let statistics = self.server.lock().as_ref().map(nbd::Server::statistics).unwrap_or_default();
         let memory = process::memory()?;
         let server = Server {
@@ -73,7 +76,7 @@ impl Commands {
             nbd: Nbd::from(statistics),
             cpu_seconds: process::cpu_time().as_secs_f64(),
         };
-        Ok(Report { server: Some(server), ..Report::new(&file, self.store.engine(), &status) })
+        Ok(Report { server: Some(server), ..Report::new(file, self.store.engine(), &status) })
     }
 }
 

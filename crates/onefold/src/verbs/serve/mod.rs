@@ -17,9 +17,9 @@ use std::{
 use clap::{Args, ValueEnum};
 use onefold_backend::{
     signals::{Stop, StopSignals},
-    systemd::{Notifier, Service},
+    systemd::{Notifier, Service, Socket},
 };
-use onefold_block::{MEMORY_MIN, Persistence, Settings, StoreExports};
+use onefold_block::{MEMORY_MIN, Persistence, Settings, Store, StoreExports};
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::nbd::{self, Limits};
 use parking_lot::Mutex;
@@ -43,6 +43,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Looks between two lines of status for the service manager.
 const LOOKS_PER_STATUS: u32 = 30;
+
+/// Volumes and sockets that the line of a ready server names.
+const URIS_MAX: usize = 16;
 
 /// Serves the volumes of a store over NBD, until SIGTERM or Ctrl-C
 ///
@@ -142,33 +145,62 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let recovered = working.store().status();
     tracing::debug!("epoch {}, {} records to carry into the tables", recovered.epoch, grouped(recovered.uncommitted_records));
 
-    let mut server = nbd::Server::new(Arc::new(StoreExports(working.store().clone())), limits);
-    let usual = service.sockets.is_empty().then(|| Address::Unix(default_socket(&file)));
-    let mut listeners = listen(options, usual, &mut server)?;
-    for socket in service.sockets {
-        listeners.push(address::of_socket(&socket.fd));
-        server.add_listener(socket.fd).map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
-    }
-    let server = Arc::new(Mutex::new(Some(server)));
-    let commands = Commands::new(&file, options, working.store().clone(), server.clone(), &listeners);
-    let control = control::Server::start(&file.control_name(), commands)?;
-    if let Some(server) = server.lock().as_mut() {
-        server.start()?;
-    }
-    say_ready(&file, &working, &listeners, &service.notifier);
-
+    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits) {
+        Ok(doors) => doors,
+        Err(failure) => {
+            // Nobody came in yet: the store is closed as it was found. What keeps the doors shut is the error to tell.
+            let _ = working.close();
+            return Err(failure);
+        }
+    };
+    say_ready(&file, &working, &doors.listeners, &service.notifier);
     let well = attend(signals, &working, &service.notifier);
-
     note(service.notifier.stopping());
-    let server = server.lock().take();
-    let quiet = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE)).map_err(|e| e.context("at the end"));
-    let quiet = if control.stop() { quiet } else { quiet.and(Err(Error::new(Kind::Busy, "at the end: a command is still at work"))) };
-    let ended = end(working, quiet);
+    let ended = end(working, doors.close());
     match &ended {
         Ok(()) => tracing::info!("closed {}", file.path().display()),
         Err(error) => tracing::error!("{}: {error}", file.path().display()),
     }
     if well { Ok(ended?) } else { Err(Failure::new(format!("{}: a thread of the store failed", file.path().display()))) }
+}
+
+/// Where clients and commands come in.
+struct Doors {
+    /// Shared with the commands, which tell its counts.
+    server: Arc<Mutex<Option<nbd::Server>>>,
+    control: control::Server,
+    /// Where clients connect, as they type it, without a volume.
+    listeners: Vec<String>,
+}
+
+impl Doors {
+    fn open(options: &Options, file: &StoreFile, store: &Arc<Store>, sockets: Vec<Socket>, limits: Limits) -> Result<Doors, Failure> {
+        let mut server = nbd::Server::new(Arc::new(StoreExports(store.clone())), limits);
+        let usual = sockets.is_empty().then(|| Address::Unix(default_socket(file)));
+        let mut listeners = listen(options, usual, &mut server)?;
+        for socket in sockets {
+            listeners.push(address::of_socket(&socket.fd));
+            server.add_listener(socket.fd).map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
+        }
+        let server = Arc::new(Mutex::new(Some(server)));
+        let commands = Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);
+        let control = control::Server::start(&file.control_name(), commands)?;
+        if let Some(server) = server.lock().as_mut() {
+            server.start()?;
+        }
+        Ok(Doors { server, control, listeners })
+    }
+
+    /// Answers what has arrived, and lets nobody in any more.
+    fn close(self) -> Result<()> {
+        let server = self.server.lock().take();
+        let clients = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
+        let commands = match self.control.stop() {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Busy, "a command is still at work")),
+        };
+        clients.and(commands).map_err(|e| e.context("at the end"))
+    }
 }
 
 /// Listens where the options say, or else at the usual place; gives the addresses as clients type them.
@@ -201,7 +233,12 @@ fn listen(options: &Options, usual: Option<Address>, server: &mut nbd::Server) -
 fn say_ready(file: &StoreFile, working: &WorkingStore, listeners: &[String], notifier: &Notifier) {
     let volumes = working.store().status().volumes;
     let shown = file.path().display();
-    let uris: Vec<String> = volumes.iter().flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name))).collect();
+    let mut uris: Vec<String> =
+        volumes.iter().flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name))).take(URIS_MAX).collect();
+    let more = volumes.len() * listeners.len() - uris.len();
+    if more > 0 {
+        uris.push(format!("and {more} more (onefold volume list)"));
+    }
     match uris.is_empty() {
         true => tracing::info!("serving {shown} at {}; it has no volumes yet (onefold volume create)", listeners.join(" and ")),
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),

@@ -1,5 +1,7 @@
 //! `onefold check`: are all tables of a store whole, and do they agree?
 
+mod repair;
+
 use std::path::PathBuf;
 
 use clap::Args;
@@ -10,19 +12,25 @@ use crate::{
     failure::Failure,
     output,
     progress::Progress,
-    size::{Size, grouped},
+    size::{Size, counted, grouped},
     store_file::StoreFile,
 };
 
-/// Verifies all metadata of a store that is not served; the exit status is 0 only when all is well
+/// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only when all is well
 ///
-/// Nothing is written. What a crash left to recover is recovered in memory and verified too. The data itself is verified by
-/// `onefold scrub`.
+/// Without --repair nothing is written: what a crash left to recover is recovered in memory and verified too. The data itself is
+/// verified by `onefold scrub`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G")]
+#[command(
+    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair"
+)]
 pub(crate) struct Options {
     /// The store
     store: PathBuf,
+
+    /// Restores what follows with certainty from what is left, and nothing else; what is lost reads as errors until it is written
+    #[arg(long)]
+    repair: bool,
 
     /// Memory for comparing blocks; with too little for all of them the maps are read several times
     #[arg(long, default_value = "256M", value_name = "SIZE")]
@@ -32,6 +40,9 @@ pub(crate) struct Options {
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let file = StoreFile::look(&options.store)?;
+    if options.repair {
+        return repair::run(&file, options.memory.0);
+    }
     let disk = file.open_for_reading().map_err(|e| match e.kind() {
         Kind::Busy => Error::new(Kind::Busy, format!("{e}, or verify its data with `onefold scrub` while it is served")),
         _ => e,
@@ -56,27 +67,7 @@ pub(super) fn show(bar: &Progress, doing: &str, progress: &check::Progress) {
 
 fn tell(file: &StoreFile, report: &Report) -> Result<(), Failure> {
     let shown = file.path().display();
-    let size = |blocks: u64| Size(blocks * BLOCK_BYTES as u64);
-    output::line(format_args!(
-        "{} volumes hold {}, stored in {}; {} table pages, {} carriers",
-        grouped(report.volumes),
-        size(report.mapped_blocks),
-        size(report.live_blocks),
-        grouped(report.pages),
-        grouped(report.carriers)
-    ));
-    if !report.clean {
-        output::line("note: it was not closed in order; what recovery would make of it was checked too");
-    }
-    let notes = [
-        (report.leaked_blocks, "blocks are in use that nothing names"),
-        (report.saturated_blocks, "blocks have more references than can be counted"),
-        (report.pending_discards, "dropped ranges are still to be freed"),
-    ];
-    for (number, what) in notes.iter().filter(|(number, _)| *number > 0) {
-        output::line(format_args!("note: {} {what}", grouped(*number)));
-    }
-    report.notes.iter().for_each(|note| output::line(format_args!("note: {note}")));
+    counts(report);
     report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
     if report.is_well() {
         output::line(format_args!("{shown} is well"));
@@ -86,5 +77,33 @@ fn tell(file: &StoreFile, report: &Report) -> Result<(), Failure> {
     if unnamed > 0 {
         output::line(format_args!("problem: {} more", grouped(unnamed)));
     }
-    Err(Failure::new(format!("{shown} is damaged: {} problems", grouped(report.problems_found))))
+    Err(Failure::new(format!(
+        "{shown} is damaged: {}; `onefold check --repair` restores what can be restored",
+        counted(report.problems_found, "problem")
+    )))
+}
+
+/// What there is, and what a person may want to know although it is not wrong.
+fn counts(report: &Report) {
+    let size = |blocks: u64| Size(blocks * BLOCK_BYTES as u64);
+    output::line(format_args!(
+        "{} hold {}, stored in {}; {}, {}",
+        counted(report.volumes, "volume"),
+        size(report.mapped_blocks),
+        size(report.live_blocks),
+        counted(report.pages, "table page"),
+        counted(report.carriers, "carrier")
+    ));
+    if !report.clean {
+        output::line("note: it was not closed in order; what recovery would make of it was checked too");
+    }
+    let notes = [
+        (report.leaked_blocks, "in use that nothing names", "block"),
+        (report.saturated_blocks, "with more references than can be counted", "block"),
+        (report.pending_discards, "still to be freed", "dropped range"),
+    ];
+    for (number, what, of) in notes.iter().filter(|(number, ..)| *number > 0) {
+        output::line(format_args!("note: {} {what}", counted(*number, of)));
+    }
+    report.notes.iter().for_each(|note| output::line(format_args!("note: {note}")));
 }
