@@ -39,7 +39,6 @@ impl Thin {
     fn settings(options: &StoreOptions) -> Settings {
         let window_blocks = options.window_blocks as usize;
         Settings {
-            accept_loss: false,
             persistence: if options.strong { Persistence::Strong } else { Persistence::Weak },
             index_memory: options.memory / 4,
             // Few pages, so that they are read again and again.
