@@ -73,7 +73,8 @@ pub(crate) struct Allocator {
     granted: u64,
     /// Zones below that were never used may be taken without asking the host.
     grows: bool,
-    /// Free blocks of zones that are not active, those that were never used among them.
+    /// Free blocks of zones that are not active, those that were never used among them. It begins with what the superblock says, which a
+    /// damaged table may contradict.
     idle_free: u64,
     /// Longest free run of each idle zone below `high_water`, by zone.
     longest: Vec<u16>,
@@ -249,13 +250,13 @@ impl Allocator {
                 if used.count() == self.geometry.zone_blocks {
                     continue;
                 }
-                self.idle_free -= self.clear(&used);
+                self.idle_free = self.idle_free.saturating_sub(self.clear(&used));
                 return Ok(Some((zone, used)));
             }
             if self.high_water < self.granted {
                 let zone = ZoneId(self.high_water);
                 self.high_water += 1;
-                self.idle_free -= self.geometry.zone_blocks;
+                self.idle_free = self.idle_free.saturating_sub(self.geometry.zone_blocks);
                 self.longest.push(UNKNOWN);
                 if self.loaded == zone.0 {
                     self.loaded += 1;
@@ -469,7 +470,7 @@ impl Allocator {
         }
         let committed = source.bitmaps(zone, 1)?.pop().unwrap_or_default();
         let was_free = !committed.get(offset) && self.held.insert(pba);
-        self.idle_free -= u64::from(was_free);
+        self.idle_free = self.idle_free.saturating_sub(u64::from(was_free));
         Ok(was_free)
     }
 
@@ -491,7 +492,7 @@ impl Allocator {
             }
             ZoneBitmap::default()
         };
-        self.idle_free -= self.clear(&used);
+        self.idle_free = self.idle_free.saturating_sub(self.clear(&used));
         let purpose = Purpose::Data(Box::new(DataZone::new(generation)));
         self.active.insert(zone, ActiveZone { used, cursor: 0, purpose });
         if !full {
