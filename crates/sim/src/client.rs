@@ -157,6 +157,7 @@ impl<S: Subject> Sim<S> {
         loop {
             let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(None) };
             let Some(store) = &self.store else { return Ok(None) };
+            let before = taken;
             let result = match change {
                 Change::Write(data) => store.write(id, offset, data, &mut taken),
                 Change::Trim(bytes) => store.trim(id, offset, bytes),
@@ -175,7 +176,8 @@ impl<S: Subject> Sim<S> {
             match result {
                 Ok(Ticket(ticket)) => return Ok(Some(ticket)),
                 Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
-                    tries += 1;
+                    // A store that is nearly full takes a long write piece by piece.
+                    tries = if taken > before { 1 } else { tries + 1 };
                     self.make_room(tries)?;
                 }
                 Err(error) => {
