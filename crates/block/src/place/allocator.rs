@@ -290,7 +290,8 @@ impl Allocator {
     }
 
     fn clear(&self, used: &ZoneBitmap) -> u64 {
-        self.geometry.zone_blocks - used.count()
+        // A hostile bitmap may have bits behind the end of a small zone.
+        used.clear_from(0, self.geometry.zone_blocks as usize) as u64
     }
 
     fn left(&self, zone: &ActiveZone) -> u64 {
