@@ -4,12 +4,15 @@
 //! sockets, and the tests that cargo runs.
 
 mod bench;
+mod chroot;
 mod cleanup;
 mod clients;
 mod demo;
+mod docs;
 mod fuzz;
 mod licences;
 mod machine;
+mod man;
 mod nbd;
 mod packages;
 mod product;
@@ -30,7 +33,9 @@ cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
 cargo xtask bench block [--quick] [--only TEXT]
                                     speed through NBD beside qemu-nbd on a raw file; 28 GiB of free space
-cargo xtask bench engine            speed of the engine alone beside io_uring on a raw file";
+cargo xtask bench engine            speed of the engine alone beside io_uring on a raw file
+cargo xtask man [DIRECTORY]         the manual pages
+cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -56,6 +61,8 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "sim" => sim::run(arguments),
         "fuzz" => fuzz::run(arguments),
         "bench" => bench::run(arguments),
+        "man" => man::run(arguments),
+        "chroot-test" => chroot::run(arguments),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");
             Ok(true)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
-    clients, demo, fuzz, licences, packages,
+    clients, demo, docs, fuzz, licences, packages,
     product::Build,
     program::{cargo, run as run_program, show},
     sim,
@@ -44,7 +44,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -55,6 +55,7 @@ const STEPS: [Step; 12] = [
     Step { name: "bugs", about: "each planted bug is found", run: bugs },
     Step { name: "fuzz", about: "every fuzz target for a short time", run: fuzz::smoke },
     Step { name: "demo", about: "the demonstration of the README", run: || demo::show(Build::Test).map(|()| Tally::pass("")) },
+    Step { name: "docs", about: "the examples and links of the documents", run: docs::run },
     Step { name: "clients", about: "libnbd, qemu and fio on UNIX and TCP sockets", run: clients::tools },
     Step { name: "files", about: "ext4 and XFS over nbdfuse and a loop device, server killed", run: clients::file_systems },
 ];

@@ -28,7 +28,7 @@ impl Random {
     /// A block of content number `n`: four in five compress to 0.8.
     fn fill(n: u64, block: &mut [u8]) {
         let mut random = Random(n);
-        let end = if n % 5 == 0 { 4096 } else { 3277 };
+        let end = if n.is_multiple_of(5) { 4096 } else { 3277 };
         for part in block[..end].chunks_mut(8) {
             let bytes = random.next().to_le_bytes();
             part.copy_from_slice(&bytes[..part.len()]);

@@ -108,12 +108,12 @@ pub struct Settings {
     pub window_blocks: usize,
     /// Most blocks that are gathered or written but not flushed.
     pub unflushed_blocks: usize,
-    /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
-    #[cfg(feature = "planted-bugs")]
-    pub weak_fingerprint: Option<u32>,
     /// Opens a store whose durable records are missing without them: the windows that they belong to are void, and older versions of their
     /// addresses come back. For repairs only.
     pub accept_loss: bool,
+    /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
+    #[cfg(feature = "planted-bugs")]
+    pub weak_fingerprint: Option<u32>,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,

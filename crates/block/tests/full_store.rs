@@ -1,5 +1,7 @@
 //! A full store takes writes again when something was dropped, at every moment on the way.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 
 use onefold_backend::{MemoryDisk, MonotonicClock};

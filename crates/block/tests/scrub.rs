@@ -1,4 +1,5 @@
 //! `scrub`: damaged data is found and named, and nothing else, also while the store is at work.
+#![allow(clippy::unwrap_used)]
 
 mod damage;
 

@@ -43,7 +43,7 @@ enum On {
     Random,
     /// Written in order.
     Sequential,
-    /// Gets what the sequential one holds.
+    /// Gets what the sequential one holds already.
     Duplicates,
 }
 
@@ -84,7 +84,7 @@ const fn job(name: &'static str, on: On, pattern: Pattern, aim: f64) -> Job {
     Job { name, on, pattern, aim, cold: false }
 }
 
-/// Unique data comes before its duplicates, and all writes before the reads.
+/// All writes come before the reads.
 const JOBS: [Job; 15] = [
     job("random 4 KiB writes, each flushed, compressible", On::Random, WRITE, 0.95),
     job("random 4 KiB writes, each flushed, incompressible", On::Random, Pattern { data: Data::Random, ..WRITE }, 0.9),
@@ -217,11 +217,15 @@ impl Bench {
     /// Measures a job and prints its row; false when the aim is missed.
     fn row(&mut self, job: &Job) -> Result<bool> {
         let raw = self.raw(job.on);
+        if job.on == On::Duplicates {
+            self.measure(job, &uri(&self.socket, On::Sequential.name()), self.server()?.id(), 100)?;
+        }
         let peer = self.best_peer(job, &raw)?;
+        let before = self.duplicates()?;
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..self.effort.rounds {
-            // Duplicates repeat what the unique job of the same round wrote.
-            let seed = 100 + round;
+            // Duplicates repeat one and the same stream, which another volume holds.
+            let seed = if job.on == On::Duplicates { 100 } else { 100 + round };
             for side in [round % 2, 1 - round % 2] {
                 if side == 0 {
                     self.server()?.signal(Signal::STOP);
@@ -240,6 +244,11 @@ impl Bench {
         }
         let mode = peer.mode;
         drop(peer);
+        if job.on == On::Duplicates {
+            let written = (self.effort.rounds * self.effort.stream_mib) << 8;
+            let share = (self.duplicates()? - before) as f64 / written as f64;
+            ensure!(share > 0.95, "only {:.0} % of what should be duplicates were found as such", share * 100.0);
+        }
         let rates = |side: &[Side]| side.iter().map(|one| one.per_second).collect::<Vec<_>>();
         let cpu = |side: &[Side]| median(&side.iter().map(|one| one.cpu_us_per_block).collect::<Vec<_>>());
         let ratio = median(&rates(&ours)) / median(&rates(&theirs));
@@ -257,6 +266,11 @@ impl Bench {
             cpu(&theirs),
         );
         Ok(ratio >= job.aim)
+    }
+
+    /// Blocks that the server found to be stored already.
+    fn duplicates(&self) -> Result<u64> {
+        Ok(self.onefold.status(&self.store)?["server"]["writes"]["duplicate_blocks"].as_u64().unwrap_or(0))
     }
 
     /// The peer in the mode that is best for this job, by a short trial of each.

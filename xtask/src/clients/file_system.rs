@@ -28,6 +28,9 @@ const FILES_MIN: usize = 40;
 /// Longest that writing them may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Least time that files are written before the server is killed: long enough for flushes of its own in between.
+const WRITING: Duration = Duration::from_secs(3);
+
 /// Runs all checks.
 pub(super) fn run() -> Result<Tally> {
     let mut tally = Tally::default();
@@ -93,6 +96,9 @@ impl Attached {
         fs::create_dir_all(&point)?;
         let mut command = program("nbdfuse");
         command.args([&format!("{}/disk", path(&point)), &uri(&served.socket, "disk")]);
+        // It complains when its server is killed.
+        let log = File::create(served.file("nbdfuse.log"))?;
+        command.stdout(log.try_clone()?).stderr(log);
         let nbdfuse = spawn(&mut command)?;
         let fuse = Guard::new({
             let point = point.clone();
@@ -228,7 +234,7 @@ fn write_until_killed(served: &mut Served, mount_point: &Path) -> Result<BTreeMa
     });
     let count = || synced.lock().unwrap_or_else(PoisonError::into_inner).len();
     let begun = Instant::now();
-    while count() < FILES_MIN {
+    while count() < FILES_MIN || begun.elapsed() < WRITING {
         if begun.elapsed() > PATIENCE || writer.is_finished() {
             bail!("only {} files were synced in {} s", count(), begun.elapsed().as_secs());
         }

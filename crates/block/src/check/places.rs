@@ -1,6 +1,7 @@
 //! What lies at fixed places: two superblocks, and two copies of every page of the zone list.
 //!
-//! Both copies are written by turns, so their sequences follow each other. After a clean shutdown every copy must be whole: opening a store
+//! Both copies are written by turns, so their sequences follow each other; the two superblocks of a store that was shut down cleanly say
+//! the same. After a clean shutdown every copy must be whole: opening a store
 //! writes the torn copy of a superblock anew, and those of the zone list as well. After a crash one of two may be torn, because the crash
 //! may have met the very write of it: that is a note. A block that no tear explains (a foreign one, or one flipped bit) is a problem at any
 //! time.
@@ -63,6 +64,9 @@ fn judge_whole(report: &mut Report, place: u32, found: &Superblock, best: &Super
     } else if sequence != newest && sequence.wrapping_add(1) != newest {
         let what = format!("it is number {sequence}, but the other one is number {newest}: a write between them was lost");
         report.problem(Place::Superblock(place), what);
+    }
+    if best.state.clean && !found.is_twin_of(best) && found.fixed == best.fixed {
+        report.problem(Place::Superblock(place), "it is of another checkpoint than the other one: a write was lost");
     }
     if found.fixed != best.fixed {
         report.problem(Place::Superblock(place), "it disagrees with the other one about what never changes");

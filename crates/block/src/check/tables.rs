@@ -48,6 +48,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) pages_dark: bool,
     /// True when volumes, or ranges that are to be applied, can't be known.
     pub(crate) catalogue_dark: bool,
+    /// True when the index on disk can't be read completely.
+    pub(crate) index_dark: bool,
     /// Pages that can't be read, or are not what their parent says.
     pub(crate) damaged_pages: Vec<(PageId, Pointer)>,
     /// Carriers that live mappings name and that are damaged.
@@ -120,6 +122,7 @@ impl<'a> Checker<'a> {
             maps_dark: false,
             pages_dark: false,
             catalogue_dark: false,
+            index_dark: false,
             damaged_pages: Vec::new(),
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
@@ -195,7 +198,7 @@ impl<'a> Checker<'a> {
             Table::Physical => self.dark.blocks.push(entries),
             Table::Zones => self.dark.zones.push(entries),
             Table::Discards => self.catalogue_dark = true,
-            Table::Index => {}
+            Table::Index => self.index_dark = true,
         }
     }
 
@@ -218,6 +221,7 @@ impl<'a> Checker<'a> {
         self.walk(Table::Index, 0, &self.state.index, None, &mut |checker, id, pointer, page| {
             let wrong = paged::entries(page).any(|entry| paged::page_of(entry.hash, bits) != id.index || entry.pba.0 >= blocks);
             if wrong {
+                checker.index_dark = true;
                 checker.report.problem(Place::Page(id, pointer.address), "it has an entry that belongs elsewhere");
             }
         });

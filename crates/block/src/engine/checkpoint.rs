@@ -29,7 +29,7 @@ use crate::{
     format::{
         catalogue::{CatalogueChange, DISCARDS_MAX, Discard, Volume},
         geometry::SUPERBLOCKS,
-        page::{FANOUT, MapEntry, PhysicalEntry, Pointer, Table, ZoneEntry},
+        page::{FANOUT, MapEntry, PhysicalEntry, Table, ZoneEntry},
         record::WindowNumber,
         superblock::{self, Root, Superblock},
     },
@@ -37,7 +37,10 @@ use crate::{
     overlay::{Overlay, zeroes},
     place::{ZoneSource, bitmap::ZoneBitmap},
     settings::PlantedBug,
-    table::{PageSpace, rebuild, rebuild::PageWriter, rebuild::Rebuild},
+    table::{
+        PageSpace, rebuild,
+        rebuild::{Change, PageWriter, Rebuild},
+    },
     window::ranges::Ranges,
 };
 
@@ -122,27 +125,30 @@ impl Engine {
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 2
             || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
-            || state.active.records > 0 && self.index.lock().wants_spill() && self.has_spare(&state, 1 << state.snapshot.state.index_bits)
+            || state.active.records > 0 && self.spill(&state).is_some()
     }
 
     /// Decides whether the index in memory is merged into the one on disk, and sets aside the space for it. Gives the most entries that it
     /// will have, and the bits that name its pages.
     fn reserve_spill(&self) -> Option<(u64, u32)> {
+        let mut state = self.state.lock();
+        let (most, bits, pages) = self.spill(&state)?;
+        state.spilling_pages = pages;
+        Some((most, bits))
+    }
+
+    /// What a spill of the index would take, when one is due and there is space for it: entries, bits that name a page, pages.
+    pub(crate) fn spill(&self, state: &State) -> Option<(u64, u32, u64)> {
         let in_memory = {
             let index = self.index.lock();
             index.wants_spill().then(|| index.len())?
         };
-        let mut state = self.state.lock();
         let old = &state.snapshot.state;
         let most = old.index_entries + in_memory;
         let bits = paged::bits_for(most).max(old.index_bits);
         // Leaves, the pages above them, and the zone table's.
         let pages = (1u64 << bits) * 11 / 10 + 16;
-        if !self.has_spare(&state, pages) {
-            return None;
-        }
-        state.spilling_pages = pages;
-        Some((most, bits))
+        self.has_spare(state, pages).then_some((most, bits, pages))
     }
 
     /// True when a checkpoint would change anything.
@@ -286,8 +292,8 @@ impl Engine {
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
-        state.releasing = true;
         state.built = false;
+        state.releasing = true;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
         }
@@ -305,8 +311,8 @@ impl Engine {
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
-        state.releasing = false;
         state.releases += 1;
+        state.releasing = false;
         state.checkpoint_wanted = false;
         state.deferred = kept.len();
         *deferred = kept;
@@ -316,6 +322,8 @@ impl Engine {
     fn end_early(&self, checkpointer: &mut Checkpointer) {
         if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
             let (next, _) = self.become_true(next);
+            // A failure stops the store at its next write.
+            let _ = self.write_superblock(&next.snapshot, 0);
             self.release(&mut checkpointer.deferred, *next);
         }
     }
@@ -497,15 +505,11 @@ struct Build<'a> {
     live: u64,
 }
 
+/// A new zone table: its root, the bitmaps that changed, and how many blocks are in use.
+type NewZones = (Root, Vec<(ZoneId, ZoneBitmap)>, u64);
+
 impl<'a> Build<'a> {
-    fn rebuild(
-        &mut self,
-        table: Table,
-        volume: u32,
-        root: &Root,
-        leaves: &[u64],
-        change: &mut dyn FnMut(u64, Option<&Pointer>, &mut Block) -> Result<bool>,
-    ) -> Result<Root> {
+    fn rebuild(&mut self, table: Table, volume: u32, root: &Root, leaves: &[u64], change: Change<'_>) -> Result<Root> {
         let Build { engine, space, writer, birth, .. } = self;
         let mut work = Rebuild { pages: &engine.pages, identity: &engine.identity, space, writer, birth: *birth };
         rebuild(&mut work, table, volume, root, leaves, change)
@@ -767,7 +771,7 @@ impl<'a> Build<'a> {
     }
 
     /// Writes the zone table. Its own pages change it: places for them are taken first, until that changes no further page of it.
-    fn zones(&mut self) -> Result<(Root, Vec<(ZoneId, ZoneBitmap)>, u64)> {
+    fn zones(&mut self) -> Result<NewZones> {
         let geometry = self.engine.fixed.geometry;
         let per_leaf = Table::Zones.per_leaf();
         let pages = &self.engine.pages;

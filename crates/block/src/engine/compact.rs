@@ -63,11 +63,7 @@ impl Engine {
             compactor.leaf = leaf + 1;
             let movable = self.scattered(&snapshot, id, &volume.map, leaf).unwrap_or_default();
             if !movable.is_empty() {
-                let all = self.move_together(&snapshot, id, &movable)?;
-                if !all {
-                    compactor.leaf = leaf;
-                }
-                return Ok(all);
+                return self.move_together(&snapshot, id, &movable);
             }
         }
         Ok(true)
@@ -117,7 +113,8 @@ impl Engine {
         Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })
     }
 
-    /// Reads blocks and gathers them again, those whose mapping is still the snapshot's. False when windows have to be written out first.
+    /// Reads blocks and gathers them again, those whose mapping is still the snapshot's. False when windows have to be written out before
+    /// more is moved; what is left of these blocks waits for the next pass.
     fn move_together(&self, snapshot: &Arc<Snapshot>, volume: VolumeId, lbas: &[Lba]) -> Result<bool> {
         let mut content = Block::zeroed_vec(lbas.len());
         let mut reads: Vec<BlockRead<'_>> =

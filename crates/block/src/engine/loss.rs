@@ -36,18 +36,20 @@ impl Engine {
     }
 
     /// Drops records that make no sense without the lost ones: of volumes that were never made, or beyond their end.
-    pub(super) fn clip(&self, snapshot: &Snapshot, records: &mut Vec<Record>) -> Result<()> {
+    pub(super) fn clip(&self, snapshot: &Snapshot, records: &mut Vec<Record>, believed: &mut Vec<Record>) -> Result<()> {
         let mut volumes = snapshot.volumes.clone();
-        for record in &*records {
+        for record in records.iter().chain(&*believed) {
             if let Change::Catalogue { pba, fingerprint } = record.change {
                 apply_catalogue(&mut volumes, &[self.read_change(pba, &fingerprint)?]);
             }
         }
-        records.retain(|record| match record.change {
+        let makes_sense = |record: &Record| match record.change {
             Change::Block { .. } => volumes.get(&record.volume).is_some_and(|volume| record.lba.0 < volume.blocks),
             Change::Range { .. } => volumes.contains_key(&record.volume),
             Change::Catalogue { .. } => true,
-        });
+        };
+        records.retain(makes_sense);
+        believed.retain(makes_sense);
         Ok(())
     }
 

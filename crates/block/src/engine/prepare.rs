@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Block, Error, Fingerprint, Kind, Pba, Read, Result, VolumeId, compress::Lz4};
+use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId, compress::Lz4};
 
 use super::{Engine, Snapshot, Stage, State};
 use crate::{
     counters::add,
     format::{
         carrier::{self, Carrier, Header},
+        catalogue::CatalogueChange,
         page::{PhysicalEntry, Table},
         record::{Change, Record},
     },
@@ -65,145 +66,116 @@ impl Engine {
     }
 
     fn plan(&self, preparer: &mut Preparer, window: &Window) -> Result<Plan> {
-        let slots: Vec<usize> = (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
-        let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
-        let fingerprints = self.identity.fingerprinter.many(&blocks);
-        let known: Vec<Option<Placed>> = slots.iter().map(|&slot| window.blocks[slot].placed).collect();
-        let alone: Vec<bool> = slots.iter().map(|&slot| window.blocks[slot].moved).collect();
-
+        let content = Content::of(self, window);
         loop {
             let (snapshot, releases) = {
                 let state = self.state.lock();
                 (state.snapshot.clone(), state.releases)
             };
-            let wanted: Vec<Option<&Fingerprint>> =
-                (0..slots.len()).map(|n| (known[n].is_none() && !alone[n]).then_some(&fingerprints[n])).collect();
-            let mut stored = self.look_up(&snapshot, &wanted, &blocks)?;
-            for (stored, known) in stored.iter_mut().zip(&known) {
-                *stored = stored.or(*known);
-            }
-            let (fates, new) = fates(&fingerprints, &stored, &alone, &blocks);
-
-            // The changes of the catalogue travel in carriers of their own.
-            let changes: Vec<Box<Block>> = window.catalogue.iter().map(|change| change.encode()).collect();
-            let records = window.ranges.len() + changes.len() + slots.len();
-            let new_blocks: Vec<&Block> = new.iter().map(|&n| blocks[n]).collect();
-            let mut chosen = Vec::new();
-            for (n, change) in changes.iter().enumerate() {
-                let payload = preparer.lz4.compress(change, 4096).unwrap_or_default().to_vec();
-                chosen.push(thin::Chosen { block: new.len() + n, room: carrier::room_beside(payload.len()), payload });
-            }
-            let room: usize = chosen.iter().map(|chosen| chosen.room).sum();
-            chosen.extend(thin::choose(&mut preparer.lz4, &new_blocks, records.saturating_sub(room)));
-            chosen.sort_by_key(|chosen| chosen.block);
-            let hidden = chosen.iter().map(|chosen| chosen.room).sum::<usize>().min(records);
-            let alone_carriers = (records - hidden).div_ceil(thin::RECORDS_ALONE);
-
-            let needed = (new.len() + changes.len() + alone_carriers) as u64;
-            let mut state = self.ready(needed)?;
+            let decision = self.decide(preparer, window, &content, &snapshot)?;
+            let mut state = self.ready(decision.needed())?;
+            // Blocks that were made free meanwhile may be among the duplicates: decide anew.
             if !Arc::ptr_eq(&state.snapshot, &snapshot) || state.releases != releases {
                 continue;
             }
-            let extents = state.allocator.place(needed);
-            let placed: u64 = extents.iter().map(|extent| extent.blocks).sum();
-            if placed < needed {
-                return Err(Error::new(Kind::NoSpace, "reserved space is missing"));
-            }
-            state.unplaced -= (slots.len() + changes.len()) as u64;
-            let addresses: Vec<Pba> = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
-            let mut plan = Plan { extents, hidden: hidden as u64, ..Plan::default() };
-            let mut carries = vec![None; addresses.len()];
-            for (c, chosen) in chosen.iter().enumerate() {
-                carries[chosen.block] = Some(c);
-            }
-            carries[new.len() + changes.len()..].fill(Some(usize::MAX));
-
-            for (n, (&pba, carries)) in addresses.iter().zip(&carries).enumerate() {
-                let fingerprint = new.get(n).map(|&block| fingerprints[block]);
-                state.allocator.note(pba, window.number, carries.is_some(), fingerprint);
-                if let Some(fingerprint) = &fingerprint {
-                    self.index.lock().insert(fingerprint, pba);
-                }
-                plan.sources.push(match carries {
-                    None => Source::Raw(slots[new[n]] as u32),
-                    Some(_) => {
-                        plan.carriers.push(Block::zeroed());
-                        Source::Carrier(plan.carriers.len() as u32 - 1)
-                    }
-                });
-            }
-            if self.settings.has(PlantedBug::EarlyReuse) {
-                for &slot in &slots {
-                    state.reuse_early(window.blocks[slot].volume, window.blocks[slot].lba);
-                }
-            }
-
-            let mut number = 0;
-            let mut add_record = |volume, lba, change| {
-                plan.records.push(Record { volume, lba, change, timestamp: window.number.timestamp(number) });
-                number += 1;
-            };
-            for (n, change) in changes.iter().enumerate() {
-                let fingerprint = self.identity.fingerprinter.one(change);
-                let change = Change::Catalogue { pba: addresses[new.len() + n], fingerprint };
-                add_record(VolumeId(0), onefold_core::Lba(0), change);
-            }
-            for (volume, start, span) in window.ranges.iter() {
-                add_record(volume, onefold_core::Lba(start), Change::Range { blocks: span.end - start, keep: span.keep });
-            }
-            for (n, &slot) in slots.iter().enumerate() {
-                let place = |new: usize| (addresses[new], carries[new].is_some());
-                let (pba, carried) = match fates[n] {
-                    Fate::Duplicate(placed) => (placed.pba, placed.carried),
-                    Fate::New(new) => place(new),
-                    Fate::Repeats(first) => match fates[first] {
-                        Fate::New(new) => place(new),
-                        Fate::Duplicate(placed) => (placed.pba, placed.carried),
-                        Fate::Repeats(_) => return Err(Error::new(Kind::Io, "a repeat of a repeat")),
-                    },
-                };
-                if let Fate::Duplicate(placed) = fates[n] {
-                    plan.pins.push(placed.pba);
-                }
-                plan.duplicates += u64::from(!matches!(fates[n], Fate::New(_)));
-                let block = &window.blocks[slot];
-                add_record(block.volume, block.lba, Change::Block { pba, carried, fingerprint: fingerprints[n] });
-            }
-
-            let header = Header {
-                epoch: state.epoch,
-                generation: 0,
-                address: Pba(0),
-                window: window.number,
-                position: 0,
-                carriers: plan.carriers.len() as u16,
-                durable: state.durable,
-            };
-            let generations: Vec<u64> = addresses.iter().map(|&pba| state.allocator.generation(pba)).collect();
-            // Pins count from here on: the plan is in the window before the lock is let go.
-            if let Some(flight) = state.flights.iter_mut().find(|flight| flight.window.number == window.number) {
-                flight.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
-            }
+            let (mut plan, header) = self.place(&mut state, window, &content, &decision)?;
             drop(state);
-
-            let mut position = 0;
-            let mut rest = &plan.records[..];
-            for (n, carries) in carries.iter().enumerate() {
-                let Some(c) = *carries else { continue };
-                let (room, payload) = match chosen.get(c) {
-                    Some(chosen) => (chosen.room, &chosen.payload[..]),
-                    None => (thin::RECORDS_ALONE, &[][..]),
-                };
-                let (records, others) = rest.split_at(room.min(rest.len()));
-                rest = others;
-                let header = Header { generation: generations[n], address: addresses[n], position, ..header };
-                carrier::encode(&self.identity, &header, records, payload, &mut plan.carriers[usize::from(position)]);
-                position += 1;
-            }
-            assert!(rest.is_empty(), "every record is in a carrier");
-            add(&self.counters.record_blocks, alone_carriers as u64);
+            self.fill_carriers(&mut plan, &decision, header);
+            add(&self.counters.record_blocks, decision.alone as u64);
             return Ok(plan);
         }
+    }
+
+    /// Looks up duplicates, and chooses carriers for the records.
+    fn decide(&self, preparer: &mut Preparer, window: &Window, content: &Content<'_>, snapshot: &Snapshot) -> Result<Decision> {
+        let wanted: Vec<Option<&Fingerprint>> = content
+            .slots
+            .iter()
+            .zip(&content.fingerprints)
+            .map(|(&slot, fingerprint)| (window.blocks[slot].placed.is_none() && !window.blocks[slot].moved).then_some(fingerprint))
+            .collect();
+        let mut stored = self.look_up(snapshot, &wanted, &content.blocks)?;
+        for (stored, &slot) in stored.iter_mut().zip(&content.slots) {
+            *stored = stored.or(window.blocks[slot].placed);
+        }
+        let (fates, new) = fates(window, content, &stored);
+
+        // The changes of the catalogue travel in carriers of their own.
+        let records = window.ranges.len() + content.changes.len() + content.slots.len();
+        let mut chosen = Vec::new();
+        for (n, change) in content.changes.iter().enumerate() {
+            let payload = preparer.lz4.compress(change, 4096).unwrap_or_default().to_vec();
+            chosen.push(thin::Chosen { block: new.len() + n, room: carrier::room_beside(payload.len()), payload });
+        }
+        let room: usize = chosen.iter().map(|chosen| chosen.room).sum();
+        let candidates: Vec<&Block> = new.iter().map(|&n| content.blocks[n]).collect();
+        chosen.extend(thin::choose(&mut preparer.lz4, &candidates, records.saturating_sub(room)));
+        chosen.sort_by_key(|chosen| chosen.block);
+        let hidden = chosen.iter().map(|chosen| chosen.room).sum::<usize>().min(records);
+        let alone = (records - hidden).div_ceil(thin::RECORDS_ALONE);
+        let mut roles = vec![Role::Raw; new.len() + content.changes.len()];
+        for (c, chosen) in chosen.iter().enumerate() {
+            roles[chosen.block] = Role::Carrier(c);
+        }
+        roles.resize(roles.len() + alone, Role::RecordsAlone);
+        Ok(Decision { fates, new, chosen, roles, hidden, alone })
+    }
+
+    /// Takes physical blocks, notes what goes there, and writes the records. From here on the window's pins count.
+    fn place(&self, state: &mut State, window: &Window, content: &Content<'_>, decision: &Decision) -> Result<(Plan, Header)> {
+        let Decision { new, roles, .. } = decision;
+        let extents = state.allocator.place(decision.needed());
+        let addresses: Vec<Pba> = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
+        if (addresses.len() as u64) < decision.needed() {
+            return Err(Error::new(Kind::NoSpace, "reserved space is missing"));
+        }
+        state.unplaced -= (content.slots.len() + content.changes.len()) as u64;
+        let mut plan = Plan { extents, hidden: decision.hidden as u64, ..Plan::default() };
+        for (n, (&pba, role)) in addresses.iter().zip(roles).enumerate() {
+            let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
+            let carrier = !matches!(role, Role::Raw);
+            state.allocator.note(pba, window.number, carrier, fingerprint);
+            if let Some(fingerprint) = &fingerprint {
+                self.index.lock().insert(fingerprint, pba);
+            }
+            if carrier {
+                plan.sources.push(Source::Carrier(plan.carriers.len() as u32));
+                plan.carriers.push(Block::zeroed());
+                plan.generations.push(state.allocator.generation(pba));
+            } else {
+                plan.sources.push(Source::Raw(content.slots[new[n]] as u32));
+            }
+        }
+        if self.settings.has(PlantedBug::EarlyReuse) {
+            for &slot in &content.slots {
+                state.reuse_early(window.blocks[slot].volume, window.blocks[slot].lba);
+            }
+        }
+        decision.records(window, content, &addresses, &mut plan)?;
+        if let Some(flight) = state.flights.iter_mut().find(|flight| flight.window.number == window.number) {
+            flight.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
+        }
+        let carriers = plan.carriers.len() as u16;
+        let (epoch, durable) = (state.epoch, state.durable);
+        let header = Header { epoch, generation: 0, address: Pba(0), window: window.number, position: 0, carriers, durable };
+        Ok((plan, header))
+    }
+
+    /// Writes records and compressed blocks into the carriers, and seals them.
+    fn fill_carriers(&self, plan: &mut Plan, decision: &Decision, header: Header) {
+        let addresses = plan.extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)));
+        let carriers = addresses.zip(&decision.roles).filter(|(_, role)| !matches!(role, Role::Raw));
+        let mut rest = &plan.records[..];
+        for (((address, role), block), (position, &generation)) in carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations)) {
+            let (room, payload) = match *role {
+                Role::Carrier(c) => (decision.chosen[c].room, &decision.chosen[c].payload[..]),
+                Role::Raw | Role::RecordsAlone => (thin::RECORDS_ALONE, &[][..]),
+            };
+            let (records, others) = rest.split_at(room.min(rest.len()));
+            rest = others;
+            carrier::encode(&self.identity, &Header { generation, address, position, ..header }, records, payload, block);
+        }
+        assert!(rest.is_empty(), "every record is in a carrier");
     }
 
     /// The state, with `needed` blocks ready to be placed: zones are opened and listed ahead, and if the listing has fallen behind, it is
@@ -342,19 +314,102 @@ impl Engine {
     }
 }
 
+/// What a window holds: its live blocks with their fingerprints, and its changes of the catalogue.
+struct Content<'a> {
+    slots: Vec<usize>,
+    blocks: Vec<&'a Block>,
+    fingerprints: Vec<Fingerprint>,
+    changes: Vec<Box<Block>>,
+    change_fingerprints: Vec<Fingerprint>,
+}
+
+impl<'a> Content<'a> {
+    fn of(engine: &Engine, window: &'a Window) -> Content<'a> {
+        let slots: Vec<usize> = (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
+        let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
+        let fingerprints = engine.identity.fingerprinter.many(&blocks);
+        let changes: Vec<Box<Block>> = window.catalogue.iter().map(CatalogueChange::encode).collect();
+        let change_fingerprints = changes.iter().map(|change| engine.identity.fingerprinter.one(change)).collect();
+        Content { slots, blocks, fingerprints, changes, change_fingerprints }
+    }
+}
+
+/// What a block that is written is.
+#[derive(Clone, Copy)]
+enum Role {
+    /// A client's block as it is.
+    Raw,
+    /// The chosen carrier number `.0`.
+    Carrier(usize),
+    /// A carrier without a compressed block.
+    RecordsAlone,
+}
+
+/// What was decided for a window before its blocks have addresses.
+struct Decision {
+    /// For each live block.
+    fates: Vec<Fate>,
+    /// The live blocks that are new.
+    new: Vec<usize>,
+    chosen: Vec<thin::Chosen>,
+    /// For each block that is written: the new ones, then changes of the catalogue, then carriers alone.
+    roles: Vec<Role>,
+    hidden: usize,
+    alone: usize,
+}
+
+impl Decision {
+    /// Physical blocks that the window takes.
+    fn needed(&self) -> u64 {
+        self.roles.len() as u64
+    }
+
+    /// Where a live block of the window is.
+    fn placed(&self, block: usize, addresses: &[Pba]) -> Result<Placed> {
+        match self.fates[block] {
+            Fate::Duplicate(placed) => Ok(placed),
+            Fate::New(new) => Ok(Placed { pba: addresses[new], carried: !matches!(self.roles[new], Role::Raw) }),
+            Fate::Repeats(first) if !matches!(self.fates[first], Fate::Repeats(_)) => self.placed(first, addresses),
+            Fate::Repeats(_) => Err(Error::new(Kind::Io, "a repeat of a repeat")),
+        }
+    }
+
+    /// The records of the window: changes of the catalogue, then ranges, then blocks, which are newer than the ranges that cover them.
+    fn records(&self, window: &Window, content: &Content<'_>, addresses: &[Pba], plan: &mut Plan) -> Result<()> {
+        let mut add_record = |volume, lba, change| {
+            let timestamp = window.number.timestamp(plan.records.len() as u64);
+            plan.records.push(Record { volume, lba, change, timestamp });
+        };
+        for (&fingerprint, &pba) in content.change_fingerprints.iter().zip(&addresses[self.new.len()..]) {
+            add_record(VolumeId(0), Lba(0), Change::Catalogue { pba, fingerprint });
+        }
+        for (volume, start, span) in window.ranges.iter() {
+            add_record(volume, Lba(start), Change::Range { blocks: span.end - start, keep: span.keep });
+        }
+        for (n, &slot) in content.slots.iter().enumerate() {
+            let Placed { pba, carried } = self.placed(n, addresses)?;
+            if let Fate::Duplicate(_) = self.fates[n] {
+                plan.pins.push(pba);
+            }
+            plan.duplicates += u64::from(!matches!(self.fates[n], Fate::New(_)));
+            let block = &window.blocks[slot];
+            add_record(block.volume, block.lba, Change::Block { pba, carried, fingerprint: content.fingerprints[n] });
+        }
+        Ok(())
+    }
+}
+
 /// Decides for each block: duplicate, repeat of an earlier one of the window, or new. Also gives the new ones.
-fn fates(fingerprints: &[Fingerprint], stored: &[Option<Placed>], alone: &[bool], blocks: &[&Block]) -> (Vec<Fate>, Vec<usize>) {
+fn fates(window: &Window, content: &Content<'_>, stored: &[Option<Placed>]) -> (Vec<Fate>, Vec<usize>) {
     let mut first: MixMap<Fingerprint, usize> = MixMap::default();
-    let mut fates = Vec::with_capacity(fingerprints.len());
+    let mut fates = Vec::with_capacity(stored.len());
     let mut new = Vec::new();
-    for (n, fingerprint) in fingerprints.iter().enumerate() {
-        let fate = match stored[n] {
-            Some(placed) => Fate::Duplicate(placed),
-            None if alone[n] => Fate::New(new.len()),
-            None => match first.get(fingerprint) {
-                Some(&earlier) if blocks[earlier].0 == blocks[n].0 => Fate::Repeats(earlier),
-                _ => Fate::New(new.len()),
-            },
+    for (n, (fingerprint, stored)) in content.fingerprints.iter().zip(stored).enumerate() {
+        let moved = window.blocks[content.slots[n]].moved;
+        let fate = match (stored, first.get(fingerprint)) {
+            (Some(placed), _) => Fate::Duplicate(*placed),
+            (None, Some(&earlier)) if !moved && content.blocks[earlier].0 == content.blocks[n].0 => Fate::Repeats(earlier),
+            _ => Fate::New(new.len()),
         };
         if let Fate::New(_) = fate {
             new.push(n);
@@ -374,7 +429,7 @@ impl Plan {
 
 impl State {
     #[cfg(feature = "planted-bugs")]
-    fn reuse_early(&mut self, volume: VolumeId, lba: onefold_core::Lba) {
+    fn reuse_early(&mut self, volume: VolumeId, lba: Lba) {
         use crate::format::page::MapEntry;
         if let Some(MapEntry::Block { pba, .. }) = self.active.find(volume, lba) {
             self.allocator.reuse_early(pba);
@@ -388,7 +443,7 @@ impl State {
 
     #[cfg(not(feature = "planted-bugs"))]
     #[allow(clippy::unused_self)]
-    fn reuse_early(&mut self, _: VolumeId, _: onefold_core::Lba) {}
+    fn reuse_early(&mut self, _: VolumeId, _: Lba) {}
 
     #[cfg(not(feature = "planted-bugs"))]
     #[allow(clippy::unused_self)]

@@ -170,7 +170,7 @@ impl Engine {
         let snapshot = load_snapshot(&pages, state)?;
         let volumes = visible(&snapshot.volumes);
         let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation);
-        let allocator = Allocator::new(fixed.geometry, snapshot.state.high_water, snapshot.state.used_blocks, fixed.grow, list);
+        let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
         let state = State {
             open: Window::new(snapshot.state.last_window.next()),
             flights: Default::default(),
@@ -236,12 +236,12 @@ impl Engine {
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
         records.sort_unstable_by_key(|record| record.timestamp);
-        if !lost.is_empty() {
-            self.clip(&snapshot, &mut records)?;
-        }
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
         let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
-        let believed = newest_alone(believed);
+        let mut believed = newest_alone(believed);
+        if !lost.is_empty() {
+            self.clip(&snapshot, &mut records, &mut believed)?;
+        }
 
         // Everything that a carrier or a believed record names is in use.
         {
@@ -259,7 +259,7 @@ impl Engine {
             let entries: Vec<Entry> =
                 entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
             list.retain(&entries);
-            let mut allocator = Allocator::new(geometry, snapshot.state.high_water, snapshot.state.used_blocks, self.fixed.grow, list);
+            let mut allocator = Allocator::new(geometry, &snapshot.state, self.fixed.grow, list);
             let source = self.zones(snapshot.state.zones);
             for entry in &entries {
                 allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
@@ -418,7 +418,7 @@ impl Engine {
         let mut found = Vec::new();
         let mut buffers: Vec<Vec<Block>> = Vec::new();
         for batch in stretches.chunks(SCAN_READS * 4) {
-            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(SCAN_BLOCKS));
+            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(SCAN_BLOCKS.min(geometry.zone_blocks as usize)));
             let mut reads: Vec<Read<'_>> = batch
                 .iter()
                 .zip(&mut buffers)

@@ -65,10 +65,7 @@ impl Engine {
         }
         if self.index.lock().wants_spill() {
             // Memory is full: what was found so far goes to disk first. Without space for it the index stays as it is.
-            let room = {
-                let state = self.state.lock();
-                self.has_spare(&state, 2 << state.snapshot.state.index_bits)
-            };
+            let room = self.spill(&self.state.lock()).is_some();
             if room {
                 return self.checkpoint_to_end(Reason::Forced);
             }

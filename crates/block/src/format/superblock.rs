@@ -302,6 +302,12 @@ impl Superblock {
 }
 
 impl Superblock {
+    /// True for the same version, which is written twice: all but the number agrees.
+    #[must_use]
+    pub(crate) fn is_twin_of(&self, other: &Superblock) -> bool {
+        self.fixed == other.fixed && State { sequence: other.state.sequence, ..self.state.clone() } == other.state
+    }
+
     /// True when a block that is no superblock may be a mixture of the sectors of two of this store, as a torn write leaves it: what never
     /// changes is there, and nothing is behind the end.
     #[must_use]

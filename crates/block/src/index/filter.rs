@@ -27,7 +27,7 @@ impl Filter {
     fn place(&self, hash: u64) -> (usize, u64) {
         let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        ((u128::from(mixed) * self.blocks.len() as u128 >> 64) as usize, mixed ^ mixed >> 32)
+        (((u128::from(mixed) * self.blocks.len() as u128) >> 64) as usize, mixed ^ mixed >> 32)
     }
 
     fn bits(seed: u64) -> impl Iterator<Item = (usize, u64)> {

@@ -18,7 +18,7 @@ use super::{
     bitmap::ZoneBitmap,
     zone_list::{DuePage, ZoneList},
 };
-use crate::format::{Identity, geometry::Geometry, record::WindowNumber};
+use crate::format::{Identity, geometry::Geometry, record::WindowNumber, superblock};
 
 /// Where the allocator learns what it does not keep in memory, and asks the host for space.
 pub(crate) trait ZoneSource {
@@ -109,8 +109,9 @@ pub(crate) struct Extent {
 }
 
 impl Allocator {
-    /// The allocator of a store that has `used` blocks in use.
-    pub(crate) fn new(geometry: Geometry, high_water: u64, used: u64, grows: bool, list: ZoneList) -> Allocator {
+    /// The allocator of a store whose tables are in `state`.
+    pub(crate) fn new(geometry: Geometry, state: &superblock::State, grows: bool, list: ZoneList) -> Allocator {
+        let superblock::State { high_water, used_blocks, committed, .. } = *state;
         let first = geometry.first_zone().0;
         let high_water = high_water.max(first);
         let granted = if grows { high_water } else { geometry.zones };
@@ -120,7 +121,7 @@ impl Allocator {
             high_water,
             granted,
             grows,
-            idle_free: capacity.saturating_sub(used),
+            idle_free: capacity.saturating_sub(used_blocks),
             longest: vec![UNKNOWN; high_water as usize],
             idle: BTreeSet::new(),
             loaded: first,
@@ -131,7 +132,7 @@ impl Allocator {
             tables: VecDeque::new(),
             tables_left: 0,
             full: Vec::new(),
-            committed: WindowNumber(0),
+            committed,
             held: BTreeSet::new(),
             list,
         }
@@ -289,7 +290,8 @@ impl Allocator {
     }
 
     fn clear(&self, used: &ZoneBitmap) -> u64 {
-        self.geometry.zone_blocks - used.count()
+        // A hostile bitmap may have bits behind the end of a small zone.
+        used.clear_from(0, self.geometry.zone_blocks as usize) as u64
     }
 
     fn left(&self, zone: &ActiveZone) -> u64 {

@@ -25,6 +25,8 @@ pub(crate) struct Plan {
     pub(crate) sources: Vec<Source>,
     /// The carriers.
     pub(crate) carriers: Vec<Box<Block>>,
+    /// Generation of the zone of each carrier.
+    pub(crate) generations: Vec<u64>,
     /// Blocks stored before that records of this window name.
     pub(crate) pins: Vec<Pba>,
     /// Records that found room beside a compressed block.

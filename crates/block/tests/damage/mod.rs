@@ -94,6 +94,20 @@ impl Subject {
         persevere(&self.engine, || self.engine.create_volume(volume, blocks).map(|(_, ticket)| ticket));
     }
 
+    /// One volume with so many different blocks that their index goes to disk.
+    pub fn with_index() -> Subject {
+        let mut subject = Subject::new();
+        let settings = Settings { index_memory: 16 << 10, records_max: 3000, ..settings() };
+        subject.engine = Engine::open(subject.disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
+        subject.create("volume 0", 8000);
+        for n in 0..8000 {
+            subject.write("volume 0", n, n * 3 + 1);
+        }
+        subject.engine.flush().unwrap();
+        subject.engine.checkpoint().unwrap();
+        subject
+    }
+
     /// Ten volumes; one with data, duplicates, zeroes and holes, over several checkpoints.
     pub fn filled() -> Subject {
         let mut subject = Subject::new();
@@ -257,12 +271,15 @@ fn forge_below(disk: &MemoryDisk, at: PageId, pointer: Pointer, id: PageId, chan
     new
 }
 
-/// Changes the newest superblock, checksum included.
+/// Changes the newest superblock, checksum included; after a clean shutdown its twin as well.
 pub fn forge_superblock(disk: &MemoryDisk, change: impl FnOnce(&mut Superblock)) {
     let mut newest = superblock(disk);
     change(&mut newest);
-    let place = (newest.state.sequence % 2) as usize;
-    put(disk, SUPERBLOCKS[place], &newest.encode(place as u32));
+    for _ in 0..=u8::from(newest.state.clean) {
+        let place = (newest.state.sequence % 2) as usize;
+        put(disk, SUPERBLOCKS[place], &newest.encode(place as u32));
+        newest.state.sequence = newest.state.sequence.wrapping_sub(1);
+    }
 }
 
 /// A table's root, of the map of the volume number `volume`.

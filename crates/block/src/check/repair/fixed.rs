@@ -44,7 +44,10 @@ pub(super) fn superblocks(disk: &dyn Disk, repaired: &mut Repaired) -> Result<Su
         return Err(Error::new(Kind::Corrupt, "the superblock lies at the wrong place; nothing can be known for certain"));
     }
     let other = 1 - own;
-    let follows = |other: &Superblock| other.state.sequence.wrapping_add(1) == best.state.sequence && other.fixed == best.fixed;
+    let follows = |other: &Superblock| {
+        let next = other.state.sequence.wrapping_add(1) == best.state.sequence && other.fixed == best.fixed;
+        next && (!best.state.clean || other.is_twin_of(&best))
+    };
     if !found(other).as_ref().is_some_and(follows) {
         best.state.sequence += 1;
         heal::write(disk, SUPERBLOCKS[other as usize], &best.encode(other))?;

@@ -37,6 +37,11 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
         places: Vec::new(),
     };
     checker.walker.walk(Table::Discards, 0, &superblock.state.pending, committed, &mut Keep(&mut builder.live));
+    // The index is a hint, kept whole or not at all.
+    let index_whole = !checker.index_dark;
+    if index_whole {
+        checker.walker.walk(Table::Index, 0, &superblock.state.index, committed, &mut Keep(&mut builder.live));
+    }
 
     let mut volumes = checker.volumes.clone();
     let mut mend = Mend { checker, builder: &mut builder, named: &named, repaired, salvage: Salvage::default(), lost_leaves: 0 };
@@ -51,8 +56,10 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
     builder.writer.finish()?;
     disk.flush()?;
 
-    let state = State {
-        sequence: superblock.state.sequence + 1,
+    let old = superblock.state.clone();
+    let none = WindowNumber(0);
+    let old = if index_whole { old } else { State { index: Root::default(), index_bits: 0, index_entries: 0, index_birth: none, ..old } };
+    let mut state = State {
         high_water: builder.room.high_water,
         used_blocks,
         live_blocks: physical.live,
@@ -62,11 +69,16 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
         physical: physical.root,
         zones,
         catalogue,
-        ..superblock.state.clone()
+        ..old
     };
-    let place = (state.sequence % 2) as u32;
-    heal::write(disk, SUPERBLOCKS[place as usize], &Superblock { fixed: superblock.fixed.clone(), state }.encode(place))?;
-    disk.flush()?;
+    // To both places, so that each of them alone is enough.
+    for _ in SUPERBLOCKS {
+        state.sequence += 1;
+        let place = (state.sequence % 2) as u32;
+        let new = Superblock { fixed: superblock.fixed.clone(), state: state.clone() };
+        heal::write(disk, SUPERBLOCKS[place as usize], &new.encode(place))?;
+        disk.flush()?;
+    }
     let what =
         format!("reference counts and free space were taken from the maps: {} blocks are in use, {used_blocks} with tables", physical.live);
     repaired.restored.push(what);

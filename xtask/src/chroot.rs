@@ -1,0 +1,93 @@
+//! `cargo xtask chroot-test`: a bare Debian 12 with Rust and git alone, in which a clone of this commit runs its demonstration and its CI.
+//!
+//! Not part of CI: it needs root, debootstrap and the network. All mounts are made in a mount namespace of their own and go with it, so
+//! that nothing of the machine can be below the directory when that is removed.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Result, bail, ensure};
+
+use crate::{
+    cleanup::Guard,
+    machine,
+    product::path,
+    program::{program, run as run_program, show},
+};
+
+/// What Rust needs beside itself, and git.
+const PACKAGES: &str = "ca-certificates,gcc,git,libc6-dev";
+
+/// Longest that a step may take.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Runs inside, as the superuser, before and after there are clients.
+const INSIDE: &str = r#"set -euo pipefail
+export HOME=/root PATH=/opt/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin CARGO_HOME=/root/.cargo CI=true
+cd /root/onefold
+cargo xtask demo
+.ci/run
+"#;
+
+/// Makes the system, runs everything, and removes it.
+pub(crate) fn run(arguments: &[String]) -> Result<bool> {
+    ensure!(arguments.is_empty(), "chroot-test takes no arguments");
+    if !machine::is_root() {
+        bail!("a chroot needs root");
+    }
+    if machine::find("debootstrap").is_none() {
+        bail!("type this, then try again:\n    apt-get install --no-install-recommends debootstrap");
+    }
+    let place = machine::root().join("target").join("chroot");
+    remove(&place);
+    fs::create_dir_all(&place)?;
+    let _guard = Guard::new({
+        let place = place.clone();
+        move || remove(&place)
+    });
+
+    println!("==> Debian 12 with {PACKAGES}");
+    let mut command = program("debootstrap");
+    command.args(["--variant=minbase", &format!("--include={PACKAGES}"), "bookworm", path(&place)]);
+    run_program(command, LIMIT)?;
+
+    println!("==> Rust, and a clone of HEAD");
+    let mut command = program("rustc");
+    command.args(["--print", "sysroot"]);
+    let sysroot = run_program(command, LIMIT)?;
+    fs::create_dir_all(place.join("opt"))?;
+    copy(sysroot.trim().into(), place.join("opt/rust"))?;
+    // What cargo has fetched before need not be fetched again.
+    let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(std::env::home_dir()?.join(".cargo")));
+    if let Some(registry) = cargo_home.map(|home| home.join("registry")).filter(|registry| registry.exists()) {
+        fs::create_dir_all(place.join("root/.cargo"))?;
+        copy(registry, place.join("root/.cargo/registry"))?;
+    }
+    let _ = fs::copy("/etc/resolv.conf", place.join("etc/resolv.conf"));
+    let mut command = program("git");
+    command.args(["clone", "--quiet", "--no-hardlinks", path(&machine::root()), path(&place.join("root/onefold"))]);
+    run_program(command, LIMIT)?;
+
+    println!("==> the demonstration without any client installed, then CI");
+    fs::write(place.join("root/inside"), INSIDE)?;
+    let outside = format!(
+        "set -e; mount --rbind /dev '{0}/dev'; mount -t proc proc '{0}/proc'; mount -t sysfs sysfs '{0}/sys'; \
+         exec chroot '{0}' /bin/bash /root/inside",
+        path(&place)
+    );
+    let mut command = program("unshare");
+    command.args(["--mount", "--propagation", "private", "bash", "-c", &outside]);
+    Ok(show(command, LIMIT)?.status.success())
+}
+
+fn copy(from: PathBuf, to: PathBuf) -> Result<()> {
+    let mut command = program("cp");
+    command.args(["--archive", path(&from), path(&to)]);
+    run_program(command, LIMIT).map(|_| ())
+}
+
+/// Removes the system, but never what is mounted in it.
+fn remove(place: &std::path::Path) {
+    let mut command = program("rm");
+    command.args(["-rf", "--one-file-system", path(place)]);
+    let _ = run_program(command, LIMIT);
+}
