@@ -1,5 +1,7 @@
 //! The whole life of a store, against a plain model, without faults; crashes are the simulator's.
 
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
@@ -24,7 +26,7 @@ fn formatted(zones: u64) -> Arc<MemoryDisk> {
 fn content(n: u64) -> [u8; 4096] {
     let mut block = [0; 4096];
     let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let end = if n % 3 == 0 { 4096 } else { 3000 };
+    let end = if n.is_multiple_of(3) { 4096 } else { 3000 };
     for byte in &mut block[..end] {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         *byte = (state >> 56) as u8;
