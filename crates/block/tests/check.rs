@@ -1,4 +1,5 @@
 //! `check`: a store with everything in it is well; one flipped bit in any record, and tables that disagree, are not.
+#![allow(clippy::unwrap_used)]
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -128,6 +129,22 @@ fn one_flipped_bit_in_any_table_page_is_found() {
             assert!(all.is_empty() || table == Table::Discards || all[0].0.level > 0, "{table:?} has inner pages");
         }
     }
+}
+
+#[test]
+fn one_flipped_bit_in_the_index_on_disk_is_found() {
+    let (disk, _) = Subject::with_index().closed();
+    let all = pages(&disk, Table::Index, 0, &root(&disk, Table::Index, 0));
+    assert!(all.len() > 1 && all[0].0.level > 0);
+    for (id, pointer) in [all[0], all[all.len() - 1]] {
+        for bit in [5, 70, 300, 511, 512, 5000, 32_767] {
+            flip(&disk, pointer.address, bit);
+            let report = examine(&disk);
+            assert!(report.problems.iter().any(|problem| problem.place == Place::Page(id, pointer.address)), "{:?}", report.problems);
+            flip(&disk, pointer.address, bit);
+        }
+    }
+    assert_well(&disk);
 }
 
 #[test]

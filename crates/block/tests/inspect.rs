@@ -1,4 +1,5 @@
 //! `inspect`: every kind of block is described, damage included, and the secret never.
+#![allow(clippy::unwrap_used)]
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -67,6 +68,14 @@ fn table_pages_of_every_kind_are_shown() {
             assert_says(&text, &["of level 1", "children", "current          yes", &format!("block {}", leaf.1.address)]);
         }
     }
+}
+
+#[test]
+fn the_index_on_disk_is_shown() {
+    let (disk, _) = Subject::with_index().closed();
+    let all = pages(&disk, Table::Index, 0, &root(&disk, Table::Index, 0));
+    assert_says(&shown(&disk, What::Block(all[0].1.address)), &["fingerprint index", "of level 1", "children"]);
+    assert_says(&shown(&disk, What::Block(all[1].1.address)), &["fingerprint index, leaf 0", "entries", "current          yes"]);
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! `repair`: what can be known is restored, what can't reads as errors, and nothing else changes.
+#![allow(clippy::unwrap_used)]
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -114,6 +115,20 @@ fn counts_and_free_space_are_rebuilt_from_the_maps() {
         let again = repaired(&copy);
         assert!(again.restored.is_empty() && again.after.is_well(), "{again:#?}");
     }
+}
+
+#[test]
+fn a_damaged_index_is_dropped_since_it_can_be_made_again() {
+    let (disk, model) = Subject::with_index().closed();
+    for n in [0, 1] {
+        let copy = copy(&disk);
+        smash(&copy, table(&copy, Table::Index, 0)[n].1.address);
+        assert_restored(&copy, &model);
+        assert_eq!(superblock(&copy).state.index_entries, 0);
+    }
+    flip(&disk, table(&disk, Table::Index, 0)[1].1.address, 7000);
+    assert_restored(&disk, &model);
+    assert!(superblock(&disk).state.index_entries > 0);
 }
 
 fn forge_table(disk: &MemoryDisk, kind: Table, id: PageId, change: &mut dyn FnMut(&mut Block)) -> Root {

@@ -39,7 +39,6 @@ impl Thin {
     fn settings(options: &StoreOptions) -> Settings {
         let window_blocks = options.window_blocks as usize;
         Settings {
-            accept_loss: false,
             persistence: if options.strong { Persistence::Strong } else { Persistence::Weak },
             index_memory: options.memory / 4,
             // Few pages, so that they are read again and again.
@@ -47,6 +46,7 @@ impl Thin {
             records_max: u64::from(options.record_limit),
             window_blocks,
             unflushed_blocks: window_blocks * UNFLUSHED_WINDOWS,
+            accept_loss: false,
             weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
             bug: options.bug.map(|bug| PlantedBug::ALL[bug]),
         }

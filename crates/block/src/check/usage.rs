@@ -141,8 +141,8 @@ impl Usage {
 
     /// For counting alone: no zone is taken for free.
     pub(crate) fn counting(geometry: Geometry, stretch: Range<u64>) -> Usage {
-        let all = 0..u64::MAX;
-        Usage::new(geometry, stretch, Dark { zones: Vec::from([all]), blocks: Vec::new() })
+        let everything = 0..u64::MAX;
+        Usage::new(geometry, stretch, Dark { zones: Vec::from([everything]), blocks: Vec::new() })
     }
 
     /// True when the physical table can't tell of a block.

@@ -29,7 +29,7 @@ use crate::{
     format::{
         catalogue::{CatalogueChange, DISCARDS_MAX, Discard, Volume},
         geometry::SUPERBLOCKS,
-        page::{FANOUT, MapEntry, PhysicalEntry, Pointer, Table, ZoneEntry},
+        page::{FANOUT, MapEntry, PhysicalEntry, Table, ZoneEntry},
         record::WindowNumber,
         superblock::{self, Root, Superblock},
     },
@@ -37,7 +37,10 @@ use crate::{
     overlay::{Overlay, zeroes},
     place::{ZoneSource, bitmap::ZoneBitmap},
     settings::PlantedBug,
-    table::{PageSpace, rebuild, rebuild::PageWriter, rebuild::Rebuild},
+    table::{
+        PageSpace, rebuild,
+        rebuild::{Change, PageWriter, Rebuild},
+    },
     window::ranges::Ranges,
 };
 
@@ -502,15 +505,11 @@ struct Build<'a> {
     live: u64,
 }
 
+/// A new zone table: its root, the bitmaps that changed, and how many blocks are in use.
+type NewZones = (Root, Vec<(ZoneId, ZoneBitmap)>, u64);
+
 impl<'a> Build<'a> {
-    fn rebuild(
-        &mut self,
-        table: Table,
-        volume: u32,
-        root: &Root,
-        leaves: &[u64],
-        change: &mut dyn FnMut(u64, Option<&Pointer>, &mut Block) -> Result<bool>,
-    ) -> Result<Root> {
+    fn rebuild(&mut self, table: Table, volume: u32, root: &Root, leaves: &[u64], change: Change<'_>) -> Result<Root> {
         let Build { engine, space, writer, birth, .. } = self;
         let mut work = Rebuild { pages: &engine.pages, identity: &engine.identity, space, writer, birth: *birth };
         rebuild(&mut work, table, volume, root, leaves, change)
@@ -772,7 +771,7 @@ impl<'a> Build<'a> {
     }
 
     /// Writes the zone table. Its own pages change it: places for them are taken first, until that changes no further page of it.
-    fn zones(&mut self) -> Result<(Root, Vec<(ZoneId, ZoneBitmap)>, u64)> {
+    fn zones(&mut self) -> Result<NewZones> {
         let geometry = self.engine.fixed.geometry;
         let per_leaf = Table::Zones.per_leaf();
         let pages = &self.engine.pages;

@@ -416,10 +416,9 @@ impl Engine {
             }
         }
         let mut found = Vec::new();
-        let longest = stretches.iter().map(|&(_, _, blocks)| blocks).max().unwrap_or(0);
         let mut buffers: Vec<Vec<Block>> = Vec::new();
         for batch in stretches.chunks(SCAN_READS * 4) {
-            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(longest));
+            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(SCAN_BLOCKS.min(geometry.zone_blocks as usize)));
             let mut reads: Vec<Read<'_>> = batch
                 .iter()
                 .zip(&mut buffers)

@@ -42,7 +42,7 @@ pub enum Table {
 
 impl Table {
     /// All tables.
-    pub const ALL: [Table; 5] = [Table::Map, Table::Physical, Table::Zones, Table::Catalogue, Table::Discards];
+    pub const ALL: [Table; 6] = [Table::Map, Table::Physical, Table::Zones, Table::Catalogue, Table::Discards, Table::Index];
 
     /// Entries of a leaf.
     #[must_use]

@@ -59,7 +59,7 @@ impl Index {
     /// An empty index within `share` bytes, in front of a table on disk of `on_disk` entries.
     pub(crate) fn new(share: u64, on_disk: u64) -> Index {
         let filter = (on_disk > 0).then(|| Filter::new(on_disk, share / 4));
-        let memory = MemoryIndex::new(share - filter.as_ref().map_or(0, Filter::memory));
+        let memory = MemoryIndex::new(share.saturating_sub(filter.as_ref().map_or(0, Filter::memory)));
         Index { memory, share, spilling: None, gone: Vec::new(), filter_complete: on_disk == 0, filter }
     }
 
@@ -104,7 +104,7 @@ impl Index {
 
     /// Sets what is in memory aside for a spill; new entries go into fresh memory beside the filter for `on_disk` entries.
     pub(crate) fn begin_spill(&mut self, on_disk: u64) -> Spill {
-        let room = self.share - Filter::new_memory(on_disk, self.share / 4);
+        let room = self.share.saturating_sub(Filter::new_memory(on_disk, self.share / 4));
         let memory = Arc::new(std::mem::replace(&mut self.memory, MemoryIndex::new(room)));
         self.spilling = Some(memory.clone());
         let mut gone = std::mem::take(&mut self.gone);

@@ -21,6 +21,12 @@ const BATCH: usize = 256;
 /// Fewest pages of the cache, so that one path of each tree always fits.
 const CACHE_MIN: usize = 64;
 
+/// A leaf, and the pointer to it.
+pub(crate) type Leaf = (Pointer, Arc<Block>);
+
+/// Sees the pages of a walk.
+pub(crate) type See<'s> = &'s mut dyn FnMut(PageId, &Pointer, Result<Arc<Block>>) -> Result<()>;
+
 /// Reads and caches table pages. A page is known by address and checksum, so that a reused address is another page.
 pub(crate) struct Pages {
     disk: Arc<dyn Disk>,
@@ -140,14 +146,7 @@ impl Pages {
     }
 
     /// The leaves numbered `leaves` (rising). `None` where there is none: all its entries are empty.
-    pub(crate) fn leaves(
-        &self,
-        table: Table,
-        volume: u32,
-        root: &Root,
-        leaves: &[u64],
-        keep: bool,
-    ) -> Result<Vec<Option<(Pointer, Arc<Block>)>>> {
+    pub(crate) fn leaves(&self, table: Table, volume: u32, root: &Root, leaves: &[u64], keep: bool) -> Result<Vec<Option<Leaf>>> {
         let pointers = self.leaf_pointers(table, volume, root, leaves)?;
         let mut wanted: Vec<_> = leaves
             .iter()
@@ -218,23 +217,12 @@ impl Pages {
     }
 
     /// Visits every page of a tree, parents first; used by verifiers. `visit` sees the page and says whether to go on below it.
-    pub(crate) fn walk(
-        &self,
-        table: Table,
-        volume: u32,
-        root: &Root,
-        visit: &mut dyn FnMut(PageId, &Pointer, Result<Arc<Block>>) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn walk(&self, table: Table, volume: u32, root: &Root, visit: See<'_>) -> Result<()> {
         let Some(top) = root.height.checked_sub(1) else { return Ok(()) };
         self.walk_below(PageId { table, volume, level: top, index: 0 }, &root.page, visit)
     }
 
-    fn walk_below(
-        &self,
-        id: PageId,
-        pointer: &Pointer,
-        visit: &mut dyn FnMut(PageId, &Pointer, Result<Arc<Block>>) -> Result<()>,
-    ) -> Result<()> {
+    fn walk_below(&self, id: PageId, pointer: &Pointer, visit: See<'_>) -> Result<()> {
         let page = self.get(id, pointer);
         visit(id, pointer, page.clone())?;
         let (Ok(page), 1..) = (page, id.level) else { return Ok(()) };

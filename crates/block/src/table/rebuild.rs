@@ -61,6 +61,9 @@ impl<'a> PageWriter<'a> {
     }
 }
 
+/// Changes one leaf: its number, its old pointer, its page. Returns whether it still holds anything.
+pub(crate) type Change<'c> = &'c mut dyn FnMut(u64, Option<&Pointer>, &mut Block) -> Result<bool>;
+
 /// What a rebuild works with.
 pub(crate) struct Rebuild<'a, 'd, S> {
     pub(crate) pages: &'a Pages,
@@ -81,7 +84,7 @@ pub(crate) fn rebuild<S: PageSpace>(
     volume: u32,
     root: &Root,
     leaves: &[u64],
-    change: &mut dyn FnMut(u64, Option<&Pointer>, &mut Block) -> Result<bool>,
+    change: Change<'_>,
 ) -> Result<Root> {
     let Some(&last) = leaves.last() else { return Ok(*root) };
     let mut pointers: Vec<(u64, Pointer)> = Vec::with_capacity(leaves.len());

@@ -94,6 +94,20 @@ impl Subject {
         persevere(&self.engine, || self.engine.create_volume(volume, blocks).map(|(_, ticket)| ticket));
     }
 
+    /// One volume with so many different blocks that their index goes to disk.
+    pub fn with_index() -> Subject {
+        let mut subject = Subject::new();
+        let settings = Settings { index_memory: 16 << 10, records_max: 3000, ..settings() };
+        subject.engine = Engine::open(subject.disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
+        subject.create("volume 0", 8000);
+        for n in 0..8000 {
+            subject.write("volume 0", n, n * 3 + 1);
+        }
+        subject.engine.flush().unwrap();
+        subject.engine.checkpoint().unwrap();
+        subject
+    }
+
     /// Ten volumes; one with data, duplicates, zeroes and holes, over several checkpoints.
     pub fn filled() -> Subject {
         let mut subject = Subject::new();

@@ -173,3 +173,72 @@ fn tell(mut stream: &UnixStream, answer: &Answer) -> Result<()> {
     line.push(b'\n');
     stream.write_all(&line).map_err(|e| Error::from_io("the client went away", e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers `pid` at once, and anything else only when it is told to stop.
+    struct Slow;
+
+    impl Served for Slow {
+        fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<serde_json::Value> {
+            if matches!(request, Request::Pid) {
+                return Ok(7.into());
+            }
+            for n in 0.. {
+                progress("slow", n, 0)?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(serde_json::Value::Null)
+        }
+    }
+
+    fn name(test: &str) -> String {
+        test.bytes().map(|byte| format!("{byte:02x}")).collect::<String>() + &format!("{:x}", std::process::id())
+    }
+
+    fn ask(name: &str, line: &[u8]) -> BufReader<UnixStream> {
+        let mut stream = peer::connect(name).unwrap();
+        stream.write_all(line).unwrap();
+        BufReader::new(stream)
+    }
+
+    fn answer(from: &mut BufReader<UnixStream>) -> String {
+        let mut line = String::new();
+        from.read_line(&mut line).unwrap();
+        line
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_answered_and_costs_its_connection_alone() {
+        let name = name("sense");
+        let server = Server::start(&name, Slow).unwrap();
+        for line in [&b"\n"[..], b"{}\n", b"{\"ask\":\"frobnicate\"}\n", b"{\"ask\":\"volume-create\",\"name\":5}\n", &[b'x'; 10_000]] {
+            assert!(answer(&mut ask(&name, line)).contains("\"kind\":\"unsupported\""));
+        }
+        drop(peer::connect(&name).unwrap());
+        drop(ask(&name, b"{\"ask\":\"scrub\"}\n"));
+        assert_eq!(answer(&mut ask(&name, b"{\"ask\":\"pid\"}\n")), "{\"answer\":\"done\",\"value\":7}\n");
+        assert!(server.stop());
+        assert!(peer::connect(&name).is_err());
+    }
+
+    #[test]
+    fn too_many_wait_and_long_work_is_given_up_at_the_end() {
+        let name = name("many");
+        let server = Server::start(&name, Slow).unwrap();
+        let mut busy: Vec<_> = (0..CONNECTIONS_MAX).map(|_| ask(&name, b"{\"ask\":\"scrub\"}\n")).collect();
+        for one in &mut busy {
+            assert!(answer(one).contains("\"answer\":\"progress\""));
+        }
+        let mut refused = BufReader::new(peer::connect(&name).unwrap());
+        assert!(answer(&mut refused).contains("\"kind\":\"busy\""));
+        assert!(server.stop());
+        for mut one in busy {
+            let mut last = String::new();
+            one.read_to_string(&mut last).unwrap();
+            assert!(last.trim_end().ends_with("\"message\":\"the server is stopping\"}"), "{last}");
+        }
+    }
+}

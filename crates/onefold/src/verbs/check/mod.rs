@@ -87,7 +87,7 @@ fn tell(file: &StoreFile, report: &Report) -> Result<(), Failure> {
 fn counts(report: &Report) {
     let size = |blocks: u64| Size(blocks * BLOCK_BYTES as u64);
     output::line(format_args!(
-        "{} hold {}, stored in {}; {}, {}",
+        "{} with {}, stored in {}; {}, {}",
         counted(report.volumes, "volume"),
         size(report.mapped_blocks),
         size(report.live_blocks),
