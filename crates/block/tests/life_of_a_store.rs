@@ -1,6 +1,10 @@
 //! The whole life of a store, against a plain model, without faults; crashes are the simulator's.
 
+<<<<<<< HEAD
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+=======
+#![allow(clippy::unwrap_used)]
+>>>>>>> xtask
 
 use std::{collections::BTreeMap, sync::Arc};
 
