@@ -1,5 +1,5 @@
 //! `inspect`: every kind of block is described, damage included, and the secret never.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod damage;
 

@@ -1,6 +1,6 @@
 //! The whole life of a store, against a plain model, without faults; crashes are the simulator's.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::{collections::BTreeMap, sync::Arc};
 

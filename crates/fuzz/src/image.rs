@@ -23,7 +23,7 @@ pub fn image(data: &[u8]) {
         assert!(engine.volume(id).is_ok_and(|state| state.blocks == *blocks), "the volume '{name}' has another size");
         for lba in 0..*blocks {
             if let Ok(found) = read(&engine, id, lba) {
-                check(image, strict, (volume, lba), &found);
+                judge(image, strict, (volume, lba), &found);
             }
         }
     }
@@ -65,7 +65,7 @@ fn volumes(engine: &Engine) -> Vec<Option<VolumeId>> {
     found
 }
 
-fn check(image: &Image, strict: bool, at: (usize, u64), found: &[u8; BLOCK_BYTES]) {
+pub(crate) fn judge(image: &Image, strict: bool, at: (usize, u64), found: &[u8; BLOCK_BYTES]) {
     let zero = found.iter().all(|&byte| byte == 0);
     let now = image.now.get(&at);
     let right = now.map_or(zero, |now| now == found);

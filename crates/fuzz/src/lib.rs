@@ -13,10 +13,12 @@ mod memory;
 mod mutator;
 mod nbd;
 pub mod runner;
+mod tools;
 
 pub use decoders::{carrier, map_page, superblock, zone_list};
 pub use image::{image, repaired_image};
 pub use nbd::nbd_session;
+pub use tools::tools;
 
 /// A target: its name, its body, and examples to begin with.
 pub struct Target {
@@ -29,12 +31,13 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "carrier", body: carrier, examples: decoders::carrier_examples },
     Target { name: "map_page", body: map_page, examples: decoders::page_examples },
     Target { name: "image", body: image, examples: corrupt::examples },
     Target { name: "repaired_image", body: repaired_image, examples: corrupt::examples },
+    Target { name: "tools", body: tools, examples: corrupt::examples },
     Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
 ];

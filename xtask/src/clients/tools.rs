@@ -39,6 +39,7 @@ pub(super) fn run() -> Result<Tally> {
         }
     }
     check(&mut tally, "the store is clean and whole afterwards", || served.finish());
+    check(&mut tally, "nbdsh by socket activation", || socket_activation(&served));
     Ok(tally)
 }
 
@@ -87,7 +88,7 @@ fn nbdcopy_between(served: &Served, uri: &str, other: &str) -> Result<()> {
     same(&served.file("image.raw"), &back, IMAGE_BYTES)
 }
 
-/// Uses every command and flag that libnbd knows. Debian's own Python has the module; another in the search path may not.
+/// Uses every command and flag that libnbd knows.
 fn nbdsh(uri: &str) -> Result<()> {
     const SCRIPT: &str = r#"
 import os
@@ -122,8 +123,30 @@ for call in [lambda: h.pread(10, size - 5), lambda: h.pwrite(b"x" * 10, size - 5
         assert e.errno in ("EINVAL", "ENOSPC"), e.errno
 h.shutdown()
 "#;
-    let python = if machine::find("/usr/bin/python3").is_some() { "/usr/bin/python3" } else { "python3" };
-    client(python, &["-m", "nbd", "--base-allocation", "-u", uri, "-c", SCRIPT]).map(|_| ())
+    client(python(), &["-m", "nbd", "--base-allocation", "-u", uri, "-c", SCRIPT]).map(|_| ())
+}
+
+/// The client starts the server, with a socket as service managers hand them over, and ends it.
+fn socket_activation(served: &Served) -> Result<()> {
+    let script = format!(
+        r#"
+h = nbd.NBD()
+h.set_export_name("disk")
+h.connect_systemd_socket_activation(["{}", "serve", "{}"])
+h.pwrite(b"s" * 4096, 0)
+h.flush()
+assert h.pread(4096, 0) == b"s" * 4096
+h.shutdown()
+"#,
+        path(served.onefold.binary()),
+        path(&served.store)
+    );
+    client(python(), &["-m", "nbd", "-n", "-c", &script]).map(|_| ())
+}
+
+/// Debian's own Python has the module; another in the search path may not.
+fn python() -> &'static str {
+    if machine::find("/usr/bin/python3").is_some() { "/usr/bin/python3" } else { "python3" }
 }
 
 fn qemu_img(served: &Served, uri: &str) -> Result<()> {

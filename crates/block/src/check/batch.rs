@@ -11,8 +11,10 @@ const RUNS: usize = 8;
 /// Blocks between two wanted ones that are read along rather than making two reads.
 const GAP_BLOCKS: u64 = 8;
 
-/// Reads the blocks at `places`, which rise, and shows each once. A read that fails is made again block by block.
+/// Reads the blocks at `places`, which rise, and shows each once. A read that fails is made again block by block. Blocks that the disk does
+/// not have are not shown.
 pub(crate) fn read_each(disk: &dyn Disk, places: &[Pba], each: &mut dyn FnMut(Pba, Result<&Block>)) {
+    let places = &places[..places.partition_point(|pba| pba.0 < disk.blocks())];
     let mut runs: Vec<(&[Pba], u64)> = Vec::new();
     let mut rest = places;
     while let Some(first) = rest.first() {

@@ -6,9 +6,10 @@
 //! may have met the very write of it: that is a note. A block that no tear explains (a foreign one, or one flipped bit) is a problem at any
 //! time.
 
-use onefold_core::{Block, Disk, Error, Pba, Read, Result};
+use onefold_core::{Block, Disk, Error, Pba, Result};
 
 use super::{
+    batch::read_one,
     report::{Place, Report},
     rot,
 };
@@ -21,11 +22,11 @@ use crate::format::{
 
 /// Reads single blocks, each with its own result.
 pub(crate) fn read_blocks(disk: &dyn Disk, places: &[Pba]) -> Vec<(Block, Result<()>)> {
-    let mut blocks = Block::zeroed_vec(places.len());
-    let mut reads: Vec<Read<'_>> = places.iter().zip(blocks.chunks_mut(1)).map(|(&at, into)| Read::new(at, into)).collect();
-    disk.read(&mut reads);
-    let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
-    blocks.into_iter().zip(results).collect()
+    let read = places.iter().map(|&at| match read_one(disk, at) {
+        Ok(block) => (*block, Ok(())),
+        Err(e) => (*Block::zeroed(), Err(e)),
+    });
+    read.collect()
 }
 
 /// The superblock that counts; judges both.

@@ -63,15 +63,24 @@ impl Walker<'_> {
 
     /// Reads pages together, each with its own result.
     pub(crate) fn read(&self, pages: &[(PageId, Pointer)], into: &mut [Block]) -> Vec<Result<()>> {
-        let mut reads: Vec<Read<'_>> = pages.iter().zip(into.chunks_mut(1)).map(|(page, into)| Read::new(page.1.address, into)).collect();
+        let beyond = |(_, pointer): &(PageId, Pointer)| pointer.address.0 >= self.disk.blocks();
+        let inside = pages.iter().zip(into.chunks_mut(1)).filter(|(page, _)| !beyond(page));
+        let mut reads: Vec<Read<'_>> = inside.map(|(page, into)| Read::new(page.1.address, into)).collect();
         self.disk.read(&mut reads);
-        let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
+        let mut read = reads.into_iter().map(|read| read.result);
+        let results: Vec<Result<()>> = pages
+            .iter()
+            .map(|page| match beyond(page) {
+                true => Err(Error::new(Kind::Corrupt, "it is named at a block that the disk does not have")),
+                false => read.next().unwrap_or(Ok(())).map_err(|e| e.context("it can't be read")),
+            })
+            .collect();
         pages
             .iter()
             .zip(into)
             .zip(results)
             .map(|(((id, pointer), block), result)| {
-                result.map_err(|e| e.context("it can't be read"))?;
+                result?;
                 page::differs(self.identity, *id, pointer, block)
                     .map_or(Ok(()), |what| Err(Error::new(Kind::Corrupt, format!("it is damaged: {what}"))))
             })
