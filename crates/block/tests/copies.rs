@@ -6,7 +6,7 @@ mod damage;
 
 use std::sync::Arc;
 
-use damage::{Subject, assert_holds, copy, get, open, put, read, superblock};
+use damage::{Subject, assert_holds, copy, flip, get, open, put, read, superblock};
 use onefold_backend::MemoryDisk;
 use onefold_block::format::geometry::SUPERBLOCKS;
 use onefold_core::{Block, Pba};
@@ -57,6 +57,23 @@ fn a_rotten_copy_is_whole_again_after_the_next_opening() {
             let disk = copy(&disk);
             put(&disk, other, &Block([0x5a; 4096]));
             assert_holds(&disk, &model);
+        }
+    }
+}
+
+#[test]
+fn a_store_opens_with_any_one_bit_of_a_superblock_flipped() {
+    let (disk, _) = Subject::new().closed();
+    for at in SUPERBLOCKS {
+        let good = [get(&disk, SUPERBLOCKS[0]), get(&disk, SUPERBLOCKS[1])];
+        for bit in 0..4096 * 8 {
+            flip(&disk, at, bit);
+            let opened = open(&disk);
+            assert!(opened.is_ok(), "bit {bit} of the superblock at {at}: {:?}", opened.err());
+            drop(opened);
+            for (at, block) in SUPERBLOCKS.into_iter().zip(&good) {
+                put(&disk, at, block);
+            }
         }
     }
 }
