@@ -67,7 +67,7 @@ impl Format {
         Ok(Fixed {
             id: self.id,
             secret: self.secret,
-            geometry: Geometry::new(self.blocks, self.zone_blocks)?,
+            geometry: Geometry::new(self.blocks, self.zone_blocks, self.leftover)?,
             algorithm: self.algorithm,
             verify_bytes: self.verify_bytes,
             grow: self.grow,
