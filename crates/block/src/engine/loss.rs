@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{Engine, Snapshot, checkpoint::apply_catalogue, recovery::Found};
+use super::{Engine, Snapshot, catalogue::apply_catalogue, recovery::Found};
 use crate::format::{
     record::{Change, Record, WindowNumber},
     superblock::State,
