@@ -5,6 +5,7 @@
 //! | eight sectors of one durable window | a version that counts; the newest of the two places is where the next one does not go |
 //! | sectors of a newer window among others | a version that a crash tore: its records are believed one by one, like those of a carrier |
 //! | sectors of a void window | the same, from an earlier crash |
+//! | nothing newer than the last checkpoint, whole or not | nothing that counts |
 //! | sectors of an older durable window, not all of them | rot; when no whole version is newer, durable records are lost |
 //!
 //! A version that was lost as a whole leaves the one before it, which is whole: that is not noticed here.
@@ -38,7 +39,7 @@ pub(crate) struct LeftoverFound {
 
 /// What a place of a page holds.
 pub(crate) enum Version {
-    /// Nothing of this store.
+    /// Nothing that counts.
     Nothing,
     /// A version that counts.
     Whole(WindowNumber),
@@ -54,8 +55,9 @@ fn is_void(window: WindowNumber, cuts: &[Cut]) -> bool {
 }
 
 /// What a place holds, when windows up to `durable` are.
-pub(crate) fn version(sectors: &[Option<Sector>; SECTORS], cuts: &[Cut], durable: WindowNumber) -> Version {
-    let Some(newest) = sectors.iter().flatten().map(|sector| sector.window).max() else { return Version::Nothing };
+pub(crate) fn version(sectors: &[Option<Sector>; SECTORS], State { committed, cuts, .. }: &State, durable: WindowNumber) -> Version {
+    let newest = sectors.iter().flatten().map(|sector| sector.window).max().filter(|newest| newest > committed);
+    let Some(newest) = newest else { return Version::Nothing };
     if newest > durable || is_void(newest, cuts) {
         Version::Torn
     } else if sectors.iter().all(|sector| sector.as_ref().is_some_and(|sector| sector.window == newest)) {
@@ -96,7 +98,7 @@ impl LeftoverFound {
             let mut best: Option<(WindowNumber, usize)> = None;
             let mut rotten: Option<(WindowNumber, usize)> = None;
             for (place, sectors) in page.places.iter().enumerate() {
-                match version(sectors, &state.cuts, durable) {
+                match version(sectors, state, durable) {
                     Version::Whole(window) => best = best.max(Some((window, place))),
                     Version::Rotten(window) => rotten = rotten.max(Some((window, place))),
                     Version::Torn | Version::Nothing => {}
@@ -149,16 +151,15 @@ impl Engine {
     }
 
     /// Reads each page of the leftover table, both places.
-    pub(crate) fn each_leftover_page(
-        &self,
-        each: &mut dyn FnMut(u32, Result<[[Option<Sector>; SECTORS]; 2]>) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn each_leftover_page(&self, each: &mut dyn FnMut(u32, Result<[[Option<Sector>; SECTORS]; 2]>) -> Result<()>) -> Result<()> {
         let geometry = self.fixed.geometry;
         let mut buffer = Block::zeroed_vec(2 * PAGES.min(geometry.leftover_pages) as usize);
         for first in (0..geometry.leftover_pages).step_by(PAGES as usize) {
             let pages = PAGES.min(geometry.leftover_pages - first);
-            let mut reads: Vec<Read<'_>> =
-                (first..first + pages).zip(buffer.chunks_mut(2)).map(|(page, into)| Read::new(geometry.leftover_page(page)[0], into)).collect();
+            let mut reads: Vec<Read<'_>> = (first..first + pages)
+                .zip(buffer.chunks_mut(2))
+                .map(|(page, into)| Read::new(geometry.leftover_page(page)[0], into))
+                .collect();
             self.disk.read(&mut reads);
             let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
             for ((number, result), blocks) in (first..).zip(results).zip(buffer.chunks(2)) {

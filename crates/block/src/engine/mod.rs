@@ -14,6 +14,7 @@ mod compact;
 mod create;
 mod gather;
 mod heal;
+mod leftover;
 mod loss;
 mod persist;
 mod prepare;

@@ -92,7 +92,13 @@ impl Engine {
             if !decision.in_table.is_empty() {
                 let records: Vec<Record> = decision.in_table.iter().map(|&n| plan.records[n]).collect();
                 let windows = (window.number, header.durable);
-                plan.leftover = preparer.leftover.add(&self.identity, &self.fixed.geometry, windows, &records);
+                plan.leftover = preparer.leftover.add(
+                    &self.identity,
+                    &self.fixed.geometry,
+                    windows,
+                    &records,
+                    !self.settings.has(PlantedBug::LeftoverInPlace),
+                );
                 add(&self.counters.leftover_records, records.len() as u64);
             }
             add(&self.counters.record_blocks, decision.alone as u64);

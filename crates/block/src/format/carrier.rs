@@ -180,7 +180,16 @@ mod tests {
     fn example() -> (Identity, Header, Vec<Record>, Block) {
         let identity = Identity::new([3; 16], [9; 32], Algorithm::Blake3);
         let window = WindowNumber(12);
-        let header = Header { epoch: 2, generation: 7, address: Pba(4242), window, before: WindowNumber(11), position: 0, carriers: 1, durable: WindowNumber(11) };
+        let header = Header {
+            epoch: 2,
+            generation: 7,
+            address: Pba(4242),
+            window,
+            before: WindowNumber(11),
+            position: 0,
+            carriers: 1,
+            durable: WindowNumber(11),
+        };
         let records = (0..5)
             .map(|n| Record {
                 volume: VolumeId(1),

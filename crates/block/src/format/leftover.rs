@@ -111,7 +111,12 @@ fn decode_sector(identity: &Identity, at: Pba, n: usize, sector: &[u8]) -> Optio
     let (mut raw, rest) = Raw::read_from_prefix(sector).ok()?;
     let records = usize::from(raw.records.get());
     let (window, durable) = (WindowNumber(raw.window.get()), WindowNumber(raw.durable.get()));
-    if raw.magic.get() != MAGIC || usize::from(raw.sector.get()) != n || records > PER_SECTOR || durable > window || window > WindowNumber::MAX {
+    if raw.magic.get() != MAGIC
+        || usize::from(raw.sector.get()) != n
+        || records > PER_SECTOR
+        || durable > window
+        || window > WindowNumber::MAX
+    {
         return None;
     }
     let found = std::mem::take(&mut raw.checksum);
