@@ -67,7 +67,7 @@ impl Format {
         Ok(Fixed {
             id: self.id,
             secret: self.secret,
-            geometry: Geometry::new(self.blocks, self.zone_blocks)?,
+            geometry: Geometry::new(self.blocks, self.zone_blocks, self.leftover)?,
             algorithm: self.algorithm,
             verify_bytes: self.verify_bytes,
             grow: self.grow,
@@ -195,13 +195,15 @@ pub enum PlantedBug {
     DoubleDecrement,
     /// A checkpoint lets a range win over a later write.
     RangeOverWrite,
+    /// A page of the leftover table is written over its durable version.
+    LeftoverInPlace,
     /// Carriers go into zones that only one copy of the zone list names.
     ListedOnce,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 15] = [
+    pub const ALL: [PlantedBug; 16] = [
         PlantedBug::SkippedFlush,
         PlantedBug::EarlyReuse,
         PlantedBug::BelievedUnseen,
@@ -216,6 +218,7 @@ impl PlantedBug {
         PlantedBug::ChecksumIgnored,
         PlantedBug::DoubleDecrement,
         PlantedBug::RangeOverWrite,
+        PlantedBug::LeftoverInPlace,
         PlantedBug::ListedOnce,
     ];
 }

@@ -13,6 +13,7 @@ mod checkpoint;
 mod compact;
 mod create;
 mod gather;
+mod leftover;
 mod loss;
 mod persist;
 mod prepare;

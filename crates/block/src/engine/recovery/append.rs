@@ -10,7 +10,9 @@ use crate::{
     format::{
         carrier::{Header, encode},
         record::{Change, Record},
+        superblock::Layout,
     },
+    place::Lane,
     scheme::thin,
     window::{Plan, Source, Window},
 };
@@ -62,6 +64,7 @@ impl Engine {
             }
         }
         let snapshot = self.state.lock().snapshot.clone();
+        let lane = if self.fixed.layout == Layout::Split { Lane::Carriers } else { Lane::Any };
         for records in believed.chunks(thin::RECORDS_ALONE * 16) {
             let carriers = records.len().div_ceil(thin::RECORDS_ALONE);
             let (number, extents, generations) = {
@@ -74,7 +77,7 @@ impl Engine {
                 }
                 let mut state = self.state.lock();
                 assert!(state.allocator.can_place(carriers as u64), "what is ready can be placed when its listing is durable");
-                let extents = state.allocator.place(carriers as u64);
+                let extents = state.allocator.place(carriers as u64, lane);
                 let addresses = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)));
                 let generations: Vec<u64> = addresses.map(|pba| state.allocator.generation(pba)).collect();
                 (number, extents, generations)
@@ -93,6 +96,7 @@ impl Engine {
                     generation: generations[n],
                     address: addresses[n],
                     window: number,
+                    before: self.preparing.lock().carriers_through,
                     position: n as u16,
                     carriers: carriers as u16,
                     durable,
@@ -107,6 +111,7 @@ impl Engine {
             self.disk.write(&plan.runs(&blocks))?;
             self.disk.flush()?;
             self.publish_recovered(&snapshot, &records)?;
+            self.preparing.lock().carriers_through = number;
             let mut state = self.state.lock();
             for &pba in &addresses {
                 state.allocator.note(pba, number, true, None);

@@ -1,7 +1,8 @@
 //! Opening a store, after a clean shutdown or a crash (ThinDedup II-B, with the rules that make it safe).
 //!
 //! 1. *flush*: what is read from here on is on the medium.
-//! 2. Superblock, zone list, and the carriers in the listed zones. Copies of list pages are brought level; *flush*, if one was written.
+//! 2. Superblock, zone list, the carriers in the listed zones, and the leftover table. Copies of list pages are brought level; *flush*, if one
+//!    was written.
 //! 3. Records up to the durable window are believed. A newer one is believed only if the block that it names hashes to its fingerprint;
 //!    otherwise the mapping before it stands, whose block was never reused, since reuse needs a checkpoint that holds a newer record.
 //! 4. Believed newer records are appended again, in their order, in windows of the next epoch; *flush*.
@@ -28,6 +29,7 @@ use self::zone_list::newest_entries;
 use super::{
     Engine, Snapshot,
     checkpoint::{Checkpointer, Reason},
+    loss,
 };
 use crate::{
     format::{
@@ -54,15 +56,27 @@ impl Engine {
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
+        let leftover = self.read_leftover(&snapshot.state)?;
+
         let committed = snapshot.state.committed;
+        let told = told.max(leftover.durable(&snapshot.state.cuts));
         let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
         // Void carriers count here: those of a recovery that crashed bear the epoch that this one will bring, so its windows must be others.
         let windows = carriers.iter().chain(&void).map(|found| found.header.window);
-        let seen = windows.chain([durable, snapshot.state.last_window]).max().unwrap_or_default();
+        let seen = windows.chain([durable, snapshot.state.last_window, leftover.seen()]).max().unwrap_or_default();
         let lost = self.judge_missing(&mut carriers, &snapshot.state, durable)?;
+        {
+            let mut preparer = self.preparing.lock();
+            leftover.settle(&snapshot.state, durable, self.settings.accept_loss, &mut preparer.leftover)?;
+            let with_carriers = carriers.iter().map(|found| found.header.window).filter(|&window| window <= durable);
+            preparer.carriers_through = with_carriers.max().unwrap_or_default();
+        }
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
+        records.extend(leftover.records(&snapshot.state).filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))));
         records.sort_unstable_by_key(|record| record.timestamp);
+        // Both places of a leftover page may hold a record.
+        records.dedup_by_key(|record| record.timestamp);
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
         let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
         let mut believed = believe::newest_alone(believed);
