@@ -54,9 +54,6 @@ pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
 pub use tidy::Leisure;
 
-/// Pieces of window memory that are kept for reuse.
-const POOL_PIECES: usize = 64;
-
 /// The tables as of a checkpoint. Whoever holds it may read every page and every block that it names.
 pub(crate) struct Snapshot {
     pub(crate) state: superblock::State,
@@ -246,10 +243,10 @@ impl State {
     }
 
     /// Takes back the memory of a window, unless a reader still looks into it.
-    pub(crate) fn recycle(&mut self, window: Arc<Window>) {
+    pub(crate) fn recycle(&mut self, window: Arc<Window>, pool_blocks: usize) {
         if let Some(window) = Arc::into_inner(window) {
             for piece in window.into_pieces() {
-                if self.pool.len() < POOL_PIECES {
+                if self.pool.len() * PIECE_BLOCKS < pool_blocks {
                     self.pool.push(piece);
                 }
             }

@@ -215,7 +215,7 @@ impl Engine {
             add(&self.counters.records, plan.records.len() as u64);
             add(&self.counters.hidden_records, plan.hidden);
             add(&self.counters.duplicate_blocks, plan.duplicates);
-            state.recycle(window);
+            state.recycle(window, self.settings.pool_blocks());
         }
     }
 }

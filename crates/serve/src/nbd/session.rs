@@ -4,27 +4,26 @@
 //! and all replies are sent together. A client that waits for each reply gets its flush on this thread, without a switch to another;
 //! one that pipelines gets it from a helper, while its later requests go on.
 //!
-//! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its two buffers, whose
-//! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece.
+//! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its buffers, whose
+//! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece; how large the pieces are depends on what
+//! all connections together may take (see [`buffers`](super::buffers)).
 //! *Threads:* one for each connection, and at most one helper (see [`durable`](super::durable)), which ends with it.
 
 use std::io::{self, Read, Write};
 
 use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume};
 
+use super::buffers::Buffers;
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, Until, Waits};
 use super::handshake::{Agreed, handshake};
 use super::inbox::Inbox;
-use super::limits::Limits;
+use super::limits::{Limits, REPLY_BYTES};
 use super::reads::{Fit, ReadBatch};
 use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::statistics::{Counters, add, sub};
 use super::status;
 use super::wire::{Request, command_flag};
-
-/// The smallest receive buffer: larger writes go to the volume in halves of it, which should be many blocks.
-const RECEIVE_LEAST: usize = 64 << 10;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -47,7 +46,7 @@ impl From<io::Error> for Ending {
 ///
 /// Time limits are up to the streams; all other limits hold.
 pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Limits, reader: R, writer: W) -> Ending {
-    serve(exports, limits, &Counters::default(), reader, writer, |_| {})
+    serve(exports, limits, &Buffers::new(limits), &Counters::default(), reader, writer, |_| {})
 }
 
 /// As [`session_over`], with what connections of a server share. `established` is called on the reader when the handshake has
@@ -55,19 +54,22 @@ pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Li
 pub(crate) fn serve<R: Read, W: Write + Send>(
     exports: &dyn Exports,
     limits: &Limits,
+    buffers: &Buffers,
     counters: &Counters,
     reader: R,
     writer: W,
     established: impl FnOnce(&mut R),
 ) -> Ending {
-    // The handshake needs room for one option and its header.
-    let receive = limits.receive_bytes.max(RECEIVE_LEAST).max(limits.option_bytes as usize + 64);
-    let mut inbox = Inbox::new(reader, receive);
+    let mut inbox = Inbox::new(reader, limits.receive_sure());
     let outbox = Outbox::new(writer);
     let agreed = match handshake(exports, limits, &mut inbox, &outbox, established) {
         Ok(agreed) => agreed,
         Err(ending) => return ending,
     };
+    let mut loan = buffers.loan();
+    if loan.more(limits.receive_bytes.saturating_sub(inbox.capacity())) {
+        inbox.grow(limits.receive_bytes);
+    }
     let waits = Waits::new(limits.waits);
     std::thread::scope(|scope| {
         let _close = CloseOnDrop(&waits);
@@ -80,7 +82,7 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
             outbox,
             waits,
             start_helper: Some(help),
-            reads: ReadBatch::new(limits, dialect),
+            reads: ReadBatch::new(limits, buffers.loan(), dialect),
             replies: Replies::new(dialect),
             batch: 0,
             size: volume.size(),
@@ -97,7 +99,7 @@ struct Session<'a, W, H> {
     waits: &'a Waits,
     /// Starts the helper; gone once it runs.
     start_helper: Option<H>,
-    reads: ReadBatch,
+    reads: ReadBatch<'a>,
     replies: Replies,
     /// Requests taken since the last replies were sent.
     batch: usize,
@@ -149,6 +151,9 @@ impl<W: Write, H: FnOnce()> Session<'_, W, H> {
         let fits = payload <= (inbox.capacity() - header) as u64;
         if checked.is_ok() && fits && (inbox.unread().len() as u64) < header as u64 + payload {
             return Ok(false);
+        }
+        if self.replies.small_bytes() > REPLY_BYTES {
+            self.finish_batch()?;
         }
         self.batch += 1;
         add(&self.counters.in_flight, 1);

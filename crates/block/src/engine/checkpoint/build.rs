@@ -46,7 +46,8 @@ impl Engine {
             birth: committed,
             space: Space { engine: self, taken: Vec::new(), let_go: Vec::new() },
             writer: PageWriter::new(&*self.disk),
-            deltas: Vec::new(),
+            // For each change the old block and the new one, and each new block once more.
+            deltas: Vec::with_capacity(frozen.entries.len() * 3),
             freed: Vec::new(),
             bits: Vec::new(),
             mapped: old.state.mapped_blocks,
