@@ -113,6 +113,7 @@ impl Engine {
             pool: Vec::new(),
         };
         Ok(Engine {
+            scheme: crate::scheme::scheme(fixed.scheme),
             index: Mutex::new(Index::new(settings.index_memory, index_entries)),
             disk,
             clock,
