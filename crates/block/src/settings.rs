@@ -203,11 +203,13 @@ pub enum PlantedBug {
     RangeOverWrite,
     /// A page of the leftover table is written over its durable version.
     LeftoverInPlace,
+    /// Carriers go into zones that only one copy of the zone list names.
+    ListedOnce,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 15] = [
+    pub const ALL: [PlantedBug; 16] = [
         PlantedBug::SkippedFlush,
         PlantedBug::EarlyReuse,
         PlantedBug::BelievedUnseen,
@@ -223,5 +225,6 @@ impl PlantedBug {
         PlantedBug::DoubleDecrement,
         PlantedBug::RangeOverWrite,
         PlantedBug::LeftoverInPlace,
+        PlantedBug::ListedOnce,
     ];
 }

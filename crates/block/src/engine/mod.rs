@@ -13,7 +13,6 @@ mod checkpoint;
 mod compact;
 mod create;
 mod gather;
-mod heal;
 mod leftover;
 mod loss;
 mod persist;

@@ -42,6 +42,12 @@ impl Engine {
         Ok(())
     }
 
+    /// True when blocks can't be placed before the list is written again.
+    fn listing_lags(&self, blocks: u64) -> bool {
+        let state = self.state.lock();
+        !state.allocator.can_place(blocks) && state.allocator.list.is_pending()
+    }
+
     /// Step 4: windows of records alone, in the next epoch. False when there are too few blocks for them.
     pub(super) fn append_again(&self, believed: &[Record]) -> Result<bool> {
         let carriers = believed.len().div_ceil(RECORDS_ALONE) as u64;
@@ -66,7 +72,7 @@ impl Engine {
                 let number = state.open.number;
                 state.open = Window::new(number.next());
                 drop(state);
-                if !self.state.lock().allocator.can_place(carriers as u64) {
+                while self.listing_lags(carriers as u64) {
                     self.flush_zone_list()?;
                 }
                 let mut state = self.state.lock();
