@@ -23,6 +23,25 @@ pub enum Leftover {
     Table,
 }
 
+/// How the records of a window become durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SchemeName {
+    /// In the data (ThinDedup).
+    #[default]
+    Thin,
+    /// In place, after a flush of the data.
+    Ordered,
+    /// By a transaction of copy-on-write trees (Dmdedup).
+    Cow,
+    /// Not at all: for measuring only.
+    Ideal,
+}
+
+impl SchemeName {
+    /// All of them, by their code on disk.
+    pub const ALL: [SchemeName; 4] = [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow, SchemeName::Ideal];
+}
+
 /// How a window's blocks lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Layout {
@@ -52,6 +71,8 @@ pub struct Fixed {
     pub leftover: Leftover,
     /// How windows lie.
     pub layout: Layout,
+    /// How records become durable.
+    pub scheme: SchemeName,
 }
 
 /// The root of a table: its top page and its height (0 when empty, 1 when the top page is a leaf).
@@ -206,6 +227,7 @@ struct Raw {
     index_bits: U32,
     leftover_pages: U32,
     cut: [RawCut; CUTS_MAX],
+    scheme: U64,
 }
 
 const _: () = assert!(size_of::<Raw>() <= 4096);
@@ -273,6 +295,7 @@ impl Superblock {
             index_bits: U32::new(state.index_bits),
             leftover_pages: U32::new(fixed.geometry.leftover_pages),
             cut,
+            scheme: U64::new(fixed.scheme as u64),
         };
         let mut block = Block::zeroed();
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -350,6 +373,7 @@ impl Raw {
                 grow: flag(self.grow)?,
                 leftover,
                 layout: if flag(self.layout)? { Layout::Split } else { Layout::Run },
+                scheme: *SchemeName::ALL.get(usize::try_from(self.scheme.get()).ok()?)?,
             },
             state: State {
                 sequence: self.sequence.get(),
@@ -428,6 +452,7 @@ mod tests {
                 grow: true,
                 leftover: Leftover::Table,
                 layout: Layout::Split,
+                scheme: SchemeName::Ordered,
             },
             state: State {
                 sequence: 5,

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// Connections at once: each is a thread and its buffers, and 64 hypervisors with 4 connections each are many.
+/// Connections at once: each is up to three threads and their buffers, and 64 hypervisors with 4 connections each are many.
 pub const CONNECTIONS: usize = 256;
-/// Bytes of the buffers of all connections together: 24 MiB for large requests beside what [`CONNECTIONS`] are sure of.
+/// Bytes of the buffers of all connections together: 16 MiB for large requests beside what [`CONNECTIONS`] are sure of.
 pub const BUFFER_BYTES: usize = 64 << 20;
 /// Receive buffer that a connection is sure of: larger writes go to the volume in halves of it, which should be many blocks.
 const RECEIVE_SURE: usize = 64 << 10;
-/// Bytes of blocks read together that a connection is sure of: the usual readahead takes four of them.
+/// Bytes of blocks read together that a connection is sure of, here and aside: the usual readahead takes four of them.
 const READ_SURE: usize = 32 << 10;
 /// Bytes of replies, data apart, with which a batch ends. One more may come, with all its [`EXTENTS`].
 pub(crate) const REPLY_BYTES: usize = 16 << 10;
@@ -45,7 +45,7 @@ pub const EXTENTS: usize = 2048;
 
 /// What a client may ask of the server; [`Limits::default`] gives the constants of this module.
 ///
-/// A connection holds at most `receive_bytes + whole_read_bytes` and its replies, whatever it sends, and all of them together at most
+/// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it sends, and all of them together at most
 /// `buffer_bytes`, as long as that is enough for what each is [sure](Limits::sure_bytes) of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -85,13 +85,13 @@ impl Limits {
     /// Bytes of buffers that a connection is sure of, however many there are.
     #[must_use]
     pub fn sure_bytes(&self) -> usize {
-        self.receive_sure() + READ_SURE + REPLY_SURE
+        self.receive_sure() + 2 * READ_SURE + REPLY_SURE
     }
 
-    /// As many connections, up to [`CONNECTIONS`], as `buffer_bytes` serve with a quarter of it left for large requests.
+    /// As many connections, up to [`CONNECTIONS`], as `buffer_bytes` serve with a fifth of it left for large requests.
     #[must_use]
     pub fn connections_for(buffer_bytes: usize) -> usize {
-        (buffer_bytes / 4 * 3 / Limits::default().sure_bytes()).clamp(1, CONNECTIONS)
+        (buffer_bytes / 5 * 4 / Limits::default().sure_bytes()).clamp(1, CONNECTIONS)
     }
 
     /// The receive buffer that a connection is sure of: a handshake needs room for one option and its header.

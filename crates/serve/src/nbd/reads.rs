@@ -92,6 +92,19 @@ impl<'a> ReadBatch<'a> {
         blocks <= self.room
     }
 
+    /// Bytes of the reads that wait.
+    pub(crate) fn bytes(&self) -> usize {
+        self.used * BLOCK_BYTES
+    }
+
+    /// Answers all that wait with an error.
+    pub(crate) fn refuse(&mut self, refusal: &Refusal, replies: &mut Replies) {
+        for piece in self.pieces.drain(..) {
+            replies.error(piece.of, refusal, Some(piece.offset));
+        }
+        self.used = 0;
+    }
+
     /// How a read can be answered.
     pub(crate) fn fit(&mut self, request: &Request) -> Fit {
         let range = blocks_around(request.offset, request.length);

@@ -127,7 +127,7 @@ impl Options {
         let connections = self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes));
         let needed = connections * Limits::default().sure_bytes();
         if needed > buffer_bytes {
-            let memory = Size((needed as u64 * 32 / Settings::for_connections(32)).next_multiple_of(1 << 20));
+            let memory = Size((needed as u64 * MEMORY_MIN / Settings::for_connections(MEMORY_MIN)).next_multiple_of(1 << 20));
             return Err(Failure::usage(format!("--max-connections {connections} needs --memory {memory}")));
         }
         Ok(Limits {
