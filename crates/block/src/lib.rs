@@ -11,6 +11,7 @@ mod hash;
 mod index;
 mod overlay;
 pub mod place;
+mod reached;
 mod scheme;
 mod settings;
 mod store;
@@ -19,5 +20,6 @@ mod window;
 
 pub use counters::Counts;
 pub use engine::{CheckpointStep, Engine, Leisure};
+pub use reached::Branch;
 pub use settings::{Format, MEMORY_MIN, Persistence, PlantedBug, Settings};
 pub use store::{BlockVolume, Status, Store, StoreExports, VolumeStatus};

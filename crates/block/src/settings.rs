@@ -133,6 +133,9 @@ pub struct Settings {
     /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
     #[cfg(feature = "planted-bugs")]
     pub weak_fingerprint: Option<u32>,
+    /// Recovery takes it that no block is left to append to: no simulated store is so full and so scattered.
+    #[cfg(feature = "planted-bugs")]
+    pub no_room_to_append: bool,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -153,6 +156,8 @@ impl Settings {
             accept_loss: false,
             #[cfg(feature = "planted-bugs")]
             weak_fingerprint: None,
+            #[cfg(feature = "planted-bugs")]
+            no_room_to_append: false,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -178,6 +183,14 @@ impl Settings {
             return Identity { fingerprinter: identity.fingerprinter.shortened(bits), ..identity };
         }
         identity
+    }
+
+    /// True when recovery is to find no room.
+    pub(crate) fn finds_no_room(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.no_room_to_append;
+        #[cfg(not(feature = "planted-bugs"))]
+        false
     }
 
     /// True when this defect was asked for.

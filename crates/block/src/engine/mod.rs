@@ -43,6 +43,7 @@ use crate::{
     index::Index,
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
+    reached::{Branch, Reached},
     scheme::{Records, Scheme},
     settings::Settings,
     table::Pages,
@@ -136,6 +137,7 @@ pub struct Engine {
     /// Windows whose loss was accepted at opening.
     pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
+    pub(crate) reached: Reached,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
     /// The next page of the index on disk that the filter may not know.
@@ -208,6 +210,12 @@ impl Engine {
             Error::new(Kind::Stopped, format!("the store takes no more writes until it is opened again: {error}")).caused_by(error.clone())
         });
         reason.clone()
+    }
+
+    /// How often rare branches were reached since the store was opened, those that were.
+    #[must_use]
+    pub fn reached(&self) -> Vec<(Branch, u64)> {
+        self.reached.counts()
     }
 
     /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.

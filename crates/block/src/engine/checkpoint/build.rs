@@ -14,6 +14,7 @@ use crate::{
         record::WindowNumber,
         superblock::{self, Root},
     },
+    reached::Branch,
     settings::PlantedBug,
     table::{
         PageSpace, rebuild,
@@ -60,6 +61,7 @@ impl Engine {
             discards.insert(volume, start, *span);
         }
         let pending = build.maps(&frozen, &mut volumes, &discards)?;
+        self.reached.add(Branch::DiscardsLeft, pending.iter().count());
         volumes.retain(|id, volume| !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some());
         let physical = build.physical(&frozen, std::mem::take(deferred))?;
         let catalogue = build.catalogue(&volumes)?;

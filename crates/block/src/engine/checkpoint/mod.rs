@@ -36,6 +36,7 @@ use crate::{
     },
     index::Filter,
     place::bitmap::ZoneBitmap,
+    reached::Branch,
     settings::PlantedBug,
 };
 
@@ -298,6 +299,7 @@ impl Engine {
         state.releasing = false;
         state.checkpoint_wanted = false;
         state.deferred = kept.len();
+        self.reached.add(Branch::BlocksKept, kept.len());
         *deferred = kept;
     }
 

@@ -38,6 +38,7 @@ use crate::{
         zone_list::Entry,
     },
     place::{Allocator, zone_list::ZoneList},
+    reached::Branch,
     settings::PlantedBug,
     window::Window,
 };
@@ -56,7 +57,9 @@ impl Engine {
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
+        self.reached.add(Branch::VoidCarrier, void.len());
         let leftover = self.read_leftover(&snapshot.state)?;
+        self.reached.add(Branch::LeftoverRecord, leftover.records(&snapshot.state).count());
 
         let committed = snapshot.state.committed;
         let told = told.max(leftover.durable(&snapshot.state.cuts));
@@ -79,7 +82,9 @@ impl Engine {
         records.dedup_by_key(|record| record.timestamp);
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
         let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
+        let heard = believed.len();
         let mut believed = believe::newest_alone(believed);
+        self.reached.add(Branch::Superseded, heard - believed.len());
         if !lost.is_empty() {
             self.clip(&snapshot, &mut records, &mut believed)?;
         }
@@ -140,6 +145,7 @@ impl Engine {
             allocator.count_ready();
             state.allocator = allocator;
             state.deferred = deferred.len();
+            self.reached.add(Branch::HeldBlock, deferred.len());
             *self.checkpointing.lock() = Checkpointer::new(deferred);
         }
         self.publish_recovered(&snapshot, &records)?;
@@ -167,6 +173,7 @@ impl Engine {
 
     /// Steps 4 and 5 when no block is left to append to: a checkpoint takes the records, and its superblock is that of the next epoch.
     fn commit_recovered(&self, snapshot: &Snapshot, believed: &[Record]) -> Result<()> {
+        self.reached.hit(Branch::NoRoomToAppend);
         let number = self.state.lock().open.number;
         let records: Vec<Record> =
             believed.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
