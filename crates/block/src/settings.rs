@@ -205,11 +205,19 @@ pub enum PlantedBug {
     LeftoverInPlace,
     /// Carriers go into zones that only one copy of the zone list names.
     ListedOnce,
+    /// A page of the leftover table is written anew although its last version is not durable.
+    LeftoverBusy,
+    /// Recovery believes what the leftover table holds of void windows.
+    LeftoverVoid,
+    /// A checkpoint's superblock is written before its pages are durable.
+    SuperblockBeforePages,
+    /// With copy-on-write trees a window counts as durable before its checkpoint is.
+    AcknowledgedEarly,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 16] = [
+    pub const ALL: [PlantedBug; 20] = [
         PlantedBug::SkippedFlush,
         PlantedBug::EarlyReuse,
         PlantedBug::BelievedUnseen,
@@ -226,5 +234,9 @@ impl PlantedBug {
         PlantedBug::RangeOverWrite,
         PlantedBug::LeftoverInPlace,
         PlantedBug::ListedOnce,
+        PlantedBug::LeftoverBusy,
+        PlantedBug::LeftoverVoid,
+        PlantedBug::SuperblockBeforePages,
+        PlantedBug::AcknowledgedEarly,
     ];
 }

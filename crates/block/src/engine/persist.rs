@@ -194,6 +194,9 @@ impl Engine {
     /// # Errors
     /// As [`write_window`](Self::write_window).
     pub fn note_durable(&self) -> Result<bool> {
+        if !self.writes_records() {
+            return Ok(false);
+        }
         {
             let mut state = self.state.lock();
             state.check_running()?;
@@ -247,6 +250,9 @@ impl Engine {
             add(&self.counters.hidden_records, plan.hidden);
             add(&self.counters.duplicate_blocks, plan.duplicates);
             state.recycle(window);
+        }
+        if self.scheme.records() != Records::ByCheckpoint || self.settings.has(PlantedBug::AcknowledgedEarly) {
+            state.acknowledged = state.durable;
         }
     }
 }

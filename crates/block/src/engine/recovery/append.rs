@@ -119,6 +119,7 @@ impl Engine {
             state.active.allocated.extend_from_slice(&plan.extents);
             state.active.last = number;
             state.durable = number;
+            state.acknowledged = number;
         }
         Ok(true)
     }
