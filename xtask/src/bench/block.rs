@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::{
     fio::{self, Data, Length, Measured, Pattern},
-    median,
+    machine_facts, median,
     peer::{self, MODES, Peer},
 };
 use crate::{
@@ -157,7 +157,7 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let mut bench = Bench { onefold, scratch, store, socket, server: None, written: None, effort };
     bench.prepare()?;
 
-    println!("{}", machine_facts(bench.scratch.path())?);
+    println!("{}", machine_facts(bench.scratch.path(), &["fio", "qemu-nbd"]));
     println!("{} rounds of each job, in turns with the peer; medians. Ratio: ours to the peer's.\n", bench.effort.rounds);
     println!("| job | onefold | qemu-nbd | ratio | from–to | aim | CPU µs per 4 KiB: onefold | qemu-nbd |");
     println!("|---|---|---|---|---|---|---|---|");
@@ -340,29 +340,4 @@ fn rate(per_second: f64, pattern: &Pattern) -> String {
     } else {
         format!("{per_second:.0} IOPS")
     }
-}
-
-/// What a reader must know to compare.
-fn machine_facts(place: &Path) -> Result<String> {
-    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map_or("?", |(_, model)| model.trim());
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let version = |name: &str, arguments: &[&str]| -> String {
-        let mut command = crate::program::program(name);
-        command.args(arguments);
-        let output = crate::program::run(command, Duration::from_secs(20)).unwrap_or_default();
-        output.lines().next().unwrap_or_default().trim().to_owned()
-    };
-    let memory = read("/proc/meminfo").lines().next().and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0);
-    Ok(format!(
-        "Machine: {model}, {cores} cores, {} GiB, kernel {}, {}, {}, file system {}, commit {}, load {}.",
-        memory >> 20,
-        read("/proc/sys/kernel/osrelease").trim(),
-        version("fio", &["--version"]),
-        version("qemu-nbd", &["--version"]),
-        version("stat", &["-f", "-c", "%T", crate::product::path(place)]),
-        version("git", &["rev-parse", "--short", "HEAD"]),
-        read("/proc/loadavg").split_whitespace().next().unwrap_or("?"),
-    ))
 }
