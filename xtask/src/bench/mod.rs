@@ -19,7 +19,8 @@ use crate::{
 const USAGE: &str = "\
 cargo xtask bench block [--quick] [--only TEXT]   through NBD, against qemu-nbd on a raw file
 cargo xtask bench engine [--quick] [--only TEXT]  the engine alone, in process, against the raw file
-cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a kill";
+cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a kill
+cargo xtask bench hot                             the hot parts one by one";
 
 /// Free space for the engine's two files.
 const ENGINE_BYTES: u64 = 26 << 30;
@@ -36,6 +37,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "block" => block::run(rest),
         Some((which, rest)) if which == "engine" => engine(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
+        Some((which, [])) if which == "hot" => {
+            println!("{}", machine_facts(&machine::root(), &[]));
+            Ok(in_crate("onefold-core", "hot", &[])? & in_crate("onefold-block", "hot", &[])?)
+        }
         _ => bail!("which?\n\n{USAGE}"),
     }
 }

@@ -436,6 +436,16 @@ impl Engine {
         Ok(found)
     }
 
+    /// The scan of an unclean store, without what follows from it: how many carriers there are, and records in them.
+    pub(crate) fn scan_alone(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<(usize, usize)> {
+        let superblock = read_superblock(&*disk)?;
+        let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
+        let snapshot = engine.state.lock().snapshot.clone();
+        let entries = newest_entries(engine.fixed.geometry, &engine.read_zone_list()?)?;
+        let found = engine.scan(&entries, &snapshot.state)?;
+        Ok((found.len(), found.iter().map(|found| found.records.len()).sum()))
+    }
+
     /// The carrier in a block, if it is one of this store, zone and time that still counts.
     fn believable(&self, block: &Block, at: Pba, generation: u64, state: &superblock::State) -> Option<Found> {
         let shape = Carrier::shape(&self.identity, block)?;
