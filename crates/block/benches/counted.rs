@@ -1,7 +1,7 @@
 //! What is counted and not timed: device bytes, flushes, memory; and how long a store takes to open after a kill. In process.
 //! `cargo xtask bench counted` runs it.
 //!
-//! usage: counted writes|memory|open [--quick] [--file PATH] [--gib N] [--memory MIB] (the last three for `open`)
+//! usage: counted writes|memory|open [--quick] [--file PATH] [--gib N] [--memory MIB] (not for `writes`)
 //!
 //! - `writes`: device blocks for each block written at dedup ratio 2, beside the ideal: the blocks whose content is not live at that moment.
 //!   The disk keeps metadata and drops data.
@@ -43,7 +43,7 @@ fn main() {
     let quick = arguments.has("--quick");
     match arguments.first() {
         Some("writes") => writes(quick),
-        Some("memory") => memory(quick),
+        Some("memory") => memory(quick, &arguments),
         Some("open") => open(quick, &arguments),
         _ => println!("usage: counted writes|memory|open [--quick] [--file PATH]"),
     }
@@ -186,8 +186,11 @@ fn shuffled(n: u64, bits: u32) -> u64 {
 }
 
 /// Resident memory after unique blocks in random order; duplicates found then.
-fn memory(quick: bool) {
-    let (bits, memory) = if quick { (19, MEMORY / 16) } else { (24, MEMORY) };
+fn memory(quick: bool, arguments: &Arguments) {
+    let usual = |full: u64, small: u64| if quick { small } else { full };
+    let memory = arguments.number("--memory", usual(MEMORY, MEMORY / 16) >> 20) << 20;
+    // A power of two.
+    let bits = (arguments.number("--gib", usual(64, 2)) * GIB).ilog2();
     let (blocks, duplicates) = (1u64 << bits, 1u64 << (bits - 4));
     let disk = Arc::new(MetadataDisk::new(blocks * 2).unwrap());
     let mut ours = Ours::create(disk.clone(), blocks, Settings::for_memory(memory));
