@@ -240,6 +240,7 @@ impl Engine {
             for record in &plan.records {
                 state.active.publish(record);
             }
+            state.active.carriers += plan.carriers.len() as u64;
             state.active.last = state.active.last.max(window.number);
             state.active.catalogue.extend(window.catalogue.iter().cloned());
             state.active.allocated.extend_from_slice(plan.allocated());

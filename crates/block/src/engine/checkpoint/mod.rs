@@ -37,7 +37,7 @@ use crate::{
     index::Filter,
     place::bitmap::ZoneBitmap,
     scheme::Records,
-    settings::PlantedBug,
+    settings::{CARRIERS_MAX, PlantedBug},
 };
 
 /// How far a checkpoint has come.
@@ -105,7 +105,7 @@ pub enum CheckpointStep {
 }
 
 impl Engine {
-    /// True when a checkpoint should begin: half of the record limit or of the zone list is used, or somebody waits for one.
+    /// True when a checkpoint should begin: three quarters of a limit, or half of the zone list, are used, or somebody waits for one.
     #[must_use]
     pub fn checkpoint_due(&self) -> bool {
         if self.scheme.records() == Records::Nowhere {
@@ -113,7 +113,8 @@ impl Engine {
         }
         let state = self.state.lock();
         state.checkpoint_wanted
-            || state.active.records >= self.settings.records_max / 2
+            || state.active.records >= self.settings.records_max / 4 * 3
+            || state.active.carriers >= CARRIERS_MAX / 4 * 3
             || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
             || state.active.records > 0 && self.spill(&state).is_some()
     }

@@ -116,6 +116,7 @@ impl Engine {
             for &pba in &addresses {
                 state.allocator.note(pba, number, true, None);
             }
+            state.active.carriers += plan.carriers.len() as u64;
             state.active.allocated.extend_from_slice(&plan.extents);
             state.active.last = number;
             state.durable = number;

@@ -149,6 +149,7 @@ impl Engine {
         self.publish_recovered(&snapshot, &records)?;
         {
             let mut state = self.state.lock();
+            state.active.carriers = carriers.len() as u64;
             state.durable = seen.max(committed);
             state.acknowledged = state.durable;
             state.open = Window::new(seen.next());
