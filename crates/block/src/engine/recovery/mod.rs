@@ -52,7 +52,8 @@ impl Engine {
         let geometry = self.fixed.geometry;
         let pages = self.recover_zone_list()?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
-        let entries = newest_entries(geometry, &pages)?;
+        let oldest = snapshot.state.oldest_generation;
+        let entries: Vec<Entry> = newest_entries(geometry, &pages)?.into_iter().filter(|entry| entry.generation >= oldest).collect();
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
@@ -123,6 +124,9 @@ impl Engine {
                 }
                 Ok(())
             };
+            let mut index = self.index.lock();
+            state.active.pins.reserve(records.len());
+            state.active.entries.reserve(records.len());
             for found in &carriers {
                 in_use(&mut allocator, found.header.address)?;
                 allocator.note(found.header.address, found.header.window, true, None);
@@ -132,7 +136,7 @@ impl Engine {
                     Change::Block { pba, carried, fingerprint } => {
                         in_use(&mut allocator, pba)?;
                         allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
-                        self.index.lock().insert(&fingerprint, pba);
+                        index.insert(&fingerprint, pba);
                         state.active.pins.insert(pba);
                         state.active.dirty.touch(record.volume, record.lba);
                     }
