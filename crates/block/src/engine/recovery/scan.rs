@@ -16,8 +16,9 @@ use crate::{
 /// Blocks read at once while zones are scanned.
 pub(super) const SCAN_BLOCKS: usize = 256;
 
-/// Reads of a scan that are under way together.
-const SCAN_READS: usize = 8;
+/// Blocks, and reads, of a scan that are under way together.
+const SCAN_BATCH_BLOCKS: usize = 4096;
+const SCAN_BATCH_READS: usize = 256;
 
 /// Carriers of a full zone that lie this close are read in one go.
 const SCAN_GAP: usize = 8;
@@ -61,22 +62,31 @@ impl Engine {
             }
         }
         let mut found = Vec::new();
-        let mut buffers: Vec<Vec<Block>> = Vec::new();
-        for batch in stretches.chunks(SCAN_READS * 4) {
-            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(SCAN_BLOCKS.min(geometry.zone_blocks as usize)));
-            let mut reads: Vec<Read<'_>> = batch
-                .iter()
-                .zip(&mut buffers)
-                .map(|(&(entry, start, blocks), buffer)| Read::new(geometry.start_of(entry.zone).plus(start as u64), &mut buffer[..blocks]))
-                .collect();
+        let all: usize = stretches.iter().map(|&(.., blocks)| blocks).sum();
+        let mut buffer = Block::zeroed_vec(all.min(SCAN_BATCH_BLOCKS));
+        let mut rest = &stretches[..];
+        while !rest.is_empty() {
+            let mut together = 0;
+            let fits = |&&(.., blocks): &&(Entry, usize, usize)| {
+                together += blocks;
+                together <= SCAN_BATCH_BLOCKS
+            };
+            let (batch, others) = rest.split_at(rest.iter().take(SCAN_BATCH_READS).take_while(fits).count());
+            rest = others;
+            let mut free = &mut buffer[..];
+            let mut reads: Vec<Read<'_>> = Vec::with_capacity(batch.len());
+            for &(entry, start, blocks) in batch {
+                let (into, left) = free.split_at_mut(blocks);
+                reads.push(Read::new(geometry.start_of(entry.zone).plus(start as u64), into));
+                free = left;
+            }
             self.disk.read(&mut reads);
             reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
-            for (&(entry, start, blocks), buffer) in batch.iter().zip(&mut buffers) {
-                let at = geometry.start_of(entry.zone).plus(start as u64);
-                for (n, block) in buffer[..blocks].iter().enumerate() {
-                    found.extend(self.believable(block, at.plus(n as u64), entry.generation, state));
-                }
-            }
+            let places = batch.iter().flat_map(|&(entry, start, blocks)| {
+                let first = geometry.start_of(entry.zone).plus(start as u64);
+                (0..blocks as u64).map(move |n| (first.plus(n), entry.generation))
+            });
+            found.extend(places.zip(&buffer).filter_map(|((at, generation), block)| self.believable(block, at, generation, state)));
         }
         Ok(found)
     }
