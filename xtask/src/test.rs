@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
-    clients, demo, docs, fuzz, licences, packages,
+    clients,
+    demo::{self, Tools},
+    docs, fuzz, licences, machine, packages,
     product::Build,
     program::{cargo, run as run_program, show},
     sim,
@@ -44,17 +46,27 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 15] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
     Step { name: "licences", about: "licences of all dependencies", run: || licences::check().map(Tally::pass) },
     Step { name: "packages", about: "the clients are installed", run: || packages::ensure().map(Tally::pass) },
     Step { name: "unit", about: "unit and integration tests of the product", run: unit },
+    Step { name: "device", about: "a loop device as a store's disk; root only", run: device },
     Step { name: "sim", about: "kept seeds, 2,000 seeds, the exhaustive case", run: simulation },
     Step { name: "bugs", about: "each planted bug is found", run: bugs },
     Step { name: "fuzz", about: "every fuzz target for a short time", run: fuzz::smoke },
-    Step { name: "demo", about: "the demonstration of the README", run: || demo::show(Build::Test).map(|()| Tally::pass("")) },
+    Step {
+        name: "demo",
+        about: "the demonstration of the README",
+        run: || demo::show(Build::Test, Tools::Installed).map(|()| Tally::pass("")),
+    },
+    Step {
+        name: "bare",
+        about: "the same without mke2fs, nbdcopy and qemu-img",
+        run: || demo::show(Build::Test, Tools::None).map(|()| Tally::pass("")),
+    },
     Step { name: "docs", about: "the examples and links of the documents", run: docs::run },
     Step { name: "clients", about: "libnbd, qemu and fio on UNIX and TCP sockets", run: clients::tools },
     Step { name: "files", about: "ext4 and XFS over nbdfuse and a loop device, server killed", run: clients::file_systems },
@@ -118,6 +130,15 @@ fn features() -> Result<Tally> {
 
 fn unit() -> Result<Tally> {
     tests(&["--workspace", "--exclude", "onefold-sim"])
+}
+
+/// The tests that need root, and are ignored without being asked for.
+fn device() -> Result<Tally> {
+    if !machine::is_root() {
+        println!("NOT TESTED: a block device as a store's disk needs root (sudo cargo xtask test device)");
+        return Ok(Tally { note: "not tested: needs root".into(), ..Tally::default() });
+    }
+    tests(&["--package", "onefold-backend", "--test", "file_disk", "--", "--ignored"])
 }
 
 fn simulation() -> Result<Tally> {

@@ -5,6 +5,7 @@
 //! | [`file_disk`] | [`FileDisk`]: a regular file or a block device, by io_uring or plain system calls |
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
+//! | [`counted`] | what these two have in common |
 //! | [`counters`] | what a disk was asked to do, by class of block |
 //! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
@@ -17,6 +18,7 @@
 compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and abstract sockets");
 
 pub mod clock;
+pub mod counted;
 pub mod counters;
 pub mod file_disk;
 pub mod memory_disk;

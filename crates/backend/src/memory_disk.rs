@@ -8,10 +8,10 @@
 
 use std::collections::HashMap;
 
-use onefold_core::{BLOCK_BYTES, Block, Disk, Pba, Read, Result, Run};
+use onefold_core::{BLOCK_BYTES, Block, Read, Result, Run};
 use parking_lot::RwLock;
 
-use crate::{Counters, range};
+use crate::counted::{Counted, Place};
 
 /// Blocks that get memory together: few enough map entries for large disks, little waste for scattered small ones.
 const PIECE_BLOCKS: u64 = 64;
@@ -22,44 +22,36 @@ const SHARDS: u64 = 64;
 type Shard = RwLock<HashMap<u64, Vec<Block>>>;
 
 /// A disk whose blocks are in memory; unwritten ones are zero.
-pub struct MemoryDisk {
-    blocks: u64,
-    shards: Vec<Shard>,
-    counters: Counters,
-}
+pub type MemoryDisk = Counted<Pieces>;
+
+/// Pieces of memory, by number.
+pub struct Pieces(Vec<Shard>);
 
 impl MemoryDisk {
     /// A disk of `blocks` blocks of zeroes, which takes no memory yet.
     #[must_use]
     pub fn new(blocks: u64) -> MemoryDisk {
-        let shards = (0..SHARDS).map(|_| Shard::default()).collect();
-        MemoryDisk { blocks, shards, counters: Counters::default() }
+        Counted::over(Pieces((0..SHARDS).map(|_| Shard::default()).collect()), blocks)
     }
 
     /// Bytes of memory taken for blocks.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        let pieces: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
+        let pieces: usize = self.place.0.iter().map(|shard| shard.read().len()).sum();
         pieces as u64 * PIECE_BLOCKS * BLOCK_BYTES as u64
     }
+}
 
-    /// What was asked of it so far.
-    #[must_use]
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    fn check(&self, at: Pba, blocks: usize) -> Result<()> {
-        range::offset("memory disk", self.blocks, at, blocks as u64).map(|_| ())
-    }
-
+impl Pieces {
     fn shard(&self, piece: u64) -> &Shard {
-        &self.shards[(piece % SHARDS) as usize]
+        &self.0[(piece % SHARDS) as usize]
     }
+}
+
+impl Place for Pieces {
+    const NAME: &str = "memory disk";
 
     fn load(&self, read: &mut Read<'_>) -> Result<()> {
-        self.check(read.at, read.into.len())?;
-        self.counters.read(read.into.len());
         let mut at = read.at.0;
         let mut into = &mut *read.into;
         while !into.is_empty() {
@@ -75,7 +67,7 @@ impl MemoryDisk {
         Ok(())
     }
 
-    fn store(&self, run: &Run<'_>) {
+    fn store(&self, run: &Run<'_>) -> Result<()> {
         let mut at = run.at.0;
         let mut from = run.blocks;
         while !from.is_empty() {
@@ -88,42 +80,6 @@ impl MemoryDisk {
             }
             (at, from) = (at + now.len() as u64, later);
         }
-    }
-}
-
-impl Disk for MemoryDisk {
-    fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
-    fn read(&self, reads: &mut [Read<'_>]) {
-        for read in reads {
-            read.result = self.load(read);
-        }
-    }
-
-    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
-        runs.iter().try_for_each(|run| self.check(run.at, run.blocks.len()))?;
-        for run in runs {
-            self.counters.write(run.blocks);
-            self.store(run);
-        }
         Ok(())
-    }
-
-    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
-        self.check(run.at, run.blocks.len())?;
-        self.counters.durable_write(run.blocks);
-        self.store(run);
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.counters.flush();
-        Ok(())
-    }
-
-    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
-        range::offset("memory disk", self.blocks, at, blocks).map(|_| ())
     }
 }

@@ -11,21 +11,23 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use onefold_core::{BLOCK_BYTES, BlockRef, Class, Disk, Error, Pba, Read, Result, Run, block};
+use onefold_core::{BLOCK_BYTES, BlockRef, Class, Error, Pba, Read, Result, Run, block};
 use rustix::{
     fs::{FallocateFlags, MemfdFlags},
     io::{Errno, ReadWriteFlags},
 };
 
-use crate::{Counters, file_disk::transfer, range};
+use crate::{
+    counted::{Counted, Place},
+    file_disk::transfer,
+};
 
 /// A disk that forgets data and keeps the rest.
+pub type MetadataDisk = Counted<Kept>;
+
+/// An anonymous file.
 #[derive(Debug)]
-pub struct MetadataDisk {
-    kept: OwnedFd,
-    blocks: u64,
-    counters: Counters,
-}
+pub struct Kept(OwnedFd);
 
 impl MetadataDisk {
     /// A disk of `blocks` blocks of zeroes, which takes no memory yet.
@@ -37,7 +39,7 @@ impl MetadataDisk {
         let kept = rustix::fs::memfd_create("onefold-metadata", MemfdFlags::CLOEXEC).map_err(failed)?;
         let bytes = blocks.checked_mul(BLOCK_BYTES as u64).ok_or_else(|| failed(Errno::FBIG))?;
         rustix::fs::ftruncate(&kept, bytes).map_err(failed)?;
-        Ok(MetadataDisk { kept, blocks, counters: Counters::default() })
+        Ok(Counted::over(Kept(kept), blocks))
     }
 
     /// Bytes of the machine's memory that hold what was kept.
@@ -45,41 +47,38 @@ impl MetadataDisk {
     /// # Errors
     /// When the kernel does not tell.
     pub fn kept_bytes(&self) -> Result<u64> {
-        let stat = rustix::fs::fstat(&self.kept).map_err(|errno| Error::from_io("metadata disk", errno.into()))?;
+        let stat = rustix::fs::fstat(&self.place.0).map_err(|errno| Error::from_io("metadata disk", errno.into()))?;
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
     }
+}
 
-    /// What was asked of it so far.
-    #[must_use]
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    fn offset(&self, at: Pba, blocks: usize) -> Result<u64> {
-        range::offset("metadata disk", self.blocks, at, blocks as u64)
-    }
+impl Place for Kept {
+    const NAME: &str = "metadata disk";
 
     fn load(&self, read: &mut Read<'_>) -> Result<()> {
-        let offset = self.offset(read.at, read.into.len())?;
-        self.counters.read(read.into.len());
-        transfer::read(self.kept.as_fd(), offset, block::bytes_mut(read.into), 0).map_err(failed)
+        transfer::read(self.0.as_fd(), offset(read.at), block::bytes_mut(read.into), 0).map_err(failed)
     }
 
     fn store(&self, run: &Run<'_>) -> Result<()> {
-        let mut offset = self.offset(run.at, run.blocks.len())?;
+        let mut offset = offset(run.at);
         for same in run.blocks.chunk_by(|a, b| is_data(a) == is_data(b)) {
             let bytes = (same.len() * BLOCK_BYTES) as u64;
             if is_data(&same[0]) {
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                rustix::fs::fallocate(&self.kept, hole, offset, bytes).map_err(|errno| failed(transfer::Failure::System(errno)))?;
+                rustix::fs::fallocate(&self.0, hole, offset, bytes).map_err(|errno| failed(transfer::Failure::System(errno)))?;
             } else {
                 let slices = crate::file_disk::gather(same);
-                transfer::write(self.kept.as_fd(), offset, &slices, 0, ReadWriteFlags::empty()).map_err(failed)?;
+                transfer::write(self.0.as_fd(), offset, &slices, 0, ReadWriteFlags::empty()).map_err(failed)?;
             }
             offset += bytes;
         }
         Ok(())
     }
+}
+
+/// Where a block that is in range lies.
+fn offset(at: Pba) -> u64 {
+    at.0 * BLOCK_BYTES as u64
 }
 
 fn is_data(block: &BlockRef<'_>) -> bool {
@@ -90,38 +89,5 @@ fn failed(failure: transfer::Failure) -> Error {
     match failure {
         transfer::Failure::System(errno) => crate::file_disk::explain_errno("metadata disk", errno),
         transfer::Failure::Ended | transfer::Failure::Stalled => crate::file_disk::explain_errno("metadata disk", Errno::IO),
-    }
-}
-
-impl Disk for MetadataDisk {
-    fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
-    fn read(&self, reads: &mut [Read<'_>]) {
-        for read in reads {
-            read.result = self.load(read);
-        }
-    }
-
-    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
-        runs.iter().try_for_each(|run| {
-            self.counters.write(run.blocks);
-            self.store(run)
-        })
-    }
-
-    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
-        self.counters.durable_write(run.blocks);
-        self.store(run)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.counters.flush();
-        Ok(())
-    }
-
-    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
-        range::offset("metadata disk", self.blocks, at, blocks).map(|_| ())
     }
 }

@@ -226,7 +226,7 @@ fn a_file_of_somebody_else_is_denied() {
 }
 
 #[test]
-#[ignore = "needs root and a free loop device: cargo test -p onefold-backend -- --ignored"]
+#[ignore = "needs root and a free loop device: cargo xtask test device runs it"]
 fn a_block_device_is_used_whole_and_claimed() {
     let backing = Scratch::new("loop-backing");
     File::create(backing.path()).unwrap().set_len((64 << 20) + 512).unwrap();

@@ -13,6 +13,7 @@ pub mod hot;
 mod index;
 mod overlay;
 pub mod place;
+mod reached;
 mod scheme;
 mod settings;
 mod store;
@@ -21,5 +22,6 @@ mod window;
 
 pub use counters::Counts;
 pub use engine::{CheckpointStep, Engine, Leisure};
+pub use reached::Branch;
 pub use settings::{Format, MEMORY_MIN, Persistence, PlantedBug, Settings};
 pub use store::{BlockVolume, Status, Store, StoreExports, VolumeStatus};

@@ -3,7 +3,10 @@
 //! Two overlays exist at most: the *active* one, into which windows are published, and the *frozen* one, which a checkpoint is writing
 //! into the tables. A block in an overlay is newer than a range in it exactly when its window is not older.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    hash::{Hash, Hasher},
+};
 
 use onefold_core::{Lba, Pba, VolumeId};
 
@@ -11,7 +14,7 @@ use crate::{
     format::{
         catalogue::CatalogueChange,
         page::MapEntry,
-        record::{Change, Record, WindowNumber},
+        record::{Change, Record, WindowNumber, from_low_bytes, low_bytes},
     },
     hash::{MixMap, MixSet},
     place::Extent,
@@ -19,16 +22,74 @@ use crate::{
 };
 
 /// The newest change of one address.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) entry: MapEntry,
     pub(crate) window: WindowNumber,
 }
 
+/// An address in its volume's table; of the 48 bits that an address has, none is wasted on alignment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key([u8; 6]);
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(from_low_bytes(&self.0));
+    }
+}
+
+/// As much of an [`Entry`] as is not the same for all.
+#[derive(Clone, Copy)]
+struct Packed {
+    pba: [u8; 5],
+    carried: bool,
+    window: [u8; 6],
+    prefix: [u8; 8],
+}
+
+/// The blocks that changed: a table for each volume, since there are a million of them.
+#[derive(Default)]
+pub(crate) struct Entries(BTreeMap<VolumeId, MixMap<Key, Packed>>);
+
+impl Entries {
+    fn insert(&mut self, volume: VolumeId, lba: Lba, (pba, carried, prefix): (Pba, bool, u64), window: WindowNumber) {
+        let packed = Packed { pba: low_bytes(pba.0), carried, window: low_bytes(window.0), prefix: prefix.to_le_bytes() };
+        self.0.entry(volume).or_default().insert(Key(low_bytes(lba.0)), packed);
+    }
+
+    /// The newest change of an address.
+    pub(crate) fn get(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
+        let Packed { pba, carried, window, prefix } = *self.0.get(&volume)?.get(&Key(low_bytes(lba.0)))?;
+        let entry = MapEntry::Block { pba: Pba(from_low_bytes(&pba)), carried, prefix: u64::from_le_bytes(prefix) };
+        Some(Entry { entry, window: WindowNumber(from_low_bytes(&window)) })
+    }
+
+    /// The changed addresses of a volume, rising.
+    pub(crate) fn addresses(&self, volume: VolumeId) -> Vec<Lba> {
+        let mut all: Vec<Lba> = self.0.get(&volume).into_iter().flatten().map(|(key, _)| Lba(from_low_bytes(&key.0))).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// How many addresses changed.
+    pub(crate) fn len(&self) -> usize {
+        self.0.values().map(MixMap::len).sum()
+    }
+
+    fn memory(&self) -> u64 {
+        self.0.values().map(|table| table.capacity() as u64 * 8 / 7 * SLOT_BYTES + 64).sum()
+    }
+}
+
+/// Bytes of an entry in a table: key, entry, and a byte of the table's own.
+const SLOT_BYTES: u64 = size_of::<(Key, Packed)>() as u64 + 1;
+
+const _: () = assert!(SLOT_BYTES == 27);
+
 /// Changes since a checkpoint.
 #[derive(Default)]
 pub(crate) struct Overlay {
-    pub(crate) entries: MixMap<(VolumeId, Lba), Entry>,
+    pub(crate) entries: Entries,
     pub(crate) ranges: Ranges,
     pub(crate) catalogue: Vec<CatalogueChange>,
     /// Blocks that were handed out for windows published here.
@@ -57,8 +118,7 @@ impl Overlay {
         self.records += 1;
         match record.change {
             Change::Block { pba, carried, fingerprint } => {
-                let entry = MapEntry::Block { pba, carried, prefix: fingerprint.prefix() };
-                self.entries.insert((record.volume, record.lba), Entry { entry, window });
+                self.entries.insert(record.volume, record.lba, (pba, carried, fingerprint.prefix()), window);
             }
             Change::Range { blocks, keep } => {
                 self.ranges.insert(record.volume, record.lba.0, Span { end: record.lba.0 + blocks, keep, window });
@@ -82,7 +142,7 @@ impl Overlay {
 
     /// What became of an address, if it changed.
     pub(crate) fn find(&self, volume: VolumeId, lba: Lba) -> Option<MapEntry> {
-        let entry = self.entries.get(&(volume, lba));
+        let entry = self.entries.get(volume, lba);
         let span = self.ranges.get(volume, lba.0);
         match (entry, span) {
             (Some(entry), Some(span)) if span.window > entry.window => Some(zeroes(span.keep)),
@@ -94,9 +154,9 @@ impl Overlay {
 
     /// Bytes of memory, roughly.
     pub(crate) fn memory(&self) -> u64 {
-        (self.entries.capacity() * (size_of::<((VolumeId, Lba), Entry)>() + 1)
-            + self.pins.capacity() * 9
-            + self.dirty.pages.capacity() * 17) as u64
+        self.entries.memory()
+            + self.dirty.memory()
+            + self.pins.capacity() as u64 * 8 / 7 * 9
             + self.allocated.capacity() as u64 * 16
             + self.ranges.len() as u64 * 48
     }
@@ -109,10 +169,20 @@ pub(crate) fn zeroes(keep: bool) -> MapEntry {
 
 /// The map pages that a set of changes touches, leaves and the pages above them, each once: the space a checkpoint of them takes at most.
 #[derive(Default)]
-pub(crate) struct DirtyPages {
-    pages: MixSet<(u32, u8, u64)>,
-    /// The highest level of each volume.
-    tops: BTreeMap<u32, u8>,
+pub(crate) struct DirtyPages(BTreeMap<VolumeId, DirtyMap>);
+
+/// The changed pages of one map.
+#[derive(Default)]
+struct DirtyMap {
+    /// Level and number, as [`page`] makes one of them.
+    pages: MixSet<u64>,
+    /// The highest level.
+    top: u8,
+}
+
+/// A page by its level and number: of leaves there are less than 2^40.
+fn page(level: u8, index: u64) -> u64 {
+    u64::from(level) << 56 | index
 }
 
 impl DirtyPages {
@@ -121,10 +191,10 @@ impl DirtyPages {
         use crate::format::page::{FANOUT, Table};
         let mut index = lba.0 / Table::Map.per_leaf();
         let mut level = 0;
+        let map = self.0.entry(volume).or_default();
         // The root is counted as well: trees grow by it.
-        while self.pages.insert((volume.0, level, index)) && (index > 0 || level == 0) {
-            let top = self.tops.entry(volume.0).or_default();
-            *top = level.max(*top);
+        while map.pages.insert(page(level, index)) && (index > 0 || level == 0) {
+            map.top = level.max(map.top);
             index /= FANOUT;
             level += 1;
         }
@@ -133,10 +203,49 @@ impl DirtyPages {
     /// How many pages; `height` gives that of a volume's map as it is. A tree that is taller than the path to an address has more pages
     /// above it, and one that grows gets them.
     pub(crate) fn pages(&self, height: impl Fn(VolumeId) -> u8) -> u64 {
-        let above = |(&volume, &top): (&u32, &u8)| {
-            let levels = 1..=top.max(height(VolumeId(volume)));
-            levels.filter(|&level| !self.pages.contains(&(volume, level, 0))).count() as u64
+        let of_map = |(&volume, map): (&VolumeId, &DirtyMap)| {
+            let levels = 1..=map.top.max(height(volume));
+            (map.pages.len() + levels.filter(|&level| !map.pages.contains(&page(level, 0))).count()) as u64
         };
-        self.pages.len() as u64 + self.tops.iter().map(above).sum::<u64>()
+        self.0.iter().map(of_map).sum()
+    }
+
+    fn memory(&self) -> u64 {
+        self.0.values().map(|map| map.pages.capacity() as u64 * 8 / 7 * 9 + 64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_core::Fingerprint;
+
+    use super::*;
+
+    #[test]
+    fn the_largest_entry_survives_its_packing() {
+        let mut overlay = Overlay::default();
+        let (volume, lba) = (VolumeId(u32::MAX), Lba((1 << 48) - 1));
+        let change = Change::Block { pba: Pba::MAX, carried: true, fingerprint: Fingerprint([0xff; 16]) };
+        overlay.publish(&Record { volume, lba, change, timestamp: WindowNumber::MAX.timestamp(3) });
+        let entry = MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX };
+        assert_eq!(overlay.entries.get(volume, lba), Some(Entry { entry, window: WindowNumber::MAX }));
+        assert_eq!(overlay.entries.addresses(volume), [lba]);
+        assert_eq!((overlay.find(volume, Lba(0)), overlay.find(VolumeId(1), lba)), (None, None));
+    }
+
+    #[test]
+    fn scattered_records_take_no_more_than_the_settings_count_for_them() {
+        // One more than a table of 2^14 places takes: it has just doubled.
+        let records = (1 << 14) / 8 * 7 + 1;
+        let mut overlay = Overlay::default();
+        for n in 0..records {
+            let lba = Lba(n * 7919 * 288);
+            let change = Change::Block { pba: Pba(n), carried: false, fingerprint: Fingerprint([1; 16]) };
+            overlay.publish(&Record { volume: VolumeId(1), lba, change, timestamp: WindowNumber(n).timestamp(0) });
+            overlay.dirty.touch(VolumeId(1), lba);
+            overlay.allocated.push(Extent { at: Pba(n), blocks: 1 });
+        }
+        assert_eq!(overlay.records, records);
+        assert!(overlay.memory() <= records * (62 + 42 + 32), "{} bytes a record", overlay.memory() / records);
     }
 }

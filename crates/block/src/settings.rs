@@ -99,8 +99,21 @@ pub(crate) const UNFLUSHED_BLOCKS_MAX: usize = 8192;
 /// Most blocks of a window: one contiguous write of 1 MiB.
 pub(crate) const WINDOW_BLOCKS_MAX: usize = 256;
 
-/// Bytes that an uncommitted record takes in memory at most, in both overlays and while a checkpoint sorts it.
-const RECORD_MEMORY: u64 = 128;
+/// Bytes that an uncommitted record takes in memory at most: 62 in the overlay's table just after it has doubled; 42 in the set of changed map
+/// pages when changes are scattered over a large volume; 32 for the place of its block when windows are small, and 16 for the fingerprint; and 88 while a
+/// checkpoint sorts it, which is one record of two, as a checkpoint begins at half of the limit.
+const RECORD_MEMORY: u64 = 196;
+
+/// Parts of the memory, in 32nds. One is left for the pages of a checkpoint on their way, and carriers.
+const RECORDS: u64 = 11;
+const INDEX: u64 = 9;
+const PAGES: u64 = 4;
+const CONNECTIONS: u64 = 4;
+const UNFLUSHED: u64 = 2;
+/// For memory of windows that is kept for the next ones.
+const POOL: u64 = 1;
+
+const _: () = assert!(RECORDS + INDEX + PAGES + CONNECTIONS + UNFLUSHED + POOL + 1 == 32);
 
 /// What is chosen when a store is opened.
 #[derive(Clone, Debug)]
@@ -123,6 +136,9 @@ pub struct Settings {
     /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
     #[cfg(feature = "planted-bugs")]
     pub weak_fingerprint: Option<u32>,
+    /// Recovery takes it that no block is left to append to: no simulated store is so full and so scattered.
+    #[cfg(feature = "planted-bugs")]
+    pub no_room_to_append: bool,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -135,17 +151,30 @@ impl Settings {
         let memory = memory.max(MEMORY_MIN);
         Settings {
             persistence: Persistence::Weak,
-            index_memory: memory * 2 / 5,
-            page_memory: memory / 5,
-            records_max: (memory / 4 / RECORD_MEMORY).min(RECORDS_MAX),
+            index_memory: memory / 32 * INDEX,
+            page_memory: memory / 32 * PAGES,
+            records_max: (memory / 32 * RECORDS / RECORD_MEMORY).min(RECORDS_MAX),
             window_blocks: WINDOW_BLOCKS_MAX,
-            unflushed_blocks: ((memory / 16 / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
+            unflushed_blocks: ((memory / 32 * UNFLUSHED / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
             accept_loss: false,
             #[cfg(feature = "planted-bugs")]
             weak_fingerprint: None,
             #[cfg(feature = "planted-bugs")]
+            no_room_to_append: false,
+            #[cfg(feature = "planted-bugs")]
             bug: None,
         }
+    }
+
+    /// Bytes of the `memory` given to [`for_memory`](Self::for_memory) that are left to the buffers of connections.
+    #[must_use]
+    pub fn for_connections(memory: u64) -> u64 {
+        memory.max(MEMORY_MIN) / 32 * CONNECTIONS
+    }
+
+    /// Blocks of windows that are kept for the next ones.
+    pub(crate) fn pool_blocks(&self) -> usize {
+        self.unflushed_blocks * POOL as usize / UNFLUSHED as usize
     }
 
     /// The identity of the store whose fixed part this is.
@@ -157,6 +186,14 @@ impl Settings {
             return Identity { fingerprinter: identity.fingerprinter.shortened(bits), ..identity };
         }
         identity
+    }
+
+    /// True when recovery is to find no room.
+    pub(crate) fn finds_no_room(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.no_room_to_append;
+        #[cfg(not(feature = "planted-bugs"))]
+        false
     }
 
     /// True when this defect was asked for.

@@ -7,3 +7,46 @@ pub trait Clock: Send + Sync {
     /// Time since an arbitrary start; never goes back.
     fn now(&self) -> Duration;
 }
+
+/// Letting others run takes about a microsecond when nobody wants to, and milliseconds when somebody computes.
+const CROWDED: Duration = Duration::from_micros(300);
+
+/// How long a crowded processor is left to others.
+const CROWDED_FOR: Duration = Duration::from_secs(1);
+
+/// Notices that a processor is crowded. There, who stays awake and yields meanwhile waits for a whole time slice of somebody else, while who
+/// sleeps is woken at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Crowd {
+    until: Option<Duration>,
+}
+
+impl Crowd {
+    /// True while others need the processor: sleep.
+    #[must_use]
+    pub fn is_there(&self, now: Duration) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// Notes when a thread yielded and when it ran again.
+    pub fn yielded(&mut self, before: Duration, after: Duration) {
+        if after.saturating_sub(before) > CROWDED {
+            self.until = Some(after + CROWDED_FOR);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_yield_tells_of_a_crowd_for_a_while() {
+        let mut crowd = Crowd::default();
+        let at = Duration::from_micros;
+        crowd.yielded(at(10), at(20));
+        assert!(!crowd.is_there(at(20)));
+        crowd.yielded(at(1000), at(3000));
+        assert!(crowd.is_there(at(3000)) && crowd.is_there(at(1_002_999)) && !crowd.is_there(at(1_003_000)));
+    }
+}

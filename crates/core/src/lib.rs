@@ -17,7 +17,7 @@ pub mod units;
 pub mod volume;
 
 pub use block::{BLOCK_BYTES, Block};
-pub use clock::Clock;
+pub use clock::{Clock, Crowd};
 pub use disk::{BlockRef, Class, Disk, Read, Run};
 pub use error::{Error, Kind, Result};
 pub use fingerprint::{Algorithm, Fingerprint, Fingerprinter};

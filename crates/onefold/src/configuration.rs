@@ -146,11 +146,11 @@ mod tests {
         assert_eq!(options.memory.0, 64 << 20);
         assert_eq!(options.nbd.len(), 2);
         assert!(options.insecure);
-        assert_eq!(options.max_connections, 7);
+        assert_eq!(options.max_connections, Some(7));
         let options = serve_options(text, "onefold serve --nbd unix:/b --memory=32M -- store");
         assert_eq!(options.memory.0, 32 << 20);
         assert_eq!(options.nbd.len(), 1);
-        assert_eq!(options.max_connections, 7);
+        assert_eq!(options.max_connections, Some(7));
         assert_eq!(with_file(text, "onefold serve store").unwrap().log.as_deref(), Some("debug"));
         assert_eq!(with_file(text, "onefold status --log warn store").unwrap().log.as_deref(), Some("warn"));
     }

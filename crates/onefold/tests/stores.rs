@@ -233,6 +233,7 @@ fn a_wrong_command_line_is_one_sentence_and_status_two() {
     desk.fails("serve a --memory 1M", 2, &["--memory 1.00 MiB is too little"]);
     desk.fails("serve a --nbd udp:1", 2, &["unix:PATH or tcp:ADDRESS:PORT"]);
     desk.fails("serve a --max-connections 0", 2, &["1 to 65536"]);
+    desk.fails("serve a --memory 64M --max-connections 256", 2, &["--max-connections 256 needs --memory 385 MiB"]);
     desk.fails("serve a --max-request 1G", 2, &["--max-request"]);
     desk.fails("serve a --log verbose=all=1", 2, &["no level for the log"]);
 }

@@ -27,9 +27,13 @@ struct Served {
 }
 
 fn serve(exports: Arc<dyn Exports>, volume: Arc<MemoryVolume>) -> Served {
+    serve_with(exports, volume, Limits::default())
+}
+
+fn serve_with(exports: Arc<dyn Exports>, volume: Arc<MemoryVolume>, limits: Limits) -> Served {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("nbd.sock");
-    let mut server = Server::new(exports, Limits::default());
+    let mut server = Server::new(exports, limits);
     server.add_unix(&socket).unwrap();
     server.start().unwrap();
     Served { volume, socket, _server: server, _dir: dir }
@@ -38,6 +42,11 @@ fn serve(exports: Arc<dyn Exports>, volume: Arc<MemoryVolume>) -> Served {
 fn served() -> Served {
     let (exports, volume) = MemoryExports::one(SIZE);
     serve(exports, volume)
+}
+
+fn served_with(limits: Limits) -> Served {
+    let (exports, volume) = MemoryExports::one(SIZE);
+    serve_with(exports, volume, limits)
 }
 
 fn three() -> Served {
@@ -404,5 +413,32 @@ fn a_reply_that_has_begun_and_cannot_be_completed_ends_the_connection() {
         raw.stream.read_to_end(&mut bytes).unwrap();
         assert_eq!(bytes.len(), announced + (4 << 20), "never an error in the place of data");
         served.volume.fail_after.store(0, SeqCst);
+    }
+}
+
+#[test]
+fn with_no_memory_to_spare_large_requests_are_served_in_small_pieces() {
+    let least = Limits::default().sure_bytes();
+    let served = served_with(Limits { connections: 4, buffer_bytes: 4 * least, ..Limits::default() });
+    let data: Vec<u8> = (0..6 << 20).map(|n: u32| (n >> 9) as u8 | 1).collect();
+    for (mode, flags) in [(Mode::Simple, 0), (Mode::Structured, 0), (Mode::Structured, DF), (Mode::Extended, 0)] {
+        let mut raw = Raw::go(&served.socket, mode);
+        assert_eq!(raw.write(0, 4096, &data), 0);
+        for (offset, length) in [(4096_u64, 6 << 20), (5000, 40_000), (4097, 1), (12_000, 1 << 20)] {
+            let from = offset as usize - 4096;
+            assert!(raw.read(flags, offset, length).unwrap() == data[from..from + length], "{mode:?} {offset} {length}");
+        }
+    }
+}
+
+#[test]
+fn replies_that_pile_up_are_sent_before_the_batch_ends() {
+    let served = served();
+    let mut raw = Raw::go(&served.socket, Mode::Structured);
+    // An error is a reply with a text; a receive buffer holds thousands of requests.
+    let requests: Vec<u8> = (0..2_000).flat_map(|i| request_bytes(Mode::Structured, 0, READ, i, u64::MAX, 1)).collect();
+    raw.send(&requests);
+    for i in 0..2_000 {
+        assert_eq!(raw.chunk(0).unwrap().cookie, i);
     }
 }

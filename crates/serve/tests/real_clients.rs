@@ -1,4 +1,5 @@
-//! The clients that people use, against the server from outside: libnbd's tools, qemu's, and fio.
+//! The clients that people use, against the server from outside: what they leave in a volume that can be looked into, and what of it is
+//! durable. The same clients on a store, with more jobs, are the workshop's.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -105,34 +106,8 @@ fn nbdcopy_brings_an_image_in_and_out() {
 #[test]
 fn nbdsh_uses_every_command() {
     let served = Served::new(64 << 20);
-    let script = r#"
-assert h.can_fua() and h.can_df() and h.can_cache() and h.can_multi_conn() and h.can_meta_context("base:allocation")
-h.pwrite(b"a" * 5000, 100, nbd.CMD_FLAG_FUA)
-assert h.pread(5002, 99) == b"\0" + b"a" * 5000 + b"\0"
-assert h.pread_structured(5002, 99, lambda *a: 0, nbd.CMD_FLAG_DF) == b"\0" + b"a" * 5000 + b"\0"
-h.zero(100, 150, nbd.CMD_FLAG_FAST_ZERO | nbd.CMD_FLAG_FUA)
-assert h.pread(200, 100) == b"a" * 50 + b"\0" * 100 + b"a" * 50
-h.trim(4096, 4096, nbd.CMD_FLAG_FUA)
-assert h.pread(8192, 0) == b"\0" * 100 + b"a" * 50 + b"\0" * 100 + b"a" * 3846 + b"\0" * 4096
-h.cache(8192, 0)
-h.flush()
-big = bytes(range(256)) * (32 << 12)
-h.pwrite(big, 1 << 20)
-assert h.pread(len(big), 1 << 20) == big
-assert h.pread_structured(len(big), 1 << 20, lambda *a: 0, nbd.CMD_FLAG_DF) == big
-chunks = []
-h.pread_structured(65536, 0, lambda buf, off, kind, err: chunks.append((len(buf), off, kind)))
-assert chunks == [(4096, 0, nbd.READ_DATA), (61440, 4096, nbd.READ_HOLE)], chunks
-h.set_strict_mode(0)
-for call in [lambda: h.pread(10, (64 << 20) - 5), lambda: h.pwrite(b"x" * 10, (64 << 20) - 5), lambda: h.trim(1, 1 << 62)]:
-    try:
-        call()
-        raise SystemExit("a range beyond the end was accepted")
-    except nbd.Error as e:
-        assert e.errno in ("EINVAL", "ENOSPC"), e.errno
-h.shutdown()
-"#;
-    run("/usr/bin/python3", &["-m", "nbd", "--base-allocation", "-u", &served.uri(), "-c", script]);
+    let script = format!("base, large = 0, 32 << 20\n{}", include_str!("clients/every-command.py"));
+    run("/usr/bin/python3", &["-m", "nbd", "--base-allocation", "-u", &served.uri(), "-c", &script]);
     served.stop();
 }
 
@@ -159,64 +134,15 @@ fn qemu_img_converts_maps_and_compares() {
 #[test]
 fn qemu_io_forces_trims_and_zeroes() {
     let served = Served::new(16 << 20);
-    let commands = [
-        "write -P 0x11 0 1M",
-        "write -f -P 0x22 4608 512",
-        "write -z 64k 64k",
-        "write -z -u 128k 64k",
-        "discard 256k 64k",
-        "flush",
-        "read -P 0x11 0 4608",
-        "read -P 0x22 4608 512",
-        "read -P 0x11 5120 60416",
-        "read -P 0 64k 128k",
-        "read -P 0x11 192k 64k",
-        "read -P 0 256k 64k",
-        "read -P 0x11 320k 704k",
-        "aio_write -P 0x33 1M 1M",
-        "aio_write -P 0x44 2M 1M",
-        "aio_flush",
-        "read -P 0x33 1M 1M",
-        "read -P 0x44 2M 1M",
-    ];
     let uri = served.uri();
     let mut arguments = vec!["-f", "raw", "-t", "none", "--discard=unmap"];
-    commands.iter().for_each(|command| arguments.extend(["-c", command]));
+    include_str!("clients/qemu-io.txt").lines().for_each(|command| arguments.extend(["-c", command]));
     arguments.push(&uri);
     let output = run("qemu-io", &arguments);
     assert!(!output.contains("failed"), "{output}");
     assert_eq!(served.volume.volatile(), 0);
     let extents = served.volume.extents(0, 512 << 10, 100).unwrap();
     assert_eq!(extents.iter().map(|extent| extent.bytes >> 10).collect::<Vec<_>>(), [64, 64, 64, 64, 64, 192]);
-    served.stop();
-}
-
-#[test]
-fn fio_verifies_what_it_wrote() {
-    let served = Served::new(32 << 20);
-    for (rw, bs, depth, more) in [
-        ("randwrite", "4k", "32", "--fsync=16"),
-        ("randwrite", "512-64k", "16", "--bs_unaligned=1"),
-        ("write", "128k", "32", "--fsync=8"),
-        ("randrw", "4k", "1", "--fsync=1"),
-        ("randtrim", "16k", "8", "--io_size=4m"),
-    ] {
-        let verify = if rw == "randtrim" { "--verify=null" } else { "--verify=crc32c" };
-        let [uri, rw, bs, depth] =
-            [("uri", served.uri().as_str()), ("rw", rw), ("bs", bs), ("iodepth", depth)].map(|(k, v)| format!("--{k}={v}"));
-        let fixed = [
-            "--name=check",
-            "--ioengine=nbd",
-            "--size=32m",
-            "--io_size=8m",
-            "--do_verify=1",
-            "--verify_fatal=1",
-            "--verify_state_save=0",
-            "--output-format=terse",
-        ];
-        let arguments: Vec<&str> = fixed.into_iter().chain([&uri[..], &rw, &bs, &depth, verify, more]).collect();
-        run("fio", &arguments);
-    }
     served.stop();
 }
 

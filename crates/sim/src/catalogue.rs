@@ -4,9 +4,10 @@ use onefold_core::{BLOCK_BYTES, Kind, Result, VolumeId};
 
 use crate::{
     checker::{Checker, Failure},
+    client::Change,
     model::{Key, Verb},
     run::{Flow, Sim, Stop},
-    subject::{Ack, Subject},
+    subject::{Ack, Step, Subject},
 };
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -33,7 +34,7 @@ impl<S: Subject> Sim<S> {
             2 => Verb::Delete(key),
             3 if keys.len() < 6 => return self.create_volume(),
             4 => return self.taken_name(key),
-            5 => Verb::Resize(key, blocks * 2),
+            5 | 6 => Verb::Resize(key, blocks * 2),
             _ => Verb::Resize(key, self.rng.within(1, blocks)),
         };
         self.apply(verb)
@@ -74,7 +75,7 @@ impl<S: Subject> Sim<S> {
                     self.note_durable()?;
                     return match ticket {
                         Some(ticket) if self.rng.percent(50) => self.drive(ticket),
-                        _ => Ok(()),
+                        _ => self.use_new_end(&verb),
                     };
                 }
                 Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
@@ -88,6 +89,26 @@ impl<S: Subject> Sim<S> {
                 Err(error) => return Err(self.judge("volume verb", &error)),
             }
         }
+    }
+
+    /// A volume that has just grown, not durably yet, is sometimes used up to its new end.
+    fn use_new_end(&mut self, verb: &Verb) -> Flow<()> {
+        let Verb::Resize(key, blocks) = *verb else { return Ok(()) };
+        if self.rng.percent(40) {
+            return Ok(());
+        }
+        // In a window of its own, and both written and not flushed: a crash may take the one and leave the other.
+        self.step(Step::Close)?;
+        let first = self.rng.below(blocks);
+        self.change(key, first * BLOCK, Change::Trim((blocks - first) * BLOCK))?;
+        for step in [Step::Close, Step::Prepare, Step::Prepare, Step::Write, Step::Write] {
+            self.step(step)?;
+        }
+        if self.rng.percent(50) {
+            self.disk.hasten_crash();
+            self.step(Step::Settle)?;
+        }
+        Ok(())
     }
 
     /// Compares the list of volumes; `answered` when no verb has just failed.

@@ -3,7 +3,9 @@
 use std::{process::ExitCode, time::Instant};
 
 use crate::{
+    disk::Fault,
     exhaust::{exhaust, small},
+    reach::Reach,
     runner::{Config, Outcome, bugs, run_params, run_seed, run_seeds, shrink},
     subject::Subject,
 };
@@ -55,10 +57,10 @@ pub fn run<S: Subject>(arguments: impl Iterator<Item = String>) -> ExitCode {
             let least = shrink::<S>(&run_seed::<S>(seed, config.bug, false));
             replay(&run_params::<S>(least.params, true))
         }
-        Job::Seeds(seeds) => many::<S>(seeds, &config),
+        Job::Seeds(seeds) => many::<S>(seeds, &config).0,
         Job::Exhaust => small_cases::<S>(&config),
         Job::Bugs => planted::<S>(&config),
-        Job::All => kept::<S>(&config) && many::<S>(0..SEEDS, &config) && small_cases::<S>(&config),
+        Job::All => kept::<S>(&config) && everywhere::<S>(&config) && small_cases::<S>(&config),
     };
     if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -105,7 +107,18 @@ fn verdict(outcome: &Outcome) -> bool {
     false
 }
 
-fn many<S: Subject>(seeds: std::ops::Range<u64>, config: &Config) -> bool {
+/// The ordinary run, which must also reach every fault and every branch.
+fn everywhere<S: Subject>(config: &Config) -> bool {
+    let (well, reach) = many::<S>(0..SEEDS, config);
+    let faults = Fault::ALL.iter().map(|fault| fault.name());
+    let never: Vec<&str> = S::branches().into_iter().chain(faults).filter(|what| reach.count(what) == 0).collect();
+    for what in &never {
+        println!("never reached: {what}");
+    }
+    well && never.is_empty()
+}
+
+fn many<S: Subject>(seeds: std::ops::Range<u64>, config: &Config) -> (bool, Reach) {
     let start = Instant::now();
     let total = seeds.end.saturating_sub(seeds.start);
     let summary = run_seeds::<S>(seeds, config, |done| {
@@ -121,7 +134,7 @@ fn many<S: Subject>(seeds: std::ops::Range<u64>, config: &Config) -> bool {
     print!("{}", summary.reach);
     let seconds = start.elapsed().as_secs_f64();
     println!("{} seeds, {} failed, {seconds:.1} s, {:.0} a second", summary.seeds, summary.failures.len(), summary.seeds as f64 / seconds);
-    summary.failures.is_empty()
+    (summary.failures.is_empty(), summary.reach)
 }
 
 fn kept<S: Subject>(config: &Config) -> bool {

@@ -246,7 +246,7 @@ impl<S: Subject> Sim<S> {
             if nearly_empty && !host {
                 self.idle()?;
                 self.must_fit(key, offset, data)?;
-            } else if self.params.profile == Profile::FullStore && self.rng.percent(30) {
+            } else if matches!(self.params.profile, Profile::FullStore | Profile::Churn) && self.rng.percent(30) {
                 self.trim_and_write_again()?;
             }
             return Ok(());

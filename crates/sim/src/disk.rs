@@ -62,6 +62,12 @@ impl VirtualDisk {
         self.state.lock().crash_in = Some(calls);
     }
 
+    /// Lets the armed crash, if there is one, come in the next call that changes something.
+    pub fn hasten_crash(&self) {
+        let mut state = self.state.lock();
+        state.crash_in = state.crash_in.map(|_| 0);
+    }
+
     /// Takes the armed crash back.
     pub fn disarm_crash(&self) {
         self.state.lock().crash_in = None;

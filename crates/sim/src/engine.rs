@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use onefold_block::{
-    CheckpointStep, Engine, Format, Persistence, PlantedBug, Settings,
+    Branch, CheckpointStep, Engine, Format, Persistence, PlantedBug, Settings,
     format::{
         Identity,
         carrier::{Header, encode},
@@ -49,6 +49,7 @@ impl Thin {
             unflushed_blocks: window_blocks * UNFLUSHED_WINDOWS,
             accept_loss: false,
             weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
+            no_room_to_append: options.no_room,
             bug: options.bug.map(|bug| PlantedBug::ALL[bug]),
         }
     }
@@ -274,6 +275,14 @@ impl Subject for Thin {
             }
         }
         copies
+    }
+
+    fn branches() -> Vec<&'static str> {
+        Branch::ALL.iter().map(|branch| branch.name()).collect()
+    }
+
+    fn reached(&self) -> Vec<(&'static str, u64)> {
+        self.0.reached().into_iter().map(|(branch, n)| (branch.name(), n)).collect()
     }
 
     fn leak_bound(_: &StoreOptions) -> u64 {

@@ -207,6 +207,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         window_blocks: 8,
         record_limit: 256,
         zone_limit: 16,
+        no_room: false,
         bug: None,
     }
 }

@@ -21,6 +21,8 @@ pub enum Profile {
     Damage,
     /// A host that has no space for a store that grows.
     HostFull,
+    /// A small store that is filled, discarded and rewritten over and over.
+    Churn,
 }
 
 /// What a client does next.
@@ -125,20 +127,22 @@ impl Params {
     #[must_use]
     pub fn draw(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6400);
-        let profile = [Profile::Crashes, Profile::FullStore, Profile::StopFaults, Profile::ReadFaults, Profile::Damage, Profile::HostFull]
-            [rng.weighted(&[57, 14, 10, 4, 11, 4])];
+        let (profiles, weights): (Vec<Profile>, Vec<u32>) = PROFILES.into_iter().unzip();
+        let profile = profiles[rng.weighted(&weights)];
         let options = store_options(rng, profile);
         let volumes = rng.within(1, 3);
         let volume_blocks = [64, 200, 1024, 70_000, 1 << 22][rng.weighted(&[2, 2, 3, 2, 1])];
-        let room = if profile == Profile::FullStore {
+        let room = if matches!(profile, Profile::FullStore | Profile::Churn) {
             options.disk_blocks * 5 / 4
         } else {
             options.disk_blocks / [8, 5, 3, 2][rng.below(4) as usize]
         };
-        let spots = spots(rng, volume_blocks, (room / volumes).max(4));
+        // Scattered over many pages of the map, what is discarded is more than one checkpoint works through.
+        let most = if profile == Profile::Churn { 60 } else { 3 };
+        let spots = spots(rng, volume_blocks, (room / volumes).max(4), most);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
-            duplicates: if profile == Profile::FullStore { 10 } else { percent(rng, [0, 20, 50, 85]) },
+            duplicates: if matches!(profile, Profile::FullStore | Profile::Churn) { 10 } else { percent(rng, [0, 20, 50, 85]) },
             zeroes: percent(rng, [0, 0, 5, 25]),
             compressible: percent(rng, [0, 50, 80, 100]),
             siblings: percent(rng, [0, 5, 20, 60]),
@@ -205,9 +209,24 @@ impl Params {
     }
 }
 
+/// What runs are about, and how often.
+const PROFILES: [(Profile, u32); 7] = [
+    (Profile::Crashes, 50),
+    (Profile::FullStore, 14),
+    (Profile::StopFaults, 10),
+    (Profile::ReadFaults, 4),
+    (Profile::Damage, 11),
+    (Profile::HostFull, 4),
+    (Profile::Churn, 7),
+];
+
 fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
     let zone_blocks = [16, 16, 32, 64][rng.below(4) as usize];
-    let zones = if profile == Profile::FullStore { rng.within(24, 48) } else { rng.within(32, 96) };
+    let zones = match profile {
+        Profile::FullStore => rng.within(24, 48),
+        Profile::Churn => rng.within(20, 32),
+        _ => rng.within(32, 96),
+    };
     let fingerprint = [Algorithm::Blake3, Algorithm::Sha256, Algorithm::Sha1, Algorithm::Md5][rng.weighted(&[8, 1, 1, 1])];
     let verify_bytes = fingerprint.needs_bytes() || rng.percent(20);
     let mut id = [0; 16];
@@ -228,17 +247,19 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         scheme: rng.weighted(&[4, 1, 1]),
         grow: profile == Profile::HostFull || rng.percent(15),
         strong: rng.percent(20),
-        memory: [1 << 20, 4 << 20, 16 << 20][rng.below(3) as usize],
+        // With the least, the index goes to disk.
+        memory: [1 << 13, 1 << 15, 1 << 20, 16 << 20][rng.below(4) as usize],
         window_blocks: [1, 2, 4, 8, 32, 128][rng.below(6) as usize],
         record_limit: [64, 256, 2048, 1 << 20][rng.below(4) as usize],
         zone_limit: [3, 6, 128][rng.weighted(&[1, 2, 3])],
+        no_room: rng.percent(4),
         bug: None,
     }
 }
 
-/// One to three ranges of a volume, its ends preferred, of `room` blocks together at most.
-fn spots(rng: &mut Rng, volume_blocks: u64, room: u64) -> Vec<(u64, u64)> {
-    let n = rng.within(1, 3);
+/// One to `most` ranges of a volume, its ends preferred, of `room` blocks together at most.
+fn spots(rng: &mut Rng, volume_blocks: u64, room: u64, most: u64) -> Vec<(u64, u64)> {
+    let n = rng.within(1, most);
     let length = (room / n).clamp(1, (volume_blocks / n).max(1));
     let length = if rng.percent(40) { length.min(rng.within(1, 12)) } else { length };
     (0..n)
@@ -256,7 +277,7 @@ fn spots(rng: &mut Rng, volume_blocks: u64, room: u64) -> Vec<(u64, u64)> {
 
 fn mix(rng: &mut Rng, profile: Profile) -> [u32; 15] {
     //          write long unal trim ltrim zero read ext flush fua verb forge clock idle wrong
-    let usual = [30, 6, 8, 6, 1, 4, 10, 3, 6, 6, 1, 2, 2, 1, 1];
+    let usual = [30, 6, 8, 6, 1, 4, 10, 3, 6, 6, 2, 2, 2, 1, 1];
     let mut mix = match profile {
         Profile::FullStore => [30, 40, 4, 3, 1, 2, 8, 2, 4, 3, 1, 0, 1, 1, 1],
         _ => usual,
@@ -266,6 +287,17 @@ fn mix(rng: &mut Rng, profile: Profile) -> [u32; 15] {
         *weight *= [0, 1, 1, 1, 4][rng.below(5) as usize];
     }
     mix
+}
+
+/// Weights of the request number `n` of a run that fills, discards and rewrites.
+pub(crate) fn churn(n: u64) -> [u32; 15] {
+    match n / 10 % 4 {
+        //   write long unal trim ltrim zero read ext flush fua verb forge clock idle wrong
+        0 => [5, 30, 0, 0, 0, 0, 2, 1, 2, 1, 0, 0, 0, 0, 0],
+        1 => [2, 2, 1, 8, 20, 8, 2, 2, 4, 1, 4, 0, 0, 3, 0],
+        2 => [20, 10, 4, 1, 0, 2, 4, 1, 4, 3, 0, 0, 1, 2, 0],
+        _ => [10, 10, 2, 6, 4, 6, 4, 1, 4, 2, 1, 0, 1, 1, 0],
+    }
 }
 
 fn steps(rng: &mut Rng) -> [u32; 7] {
@@ -280,7 +312,7 @@ fn steps(rng: &mut Rng) -> [u32; 7] {
 /// Pages that are written in place can't tell that a write was lost, or went elsewhere: the documents say so.
 fn faults(rng: &mut Rng, profile: Profile, in_place: bool) -> Vec<Fault> {
     let choices: &[Fault] = match profile {
-        Profile::Crashes | Profile::FullStore => &[Fault::Slow],
+        Profile::Crashes | Profile::FullStore | Profile::Churn => &[Fault::Slow],
         Profile::StopFaults => &[Fault::WriteError, Fault::FlushError, Fault::NoSpaceWrite],
         Profile::ReadFaults => &[Fault::ReadOnce],
         Profile::Damage if in_place => &[Fault::Rot, Fault::MisdirectedRead, Fault::ReadForGood],
@@ -288,7 +320,7 @@ fn faults(rng: &mut Rng, profile: Profile, in_place: bool) -> Vec<Fault> {
         Profile::HostFull => &[Fault::NoSpaceAllocate],
     };
     let n = match profile {
-        Profile::Crashes | Profile::FullStore => rng.below(2),
+        Profile::Crashes | Profile::FullStore | Profile::Churn => rng.below(2),
         Profile::ReadFaults => rng.within(1, 4),
         Profile::Damage => rng.within(1, 2),
         _ => 1,

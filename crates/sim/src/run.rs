@@ -12,7 +12,7 @@ use crate::{
     Fault, VirtualClock, VirtualDisk,
     checker::{Checker, Failure},
     model::Model,
-    params::{Op, Params, Profile},
+    params::{Op, Params, Profile, churn},
     reach::Reach,
     rng::Rng,
     subject::{Step, Subject},
@@ -47,6 +47,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) model: Model,
     pub(crate) store: Option<S>,
     pub(crate) reach: Reach,
+    /// Requests so far, of a run that fills, discards and rewrites in turns.
+    moments: u64,
     loud: bool,
 }
 
@@ -59,7 +61,7 @@ impl<S: Subject> Sim<S> {
         let mut rng = Rng::new(params.seed);
         let clock = Arc::new(VirtualClock::default());
         let disk = Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));
-        Sim { params, rng, clock, disk, model: Model::default(), store: None, reach: Reach::default(), loud }
+        Sim { params, rng, clock, disk, model: Model::default(), store: None, reach: Reach::default(), moments: 0, loud }
     }
 
     pub(crate) fn say(&self, what: impl FnOnce() -> String) {
@@ -115,10 +117,17 @@ impl<S: Subject> Sim<S> {
         Ok(())
     }
 
+    /// The store is gone; what it reached is counted.
+    fn let_go(&mut self) -> Option<S> {
+        let store = self.store.take()?;
+        store.reached().into_iter().for_each(|(what, n)| self.reach.add(what, n));
+        Some(store)
+    }
+
     /// Power fails (unless `crash` is false: the store was closed), recovery, and all that must be true after it. False when damage
     /// keeps the store from being opened.
     fn reopen(&mut self, crash: bool) -> Result<bool, Failure> {
-        self.store = None;
+        self.let_go();
         if crash && self.rng.percent(20) {
             self.disk.kill();
         } else if crash {
@@ -195,7 +204,6 @@ impl<S: Subject> Sim<S> {
         self.model.damage = self.disk.damage();
         self.model.restart();
         let Some(store) = &self.store else { return Ok(false) };
-        store.reached().into_iter().for_each(|(what, n)| self.reach.add(what, n));
         let listed = match store.volumes() {
             Ok(volumes) => self.model.resolve(&volumes),
             Err(error) => Err(Failure::new(Checker::Volumes, format!("the volumes can't be listed: {error:?}"))),
@@ -301,7 +309,12 @@ impl<S: Subject> Sim<S> {
         if self.params.profile == Profile::HostFull && self.rng.once_in(10) {
             self.disk.set_host_full(self.rng.percent(50));
         }
-        let op = Op::ALL[self.rng.weighted(&self.params.mix)];
+        let mut mix = self.params.mix;
+        if self.params.profile == Profile::Churn {
+            self.moments += 1;
+            mix = churn(self.moments);
+        }
+        let op = Op::ALL[self.rng.weighted(&mix)];
         self.request(op)?;
         self.steps()?;
         let pace = self.params.pace.as_nanos() as u64;
@@ -357,7 +370,7 @@ impl<S: Subject> Sim<S> {
             if self.rng.once_in(3) {
                 self.disk.arm_crash(self.rng.below(8));
             }
-            let result = self.store.take().map(S::close);
+            let result = self.let_go().map(S::close);
             self.say(|| format!("close: {result:?}"));
             closed = !self.disk.is_down();
             if let (true, Some(Err(error))) = (closed, &result) {

@@ -41,6 +41,8 @@ pub struct StoreOptions {
     pub record_limit: u32,
     /// Uncommitted zones, at most.
     pub zone_limit: u32,
+    /// Recovery finds no block to append records to, as on a store that is full and aged.
+    pub no_room: bool,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }
@@ -209,6 +211,11 @@ pub trait Subject: Sized {
     /// Blocks of a disk of which another place has a whole copy: when one of them rots, that must cost nothing. With what they are.
     fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let _ = (disk, options);
+        Vec::new()
+    }
+
+    /// Names of all branches that [`reached`](Subject::reached) may give: an ordinary run must reach each of them.
+    fn branches() -> Vec<&'static str> {
         Vec::new()
     }
 

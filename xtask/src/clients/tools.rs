@@ -90,40 +90,10 @@ fn nbdcopy_between(served: &Served, uri: &str, other: &str) -> Result<()> {
 
 /// Uses every command and flag that libnbd knows.
 fn nbdsh(uri: &str) -> Result<()> {
-    const SCRIPT: &str = r#"
-import os
-assert h.can_fua() and h.can_df() and h.can_cache() and h.can_multi_conn() and h.can_trim() and h.can_zero() and h.can_fast_zero()
-assert h.can_meta_context("base:allocation")
-base = 56 << 20
-h.pwrite(b"a" * 5000, base + 100, nbd.CMD_FLAG_FUA)
-assert h.pread(5002, base + 99) == b"\0" + b"a" * 5000 + b"\0"
-assert h.pread_structured(5002, base + 99, lambda *a: 0, nbd.CMD_FLAG_DF) == b"\0" + b"a" * 5000 + b"\0"
-h.zero(100, base + 150, nbd.CMD_FLAG_FUA)
-assert h.pread(200, base + 100) == b"a" * 50 + b"\0" * 100 + b"a" * 50
-h.zero(4096, base + 4096, nbd.CMD_FLAG_NO_HOLE)
-assert h.pread(4096, base + 4096) == b"\0" * 4096
-h.trim(8192, base, nbd.CMD_FLAG_FUA)
-assert h.pread(8192, base) == b"\0" * 8192
-h.cache(8192, base)
-big = os.urandom(4 << 20)
-h.pwrite(big, base)
-h.flush()
-assert h.pread(len(big), base) == big
-extents = []
-h.block_status(8 << 20, base, lambda context, offset, entries, error: extents.extend(entries))
-assert extents[:2] == [4 << 20, 0], extents
-h.trim(8 << 20, base)
-h.set_strict_mode(0)
-size = h.get_size()
-for call in [lambda: h.pread(10, size - 5), lambda: h.pwrite(b"x" * 10, size - 5), lambda: h.trim(1, 1 << 62)]:
-    try:
-        call()
-        raise SystemExit("a range beyond the end was accepted")
-    except nbd.Error as e:
-        assert e.errno in ("EINVAL", "ENOSPC"), e.errno
-h.shutdown()
-"#;
-    client(python(), &["-m", "nbd", "--base-allocation", "-u", uri, "-c", SCRIPT]).map(|_| ())
+    const SCRIPT: &str = include_str!("../../../crates/serve/tests/clients/every-command.py");
+    // Behind the image.
+    let script = format!("base, large = 56 << 20, 4 << 20\n{SCRIPT}");
+    client(python(), &["-m", "nbd", "--base-allocation", "-u", uri, "-c", &script]).map(|_| ())
 }
 
 /// The client starts the server, with a socket as service managers hand them over, and ends it.
@@ -168,28 +138,8 @@ fn qemu_img_bench(uri: &str) -> Result<()> {
 }
 
 fn qemu_io(uri: &str) -> Result<()> {
-    let commands = [
-        "write -P 0x11 0 1M",
-        "write -f -P 0x22 4608 512",
-        "write -z 64k 64k",
-        "write -z -u 128k 64k",
-        "discard 256k 64k",
-        "flush",
-        "read -P 0x11 0 4608",
-        "read -P 0x22 4608 512",
-        "read -P 0x11 5120 60416",
-        "read -P 0 64k 128k",
-        "read -P 0x11 192k 64k",
-        "read -P 0 256k 64k",
-        "read -P 0x11 320k 704k",
-        "aio_write -P 0x33 1M 1M",
-        "aio_write -P 0x44 2M 1M",
-        "aio_flush",
-        "read -P 0x33 1M 1M",
-        "read -P 0x44 2M 1M",
-    ];
     let mut arguments = vec!["-f", "raw", "-t", "none", "--discard=unmap"];
-    commands.iter().for_each(|command| arguments.extend(["-c", command]));
+    include_str!("../../../crates/serve/tests/clients/qemu-io.txt").lines().for_each(|command| arguments.extend(["-c", command]));
     arguments.push(uri);
     let output = client("qemu-io", &arguments)?;
     ensure!(!output.contains("failed") && !output.contains("verification"), "{output}");

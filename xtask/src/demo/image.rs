@@ -9,9 +9,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
+use super::Tools;
 use crate::{
     cleanup::Scratch,
-    machine,
     product::path,
     program::{program, run},
 };
@@ -26,12 +26,12 @@ const EDITED_EVERY: usize = 20;
 const DELETED_EVERY: usize = 50;
 
 /// Builds both images and says in a few words what they are.
-pub(crate) fn build(scratch: &Scratch, first: &Path, later: &Path, bytes: u64) -> Result<String> {
+pub(crate) fn build(scratch: &Scratch, tools: Tools, first: &Path, later: &Path, bytes: u64) -> Result<String> {
     let files = collect(bytes)?;
     let taken: u64 = files.iter().map(|(_, size)| size).sum();
     let about = format!("{} files, {} MiB, of this machine", files.len(), taken >> 20);
     let edited = "and the same after one file in 20 was edited and one in 50 deleted";
-    if machine::find("mke2fs").is_none() {
+    if !tools.have("mke2fs") {
         archive(first, &files, false)?;
         archive(later, &files, true)?;
         return Ok(format!("{about}, one after the other (there is no mke2fs here), {edited}."));

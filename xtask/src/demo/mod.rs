@@ -32,14 +32,29 @@ const SPACE_BYTES: u64 = 4 << 30;
 /// Longest that a copy may take.
 const COPY_LIMIT: Duration = Duration::from_secs(120);
 
+/// Other programs that the demonstration may use.
+#[derive(Clone, Copy)]
+pub(crate) enum Tools {
+    /// Those that are installed.
+    Installed,
+    /// None, as on a machine that has nothing but Rust.
+    None,
+}
+
+impl Tools {
+    fn have(self, program: &str) -> bool {
+        matches!(self, Tools::Installed) && machine::find(program).is_some()
+    }
+}
+
 /// Runs it with the command as users get it.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     ensure!(arguments.is_empty(), "demo takes no arguments");
-    show(Build::Release).map(|()| true)
+    show(Build::Release, Tools::Installed).map(|()| true)
 }
 
 /// Runs it.
-pub(crate) fn show(build: Build) -> Result<()> {
+pub(crate) fn show(build: Build, tools: Tools) -> Result<()> {
     say("Building onefold.");
     let onefold = Onefold::build(build)?;
     let begun = Instant::now();
@@ -48,7 +63,7 @@ pub(crate) fn show(build: Build) -> Result<()> {
     ensure!(free >= SPACE_BYTES, "the demonstration needs {} free below target/", mib(SPACE_BYTES));
 
     let (first, later) = (scratch.file("first.img"), scratch.file("later.img"));
-    let about = image::build(&scratch, &first, &later, FILES_BYTES)?;
+    let about = image::build(&scratch, tools, &first, &later, FILES_BYTES)?;
     say(&format!("Two disk images were made: {about}"));
     let data = [&first, &later].map(|image| image::data_bytes(image)).into_iter().sum::<Result<u64>>()?;
 
@@ -62,7 +77,7 @@ pub(crate) fn show(build: Build) -> Result<()> {
     let mut stored = Vec::new();
     for (image, volume) in [(&first, "first"), (&later, "later")] {
         let started = Instant::now();
-        let with = copy_in(image, &socket, volume)?;
+        let with = copy_in(image, tools, &socket, volume)?;
         let took = started.elapsed();
         compare(&socket, volume, image)?;
         stored.push(on_disk(&store)?);
@@ -108,15 +123,15 @@ fn serve(onefold: &Onefold, store: &Path) -> Result<(Server, std::path::PathBuf)
 }
 
 /// Copies an image into a volume with the best tool that is installed, flushes, and says which it was.
-fn copy_in(image: &Path, socket: &Path, volume: &str) -> Result<&'static str> {
+fn copy_in(image: &Path, tools: Tools, socket: &Path, volume: &str) -> Result<&'static str> {
     let target = uri(socket, volume);
-    if machine::find("nbdcopy").is_some() {
+    if tools.have("nbdcopy") {
         let mut command = program("nbdcopy");
         command.args(["--flush", path(image), &target]);
         run_program(command, COPY_LIMIT)?;
         return Ok("nbdcopy");
     }
-    if machine::find("qemu-img").is_some() {
+    if tools.have("qemu-img") {
         let mut command = program("qemu-img");
         command.args(["convert", "-n", "-f", "raw", "-O", "raw", path(image), &target]);
         run_program(command, COPY_LIMIT)?;

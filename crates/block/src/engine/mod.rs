@@ -43,6 +43,7 @@ use crate::{
     index::Index,
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
+    reached::{Branch, Reached},
     scheme::Scheme,
     settings::Settings,
     table::Pages,
@@ -54,9 +55,6 @@ pub use checkpoint::CheckpointStep;
 pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
 pub use tidy::Leisure;
-
-/// Pieces of window memory that are kept for reuse.
-const POOL_PIECES: usize = 64;
 
 /// The tables as of a checkpoint. Whoever holds it may read every page and every block that it names.
 pub(crate) struct Snapshot {
@@ -141,6 +139,7 @@ pub struct Engine {
     /// Windows whose loss was accepted at opening.
     pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
+    pub(crate) reached: Reached,
     /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
     /// The next page of the index on disk that the filter may not know.
@@ -214,6 +213,12 @@ impl Engine {
         reason.clone()
     }
 
+    /// How often rare branches were reached since the store was opened, those that were.
+    #[must_use]
+    pub fn reached(&self) -> Vec<(Branch, u64)> {
+        self.reached.counts()
+    }
+
     /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.
     #[must_use]
     pub fn memory(&self) -> u64 {
@@ -250,10 +255,10 @@ impl State {
     }
 
     /// Takes back the memory of a window, unless a reader still looks into it.
-    pub(crate) fn recycle(&mut self, window: Arc<Window>) {
+    pub(crate) fn recycle(&mut self, window: Arc<Window>, pool_blocks: usize) {
         if let Some(window) = Arc::into_inner(window) {
             for piece in window.into_pieces() {
-                if self.pool.len() < POOL_PIECES {
+                if self.pool.len() * PIECE_BLOCKS < pool_blocks {
                     self.pool.push(piece);
                 }
             }

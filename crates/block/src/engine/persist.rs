@@ -250,7 +250,7 @@ impl Engine {
             add(&self.counters.records, plan.records.len() as u64);
             add(&self.counters.hidden_records, plan.hidden);
             add(&self.counters.duplicate_blocks, plan.duplicates);
-            state.recycle(window);
+            state.recycle(window, self.settings.pool_blocks());
         }
         if self.scheme.records() != Records::ByCheckpoint || self.settings.has(PlantedBug::AcknowledgedEarly) {
             state.acknowledged = state.durable;

@@ -18,6 +18,7 @@ use crate::{
     hash::MixMap,
     index::{hash_of, paged},
     place::{Extent, Lane},
+    reached::Branch,
     scheme::{Chosen, RECORDS_ALONE, Records, in_place::LeftoverTable},
     settings::PlantedBug,
     window::{Placed, Plan, Source, Window},
@@ -284,6 +285,7 @@ impl Engine {
                 return Err(Error::new(Kind::NoSpace, "no zone can be opened"));
             }
             drop(state);
+            self.reached.hit(Branch::ListFlushed);
             self.flush_zone_list()?;
         }
     }

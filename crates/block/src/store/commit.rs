@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use onefold_core::{Result, Ticket};
+use onefold_core::{Crowd, Result, Ticket};
 use parking_lot::{Condvar, Mutex};
 
 use super::Store;
@@ -20,6 +20,7 @@ struct Commit {
     busy: bool,
     waiting: VecDeque<Arc<Waiter>>,
     arrivals: Arrivals,
+    crowd: Crowd,
 }
 
 struct Waiter {
@@ -135,28 +136,34 @@ impl Store {
     }
 
     /// Waits a little for more changes when several clients were answered together last time and not all of them are back: closing now
-    /// would make them wait for a whole round.
+    /// would make them wait for a whole round. Not on a crowded processor, where yielding takes longer than a round.
     fn anticipate(&self) {
-        let (expected, present) = {
+        let begun = self.clock.now();
+        let (expected, present, crowded) = {
             let commit = self.commit.state.lock();
-            (commit.arrivals.together, commit.waiting.len() + 1)
+            (commit.arrivals.together, commit.waiting.len() + 1, commit.crowd.is_there(begun))
         };
-        if expected <= present + 1 {
+        if expected <= present + 1 || crowded {
             return;
         }
-        let begun = self.clock.now();
         let mut gathered = present;
         let mut last_arrival = begun;
+        let mut now = begun;
         loop {
+            let before = now;
             std::thread::yield_now();
-            let now = self.clock.now();
-            let present = self.commit.state.lock().waiting.len() + 1;
+            now = self.clock.now();
+            let (present, crowded) = {
+                let mut commit = self.commit.state.lock();
+                commit.crowd.yielded(before, now);
+                (commit.waiting.len() + 1, commit.crowd.is_there(now))
+            };
             if present > gathered {
                 (gathered, last_arrival) = (present, now);
             }
             // Nobody for a while: the others are busy elsewhere.
             let patience = Duration::from_micros(30);
-            if present >= expected || now - begun > ANTICIPATION_MAX || now - last_arrival > patience {
+            if crowded || present >= expected || now - begun > ANTICIPATION_MAX || now - last_arrival > patience {
                 return;
             }
         }

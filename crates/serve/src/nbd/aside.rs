@@ -17,28 +17,28 @@ use super::wire::Dialect;
 /// Bytes of reads that are worth another thread: about 100 µs of disk and processor.
 pub(crate) const WORTH_BYTES: usize = 256 << 10;
 
-struct State {
+struct State<'a> {
     /// What the helper is to do next.
-    given: Option<ReadBatch>,
+    given: Option<ReadBatch<'a>>,
     /// An empty batch, when the helper has nothing to do.
-    spare: Option<ReadBatch>,
+    spare: Option<ReadBatch<'a>>,
     closed: bool,
 }
 
 /// A batch of reads on its way between a connection's thread and its helper.
-pub(crate) struct Aside {
-    state: Mutex<State>,
+pub(crate) struct Aside<'a> {
+    state: Mutex<State<'a>>,
     changed: Condvar,
 }
 
-impl Aside {
+impl<'a> Aside<'a> {
     /// With an empty batch to begin with.
-    pub(crate) fn new(spare: ReadBatch) -> Aside {
+    pub(crate) fn new(spare: ReadBatch<'a>) -> Aside<'a> {
         Aside { state: Mutex::new(State { given: None, spare: Some(spare), closed: false }), changed: Condvar::new() }
     }
 
     /// Gives a batch to the helper and leaves an empty one; false, having done nothing, when the helper is at work.
-    pub(crate) fn give(&self, reads: &mut ReadBatch) -> bool {
+    pub(crate) fn give(&self, reads: &mut ReadBatch<'a>) -> bool {
         let mut state = self.state.lock();
         let Some(spare) = state.spare.take() else { return false };
         state.given = Some(std::mem::replace(reads, spare));
@@ -83,9 +83,9 @@ impl Aside {
 }
 
 /// Closes also when the connection's thread panics, so that the helper ends.
-pub(crate) struct CloseOnDrop<'a>(pub(crate) &'a Aside);
+pub(crate) struct CloseOnDrop<'a, 'b>(pub(crate) &'a Aside<'b>);
 
-impl Drop for CloseOnDrop<'_> {
+impl Drop for CloseOnDrop<'_, '_> {
     fn drop(&mut self) {
         self.0.close();
     }

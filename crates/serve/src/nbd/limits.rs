@@ -2,8 +2,18 @@
 
 use std::time::Duration;
 
-/// Connections at once: each is up to three threads and 4.5 MiB of buffers, and 64 hypervisors with 4 connections each are many.
+/// Connections at once: each is up to three threads and their buffers, and 64 hypervisors with 4 connections each are many.
 pub const CONNECTIONS: usize = 256;
+/// Bytes of the buffers of all connections together: 16 MiB for large requests beside what [`CONNECTIONS`] are sure of.
+pub const BUFFER_BYTES: usize = 64 << 20;
+/// Receive buffer that a connection is sure of: larger writes go to the volume in halves of it, which should be many blocks.
+const RECEIVE_SURE: usize = 64 << 10;
+/// Bytes of blocks read together that a connection is sure of, here and aside: the usual readahead takes four of them.
+const READ_SURE: usize = 32 << 10;
+/// Bytes of replies, data apart, with which a batch ends. One more may come, with all its [`EXTENTS`].
+pub(crate) const REPLY_BYTES: usize = 16 << 10;
+/// Memory of collected replies: [`REPLY_BYTES`] and a whole status reply, rounded up to a power of two as a growing vector does.
+const REPLY_SURE: usize = 64 << 10;
 /// Time for a whole handshake: a few round trips over the slowest link that is still usable.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Options in one handshake: clients send about ten; more is a client that goes round in circles.
@@ -30,17 +40,19 @@ pub const SEND: Duration = Duration::from_secs(30);
 /// Time for which a connection waits for a brisk client without sleeping: a little more than a client takes that was asleep itself. On two
 /// cores of a virtual machine it more than doubles the requests of a client that waits for each reply (20,000 to 50,000 a second).
 pub const AWAKE: Duration = Duration::from_micros(50);
-/// Extents in one status reply: 8 to 16 bytes each, so that a reply stays below 64 KiB.
-pub const EXTENTS: usize = 4096;
+/// Extents in one status reply: 8 to 16 bytes each, so that a reply stays at 32 KiB.
+pub const EXTENTS: usize = 2048;
 
 /// What a client may ask of the server; [`Limits::default`] gives the constants of this module.
 ///
-/// A connection holds at most `receive_bytes + 2 * whole_read_bytes`, whatever it sends, and all of them at most `connections` times that. There
-/// is no common pool, because clients could keep each other waiting for it.
+/// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it sends, and all of them together at most
+/// `buffer_bytes`, as long as that is enough for what each is [sure](Limits::sure_bytes) of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at once. When all are taken, the oldest unfinished handshake gives way; without one, the newcomer is refused.
     pub connections: usize,
+    /// Bytes of the buffers of all connections together.
+    pub buffer_bytes: usize,
     /// Time for a whole handshake.
     pub handshake: Duration,
     /// Options in one handshake.
@@ -69,10 +81,35 @@ pub struct Limits {
     pub extents: usize,
 }
 
+impl Limits {
+    /// Bytes of buffers that a connection is sure of, however many there are.
+    #[must_use]
+    pub fn sure_bytes(&self) -> usize {
+        self.receive_sure() + 2 * READ_SURE + REPLY_SURE
+    }
+
+    /// As many connections, up to [`CONNECTIONS`], as `buffer_bytes` serve with a fifth of it left for large requests.
+    #[must_use]
+    pub fn connections_for(buffer_bytes: usize) -> usize {
+        (buffer_bytes / 5 * 4 / Limits::default().sure_bytes()).clamp(1, CONNECTIONS)
+    }
+
+    /// The receive buffer that a connection is sure of: a handshake needs room for one option and its header.
+    pub(crate) fn receive_sure(&self) -> usize {
+        RECEIVE_SURE.max(self.option_bytes as usize + 64)
+    }
+
+    /// The blocks read together that a connection is sure of.
+    pub(crate) fn read_sure(&self) -> usize {
+        READ_SURE.min(self.read_batch_bytes)
+    }
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections: CONNECTIONS,
+            buffer_bytes: BUFFER_BYTES,
             handshake: HANDSHAKE,
             options: OPTIONS,
             option_bytes: OPTION_BYTES,

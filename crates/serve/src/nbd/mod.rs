@@ -9,6 +9,7 @@
 //! An answer without error to FLUSH, or to a request with FUA, is sent only after the volume said that the data is durable.
 
 mod aside;
+mod buffers;
 mod command;
 mod durable;
 mod handshake;

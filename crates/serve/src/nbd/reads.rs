@@ -7,6 +7,7 @@ use std::ops::Range;
 use onefold_core::block::{bytes, is_zero};
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Lba, Result, Volume};
 
+use super::buffers::Loan;
 use super::limits::Limits;
 use super::reply::{Of, Refusal, Replies};
 use super::wire::{Dialect, Request, command_flag};
@@ -52,28 +53,43 @@ pub(crate) enum Fit {
 }
 
 /// Reads that wait to be given to the volume, and the memory for their blocks.
-pub(crate) struct ReadBatch {
+pub(crate) struct ReadBatch<'a> {
     blocks: Vec<Block>,
-    /// Blocks read together, and in one chunk of a large read.
+    /// Blocks that there may be memory for now.
+    room: usize,
+    /// Memory beyond what this connection is sure of.
+    loan: Loan<'a>,
+    /// Blocks read together, and in one chunk of a large read, at most.
     batch: usize,
-    /// Blocks of a single read that must be answered in one piece.
+    /// Blocks of a single read that must be answered in one piece, at most.
     whole: usize,
     used: usize,
     pieces: Vec<Piece>,
     dialect: Dialect,
 }
 
-impl ReadBatch {
+impl<'a> ReadBatch<'a> {
     /// An empty batch. Memory is taken when it is needed.
-    pub(crate) fn new(limits: &Limits, dialect: Dialect) -> ReadBatch {
+    pub(crate) fn new(limits: &Limits, loan: Loan<'a>, dialect: Dialect) -> ReadBatch<'a> {
         // Two blocks at least: a piece of one block's length may touch two.
         let batch = (limits.read_batch_bytes / BLOCK_BYTES).max(2);
         let whole = (limits.whole_read_bytes / BLOCK_BYTES).max(batch);
-        ReadBatch { blocks: Vec::new(), batch, whole, used: 0, pieces: Vec::new(), dialect }
+        let room = (limits.read_sure() / BLOCK_BYTES).clamp(2, batch);
+        ReadBatch { blocks: Vec::new(), room, loan, batch, whole, used: 0, pieces: Vec::new(), dialect }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
+    }
+
+    /// True when there may be memory for so many blocks. More than were needed so far are taken at once, when they are left.
+    fn has_room(&mut self, blocks: usize) -> bool {
+        for wanted in [blocks.max(self.batch), blocks] {
+            if blocks > self.room && self.loan.more((wanted - self.room) * BLOCK_BYTES) {
+                self.room = wanted;
+            }
+        }
+        blocks <= self.room
     }
 
     /// Bytes of the reads that wait.
@@ -90,18 +106,19 @@ impl ReadBatch {
     }
 
     /// How a read can be answered.
-    pub(crate) fn fit(&self, request: &Request) -> Fit {
+    pub(crate) fn fit(&mut self, request: &Request) -> Fit {
         let range = blocks_around(request.offset, request.length);
         let blocks = range.end - range.start;
         let unfragmented = self.dialect == Dialect::Simple || request.has(command_flag::DF);
-        if blocks + self.used as u64 <= self.batch as u64 {
+        let most = if unfragmented { self.whole } else { self.batch } as u64;
+        if blocks + self.used as u64 <= self.batch as u64 && self.has_room(self.used + blocks as usize) {
             Fit::Beside
-        } else if blocks <= (if unfragmented { self.whole } else { self.batch }) as u64 {
+        } else if blocks <= most && self.has_room(blocks as usize) {
             Fit::Alone
-        } else if unfragmented {
-            Fit::InPieces
         } else {
-            Fit::InChunks
+            // The pieces are as large as may be.
+            self.has_room(self.batch);
+            if unfragmented { Fit::InPieces } else { Fit::InChunks }
         }
     }
 
@@ -112,7 +129,7 @@ impl ReadBatch {
 
     /// Where the piece of a large read that starts at `offset` ends.
     fn part_end(&self, request: &Request, offset: u64) -> u64 {
-        let room = (offset / BLOCK_BYTES as u64 + self.batch as u64) * BLOCK_BYTES as u64;
+        let room = (offset / BLOCK_BYTES as u64 + self.batch.min(self.room) as u64) * BLOCK_BYTES as u64;
         (request.offset + request.length).min(room)
     }
 
@@ -127,13 +144,13 @@ impl ReadBatch {
         let piece = Piece { of: request.into(), offset, length: length as u32, whole: request.has(command_flag::DF), last };
         let blocks = piece.blocks();
         self.used += (blocks.end - blocks.start) as usize;
-        assert!(self.used <= self.whole, "a read was added to a full batch");
+        assert!(self.used <= self.room, "a read was added to a full batch");
         self.pieces.push(piece);
     }
 
     fn reserve(&mut self, blocks: usize) {
         if self.blocks.len() < blocks {
-            self.blocks = Block::zeroed_vec(blocks.max(self.batch));
+            self.blocks = Block::zeroed_vec(blocks.max(self.batch.min(self.room)));
         }
     }
 

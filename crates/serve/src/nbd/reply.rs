@@ -114,6 +114,11 @@ impl Replies {
         self.parts.is_empty()
     }
 
+    /// Bytes of all but the data.
+    pub(crate) fn small_bytes(&self) -> usize {
+        self.small.len()
+    }
+
     /// How many requests these replies end, and how many of them with an error.
     pub(crate) fn answered(&self) -> (u64, u64) {
         (self.answered, self.errors)

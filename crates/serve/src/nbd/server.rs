@@ -20,6 +20,7 @@ use onefold_core::{Error, Exports, Kind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::buffers::Buffers;
 use super::limits::Limits;
 use super::listener::Listener;
 use super::session::serve;
@@ -50,6 +51,7 @@ struct Acceptor {
 struct Hall {
     exports: Arc<dyn Exports>,
     limits: Limits,
+    buffers: Buffers,
     guests: Mutex<Guests>,
     left: Condvar,
     stopping: AtomicBool,
@@ -76,7 +78,8 @@ impl Server {
     /// A server that listens nowhere yet.
     #[must_use]
     pub fn new(exports: Arc<dyn Exports>, limits: Limits) -> Server {
-        let hall = Hall { exports, limits, guests: Mutex::default(), left: Condvar::new(), stopping: AtomicBool::new(false) };
+        let buffers = Buffers::new(&limits);
+        let hall = Hall { exports, limits, buffers, guests: Mutex::default(), left: Condvar::new(), stopping: AtomicBool::new(false) };
         Server { hall: Arc::new(hall), listeners: Vec::new(), acceptor: None }
     }
 
@@ -254,7 +257,7 @@ impl Hall {
         let session = || -> io::Result<()> {
             let receiver = Receiver::new(socket.clone(), &self.limits, &self.stopping);
             let transmitter = Transmitter::new(socket.clone(), self.limits.send)?;
-            serve(&*self.exports, &self.limits, counters, receiver, transmitter, |receiver| {
+            serve(&*self.exports, &self.limits, &self.buffers, counters, receiver, transmitter, |receiver| {
                 receiver.lift_deadline();
                 if let Some(guest) = self.guests.lock().present.get_mut(&id) {
                     guest.in_handshake = false;

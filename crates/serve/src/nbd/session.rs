@@ -5,7 +5,8 @@
 //! one that pipelines gets it from a helper, while its later requests go on. Many bytes of reads go to another helper.
 //!
 //! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its buffers, whose
-//! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece.
+//! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece; how large the pieces are depends on what
+//! all connections together may take (see [`buffers`](super::buffers)).
 //! *Threads:* one for each connection, and at most two helpers (see [`durable`](super::durable) and [`aside`](super::aside)), which end with it.
 
 use std::io::{self, Read, Write};
@@ -13,19 +14,17 @@ use std::io::{self, Read, Write};
 use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume};
 
 use super::aside::{self, Aside};
+use super::buffers::Buffers;
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, Until, Waits};
 use super::handshake::{Agreed, handshake};
 use super::inbox::Inbox;
-use super::limits::Limits;
+use super::limits::{Limits, REPLY_BYTES};
 use super::reads::{Fit, ReadBatch};
 use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::statistics::{Counters, add, sub};
 use super::status;
 use super::wire::{Request, command_flag};
-
-/// The smallest receive buffer: larger writes go to the volume in halves of it, which should be many blocks.
-const RECEIVE_LEAST: usize = 64 << 10;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -48,7 +47,7 @@ impl From<io::Error> for Ending {
 ///
 /// Time limits are up to the streams; all other limits hold.
 pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Limits, reader: R, writer: W) -> Ending {
-    serve(exports, limits, &Counters::default(), reader, writer, |_| {})
+    serve(exports, limits, &Buffers::new(limits), &Counters::default(), reader, writer, |_| {})
 }
 
 /// As [`session_over`], with what connections of a server share. `established` is called on the reader when the handshake has
@@ -56,21 +55,24 @@ pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Li
 pub(crate) fn serve<R: Read, W: Write + Send>(
     exports: &dyn Exports,
     limits: &Limits,
+    buffers: &Buffers,
     counters: &Counters,
     reader: R,
     writer: W,
     established: impl FnOnce(&mut R),
 ) -> Ending {
-    // The handshake needs room for one option and its header.
-    let receive = limits.receive_bytes.max(RECEIVE_LEAST).max(limits.option_bytes as usize + 64);
-    let mut inbox = Inbox::new(reader, receive);
+    let mut inbox = Inbox::new(reader, limits.receive_sure());
     let outbox = Outbox::new(writer);
     let agreed = match handshake(exports, limits, &mut inbox, &outbox, established) {
         Ok(agreed) => agreed,
         Err(ending) => return ending,
     };
+    let mut loan = buffers.loan();
+    if loan.more(limits.receive_bytes.saturating_sub(inbox.capacity())) {
+        inbox.grow(limits.receive_bytes);
+    }
     let waits = Waits::new(limits.waits);
-    let aside = Aside::new(ReadBatch::new(limits, agreed.dialect));
+    let aside = Aside::new(ReadBatch::new(limits, buffers.loan(), agreed.dialect));
     std::thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
@@ -85,7 +87,7 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
             start_helper: Some(help),
             aside,
             start_reader: Some(read),
-            reads: ReadBatch::new(limits, dialect),
+            reads: ReadBatch::new(limits, buffers.loan(), dialect),
             replies: Replies::new(dialect),
             batch: 0,
             size: volume.size(),
@@ -94,7 +96,7 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
     })
 }
 
-struct Session<'a, W, H, R> {
+struct Session<'a, 'b, W, H, R> {
     agreed: &'a Agreed,
     limits: &'a Limits,
     counters: &'a Counters,
@@ -102,10 +104,10 @@ struct Session<'a, W, H, R> {
     waits: &'a Waits,
     /// Starts the helper; gone once it runs.
     start_helper: Option<H>,
-    aside: &'a Aside,
+    aside: &'a Aside<'b>,
     /// Starts the helper that reads; gone once it runs.
     start_reader: Option<R>,
-    reads: ReadBatch,
+    reads: ReadBatch<'b>,
     replies: Replies,
     /// Requests taken since the last replies were sent.
     batch: usize,
@@ -113,7 +115,7 @@ struct Session<'a, W, H, R> {
     size: u64,
 }
 
-impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, W, H, S> {
+impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     fn volume(&self) -> &dyn Volume {
         &*self.agreed.volume
     }
@@ -157,6 +159,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, W, H, S> {
         let fits = payload <= (inbox.capacity() - header) as u64;
         if checked.is_ok() && fits && (inbox.unread().len() as u64) < header as u64 + payload {
             return Ok(false);
+        }
+        if self.replies.small_bytes() > REPLY_BYTES {
+            self.finish_batch()?;
         }
         self.batch += 1;
         add(&self.counters.in_flight, 1);

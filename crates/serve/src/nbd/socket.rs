@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use onefold_core::Crowd;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
@@ -35,21 +36,18 @@ pub(crate) struct Receiver<'a> {
     awake: Duration,
     /// The last bytes came within that time.
     brisk: bool,
-    /// Until then the thread sleeps at once: others need the processor.
-    crowded_until: Option<Instant>,
+    /// Others need the processor: the thread sleeps at once.
+    crowd: Crowd,
+    /// What the crowd's times count from.
+    born: Instant,
 }
-
-/// Letting others run takes about a microsecond when nobody wants to, and milliseconds when somebody computes.
-const CROWDED: Duration = Duration::from_micros(300);
-
-/// How long a crowded processor is left to others.
-const CROWDED_FOR: Duration = Duration::from_secs(1);
 
 impl<'a> Receiver<'a> {
     /// Receives until the handshake's time is over, or shortly after `stopping` is set.
     pub(crate) fn new(socket: Arc<OwnedFd>, limits: &Limits, stopping: &'a AtomicBool) -> Receiver<'a> {
-        let deadline = Some(Instant::now() + limits.handshake);
-        Receiver { socket, deadline, stopping, stopped: false, awake: limits.awake, brisk: false, crowded_until: None }
+        let born = Instant::now();
+        let deadline = Some(born + limits.handshake);
+        Receiver { socket, deadline, stopping, stopped: false, awake: limits.awake, brisk: false, crowd: Crowd::default(), born }
     }
 
     /// From now on a client may be silent as long as it likes.
@@ -69,21 +67,17 @@ impl<'a> Receiver<'a> {
     }
 
     /// Takes what comes. A client that waits for each reply is back within microseconds, and falling asleep and being woken would take
-    /// longer than its request; so a thread whose client was brisk the last time stays awake for a moment, and lets others run meanwhile. Not on
-    /// a crowded processor: there who yields waits for a whole time slice, and who sleeps is woken at once.
+    /// longer than its request; so a thread whose client was brisk the last time stays awake for a moment, and lets others run meanwhile.
+    /// Not on a crowded processor.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let began = Instant::now();
-        let crowded = self.crowded_until.is_some_and(|until| began < until);
-        while self.brisk && !crowded && began.elapsed() < self.awake {
+        while self.brisk && !self.crowd.is_there(self.born.elapsed()) && began.elapsed() < self.awake {
             if let Some(received) = self.receive_now(buffer)? {
                 return Ok(received);
             }
-            let before = Instant::now();
+            let before = self.born.elapsed();
             std::thread::yield_now();
-            if before.elapsed() > CROWDED {
-                self.crowded_until = Some(Instant::now() + CROWDED_FOR);
-                break;
-            }
+            self.crowd.yielded(before, self.born.elapsed());
         }
         let received = match recv(&*self.socket, buffer, RecvFlags::empty()) {
             Ok((received, _)) => Ok(received),

@@ -14,6 +14,7 @@ use crate::{
         record::WindowNumber,
         superblock::{self, Root},
     },
+    reached::Branch,
     settings::PlantedBug,
     table::{
         PageSpace, rebuild,
@@ -46,7 +47,8 @@ impl Engine {
             birth: committed,
             space: Space { engine: self, taken: Vec::new(), let_go: Vec::new() },
             writer: PageWriter::new(&*self.disk),
-            deltas: Vec::new(),
+            // For each change the old block and the new one, and each new block once more.
+            deltas: Vec::with_capacity(frozen.entries.len() * 3),
             freed: Vec::new(),
             bits: Vec::new(),
             mapped: old.state.mapped_blocks,
@@ -59,6 +61,7 @@ impl Engine {
             discards.insert(volume, start, *span);
         }
         let pending = build.maps(&frozen, &mut volumes, &discards)?;
+        self.reached.add(Branch::DiscardsLeft, pending.iter().count());
         volumes.retain(|id, volume| !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some());
         let physical = build.physical(&frozen, std::mem::take(deferred))?;
         let catalogue = build.catalogue(&volumes)?;

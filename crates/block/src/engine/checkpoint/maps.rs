@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId};
+use onefold_core::{Block, Error, Kind, Result, VolumeId};
 
 use super::build::Build;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         page::{MapEntry, Table},
         record::WindowNumber,
     },
-    overlay::{Overlay, zeroes},
+    overlay::{Entry, Overlay, zeroes},
     settings::PlantedBug,
     window::ranges::Ranges,
 };
@@ -21,17 +21,11 @@ impl Build<'_> {
     /// are left.
     pub(super) fn maps(&mut self, frozen: &Overlay, volumes: &mut BTreeMap<VolumeId, Volume>, discards: &Ranges) -> Result<Ranges> {
         let per_leaf = Table::Map.per_leaf();
-        let mut keys: Vec<(VolumeId, Lba)> = frozen.entries.keys().copied().collect();
-        keys.sort_unstable();
-        let mut rest = &keys[..];
         let mut left = Ranges::default();
         let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
         for (&id, volume) in volumes.iter_mut() {
-            let skip = rest.iter().take_while(|key| key.0 < id).count();
-            let count = rest[skip..].iter().take_while(|key| key.0 == id).count();
-            let mine = &rest[skip..skip + count];
-            rest = &rest[skip + count..];
-            let mut leaves: BTreeSet<u64> = mine.iter().map(|key| key.1.0 / per_leaf).collect();
+            let mine = frozen.entries.addresses(id);
+            let mut leaves: BTreeSet<u64> = mine.iter().map(|lba| lba.0 / per_leaf).collect();
             for (start, span) in discards.meeting(id, 0, u64::MAX) {
                 let mut at = start / per_leaf;
                 loop {
@@ -84,12 +78,12 @@ impl Build<'_> {
                         }
                     }
                 }
-                let from = mine.partition_point(|key| key.1.0 < first);
-                for key in mine[from..].iter().take_while(|key| key.1.0 < first + per_leaf) {
-                    let entry = &frozen.entries[key];
-                    let covered = discards.get(id, key.1.0).is_some_and(|span| span.window > entry.window || bug);
+                let from = mine.partition_point(|lba| lba.0 < first);
+                for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
+                    let Some(Entry { entry, window }) = frozen.entries.get(id, lba) else { continue };
+                    let covered = discards.get(id, lba.0).is_some_and(|span| span.window > window || bug);
                     if !covered {
-                        set(page, key.1.0 - first, entry.entry)?;
+                        set(page, lba.0 - first, entry)?;
                     }
                 }
                 Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))

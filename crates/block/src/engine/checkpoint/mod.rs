@@ -36,6 +36,7 @@ use crate::{
     },
     index::Filter,
     place::bitmap::ZoneBitmap,
+    reached::Branch,
     scheme::Records,
     settings::{CARRIERS_MAX, PlantedBug},
 };
@@ -311,6 +312,7 @@ impl Engine {
         state.releasing = false;
         state.checkpoint_wanted = false;
         state.deferred = kept.len();
+        self.reached.add(Branch::BlocksKept, kept.len());
         *deferred = kept;
     }
 

@@ -7,6 +7,7 @@ use crate::{
     engine::{Engine, State},
     format::{page::Table, record::WindowNumber, superblock::Root},
     index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
+    reached::Branch,
     table::PageSpace,
 };
 
@@ -52,6 +53,7 @@ impl Build<'_> {
         let unchanged =
             IndexOnDisk { root: old.index, bits: old.index_bits, entries: old.index_entries, birth: old.index_birth, filter: None };
         let Some((most, bits)) = engine.reserve_spill() else { return Ok(unchanged) };
+        engine.reached.hit(Branch::IndexSpilled);
         let pages = 1u64 << bits;
         let Spill { memory, gone } = engine.index.lock().begin_spill(most);
         let mut filter = Filter::new(most, engine.settings.index_memory / 4);

@@ -13,6 +13,7 @@ use crate::{
         superblock::Layout,
     },
     place::Lane,
+    reached::Branch,
     scheme::RECORDS_ALONE,
     window::{Plan, Source, Window},
 };
@@ -64,12 +65,13 @@ impl Engine {
             let opened = state.allocator.open_ahead(carriers, &zones);
             state.allocator.list.set_recovering(false);
             opened?;
-            if state.allocator.ready_blocks() < carriers {
+            if state.allocator.ready_blocks() < carriers || carriers > 0 && self.settings.finds_no_room() {
                 return Ok(false);
             }
         }
         let snapshot = self.state.lock().snapshot.clone();
         let lane = if self.fixed.layout == Layout::Split { Lane::Carriers } else { Lane::Any };
+        self.reached.add(Branch::AppendedAgain, believed.len());
         for records in believed.chunks(RECORDS_ALONE * 16) {
             let carriers = records.len().div_ceil(RECORDS_ALONE);
             let (number, extents, generations) = {

@@ -12,6 +12,7 @@ use crate::{
         catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX},
         record::{Change, Record, WindowNumber},
     },
+    reached::Branch,
     settings::PlantedBug,
     window::ranges::{Ranges, Span},
 };
@@ -34,8 +35,13 @@ impl Engine {
                     Change::Range { blocks, keep } => Change::Range { blocks: blocks.min(room), keep },
                     change => change,
                 };
+                if change != record.change && room > 0 {
+                    self.reached.hit(Branch::RangeClipped);
+                }
                 if room > 0 {
                     story.push(Record { change, ..record });
+                } else {
+                    self.reached.hit(Branch::RecordWithoutVolume);
                 }
                 continue;
             };
@@ -49,8 +55,10 @@ impl Engine {
             if end.is_none() && !matches!(change, CatalogueChange::Create { .. }) {
                 continue;
             }
+            self.reached.hit(Branch::CatalogueAgain);
             story.push(record);
             if let Some((volume, end)) = end.filter(|&(_, end)| end < VOLUME_BLOCKS_MAX) {
+                self.reached.hit(Branch::TailDropped);
                 let change = Change::Range { blocks: VOLUME_BLOCKS_MAX - end, keep: false };
                 story.push(Record { volume, lba: Lba(end), change, ..record });
             }
@@ -81,12 +89,16 @@ impl Engine {
             let mut reads: Vec<Read<'_>> = named.iter().zip(buffer.chunks_mut(1)).map(|(named, into)| Read::new(named.1, into)).collect();
             self.disk.read(&mut reads);
             let mut good: BTreeSet<usize> = (0..batch.len()).filter(|&n| matches!(batch[n].change, Change::Range { .. })).collect();
+            self.reached.add(Branch::RangeBelieved, good.len());
+            let ranges = good.len();
             reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
             for (&(n, pba, carried, fingerprint), block) in named.iter().zip(&buffer) {
                 if self.hashes_to(block, pba, carried, &fingerprint) {
                     good.insert(n);
                 }
             }
+            self.reached.add(Branch::NewerBelieved, good.len() - ranges);
+            self.reached.add(Branch::NewerFallsBack, batch.len() - good.len());
             believed.extend(good.into_iter().map(|n| batch[n]));
         }
         Ok(believed)

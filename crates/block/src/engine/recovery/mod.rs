@@ -34,6 +34,7 @@ use crate::{
         superblock::{self, CUTS_MAX, Cut},
         zone_list::Entry,
     },
+    reached::Branch,
     settings::PlantedBug,
     window::Window,
 };
@@ -53,11 +54,13 @@ impl Engine {
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
+        self.reached.add(Branch::VoidCarrier, void.len());
         let leftover = self.read_leftover(&snapshot.state)?;
         let mut known = snapshot.state.clone();
         if self.settings.has(PlantedBug::LeftoverVoid) {
             known.cuts.clear();
         }
+        self.reached.add(Branch::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
 
         let committed = snapshot.state.committed;
         let told = told.max(leftover.durable(&known.cuts));
@@ -80,7 +83,9 @@ impl Engine {
         records.dedup_by_key(|record| record.timestamp);
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
         let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
+        let heard = believed.len();
         let mut believed = believe::newest_alone(believed);
+        self.reached.add(Branch::Superseded, heard - believed.len());
         if !lost.is_empty() {
             self.clip(&snapshot, &mut records, &mut believed)?;
         }
@@ -119,6 +124,7 @@ impl Engine {
 
     /// Steps 4 and 5 when no block is left to append to: a checkpoint takes the records, and its superblock is that of the next epoch.
     fn commit_recovered(&self, snapshot: &Snapshot, believed: &[Record]) -> Result<()> {
+        self.reached.hit(Branch::NoRoomToAppend);
         let number = self.state.lock().open.number;
         let records: Vec<Record> =
             believed.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();

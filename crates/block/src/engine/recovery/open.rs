@@ -17,6 +17,7 @@ use crate::{
     index::Index,
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
+    reached::{Branch, Reached},
     scheme::Records,
     settings::{PlantedBug, Settings},
     table::Pages,
@@ -28,6 +29,11 @@ use crate::{
 
 /// Reads the newer of the two superblocks of a disk. One is enough: until both places hold a version, nothing of the one before is released.
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
+    choose_superblock(disk).map(|(superblock, _)| superblock)
+}
+
+/// As [`read_superblock`]; and whether the other one is damaged.
+fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
     let mut found = Vec::new();
     let mut failed = None;
     for (place, at) in (0..).zip(SUPERBLOCKS) {
@@ -49,10 +55,12 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     }
     let second = found.pop().unwrap_or(superblock::Found::Foreign);
     let first = found.pop().unwrap_or(superblock::Found::Foreign);
-    superblock::choose(first, second).map_err(|e| match failed {
+    let damaged = !matches!((&first, &second), (superblock::Found::Good(_), superblock::Found::Good(_)));
+    let chosen = superblock::choose(first, second).map_err(|e| match failed {
         Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
         _ => e,
-    })
+    })?;
+    Ok((chosen, damaged))
 }
 
 impl Engine {
@@ -64,12 +72,13 @@ impl Engine {
         if !settings.has(PlantedBug::RecoveryUnflushed) {
             disk.flush()?;
         }
-        let superblock = read_superblock(&*disk)?;
+        let (superblock, damaged) = choose_superblock(&*disk)?;
         superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
             let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
             Error::new(Kind::Corrupt, format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"))
         })?;
         let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
+        engine.reached.add(Branch::SuperblockDamaged, usize::from(damaged));
         engine.recover()?;
         Ok(engine)
     }
@@ -131,6 +140,7 @@ impl Engine {
             checkpointing: Mutex::new(Checkpointer::default()),
             compacting: Mutex::default(),
             counters: Counters::default(),
+            reached: Reached::default(),
             lost: Mutex::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
             filter_cursor: std::sync::atomic::AtomicU64::new(0),

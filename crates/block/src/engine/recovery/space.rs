@@ -13,6 +13,7 @@ use crate::{
     },
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
+    reached::Branch,
 };
 
 impl Engine {
@@ -78,6 +79,7 @@ impl Engine {
         allocator.count_ready();
         state.allocator = allocator;
         state.deferred = deferred.len();
+        self.reached.add(Branch::HeldBlock, deferred.len());
         *self.checkpointing.lock() = Checkpointer::new(deferred);
         Ok(())
     }
@@ -87,7 +89,6 @@ impl Engine {
 pub(super) fn overlay_of(records: &[Record], believed: &[Record]) -> Overlay {
     let mut overlay = Overlay::default();
     overlay.pins.reserve(records.len());
-    overlay.entries.reserve(records.len());
     for record in records.iter().chain(believed) {
         if let Change::Block { pba, .. } = record.change {
             overlay.pins.insert(pba);

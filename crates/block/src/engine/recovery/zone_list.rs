@@ -15,6 +15,7 @@ use crate::{
         geometry::Geometry,
         zone_list::{Entry, Page},
     },
+    reached::Branch,
     settings::PlantedBug,
 };
 
@@ -31,7 +32,9 @@ impl Engine {
                 let error = Error::new(Kind::Corrupt, format!("both copies of page {number} of the zone list are damaged"));
                 return Err(failed.into_iter().fold(error, Error::caused_by));
             };
-            if !older.is_some_and(|older| lists(&older, &page) || self.settings.has(PlantedBug::ListedOnce)) {
+            let level = older.as_ref().is_some_and(|older| lists(older, &page) || self.settings.has(PlantedBug::ListedOnce));
+            if !level {
+                self.reached.hit(if older.is_some() { Branch::ListCopyBehind } else { Branch::ListCopyDamaged });
                 page.sequence = page.sequence.wrapping_add(1);
                 let at = self.fixed.geometry.list_page(number)[(page.sequence % 2) as usize];
                 let block = page.encode(&self.identity, number, at.0);

@@ -75,9 +75,9 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// Connections at once
-    #[arg(long, default_value_t = nbd::limits::CONNECTIONS, value_name = "NUMBER", value_parser = connections)]
-    pub(crate) max_connections: usize,
+    /// Connections at once; without it 256, or as many as the memory serves
+    #[arg(long, value_name = "NUMBER", value_parser = connections)]
+    pub(crate) max_connections: Option<usize>,
 
     /// Largest request
     #[arg(long, default_value = "32M", value_name = "SIZE")]
@@ -123,8 +123,16 @@ impl Options {
         let Some(payload_bytes) = payload_bytes else {
             return Err(Failure::usage(format!("--max-request is between 4K and {}", Size(u64::from(most)))));
         };
+        let buffer_bytes = Settings::for_connections(self.memory.0) as usize;
+        let connections = self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes));
+        let needed = connections * Limits::default().sure_bytes();
+        if needed > buffer_bytes {
+            let memory = Size((needed as u64 * MEMORY_MIN / Settings::for_connections(MEMORY_MIN)).next_multiple_of(1 << 20));
+            return Err(Failure::usage(format!("--max-connections {connections} needs --memory {memory}")));
+        }
         Ok(Limits {
-            connections: self.max_connections,
+            connections,
+            buffer_bytes,
             payload_bytes,
             handshake: Duration::from_secs(self.handshake_timeout),
             send: Duration::from_secs(self.send_timeout),

@@ -1,0 +1,63 @@
+//! Rare branches, counted, so that a simulation can prove that it has been everywhere.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! branches {
+    ($($name:ident = $text:literal),* $(,)?) => {
+        /// A branch that only some crash, some damage or some order of things leads to.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Branch { $(#[doc = $text] $name),* }
+
+        impl Branch {
+            /// All of them.
+            pub const ALL: &[Branch] = &[$(Branch::$name),*];
+
+            /// What is reached.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Branch::$name => $text),* }
+            }
+        }
+    };
+}
+
+branches! {
+    SuperblockDamaged = "recovery: one of two superblocks is damaged",
+    ListCopyDamaged = "recovery: one copy of a list page is damaged",
+    ListCopyBehind = "recovery: one copy of a list page lacks a zone",
+    VoidCarrier = "recovery: void carrier",
+    LeftoverRecord = "recovery: record of the leftover table",
+    NewerBelieved = "recovery: newer record believed",
+    NewerFallsBack = "recovery: newer record not believed, the mapping before it stands",
+    RangeBelieved = "recovery: newer range believed with its carrier",
+    RangeClipped = "recovery: newer range clipped to its volume",
+    RecordWithoutVolume = "recovery: newer record of a volume or an address that was never made",
+    CatalogueAgain = "recovery: newer change of the catalogue applied again",
+    TailDropped = "recovery: what lies beyond a volume that shrank or went is dropped",
+    Superseded = "recovery: newer record that a later one supersedes",
+    HeldBlock = "recovery: block in use that the tables have as free",
+    AppendedAgain = "recovery: records appended again",
+    NoRoomToAppend = "recovery: no room to append, a checkpoint takes the records",
+    DiscardsLeft = "checkpoint: discards left for the next one",
+    BlocksKept = "checkpoint: freed blocks kept for newer records",
+    IndexSpilled = "checkpoint: index merged into the one on disk",
+    ListFlushed = "zones ran out before a window could carry the list",
+}
+
+/// How often each branch was reached since the store was opened.
+#[derive(Default)]
+pub(crate) struct Reached([AtomicU64; Branch::ALL.len()]);
+
+impl Reached {
+    pub(crate) fn hit(&self, branch: Branch) {
+        self.add(branch, 1);
+    }
+
+    pub(crate) fn add(&self, branch: Branch, n: usize) {
+        self.0[branch as usize].fetch_add(n as u64, Relaxed);
+    }
+
+    pub(crate) fn counts(&self) -> Vec<(Branch, u64)> {
+        Branch::ALL.iter().zip(&self.0).map(|(&branch, count)| (branch, count.load(Relaxed))).filter(|&(_, n)| n > 0).collect()
+    }
+}
