@@ -1,0 +1,15 @@
+//! Onefold's laboratory: the real engine over devices in virtual time, under workloads and recorded traces.
+
+mod clock;
+mod content;
+pub mod device;
+mod medium;
+pub mod replay;
+pub mod request;
+mod rng;
+pub mod subject;
+pub mod trace;
+
+pub use clock::VirtualClock;
+pub use content::Content;
+pub use rng::Rng;
