@@ -274,7 +274,7 @@ impl<'a> Run<'a> {
                 self.write(*first, &buffer[..blocks.len()])?;
                 self.buffer = buffer;
                 if *fua || self.plan.choice.persistence == Persistence::Strong {
-                    self.wait(Waiter { came, flush: false })?;
+                    self.wait(Waiter { came, flush: false });
                 } else {
                     self.writes.push((self.clock.now() - came).as_nanos() as u64);
                     self.subject.write_out()?;
@@ -285,7 +285,7 @@ impl<'a> Run<'a> {
             What::Flush if self.gathered == 0 && self.round.is_none() && self.waiting.is_empty() => self.flushes.push(0),
             What::Flush => {
                 self.barrier = self.plan.clients.wait_for_flush;
-                self.wait(Waiter { came, flush: true })?;
+                self.wait(Waiter { came, flush: true });
             }
             What::Phase(_) => {}
         }
@@ -341,7 +341,12 @@ impl<'a> Run<'a> {
     }
 
     /// Somebody waits for a round.
-    fn wait(&mut self, waiter: Waiter) -> Result<()> {
+    fn wait(&mut self, waiter: Waiter) {
+        if let Some(round) = self.round.as_mut().filter(|_| self.gathered == 0) {
+            // All that it waits for is under way.
+            round.answers.push(waiter);
+            return;
+        }
         self.waiting.push(waiter);
         let now = self.clock.now();
         if self.waiting.len() == 1 {
@@ -350,7 +355,6 @@ impl<'a> Run<'a> {
         if self.round.is_none() {
             self.anticipate(now);
         }
-        Ok(())
     }
 
     /// Decides when the next round begins.
