@@ -43,6 +43,8 @@ counters! {
     carrier_blocks,
     /// Carriers written that hold only records.
     record_blocks,
+    /// Pages of the leftover table written.
+    leftover_blocks,
     /// Zone list pages written.
     list_blocks,
     /// Table pages written by checkpoints.
@@ -59,6 +61,8 @@ counters! {
     records,
     /// Records that found room beside a compressed block.
     hidden_records,
+    /// Records that went to the leftover table.
+    leftover_records,
     /// Blocks that were stored already.
     duplicate_blocks,
     /// Blocks of zeroes, which are stored nowhere.

@@ -67,7 +67,7 @@ impl Format {
         Ok(Fixed {
             id: self.id,
             secret: self.secret,
-            geometry: Geometry::new(self.blocks, self.zone_blocks)?,
+            geometry: Geometry::new(self.blocks, self.zone_blocks, self.leftover)?,
             algorithm: self.algorithm,
             verify_bytes: self.verify_bytes,
             grow: self.grow,
@@ -195,11 +195,13 @@ pub enum PlantedBug {
     DoubleDecrement,
     /// A checkpoint lets a range win over a later write.
     RangeOverWrite,
+    /// A page of the leftover table is written over its durable version.
+    LeftoverInPlace,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 14] = [
+    pub const ALL: [PlantedBug; 15] = [
         PlantedBug::SkippedFlush,
         PlantedBug::EarlyReuse,
         PlantedBug::BelievedUnseen,
@@ -214,5 +216,6 @@ impl PlantedBug {
         PlantedBug::ChecksumIgnored,
         PlantedBug::DoubleDecrement,
         PlantedBug::RangeOverWrite,
+        PlantedBug::LeftoverInPlace,
     ];
 }

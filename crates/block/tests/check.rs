@@ -13,6 +13,7 @@ use onefold_block::{
         carrier::Carrier,
         catalogue::Volume,
         geometry::SUPERBLOCKS,
+        leftover,
         page::{MapEntry, PhysicalEntry, Table, ZoneEntry},
     },
 };
@@ -197,6 +198,43 @@ fn one_flipped_bit_in_a_carrier_that_no_checkpoint_holds_is_found() {
             assert!(report.problems.iter().any(|problem| problem.place == Place::Block(at)), "bit {bit} of {at}: {:?}", report.problems);
             flip(&disk, at, bit);
         }
+    }
+}
+
+#[test]
+fn one_flipped_bit_in_the_leftover_table_is_found_and_mended() {
+    let mut subject = Subject::with_leftover_table();
+    for n in 0..60 {
+        subject.write("volume 3", n, 3 * (1000 + n));
+        if n % 4 == 3 {
+            subject.engine.flush().unwrap();
+        }
+    }
+    let (disk, model) = subject.killed();
+    assert_well(&disk);
+    let superblock = superblock(&disk);
+    let (identity, geometry) = (identity(&superblock), superblock.fixed.geometry);
+    let places = (0..geometry.leftover_pages).flat_map(|page| geometry.leftover_page(page));
+    let counts = |at: &Pba| {
+        let sectors = leftover::decode(&identity, *at, &get(&disk, *at));
+        sectors.iter().flatten().any(|sector| sector.window > superblock.state.committed)
+    };
+    let uncommitted: Vec<Pba> = places.filter(counts).collect();
+    assert!(uncommitted.len() > 1, "records went to the table");
+    for at in uncommitted {
+        for bit in [3, 40, 200, 500, 4100, 9000, 32_000] {
+            flip(&disk, at, bit);
+            let report = examine(&disk);
+            assert!(report.problems.iter().any(|problem| problem.place == Place::Block(at)), "bit {bit} of {at}: {:?}", report.problems);
+            flip(&disk, at, bit);
+        }
+        let rotten = copy(&disk);
+        flip(&rotten, at, 700);
+        let shared: Arc<dyn Disk> = rotten.clone();
+        let clock = Arc::new(onefold_backend::MonotonicClock::new());
+        let repaired = onefold_block::check::repair(&shared, clock, &settings(), &mut |_| {}).unwrap();
+        assert!(repaired.after.is_well() && repaired.left.is_empty(), "{repaired:?}");
+        assert_holds(&rotten, &model);
     }
 }
 

@@ -81,7 +81,7 @@ fn what_cannot_be_created_leaves_nothing_behind() {
     desk.fails("create a --size 1M", 1, &["a can't be a store of 1.00 MiB", "at least 36 MiB"]);
     desk.fails("create a --size 8P", 1, &["4 PiB"]);
     desk.fails("create a --size lots", 2, &["invalid value 'lots' for '--size"]);
-    desk.fails("create a --size 64M --leftover table", 2, &["invalid value 'table'", "log"]);
+    desk.fails("create a --size 64M --leftover tables", 2, &["invalid value 'tables'", "log", "table"]);
     desk.fails("create no/where --size 64M", 1, &["no directory"]);
     desk.fails("create . --size 64M", 1, &["directory"]);
     desk.fails("create a --size 8T", 1, &["free"]);

@@ -56,9 +56,9 @@ pub fn run<S: Subject>(arguments: impl Iterator<Item = String>) -> ExitCode {
             replay(&run_params::<S>(least.params, true))
         }
         Job::Seeds(seeds) => many::<S>(seeds, &config),
-        Job::Exhaust => small_case::<S>(&config),
+        Job::Exhaust => small_cases::<S>(&config),
         Job::Bugs => planted::<S>(&config),
-        Job::All => kept::<S>(&config) && many::<S>(0..SEEDS, &config) && small_case::<S>(&config),
+        Job::All => kept::<S>(&config) && many::<S>(0..SEEDS, &config) && small_cases::<S>(&config),
     };
     if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -130,13 +130,18 @@ fn kept<S: Subject>(config: &Config) -> bool {
     failed == 0
 }
 
-fn small_case<S: Subject>(config: &Config) -> bool {
+fn small_cases<S: Subject>(config: &Config) -> bool {
+    [false, true].into_iter().all(|in_place| small_case::<S>(config, in_place))
+}
+
+fn small_case<S: Subject>(config: &Config, in_place: bool) -> bool {
     let start = Instant::now();
-    let mut options = small();
+    let mut options = small(in_place);
     options.bug = config.bug;
     let tried = exhaust::<S>(&options, config.threads);
     println!(
-        "exhaustive case: {} crashes at {} points ({} of them in recovery), at most {} unflushed blocks ({} points sampled), {:.1} s",
+        "exhaustive case{}: {} crashes at {} points ({} of them in recovery), at most {} unflushed blocks ({} points sampled), {:.1} s",
+        if in_place { ", tables in place" } else { "" },
         tried.cases,
         tried.points,
         tried.recovery_points,

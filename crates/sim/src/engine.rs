@@ -65,7 +65,7 @@ impl Thin {
     }
 
     fn geometry(options: &StoreOptions) -> Option<Geometry> {
-        Geometry::new(options.disk_blocks, options.zone_blocks).ok()
+        Geometry::new(options.disk_blocks, options.zone_blocks, Thin::format_of(options).leftover).ok()
     }
 }
 
@@ -85,6 +85,7 @@ impl Subject for Thin {
         "checksum-ignored",
         "double-decrement",
         "range-over-write",
+        "leftover-in-place",
     ];
 
     const TRIMS_EDGES: bool = false;
@@ -212,7 +213,16 @@ impl Subject for Thin {
         let mut secret = fixed.secret;
         rng.fill(&mut secret);
         let guessed = Identity { secret, ..identity };
-        let header = Header { epoch: state.epoch, generation, address, window, position: 0, carriers: 1, durable: state.durable };
+        let header = Header {
+            epoch: state.epoch,
+            generation,
+            address,
+            window,
+            before: state.durable,
+            position: 0,
+            carriers: 1,
+            durable: state.durable,
+        };
         let mut forged = Block::zeroed();
         encode(&guessed, &header, &[record], &payload, &mut forged);
         Some(forged)

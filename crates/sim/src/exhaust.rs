@@ -187,9 +187,9 @@ pub fn exhaust<S: Subject>(options: &StoreOptions, threads: usize) -> Tried {
     tried
 }
 
-/// A store for [`exhaust`]: small, with small windows.
+/// A store for [`exhaust`]: small, with small windows; with metadata in the data, or, `in_place`, in tables and zones of its own.
 #[must_use]
-pub fn small() -> StoreOptions {
+pub fn small(in_place: bool) -> StoreOptions {
     StoreOptions {
         disk_blocks: 16 * 40,
         zone_blocks: 16,
@@ -198,8 +198,8 @@ pub fn small() -> StoreOptions {
         fingerprint: Algorithm::Blake3,
         verify_bytes: false,
         weak_fingerprint: false,
-        layout_split: false,
-        leftover_table: false,
+        layout_split: in_place,
+        leftover_table: in_place,
         grow: false,
         strong: false,
         memory: 1 << 20,
@@ -230,8 +230,11 @@ fn play<S: Subject>(options: &StoreOptions) -> Result<Vec<Point>, Failure> {
     disk.record();
     let mut rng = Rng::new(2);
     let mut points = Vec::new();
+    // In place, records must be left over.
+    let compressible = if options.leftover_table { 20 } else { 60 };
+    let palette = Palette { duplicates: 0, zeroes: 0, compressible, siblings: 20 };
     for &act in SCRIPT {
-        perform(&store, &disk, &mut model, &mut rng, act, &mut points)?;
+        perform(&store, &disk, &mut model, &mut rng, &palette, act, &mut points)?;
     }
     Ok(points)
 }
@@ -242,10 +245,10 @@ fn perform<S: Subject>(
     disk: &VirtualDisk,
     model: &mut Model,
     rng: &mut Rng,
+    palette: &Palette,
     act: Act,
     points: &mut Vec<Point>,
 ) -> Result<(), Failure> {
-    let palette = Palette { duplicates: 0, zeroes: 0, compressible: 60, siblings: 20 };
     let (first, contents) = match act {
         Act::Fresh(first, n) => (first, (0..n).map(|_| palette.draw(&mut model.contents, rng)).collect()),
         Act::Duplicate(to, from) => (to, vec![model.live(0, from)[0]]),

@@ -161,7 +161,7 @@ impl Params {
             recovery_crash: [0, 20, 50, 90][rng.weighted(&[2, 3, 3, 2])],
             depth: rng.within(1, 4),
             pace: Duration::from_micros([0, 300, 20_000, 3_000_000][rng.weighted(&[2, 3, 3, 2])]),
-            faults: faults(rng, profile),
+            faults: faults(rng, profile, options.leftover_table),
             verify_at_once: [0, 70, 100][rng.weighted(&[1, 2, 3])],
             options,
         }
@@ -223,8 +223,8 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         verify_bytes,
         // What a fingerprint must notice, a weak one may not.
         weak_fingerprint: verify_bytes && rng.percent(25) && profile != Profile::Damage,
-        layout_split: rng.percent(15),
-        leftover_table: rng.percent(15),
+        layout_split: rng.percent(20),
+        leftover_table: rng.percent(25),
         grow: profile == Profile::HostFull || rng.percent(15),
         strong: rng.percent(20),
         memory: [1 << 20, 4 << 20, 16 << 20][rng.below(3) as usize],
@@ -276,11 +276,13 @@ fn steps(rng: &mut Rng) -> [u32; 7] {
     }
 }
 
-fn faults(rng: &mut Rng, profile: Profile) -> Vec<Fault> {
+/// Pages that are written in place can't tell that a write was lost, or went elsewhere: the documents say so.
+fn faults(rng: &mut Rng, profile: Profile, in_place: bool) -> Vec<Fault> {
     let choices: &[Fault] = match profile {
         Profile::Crashes | Profile::FullStore => &[Fault::Slow],
         Profile::StopFaults => &[Fault::WriteError, Fault::FlushError, Fault::NoSpaceWrite],
         Profile::ReadFaults => &[Fault::ReadOnce],
+        Profile::Damage if in_place => &[Fault::Rot, Fault::MisdirectedRead, Fault::ReadForGood],
         Profile::Damage => &[Fault::Rot, Fault::MisdirectedWrite, Fault::LostWrite, Fault::MisdirectedRead, Fault::ReadForGood],
         Profile::HostFull => &[Fault::NoSpaceAllocate],
     };

@@ -37,7 +37,9 @@ fn the_same_seed_is_the_same_run_of_the_block_engine() {
 
 #[test]
 fn every_crash_of_the_small_case_is_survived_by_the_block_engine() {
-    let tried = exhaust::<Thin>(&small(), 2);
-    assert_eq!(tried.failure, None);
-    assert!(tried.cases > 10_000 && tried.recovery_points > 10, "{tried:?}");
+    for in_place in [false, true] {
+        let tried = exhaust::<Thin>(&small(in_place), 2);
+        assert_eq!(tried.failure, None);
+        assert!(tried.cases > 10_000 && tried.recovery_points > 10, "{tried:?}");
+    }
 }

@@ -53,10 +53,10 @@ fn each_planted_bug_is_found_and_the_same_seed_passes_without_it() {
 
 #[test]
 fn every_crash_of_the_small_case_is_survived_and_finds_a_bug() {
-    let tried = exhaust::<Toy>(&small(), 2);
+    let tried = exhaust::<Toy>(&small(false), 2);
     assert_eq!(tried.failure, None);
     assert!(tried.cases > 10_000 && tried.recovery_points > 0, "{tried:?}");
-    let mut options = small();
+    let mut options = small(false);
     options.bug = Some(1);
     assert!(exhaust::<Toy>(&options, 2).failure.is_some());
 }

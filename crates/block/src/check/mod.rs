@@ -16,6 +16,7 @@ mod batch;
 mod compare;
 mod inspect;
 mod leaves;
+mod leftover;
 mod look;
 mod overlay_disk;
 mod places;

@@ -13,6 +13,7 @@ use onefold_core::{Block, Clock, Disk, Pba};
 
 use super::{
     batch::read_each,
+    leftover::rotten_pages,
     overlay_disk::OverlayDisk,
     places,
     report::{Phase, Place, Progress, Report},
@@ -58,6 +59,9 @@ pub(crate) fn check(
     progress(Progress { what: Phase::Recovery, done: 0, total: 0 });
     for (pba, bit, _) in rotten_carriers(&**disk, superblock, identity) {
         report.problem(Place::Block(pba), format!("it is a carrier, but damaged: bit {bit} is flipped"));
+    }
+    for (pba, bit, _) in rotten_pages(&**disk, superblock, identity) {
+        report.problem(Place::Block(pba), format!("it is a page of the leftover table, but damaged: bit {bit} is flipped"));
     }
     let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
     let opened = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN));

@@ -1,9 +1,14 @@
 //! The volumes of a store, and the verbs that change them. Changes are records in the one order of all changes.
 
+use std::collections::BTreeMap;
+
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
 
 use super::{Engine, State, admission::Purpose};
-use crate::format::catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, VOLUMES_MAX, check_name};
+use crate::format::{
+    catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, VOLUMES_MAX, Volume, check_name},
+    superblock::Root,
+};
 
 /// A volume as clients see it now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,4 +158,39 @@ impl Engine {
         self.opened(state);
         Ticket(state.open.number.0)
     }
+}
+
+/// Applies changes of the catalogue in their order. A deleted volume keeps its map, without a name, until its blocks are free.
+pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes: &[CatalogueChange]) {
+    for change in changes {
+        match change {
+            CatalogueChange::Create { id, name, blocks } => {
+                volumes.insert(*id, Volume { id: *id, name: name.clone(), blocks: *blocks, map: Root::default() });
+            }
+            CatalogueChange::Resize { id, blocks } => {
+                if let Some(volume) = volumes.get_mut(id) {
+                    volume.blocks = *blocks;
+                }
+            }
+            CatalogueChange::Rename { id, name } => {
+                if let Some(volume) = volumes.get_mut(id) {
+                    volume.name.clone_from(name);
+                }
+            }
+            CatalogueChange::Delete { id } => {
+                if let Some(volume) = volumes.get_mut(id) {
+                    volume.name.clear();
+                }
+            }
+        }
+    }
+}
+
+/// Volumes that clients see.
+pub(super) fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId, VolumeState> {
+    volumes
+        .values()
+        .filter(|volume| !volume.name.is_empty())
+        .map(|volume| (volume.id, VolumeState { name: volume.name.clone(), blocks: volume.blocks }))
+        .collect()
 }

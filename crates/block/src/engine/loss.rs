@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{Engine, Snapshot, checkpoint::apply_catalogue, recovery::Found};
+use super::{Engine, Snapshot, catalogue::apply_catalogue, recovery::Found};
 use crate::format::{
     record::{Change, Record, WindowNumber},
-    superblock::State,
+    superblock::{Leftover, State},
 };
 
 /// Windows from the first to the last.
@@ -20,7 +20,7 @@ impl Engine {
     /// Every carrier of every durable window that no checkpoint holds must be there. Returns the windows that are not complete, when losing
     /// them is accepted; their carriers are dropped.
     pub(super) fn judge_missing(&self, carriers: &mut Vec<Found>, state: &State, durable: WindowNumber) -> Result<Vec<Windows>> {
-        let missing = missing(carriers, state, durable);
+        let missing = missing(carriers, state, durable, self.fixed.leftover);
         let Some(&(first, last)) = missing.first() else { return Ok(missing) };
         if !self.settings.accept_loss {
             let which = if first == last { format!("window {first}") } else { format!("windows {first} to {last}") };
@@ -30,7 +30,7 @@ impl Engine {
             );
             return Err(Error::new(Kind::Corrupt, message));
         }
-        carriers.retain(|found| !missing.iter().any(|&(first, last)| (first..=last).contains(&found.header.window)));
+        carriers.retain(|found| !among(&missing, found.header.window));
         self.lost.lock().extend(missing.iter().copied());
         Ok(missing)
     }
@@ -59,15 +59,26 @@ impl Engine {
     }
 }
 
-/// The durable windows of which carriers are missing.
-fn missing(carriers: &[Found], state: &State, durable: WindowNumber) -> Vec<Windows> {
-    let mut windows: BTreeMap<WindowNumber, (u16, BTreeSet<u16>)> = BTreeMap::new();
-    for found in carriers {
-        let (count, positions) = windows.entry(found.header.window).or_insert((found.header.carriers, BTreeSet::new()));
-        *count = found.header.carriers;
-        positions.insert(found.header.position);
+/// True when a window is one of these.
+pub(super) fn among(windows: &[Windows], window: WindowNumber) -> bool {
+    windows.iter().any(|&(first, last)| (first..=last).contains(&window))
+}
+
+/// The durable windows of which carriers are missing. With `leftover = table` a window may have none: then the next one that has some names
+/// the last one before it that had, and what is missing after the last of all is not noticed.
+fn missing(carriers: &[Found], state: &State, durable: WindowNumber, leftover: Leftover) -> Vec<Windows> {
+    struct Seen {
+        carriers: u16,
+        positions: BTreeSet<u16>,
+        before: WindowNumber,
     }
-    windows.retain(|_, (count, positions)| positions.len() == usize::from(*count));
+    let mut windows: BTreeMap<WindowNumber, Seen> = BTreeMap::new();
+    for Found { header, .. } in carriers {
+        let seen = windows.entry(header.window);
+        let seen = seen.or_insert(Seen { carriers: header.carriers, positions: BTreeSet::new(), before: header.before });
+        seen.carriers = header.carriers;
+        seen.positions.insert(header.position);
+    }
     // Windows between a cut and the epoch after it were void.
     let mut expected = Vec::new();
     let mut from = state.committed.next();
@@ -78,13 +89,20 @@ fn missing(carriers: &[Found], state: &State, durable: WindowNumber) -> Vec<Wind
     expected.push((from, durable));
     let mut missing = Vec::new();
     for (mut from, to) in expected.into_iter().filter(|&(from, to)| from <= to) {
-        for &complete in windows.range(from..=to).map(|(window, _)| window) {
-            if from < complete {
-                missing.push((from, WindowNumber(complete.0 - 1)));
+        for (&window, seen) in windows.range(from..=to) {
+            let whole = seen.positions.len() == usize::from(seen.carriers);
+            let last = match (leftover, whole) {
+                (Leftover::Log, true) => WindowNumber(window.0 - 1),
+                (Leftover::Log, false) => continue,
+                (Leftover::Table, true) => seen.before,
+                (Leftover::Table, false) => window,
+            };
+            if from <= last {
+                missing.push((from, last));
             }
-            from = complete.next();
+            from = window.next();
         }
-        if from <= to {
+        if from <= to && leftover == Leftover::Log {
             missing.push((from, to));
         }
     }

@@ -1,7 +1,7 @@
 //! The engine: what happens to a write, step by step, without threads.
 //!
 //! Gather (`gather.rs`) → close → fingerprint, look up, place (`prepare.rs`) → persist, acknowledge, publish (`persist.rs`); checkpoints
-//! (`checkpoint.rs`) carry published records into the tables. Each step is a method, so that the simulator owns the schedule and
+//! (`checkpoint/`) carry published records into the tables. Each step is a method, so that the simulator owns the schedule and
 //! [`crate::Store`] runs the same steps from threads.
 //!
 //! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
@@ -11,8 +11,10 @@ mod admission;
 mod catalogue;
 mod checkpoint;
 mod compact;
+mod create;
 mod gather;
 mod heal;
+mod leftover;
 mod loss;
 mod persist;
 mod prepare;

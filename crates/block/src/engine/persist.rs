@@ -32,10 +32,13 @@ impl Engine {
         let mut runs = plan.runs(&blocks);
         let due_refs = list_refs(&due);
         runs.extend(list_runs(&due, &due_refs));
+        let leftover: Vec<BlockRef<'_>> = plan.leftover.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();
+        runs.extend(plan.leftover.iter().zip(leftover.chunks(1)).map(|(page, blocks)| Run { at: page.at, blocks }));
         if !runs.is_empty() {
             self.disk.write(&runs).map_err(|e| self.stop(&e))?;
         }
         self.count_writes(&blocks, due.len());
+        add(&self.counters.leftover_blocks, plan.leftover.len() as u64);
         let mut state = self.state.lock();
         state.allocator.list.written(&due);
         state.mark_written(window.number);
@@ -65,7 +68,7 @@ impl Engine {
                 state.flights.front_mut().filter(|flight| flight.stage == Stage::Prepared)
             };
             let Some(flight) = front else { return Ok(false) };
-            let Some(plan) = flight.plan.clone().filter(|plan| plan.extents.len() == 1) else { return Ok(false) };
+            let Some(plan) = flight.plan.clone().filter(|plan| plan.is_one_run()) else { return Ok(false) };
             flight.stage = Stage::Writing;
             (flight.window.clone(), plan)
         };

@@ -11,12 +11,13 @@ use crate::{
         carrier::{self, Carrier, Header},
         catalogue::CatalogueChange,
         page::{PhysicalEntry, Table},
-        record::{Change, Record},
+        record::{Change, Record, WindowNumber},
+        superblock::{Layout, Leftover},
     },
     hash::MixMap,
     index::{hash_of, paged},
-    place::Extent,
-    scheme::thin,
+    place::{Extent, Lane},
+    scheme::thin::{self, leftover::LeftoverTable},
     settings::PlantedBug,
     window::{Placed, Plan, Source, Window},
 };
@@ -28,6 +29,9 @@ const ZONES_AHEAD: u64 = 2;
 #[derive(Default)]
 pub(crate) struct Preparer {
     lz4: Lz4,
+    pub(crate) leftover: LeftoverTable,
+    /// The last window that had carriers.
+    pub(crate) carriers_through: WindowNumber,
 }
 
 /// What becomes of one block of a window.
@@ -80,7 +84,23 @@ impl Engine {
             }
             let (mut plan, header) = self.place(&mut state, window, &content, &decision)?;
             drop(state);
+            let header = Header { before: preparer.carriers_through, ..header };
             self.fill_carriers(&mut plan, &decision, header);
+            if header.carriers > 0 {
+                preparer.carriers_through = window.number;
+            }
+            if !decision.in_table.is_empty() {
+                let records: Vec<Record> = decision.in_table.iter().map(|&n| plan.records[n]).collect();
+                let windows = (window.number, header.durable);
+                plan.leftover = preparer.leftover.add(
+                    &self.identity,
+                    &self.fixed.geometry,
+                    windows,
+                    &records,
+                    !self.settings.has(PlantedBug::LeftoverInPlace),
+                );
+                add(&self.counters.leftover_records, records.len() as u64);
+            }
             add(&self.counters.record_blocks, decision.alone as u64);
             return Ok(plan);
         }
@@ -112,26 +132,64 @@ impl Engine {
         chosen.extend(thin::choose(&mut preparer.lz4, &candidates, records.saturating_sub(room)));
         chosen.sort_by_key(|chosen| chosen.block);
         let hidden = chosen.iter().map(|chosen| chosen.room).sum::<usize>().min(records);
-        let alone = (records - hidden).div_ceil(thin::RECORDS_ALONE);
+        let in_table = self.leftover_in_table(preparer, window, content, hidden);
+        let alone = (records - hidden - in_table.len()).div_ceil(thin::RECORDS_ALONE);
         let mut roles = vec![Role::Raw; new.len() + content.changes.len()];
         for (c, chosen) in chosen.iter().enumerate() {
             roles[chosen.block] = Role::Carrier(c);
         }
         roles.resize(roles.len() + alone, Role::RecordsAlone);
-        Ok(Decision { fates, new, chosen, roles, hidden, alone })
+        // Which of them comes first on the disk.
+        let mut order: Vec<usize> = (0..roles.len()).collect();
+        if self.fixed.layout == Layout::Split {
+            order.sort_by_key(|&n| matches!(roles[n], Role::Raw));
+        }
+        Ok(Decision { fates, new, chosen, roles, order, hidden, alone, in_table })
+    }
+
+    /// Of the records that found no room beside a block, which are the last, those that go to pages of the leftover table.
+    fn leftover_in_table(&self, preparer: &mut Preparer, window: &Window, content: &Content<'_>, hidden: usize) -> Vec<usize> {
+        if self.fixed.leftover == Leftover::Log {
+            return Vec::new();
+        }
+        let (durable, committed) = {
+            let state = self.state.lock();
+            (state.durable, state.allocator.committed())
+        };
+        preparer.leftover.forget(committed);
+        let others = content.changes.len() + window.ranges.len();
+        let first = hidden.saturating_sub(others).min(content.slots.len());
+        let blocks = content.slots[first..].iter().map(|&slot| &window.blocks[slot]);
+        let addresses: Vec<(VolumeId, Lba)> = blocks.map(|block| (block.volume, block.lba)).collect();
+        let accepted = preparer.leftover.accepts(&self.fixed.geometry, durable, &addresses);
+        accepted.iter().enumerate().filter(|(_, accepted)| **accepted).map(|(n, _)| others + first + n).collect()
     }
 
     /// Takes physical blocks, notes what goes there, and writes the records. From here on the window's pins count.
     fn place(&self, state: &mut State, window: &Window, content: &Content<'_>, decision: &Decision) -> Result<(Plan, Header)> {
-        let Decision { new, roles, .. } = decision;
-        let extents = state.allocator.place(decision.needed());
-        let addresses: Vec<Pba> = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
-        if (addresses.len() as u64) < decision.needed() {
+        let Decision { new, roles, order, .. } = decision;
+        let extents = match self.fixed.layout {
+            Layout::Run => state.allocator.place(decision.needed(), Lane::Any),
+            Layout::Split => {
+                let carriers = roles.iter().filter(|role| !matches!(role, Role::Raw)).count() as u64;
+                let mut extents = state.allocator.place(carriers, Lane::Carriers);
+                extents.extend(state.allocator.place(decision.needed() - carriers, Lane::Raw));
+                extents
+            }
+        };
+        let mut plan = Plan { extents, hidden: decision.hidden as u64, ..Plan::default() };
+        let mut addresses = vec![Pba(0); roles.len()];
+        let mut placed = 0;
+        for (pba, &n) in plan.addresses().zip(order) {
+            addresses[n] = pba;
+            placed += 1;
+        }
+        if placed < decision.needed() {
             return Err(Error::new(Kind::NoSpace, "reserved space is missing"));
         }
         state.unplaced -= (content.slots.len() + content.changes.len()) as u64;
-        let mut plan = Plan { extents, hidden: decision.hidden as u64, ..Plan::default() };
-        for (n, (&pba, role)) in addresses.iter().zip(roles).enumerate() {
+        for &n in order {
+            let (pba, role) = (addresses[n], roles[n]);
             let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
             let carrier = !matches!(role, Role::Raw);
             state.allocator.note(pba, window.number, carrier, fingerprint);
@@ -157,15 +215,24 @@ impl Engine {
         }
         let carriers = plan.carriers.len() as u16;
         let (epoch, durable) = (state.epoch, state.durable);
-        let header = Header { epoch, generation: 0, address: Pba(0), window: window.number, position: 0, carriers, durable };
+        let before = WindowNumber(0);
+        let header = Header { epoch, generation: 0, address: Pba(0), window: window.number, before, position: 0, carriers, durable };
         Ok((plan, header))
     }
 
     /// Writes records and compressed blocks into the carriers, and seals them.
     fn fill_carriers(&self, plan: &mut Plan, decision: &Decision, header: Header) {
-        let addresses = plan.extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)));
-        let carriers = addresses.zip(&decision.roles).filter(|(_, role)| !matches!(role, Role::Raw));
-        let mut rest = &plan.records[..];
+        let addresses: Vec<Pba> = plan.addresses().collect();
+        let roles = decision.order.iter().map(|&n| &decision.roles[n]);
+        let carriers = addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
+        let records: Vec<Record>;
+        let mut rest = if decision.in_table.is_empty() {
+            &plan.records[..]
+        } else {
+            let in_carrier = |n: &usize| decision.in_table.binary_search(n).is_err();
+            records = (0..plan.records.len()).filter(in_carrier).map(|n| plan.records[n]).collect();
+            &records[..]
+        };
         for (((address, role), block), (position, &generation)) in carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations)) {
             let (room, payload) = match *role {
                 Role::Carrier(c) => (decision.chosen[c].room, &decision.chosen[c].payload[..]),
@@ -175,7 +242,7 @@ impl Engine {
             rest = others;
             carrier::encode(&self.identity, &Header { generation, address, position, ..header }, records, payload, block);
         }
-        assert!(rest.is_empty(), "every record is in a carrier");
+        assert!(rest.is_empty(), "every record is in a carrier or in the leftover table");
     }
 
     /// The state, with `needed` blocks ready to be placed: zones are opened and listed ahead, and if the listing has fallen behind, it is
@@ -354,8 +421,12 @@ struct Decision {
     chosen: Vec<thin::Chosen>,
     /// For each block that is written: the new ones, then changes of the catalogue, then carriers alone.
     roles: Vec<Role>,
+    /// The order in which they lie on the disk.
+    order: Vec<usize>,
     hidden: usize,
     alone: usize,
+    /// The records that go to the leftover table; the others go into the carriers, in their order.
+    in_table: Vec<usize>,
 }
 
 impl Decision {

@@ -42,7 +42,7 @@ struct Raw {
     address: U64,
     window: U64,
     durable: U64,
-    reserved: U64,
+    before: U64,
     checksum: [u8; 16],
 }
 
@@ -59,6 +59,8 @@ pub struct Header {
     pub address: Pba,
     /// The window that its records belong to.
     pub window: WindowNumber,
+    /// The window with carriers before that one: `window - 1` unless windows keep all their records in the leftover table.
+    pub before: WindowNumber,
     /// Its place among the carriers of the window, from 0.
     pub position: u16,
     /// Carriers of the window.
@@ -83,7 +85,7 @@ pub fn encode(identity: &Identity, header: &Header, records: &[Record], payload:
         address: U64::new(header.address.0),
         window: U64::new(header.window.0),
         durable: U64::new(header.durable.0),
-        reserved: U64::new(0),
+        before: U64::new(header.before.0),
         checksum: [0; 16],
     };
     into.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
@@ -122,6 +124,7 @@ impl<'a> Carrier<'a> {
             generation: raw.generation.get(),
             address: Pba(raw.address.get()),
             window: WindowNumber(raw.window.get()),
+            before: WindowNumber(raw.before.get()),
             position: raw.position.get(),
             carriers: raw.carriers.get(),
             durable: WindowNumber(raw.durable.get()),
@@ -177,7 +180,16 @@ mod tests {
     fn example() -> (Identity, Header, Vec<Record>, Block) {
         let identity = Identity::new([3; 16], [9; 32], Algorithm::Blake3);
         let window = WindowNumber(12);
-        let header = Header { epoch: 2, generation: 7, address: Pba(4242), window, position: 0, carriers: 1, durable: WindowNumber(11) };
+        let header = Header {
+            epoch: 2,
+            generation: 7,
+            address: Pba(4242),
+            window,
+            before: WindowNumber(11),
+            position: 0,
+            carriers: 1,
+            durable: WindowNumber(11),
+        };
         let records = (0..5)
             .map(|n| Record {
                 volume: VolumeId(1),

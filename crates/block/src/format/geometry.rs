@@ -4,10 +4,13 @@
 //! block 0         superblock, first place
 //! block 8         superblock, second place
 //! block 16 + 2i   zone list page i, first place; block 17 + 2i its second place
-//! zone f …        the zones that hold data, carriers and table pages; f is the first zone after the list
+//! after the list  leftover table page i at 2i, its second place behind it (with `leftover = table` only)
+//! zone f …        the zones that hold data, carriers and table pages; f is the first zone after all that
 //! ```
 
 use onefold_core::{Error, Kind, Pba, Result, ZoneId};
+
+use super::superblock::Leftover;
 
 /// The two places of the superblock.
 pub const SUPERBLOCKS: [Pba; 2] = [Pba(0), Pba(8)];
@@ -26,6 +29,13 @@ pub const ZONES_MIN: u64 = 8;
 /// Largest number of zone list pages: 74 pages list 2,072 zones, so that a recovery scan stays short.
 pub const LIST_PAGES_MAX: u32 = 74;
 
+/// Largest number of leftover table pages: they have room for the records that may wait for a checkpoint, and are read at each opening
+/// after a crash.
+pub const LEFTOVER_PAGES_MAX: u32 = 16384;
+
+/// Blocks of a store for each leftover table page.
+const BLOCKS_PER_LEFTOVER_PAGE: u64 = 64;
+
 /// The sizes that follow from a store's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -35,6 +45,8 @@ pub struct Geometry {
     pub zones: u64,
     /// Pages of the zone list.
     pub list_pages: u32,
+    /// Pages of the leftover table; none with `leftover = log`.
+    pub leftover_pages: u32,
 }
 
 impl Geometry {
@@ -42,7 +54,7 @@ impl Geometry {
     ///
     /// # Errors
     /// `InvalidInput` when it is too small, too large, or the zone size is not a power of two in the allowed range.
-    pub fn new(blocks: u64, zone_blocks: u32) -> Result<Geometry> {
+    pub fn new(blocks: u64, zone_blocks: u32, leftover: Leftover) -> Result<Geometry> {
         if !zone_blocks.is_power_of_two() || !(ZONE_BLOCKS_MIN..=ZONE_BLOCKS_MAX).contains(&zone_blocks) {
             return Err(Error::new(Kind::InvalidInput, format!("a zone of {zone_blocks} blocks is not possible")));
         }
@@ -50,7 +62,11 @@ impl Geometry {
         // A quarter of the zones may wait for a checkpoint at once, at most what the largest list holds.
         let per_page = super::zone_list::PER_PAGE as u64;
         let list_pages = (zones / 4).div_ceil(per_page).clamp(1, u64::from(LIST_PAGES_MAX)) as u32;
-        Geometry { zone_blocks: u64::from(zone_blocks), zones, list_pages }.checked(blocks)
+        let leftover_pages = match leftover {
+            Leftover::Log => 0,
+            Leftover::Table => (blocks / BLOCKS_PER_LEFTOVER_PAGE).clamp(1, u64::from(LEFTOVER_PAGES_MAX)) as u32,
+        };
+        Geometry { zone_blocks: u64::from(zone_blocks), zones, list_pages, leftover_pages }.checked(blocks)
     }
 
     /// The same geometry, when a disk of `blocks` blocks can hold it.
@@ -78,7 +94,7 @@ impl Geometry {
     /// The first zone that is not fixed.
     #[must_use]
     pub fn first_zone(&self) -> ZoneId {
-        ZoneId((LIST_AT + 2 * u64::from(self.list_pages)).div_ceil(self.zone_blocks))
+        ZoneId((self.leftover_at() + 2 * u64::from(self.leftover_pages)).div_ceil(self.zone_blocks))
     }
 
     /// Blocks in zones that are not fixed.
@@ -116,6 +132,24 @@ impl Geometry {
     pub fn list_page(&self, page: u32) -> [Pba; 2] {
         let first = LIST_AT + 2 * u64::from(page);
         [Pba(first), Pba(first + 1)]
+    }
+
+    fn leftover_at(&self) -> u64 {
+        LIST_AT + 2 * u64::from(self.list_pages)
+    }
+
+    /// The two places of a leftover table page.
+    #[must_use]
+    pub fn leftover_page(&self, page: u32) -> [Pba; 2] {
+        let first = self.leftover_at() + 2 * u64::from(page);
+        [Pba(first), Pba(first + 1)]
+    }
+
+    /// The leftover table page, and which of its places, that a block is.
+    #[must_use]
+    pub fn leftover_place(&self, pba: Pba) -> Option<(u32, usize)> {
+        let n = pba.0.checked_sub(self.leftover_at()).filter(|&n| n < 2 * u64::from(self.leftover_pages))?;
+        Some(((n / 2) as u32, (n % 2) as usize))
     }
 
     /// Zones that the list has room for.

@@ -204,7 +204,7 @@ struct Raw {
     index_entries: U64,
     index_birth: U64,
     index_bits: U32,
-    reserved: U32,
+    leftover_pages: U32,
     cut: [RawCut; CUTS_MAX],
 }
 
@@ -271,7 +271,7 @@ impl Superblock {
             index_entries: U64::new(state.index_entries),
             index_birth: U64::new(state.index_birth.0),
             index_bits: U32::new(state.index_bits),
-            reserved: U32::new(0),
+            leftover_pages: U32::new(fixed.geometry.leftover_pages),
             cut,
         };
         let mut block = Block::zeroed();
@@ -321,15 +321,20 @@ impl Superblock {
 
 impl Raw {
     fn superblock(&self) -> Option<Superblock> {
+        let flag = |raw: u8| (raw <= 1).then_some(raw == 1);
         let blocks = self.zones.get().checked_mul(u64::from(self.zone_blocks.get()))?;
         let (zone_blocks, zones, list_pages) = (u64::from(self.zone_blocks.get()), self.zones.get(), self.list_pages.get());
-        Geometry::new(blocks, self.zone_blocks.get()).ok()?;
-        let geometry = Geometry { zone_blocks, zones, list_pages }.checked(blocks).ok()?;
+        let leftover = if flag(self.leftover)? { Leftover::Table } else { Leftover::Log };
+        Geometry::new(blocks, self.zone_blocks.get(), leftover).ok()?;
+        let leftover_pages = self.leftover_pages.get();
+        if leftover_pages > super::geometry::LEFTOVER_PAGES_MAX || (leftover_pages > 0) != (leftover == Leftover::Table) {
+            return None;
+        }
+        let geometry = Geometry { zone_blocks, zones, list_pages, leftover_pages }.checked(blocks).ok()?;
         if list_pages == 0 || list_pages > super::geometry::LIST_PAGES_MAX || usize::from(self.cuts.get()) > CUTS_MAX {
             return None;
         }
         let window = |raw: U64| (raw.get() <= WindowNumber::MAX.0).then_some(WindowNumber(raw.get()));
-        let flag = |raw: u8| (raw <= 1).then_some(raw == 1);
         let cuts = self.cut[..usize::from(self.cuts.get())].iter();
         Some(Superblock {
             fixed: Fixed {
@@ -339,7 +344,7 @@ impl Raw {
                 algorithm: Algorithm::from_code(self.algorithm)?,
                 verify_bytes: flag(self.verify_bytes)?,
                 grow: flag(self.grow)?,
-                leftover: if flag(self.leftover)? { Leftover::Table } else { Leftover::Log },
+                leftover,
                 layout: if flag(self.layout)? { Layout::Split } else { Layout::Run },
             },
             state: State {
@@ -413,7 +418,7 @@ mod tests {
             fixed: Fixed {
                 id: [1; 16],
                 secret: [2; 32],
-                geometry: Geometry::new(1 << 18, 1024).unwrap(),
+                geometry: Geometry::new(1 << 18, 1024, Leftover::Table).unwrap(),
                 algorithm: Algorithm::Md5,
                 verify_bytes: true,
                 grow: true,

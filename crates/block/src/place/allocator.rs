@@ -38,6 +38,14 @@ pub(crate) struct ActiveZone {
     purpose: Purpose,
 }
 
+/// What is placed together with `layout = split`: ThinDedup's C-zones and U-zones. A preference: when space is short, any zone will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Any,
+    Carriers,
+    Raw,
+}
+
 enum Purpose {
     Data(Box<DataZone>),
     Table,
@@ -46,6 +54,8 @@ enum Purpose {
 /// What is remembered of the new blocks of a data zone until a checkpoint holds it.
 pub(crate) struct DataZone {
     pub(crate) generation: u64,
+    /// What it takes.
+    lane: Lane,
     /// Where carriers of this generation are.
     pub(crate) carriers: ZoneBitmap,
     /// The last window that placed a block here.
@@ -152,6 +162,11 @@ impl Allocator {
     /// Zones below this one were used at some time.
     pub(crate) fn high_water(&self) -> u64 {
         self.high_water
+    }
+
+    /// The tables of the last released checkpoint hold the windows up to this one.
+    pub(crate) fn committed(&self) -> WindowNumber {
+        self.committed
     }
 
     /// Data zones that wait for a checkpoint.
@@ -322,15 +337,36 @@ impl Allocator {
         Ok(())
     }
 
+    /// The zone from which blocks of a lane come next.
+    fn zone_for(&mut self, lane: Lane) -> Option<usize> {
+        if lane == Lane::Any {
+            return self.ready.front().is_some_and(|&zone| self.list.is_durable(zone)).then_some(0);
+        }
+        let durable = self.ready.iter().take_while(|zone| self.list.is_durable(**zone)).count();
+        let lane_of = |n: usize| match &self.active.get(&self.ready[n])?.purpose {
+            Purpose::Data(data) => Some(data.lane),
+            Purpose::Table => None,
+        };
+        let own = (0..durable).find(|&n| lane_of(n) == Some(lane));
+        let chosen = own.or_else(|| (0..durable).find(|&n| lane_of(n) == Some(Lane::Any))).or((durable > 0).then_some(0))?;
+        if let Purpose::Data(data) = &mut self.active.get_mut(&self.ready[chosen])?.purpose
+            && data.lane == Lane::Any
+        {
+            data.lane = lane;
+        }
+        Some(chosen)
+    }
+
     /// Takes up to `blocks` blocks from zones whose listing is durable, next to each other as far as possible.
-    pub(crate) fn place(&mut self, blocks: u64) -> Vec<Extent> {
+    pub(crate) fn place(&mut self, blocks: u64, lane: Lane) -> Vec<Extent> {
         let mut extents: Vec<Extent> = Vec::new();
         let mut wanted = blocks;
         while wanted > 0 {
-            let Some(&zone) = self.ready.front().filter(|zone| self.list.is_durable(**zone)) else { break };
+            let Some(position) = self.zone_for(lane) else { break };
+            let zone = self.ready[position];
             let Some(active) = self.active.get_mut(&zone) else { break };
             let Some((start, length)) = active.used.clear_run(active.cursor, self.geometry.zone_blocks as usize, wanted as usize) else {
-                self.ready.pop_front();
+                self.ready.remove(position);
                 self.full.push(zone);
                 continue;
             };
@@ -594,6 +630,7 @@ impl DataZone {
     fn new(generation: u64) -> DataZone {
         DataZone {
             generation,
+            lane: Lane::Any,
             carriers: ZoneBitmap::default(),
             last_window: WindowNumber(0),
             fresh: ZoneBitmap::default(),

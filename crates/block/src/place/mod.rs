@@ -4,4 +4,4 @@ pub(crate) mod allocator;
 pub mod bitmap;
 pub(crate) mod zone_list;
 
-pub(crate) use allocator::{Allocator, Extent, ZoneSource};
+pub(crate) use allocator::{Allocator, Extent, Lane, ZoneSource};

@@ -3,7 +3,7 @@
 use onefold_core::{Block, BlockRef, Class, Pba, Run};
 
 use super::Window;
-use crate::{format::record::Record, place::Extent};
+use crate::{format::record::Record, place::Extent, scheme::thin::leftover::LeftoverPage};
 
 /// What is written to a physical block.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) carriers: Vec<Box<Block>>,
     /// Generation of the zone of each carrier.
     pub(crate) generations: Vec<u64>,
+    /// Pages of the leftover table that are written with the window.
+    pub(crate) leftover: Vec<LeftoverPage>,
     /// Blocks stored before that records of this window name.
     pub(crate) pins: Vec<Pba>,
     /// Records that found room beside a compressed block.
@@ -45,6 +47,16 @@ impl Plan {
                 Source::Carrier(n) => BlockRef { block: &self.carriers[n as usize], class: Class::Carrier },
             })
             .collect()
+    }
+
+    /// The addresses of the blocks, in the order of the extents.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = Pba> {
+        self.extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)))
+    }
+
+    /// True when the window is one contiguous write.
+    pub(crate) fn is_one_run(&self) -> bool {
+        self.extents.len() == 1 && self.leftover.is_empty()
     }
 
     /// The runs over `blocks`, which [`blocks`](Self::blocks) gave.

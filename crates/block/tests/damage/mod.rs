@@ -10,7 +10,7 @@ use onefold_block::{
         Identity,
         geometry::SUPERBLOCKS,
         page::{self, PageId, Pointer, Table},
-        superblock::{Found, Root, Superblock},
+        superblock::{Found, Leftover, Root, Superblock},
     },
 };
 use onefold_core::{Block, BlockRead, BlockRef, Class, Disk, Kind, Lba, Pba, Read, Result, Run, Ticket, VolumeId};
@@ -68,8 +68,23 @@ pub struct Subject {
 
 impl Subject {
     pub fn new() -> Subject {
+        Subject::formatted(Leftover::Log)
+    }
+
+    /// Ten volumes in a store with `leftover = table`.
+    pub fn with_leftover_table() -> Subject {
+        let mut subject = Subject::formatted(Leftover::Table);
+        for n in 0..10 {
+            subject.create(&format!("volume {n}"), 2000 + n);
+        }
+        subject.engine.flush().unwrap();
+        subject.engine.checkpoint().unwrap();
+        subject
+    }
+
+    fn formatted(leftover: Leftover) -> Subject {
         let disk = Arc::new(MemoryDisk::new(ZONES * ZONE_BLOCKS));
-        let format = Format { zone_blocks: ZONE_BLOCKS as u32, ..Format::new([1; 16], [2; 32], ZONES * ZONE_BLOCKS) };
+        let format = Format { zone_blocks: ZONE_BLOCKS as u32, leftover, ..Format::new([1; 16], [2; 32], ZONES * ZONE_BLOCKS) };
         Engine::format(&*disk, &format).unwrap();
         let engine = open(&disk).unwrap();
         Subject { disk, engine, model: Model::new() }

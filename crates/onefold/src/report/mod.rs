@@ -125,6 +125,7 @@ pub(crate) struct Writes {
     pub(crate) carrier_blocks: u64,
     /// Carriers that hold only records.
     pub(crate) record_blocks: u64,
+    pub(crate) leftover_blocks: u64,
     pub(crate) list_blocks: u64,
     pub(crate) checkpoint_blocks: u64,
     pub(crate) super_blocks: u64,
@@ -137,6 +138,7 @@ pub(crate) struct Writes {
     pub(crate) records: u64,
     /// Records that cost no block of their own.
     pub(crate) hidden_records: u64,
+    pub(crate) leftover_records: u64,
     pub(crate) hidden_share: Option<f64>,
     pub(crate) checkpoints: u64,
 }
@@ -232,8 +234,12 @@ impl Report {
 
 impl From<&Counts> for Writes {
     fn from(counts: &Counts) -> Writes {
-        let device_blocks =
-            counts.data_blocks + counts.carrier_blocks + counts.list_blocks + counts.checkpoint_blocks + counts.super_blocks;
+        let device_blocks = counts.data_blocks
+            + counts.carrier_blocks
+            + counts.leftover_blocks
+            + counts.list_blocks
+            + counts.checkpoint_blocks
+            + counts.super_blocks;
         Writes {
             client_blocks: counts.client_blocks,
             device_blocks,
@@ -243,6 +249,7 @@ impl From<&Counts> for Writes {
             data_blocks: counts.data_blocks,
             carrier_blocks: counts.carrier_blocks,
             record_blocks: counts.record_blocks,
+            leftover_blocks: counts.leftover_blocks,
             list_blocks: counts.list_blocks,
             checkpoint_blocks: counts.checkpoint_blocks,
             super_blocks: counts.super_blocks,
@@ -253,6 +260,7 @@ impl From<&Counts> for Writes {
             blocks_per_window: rate(counts.client_blocks, counts.windows),
             records: counts.records,
             hidden_records: counts.hidden_records,
+            leftover_records: counts.leftover_records,
             hidden_share: rate(counts.hidden_records, counts.records),
             checkpoints: counts.checkpoints,
         }

@@ -159,11 +159,12 @@ impl Server {
             f,
             "device writes",
             format_args!(
-                "data {}, carriers {} ({} of records alone), tables {}, lists {}",
+                "data {}, carriers {} ({} of records alone), tables {}, leftover {}, lists {}",
                 blocks(writes.data_blocks),
                 blocks(writes.carrier_blocks),
                 blocks(writes.record_blocks),
                 blocks(writes.checkpoint_blocks),
+                blocks(writes.leftover_blocks),
                 blocks(writes.list_blocks + writes.super_blocks)
             ),
         )?;

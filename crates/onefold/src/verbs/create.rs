@@ -112,14 +112,36 @@ enum Space {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LeftoverName {
-    /// One more block of the same write
+    /// Into one more block of the same write
     Log,
+    /// Into tables that are written in place, as in the ThinDedup paper: for comparison
+    Table,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LayoutName {
-    /// Side by side in one run
+    /// Blocks that hold records and others side by side in one run
     Run,
+    /// In zones of their own, as in the ThinDedup paper: for comparison
+    Split,
+}
+
+impl From<LeftoverName> for Leftover {
+    fn from(name: LeftoverName) -> Leftover {
+        match name {
+            LeftoverName::Log => Leftover::Log,
+            LeftoverName::Table => Leftover::Table,
+        }
+    }
+}
+
+impl From<LayoutName> for Layout {
+    fn from(name: LayoutName) -> Layout {
+        match name {
+            LayoutName::Run => Layout::Run,
+            LayoutName::Split => Layout::Split,
+        }
+    }
 }
 
 /// Creates the store and says what was made.
@@ -203,19 +225,18 @@ fn blocks(options: &Options, device: bool) -> Result<u64, Failure> {
         None => return Err(Failure::usage(format!("the new file {shown} needs a size, like --size 100G"))),
     };
     let blocks = bytes / BLOCK_BYTES as u64;
-    Geometry::new(blocks, ZONE_BLOCKS_MAX).map_err(|e| Failure::new(format!("{shown} can't be a store of {}: {e}", Size(bytes))))?;
+    Geometry::new(blocks, ZONE_BLOCKS_MAX, options.leftover.into())
+        .map_err(|e| Failure::new(format!("{shown} can't be a store of {}: {e}", Size(bytes))))?;
     Ok(blocks)
 }
 
 fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64) -> Result<()> {
-    let LeftoverName::Log = options.leftover;
-    let LayoutName::Run = options.layout;
     let format = Format {
         algorithm,
         verify_bytes: options.verify == Verify::Bytes,
         grow: options.preallocate == Space::None && !disk.is_device(),
-        leftover: Leftover::Log,
-        layout: Layout::Run,
+        leftover: options.leftover.into(),
+        layout: options.layout.into(),
         ..Format::new(random_bytes()?, random_bytes()?, blocks)
     };
     Engine::format(disk, &format).map_err(|e| match e.kind() {

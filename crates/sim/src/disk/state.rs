@@ -171,8 +171,9 @@ impl State {
 
     /// Damages one block that was written before; each class of blocks is hit as often as the others.
     pub(super) fn rot(&mut self) {
-        let classes = [Class::Data, Class::Carrier, Class::Table, Class::Super];
-        let class = classes[self.rng.below(4) as usize];
+        // Most of the pages that were written are of no use any more.
+        let classes = [Class::Data, Class::Carrier, Class::Table, Class::Table, Class::Table, Class::Super];
+        let class = classes[self.rng.below(6) as usize];
         let of_class = |state: &State, at: &u64| state.classes.get(at) == Some(&class);
         let mut written: Vec<u64> = self.durable.written().filter(|at| of_class(self, at)).collect();
         if written.is_empty() {

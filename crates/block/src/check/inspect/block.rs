@@ -13,6 +13,7 @@ use crate::{
         carrier::Carrier,
         catalogue::CatalogueChange,
         geometry::SUPERBLOCKS,
+        leftover,
         page::header,
         record::{Change, Record},
     },
@@ -29,6 +30,10 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
     let block = read_one(view.disk, pba)?;
     if let Some((number, place)) = zone::list_place(&geometry, pba) {
         show_list_copy(view, number, place, out);
+        return Ok(());
+    }
+    if let Some((number, place)) = geometry.leftover_place(pba) {
+        show_leftover(view, pba, number, place, &block, out);
         return Ok(());
     }
     if !geometry.holds(pba) {
@@ -102,6 +107,21 @@ fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
         match record {
             None => field(out, "record", "can't be read"),
             Some(record) => field(out, "record", record_text(&record)),
+        }
+    }
+}
+
+fn show_leftover(view: &View<'_>, pba: Pba, number: u32, place: usize, block: &Block, out: &mut String) {
+    line(out, format_args!("block {pba}: page {number} of the leftover table, place {place}"));
+    for (n, sector) in leftover::decode(view.identity, pba, block).iter().enumerate() {
+        let Some(sector) = sector else {
+            field(out, &format!("sector {n}"), "never written, or damaged");
+            continue;
+        };
+        let state = if sector.window <= view.superblock.state.committed { "in the tables" } else { "in no checkpoint" };
+        field(out, &format!("sector {n}"), format_args!("window {}, {state}; durable then {}", sector.window, sector.durable));
+        for record in &sector.records {
+            field(out, "record", record_text(record));
         }
     }
 }

@@ -31,7 +31,8 @@ use std::sync::Arc;
 use onefold_core::{Clock, Disk, Lba, Pba, Result, VolumeId};
 
 use super::{
-    MEMORY, Phase, Progress, Report, check_within, places, recovered::rotten_carriers, tables::Checker, usage::BlockSet, walk::Walker,
+    MEMORY, Phase, Progress, Report, check_within, leftover::rotten_pages, places, recovered::rotten_carriers, tables::Checker,
+    usage::BlockSet, walk::Walker,
 };
 use crate::{
     engine::Engine,
@@ -104,6 +105,10 @@ pub fn repair_within(
         for (pba, bit, block) in rotten_carriers(&**disk, &superblock, &identity) {
             heal::write(&**disk, pba, &block)?;
             repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
+        }
+        for (pba, bit, block) in rotten_pages(&**disk, &superblock, &identity) {
+            heal::write(&**disk, pba, &block)?;
+            repaired.restored.push(format!("page of the leftover table at block {pba}: bit {bit} was flipped back"));
         }
         disk.flush()?;
         progress(Progress { what: Phase::Recovery, done: 0, total: 0 });

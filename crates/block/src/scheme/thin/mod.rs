@@ -3,6 +3,8 @@
 //! Blocks that look compressible are tried first. A window gives up after four blocks that did not compress: a client whose data is
 //! compressed already pays for little. Records that found no room go into carriers of their own, one more block of the same run.
 
+pub(crate) mod leftover;
+
 use onefold_core::{Block, compress::Lz4};
 
 use crate::format::{

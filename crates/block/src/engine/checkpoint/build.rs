@@ -1,0 +1,216 @@
+//! Steps 1 and 2 of a checkpoint: what was published is set aside, and the changed pages of all tables are written.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{Error, Kind, Lba, Pba, Result, VolumeId};
+
+use super::{Next, Reason};
+use crate::{
+    counters::add,
+    engine::{Engine, Snapshot, State, catalogue::apply_catalogue},
+    format::{
+        catalogue::{DISCARDS_MAX, Discard, Volume},
+        page::Table,
+        record::WindowNumber,
+        superblock::{self, Root},
+    },
+    settings::PlantedBug,
+    table::{
+        PageSpace, rebuild,
+        rebuild::{Change, PageWriter, Rebuild},
+    },
+    window::ranges::Ranges,
+};
+
+impl Engine {
+    /// Steps 1 and 2.
+    pub(super) fn build(&self, deferred: &mut Vec<Pba>, reason: Reason) -> Result<Option<Next>> {
+        let (frozen, old) = {
+            let mut state = self.state.lock();
+            let nothing = state.active.is_empty() && state.snapshot.discards.is_empty() && !state.deferred_alone();
+            if nothing && reason == Reason::Changes {
+                state.checkpoint_wanted = false;
+                return Ok(None);
+            }
+            let mut frozen = std::mem::take(&mut state.active);
+            frozen.last = frozen.last.max(state.durable);
+            state.retouch();
+            let frozen = Arc::new(frozen);
+            state.frozen = Some(frozen.clone());
+            (frozen, state.snapshot.clone())
+        };
+        let committed = if self.settings.has(PlantedBug::CommitPastDurable) { frozen.last } else { frozen.last.max(old.state.committed) };
+        let mut build = Build {
+            engine: self,
+            old: &old,
+            birth: committed,
+            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new() },
+            writer: PageWriter::new(&*self.disk),
+            deltas: Vec::new(),
+            freed: Vec::new(),
+            bits: Vec::new(),
+            mapped: old.state.mapped_blocks,
+            live: old.state.live_blocks,
+        };
+        let mut volumes = old.volumes.clone();
+        let mut discards = old.discards.clone();
+        apply_catalogue(&mut volumes, &frozen.catalogue);
+        for (volume, start, span) in frozen.ranges.iter() {
+            discards.insert(volume, start, *span);
+        }
+        let pending = build.maps(&frozen, &mut volumes, &discards)?;
+        volumes.retain(|id, volume| !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some());
+        let physical = build.physical(&frozen, std::mem::take(deferred))?;
+        let catalogue = build.catalogue(&volumes)?;
+        let (pending_root, pending_count) = build.discards(&pending)?;
+        let index = build.index()?;
+        let (zones_root, zones, used_blocks) = build.zones()?;
+        build.writer.finish()?;
+        add(&self.counters.checkpoint_blocks, build.writer.written);
+        let Build { freed, mapped, live, .. } = build;
+
+        let mut state = self.state.lock();
+        state.built = true;
+        let snapshot = Snapshot {
+            state: superblock::State {
+                sequence: old.state.sequence + 2,
+                epoch: state.epoch,
+                clean: reason == Reason::Clean,
+                committed,
+                durable: state.durable.max(committed),
+                last_window: WindowNumber(state.open.number.0 - 1),
+                next_volume: state.next_volume,
+                high_water: state.allocator.high_water(),
+                used_blocks,
+                next_generation: state.allocator.list.next_generation(),
+                live_blocks: live,
+                mapped_blocks: mapped,
+                volumes: volumes.len() as u32,
+                discards: pending_count,
+                physical,
+                zones: zones_root,
+                catalogue,
+                pending: pending_root,
+                index: index.root,
+                index_bits: index.bits,
+                index_entries: index.entries,
+                index_birth: index.birth,
+                // Windows that earlier recoveries voided lie below `committed` now.
+                cuts: Vec::new(),
+            },
+            volumes,
+            discards: pending,
+        };
+        Ok(Some(Next { snapshot: Arc::new(snapshot), freed, zones, filter: index.filter }))
+    }
+}
+
+impl State {
+    /// True when blocks were put off, and nothing on its way names them any more.
+    fn deferred_alone(&self) -> bool {
+        self.deferred > 0 && self.flights.is_empty() && self.open.is_empty()
+    }
+
+    /// Counts the table pages of windows that are not published yet to the new active overlay.
+    fn retouch(&mut self) {
+        let State { flights, open, active, .. } = self;
+        for window in flights.iter().map(|flight| &*flight.window).chain([&*open]) {
+            for block in window.blocks.iter().filter(|block| block.live) {
+                active.dirty.touch(block.volume, block.lba);
+            }
+            for (volume, start, span) in window.ranges.iter() {
+                active.dirty.touch(volume, Lba(start));
+                active.dirty.touch(volume, Lba(span.end - 1));
+            }
+        }
+    }
+}
+
+/// Pages of a checkpoint: taken from the allocator, and let go of.
+pub(super) struct Space<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) taken: Vec<Pba>,
+    pub(super) let_go: Vec<Pba>,
+}
+
+impl PageSpace for Space<'_> {
+    fn allocate(&mut self) -> Result<Pba> {
+        let mut state = self.engine.state.lock();
+        let zones = self.engine.zones(state.zone_table);
+        let pba = state.allocator.place_page(&zones)?;
+        self.taken.push(pba);
+        Ok(pba)
+    }
+
+    fn release(&mut self, address: Pba) {
+        self.let_go.push(address);
+    }
+}
+
+/// A checkpoint being built.
+pub(super) struct Build<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) old: &'a Snapshot,
+    pub(super) birth: WindowNumber,
+    pub(super) space: Space<'a>,
+    pub(super) writer: PageWriter<'a>,
+    /// Changes of reference counts: block, difference.
+    pub(super) deltas: Vec<(Pba, i32)>,
+    pub(super) freed: Vec<Pba>,
+    /// Blocks that came into use, or out of it.
+    pub(super) bits: Vec<(Pba, bool)>,
+    pub(super) mapped: u64,
+    pub(super) live: u64,
+}
+
+impl<'a> Build<'a> {
+    pub(super) fn rebuild(&mut self, table: Table, volume: u32, root: &Root, leaves: &[u64], change: Change<'_>) -> Result<Root> {
+        let Build { engine, space, writer, birth, .. } = self;
+        let mut work = Rebuild { pages: &engine.pages, identity: &engine.identity, space, writer, birth: *birth };
+        rebuild(&mut work, table, volume, root, leaves, change)
+    }
+
+    /// Writes the volumes, all of them: there are few.
+    fn catalogue(&mut self, volumes: &BTreeMap<VolumeId, Volume>) -> Result<Root> {
+        if *volumes == self.old.volumes {
+            return Ok(self.old.state.catalogue);
+        }
+        let all: Vec<&Volume> = volumes.values().collect();
+        let per_leaf = Table::Catalogue.per_leaf();
+        let before = u64::from(self.old.state.volumes);
+        let leaves: Vec<u64> = (0..before.max(all.len() as u64).div_ceil(per_leaf)).collect();
+        let root = self.old.state.catalogue;
+        self.rebuild(Table::Catalogue, 0, &root, &leaves, &mut |leaf, _, page| {
+            crate::format::page::body_mut(page).fill(0);
+            let mine = all.chunks(per_leaf as usize).nth(leaf as usize).unwrap_or_default();
+            for (slot, volume) in (0..).zip(mine) {
+                volume.set(page, slot);
+            }
+            Ok(!mine.is_empty())
+        })
+    }
+
+    /// Writes the pending discards, all of them.
+    fn discards(&mut self, pending: &Ranges) -> Result<(Root, u32)> {
+        let all: Vec<Discard> = pending
+            .iter()
+            .map(|(volume, start, span)| Discard { volume, keep: span.keep, start, end: span.end, window: span.window })
+            .collect();
+        if all.len() > DISCARDS_MAX as usize {
+            return Err(Error::new(Kind::Io, "too many pending discards"));
+        }
+        let before = u64::from(self.old.state.discards);
+        let per_leaf = Table::Discards.per_leaf();
+        let leaves: Vec<u64> = (0..before.max(all.len() as u64).div_ceil(per_leaf)).collect();
+        let root = self.old.state.pending;
+        let root = self.rebuild(Table::Discards, 0, &root, &leaves, &mut |leaf, _, page| {
+            crate::format::page::body_mut(page).fill(0);
+            let mine = all.chunks(per_leaf as usize).nth(leaf as usize).unwrap_or_default();
+            for (slot, discard) in (0..).zip(mine) {
+                discard.set(page, slot);
+            }
+            Ok(!mine.is_empty())
+        })?;
+        Ok((root, all.len() as u32))
+    }
+}

@@ -1,0 +1,102 @@
+//! The maps of a checkpoint: records and pending discards go into their leaves, and give the changes of reference counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId};
+
+use super::build::Build;
+use crate::{
+    format::{
+        catalogue::Volume,
+        page::{MapEntry, Table},
+        record::WindowNumber,
+    },
+    overlay::{Overlay, zeroes},
+    settings::PlantedBug,
+    window::ranges::Ranges,
+};
+
+impl Build<'_> {
+    /// Rewrites the map pages that records changed, and as many as it may of those that pending discards cover. Returns the discards that
+    /// are left.
+    pub(super) fn maps(&mut self, frozen: &Overlay, volumes: &mut BTreeMap<VolumeId, Volume>, discards: &Ranges) -> Result<Ranges> {
+        let per_leaf = Table::Map.per_leaf();
+        let mut keys: Vec<(VolumeId, Lba)> = frozen.entries.keys().copied().collect();
+        keys.sort_unstable();
+        let mut rest = &keys[..];
+        let mut left = Ranges::default();
+        let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
+        for (&id, volume) in volumes.iter_mut() {
+            let skip = rest.iter().take_while(|key| key.0 < id).count();
+            let count = rest[skip..].iter().take_while(|key| key.0 == id).count();
+            let mine = &rest[skip..skip + count];
+            rest = &rest[skip + count..];
+            let mut leaves: BTreeSet<u64> = mine.iter().map(|key| key.1.0 / per_leaf).collect();
+            for (start, span) in discards.meeting(id, 0, u64::MAX) {
+                let mut at = start / per_leaf;
+                loop {
+                    match self.engine.pages.next_leaf(Table::Map, id.0, &volume.map, at)? {
+                        Some(leaf) if leaf * per_leaf < span.end => {
+                            if budget == 0 {
+                                left.insert(id, (leaf * per_leaf).max(start), span);
+                                break;
+                            }
+                            budget -= usize::from(leaves.insert(leaf));
+                            at = leaf + 1;
+                        }
+                        _ => break,
+                    }
+                }
+            }
+            if leaves.is_empty() {
+                continue;
+            }
+            let leaves: Vec<u64> = leaves.into_iter().collect();
+            let root = volume.map;
+            let bug = self.engine.settings.has(PlantedBug::RangeOverWrite);
+            let decrement = if self.engine.settings.has(PlantedBug::DoubleDecrement) { -2 } else { -1 };
+            let mut deltas = std::mem::take(&mut self.deltas);
+            let mut mapped = self.mapped;
+            volume.map = self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
+                let first = leaf * per_leaf;
+                let mut set = |page: &mut Block, slot: u64, new: MapEntry| {
+                    let old = MapEntry::get(page, slot).ok_or_else(|| Error::new(Kind::Corrupt, "a map entry is damaged"))?;
+                    if old == new {
+                        return Ok(());
+                    }
+                    if let MapEntry::Block { pba, .. } = old {
+                        deltas.push((pba, decrement));
+                        mapped -= 1;
+                    }
+                    if let MapEntry::Block { pba, .. } = new {
+                        deltas.push((pba, 1));
+                        mapped += 1;
+                    }
+                    new.set(page, slot);
+                    Ok::<(), Error>(())
+                };
+                // What was pending when the leaf was written last comes first, then the records.
+                let birth = pointer.map_or(WindowNumber(0), |pointer| pointer.birth);
+                for (start, span) in discards.meeting(id, first, first + per_leaf) {
+                    if span.window > birth && pointer.is_some() {
+                        for lba in start.max(first)..span.end.min(first + per_leaf) {
+                            set(page, lba - first, zeroes(span.keep))?;
+                        }
+                    }
+                }
+                let from = mine.partition_point(|key| key.1.0 < first);
+                for key in mine[from..].iter().take_while(|key| key.1.0 < first + per_leaf) {
+                    let entry = &frozen.entries[key];
+                    let covered = discards.get(id, key.1.0).is_some_and(|span| span.window > entry.window || bug);
+                    if !covered {
+                        set(page, key.1.0 - first, entry.entry)?;
+                    }
+                }
+                Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
+            })?;
+            self.deltas = deltas;
+            self.mapped = mapped;
+        }
+        Ok(left)
+    }
+}

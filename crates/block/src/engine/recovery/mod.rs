@@ -1,0 +1,207 @@
+//! Opening a store, after a clean shutdown or a crash (ThinDedup II-B, with the rules that make it safe).
+//!
+//! 1. *flush*: what is read from here on is on the medium.
+//! 2. Superblock, zone list, the carriers in the listed zones, and the leftover table.
+//! 3. Records up to the durable window are believed. A newer one is believed only if the block that it names hashes to its fingerprint;
+//!    otherwise the mapping before it stands, whose block was never reused, since reuse needs a checkpoint that holds a newer record.
+//! 4. Believed newer records are appended again, in their order, in windows of the next epoch; *flush*.
+//! 5. *superblock* with the next epoch and the cut: nothing newer than the durable window is looked at again; *flush*; its twin; *flush*.
+//! 6. The records stay in the active overlay; the store serves.
+//!
+//! | crash after | what is found |
+//! |---|---|
+//! | 1–3 | the same as before |
+//! | 4 | the old superblock: carriers of the next epoch are ignored, and the old ones are all still there, since nothing they name is free |
+//! | 5 | the new superblock: the appended windows are durable and complete |
+
+mod append;
+mod believe;
+mod open;
+mod scan;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use onefold_core::{Error, Kind, Pba, Result};
+
+use self::scan::newest_entries;
+use super::{
+    Engine, Snapshot,
+    checkpoint::{Checkpointer, Reason},
+    loss,
+};
+use crate::{
+    format::{
+        record::{Change, Record, WindowNumber},
+        superblock::{self, CUTS_MAX, Cut},
+        zone_list::Entry,
+    },
+    place::{Allocator, zone_list::ZoneList},
+    settings::PlantedBug,
+    window::Window,
+};
+
+pub(crate) use self::open::read_superblock;
+pub(super) use self::scan::Found;
+
+impl Engine {
+    /// Steps 2 to 6.
+    pub(super) fn recover(&self) -> Result<()> {
+        let snapshot = self.state.lock().snapshot.clone();
+        let geometry = self.fixed.geometry;
+        let mut pages = self.read_zone_list()?;
+        self.heal_zone_list(&mut pages)?;
+        let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
+        let entries = newest_entries(geometry, &pages)?;
+        let (void, mut carriers): (Vec<Found>, Vec<Found>) =
+            self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
+
+        let leftover = self.read_leftover(&snapshot.state)?;
+
+        let committed = snapshot.state.committed;
+        let told = told.max(leftover.durable(&snapshot.state.cuts));
+        let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
+        // Void carriers count here: those of a recovery that crashed bear the epoch that this one will bring, so its windows must be others.
+        let windows = carriers.iter().chain(&void).map(|found| found.header.window);
+        let seen = windows.chain([durable, snapshot.state.last_window, leftover.seen()]).max().unwrap_or_default();
+        let lost = self.judge_missing(&mut carriers, &snapshot.state, durable)?;
+        {
+            let mut preparer = self.preparing.lock();
+            leftover.settle(&snapshot.state, durable, self.settings.accept_loss, &mut preparer.leftover)?;
+            let with_carriers = carriers.iter().map(|found| found.header.window).filter(|&window| window <= durable);
+            preparer.carriers_through = with_carriers.max().unwrap_or_default();
+        }
+
+        let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
+        records.extend(leftover.records(&snapshot.state).filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))));
+        records.sort_unstable_by_key(|record| record.timestamp);
+        // Both places of a leftover page may hold a record.
+        records.dedup_by_key(|record| record.timestamp);
+        let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
+        let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
+        let mut believed = believe::newest_alone(believed);
+        if !lost.is_empty() {
+            self.clip(&snapshot, &mut records, &mut believed)?;
+        }
+
+        // Everything that a carrier or a believed record names is in use.
+        {
+            let mut state = self.state.lock();
+            let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
+            let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
+            let mut list = ZoneList::new(geometry, pages, next_generation);
+            // Of the others the checkpoint holds all; they are as good as new.
+            let named = records.iter().chain(&believed).filter_map(|record| match record.change {
+                Change::Block { pba, .. } => Some(pba),
+                _ => None,
+            });
+            let needed: BTreeSet<_> =
+                carriers.iter().map(|found| found.header.address).chain(named).map(|pba| geometry.zone_of(pba)).collect();
+            let entries: Vec<Entry> =
+                entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
+            list.retain(&entries);
+            let mut allocator = Allocator::new(geometry, &snapshot.state, self.fixed.grow, list);
+            let source = self.zones(snapshot.state.zones);
+            for entry in &entries {
+                allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
+            }
+            let mut deferred = Vec::new();
+            let mut in_use = |allocator: &mut Allocator, pba: Pba| -> Result<()> {
+                if !geometry.holds(pba) {
+                    return Err(Error::new(Kind::Corrupt, format!("a record names block {pba}, which holds no data")));
+                }
+                if allocator.recover_used(pba, &source)? {
+                    deferred.push(pba);
+                }
+                Ok(())
+            };
+            for found in &carriers {
+                in_use(&mut allocator, found.header.address)?;
+                allocator.note(found.header.address, found.header.window, true, None);
+            }
+            for record in records.iter().chain(&believed) {
+                match record.change {
+                    Change::Block { pba, carried, fingerprint } => {
+                        in_use(&mut allocator, pba)?;
+                        allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
+                        self.index.lock().insert(&fingerprint, pba);
+                        state.active.pins.insert(pba);
+                        state.active.dirty.touch(record.volume, record.lba);
+                    }
+                    // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
+                    Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
+                    Change::Range { .. } => {}
+                }
+            }
+            allocator.count_ready();
+            state.allocator = allocator;
+            state.deferred = deferred.len();
+            *self.checkpointing.lock() = Checkpointer::new(deferred);
+        }
+        self.publish_recovered(&snapshot, &records)?;
+        {
+            let mut state = self.state.lock();
+            state.durable = seen.max(committed);
+            state.open = Window::new(seen.next());
+        }
+        let mut cuts = snapshot.state.cuts.clone();
+        // Without carriers of this epoch, and no window beyond the durable one, there is nothing to void.
+        let of_this_epoch = carriers.iter().any(|found| found.header.epoch == snapshot.state.epoch);
+        if (of_this_epoch || seen != durable) && !self.settings.has(PlantedBug::DroppedReturns) {
+            cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
+        }
+        if !self.append_again(&believed)? {
+            return self.commit_recovered(&snapshot, &believed);
+        }
+        let many = cuts.len() + 2 > CUTS_MAX;
+        self.rise(&snapshot, cuts)?;
+        if many {
+            self.checkpoint_to_end(Reason::Forced)?;
+        }
+        Ok(())
+    }
+
+    /// Steps 4 and 5 when no block is left to append to: a checkpoint takes the records, and its superblock is that of the next epoch.
+    fn commit_recovered(&self, snapshot: &Snapshot, believed: &[Record]) -> Result<()> {
+        let number = self.state.lock().open.number;
+        let records: Vec<Record> =
+            believed.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
+        self.publish_recovered(snapshot, &records)?;
+        {
+            let mut state = self.state.lock();
+            state.open = Window::new(number.next());
+            state.active.last = number;
+            state.durable = number;
+            state.epoch += 1;
+        }
+        self.checkpoint_to_end(Reason::Forced).map(|_| ())
+    }
+
+    /// Writes the superblock of the next epoch, and its twin, each with a flush.
+    fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+        let (durable, last) = {
+            let state = self.state.lock();
+            (state.durable, WindowNumber(state.open.number.0 - 1))
+        };
+        let risen = Snapshot {
+            state: superblock::State {
+                sequence: snapshot.state.sequence + 2,
+                epoch: snapshot.state.epoch + 1,
+                clean: false,
+                durable,
+                last_window: last,
+                cuts,
+                ..snapshot.state.clone()
+            },
+            volumes: snapshot.volumes.clone(),
+            discards: snapshot.discards.clone(),
+        };
+        for before in [1, 0] {
+            self.write_superblock(&risen, before)?;
+            self.disk.flush()?;
+        }
+        let mut state = self.state.lock();
+        state.epoch = risen.state.epoch;
+        state.snapshot = Arc::new(risen);
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! A store is opened: its newer superblock, and the engine as of its last checkpoint.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{Block, Clock, Disk, Error, Kind, Read, Result};
+use parking_lot::Mutex;
+
+use crate::{
+    counters::Counters,
+    engine::{Engine, Snapshot, State, catalogue::visible, checkpoint::Checkpointer, prepare::Preparer},
+    format::{
+        catalogue::{Discard, Volume},
+        geometry::SUPERBLOCKS,
+        page::Table,
+        superblock::{self, Superblock},
+    },
+    index::Index,
+    overlay::Overlay,
+    place::{Allocator, zone_list::ZoneList},
+    settings::{PlantedBug, Settings},
+    table::Pages,
+    window::{
+        Window,
+        ranges::{Ranges, Span},
+    },
+};
+
+/// Reads the newer of the two superblocks of a disk. One is enough: until both places hold a version, nothing of the one before is released.
+pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
+    let mut found = Vec::new();
+    let mut failed = None;
+    for (place, at) in (0..).zip(SUPERBLOCKS) {
+        let mut buffer = Block::zeroed_vec(1);
+        let mut read = [Read::new(at, &mut buffer)];
+        if at.0 >= disk.blocks() {
+            found.push(superblock::Found::Foreign);
+            continue;
+        }
+        disk.read(&mut read);
+        let [read] = read;
+        found.push(match read.result {
+            Ok(()) => Superblock::decode(&buffer[0], place),
+            Err(e) => {
+                failed = Some(e);
+                superblock::Found::Damaged
+            }
+        });
+    }
+    let second = found.pop().unwrap_or(superblock::Found::Foreign);
+    let first = found.pop().unwrap_or(superblock::Found::Foreign);
+    superblock::choose(first, second).map_err(|e| match failed {
+        Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
+        _ => e,
+    })
+}
+
+impl Engine {
+    /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as durable is there.
+    ///
+    /// # Errors
+    /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair` may help), `Io`.
+    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Engine> {
+        if !settings.has(PlantedBug::RecoveryUnflushed) {
+            disk.flush()?;
+        }
+        let superblock = read_superblock(&*disk)?;
+        superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
+            let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
+            Error::new(Kind::Corrupt, format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"))
+        })?;
+        let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
+        engine.recover()?;
+        Ok(engine)
+    }
+
+    /// The engine as of its last checkpoint, with nothing recovered.
+    fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
+        let Superblock { fixed, state } = superblock;
+        let index_entries = state.index_entries;
+        let identity = settings.identity(&fixed);
+        let compare = !settings.has(PlantedBug::ChecksumIgnored);
+        let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
+        let snapshot = load_snapshot(&pages, state)?;
+        let volumes = visible(&snapshot.volumes);
+        let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation);
+        let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
+        let state = State {
+            open: Window::new(snapshot.state.last_window.next()),
+            flights: Default::default(),
+            active: Overlay::default(),
+            frozen: None,
+            next_volume: snapshot.state.next_volume,
+            durable: snapshot.state.durable,
+            epoch: snapshot.state.epoch,
+            zone_table: snapshot.state.zones,
+            snapshot: Arc::new(snapshot),
+            volumes,
+            allocator,
+            built: false,
+            unplaced: 0,
+            deferred: 0,
+            spilling_pages: 0,
+            stopped: None,
+            checkpoint_wanted: false,
+            flush_wanted: false,
+            flushes_begun: 0,
+            flushes_done: 0,
+            releasing: false,
+            releases: 0,
+            pool: Vec::new(),
+        };
+        Ok(Engine {
+            index: Mutex::new(Index::new(settings.index_memory, index_entries)),
+            disk,
+            clock,
+            fixed,
+            identity,
+            settings,
+            pages,
+            state: Mutex::new(state),
+            preparing: Mutex::new(Preparer::default()),
+            settling: Mutex::new(()),
+            checkpointing: Mutex::new(Checkpointer::default()),
+            compacting: Mutex::default(),
+            counters: Counters::default(),
+            lost: Mutex::default(),
+            index_cursor: std::sync::atomic::AtomicU64::new(0),
+            filter_cursor: std::sync::atomic::AtomicU64::new(0),
+        })
+    }
+}
+
+/// Reads the catalogue and the pending discards of a checkpoint.
+pub(crate) fn load_snapshot(pages: &Pages, state: superblock::State) -> Result<Snapshot> {
+    let damaged = |what: &str| Error::new(Kind::Corrupt, format!("the {what} is damaged"));
+    let mut volumes = BTreeMap::new();
+    let per_leaf = Table::Catalogue.per_leaf();
+    for n in 0..u64::from(state.volumes) {
+        let (_, page) = pages.leaf(Table::Catalogue, 0, &state.catalogue, n / per_leaf)?.ok_or_else(|| damaged("catalogue"))?;
+        let volume = Volume::get(&page, n % per_leaf).ok_or_else(|| damaged("catalogue"))?;
+        volumes.insert(volume.id, volume);
+    }
+    let mut discards = Ranges::default();
+    let per_leaf = Table::Discards.per_leaf();
+    for n in 0..u64::from(state.discards) {
+        let (_, page) = pages.leaf(Table::Discards, 0, &state.pending, n / per_leaf)?.ok_or_else(|| damaged("table of discards"))?;
+        let Discard { volume, keep, start, end, window } = Discard::get(&page, n % per_leaf).ok_or_else(|| damaged("table of discards"))?;
+        discards.insert(volume, start, Span { end, keep, window });
+    }
+    Ok(Snapshot { state, volumes, discards })
+}
