@@ -111,6 +111,7 @@ pub struct Latency {
     /// The longest.
     pub max_ms: f64,
     /// The distribution: milliseconds, and the share of requests that took no longer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curve: Vec<(f64, f64)>,
 }
 

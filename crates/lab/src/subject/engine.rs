@@ -131,6 +131,8 @@ impl Subject for Store {
             duplicate_blocks: counts.duplicate_blocks,
             zero_blocks: counts.zero_blocks,
             checkpoint_blocks: counts.checkpoint_blocks + counts.super_blocks,
+            leftover_records: counts.leftover_records,
+            leftover_blocks: counts.leftover_blocks,
             checkpoints: counts.checkpoints,
         }
     }

@@ -105,6 +105,10 @@ pub struct Tally {
     pub hidden_records: u64,
     /// Carriers that hold only records.
     pub record_blocks: u64,
+    /// Records that were written explicitly, in place.
+    pub leftover_records: u64,
+    /// Blocks written for them.
+    pub leftover_blocks: u64,
     /// Blocks that were stored already.
     pub duplicate_blocks: u64,
     /// Blocks of zeroes, which are stored nowhere.
@@ -124,6 +128,8 @@ impl Tally {
             records: self.records - earlier.records,
             hidden_records: self.hidden_records - earlier.hidden_records,
             record_blocks: self.record_blocks - earlier.record_blocks,
+            leftover_records: self.leftover_records - earlier.leftover_records,
+            leftover_blocks: self.leftover_blocks - earlier.leftover_blocks,
             duplicate_blocks: self.duplicate_blocks - earlier.duplicate_blocks,
             zero_blocks: self.zero_blocks - earlier.zero_blocks,
             checkpoint_blocks: self.checkpoint_blocks - earlier.checkpoint_blocks,
