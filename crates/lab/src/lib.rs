@@ -8,7 +8,9 @@ pub mod replay;
 pub mod request;
 mod rng;
 pub mod subject;
+pub mod sweep;
 pub mod trace;
+pub mod workload;
 
 pub use clock::VirtualClock;
 pub use content::Content;

@@ -1,6 +1,6 @@
 //! What clients ask for: the one form in which workloads and traces reach a replay.
 
-use std::time::Duration;
+use std::{cell::Cell, rc::Rc, time::Duration};
 
 use onefold_core::{Lba, Result};
 
@@ -55,6 +55,18 @@ pub struct Source {
     pub steps: u64,
     /// The requests, each with the number of steps done when it came.
     pub requests: Box<dyn Iterator<Item = Result<(u64, Request)>>>,
+    /// Set at the end when there should have been more.
+    pub cut: Rc<Cell<bool>>,
+}
+
+impl Source {
+    /// Only what came within the first `steps` steps.
+    #[must_use]
+    pub fn first(self, steps: u64) -> Source {
+        let requests = self.requests.take_while(move |item| item.as_ref().map_or(true, |&(done, _)| done <= steps));
+        let known = if self.steps == 0 { steps } else { self.steps.min(steps) };
+        Source { steps: known, requests: Box::new(requests), ..self }
+    }
 }
 
 impl What {

@@ -146,7 +146,11 @@ mod tests {
         assert!(progress.line(1 << 30, 0).starts_with("checking: 1.00 GiB, 102 MiB/s"));
         progress.unit = Some("requests");
         let line = progress.line(25_000, 100_000);
-        assert!(line.starts_with("checking: 25,000 of 100,000 requests (25 %), 2,5") || line.starts_with("checking: 25,000 of 100,000 requests (25 %), 2,4"), "{line}");
+        assert!(
+            line.starts_with("checking: 25,000 of 100,000 requests (25 %), 2,5")
+                || line.starts_with("checking: 25,000 of 100,000 requests (25 %), 2,4"),
+            "{line}"
+        );
         progress.unit = None;
         progress.stage("mending");
         assert!(progress.line(0, 0).starts_with("mending: 0 bytes, "));

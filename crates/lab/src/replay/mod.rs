@@ -227,6 +227,7 @@ pub fn replay(source: Source, plan: &Plan, progress: &mut dyn FnMut(u64)) -> Res
     let subject = subject::open(&plan.choice, source.volume_blocks, device.clone(), clock.clone())?;
     clock.advance_to(device.busy_until());
     let mut run = Run::new(plan, clock, device, subject);
+    let cut = source.cut.clone();
     for item in source.requests {
         let (steps, request) = item?;
         run.request(&request)?;
@@ -234,6 +235,7 @@ pub fn replay(source: Source, plan: &Plan, progress: &mut dyn FnMut(u64)) -> Res
     }
     let mut outcome = run.end()?;
     outcome.wall_seconds = begun.elapsed().as_secs_f64();
+    outcome.cut_off = cut.get();
     Ok(outcome)
 }
 
@@ -644,6 +646,7 @@ impl<'a> Run<'a> {
             live_contents: self.oracle.live_contents(),
             verified_blocks,
             wall_seconds: 0.0,
+            cut_off: false,
             device,
             tally,
             write_latency: Latency::of(self.writes),

@@ -44,6 +44,8 @@ pub struct Outcome {
     pub verified_blocks: u64,
     /// Real time that the replay took.
     pub wall_seconds: f64,
+    /// The trace ended before it should, or its recording was not finished.
+    pub cut_off: bool,
     /// What the device was asked for, by class.
     pub device: device::Counts,
     /// What the scheme counted.

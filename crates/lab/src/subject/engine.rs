@@ -26,7 +26,8 @@ impl Store {
             return Err(Error::new(Kind::Unsupported, format!("the engine does not have the scheme '{}'", choice.scheme)));
         }
         // The same store in every run: its id and secret take part in what is written.
-        let format = Format { leftover: choice.leftover, layout: choice.layout, ..Format::new([1; 16], [2; 32], device_blocks(volume_blocks)) };
+        let format =
+            Format { leftover: choice.leftover, layout: choice.layout, ..Format::new([1; 16], [2; 32], device_blocks(volume_blocks)) };
         Engine::format(&*device, &format)?;
         let mut settings = Settings { persistence: choice.persistence, ..Settings::for_memory(choice.memory_bytes) };
         settings.window_blocks = choice.window_blocks.unwrap_or(settings.window_blocks);

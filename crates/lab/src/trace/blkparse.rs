@@ -7,6 +7,7 @@ use std::{
     fs::File,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
+    rc::Rc,
     time::Duration,
 };
 
@@ -66,7 +67,7 @@ pub(super) fn source(path: &Path, assumed: Assumed) -> Result<Source> {
     if end == 0 {
         return Err(Error::new(Kind::Corrupt, format!("{} has no write in it", path.display())));
     }
-    Ok(Source { volume_blocks: end, steps, requests: Box::new(Lines::open(path, assumed)?) })
+    Ok(Source { volume_blocks: end, steps, requests: Box::new(Lines::open(path, assumed)?), cut: Rc::default() })
 }
 
 struct Lines {

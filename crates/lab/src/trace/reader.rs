@@ -1,9 +1,11 @@
 //! Reading `.dtrace.zst`. Takes hostile bytes: every record is checked, and memory is bounded whatever the file says.
 
 use std::{
+    cell::Cell,
     fs::File,
     io::{BufReader, ErrorKind, Read},
     path::{Path, PathBuf},
+    rc::Rc,
     time::Duration,
 };
 
@@ -117,7 +119,9 @@ impl Iterator for Reader {
             Err(error) => return Some(Err(error)),
         };
         let record = match Record::decode(&bytes, self.header.device_blocks) {
-            Ok(record) if record.microseconds < self.last => return Some(Err(self.corrupt("its time is before that of the record before"))),
+            Ok(record) if record.microseconds < self.last => {
+                return Some(Err(self.corrupt("its time is before that of the record before")));
+            }
             Ok(record) => record,
             Err(what) => return Some(Err(self.corrupt(&what))),
         };
@@ -146,7 +150,9 @@ pub(super) fn source(path: &Path) -> Result<Source> {
     let reader = Reader::open(path)?;
     let volume_blocks = reader.device_blocks();
     let steps = reader.records().unwrap_or(0);
-    Ok(Source { volume_blocks, steps, requests: Box::new(Requests { reader, done: 0, ahead: None }) })
+    let cut = Rc::new(Cell::new(false));
+    let requests = Requests { reader, done: 0, ahead: None, cut: cut.clone() };
+    Ok(Source { volume_blocks, steps, requests: Box::new(requests), cut })
 }
 
 /// Puts the blocks of each request together again.
@@ -154,6 +160,7 @@ struct Requests {
     reader: Reader,
     done: u64,
     ahead: Option<Record>,
+    cut: Rc<Cell<bool>>,
 }
 
 impl Requests {
@@ -162,7 +169,10 @@ impl Requests {
     }
 
     fn request(&mut self) -> Result<Option<(u64, Request)>> {
-        let Some(record) = self.next_record()? else { return Ok(None) };
+        let Some(record) = self.next_record()? else {
+            self.cut.set(self.reader.was_cut());
+            return Ok(None);
+        };
         self.done += 1;
         let what = match record.op {
             Op::Write { lba, hash, lz4, mut fua, .. } => {

@@ -63,7 +63,10 @@ impl Writer {
     /// Those of the system; `Unsupported` after four thousand million records.
     pub fn push(&mut self, record: &Record) -> Result<()> {
         if self.records == UNFINISHED - 1 {
-            return Err(Error::new(Kind::Unsupported, format!("trace {}: it has as many records as a trace can have", self.path.display())));
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!("trace {}: it has as many records as a trace can have", self.path.display()),
+            ));
         }
         self.buffer.extend_from_slice(&record.encode());
         self.records += 1;

@@ -2,6 +2,7 @@
 
 mod replay;
 mod store_options;
+mod sweep;
 
 use clap::{Args, Subcommand};
 
@@ -13,7 +14,9 @@ use crate::failure::Failure;
 /// flushed and how long requests would take are counted exactly, and repeat.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(after_help = "Examples:\n  onefold lab replay disk.dtrace.zst --json\n  onefold lab replay disk.dtrace.zst --persistence strong --device nvme-plp")]
+#[command(
+    after_help = "Examples:\n  onefold lab replay disk.dtrace.zst --json\n  onefold lab replay disk.dtrace.zst --persistence strong --device nvme-plp"
+)]
 pub(crate) struct Options {
     #[command(subcommand)]
     verb: Verb,
@@ -22,11 +25,13 @@ pub(crate) struct Options {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Replay(replay::Options),
+    Sweep(sweep::Options),
 }
 
 /// Does what was asked for.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
         Verb::Replay(options) => replay::run(&options),
+        Verb::Sweep(options) => sweep::run(&options),
     }
 }

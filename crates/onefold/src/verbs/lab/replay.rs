@@ -66,6 +66,10 @@ pub(super) struct Options {
     #[arg(long, default_value = "returning")]
     anticipation: Anticipation,
 
+    /// Replays only so many records from the beginning
+    #[arg(long, value_name = "NUMBER")]
+    records: Option<u64>,
+
     /// Blocks that are written before anything counts
     #[arg(long, default_value_t = 0, value_name = "BLOCKS")]
     warm_up: u64,
@@ -132,6 +136,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let plan = options.plan()?;
     let assumed = Assumed { compressible: options.compressible as f64 / 100.0, ratio: options.compression };
     let source = trace::open(&options.trace, assumed)?;
+    let source = if let Some(records) = options.records { source.first(records) } else { source };
     let name = options.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let steps = source.steps;
     let bar = Progress::of(format!("replaying {name}"), "records");
@@ -160,18 +165,31 @@ fn print(setting: &Setting, outcome: &Outcome) {
     row("ideal", outcome.ideal_blocks, format!("{:>7}  without any metadata", of_client(outcome.ideal_blocks)));
     let above = outcome.points_above_ideal();
     row("to device", outcome.device_blocks, format!("{:>7}  {above:+.2} points from the ideal", of_client(outcome.device_blocks)));
-    let tables = format!("{:>7}  of it metadata alone, {} for the tables", of_client(outcome.metadata_blocks), grouped(outcome.checkpoint_blocks));
+    let tables =
+        format!("{:>7}  of it metadata alone, {} for the tables", of_client(outcome.metadata_blocks), grouped(outcome.checkpoint_blocks));
     row("metadata", outcome.metadata_blocks, tables);
-    row("duplicates", outcome.duplicate_blocks, format!("{:>7}  and {} of zeroes", of_client(outcome.duplicate_blocks), grouped(outcome.zero_blocks)));
+    row(
+        "duplicates",
+        outcome.duplicate_blocks,
+        format!("{:>7}  and {} of zeroes", of_client(outcome.duplicate_blocks), grouped(outcome.zero_blocks)),
+    );
     if outcome.records > 0 {
         let share = outcome.hidden_records as f64 * 100.0 / outcome.records as f64;
         row("records", outcome.records, format!("{share:>5.1} %  hidden in {}", counted(outcome.windows, "window")));
     }
-    row("flushes", outcome.flushes, format!("{:.2} blocks written between two", outcome.device_blocks as f64 / outcome.flushes.max(1) as f64));
+    row(
+        "flushes",
+        outcome.flushes,
+        format!("{:.2} blocks written between two", outcome.device_blocks as f64 / outcome.flushes.max(1) as f64),
+    );
     let time = |label: &str, latency: &onefold_lab::replay::Latency| {
         if latency.requests > 0 {
             let onefold_lab::replay::Latency { p50_ms, p90_ms, p99_ms, max_ms, .. } = latency;
-            row(label, latency.requests, format!("took {p50_ms:.2} ms (half), {p90_ms:.2} (90 %), {p99_ms:.2} (99 %), {max_ms:.2} at most"));
+            row(
+                label,
+                latency.requests,
+                format!("took {p50_ms:.2} ms (half), {p90_ms:.2} (90 %), {p99_ms:.2} (99 %), {max_ms:.2} at most"),
+            );
         }
     };
     time("writes", &outcome.write_latency);
@@ -182,6 +200,9 @@ fn print(setting: &Setting, outcome: &Outcome) {
         outcome.settle_seconds,
         counted(outcome.verified_blocks, "block")
     ));
+    if outcome.cut_off {
+        output::line("note: the trace is cut off, or its recording was not finished; this is what is there");
+    }
     if setting.device_is_fitted {
         output::line("note: the device's times are fitted to a paper's figures");
     }
