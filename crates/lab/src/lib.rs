@@ -4,6 +4,7 @@ mod clock;
 mod content;
 pub mod device;
 mod medium;
+pub mod record;
 pub mod replay;
 pub mod request;
 mod rng;

@@ -24,6 +24,7 @@ use std::path::Path;
 use onefold_core::Result;
 
 pub use blkparse::Assumed;
+pub(crate) use blkparse::blake2b_128;
 pub use reader::Reader;
 pub use record::{Op, Record};
 pub use writer::Writer;

@@ -1,5 +1,6 @@
 //! `onefold lab`: compares schemes on a workload: recorded, replayed, generated.
 
+mod record;
 mod replay;
 mod store_options;
 mod sweep;
@@ -15,7 +16,8 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(
-    after_help = "Examples:\n  onefold lab replay disk.dtrace.zst --json\n  onefold lab replay disk.dtrace.zst --persistence strong --device nvme-plp"
+    after_help = "Examples:\n  onefold lab record --from nbd+unix:///vm1?socket=/run/onefold.sock --listen unix:/run/recorder.sock --out disk.dtrace.zst\n  \
+                        onefold lab replay disk.dtrace.zst --json\n  onefold lab replay disk.dtrace.zst --persistence strong --device nvme-plp"
 )]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -24,6 +26,7 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    Record(record::Options),
     Replay(replay::Options),
     Sweep(sweep::Options),
 }
@@ -31,6 +34,7 @@ enum Verb {
 /// Does what was asked for.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
+        Verb::Record(options) => record::run(&options),
         Verb::Replay(options) => replay::run(&options),
         Verb::Sweep(options) => sweep::run(&options),
     }
