@@ -34,7 +34,7 @@ fn the_beginning_of_a_trace_is_replayed_and_read_back() {
         for persistence in [Persistence::Weak, Persistence::Strong] {
             let outcome = run(first(name, 20_000), &plan(Scheme::Thin, persistence, Kindred::SsdP));
             assert!(outcome.client_blocks > 15_000 && outcome.verified_blocks >= outcome.live_blocks, "{outcome:?}");
-            assert_eq!(outcome.device_blocks, outcome.device.written());
+            assert_eq!(outcome.device_blocks, outcome.device_counts.written());
             assert!(outcome.ideal_blocks < outcome.client_blocks && outcome.live_contents <= outcome.live_blocks);
             let found = outcome.duplicate_blocks + outcome.zero_blocks;
             // What the engine found is what there was, but for blocks that were overwritten in their window, and for contents that were dead

@@ -136,6 +136,7 @@ fn replays_print_one_object_whose_figures_belong_together() {
         let text = desk.ok(&format!("lab replay {} --records 4000 --json {options}", trace("pgbench")));
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         keys.iter().for_each(|key| assert!(json[key].is_u64(), "{key}: {text}"));
+        assert!(json["device"].is_string() && json["device_counts"]["data_blocks"].is_u64());
         assert!(json["virtual_seconds"].as_f64().unwrap() > 0.0);
         assert!(json["write_latency"].get("curve").is_none());
         assert!(json["verified_blocks"].as_u64() >= json["live_blocks"].as_u64());

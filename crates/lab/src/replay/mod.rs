@@ -647,7 +647,7 @@ impl<'a> Run<'a> {
             verified_blocks,
             wall_seconds: 0.0,
             cut_off: false,
-            device,
+            device_counts: device,
             tally,
             write_latency: Latency::of(self.writes),
             flush_latency: Latency::of(self.flushes),

@@ -47,7 +47,7 @@ pub struct Outcome {
     /// The trace ended before it should, or its recording was not finished.
     pub cut_off: bool,
     /// What the device was asked for, by class.
-    pub device: device::Counts,
+    pub device_counts: device::Counts,
     /// What the scheme counted.
     pub tally: Tally,
     /// Time from a write's coming to its answer.
