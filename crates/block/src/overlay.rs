@@ -46,7 +46,7 @@ pub(crate) struct Overlay {
 impl Overlay {
     /// True when nothing was published.
     pub(crate) fn is_empty(&self) -> bool {
-        self.records == 0 && self.allocated.is_empty()
+        self.records == 0 && self.allocated.is_empty() && self.catalogue.is_empty()
     }
 
     /// Publishes one record; records come in the order of their timestamps.

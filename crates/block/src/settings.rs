@@ -5,7 +5,7 @@ use onefold_core::{Algorithm, Error, Kind, Result};
 use crate::format::{
     Identity,
     geometry::{Geometry, ZONE_BLOCKS_MAX},
-    superblock::{Fixed, Layout, Leftover},
+    superblock::{Fixed, Layout, Leftover, SchemeName},
 };
 
 /// When a write is acknowledged.
@@ -39,6 +39,8 @@ pub struct Format {
     pub leftover: Leftover,
     /// How windows lie.
     pub layout: Layout,
+    /// How records become durable.
+    pub scheme: SchemeName,
 }
 
 impl Format {
@@ -55,6 +57,7 @@ impl Format {
             grow: false,
             leftover: Leftover::Log,
             layout: Layout::Run,
+            scheme: SchemeName::Thin,
         }
     }
 
@@ -64,15 +67,18 @@ impl Format {
             let message = format!("{} is broken: it needs --verify bytes", self.algorithm);
             return Err(Error::new(Kind::InvalidInput, message));
         }
+        // Ordered writes are in place by their nature.
+        let leftover = if self.scheme == SchemeName::Ordered { Leftover::Table } else { self.leftover };
         Ok(Fixed {
             id: self.id,
             secret: self.secret,
-            geometry: Geometry::new(self.blocks, self.zone_blocks, self.leftover)?,
+            geometry: Geometry::new(self.blocks, self.zone_blocks, leftover)?,
             algorithm: self.algorithm,
             verify_bytes: self.verify_bytes,
             grow: self.grow,
-            leftover: self.leftover,
+            leftover,
             layout: self.layout,
+            scheme: self.scheme,
         })
     }
 }
@@ -197,11 +203,13 @@ pub enum PlantedBug {
     RangeOverWrite,
     /// A page of the leftover table is written over its durable version.
     LeftoverInPlace,
+    /// Carriers go into zones that only one copy of the zone list names.
+    ListedOnce,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 15] = [
+    pub const ALL: [PlantedBug; 16] = [
         PlantedBug::SkippedFlush,
         PlantedBug::EarlyReuse,
         PlantedBug::BelievedUnseen,
@@ -217,5 +225,6 @@ impl PlantedBug {
         PlantedBug::DoubleDecrement,
         PlantedBug::RangeOverWrite,
         PlantedBug::LeftoverInPlace,
+        PlantedBug::ListedOnce,
     ];
 }

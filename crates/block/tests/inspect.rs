@@ -39,7 +39,13 @@ fn superblocks_and_the_zone_list_are_shown() {
     flip(&disk, SUPERBLOCKS[0], 4000);
     assert_eq!(inspect(&*disk, &What::Superblock(2)).unwrap_err().kind(), Kind::InvalidInput);
 
-    let killed = Subject::filled().killed().0;
+    let mut subject = Subject::filled();
+    // Until a zone is full, and the list says so.
+    for n in 0..400 {
+        subject.write("volume 7", n, 10_000 + n);
+        subject.engine.flush().unwrap();
+    }
+    let killed = subject.killed().0;
     let list = superblock(&killed).fixed.geometry.list_page(0);
     assert_says(&shown(&killed, What::ZoneList), &["zone list page 0", "whole", "generation", "carriers", "not shut down cleanly"]);
     flip(&killed, list[1], 40);

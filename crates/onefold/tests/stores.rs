@@ -137,12 +137,20 @@ fn what_is_no_store_gets_one_sentence() {
     fs::write(desk.path("short"), b"ONEFOLD").unwrap();
     fs::write(desk.path("empty"), b"").unwrap();
     fs::write(desk.path("cut"), &good[..32 << 20]).unwrap();
-    for name in ["damaged", "newer"] {
+    for name in ["damaged", "newer", "flipped"] {
         fs::write(desk.path(name), &good).unwrap();
     }
     for place in [0, 8 * 4096] {
         overwrite(&desk.path("damaged"), place + 100, b"rot");
-        overwrite(&desk.path("newer"), place + 8, &9_u32.to_le_bytes());
+        // A superblock of a version to come, with the checksum that belongs to it.
+        let mut newer = good[place as usize..][..4096].to_vec();
+        newer[8..12].copy_from_slice(&9_u32.to_le_bytes());
+        newer[16..24].fill(0);
+        let checksum = onefold_core::checksum::fast(9, &newer);
+        newer[16..24].copy_from_slice(&checksum.to_le_bytes());
+        overwrite(&desk.path("newer"), place, &newer);
+        // A bit of the version flipped in the first one.
+        overwrite(&desk.path("flipped"), 8, &257_u32.to_le_bytes());
     }
     let verbs = ["status X", "serve X", "volume list X", "volume create X v --size 1G", "check X", "scrub X"];
     for (name, says) in [
@@ -160,6 +168,7 @@ fn what_is_no_store_gets_one_sentence() {
             desk.fails(&verb.replace('X', name), 1, &[says]);
         }
     }
+    desk.ok("volume create flipped v --size 16M");
 }
 
 #[test]

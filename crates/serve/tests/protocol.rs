@@ -270,6 +270,28 @@ fn reads_of_a_pipeline_reach_the_volume_as_one_batch() {
 }
 
 #[test]
+fn many_large_reads_under_way_are_each_answered_once_with_their_data() {
+    const LENGTH: u64 = 128 << 10;
+    let served = served();
+    let mut raw = Raw::go(&served.socket, Mode::Simple);
+    let data: Vec<u8> = (0..64 * LENGTH as usize).map(|i| (i / 4096) as u8 | 1).collect();
+    assert_eq!(raw.write(0, 0, &data), 0);
+    for _ in 0..5 {
+        let requests: Vec<u8> = (0..64).flat_map(|i| request_bytes(Mode::Simple, 0, READ, i, i * LENGTH, LENGTH)).collect();
+        raw.send(&requests);
+        let mut answered: Vec<u64> = Vec::new();
+        for _ in 0..64 {
+            let chunk = raw.chunk(LENGTH as usize).unwrap();
+            let start = (chunk.cookie * LENGTH) as usize;
+            assert!(chunk.content == Content::Data(u64::MAX, data[start..start + LENGTH as usize].to_vec()));
+            answered.push(chunk.cookie);
+        }
+        answered.sort_unstable();
+        assert!(answered.into_iter().eq(0..64));
+    }
+}
+
+#[test]
 fn trims_and_zeroes_of_any_alignment_show_in_the_status() {
     let served = served();
     for mode in [Mode::Structured, Mode::Extended] {

@@ -125,6 +125,11 @@ impl VirtualDisk {
         state.rot();
     }
 
+    /// The same of one block, of which another place has a copy: it excuses nothing.
+    pub fn rot_copy(&self, at: Pba) {
+        self.state.lock().rot_at(at.0);
+    }
+
     /// The writes that no flush has made durable.
     #[must_use]
     pub fn unflushed(&self) -> Vec<Unflushed> {

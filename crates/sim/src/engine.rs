@@ -9,7 +9,7 @@ use onefold_block::{
         carrier::{Header, encode},
         geometry::{Geometry, SUPERBLOCKS},
         record::{Change, Record, WindowNumber},
-        superblock::{self, Layout, Leftover, Superblock},
+        superblock::{self, Fixed, Layout, Leftover, Superblock},
         zone_list,
     },
 };
@@ -19,6 +19,7 @@ use onefold_core::{
 
 use crate::{
     VirtualDisk,
+    disk::Image,
     rng::Rng,
     subject::{Ack, Report, Step, StoreOptions, Subject},
 };
@@ -69,6 +70,30 @@ impl Thin {
     }
 }
 
+/// What is at the places of the superblocks.
+fn found(view: &Image) -> [superblock::Found; 2] {
+    [0, 1].map(|place| match view.get(SUPERBLOCKS[place].0) {
+        Some(bytes) => Superblock::decode(&Block(**bytes), place as u32),
+        None => superblock::Found::Foreign,
+    })
+}
+
+/// The superblock that counts.
+fn superblock_of(view: &Image) -> Option<Superblock> {
+    let [first, second] = found(view);
+    superblock::choose(first, second).ok()
+}
+
+/// Both copies of every page of the zone list, those that are whole, with their places.
+fn list_copies(view: &Image, fixed: &Fixed) -> Vec<[Option<(Pba, Box<zone_list::Page>)>; 2]> {
+    let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+    let copy = |page: u32, at: Pba| {
+        let block = Block(**view.get(at.0)?);
+        Some((at, Box::new(zone_list::Page::decode(&identity, &block, page, at.0)?)))
+    };
+    (0..fixed.geometry.list_pages).map(|page| fixed.geometry.list_page(page).map(|at| copy(page, at))).collect()
+}
+
 impl Subject for Thin {
     const BUGS: &'static [&'static str] = &[
         "skipped-flush",
@@ -86,6 +111,7 @@ impl Subject for Thin {
         "double-decrement",
         "range-over-write",
         "leftover-in-place",
+        "listed-once",
     ];
 
     const TRIMS_EDGES: bool = false;
@@ -178,18 +204,12 @@ impl Subject for Thin {
     fn forge(disk: &Arc<VirtualDisk>, options: &StoreOptions, volume: VolumeId, lba: Lba, rng: &mut Rng) -> Option<Box<Block>> {
         let view = disk.view();
         let block = |at: Pba| view.get(at.0).map(|bytes| Block(**bytes));
-        let found =
-            |place: usize| block(SUPERBLOCKS[place]).map_or(superblock::Found::Foreign, |block| Superblock::decode(&block, place as u32));
-        let Superblock { fixed, state } = superblock::choose(found(0), found(1)).ok()?;
+        let Superblock { fixed, state } = superblock_of(&view)?;
         let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
-        let pages = (0..fixed.geometry.list_pages).flat_map(|page| fixed.geometry.list_page(page).map(|at| (page, at)));
-        let pages = pages.filter_map(|(page, at)| zone_list::Page::decode(&identity, &block(at)?, page, at.0));
-        let open: Vec<(ZoneId, u64)> = pages
-            .flat_map(|page| page.entries)
-            .flatten()
-            .filter(|entry| entry.carriers.is_none())
-            .map(|e| (e.zone, e.generation))
-            .collect();
+        let mut open: Vec<(ZoneId, u64)> = Vec::new();
+        for (_, page) in list_copies(&view, &fixed).into_iter().flatten().flatten() {
+            open.extend(page.entries.iter().flatten().filter(|entry| entry.carriers.is_none()).map(|e| (e.zone, e.generation)));
+        }
         let &(zone, generation) = rng.pick(&open)?;
         let start = fixed.geometry.start_of(zone);
         let next = (0..fixed.geometry.zone_blocks).filter(|&n| view.get(start.0 + n).is_some()).max().map_or(0, |n| n + 1);
@@ -226,6 +246,23 @@ impl Subject for Thin {
         let mut forged = Block::zeroed();
         encode(&guessed, &header, &[record], &payload, &mut forged);
         Some(forged)
+    }
+
+    fn copies(disk: &Arc<VirtualDisk>, _: &StoreOptions) -> Vec<(Pba, &'static str)> {
+        let view = disk.view();
+        let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return Vec::new() };
+        let mut copies = Vec::new();
+        if found(&view).iter().all(|found| matches!(found, superblock::Found::Good(_))) {
+            copies.extend(SUPERBLOCKS.map(|at| (at, "rot: one of two superblocks")));
+        }
+        for page in list_copies(&view, &fixed) {
+            if let [Some((one, first)), Some((other, second))] = page {
+                let (newer, older) = if first.sequence > second.sequence { (one, other) } else { (other, one) };
+                copies.push((newer, "rot: newer copy of a list page"));
+                copies.push((older, "rot: older copy of a list page"));
+            }
+        }
+        copies
     }
 
     fn leak_bound(_: &StoreOptions) -> u64 {

@@ -127,6 +127,7 @@ impl<S: Subject> Sim<S> {
             self.disk.next_session();
         }
         self.sideways()?;
+        self.rot_copy();
         let mut depth = 0;
         loop {
             if self.rng.once_in(3) {
@@ -248,6 +249,19 @@ impl<S: Subject> Sim<S> {
         copy.next_session();
         self.reach.hit("verifier: after recovery");
         self.verifier(&copy)
+    }
+
+    /// One of two copies rots, sometimes. While something is unflushed the other copy may be torn yet.
+    fn rot_copy(&mut self) {
+        if self.rng.percent(85) || self.disk.damage() > 0 || !self.disk.unflushed().is_empty() {
+            return;
+        }
+        let copies = S::copies(&self.disk, &self.params.options);
+        if let Some(&(at, what)) = self.rng.pick(&copies) {
+            self.reach.hit(what);
+            self.say(|| format!("{what}: block {at}"));
+            self.disk.rot_copy(at);
+        }
     }
 
     fn verifier(&self, disk: &Arc<VirtualDisk>) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Result, Ticket, VolumeId, VolumeInfo};
+use onefold_core::{Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Pba, Result, Ticket, VolumeId, VolumeInfo};
 
 use crate::{VirtualDisk, rng::Rng};
 
@@ -202,6 +202,12 @@ pub trait Subject: Sized {
     fn forge(disk: &Arc<VirtualDisk>, options: &StoreOptions, volume: VolumeId, lba: Lba, rng: &mut Rng) -> Option<Box<Block>> {
         let _ = (disk, options, volume, lba, rng);
         None
+    }
+
+    /// Blocks of a disk of which another place has a whole copy: when one of them rots, that must cost nothing. With what they are.
+    fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
+        let _ = (disk, options);
+        Vec::new()
     }
 
     /// Branches that were reached since it was opened, of recovery above all.

@@ -12,7 +12,7 @@ use crate::{
         page::{FANOUT, Table},
     },
     overlay::Overlay,
-    scheme::thin,
+    scheme::RECORDS_ALONE,
 };
 
 /// Share of the store that is reserved, and its bounds in blocks. The least is what a trim of one range needs in the smallest store, twice.
@@ -91,7 +91,7 @@ impl Engine {
         let records = waiting().map(|flight| flight.window.records()).sum::<usize>() + state.open.records();
         // A window may need one more carrier for its last records.
         let windows = waiting().count() as u64 + 1 + blocks / self.settings.window_blocks as u64;
-        state.unplaced + blocks + (records as u64 + blocks) / thin::RECORDS_ALONE as u64 + windows
+        state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
     }
 
     /// How many leaves of the map a checkpoint may work through for pending discards: one always has room.

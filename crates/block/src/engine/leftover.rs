@@ -19,7 +19,7 @@ use crate::{
         record::{Record, WindowNumber},
         superblock::{Cut, State},
     },
-    scheme::thin::leftover::LeftoverTable,
+    scheme::in_place::LeftoverTable,
 };
 
 /// Pages read at once.

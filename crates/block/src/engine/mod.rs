@@ -13,7 +13,6 @@ mod checkpoint;
 mod compact;
 mod create;
 mod gather;
-mod heal;
 mod leftover;
 mod loss;
 mod persist;
@@ -44,6 +43,7 @@ use crate::{
     index::Index,
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
+    scheme::{Records, Scheme},
     settings::Settings,
     table::Pages,
     window::{PIECE_BLOCKS, Plan, Window, ranges::Ranges},
@@ -127,6 +127,7 @@ pub struct Engine {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) fixed: Fixed,
     pub(crate) identity: Identity,
+    pub(crate) scheme: Box<dyn Scheme>,
     pub(crate) settings: Settings,
     pub(crate) pages: Pages,
     pub(crate) state: Mutex<State>,
@@ -166,7 +167,8 @@ impl Engine {
     /// Everything with this ticket or a lower one is durable.
     #[must_use]
     pub fn durable(&self) -> Ticket {
-        Ticket(self.state.lock().durable.0)
+        let state = self.state.lock();
+        Ticket(if self.scheme.records() == Records::ByCheckpoint { state.snapshot.state.committed.0 } else { state.durable.0 })
     }
 
     /// The ticket of the newest change: when it is durable, everything that completed before is.

@@ -17,6 +17,7 @@ use crate::{
     counters::add,
     format::record::WindowNumber,
     place::zone_list::DuePage,
+    scheme::Records,
     settings::PlantedBug,
     window::{Plan, Window},
 };
@@ -29,7 +30,12 @@ impl Engine {
     pub fn write_window(&self) -> Result<bool> {
         let Some((window, plan, due)) = self.take_prepared() else { return Ok(false) };
         let blocks = plan.blocks(&window);
-        let mut runs = plan.runs(&blocks);
+        let mut runs = if self.scheme.records() == Records::AfterData {
+            self.write_data_first(&plan, &blocks)?;
+            plan.runs_of(&blocks, false)
+        } else {
+            plan.runs(&blocks)
+        };
         let due_refs = list_refs(&due);
         runs.extend(list_runs(&due, &due_refs));
         let leftover: Vec<BlockRef<'_>> = plan.leftover.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();
@@ -48,12 +54,26 @@ impl Engine {
         Ok(true)
     }
 
+    /// Writes the data of a window, and makes it durable before any record names it.
+    fn write_data_first(&self, plan: &Plan, blocks: &[BlockRef<'_>]) -> Result<()> {
+        let data = plan.runs_of(blocks, true);
+        if !data.is_empty() {
+            self.disk.write(&data).map_err(|e| self.stop(&e))?;
+            self.disk.flush().map_err(|e| self.stop(&e))?;
+            add(&self.counters.flushes, 1);
+        }
+        Ok(())
+    }
+
     /// Writes the oldest prepared window durably in one go and publishes it, when it is one run and nothing else waits for a flush: one
     /// device write and no flush. Returns false, having done nothing, when that is not so.
     ///
     /// # Errors
     /// As [`write_window`](Self::write_window).
     pub fn write_window_durably(&self) -> Result<bool> {
+        if matches!(self.scheme.records(), Records::AfterData | Records::ByCheckpoint) {
+            return Ok(false);
+        }
         let _settling = self.settling.lock();
         let (window, plan) = {
             let mut state = self.state.lock();
@@ -85,12 +105,18 @@ impl Engine {
         Ok(true)
     }
 
-    /// One flush; then the windows that were written before it, as far as none before them is missing, are durable and published.
-    /// Returns whether anything waited for it.
+    /// Makes the windows that were written durable, and publishes them, as far as none before them is missing: by one flush, or by what else
+    /// the scheme needs. Returns whether anything waited for it.
     ///
     /// # Errors
     /// A failed flush stops all writes; it is never tried again.
     pub fn settle(&self) -> Result<bool> {
+        let settled = self.flush_and_publish()?;
+        Ok(if self.scheme.records() == Records::ByCheckpoint { self.commit_by_checkpoint()? || settled } else { settled })
+    }
+
+    /// One flush, then the windows that were written before it are published.
+    pub(crate) fn flush_and_publish(&self) -> Result<bool> {
         let _settling = self.settling.lock();
         let target = {
             let mut state = self.state.lock();
@@ -98,6 +124,11 @@ impl Engine {
             let target = state.flights.iter().take_while(|flight| flight.stage == Stage::Written).last().map(|flight| flight.window.number);
             if target.is_none() && !state.flush_wanted {
                 return Ok(false);
+            }
+            if self.scheme.records() == Records::ByCheckpoint && !state.flush_wanted {
+                // The flush of the checkpoint that makes them durable is theirs as well.
+                self.publish_through(&mut state, target.unwrap_or_default());
+                return Ok(true);
             }
             state.allocator.list.flushing();
             state.flush_wanted = false;

@@ -17,7 +17,7 @@ use crate::{
     hash::MixMap,
     index::{hash_of, paged},
     place::{Extent, Lane},
-    scheme::thin::{self, leftover::LeftoverTable},
+    scheme::{Chosen, RECORDS_ALONE, Records, in_place::LeftoverTable},
     settings::PlantedBug,
     window::{Placed, Plan, Source, Window},
 };
@@ -121,19 +121,19 @@ impl Engine {
         let (fates, new) = fates(window, content, &stored);
 
         // The changes of the catalogue travel in carriers of their own.
-        let records = window.ranges.len() + content.changes.len() + content.slots.len();
+        let records = if self.writes_records() { window.ranges.len() + content.changes.len() + content.slots.len() } else { 0 };
         let mut chosen = Vec::new();
         for (n, change) in content.changes.iter().enumerate() {
             let payload = preparer.lz4.compress(change, 4096).unwrap_or_default().to_vec();
-            chosen.push(thin::Chosen { block: new.len() + n, room: carrier::room_beside(payload.len()), payload });
+            chosen.push(Chosen { block: new.len() + n, room: carrier::room_beside(payload.len()), payload });
         }
         let room: usize = chosen.iter().map(|chosen| chosen.room).sum();
         let candidates: Vec<&Block> = new.iter().map(|&n| content.blocks[n]).collect();
-        chosen.extend(thin::choose(&mut preparer.lz4, &candidates, records.saturating_sub(room)));
+        chosen.extend(self.scheme.choose(&mut preparer.lz4, &candidates, records.saturating_sub(room)));
         chosen.sort_by_key(|chosen| chosen.block);
         let hidden = chosen.iter().map(|chosen| chosen.room).sum::<usize>().min(records);
         let in_table = self.leftover_in_table(preparer, window, content, hidden);
-        let alone = (records - hidden - in_table.len()).div_ceil(thin::RECORDS_ALONE);
+        let alone = (records - hidden - in_table.len()).div_ceil(RECORDS_ALONE);
         let mut roles = vec![Role::Raw; new.len() + content.changes.len()];
         for (c, chosen) in chosen.iter().enumerate() {
             roles[chosen.block] = Role::Carrier(c);
@@ -141,15 +141,23 @@ impl Engine {
         roles.resize(roles.len() + alone, Role::RecordsAlone);
         // Which of them comes first on the disk.
         let mut order: Vec<usize> = (0..roles.len()).collect();
-        if self.fixed.layout == Layout::Split {
+        let apart = self.fixed.layout == Layout::Split;
+        if self.scheme.records() == Records::AfterData {
+            order.sort_by_key(|&n| !matches!(roles[n], Role::Raw));
+        } else if apart {
             order.sort_by_key(|&n| matches!(roles[n], Role::Raw));
         }
         Ok(Decision { fates, new, chosen, roles, order, hidden, alone, in_table })
     }
 
+    /// True when records are written to the disk before a checkpoint takes them.
+    pub(crate) fn writes_records(&self) -> bool {
+        matches!(self.scheme.records(), Records::WithData | Records::AfterData)
+    }
+
     /// Of the records that found no room beside a block, which are the last, those that go to pages of the leftover table.
     fn leftover_in_table(&self, preparer: &mut Preparer, window: &Window, content: &Content<'_>, hidden: usize) -> Vec<usize> {
-        if self.fixed.leftover == Leftover::Log {
+        if self.fixed.leftover == Leftover::Log || !self.writes_records() {
             return Vec::new();
         }
         let (durable, committed) = {
@@ -168,15 +176,14 @@ impl Engine {
     /// Takes physical blocks, notes what goes there, and writes the records. From here on the window's pins count.
     fn place(&self, state: &mut State, window: &Window, content: &Content<'_>, decision: &Decision) -> Result<(Plan, Header)> {
         let Decision { new, roles, order, .. } = decision;
-        let extents = match self.fixed.layout {
-            Layout::Run => state.allocator.place(decision.needed(), Lane::Any),
-            Layout::Split => {
-                let carriers = roles.iter().filter(|role| !matches!(role, Role::Raw)).count() as u64;
-                let mut extents = state.allocator.place(carriers, Lane::Carriers);
-                extents.extend(state.allocator.place(decision.needed() - carriers, Lane::Raw));
-                extents
-            }
+        let carriers = roles.iter().filter(|role| !matches!(role, Role::Raw)).count() as u64;
+        let raw = decision.needed() - carriers;
+        let lanes = match (self.fixed.layout, self.scheme.records()) {
+            (Layout::Run, _) => vec![(Lane::Any, decision.needed())],
+            (Layout::Split, Records::AfterData) => vec![(Lane::Raw, raw), (Lane::Carriers, carriers)],
+            (Layout::Split, _) => vec![(Lane::Carriers, carriers), (Lane::Raw, raw)],
         };
+        let extents = lanes.into_iter().flat_map(|(lane, blocks)| state.allocator.place(blocks, lane)).collect();
         let mut plan = Plan { extents, hidden: decision.hidden as u64, ..Plan::default() };
         let mut addresses = vec![Pba(0); roles.len()];
         let mut placed = 0;
@@ -187,7 +194,7 @@ impl Engine {
         if placed < decision.needed() {
             return Err(Error::new(Kind::NoSpace, "reserved space is missing"));
         }
-        state.unplaced -= (content.slots.len() + content.changes.len()) as u64;
+        state.unplaced -= (content.slots.len() + window.catalogue.len()) as u64;
         for &n in order {
             let (pba, role) = (addresses[n], roles[n]);
             let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
@@ -225,6 +232,9 @@ impl Engine {
         let addresses: Vec<Pba> = plan.addresses().collect();
         let roles = decision.order.iter().map(|&n| &decision.roles[n]);
         let carriers = addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
+        if !self.writes_records() {
+            return;
+        }
         let records: Vec<Record>;
         let mut rest = if decision.in_table.is_empty() {
             &plan.records[..]
@@ -236,7 +246,7 @@ impl Engine {
         for (((address, role), block), (position, &generation)) in carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations)) {
             let (room, payload) = match *role {
                 Role::Carrier(c) => (decision.chosen[c].room, &decision.chosen[c].payload[..]),
-                Role::Raw | Role::RecordsAlone => (thin::RECORDS_ALONE, &[][..]),
+                Role::Raw | Role::RecordsAlone => (RECORDS_ALONE, &[][..]),
             };
             let (records, others) = rest.split_at(room.min(rest.len()));
             rest = others;
@@ -395,7 +405,9 @@ impl<'a> Content<'a> {
         let slots: Vec<usize> = (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
         let fingerprints = engine.identity.fingerprinter.many(&blocks);
-        let changes: Vec<Box<Block>> = window.catalogue.iter().map(CatalogueChange::encode).collect();
+        // Without records a change of the catalogue waits in memory for its checkpoint.
+        let catalogue = if engine.writes_records() { &window.catalogue[..] } else { &[] };
+        let changes: Vec<Box<Block>> = catalogue.iter().map(CatalogueChange::encode).collect();
         let change_fingerprints = changes.iter().map(|change| engine.identity.fingerprinter.one(change)).collect();
         Content { slots, blocks, fingerprints, changes, change_fingerprints }
     }
@@ -418,7 +430,7 @@ struct Decision {
     fates: Vec<Fate>,
     /// The live blocks that are new.
     new: Vec<usize>,
-    chosen: Vec<thin::Chosen>,
+    chosen: Vec<Chosen>,
     /// For each block that is written: the new ones, then changes of the catalogue, then carriers alone.
     roles: Vec<Role>,
     /// The order in which they lie on the disk.

@@ -51,7 +51,7 @@ const _: () = assert!(size_of::<Raw>() == HEADER_BYTES && PER_SECTOR == 12);
 /// The page, of `pages`, that keeps the leftover record of an address.
 #[must_use]
 pub fn page_of(volume: VolumeId, lba: Lba, pages: u32) -> u32 {
-    (mix(u64::from(volume.0) << 48 ^ lba.0 / SPAN) % u64::from(pages)) as u32
+    (mix((u64::from(volume.0) << 48) ^ (lba.0 / SPAN)) % u64::from(pages)) as u32
 }
 
 /// Spreads 64 bits; part of the format.

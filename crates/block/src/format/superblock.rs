@@ -23,6 +23,25 @@ pub enum Leftover {
     Table,
 }
 
+/// How the records of a window become durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SchemeName {
+    /// In the data (ThinDedup).
+    #[default]
+    Thin,
+    /// In place, after a flush of the data.
+    Ordered,
+    /// By a transaction of copy-on-write trees (Dmdedup).
+    Cow,
+    /// Not at all: for measuring only.
+    Ideal,
+}
+
+impl SchemeName {
+    /// All of them, by their code on disk.
+    pub const ALL: [SchemeName; 4] = [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow, SchemeName::Ideal];
+}
+
 /// How a window's blocks lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Layout {
@@ -52,6 +71,8 @@ pub struct Fixed {
     pub leftover: Leftover,
     /// How windows lie.
     pub layout: Layout,
+    /// How records become durable.
+    pub scheme: SchemeName,
 }
 
 /// The root of a table: its top page and its height (0 when empty, 1 when the top page is a leaf).
@@ -206,6 +227,7 @@ struct Raw {
     index_bits: U32,
     leftover_pages: U32,
     cut: [RawCut; CUTS_MAX],
+    scheme: U64,
 }
 
 const _: () = assert!(size_of::<Raw>() <= 4096);
@@ -215,7 +237,7 @@ const _: () = assert!(size_of::<Raw>() <= 4096);
 pub enum Found {
     /// A superblock.
     Good(Box<Superblock>),
-    /// A superblock of another version of the format.
+    /// A superblock of another version of the format, whose checksum agrees.
     OtherVersion(u32),
     /// A superblock whose checksum differs or whose fields are impossible.
     Damaged,
@@ -273,6 +295,7 @@ impl Superblock {
             index_bits: U32::new(state.index_bits),
             leftover_pages: U32::new(fixed.geometry.leftover_pages),
             cut,
+            scheme: U64::new(fixed.scheme as u64),
         };
         let mut block = Block::zeroed();
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -288,13 +311,17 @@ impl Superblock {
         if raw.magic != MAGIC {
             return Found::Foreign;
         }
-        if raw.version.get() != VERSION {
-            return Found::OtherVersion(raw.version.get());
-        }
+        let version = raw.version.get();
         let found = std::mem::take(&mut raw.checksum);
         let mut zeroed = block.clone();
         zeroed.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
-        if checksum::fast(u64::from(VERSION), &zeroed.0) != found.get() || raw.place.get() != place {
+        if checksum::fast(u64::from(version), &zeroed.0) != found.get() {
+            return Found::Damaged;
+        }
+        if version != VERSION {
+            return Found::OtherVersion(version);
+        }
+        if raw.place.get() != place {
             return Found::Damaged;
         }
         raw.superblock().map_or(Found::Damaged, |superblock| Found::Good(Box::new(superblock)))
@@ -346,6 +373,7 @@ impl Raw {
                 grow: flag(self.grow)?,
                 leftover,
                 layout: if flag(self.layout)? { Layout::Split } else { Layout::Run },
+                scheme: *SchemeName::ALL.get(usize::try_from(self.scheme.get()).ok()?)?,
             },
             state: State {
                 sequence: self.sequence.get(),
@@ -424,6 +452,7 @@ mod tests {
                 grow: true,
                 leftover: Leftover::Table,
                 layout: Layout::Split,
+                scheme: SchemeName::Ordered,
             },
             state: State {
                 sequence: 5,
@@ -444,13 +473,24 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_bit_is_noticed() {
+    fn any_flipped_bit_is_damage_and_never_another_version() {
         let mut block = example().encode(0);
         for bit in 0..4096 * 8 {
             block.0[bit / 8] ^= 1 << (bit % 8);
-            assert!(!matches!(Superblock::decode(&block, 0), Found::Good(_)), "bit {bit}");
+            assert!(matches!(Superblock::decode(&block, 0), Found::Damaged | Found::Foreign), "bit {bit}");
             block.0[bit / 8] ^= 1 << (bit % 8);
         }
+    }
+
+    #[test]
+    fn another_version_is_one_only_with_its_checksum() {
+        let mut block = example().encode(0);
+        block.0[8..12].copy_from_slice(&9_u32.to_le_bytes());
+        assert!(matches!(Superblock::decode(&block, 0), Found::Damaged));
+        block.0[16..24].fill(0);
+        let checksum = checksum::fast(9, &block.0);
+        block.0[16..24].copy_from_slice(&checksum.to_le_bytes());
+        assert!(matches!(Superblock::decode(&block, 0), Found::OtherVersion(9)));
     }
 
     #[test]

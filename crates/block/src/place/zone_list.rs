@@ -1,6 +1,8 @@
 //! The zone list as it is kept while the store is open: which zones are listed, durably or not, and which pages must be written.
 //!
-//! A page is written at most once between two flushes, to its two places by turns, so that one good version always exists.
+//! A page is written at most once between two flushes, to its two places by turns, so that one good version always exists. A zone may be
+//! used when two versions in a row that list it are durable: then either place alone tells of it, and when one of them rots, the other one,
+//! newer or older, misses no zone that has carriers. The second version goes out with a later window, as the first one did.
 
 use std::collections::BTreeMap;
 
@@ -25,9 +27,12 @@ enum Progress {
 
 struct ListPage {
     page: Page,
-    dirty: bool,
+    /// It should be written once more although no zone was listed.
+    touched: bool,
+    /// With this version every entry is in both places.
+    wanted: u64,
     progress: Progress,
-    /// Entries up to this version of the page are durable.
+    /// This version of the page, and all before it, are durable.
     durable: u64,
 }
 
@@ -35,7 +40,7 @@ struct ListPage {
 struct Slot {
     page: u32,
     slot: u32,
-    /// The first version of the page that has the entry.
+    /// The first version of the page with which the entry is in both places.
     version: u64,
 }
 
@@ -53,19 +58,34 @@ pub(crate) struct ZoneList {
     free: Vec<(u32, u32)>,
     next_generation: u64,
     recovering: bool,
+    /// Places in which an entry must be before its zone is used: both.
+    places: u64,
+}
+
+impl ListPage {
+    fn is_due(&self) -> bool {
+        self.touched || self.page.sequence < self.wanted
+    }
 }
 
 /// Places that only recovery uses.
 const SLOTS_FOR_RECOVERY: usize = 2;
 
 impl ZoneList {
-    /// The list that recovery read: `pages` in order.
+    /// The list that recovery read: `pages` in order, whose entries are in both places.
     pub(crate) fn new(geometry: Geometry, pages: Vec<Page>, next_generation: u64) -> ZoneList {
-        let mut list =
-            ZoneList { geometry, pages: Vec::new(), slots: BTreeMap::new(), free: Vec::new(), next_generation, recovering: false };
+        let mut list = ZoneList {
+            geometry,
+            pages: Vec::new(),
+            slots: BTreeMap::new(),
+            free: Vec::new(),
+            next_generation,
+            recovering: false,
+            places: 2,
+        };
         for (p, page) in pages.into_iter().enumerate() {
             let durable = page.sequence;
-            list.pages.push(ListPage { page, dirty: false, progress: Progress::Durable, durable });
+            list.pages.push(ListPage { page, touched: false, wanted: durable, progress: Progress::Durable, durable });
             for s in (0..PER_PAGE).rev() {
                 list.free.push((p as u32, s as u32));
             }
@@ -125,13 +145,13 @@ impl ZoneList {
         let Some((page, slot)) = place else { return generation };
         let target = &mut self.pages[page as usize];
         target.page.entries[slot as usize] = Some(Entry { zone, generation, carriers: None });
-        target.dirty = true;
-        let version = target.page.sequence + 1;
+        let version = target.page.sequence + self.places;
+        target.wanted = version;
         self.slots.insert(zone, Slot { page, slot, version });
         generation
     }
 
-    /// True when the zone's entry is durable, so that carriers may be written into it.
+    /// True when the zone's entry is durable in both places, so that carriers may be written into it.
     pub(crate) fn is_durable(&self, zone: ZoneId) -> bool {
         self.slots.get(&zone).is_some_and(|slot| slot.version <= self.pages[slot.page as usize].durable)
     }
@@ -140,7 +160,13 @@ impl ZoneList {
     #[cfg(feature = "planted-bugs")]
     pub(crate) fn pretend_durable(&mut self) {
         self.slots.values_mut().for_each(|slot| slot.version = 0);
-        self.pages.iter_mut().for_each(|page| page.dirty = false);
+        self.pages.iter_mut().for_each(|page| (page.touched, page.wanted) = (false, page.page.sequence));
+    }
+
+    /// Lets a zone be used when one place has its entry: a planted bug.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn list_once(&mut self) {
+        self.places = 1;
     }
 
     /// Notes where the carriers of a zone are that takes no more of them. Written when its page is.
@@ -163,12 +189,12 @@ impl ZoneList {
 
     /// True when a page waits to be written.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.pages.iter().any(|page| page.dirty)
+        self.pages.iter().any(ListPage::is_due)
     }
 
-    /// True when a page is not durable as it is now: writing and flushing makes more zones usable.
+    /// True when a page is not durable as it is now: writing and flushing, perhaps twice, makes more zones usable.
     pub(crate) fn is_pending(&self) -> bool {
-        self.pages.iter().any(|page| page.dirty || page.progress != Progress::Durable)
+        self.pages.iter().any(|page| page.is_due() || page.progress != Progress::Durable)
     }
 
     /// Makes the first page due, so that the durable window in it is written although nothing else happens.
@@ -176,7 +202,7 @@ impl ZoneList {
         if let Some(page) = self.pages.first_mut()
             && page.page.durable < durable
         {
-            page.dirty = true;
+            page.touched = true;
         }
     }
 
@@ -189,8 +215,8 @@ impl ZoneList {
     pub(crate) fn take_due(&mut self, identity: &Identity, durable: WindowNumber) -> Vec<DuePage> {
         let mut due = Vec::new();
         for (p, page) in self.pages.iter_mut().enumerate() {
-            if page.dirty && page.progress == Progress::Durable {
-                page.dirty = false;
+            if page.is_due() && page.progress == Progress::Durable {
+                page.touched = false;
                 page.progress = Progress::Writing;
                 page.page.sequence += 1;
                 page.page.durable = durable;

@@ -120,7 +120,7 @@ impl Store {
                     let since = *asked.get_or_insert_with(|| self.clock.now());
                     let pressure = self.pressure.load(Ordering::SeqCst) > 0;
                     if alone || pressure || self.is_stopping() || self.clock.now().saturating_sub(since) > RIDE_WAIT {
-                        self.engine.settle()?;
+                        self.engine.flush_and_publish()?;
                         self.advance();
                     } else {
                         self.background.wait(Duration::from_millis(2));

@@ -3,7 +3,7 @@
 use onefold_core::{Block, BlockRef, Class, Pba, Run};
 
 use super::Window;
-use crate::{format::record::Record, place::Extent, scheme::thin::leftover::LeftoverPage};
+use crate::{format::record::Record, place::Extent, scheme::in_place::LeftoverPage};
 
 /// What is written to a physical block.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +70,21 @@ impl Plan {
                 Run { at: extent.at, blocks: run }
             })
             .collect()
+    }
+
+    /// The runs of those of `blocks`, which [`blocks`](Self::blocks) gave, that are (or are not) clients' data as it is.
+    pub(crate) fn runs_of<'a>(&self, blocks: &'a [BlockRef<'a>], data: bool) -> Vec<Run<'a>> {
+        let of_class = |run: &Run<'a>| -> Vec<Run<'a>> {
+            let parts = run.blocks.chunk_by(|a, b| (a.class == Class::Data) == (b.class == Class::Data));
+            let mut at = run.at;
+            let placed = parts.map(|blocks| {
+                let run = Run { at, blocks };
+                at = at.plus(blocks.len() as u64);
+                run
+            });
+            placed.filter(|run| (run.blocks[0].class == Class::Data) == data).collect()
+        };
+        self.runs(blocks).iter().flat_map(of_class).collect()
     }
 
     /// The content that goes to `pba`, when this window writes it.

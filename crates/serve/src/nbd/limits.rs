@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Connections at once: each is a thread and up to 2.5 MiB of buffers, and 64 hypervisors with 4 connections each are many.
+/// Connections at once: each is up to three threads and 4.5 MiB of buffers, and 64 hypervisors with 4 connections each are many.
 pub const CONNECTIONS: usize = 256;
 /// Time for a whole handshake: a few round trips over the slowest link that is still usable.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ pub const EXTENTS: usize = 4096;
 
 /// What a client may ask of the server; [`Limits::default`] gives the constants of this module.
 ///
-/// A connection holds at most `receive_bytes + whole_read_bytes`, whatever it sends, and all of them at most `connections` times that. There
+/// A connection holds at most `receive_bytes + 2 * whole_read_bytes`, whatever it sends, and all of them at most `connections` times that. There
 /// is no common pool, because clients could keep each other waiting for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {

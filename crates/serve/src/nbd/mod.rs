@@ -8,6 +8,7 @@
 //! *Invariants.* Every limit is checked before memory is taken for what it limits. A request is answered once, or the connection ends.
 //! An answer without error to FLUSH, or to a request with FUA, is sent only after the volume said that the data is durable.
 
+mod aside;
 mod command;
 mod durable;
 mod handshake;

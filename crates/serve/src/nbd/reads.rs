@@ -76,6 +76,19 @@ impl ReadBatch {
         self.pieces.is_empty()
     }
 
+    /// Bytes of the reads that wait.
+    pub(crate) fn bytes(&self) -> usize {
+        self.used * BLOCK_BYTES
+    }
+
+    /// Answers all that wait with an error.
+    pub(crate) fn refuse(&mut self, refusal: &Refusal, replies: &mut Replies) {
+        for piece in self.pieces.drain(..) {
+            replies.error(piece.of, refusal, Some(piece.offset));
+        }
+        self.used = 0;
+    }
+
     /// How a read can be answered.
     pub(crate) fn fit(&self, request: &Request) -> Fit {
         let range = blocks_around(request.offset, request.length);

@@ -2,16 +2,17 @@
 //!
 //! All requests found in the receive buffer are a batch: its writes go to the volume at once and in order, its reads together at the end,
 //! and all replies are sent together. A client that waits for each reply gets its flush on this thread, without a switch to another;
-//! one that pipelines gets it from a helper, while its later requests go on.
+//! one that pipelines gets it from a helper, while its later requests go on. Many bytes of reads go to another helper.
 //!
-//! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its two buffers, whose
+//! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its buffers, whose
 //! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece.
-//! *Threads:* one for each connection, and at most one helper (see [`durable`](super::durable)), which ends with it.
+//! *Threads:* one for each connection, and at most two helpers (see [`durable`](super::durable) and [`aside`](super::aside)), which end with it.
 
 use std::io::{self, Read, Write};
 
 use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume};
 
+use super::aside::{self, Aside};
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, Until, Waits};
 use super::handshake::{Agreed, handshake};
@@ -69,10 +70,12 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
         Err(ending) => return ending,
     };
     let waits = Waits::new(limits.waits);
+    let aside = Aside::new(ReadBatch::new(limits, agreed.dialect));
     std::thread::scope(|scope| {
-        let _close = CloseOnDrop(&waits);
-        let (volume, dialect, waits, outbox) = (&*agreed.volume, agreed.dialect, &waits, &outbox);
+        let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
+        let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
         let help = || drop(scope.spawn(move || waits.help(volume, dialect, outbox, counters)));
+        let read = || drop(scope.spawn(move || aside.help(volume, dialect, outbox, counters)));
         Session {
             agreed: &agreed,
             limits,
@@ -80,6 +83,8 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
             outbox,
             waits,
             start_helper: Some(help),
+            aside,
+            start_reader: Some(read),
             reads: ReadBatch::new(limits, dialect),
             replies: Replies::new(dialect),
             batch: 0,
@@ -89,7 +94,7 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
     })
 }
 
-struct Session<'a, W, H> {
+struct Session<'a, W, H, R> {
     agreed: &'a Agreed,
     limits: &'a Limits,
     counters: &'a Counters,
@@ -97,6 +102,9 @@ struct Session<'a, W, H> {
     waits: &'a Waits,
     /// Starts the helper; gone once it runs.
     start_helper: Option<H>,
+    aside: &'a Aside,
+    /// Starts the helper that reads; gone once it runs.
+    start_reader: Option<R>,
     reads: ReadBatch,
     replies: Replies,
     /// Requests taken since the last replies were sent.
@@ -105,7 +113,7 @@ struct Session<'a, W, H> {
     size: u64,
 }
 
-impl<W: Write, H: FnOnce()> Session<'_, W, H> {
+impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, W, H, S> {
     fn volume(&self) -> &dyn Volume {
         &*self.agreed.volume
     }
@@ -197,7 +205,7 @@ impl<W: Write, H: FnOnce()> Session<'_, W, H> {
             Command::Read => {
                 add(&counters.reads, 1);
                 add(&counters.read_bytes, length);
-                self.read(request)?;
+                self.read(request, more)?;
             }
             Command::Write => {
                 add(&counters.writes, 1);
@@ -241,7 +249,7 @@ impl<W: Write, H: FnOnce()> Session<'_, W, H> {
         Ok(())
     }
 
-    fn read(&mut self, request: &Request) -> Result<(), Ending> {
+    fn read(&mut self, request: &Request, more: bool) -> Result<(), Ending> {
         if request.length == 0 {
             self.replies.nothing_read(request.into());
             return Ok(());
@@ -254,6 +262,12 @@ impl<W: Write, H: FnOnce()> Session<'_, W, H> {
         match fit {
             Fit::Beside | Fit::Alone => {
                 self.reads.add(request);
+                if more && self.reads.bytes() >= aside::WORTH_BYTES {
+                    if let Some(start) = self.start_reader.take() {
+                        start();
+                    }
+                    self.aside.give(&mut self.reads);
+                }
                 Ok(())
             }
             Fit::InChunks => self.read_chunks(request),

@@ -186,6 +186,11 @@ impl State {
             Some(Class::Super) => "rot: superblock",
             _ => "rot: data",
         });
+        self.rot_at(at);
+    }
+
+    /// Flips a bit of a block, or turns a sector of it into noise.
+    pub(super) fn rot_at(&mut self, at: u64) {
         let Some(old) = self.durable.get(at) else { return };
         let mut bytes = **old;
         if self.rng.percent(60) {

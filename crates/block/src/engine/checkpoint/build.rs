@@ -77,7 +77,7 @@ impl Engine {
                 epoch: state.epoch,
                 clean: reason == Reason::Clean,
                 committed,
-                durable: state.durable.max(committed),
+                durable: if self.writes_records() { state.durable.max(committed) } else { committed },
                 last_window: WindowNumber(state.open.number.0 - 1),
                 next_volume: state.next_volume,
                 high_water: state.allocator.high_water(),

@@ -205,12 +205,31 @@ impl Engine {
                 CheckpointStep::Idle => return Ok(true),
                 CheckpointStep::NeedsReaders => return Ok(false),
                 CheckpointStep::NeedsFlush => {
-                    self.settle()?;
+                    self.flush_and_publish()?;
                 }
                 CheckpointStep::Advanced if matches!(self.checkpointing.lock().phase, Phase::Idle) => return Ok(true),
                 CheckpointStep::Advanced => reason = Reason::Changes,
             }
         }
+    }
+
+    /// Checkpoints until all published windows are durable; returns whether it did anything. It stops where a reader is in the way.
+    pub(crate) fn commit_by_checkpoint(&self) -> Result<bool> {
+        let published = {
+            let state = self.state.lock();
+            if state.snapshot.state.committed >= state.durable {
+                return Ok(false);
+            }
+            state.durable
+        };
+        while self.state.lock().snapshot.state.committed < published {
+            match self.checkpoint_advance(Reason::Changes)? {
+                CheckpointStep::NeedsFlush => drop(self.flush_and_publish()?),
+                CheckpointStep::Idle | CheckpointStep::NeedsReaders => break,
+                CheckpointStep::Advanced => {}
+            }
+        }
+        Ok(true)
     }
 
     /// Makes everything durable, carries it into the tables, and marks the store clean: the next opening has nothing to recover. Nobody may

@@ -13,7 +13,7 @@ use crate::{
         superblock::Layout,
     },
     place::Lane,
-    scheme::thin,
+    scheme::RECORDS_ALONE,
     window::{Plan, Source, Window},
 };
 
@@ -42,9 +42,15 @@ impl Engine {
         Ok(())
     }
 
+    /// True when blocks can't be placed before the list is written again.
+    fn listing_lags(&self, blocks: u64) -> bool {
+        let state = self.state.lock();
+        !state.allocator.can_place(blocks) && state.allocator.list.is_pending()
+    }
+
     /// Step 4: windows of records alone, in the next epoch. False when there are too few blocks for them.
     pub(super) fn append_again(&self, believed: &[Record]) -> Result<bool> {
-        let carriers = believed.len().div_ceil(thin::RECORDS_ALONE) as u64;
+        let carriers = believed.len().div_ceil(RECORDS_ALONE) as u64;
         {
             let mut state = self.state.lock();
             let zones = self.zones(state.zone_table);
@@ -59,14 +65,14 @@ impl Engine {
         }
         let snapshot = self.state.lock().snapshot.clone();
         let lane = if self.fixed.layout == Layout::Split { Lane::Carriers } else { Lane::Any };
-        for records in believed.chunks(thin::RECORDS_ALONE * 16) {
-            let carriers = records.len().div_ceil(thin::RECORDS_ALONE);
+        for records in believed.chunks(RECORDS_ALONE * 16) {
+            let carriers = records.len().div_ceil(RECORDS_ALONE);
             let (number, extents, generations) = {
                 let mut state = self.state.lock();
                 let number = state.open.number;
                 state.open = Window::new(number.next());
                 drop(state);
-                if !self.state.lock().allocator.can_place(carriers as u64) {
+                while self.listing_lags(carriers as u64) {
                     self.flush_zone_list()?;
                 }
                 let mut state = self.state.lock();
@@ -84,7 +90,7 @@ impl Engine {
                 records.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
             let addresses: Vec<Pba> = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
             let mut plan = Plan { extents, ..Plan::default() };
-            for (n, part) in records.chunks(thin::RECORDS_ALONE).enumerate() {
+            for (n, part) in records.chunks(RECORDS_ALONE).enumerate() {
                 let header = Header {
                     epoch,
                     generation: generations[n],

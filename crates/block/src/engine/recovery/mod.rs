@@ -1,7 +1,8 @@
 //! Opening a store, after a clean shutdown or a crash (ThinDedup II-B, with the rules that make it safe).
 //!
 //! 1. *flush*: what is read from here on is on the medium.
-//! 2. Superblock, zone list, the carriers in the listed zones, and the leftover table.
+//! 2. Superblock, zone list, the carriers in the listed zones, and the leftover table. Copies of list pages are brought level; *flush*, if one
+//!    was written.
 //! 3. Records up to the durable window are believed. A newer one is believed only if the block that it names hashes to its fingerprint;
 //!    otherwise the mapping before it stands, whose block was never reused, since reuse needs a checkpoint that holds a newer record.
 //! 4. Believed newer records are appended again, in their order, in windows of the next epoch; *flush*.
@@ -18,12 +19,13 @@ mod append;
 mod believe;
 mod open;
 mod scan;
+mod zone_list;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use onefold_core::{Error, Kind, Pba, Result};
 
-use self::scan::newest_entries;
+use self::zone_list::newest_entries;
 use super::{
     Engine, Snapshot,
     checkpoint::{Checkpointer, Reason},
@@ -48,8 +50,7 @@ impl Engine {
     pub(super) fn recover(&self) -> Result<()> {
         let snapshot = self.state.lock().snapshot.clone();
         let geometry = self.fixed.geometry;
-        let mut pages = self.read_zone_list()?;
-        self.heal_zone_list(&mut pages)?;
+        let pages = self.recover_zone_list()?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let entries = newest_entries(geometry, &pages)?;
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
@@ -89,6 +90,10 @@ impl Engine {
             let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
             let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
             let mut list = ZoneList::new(geometry, pages, next_generation);
+            #[cfg(feature = "planted-bugs")]
+            if self.settings.has(PlantedBug::ListedOnce) {
+                list.list_once();
+            }
             // Of the others the checkpoint holds all; they are as good as new.
             let named = records.iter().chain(&believed).filter_map(|record| match record.change {
                 Change::Block { pba, .. } => Some(pba),

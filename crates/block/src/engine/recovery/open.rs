@@ -12,7 +12,7 @@ use crate::{
         catalogue::{Discard, Volume},
         geometry::SUPERBLOCKS,
         page::Table,
-        superblock::{self, Superblock},
+        superblock::{self, Leftover, Superblock},
     },
     index::Index,
     overlay::Overlay,
@@ -76,6 +76,9 @@ impl Engine {
     /// The engine as of its last checkpoint, with nothing recovered.
     fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
         let Superblock { fixed, state } = superblock;
+        // The leftover table keeps its records in memory as well.
+        let records_max = if fixed.leftover == Leftover::Table { settings.records_max * 3 / 4 } else { settings.records_max };
+        let settings = Settings { records_max, ..settings };
         let index_entries = state.index_entries;
         let identity = settings.identity(&fixed);
         let compare = !settings.has(PlantedBug::ChecksumIgnored);
@@ -110,6 +113,7 @@ impl Engine {
             pool: Vec::new(),
         };
         Ok(Engine {
+            scheme: crate::scheme::scheme(fixed.scheme),
             index: Mutex::new(Index::new(settings.index_memory, index_entries)),
             disk,
             clock,

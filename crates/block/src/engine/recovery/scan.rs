@@ -1,17 +1,14 @@
-//! What recovery reads: the zone list, and the carriers in the listed zones that no checkpoint holds.
+//! The carriers in the listed zones that no checkpoint holds.
 
-use std::collections::BTreeMap;
-
-use onefold_core::{Block, Error, Kind, Pba, Read, Result, ZoneId};
+use onefold_core::{Block, Pba, Read, Result};
 
 use crate::{
     engine::Engine,
     format::{
         carrier::{Carrier, Header},
-        geometry::Geometry,
         record::Record,
         superblock,
-        zone_list::{Entry, Page},
+        zone_list::Entry,
     },
     settings::PlantedBug,
 };
@@ -34,27 +31,6 @@ pub(in crate::engine) struct Found {
 }
 
 impl Engine {
-    /// The current version of every page of the zone list. A version that can't be read could be the newer one: then there is none.
-    pub(super) fn read_zone_list(&self) -> Result<Vec<Page>> {
-        let geometry = self.fixed.geometry;
-        let first = geometry.list_page(0)[0];
-        let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
-        let mut singles: Vec<Read<'_>> = buffer.chunks_mut(1).zip(first.0..).map(|(into, at)| Read::new(Pba(at), into)).collect();
-        self.disk.read(&mut singles);
-        singles.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("the zone list")))?;
-        (0..geometry.list_pages)
-            .map(|page| {
-                (0..2)
-                    .filter_map(|place| {
-                        let at = geometry.list_page(page)[place];
-                        Page::decode(&self.identity, &buffer[page as usize * 2 + place], page, at.0)
-                    })
-                    .max_by_key(|page| page.sequence)
-                    .ok_or_else(|| Error::new(Kind::Corrupt, format!("both copies of page {page} of the zone list are damaged")))
-            })
-            .collect()
-    }
-
     /// The carriers in the listed zones that no checkpoint holds. A block that can't be read is not a block without a carrier: its records
     /// may have been acknowledged, and the cut would void them for good.
     pub(super) fn scan(&self, entries: &[Entry], state: &superblock::State) -> Result<Vec<Found>> {
@@ -126,22 +102,4 @@ impl Engine {
         let records = carrier.records().collect::<Option<Vec<Record>>>()?;
         Some(Found { header: carrier.header, records, void })
     }
-}
-
-/// Each listed zone once, with its highest generation.
-pub(super) fn newest_entries(geometry: Geometry, pages: &[Page]) -> Result<Vec<Entry>> {
-    let mut newest: BTreeMap<ZoneId, Entry> = BTreeMap::new();
-    for entry in pages.iter().flat_map(|page| page.entries.iter().flatten()) {
-        if !(geometry.first_zone().0..geometry.zones).contains(&entry.zone.0) {
-            return Err(Error::new(Kind::Corrupt, format!("the zone list names zone {}, which there is not", entry.zone)));
-        }
-        let known = newest.entry(entry.zone).or_insert(*entry);
-        if entry.generation > known.generation {
-            *known = *entry;
-        }
-    }
-    let mut entries: Vec<Entry> = newest.into_values().collect();
-    // In the order in which they were opened, so that the first to be filled is filled first.
-    entries.sort_by_key(|entry| entry.generation);
-    Ok(entries)
 }

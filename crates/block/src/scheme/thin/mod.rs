@@ -3,17 +3,22 @@
 //! Blocks that look compressible are tried first. A window gives up after four blocks that did not compress: a client whose data is
 //! compressed already pays for little. Records that found no room go into carriers of their own, one more block of the same run.
 
-pub(crate) mod leftover;
-
 use onefold_core::{Block, compress::Lz4};
 
+use super::{Chosen, Scheme};
 use crate::format::{
-    carrier::{HEADER_BYTES, RECORDS_MAX, room_beside},
+    carrier::{HEADER_BYTES, room_beside},
     record,
 };
 
-/// Records of a carrier that holds nothing else.
-pub(crate) const RECORDS_ALONE: usize = RECORDS_MAX;
+/// ThinDedup.
+pub(crate) struct Thin;
+
+impl Scheme for Thin {
+    fn choose(&self, lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
+        choose(lz4, blocks, records)
+    }
+}
 
 /// Blocks of a window that may fail to compress before the rest is not tried.
 const FAILED_TRIES_MAX: usize = 4;
@@ -24,18 +29,8 @@ const RECORDS_WORTH: usize = 8;
 /// Blocks of a window that are looked at for their likelihood to compress.
 const LOOKED_AT_MAX: usize = 64;
 
-/// A block that becomes a carrier.
-pub(crate) struct Chosen {
-    /// Which of the window's new blocks.
-    pub(crate) block: usize,
-    /// Its compressed content.
-    pub(crate) payload: Vec<u8>,
-    /// Records that fit beside it.
-    pub(crate) room: usize,
-}
-
-/// Chooses carriers among a window's new blocks for `records` records. The rest of the records, if any, goes into carriers alone.
-pub(crate) fn choose(lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
+/// Chooses carriers among a window's new blocks for `records` records.
+fn choose(lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     order[..blocks.len().min(LOOKED_AT_MAX)].sort_by_key(|&n| distinct_bytes(blocks[n]));
     let mut chosen = Vec::new();
