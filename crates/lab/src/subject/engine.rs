@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
-use onefold_block::{CheckpointStep, Engine, Format, Leisure, Settings};
+use onefold_block::{CheckpointStep, Engine, Format, Leisure, Settings, format::superblock::SchemeName};
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Clock, Error, Kind, Lba, Result, VolumeId, block};
 
 use super::{Choice, Quiet, Scheme, Subject, Tally, device_blocks};
@@ -16,24 +16,37 @@ pub(super) struct Store {
     engine: Engine,
     clock: Arc<VirtualClock>,
     volume: VolumeId,
+    /// The scheme keeps tables. The ideal does not, unless memory forces it to.
+    tables: bool,
     /// Since when a checkpoint waits for a flush.
     asked: Cell<Option<Duration>>,
 }
 
 impl Store {
     pub(super) fn open(choice: &Choice, volume_blocks: u64, device: Arc<Device>, clock: Arc<VirtualClock>) -> Result<Store> {
-        if choice.scheme != Scheme::Thin {
-            return Err(Error::new(Kind::Unsupported, format!("the engine does not have the scheme '{}'", choice.scheme)));
-        }
+        let scheme = match choice.scheme {
+            Scheme::Thin => SchemeName::Thin,
+            Scheme::Ordered => SchemeName::Ordered,
+            Scheme::Cow => SchemeName::Cow,
+            Scheme::Ideal => SchemeName::Ideal,
+            Scheme::OrderMerge | Scheme::Original => {
+                return Err(Error::new(Kind::Unsupported, format!("the engine does not have the scheme '{}'", choice.scheme)));
+            }
+        };
         // The same store in every run: its id and secret take part in what is written.
-        let format =
-            Format { leftover: choice.leftover, layout: choice.layout, ..Format::new([1; 16], [2; 32], device_blocks(volume_blocks)) };
+        let format = Format {
+            scheme,
+            leftover: choice.leftover,
+            layout: choice.layout,
+            ..Format::new([1; 16], [2; 32], device_blocks(volume_blocks))
+        };
         Engine::format(&*device, &format)?;
         let mut settings = Settings { persistence: choice.persistence, ..Settings::for_memory(choice.memory_bytes) };
         settings.window_blocks = choice.window_blocks.unwrap_or(settings.window_blocks);
         let engine = Engine::open(device, clock.clone(), settings)?;
         let (volume, _) = engine.create_volume("volume", volume_blocks)?;
-        let store = Store { engine, clock, volume, asked: Cell::new(None) };
+        let tables = scheme != SchemeName::Ideal;
+        let store = Store { engine, clock, volume, tables, asked: Cell::new(None) };
         store.finish()?;
         // Learns where space is, which a store that was just made knows at once.
         store.background(Quiet::Short)?;
@@ -105,7 +118,10 @@ impl Subject for Store {
     }
 
     fn background(&self, quiet: Quiet) -> Result<()> {
-        if self.engine.checkpoint_running() || self.engine.checkpoint_due() || quiet == Quiet::Long && self.engine.checkpoint_useful() {
+        if self.engine.checkpoint_running()
+            || self.engine.checkpoint_due()
+            || self.tables && quiet == Quiet::Long && self.engine.checkpoint_useful()
+        {
             self.checkpoint(quiet > Quiet::No)?;
         }
         if quiet > Quiet::No {
@@ -116,7 +132,7 @@ impl Subject for Store {
 
     fn finish(&self) -> Result<()> {
         self.engine.flush()?;
-        while self.engine.checkpoint_useful() || self.engine.checkpoint_running() {
+        while self.tables && self.engine.checkpoint_useful() || self.engine.checkpoint_running() {
             self.engine.checkpoint()?;
         }
         Ok(())
