@@ -6,6 +6,7 @@ pub mod device;
 mod medium;
 pub mod record;
 pub mod replay;
+pub mod report;
 pub mod request;
 mod rng;
 pub mod subject;

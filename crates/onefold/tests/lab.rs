@@ -171,3 +171,24 @@ fn sweeps_run_all_combinations() {
     desk.fails("lab sweep --dup 0.5", 2, &["a number from 1 to 1000"]);
     desk.fails("lab sweep --workload mail-3", 2, &["no workload 'mail-3'"]);
 }
+
+#[test]
+fn pages_need_nothing_else() {
+    let desk = Desk::new();
+    let schemes = "--scheme original,ideal,thin,ordered,cow --persistence weak,strong";
+    let text = desk.ok(&format!("lab replay {} --records 3000 {schemes} --report replay.html --json", trace("srcver")));
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap().as_array().unwrap().len(), 10);
+    desk.ok("lab sweep --blocks 1000 --window 8,32 --dup 1,4 --device hdd-p --scheme thin,ordered --report sweep.html");
+    for (page, plots) in [("replay.html", 4), ("sweep.html", 6)] {
+        let html = fs::read_to_string(desk.path(page)).unwrap();
+        assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));
+        assert!(!html.contains("src=") && !html.contains("<script") && !html.contains("@import") && !html.contains("url("));
+        assert!(html.matches("class=\"plot\"").count() >= plots, "{page}: {}", html.matches("class=\"plot\"").count());
+        assert!(!html.contains("NaN") && !html.contains("inf"), "{page}");
+        for tag in ["svg", "figure", "table", "tr", "ul", "div"] {
+            let opened = html.matches(&format!("<{tag} ")).count() + html.matches(&format!("<{tag}>")).count();
+            assert_eq!(opened, html.matches(&format!("</{tag}>")).count(), "{page}: {tag}");
+        }
+    }
+    desk.fails(&format!("lab replay {} --records 10 --report no/where.html", trace("srcver")), 1, &["no/where.html"]);
+}

@@ -1,11 +1,15 @@
 //! `onefold lab replay`: a trace on a store, over a device in virtual time.
 
-use std::path::PathBuf;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, ValueEnum};
 use onefold_lab::{
     device::Kindred,
     replay::{Anticipation, Clients, Outcome, Plan, Setting, Speed, replay},
+    report::{Report, of_replays},
     subject::Scheme,
     trace::{self, Assumed},
 };
@@ -26,18 +30,19 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold lab replay disk.dtrace.zst\n  \
                         onefold lab replay disk.dtrace.zst --scheme original --persistence strong --device nvme-plp --json\n  \
+                        onefold lab replay disk.dtrace.zst --scheme original,ordered,cow,thin --persistence weak,strong --report page.html\n  \
                         onefold lab replay mail.blkparse.zst --speed max --window 8 --in-flight 8 --device hdd-p")]
 pub(super) struct Options {
     /// The trace
     trace: PathBuf,
 
-    /// How metadata is kept: original (no deduplication), ideal, ordered, cow, ordermerge or thin
-    #[arg(long, default_value = "thin")]
-    scheme: Scheme,
+    /// How metadata is kept: original (no deduplication), ideal, ordered, cow, ordermerge, thin; several are compared
+    #[arg(long, value_delimiter = ',', default_value = "thin", value_name = "SCHEMES")]
+    scheme: Vec<Scheme>,
 
     /// When a write is answered
-    #[arg(long, value_enum, default_value = "weak")]
-    persistence: PersistenceName,
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "weak")]
+    persistence: Vec<PersistenceName>,
 
     #[command(flatten)]
     store: StoreOptions,
@@ -86,9 +91,13 @@ pub(super) struct Options {
     #[arg(long, default_value_t = 1.25, value_name = "RATIO", value_parser = ratio)]
     compression: f64,
 
-    /// Prints JSON, whose keys are stable
+    /// Prints JSON, whose keys are stable: one object, or a list when several stores are compared
     #[arg(long)]
     json: bool,
+
+    /// Writes a page with plots into this file
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 
     /// With the distributions of latencies in it
     #[arg(long, requires = "json")]
@@ -117,8 +126,8 @@ struct Replayed {
 }
 
 impl Options {
-    fn plan(&self) -> Result<Plan, Failure> {
-        let choice = self.store.choice(self.scheme, self.persistence, self.window)?;
+    fn plan(&self, scheme: Scheme, persistence: PersistenceName) -> Result<Plan, Failure> {
+        let choice = self.store.choice(scheme, persistence, self.window)?;
         let clients = Clients { in_flight: self.in_flight as usize, wait_for_flush: matches!(self.clients, ClientsName::Wait) };
         Ok(Plan {
             speed: self.speed,
@@ -133,27 +142,59 @@ impl Options {
 
 /// Replays and prints.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let plan = options.plan()?;
     let assumed = Assumed { compressible: options.compressible as f64 / 100.0, ratio: options.compression };
-    let source = trace::open(&options.trace, assumed)?;
-    let source = if let Some(records) = options.records { source.first(records) } else { source };
     let name = options.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let steps = source.steps;
+    let mut plans = Vec::new();
+    for &scheme in &options.scheme {
+        for &persistence in &options.persistence {
+            plans.push(options.plan(scheme, persistence)?);
+        }
+    }
     let bar = Progress::of(format!("replaying {name}"), "records");
-    let mut outcome = replay(source, &plan, &mut |done| bar.set(done, steps))?;
+    let mut results: Vec<(Setting, Outcome)> = Vec::new();
+    for (n, plan) in plans.iter().enumerate() {
+        let source = trace::open(&options.trace, assumed)?;
+        let source = if let Some(records) = options.records { source.first(records) } else { source };
+        let steps = source.steps;
+        let outcome = replay(source, plan, &mut |done| bar.set(n as u64 * steps + done, plans.len() as u64 * steps))?;
+        results.push((plan.setting(name.clone()), outcome));
+    }
     drop(bar);
-    let setting = plan.setting(name);
+    if let Some(path) = &options.report {
+        write_page(path, &of_replays(&results))?;
+    }
     if options.json {
-        if !options.curves {
+        print_json(options, results)
+    } else {
+        for (n, (setting, outcome)) in results.iter().enumerate() {
+            if n > 0 {
+                output::line("");
+            }
+            print(setting, outcome);
+        }
+        Ok(())
+    }
+}
+
+fn print_json(options: &Options, results: Vec<(Setting, Outcome)>) -> Result<(), Failure> {
+    let mut objects: Vec<Replayed> = results.into_iter().map(|(setting, outcome)| Replayed { setting, outcome }).collect();
+    if !options.curves {
+        for Replayed { outcome, .. } in &mut objects {
             outcome.write_latency.curve.clear();
             outcome.flush_latency.curve.clear();
         }
-        let text = serde_json::to_string_pretty(&Replayed { setting, outcome });
-        output::line(text.map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?);
-    } else {
-        print(&setting, &outcome);
     }
+    let text = match &objects[..] {
+        [one] => serde_json::to_string_pretty(one),
+        all => serde_json::to_string_pretty(all),
+    };
+    output::line(text.map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?);
     Ok(())
+}
+
+/// Writes a page, also over an older one.
+pub(super) fn write_page(path: &Path, report: &Report) -> Result<(), Failure> {
+    fs::write(path, report.html()).map_err(|e| Failure::new(format!("the page can't be written into {}: {e}", path.display())))
 }
 
 fn print(setting: &Setting, outcome: &Outcome) {

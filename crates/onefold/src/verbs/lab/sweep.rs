@@ -1,16 +1,19 @@
 //! `onefold lab sweep`: generated workloads on a grid of stores and devices.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use onefold_lab::{
     device::Kindred,
     replay::{Anticipation, Speed},
+    report::of_points,
     subject::Scheme,
     sweep::{Grid, Point, points, sweep},
     workload::{Named, Pattern, Workload},
 };
 
 use super::{
-    replay::ratio,
+    replay::{ratio, write_page},
     store_options::{PersistenceName, StoreOptions, WINDOW_MAX},
 };
 use crate::{failure::Failure, output, progress::Progress, size::Size};
@@ -21,9 +24,11 @@ use crate::{failure::Failure, output, progress::Progress, size::Size};
 /// full and as soon as the one before is durable; --in-flight and --persistence change that. Blocks written to the device are told apart from those
 /// that carry records into the tables later, which the paper leaves out.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold lab sweep --window 8,32,128 --device ssd-p,hdd-p\n  \
+#[command(
+    after_help = "Examples:\n  onefold lab sweep --window 8,32,128 --device ssd-p,hdd-p --scheme ideal,thin,ordered,cow --report page.html\n  \
                         onefold lab sweep --workload mail-2 --scheme thin,original --window 8 --json\n  \
-                        onefold lab sweep --workload sequential --dup 1,2,4 --persistence weak --flush-every 64 --in-flight 128")]
+                        onefold lab sweep --workload sequential --dup 1,2,4 --persistence weak --flush-every 64 --in-flight 128"
+)]
 pub(super) struct Options {
     /// Where blocks are written: random, sequential, web, homes, mail, or a segment of the paper with its own duplicates, like mail-2
     #[arg(long, value_delimiter = ',', default_value = "random", value_name = "NAMES")]
@@ -99,6 +104,10 @@ pub(super) struct Options {
     /// Prints JSON: a list with an object for each combination
     #[arg(long)]
     json: bool,
+
+    /// Writes a page with plots into this file
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 }
 
 fn duplicates(text: &str) -> Result<f64, String> {
@@ -156,6 +165,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         }
     })?;
     drop(bar);
+    if let Some(path) = &options.report {
+        write_page(path, &of_points(&points))?;
+    }
     if options.json {
         let text = serde_json::to_string_pretty(&points);
         output::line(text.map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?);
