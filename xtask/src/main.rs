@@ -33,7 +33,11 @@ cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
 cargo xtask bench block [--quick] [--only TEXT]
                                     speed through NBD beside qemu-nbd on a raw file; 28 GiB of free space
-cargo xtask bench engine            speed of the engine alone beside io_uring on a raw file
+cargo xtask bench engine [--quick] [--only TEXT]
+                                    speed of the engine alone beside io_uring on a raw file; 26 GiB of free space
+cargo xtask bench counted [--quick] [PART…]
+                                    device bytes, flushes, memory, opening after a kill; 34 GiB of free space
+cargo xtask bench hot               the hot parts one by one
 cargo xtask man [DIRECTORY]         the manual pages
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";
 

@@ -1,189 +1,224 @@
 //! The engine alone, in process, against the raw file through the same disk interface: random 4 KiB writes in groups, durable after each
 //! group. `cargo xtask bench engine` runs it.
 //!
-//! usage: engine [--file PATH] [--gib N] [--groups N] [--rounds N]
+//! usage: engine [--quick] [--file PATH] [--gib N] [--blocks N] [--rounds N] [--memory MIB] [--only TEXT] [--counts]
 //!
 //! Both sides work on a file that was written once. The raw side writes each block of a group at its random place (one io_uring batch) and
-//! flushes. Content: 80 % of the blocks compress to 0.8, the others not at all. The figures are medians of the rounds, which alternate.
+//! flushes. Content: 80 % of the blocks compress to 0.8, the others not at all. A duplicate is what a random address holds at that moment.
+//! Rounds of both sides take turns, and the figures are medians. A round of ours is longer than the time between two checkpoints, and
+//! ends with another one, which is measured with it: it leaves no work for the other side's time.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::{path::PathBuf, sync::Arc, thread, time::Instant};
+mod support;
 
-use onefold_backend::{Access, FileDisk, MonotonicClock, Preallocate};
-use onefold_block::{Engine, Format, Settings, Store};
-use onefold_core::{Block, BlockRef, Class, Disk, Pba, Run, VolumeId};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
 
-struct Random(u64);
+use onefold_backend::{Access, FileDisk, Preallocate};
+use onefold_block::Settings;
+use onefold_core::{Block, BlockRef, Class, Disk, Pba, Run};
+use support::{Arguments, Contents, GIB, Live, Ours, Random, verdict};
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
+/// Size of the store in units of the range: with four the zone list is half full, and forces a checkpoint, before the records do.
+const STORE_RANGES: u64 = 5;
 
-    /// A block of content number `n`: four in five compress to 0.8.
-    fn fill(n: u64, block: &mut [u8]) {
-        let mut random = Random(n);
-        let end = if n.is_multiple_of(5) { 4096 } else { 3277 };
-        for part in block[..end].chunks_mut(8) {
-            let bytes = random.next().to_le_bytes();
-            part.copy_from_slice(&bytes[..part.len()]);
-        }
-        block[end..].fill(0);
-    }
-}
+/// Checkpoints that a row must have seen.
+const CHECKPOINTS_MIN: u64 = 3;
 
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
-}
+/// How often each address of the aged store is written again, on average.
+const OVERWRITTEN: u64 = 3;
 
-/// Share of duplicates in hundredths.
+/// Duplicates in hundredths.
 struct Job {
     name: &'static str,
     group: usize,
     duplicates: u64,
+    /// The least ratio; of the aged store it is an aim.
+    bar: f64,
+}
+
+const fn job(name: &'static str, group: usize, duplicates: u64, bar: f64) -> Job {
+    Job { name, group, duplicates, bar }
 }
 
 const JOBS: [Job; 6] = [
-    Job { name: "groups of 32, unique", group: 32, duplicates: 0 },
-    Job { name: "groups of 256, unique", group: 256, duplicates: 0 },
-    Job { name: "groups of 32, half duplicates", group: 32, duplicates: 50 },
-    Job { name: "groups of 256, half duplicates", group: 256, duplicates: 50 },
-    Job { name: "groups of 32, all duplicates", group: 32, duplicates: 100 },
-    Job { name: "groups of 256, all duplicates", group: 256, duplicates: 100 },
+    job("groups of 32, unique", 32, 0, 2.0),
+    job("groups of 256, unique", 256, 0, 2.0),
+    job("groups of 32, half duplicates", 32, 50, 2.5),
+    job("groups of 256, half duplicates", 256, 50, 2.5),
+    job("groups of 32, all duplicates", 32, 100, 4.0),
+    job("groups of 256, all duplicates", 256, 100, 4.0),
 ];
 
-struct Ours {
-    store: Arc<Store>,
-    volume: VolumeId,
-    unique: u64,
+const AGED: Job = job("groups of 32, unique, aged store", 32, 0, 1.0);
+
+/// The raw file.
+struct Raw {
+    disk: FileDisk,
+    contents: Contents,
+    buffer: Vec<Block>,
+    written: u64,
 }
 
-impl Ours {
-    fn group(&mut self, random: &mut Random, job: &Job, lbas: u64, buffer: &mut [u8]) {
-        for _ in 0..job.group {
-            let n = if random.next() % 100 < job.duplicates && self.unique > 0 {
-                random.next() % self.unique
+impl Raw {
+    fn create(path: &Path, range: u64) -> Raw {
+        let disk = FileDisk::create(path, Some(range), Preallocate::Full, &mut |_, _| {}).unwrap();
+        // Numbers that our side does not use.
+        Raw { disk, contents: Contents::new(), buffer: Block::zeroed_vec(256), written: 1 << 40 }
+    }
+
+    fn group(&mut self, random: &mut Random, blocks: usize) {
+        let mut at: Vec<u64> = (0..blocks).map(|_| random.below(self.disk.blocks())).collect();
+        for block in &mut self.buffer[..blocks] {
+            self.written += 1;
+            self.contents.fill(self.written, &mut block.0);
+        }
+        // The raw disk takes one write for each place.
+        at.sort_unstable();
+        at.dedup();
+        let refs: Vec<BlockRef<'_>> = self.buffer.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
+        let runs: Vec<Run<'_>> = at.iter().zip(refs.chunks(1)).map(|(&at, blocks)| Run { at: Pba(at), blocks }).collect();
+        self.disk.write(&runs).unwrap();
+        self.disk.flush().unwrap();
+    }
+}
+
+/// Our store on a file, and what its volume holds.
+struct Side {
+    ours: Ours,
+    disk: Arc<FileDisk>,
+    live: Live,
+}
+
+impl Side {
+    /// A store of `blocks` blocks whose volume of `range` blocks was written once.
+    fn create(path: &Path, blocks: u64, range: u64, settings: Settings, random: &mut Random) -> Side {
+        drop(FileDisk::create(path, Some(blocks), Preallocate::Full, &mut |_, _| {}).unwrap());
+        let disk = Arc::new(FileDisk::open(path, Access::ReadWrite).unwrap());
+        let mut ours = Ours::create(disk.clone(), range, settings);
+        let mut live = Live::new(range);
+        ours.fill(&mut live, random, 0, true);
+        Side { ours, disk, live }
+    }
+
+    fn group(&mut self, random: &mut Random, blocks: usize, duplicates: u64) {
+        for _ in 0..blocks {
+            let lba = random.below(self.live.blocks());
+            let content = self.live.write(random, lba, 0..self.live.blocks(), duplicates);
+            self.ours.write(lba, content);
+        }
+        self.ours.volume.flush().unwrap();
+    }
+}
+
+/// How much is measured.
+struct Effort {
+    rounds: u64,
+    blocks: u64,
+    raw_blocks: u64,
+}
+
+fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+/// Measures a job and prints its row.
+fn row(raw: &mut Raw, side: &mut Side, job: &Job, effort: &Effort, random: &mut Random) {
+    let (groups, raw_groups) = (effort.blocks / job.group as u64, effort.raw_blocks / job.group as u64);
+    let (mut raw_rates, mut our_rates) = (Vec::new(), Vec::new());
+    side.ours.settle();
+    let before = (side.ours.store.engine().counts(), side.disk.counters().now());
+    for round in 0..effort.rounds {
+        for turn in [round % 2, 1 - round % 2] {
+            let begun = Instant::now();
+            if turn == 0 {
+                (0..raw_groups).for_each(|_| raw.group(random, job.group));
+                raw_rates.push((raw_groups * job.group as u64) as f64 / begun.elapsed().as_secs_f64());
             } else {
-                self.unique += 1;
-                self.unique
-            };
-            Random::fill(n, buffer);
-            let lba = random.next() % lbas;
-            loop {
-                match self.store.engine().write(self.volume, lba * 4096, buffer) {
-                    Ok(_) => break,
-                    Err(e) if e.kind() == onefold_core::Kind::Busy => thread::yield_now(),
-                    Err(e) => panic!("{e}"),
-                }
+                (0..groups).for_each(|_| side.group(random, job.group, job.duplicates));
+                side.ours.settle();
+                our_rates.push((groups * job.group as u64) as f64 / begun.elapsed().as_secs_f64());
             }
         }
-        self.store.flush().unwrap();
     }
-}
-
-fn raw_group(disk: &FileDisk, random: &mut Random, job: &Job, blocks: u64, buffer: &mut [Block], n: &mut u64) {
-    let mut at: Vec<u64> = Vec::with_capacity(job.group);
-    for block in buffer.iter_mut().take(job.group) {
-        *n += 1;
-        Random::fill(*n, &mut block.0);
-        at.push(random.next() % blocks);
-    }
-    // The raw disk takes one write for each place.
-    at.sort_unstable();
-    at.dedup();
-    let refs: Vec<BlockRef<'_>> = buffer.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
-    let runs: Vec<Run<'_>> = at.iter().zip(refs.chunks(1)).map(|(&at, blocks)| Run { at: Pba(at), blocks }).collect();
-    disk.write(&runs).unwrap();
-    disk.flush().unwrap();
+    let counts = side.ours.store.engine().counts();
+    let device = side.disk.counters().now().since(&before.1);
+    let checkpoints = counts.checkpoints - before.0.checkpoints;
+    let mut ratios: Vec<f64> = our_rates.iter().zip(&raw_rates).map(|(ours, raw)| ours / raw).collect();
+    ratios.sort_by(f64::total_cmp);
+    let (raw, ours) = (median(&raw_rates), median(&our_rates));
+    let ratio = ours / raw;
+    println!(
+        "| {} | {raw:.0} | {ours:.0} | {ratio:.2} | {:.2}–{:.2} | {:.1} | {} | {:.3} | {:.3} | {:.2} | {checkpoints} |",
+        job.name,
+        ratios[0],
+        ratios[ratios.len() - 1],
+        job.bar,
+        if job.name == AGED.name { "an aim" } else { verdict(ratio >= job.bar) },
+        device.blocks_written() as f64 / (groups * effort.rounds * job.group as u64) as f64,
+        (counts.duplicate_blocks - before.0.duplicate_blocks) as f64 / (groups * effort.rounds * job.group as u64) as f64,
+        (device.flushes + device.durable_writes) as f64 / (groups * effort.rounds) as f64,
+    );
+    assert!(checkpoints >= CHECKPOINTS_MIN, "a row without checkpoints says nothing: more --blocks or --rounds are needed");
 }
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    let option = |name: &str| arguments.iter().position(|a| a == name).and_then(|n| arguments.get(n + 1)).cloned();
-    let number = |name: &str, otherwise: u64| option(name).map_or(otherwise, |value| value.parse().expect("a number"));
-    let base = option("--file").map_or_else(|| std::env::temp_dir().join("onefold-bench"), PathBuf::from);
-    let (gib, blocks_each, rounds) = (number("--gib", 4), number("--blocks", 200_000), number("--rounds", 5));
-    let range = gib << 18;
-    let (raw_path, our_path) = (base.with_extension("raw"), base.with_extension("store"));
-    for path in [&raw_path, &our_path] {
-        let _ = std::fs::remove_file(path);
-    }
-    let raw = FileDisk::create(&raw_path, Some(range), Preallocate::Full, &mut |_, _| {}).unwrap();
-    drop(FileDisk::create(&our_path, Some(range * 2), Preallocate::Full, &mut |_, _| {}).unwrap());
-    let ours = Arc::new(FileDisk::open(&our_path, Access::ReadWrite).unwrap());
-    Engine::format(&*ours, &Format::new([1; 16], [2; 32], range * 2)).unwrap();
-    let settings = Settings { records_max: number("--records", 1 << 20), ..Settings::for_memory(number("--memory", 512) << 20) };
-    let store = Store::open(ours.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
-    let workers: Vec<_> = {
-        let (writer, background) = (store.clone(), store.clone());
-        vec![thread::spawn(move || writer.run_writer()), thread::spawn(move || background.run_background())]
-    };
-    let volume = store.create_volume("bench", gib << 30).unwrap();
-    let mut side = Ours { store: store.clone(), volume, unique: 0 };
+    let arguments = Arguments::new();
+    let quick = arguments.has("--quick");
+    let usual = |full: u64, small: u64| if quick { small } else { full };
+    let base = arguments.text("--file").map_or_else(|| std::env::temp_dir().join("onefold-bench"), PathBuf::from);
+    let gib = arguments.number("--gib", usual(4, 1));
+    let blocks = arguments.number("--blocks", usual(600_000, 60_000));
+    let effort = Effort { rounds: arguments.number("--rounds", usual(5, 3)), blocks, raw_blocks: (blocks / 6).max(10_000) };
+    let wanted = |job: &Job| arguments.text("--only").is_none_or(|text| job.name.contains(text));
+    let range = gib * GIB;
+    let paths = ["raw", "store"].map(|extension| base.with_extension(extension));
+    let remove = || paths.iter().for_each(|path| drop(std::fs::remove_file(path)));
+    remove();
+    let settings = Settings::for_memory(arguments.number("--memory", 512) << 20);
     let mut random = Random(7);
-    let mut buffer = vec![0u8; 4096];
-    let mut raw_buffer = Block::zeroed_vec(256);
-    let mut raw_content = 1 << 40;
-
-    // The range is written once before, as the raw file was.
-    let begun = Instant::now();
-    let mut large = vec![0u8; 128 << 10];
-    for at in (0..range).step_by(32) {
-        for block in large.chunks_mut(4096) {
-            side.unique += 1;
-            Random::fill(side.unique, block);
-        }
-        while store.engine().write(volume, at * 4096, &large).is_err() {
-            thread::yield_now();
-        }
+    let mut raw = Raw::create(&paths[0], range);
+    let mut side = Side::create(&paths[1], range * STORE_RANGES, range, settings.clone(), &mut random);
+    println!(
+        "{} rounds, medians; a round of ours: {} blocks and a checkpoint, of the raw file: {}; random over {gib} GiB, store of {} GiB.\n",
+        effort.rounds,
+        effort.blocks,
+        effort.raw_blocks,
+        gib * STORE_RANGES
+    );
+    println!(
+        "| job | raw, blocks/s | ours, blocks/s | ratio | from–to | bar | | device blocks for each | duplicates found | flushes a group | checkpoints |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    for job in JOBS.iter().filter(|job| wanted(job)) {
+        row(&mut raw, &mut side, job, &effort, &mut random);
     }
-    store.flush().unwrap();
-    println!("filled {gib} GiB in {:.1} s; {} blocks a side and round, {rounds} rounds", begun.elapsed().as_secs_f64(), blocks_each);
-    println!("| job | raw, blocks/s | ours, blocks/s | ratio | device blocks for each block | flushes a group | checkpoints |");
-    println!("|---|---|---|---|---|---|---|");
-    for job in &JOBS {
-        let groups = blocks_each / job.group as u64;
-        let (mut raw_rates, mut our_rates) = (Vec::new(), Vec::new());
-        let before = (store.engine().counts(), ours.counters().now());
-        for _ in 0..rounds {
-            let begun = Instant::now();
-            for _ in 0..groups {
-                raw_group(&raw, &mut random, job, range, &mut raw_buffer, &mut raw_content);
-            }
-            raw_rates.push((groups * job.group as u64) as f64 / begun.elapsed().as_secs_f64());
-            let begun = Instant::now();
-            for _ in 0..groups {
-                side.group(&mut random, job, range, &mut buffer);
-            }
-            our_rates.push((groups * job.group as u64) as f64 / begun.elapsed().as_secs_f64());
+    if arguments.has("--counts") {
+        side.ours.store.engine().counts().rows().iter().for_each(|(name, count)| println!("{name} {count}"));
+    }
+    side.ours.close();
+    if wanted(&AGED) {
+        // Four fifths of it hold data.
+        drop(side.disk);
+        let _ = std::fs::remove_file(&paths[1]);
+        let mut side = Side::create(&paths[1], range * 5 / 4, range, settings, &mut random);
+        for _ in 0..range * OVERWRITTEN / 256 {
+            side.group(&mut random, 256, 0);
         }
-        let after = (store.engine().counts(), ours.counters().now());
-        let device = after.1.since(&before.1);
-        let (raw, ours) = (median(raw_rates), median(our_rates));
+        row(&mut raw, &mut side, &AGED, &effort, &mut random);
+        let status = side.ours.store.status();
         println!(
-            "| {} | {raw:.0} | {ours:.0} | {:.2} | {:.3} | {:.2} | {} |",
-            job.name,
-            ours / raw,
-            device.blocks_written() as f64 / (groups * rounds * job.group as u64) as f64,
-            (device.flushes + device.durable_writes) as f64 / (groups * rounds) as f64,
-            after.0.checkpoints - before.0.checkpoints,
+            "\nThe aged store: {:.0} % of it holds data; each address was overwritten {OVERWRITTEN} times at random on average, in groups of 256. \
+             1x is the aim there.",
+            100.0 * status.live_blocks as f64 / status.usable_blocks as f64
         );
+        side.ours.close();
     }
-    if arguments.iter().any(|a| a == "--counts") {
-        for (name, count) in store.engine().counts().rows() {
-            println!("{name} {count}");
-        }
-    }
-    store.stop();
-    for worker in workers {
-        worker.join().unwrap();
-    }
-    store.close().unwrap();
-    let _ = (std::fs::remove_file(&raw_path), std::fs::remove_file(&our_path));
+    remove();
 }

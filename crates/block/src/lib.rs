@@ -8,6 +8,8 @@ mod counters;
 pub mod engine;
 pub mod format;
 mod hash;
+#[doc(hidden)]
+pub mod hot;
 mod index;
 mod overlay;
 pub mod place;

@@ -41,6 +41,8 @@ pub(crate) struct Overlay {
     pub(crate) last: WindowNumber,
     /// Records published, superseded ones included.
     pub(crate) records: u64,
+    /// Carriers of the windows published: what a recovery has to read.
+    pub(crate) carriers: u64,
 }
 
 impl Overlay {

@@ -90,6 +90,9 @@ pub const MEMORY_MIN: u64 = 32 << 20;
 /// 120 GB, and recovery stays under a second.
 pub(crate) const RECORDS_MAX: u64 = 1 << 20;
 
+/// Most carriers that wait for a checkpoint: a recovery reads and proves each of them, 512 MiB together.
+pub(crate) const CARRIERS_MAX: u64 = 1 << 17;
+
 /// Most blocks that are written but not flushed: 32 MiB, what a recovery may have to hash.
 pub(crate) const UNFLUSHED_BLOCKS_MAX: usize = 8192;
 
@@ -205,11 +208,19 @@ pub enum PlantedBug {
     LeftoverInPlace,
     /// Carriers go into zones that only one copy of the zone list names.
     ListedOnce,
+    /// A page of the leftover table is written anew although its last version is not durable.
+    LeftoverBusy,
+    /// Recovery believes what the leftover table holds of void windows.
+    LeftoverVoid,
+    /// A checkpoint's superblock is written before its pages are durable.
+    SuperblockBeforePages,
+    /// With copy-on-write trees a window counts as durable before its checkpoint is.
+    AcknowledgedEarly,
 }
 
 impl PlantedBug {
     /// All of them.
-    pub const ALL: [PlantedBug; 16] = [
+    pub const ALL: [PlantedBug; 20] = [
         PlantedBug::SkippedFlush,
         PlantedBug::EarlyReuse,
         PlantedBug::BelievedUnseen,
@@ -226,5 +237,9 @@ impl PlantedBug {
         PlantedBug::RangeOverWrite,
         PlantedBug::LeftoverInPlace,
         PlantedBug::ListedOnce,
+        PlantedBug::LeftoverBusy,
+        PlantedBug::LeftoverVoid,
+        PlantedBug::SuperblockBeforePages,
+        PlantedBug::AcknowledgedEarly,
     ];
 }

@@ -10,6 +10,14 @@ pub const BLOCK_BYTES: usize = 4096;
 #[repr(C, align(4096))]
 pub struct Block(pub [u8; BLOCK_BYTES]);
 
+impl std::ops::Deref for Block {
+    type Target = [u8; BLOCK_BYTES];
+
+    fn deref(&self) -> &[u8; BLOCK_BYTES] {
+        &self.0
+    }
+}
+
 impl Block {
     /// A block of zeroes on the heap.
     ///

@@ -9,7 +9,7 @@ use onefold_block::{
         carrier::{Header, encode},
         geometry::{Geometry, SUPERBLOCKS},
         record::{Change, Record, WindowNumber},
-        superblock::{self, Fixed, Layout, Leftover, Superblock},
+        superblock::{self, Fixed, Layout, Leftover, SchemeName, Superblock},
         zone_list,
     },
 };
@@ -59,6 +59,7 @@ impl Thin {
             algorithm: options.fingerprint,
             verify_bytes: options.verify_bytes,
             grow: options.grow,
+            scheme: [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow][options.scheme],
             leftover: if options.leftover_table { Leftover::Table } else { Leftover::Log },
             layout: if options.layout_split { Layout::Split } else { Layout::Run },
             ..Format::new(options.id, options.secret, options.disk_blocks)
@@ -66,7 +67,8 @@ impl Thin {
     }
 
     fn geometry(options: &StoreOptions) -> Option<Geometry> {
-        Geometry::new(options.disk_blocks, options.zone_blocks, Thin::format_of(options).leftover).ok()
+        let leftover = if options.scheme == 1 { Leftover::Table } else { Thin::format_of(options).leftover };
+        Geometry::new(options.disk_blocks, options.zone_blocks, leftover).ok()
     }
 }
 
@@ -111,6 +113,10 @@ impl Subject for Thin {
         "double-decrement",
         "range-over-write",
         "leftover-in-place",
+        "leftover-busy",
+        "leftover-void",
+        "superblock-before-pages",
+        "acknowledged-early",
         "listed-once",
     ];
 
@@ -248,11 +254,16 @@ impl Subject for Thin {
         Some(forged)
     }
 
-    fn copies(disk: &Arc<VirtualDisk>, _: &StoreOptions) -> Vec<(Pba, &'static str)> {
+    fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let view = disk.view();
         let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return Vec::new() };
         let mut copies = Vec::new();
-        if found(&view).iter().all(|found| matches!(found, superblock::Found::Good(_))) {
+        let committed = found(&view).map(|found| match found {
+            superblock::Found::Good(superblock) => Some(superblock.state.committed),
+            _ => None,
+        });
+        // With copy-on-write trees the newest superblock may be the only one of its version until the next window.
+        if committed.iter().all(Option::is_some) && (options.scheme != 2 || committed[0] == committed[1]) {
             copies.extend(SUPERBLOCKS.map(|at| (at, "rot: one of two superblocks")));
         }
         for page in list_copies(&view, &fixed) {
@@ -273,6 +284,6 @@ impl Subject for Thin {
     fn recovery_bound(options: &StoreOptions) -> u64 {
         let Some(geometry) = Thin::geometry(options) else { return u64::MAX };
         let zones = (geometry.list_slots() as u64).min(geometry.zones);
-        2 + 2 * u64::from(geometry.list_pages) + 3 * zones * geometry.zone_blocks
+        2 + 2 * u64::from(geometry.list_pages) + 2 * u64::from(geometry.leftover_pages) + 3 * zones * geometry.zone_blocks
     }
 }

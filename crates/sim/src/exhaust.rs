@@ -200,6 +200,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         weak_fingerprint: false,
         layout_split: in_place,
         leftover_table: in_place,
+        scheme: 0,
         grow: false,
         strong: false,
         memory: 1 << 20,

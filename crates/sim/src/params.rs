@@ -161,7 +161,7 @@ impl Params {
             recovery_crash: [0, 20, 50, 90][rng.weighted(&[2, 3, 3, 2])],
             depth: rng.within(1, 4),
             pace: Duration::from_micros([0, 300, 20_000, 3_000_000][rng.weighted(&[2, 3, 3, 2])]),
-            faults: faults(rng, profile, options.leftover_table),
+            faults: faults(rng, profile, options.leftover_table || options.scheme == 1),
             verify_at_once: [0, 70, 100][rng.weighted(&[1, 2, 3])],
             options,
         }
@@ -225,6 +225,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         weak_fingerprint: verify_bytes && rng.percent(25) && profile != Profile::Damage,
         layout_split: rng.percent(20),
         leftover_table: rng.percent(25),
+        scheme: rng.weighted(&[4, 1, 1]),
         grow: profile == Profile::HostFull || rng.percent(15),
         strong: rng.percent(20),
         memory: [1 << 20, 4 << 20, 16 << 20][rng.below(3) as usize],

@@ -27,6 +27,8 @@ pub struct StoreOptions {
     pub layout_split: bool,
     /// Records that find no room go to tables in place.
     pub leftover_table: bool,
+    /// How records become durable: 0 in the data, 1 in place after a flush of the data, 2 by copy-on-write trees.
+    pub scheme: usize,
     /// Space is taken from the host zone by zone.
     pub grow: bool,
     /// Writes are acknowledged when they are durable.

@@ -10,10 +10,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::{
     fio::{self, Data, Length, Measured, Pattern},
-    median,
+    machine_facts, median,
     peer::{self, MODES, Peer},
 };
 use crate::{
@@ -129,6 +130,8 @@ struct Bench {
     store: PathBuf,
     socket: PathBuf,
     server: Option<Server>,
+    /// The last status of a server to which clients had written something: counts begin anew with each start.
+    written: Option<Value>,
     effort: Effort,
 }
 
@@ -151,10 +154,10 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let free = machine::free_bytes(scratch.path())?;
     ensure!(free >= SPACE_BYTES, "the bench needs {} GiB free below target/, there are {}", SPACE_BYTES >> 30, free >> 30);
     let (store, socket) = (scratch.file("bench.store"), scratch.file("bench.sock"));
-    let mut bench = Bench { onefold, scratch, store, socket, server: None, effort };
+    let mut bench = Bench { onefold, scratch, store, socket, server: None, written: None, effort };
     bench.prepare()?;
 
-    println!("{}", machine_facts(bench.scratch.path())?);
+    println!("{}", machine_facts(bench.scratch.path(), &["fio", "qemu-nbd"]));
     println!("{} rounds of each job, in turns with the peer; medians. Ratio: ours to the peer's.\n", bench.effort.rounds);
     println!("| job | onefold | qemu-nbd | ratio | from–to | aim | CPU µs per 4 KiB: onefold | qemu-nbd |");
     println!("|---|---|---|---|---|---|---|---|");
@@ -162,17 +165,9 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     for job in JOBS.iter().filter(|job| only.as_ref().is_none_or(|only| job.name.contains(only.as_str()))) {
         reached &= bench.row(job)?;
     }
-    let status = bench.onefold.status(&bench.store)?;
     bench.stop()?;
     bench.onefold.check(&bench.store)?;
-    let writes = &status["server"]["writes"];
-    println!(
-        "\nDevice bytes for each byte written since the last start: {:.3}; flushes: {} for {} windows; resident: {} MiB.",
-        writes["amplification"].as_f64().unwrap_or(f64::NAN),
-        writes["flushes"],
-        writes["windows"],
-        status["server"]["memory"]["resident_bytes"].as_u64().unwrap_or(0) >> 20
-    );
+    println!("\n{}", bench.device_writes()?);
     println!("`onefold check` after all of it: in order.");
     Ok(reached)
 }
@@ -206,8 +201,32 @@ impl Bench {
         Ok(())
     }
 
+    /// Stops the server, and keeps what it counted if clients wrote.
     fn stop(&mut self) -> Result<()> {
+        let status = self.onefold.status(&self.store)?;
+        if status["server"]["writes"]["client_blocks"].as_u64().is_some_and(|blocks| blocks > 0) {
+            self.written = Some(status);
+        }
         self.server.take().context("the server does not run")?.stop()
+    }
+
+    /// What the writes of all jobs cost, from the first fill on.
+    fn device_writes(&self) -> Result<String> {
+        let server = &self.written.as_ref().context("no server counted any writes")?["server"];
+        let (writes, memory) = (&server["writes"], &server["memory"]);
+        let number = |value: &Value, name: &str| value[name].as_u64().with_context(|| format!("the status tells no {name}"));
+        Ok(format!(
+            "{:.1} GiB written, the first fill among them: {:.3} device bytes for each byte; {} flushes for {} windows; {} checkpoints; resident \
+             {} MiB, {} MiB at most, with --memory {}M.",
+            number(writes, "client_blocks")? as f64 / f64::from(1 << 18),
+            number(writes, "device_blocks")? as f64 / number(writes, "client_blocks")? as f64,
+            number(writes, "flushes")?,
+            number(writes, "windows")?,
+            number(writes, "checkpoints")?,
+            number(memory, "resident_bytes")? >> 20,
+            number(memory, "peak_bytes")? >> 20,
+            number(memory, "limit_bytes")? >> 20,
+        ))
     }
 
     fn server(&self) -> Result<&Server> {
@@ -321,29 +340,4 @@ fn rate(per_second: f64, pattern: &Pattern) -> String {
     } else {
         format!("{per_second:.0} IOPS")
     }
-}
-
-/// What a reader must know to compare.
-fn machine_facts(place: &Path) -> Result<String> {
-    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map_or("?", |(_, model)| model.trim());
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let version = |name: &str, arguments: &[&str]| -> String {
-        let mut command = crate::program::program(name);
-        command.args(arguments);
-        let output = crate::program::run(command, Duration::from_secs(20)).unwrap_or_default();
-        output.lines().next().unwrap_or_default().trim().to_owned()
-    };
-    let memory = read("/proc/meminfo").lines().next().and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0);
-    Ok(format!(
-        "Machine: {model}, {cores} cores, {} GiB, kernel {}, {}, {}, file system {}, commit {}, load {}.",
-        memory >> 20,
-        read("/proc/sys/kernel/osrelease").trim(),
-        version("fio", &["--version"]),
-        version("qemu-nbd", &["--version"]),
-        version("stat", &["-f", "-c", "%T", crate::product::path(place)]),
-        version("git", &["rev-parse", "--short", "HEAD"]),
-        read("/proc/loadavg").split_whitespace().next().unwrap_or("?"),
-    ))
 }

@@ -1,28 +1,46 @@
 //! `cargo xtask bench`: measurements, side by side in one run.
 
 mod block;
+mod counted;
 mod fio;
 mod peer;
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use crate::{
     cleanup::Scratch,
+    machine,
     product::path,
-    program::{cargo, show},
+    program::{cargo, program, show},
 };
 
 const USAGE: &str = "\
 cargo xtask bench block [--quick] [--only TEXT]   through NBD, against qemu-nbd on a raw file
-cargo xtask bench engine [ARGUMENT…]              the engine alone, in process, against the raw file";
+cargo xtask bench engine [--quick] [--only TEXT]  the engine alone, in process, against the raw file
+cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a kill
+cargo xtask bench hot                             the hot parts one by one";
 
-/// Runs a bench.
+/// Free space for the engine's two files.
+const ENGINE_BYTES: u64 = 26 << 30;
+
+/// The same, for a first look.
+const ENGINE_QUICK_BYTES: u64 = 7 << 30;
+
+/// Longest that a bench in a crate may take.
+const LIMIT: Duration = Duration::from_secs(2 * 3600);
+
+/// Runs a bench; `Ok(false)` when a bar is missed.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     match arguments.split_first() {
         Some((which, rest)) if which == "block" => block::run(rest),
         Some((which, rest)) if which == "engine" => engine(rest),
+        Some((which, rest)) if which == "counted" => counted::run(rest),
+        Some((which, [])) if which == "hot" => {
+            println!("{}", machine_facts(&machine::root(), &[]));
+            Ok(in_crate("onefold-core", "hot", &[])? & in_crate("onefold-block", "hot", &[])?)
+        }
         _ => bail!("which?\n\n{USAGE}"),
     }
 }
@@ -30,12 +48,30 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 /// The bench inside the engine's crate, on files of its own.
 fn engine(arguments: &[String]) -> Result<bool> {
     let scratch = Scratch::new("bench-engine")?;
-    let mut command = cargo(["bench", "--quiet", "--package", "onefold-block", "--bench", "engine", "--"]);
-    if !arguments.iter().any(|argument| argument == "--file") {
-        command.args(["--file", path(&scratch.file("engine"))]);
+    let quick = arguments.iter().any(|argument| argument == "--quick");
+    needs_space(&scratch, if quick { ENGINE_QUICK_BYTES } else { ENGINE_BYTES })?;
+    println!("{}", machine_facts(scratch.path(), &[]));
+    let mut all: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let file = scratch.file("engine");
+    if !all.contains(&"--file") {
+        all.extend(["--file", path(&file)]);
     }
+    in_crate("onefold-block", "engine", &all)
+}
+
+/// Runs a bench of a crate and passes on what it prints; false when a bar is missed, which it says itself.
+fn in_crate(package: &str, bench: &str, arguments: &[&str]) -> Result<bool> {
+    let mut command = cargo(["bench", "--quiet", "--locked", "--package", package, "--bench", bench, "--"]);
     command.args(arguments);
-    Ok(show(command, Duration::from_secs(2 * 3600))?.status.success())
+    let ended = show(command, LIMIT)?;
+    ensure!(ended.status.success(), "the bench failed ({})", ended.status);
+    Ok(!ended.output.contains("MISSED"))
+}
+
+fn needs_space(scratch: &Scratch, bytes: u64) -> Result<()> {
+    let free = machine::free_bytes(scratch.path())?;
+    ensure!(free >= bytes, "the bench needs {} GiB free below target/, there are {}", bytes >> 30, free >> 30);
+    Ok(())
 }
 
 /// The middle one.
@@ -43,4 +79,28 @@ fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What a reader must know to compare: the machine, the programs that took part, the commit.
+fn machine_facts(place: &Path, programs: &[&str]) -> String {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map_or("?", |(_, model)| model.trim());
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let says = |name: &str, arguments: &[&str]| -> String {
+        let mut command = program(name);
+        command.args(arguments);
+        let output = crate::program::run(command, Duration::from_secs(20)).unwrap_or_default();
+        output.lines().next().unwrap_or_default().trim().to_owned()
+    };
+    let memory = read("/proc/meminfo").lines().next().and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0);
+    let versions: String = programs.iter().map(|name| says(name, &["--version"]) + ", ").collect();
+    format!(
+        "Machine: {model}, {cores} cores, {} GiB, kernel {}, {versions}file system {}, commit {}, load {}.",
+        memory >> 20,
+        read("/proc/sys/kernel/osrelease").trim(),
+        says("stat", &["-f", "-c", "%T", path(place)]),
+        says("git", &["rev-parse", "--short", "HEAD"]),
+        read("/proc/loadavg").split_whitespace().next().unwrap_or("?"),
+    )
 }

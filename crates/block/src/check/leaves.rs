@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use onefold_core::Block;
-
 use super::report::Named;
 use crate::{
     engine::{Engine, Snapshot},
@@ -17,7 +15,7 @@ use crate::{
 const UNREAD_MAX: usize = 1000;
 
 /// A leaf: its number, the pointer to it, and its page.
-pub(crate) type Leaf = (u64, Pointer, Arc<Block>);
+pub(crate) type Leaf = (u64, Pointer, Arc<crate::format::page::Page>);
 
 /// Looks for the next leaves of one tree, from batch to batch.
 pub(crate) struct Leaves {

@@ -13,6 +13,7 @@ use crate::{
     },
     overlay::Overlay,
     scheme::RECORDS_ALONE,
+    settings::CARRIERS_MAX,
 };
 
 /// Share of the store that is reserved, and its bounds in blocks. The least is what a trim of one range needs in the smallest store, twice.
@@ -109,7 +110,10 @@ impl Engine {
         if gathered as u64 + blocks > self.settings.unflushed_blocks as u64 && gathered > 0 || state.flights.len() >= FLIGHTS_MAX {
             return Ok(Admission::Wait);
         }
-        if state.uncommitted_records() + blocks > self.settings.records_max && (!state.active.is_empty() || state.frozen.is_some()) {
+        let carriers = state.active.carriers + state.frozen.as_ref().map_or(0, |frozen| frozen.carriers);
+        if (carriers >= CARRIERS_MAX || state.uncommitted_records() + blocks > self.settings.records_max)
+            && (!state.active.is_empty() || state.frozen.is_some())
+        {
             state.checkpoint_wanted = true;
             return Ok(Admission::Wait);
         }

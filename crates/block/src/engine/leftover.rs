@@ -10,6 +10,8 @@
 //!
 //! A version that was lost as a whole leaves the one before it, which is whole: that is not noticed here.
 
+use std::collections::BTreeSet;
+
 use onefold_core::{Block, Error, Kind, Pba, Read, Result};
 
 use super::Engine;
@@ -77,6 +79,11 @@ impl LeftoverFound {
     /// The highest window that is told to be durable.
     pub(super) fn durable(&self, cuts: &[Cut]) -> WindowNumber {
         self.sectors(cuts).map(|sector| sector.durable).max().unwrap_or_default()
+    }
+
+    /// Durable windows of which it is told that they have carriers.
+    pub(super) fn carriers(&self, cuts: &[Cut], durable: WindowNumber) -> BTreeSet<WindowNumber> {
+        self.sectors(cuts).filter(|sector| sector.window <= durable).map(|sector| sector.carriers).collect()
     }
 
     /// The highest window that wrote here, void or not.

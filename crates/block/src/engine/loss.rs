@@ -19,8 +19,14 @@ pub(crate) type Windows = (WindowNumber, WindowNumber);
 impl Engine {
     /// Every carrier of every durable window that no checkpoint holds must be there. Returns the windows that are not complete, when losing
     /// them is accepted; their carriers are dropped.
-    pub(super) fn judge_missing(&self, carriers: &mut Vec<Found>, state: &State, durable: WindowNumber) -> Result<Vec<Windows>> {
-        let missing = missing(carriers, state, durable, self.fixed.leftover);
+    pub(super) fn judge_missing(
+        &self,
+        carriers: &mut Vec<Found>,
+        state: &State,
+        durable: WindowNumber,
+        told: &BTreeSet<WindowNumber>,
+    ) -> Result<Vec<Windows>> {
+        let missing = missing(carriers, state, durable, (self.fixed.leftover == Leftover::Table).then_some(told));
         let Some(&(first, last)) = missing.first() else { return Ok(missing) };
         if !self.settings.accept_loss {
             let which = if first == last { format!("window {first}") } else { format!("windows {first} to {last}") };
@@ -65,8 +71,8 @@ pub(super) fn among(windows: &[Windows], window: WindowNumber) -> bool {
 }
 
 /// The durable windows of which carriers are missing. With `leftover = table` a window may have none: then the next one that has some names
-/// the last one before it that had, and what is missing after the last of all is not noticed.
-fn missing(carriers: &[Found], state: &State, durable: WindowNumber, leftover: Leftover) -> Vec<Windows> {
+/// the last one before it that had, and the table tells of some (`told`).
+fn missing(carriers: &[Found], state: &State, durable: WindowNumber, told: Option<&BTreeSet<WindowNumber>>) -> Vec<Windows> {
     struct Seen {
         carriers: u16,
         positions: BTreeSet<u16>,
@@ -91,19 +97,20 @@ fn missing(carriers: &[Found], state: &State, durable: WindowNumber, leftover: L
     for (mut from, to) in expected.into_iter().filter(|&(from, to)| from <= to) {
         for (&window, seen) in windows.range(from..=to) {
             let whole = seen.positions.len() == usize::from(seen.carriers);
-            let last = match (leftover, whole) {
-                (Leftover::Log, true) => WindowNumber(window.0 - 1),
-                (Leftover::Log, false) => continue,
-                (Leftover::Table, true) => seen.before,
-                (Leftover::Table, false) => window,
+            let last = match (told, whole) {
+                (None, true) => WindowNumber(window.0 - 1),
+                (None, false) => continue,
+                (Some(_), true) => seen.before,
+                (Some(_), false) => window,
             };
             if from <= last {
                 missing.push((from, last));
             }
             from = window.next();
         }
-        if from <= to && leftover == Leftover::Log {
-            missing.push((from, to));
+        let last = told.map_or(Some(to), |told| told.range(..=to).next_back().copied());
+        if let Some(last) = last.filter(|&last| from <= last) {
+            missing.push((from, last));
         }
     }
     missing

@@ -43,7 +43,7 @@ use crate::{
     index::Index,
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
-    scheme::{Records, Scheme},
+    scheme::Scheme,
     settings::Settings,
     table::Pages,
     window::{PIECE_BLOCKS, Plan, Window, ranges::Ranges},
@@ -94,8 +94,10 @@ pub(crate) struct State {
     pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
     pub(crate) next_volume: u32,
     pub(crate) allocator: Allocator,
-    /// All windows up to this one are durable.
+    /// All windows up to this one are published: their records are durable, or a checkpoint has yet to make them so.
     pub(crate) durable: WindowNumber,
+    /// All windows up to this one are durable, whatever comes.
+    pub(crate) acknowledged: WindowNumber,
     pub(crate) epoch: u32,
     /// The pages of the frozen overlay are written.
     pub(crate) built: bool,
@@ -167,8 +169,7 @@ impl Engine {
     /// Everything with this ticket or a lower one is durable.
     #[must_use]
     pub fn durable(&self) -> Ticket {
-        let state = self.state.lock();
-        Ticket(if self.scheme.records() == Records::ByCheckpoint { state.snapshot.state.committed.0 } else { state.durable.0 })
+        Ticket(self.state.lock().acknowledged.0)
     }
 
     /// The ticket of the newest change: when it is durable, everything that completed before is.

@@ -194,6 +194,9 @@ impl Engine {
     /// # Errors
     /// As [`write_window`](Self::write_window).
     pub fn note_durable(&self) -> Result<bool> {
+        if !self.writes_records() {
+            return Ok(false);
+        }
         {
             let mut state = self.state.lock();
             state.check_running()?;
@@ -237,6 +240,7 @@ impl Engine {
             for record in &plan.records {
                 state.active.publish(record);
             }
+            state.active.carriers += plan.carriers.len() as u64;
             state.active.last = state.active.last.max(window.number);
             state.active.catalogue.extend(window.catalogue.iter().cloned());
             state.active.allocated.extend_from_slice(plan.allocated());
@@ -247,6 +251,9 @@ impl Engine {
             add(&self.counters.hidden_records, plan.hidden);
             add(&self.counters.duplicate_blocks, plan.duplicates);
             state.recycle(window);
+        }
+        if self.scheme.records() != Records::ByCheckpoint || self.settings.has(PlantedBug::AcknowledgedEarly) {
+            state.acknowledged = state.durable;
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     format::{
         carrier::{self, Carrier, Header},
         catalogue::CatalogueChange,
+        leftover,
         page::{PhysicalEntry, Table},
         record::{Change, Record, WindowNumber},
         superblock::{Layout, Leftover},
@@ -91,11 +92,11 @@ impl Engine {
             }
             if !decision.in_table.is_empty() {
                 let records: Vec<Record> = decision.in_table.iter().map(|&n| plan.records[n]).collect();
-                let windows = (window.number, header.durable);
+                let header = leftover::Header { window: window.number, durable: header.durable, carriers: preparer.carriers_through };
                 plan.leftover = preparer.leftover.add(
                     &self.identity,
                     &self.fixed.geometry,
-                    windows,
+                    &header,
                     &records,
                     !self.settings.has(PlantedBug::LeftoverInPlace),
                 );
@@ -169,6 +170,7 @@ impl Engine {
         let first = hidden.saturating_sub(others).min(content.slots.len());
         let blocks = content.slots[first..].iter().map(|&slot| &window.blocks[slot]);
         let addresses: Vec<(VolumeId, Lba)> = blocks.map(|block| (block.volume, block.lba)).collect();
+        let durable = if self.settings.has(PlantedBug::LeftoverBusy) { WindowNumber::MAX } else { durable };
         let accepted = preparer.leftover.accepts(&self.fixed.geometry, durable, &addresses);
         accepted.iter().enumerate().filter(|(_, accepted)| **accepted).map(|(n, _)| others + first + n).collect()
     }

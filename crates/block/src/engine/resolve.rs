@@ -6,7 +6,7 @@ use onefold_core::{Lba, Result, VolumeId};
 
 use super::{Engine, Snapshot, State};
 use crate::{
-    format::page::{MapEntry, Pointer, Table},
+    format::page::{MapEntry, Page, Pointer, Table},
     overlay::zeroes,
     window::{Found, Window, ranges::Ranges},
 };
@@ -38,7 +38,7 @@ impl State {
 }
 
 /// What a map leaf says of an address, with the pending discards that it does not contain yet.
-pub(crate) fn entry_in(discards: &Ranges, volume: VolumeId, lba: Lba, leaf: Option<(&Pointer, &onefold_core::Block)>) -> Option<MapEntry> {
+pub(crate) fn entry_in(discards: &Ranges, volume: VolumeId, lba: Lba, leaf: Option<(&Pointer, &Page)>) -> Option<MapEntry> {
     let discard = discards.get(volume, lba.0);
     match (leaf, discard) {
         (Some((pointer, _)), Some(span)) if span.window > pointer.birth => Some(zeroes(span.keep)),

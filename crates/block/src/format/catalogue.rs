@@ -78,7 +78,7 @@ impl Volume {
 
     /// Reads the entry number `slot` of a leaf.
     #[must_use]
-    pub fn get(page: &Block, slot: u64) -> Option<Volume> {
+    pub fn get(page: &super::page::Page, slot: u64) -> Option<Volume> {
         let raw = RawVolume::read_from_bytes(&body(page)[slot as usize * BYTES..][..BYTES]).ok()?;
         let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?).ok()?.to_owned();
         let map = Root { page: Pointer::decode(&raw.map), height: raw.height };
@@ -115,7 +115,7 @@ impl Discard {
 
     /// Reads the entry number `slot` of a leaf.
     #[must_use]
-    pub fn get(page: &Block, slot: u64) -> Option<Discard> {
+    pub fn get(page: &super::page::Page, slot: u64) -> Option<Discard> {
         let at = &body(page)[slot as usize * DISCARD_BYTES..][..DISCARD_BYTES];
         let number = |n: usize| super::record::from_low_bytes(&at[n..n + 8]);
         let volume = VolumeId(super::record::from_low_bytes(&at[..4]) as u32);

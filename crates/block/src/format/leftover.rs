@@ -1,6 +1,6 @@
 //! The leftover table (`leftover = table`): records that found no room in compressed blocks, in pages that are written in place.
 //!
-//! A page has eight sectors of 512 bytes, each a unit of its own: header (32 bytes) and twelve records, with a checksum keyed with the
+//! A page has eight sectors of 512 bytes, each a unit of its own: header (40 bytes) and eleven records, with a checksum keyed with the
 //! store and the sector's own place, so that a page torn at any sectors holds nothing but whole sectors of one version or the other. It has
 //! two places; a version goes to the one that does not hold the last durable version. All sectors of a version bear its window.
 
@@ -22,7 +22,7 @@ pub const SECTOR_BYTES: usize = 512;
 pub const SECTORS: usize = 4096 / SECTOR_BYTES;
 
 /// Bytes of a sector's header.
-pub const HEADER_BYTES: usize = 32;
+pub const HEADER_BYTES: usize = 40;
 
 /// Records of a sector.
 pub const PER_SECTOR: usize = (SECTOR_BYTES - HEADER_BYTES) / record::BYTES;
@@ -43,10 +43,11 @@ struct Raw {
     sector: U16,
     window: U64,
     durable: U64,
+    carriers: U64,
     checksum: U64,
 }
 
-const _: () = assert!(size_of::<Raw>() == HEADER_BYTES && PER_SECTOR == 12);
+const _: () = assert!(size_of::<Raw>() == HEADER_BYTES && PER_SECTOR == 11);
 
 /// The page, of `pages`, that keeps the leftover record of an address.
 #[must_use]
@@ -68,13 +69,26 @@ pub struct Sector {
     pub window: WindowNumber,
     /// All windows up to this one were durable when it was written.
     pub durable: WindowNumber,
+    /// The last window until then that had carriers.
+    pub carriers: WindowNumber,
     /// Its records, each of this window or an earlier one.
     pub records: Vec<Record>,
 }
 
-/// Builds the version of a page that `window` writes to `at`: its records, in the order in which they fill the sectors.
+/// What a version of a page says besides its records.
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    /// The window that writes it.
+    pub window: WindowNumber,
+    /// All windows up to this one are durable.
+    pub durable: WindowNumber,
+    /// The last window until now that had carriers.
+    pub carriers: WindowNumber,
+}
+
+/// Builds the version of a page that is to be written to `at`: its records, in the order in which they fill the sectors.
 #[must_use]
-pub fn encode(identity: &Identity, at: Pba, window: WindowNumber, durable: WindowNumber, records: &[Record]) -> Box<Block> {
+pub fn encode(identity: &Identity, at: Pba, header: &Header, records: &[Record]) -> Box<Block> {
     assert!(records.len() <= PER_PAGE, "a page has room for its records");
     let mut block = Block::zeroed();
     // Spread evenly: a torn page loses as little as possible.
@@ -86,8 +100,9 @@ pub fn encode(identity: &Identity, at: Pba, window: WindowNumber, durable: Windo
             magic: U32::new(MAGIC),
             records: U16::new(part.len() as u16),
             sector: U16::new(n as u16),
-            window: U64::new(window.0),
-            durable: U64::new(durable.0),
+            window: U64::new(header.window.0),
+            durable: U64::new(header.durable.0),
+            carriers: U64::new(header.carriers.0),
             checksum: U64::new(0),
         };
         sector[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
@@ -110,7 +125,7 @@ pub fn decode(identity: &Identity, at: Pba, block: &Block) -> [Option<Sector>; S
 fn decode_sector(identity: &Identity, at: Pba, n: usize, sector: &[u8]) -> Option<Sector> {
     let (mut raw, rest) = Raw::read_from_prefix(sector).ok()?;
     let records = usize::from(raw.records.get());
-    let (window, durable) = (WindowNumber(raw.window.get()), WindowNumber(raw.durable.get()));
+    let [window, durable, carriers] = [raw.window, raw.durable, raw.carriers].map(|raw| WindowNumber(raw.get()));
     if raw.magic.get() != MAGIC
         || usize::from(raw.sector.get()) != n
         || records > PER_SECTOR
@@ -130,7 +145,7 @@ fn decode_sector(identity: &Identity, at: Pba, n: usize, sector: &[u8]) -> Optio
     let records: Option<Vec<Record>> = chunks[..records].iter().map(Record::decode).collect();
     let records = records?;
     let possible = |record: &Record| matches!(record.change, Change::Block { .. }) && WindowNumber::of(record.timestamp) <= window;
-    records.iter().all(possible).then_some(Sector { window, durable, records })
+    records.iter().all(possible).then_some(Sector { window, durable, carriers, records })
 }
 
 /// Over a sector whose checksum field is zero, and its place.
@@ -143,6 +158,8 @@ mod tests {
     use onefold_core::{Algorithm, Fingerprint};
 
     use super::*;
+
+    const HEADER: Header = Header { window: WindowNumber(9), durable: WindowNumber(8), carriers: WindowNumber(3) };
 
     fn identity() -> Identity {
         Identity::new([1; 16], [2; 32], Algorithm::Blake3)
@@ -161,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_page_survives_its_encoding_at_its_place_only() {
-        let page = encode(&identity(), Pba(40), WindowNumber(9), WindowNumber(8), &records(PER_PAGE as u64));
+        let page = encode(&identity(), Pba(40), &HEADER, &records(PER_PAGE as u64));
         let sectors = decode(&identity(), Pba(40), &page);
         let found: Vec<Record> = sectors.iter().flatten().flat_map(|sector| sector.records.clone()).collect();
         assert_eq!(found, records(PER_PAGE as u64));
@@ -171,7 +188,7 @@ mod tests {
 
     #[test]
     fn any_flipped_bit_costs_its_sector_and_no_other() {
-        let mut page = encode(&identity(), Pba(40), WindowNumber(9), WindowNumber(8), &records(50));
+        let mut page = encode(&identity(), Pba(40), &HEADER, &records(50));
         for bit in 0..4096 * 8 {
             page.0[bit / 8] ^= 1 << (bit % 8);
             let sectors = decode(&identity(), Pba(40), &page);
@@ -182,7 +199,7 @@ mod tests {
 
     #[test]
     fn sectors_can_not_change_places() {
-        let mut page = encode(&identity(), Pba(40), WindowNumber(9), WindowNumber(8), &records(50));
+        let mut page = encode(&identity(), Pba(40), &HEADER, &records(50));
         let (first, second) = page.0.split_at_mut(SECTOR_BYTES);
         first.swap_with_slice(&mut second[..SECTOR_BYTES]);
         assert_eq!(decode(&identity(), Pba(40), &page).iter().filter(|sector| sector.is_none()).count(), 2);

@@ -139,6 +139,9 @@ struct Raw {
 
 const _: () = assert!(size_of::<Raw>() == HEADER_BYTES);
 
+/// The bytes of a page. In memory pages lie close together; only what is read or written directly must lie on a boundary, as a [`Block`] does.
+pub type Page = [u8; 4096];
+
 /// Completes the header of a page whose body is filled, and gives the pointer to it.
 pub fn seal(identity: &Identity, id: PageId, address: Pba, birth: WindowNumber, page: &mut Block) -> Pointer {
     let mut raw = Raw {
@@ -166,7 +169,7 @@ pub fn seal(identity: &Identity, id: PageId, address: Pba, birth: WindowNumber, 
 ///
 /// # Errors
 /// `Corrupt` with what differs.
-pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Block) -> Result<()> {
+pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -> Result<()> {
     match differs(identity, id, pointer, page) {
         None => Ok(()),
         Some(what) => Err(Error::new(Kind::Corrupt, format!("table page at block {} ({id:?}): {what}", pointer.address))),
@@ -175,8 +178,8 @@ pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Block) 
 
 /// What of a page that was read is not as its parent says. `None` when all is.
 #[must_use]
-pub fn differs(identity: &Identity, id: PageId, pointer: &Pointer, page: &Block) -> Option<&'static str> {
-    let Ok((raw, _)) = Raw::read_from_prefix(&page.0) else { return Some("too short") };
+pub fn differs(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -> Option<&'static str> {
+    let Ok((raw, _)) = Raw::read_from_prefix(page) else { return Some("too short") };
     if raw.magic.get() != MAGIC || raw.store.get() != identity.id {
         return Some("is not a page of this store");
     }
@@ -194,17 +197,17 @@ pub fn differs(identity: &Identity, id: PageId, pointer: &Pointer, page: &Block)
     (checksum_of(identity, raw, page) != pointer.checksum).then_some("its checksum differs")
 }
 
-fn checksum_of(identity: &Identity, mut raw: Raw, page: &Block) -> u64 {
+fn checksum_of(identity: &Identity, mut raw: Raw, page: &Page) -> u64 {
     raw.checksum = U64::new(0);
-    let mut copy = page.clone();
-    copy.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
-    checksum::fast(identity.key, &copy.0)
+    let mut copy = *page;
+    copy[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
+    checksum::fast(identity.key, &copy)
 }
 
 /// What a page says of itself, when its own checksum agrees; whether it is still the current one only its parent knows.
 #[must_use]
-pub fn header(identity: &Identity, page: &Block) -> Option<(PageId, Pointer)> {
-    let (raw, _) = Raw::read_from_prefix(&page.0).ok()?;
+pub fn header(identity: &Identity, page: &Page) -> Option<(PageId, Pointer)> {
+    let (raw, _) = Raw::read_from_prefix(page).ok()?;
     let table = Table::ALL.into_iter().find(|&table| table as u8 == raw.table)?;
     let ours = raw.magic.get() == MAGIC && raw.store.get() == identity.id && raw.birth.get() <= WindowNumber::MAX.0;
     let id = PageId { table, volume: raw.volume.get(), level: raw.level, index: raw.index.get() };
@@ -214,8 +217,8 @@ pub fn header(identity: &Identity, page: &Block) -> Option<(PageId, Pointer)> {
 
 /// The body of a page.
 #[must_use]
-pub fn body(page: &Block) -> &[u8] {
-    &page.0[HEADER_BYTES..]
+pub fn body(page: &Page) -> &[u8] {
+    &page[HEADER_BYTES..]
 }
 
 /// The body of a page, writable.
@@ -225,7 +228,7 @@ pub fn body_mut(page: &mut Block) -> &mut [u8] {
 
 /// Pointer number `slot` of an inner page.
 #[must_use]
-pub fn pointer(page: &Block, slot: u64) -> Pointer {
+pub fn pointer(page: &Page, slot: u64) -> Pointer {
     Pointer::decode(&body(page)[slot as usize * Pointer::BYTES..])
 }
 
@@ -261,7 +264,7 @@ impl MapEntry {
 
     /// Entry number `slot` of a leaf. Unknown kinds read as damage.
     #[must_use]
-    pub fn get(page: &Block, slot: u64) -> Option<MapEntry> {
+    pub fn get(page: &Page, slot: u64) -> Option<MapEntry> {
         let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
         let block = |carried| MapEntry::Block { pba: Pba(from_low_bytes(&bytes[1..6])), carried, prefix: from_low_bytes(&bytes[6..]) };
         Some(match bytes[0] {
@@ -311,7 +314,7 @@ impl PhysicalEntry {
 
     /// Entry number `slot` of a leaf.
     #[must_use]
-    pub fn get(page: &Block, slot: u64) -> PhysicalEntry {
+    pub fn get(page: &Page, slot: u64) -> PhysicalEntry {
         let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
         let mut fingerprint = [0; 16];
         fingerprint.copy_from_slice(&bytes[..16]);
@@ -340,7 +343,7 @@ impl ZoneEntry {
 
     /// Entry number `slot` of a leaf.
     #[must_use]
-    pub fn get(page: &Block, slot: u64) -> ZoneEntry {
+    pub fn get(page: &Page, slot: u64) -> ZoneEntry {
         let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
         ZoneEntry { used: crate::place::bitmap::ZoneBitmap::from_bytes(bytes) }
     }

@@ -32,7 +32,7 @@ pub(crate) fn page_of(hash: u64, bits: u32) -> u64 {
 }
 
 /// The entries of a page, sorted.
-pub(crate) fn entries(page: &Block) -> impl Iterator<Item = Entry> + '_ {
+pub(crate) fn entries(page: &crate::format::page::Page) -> impl Iterator<Item = Entry> + '_ {
     let count = usize::from(u16::from_le_bytes([body(page)[0], body(page)[1]])).min(PER_PAGE);
     body(page)[2..]
         .chunks_exact(ENTRY_BYTES)

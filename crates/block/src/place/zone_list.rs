@@ -58,7 +58,7 @@ pub(crate) struct ZoneList {
     free: Vec<(u32, u32)>,
     next_generation: u64,
     recovering: bool,
-    /// Places in which an entry must be before its zone is used: both.
+    /// Places in which an entry must be before its zone is used: both, or none when nothing in the zones is to be found again.
     places: u64,
 }
 
@@ -72,8 +72,8 @@ impl ListPage {
 const SLOTS_FOR_RECOVERY: usize = 2;
 
 impl ZoneList {
-    /// The list that recovery read: `pages` in order, whose entries are in both places.
-    pub(crate) fn new(geometry: Geometry, pages: Vec<Page>, next_generation: u64) -> ZoneList {
+    /// The list that recovery read: `pages` in order, whose entries are in both places. It is written only if `carriers` are.
+    pub(crate) fn new(geometry: Geometry, pages: Vec<Page>, next_generation: u64, carriers: bool) -> ZoneList {
         let mut list = ZoneList {
             geometry,
             pages: Vec::new(),
@@ -81,7 +81,7 @@ impl ZoneList {
             free: Vec::new(),
             next_generation,
             recovering: false,
-            places: 2,
+            places: if carriers { 2 } else { 0 },
         };
         for (p, page) in pages.into_iter().enumerate() {
             let durable = page.sequence;

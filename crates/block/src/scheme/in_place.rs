@@ -9,7 +9,7 @@ use crate::{
     format::{
         Identity,
         geometry::Geometry,
-        leftover::{self, PER_PAGE},
+        leftover::{self, Header, PER_PAGE},
         record::{Record, WindowNumber},
     },
     hash::MixMap,
@@ -72,7 +72,7 @@ impl LeftoverTable {
         &mut self,
         identity: &Identity,
         geometry: &Geometry,
-        (window, durable): (WindowNumber, WindowNumber),
+        header: &Header,
         records: &[Record],
         turns: bool,
     ) -> Vec<LeftoverPage> {
@@ -80,8 +80,8 @@ impl LeftoverTable {
         for record in records {
             let number = leftover::page_of(record.volume, record.lba, geometry.leftover_pages);
             let page = self.pages.entry(number).or_insert(Page { records: Vec::new(), place: 1, window: WindowNumber(0) });
-            if page.window != window {
-                (page.place, page.window) = (if turns { 1 - page.place } else { page.place }, window);
+            if page.window != header.window {
+                (page.place, page.window) = (if turns { 1 - page.place } else { page.place }, header.window);
                 touched.push(number);
             }
             match page.records.iter_mut().find(|known| (known.volume, known.lba) == (record.volume, record.lba)) {
@@ -94,7 +94,7 @@ impl LeftoverTable {
             .filter_map(|number| {
                 let page = self.pages.get(&number)?;
                 let at = geometry.leftover_page(number)[page.place];
-                Some(LeftoverPage { at, block: leftover::encode(identity, at, window, durable, &page.records) })
+                Some(LeftoverPage { at, block: leftover::encode(identity, at, header, &page.records) })
             })
             .collect()
     }
@@ -124,7 +124,10 @@ mod tests {
         let mut table = LeftoverTable::default();
         let here = [(VolumeId(1), Lba(7))];
         let add = |table: &mut LeftoverTable, window: u64, durable: u64| {
-            let pages = table.add(&identity, &geometry, (WindowNumber(window), WindowNumber(durable)), &[record(7, window)], true);
+            let pages = {
+                let header = Header { window: WindowNumber(window), durable: WindowNumber(durable), carriers: WindowNumber(0) };
+                table.add(&identity, &geometry, &header, &[record(7, window)], true)
+            };
             assert_eq!(pages.len(), 1);
             geometry.leftover_place(pages[0].at).unwrap()
         };

@@ -81,12 +81,11 @@ impl Store {
         }
         let quiet = now.saturating_sub(idle.since);
         let pressure = self.pressure.load(Ordering::SeqCst) > 0;
-        if pressure {
+        if pressure && self.engine.checkpoint_due() {
             // Room may be made only by what is gathered now.
             self.flush()?;
         }
-        let due = self.engine.checkpoint_due() || pressure && self.engine.checkpoint_useful();
-        if due || quiet >= IDLE_CHECKPOINT_AFTER && self.engine.checkpoint_useful() {
+        if self.engine.checkpoint_due() || quiet >= IDLE_CHECKPOINT_AFTER && self.engine.checkpoint_useful() {
             self.run_checkpoint(pressure || quiet >= IDLE_AFTER)?;
         }
         let leisure = match quiet {

@@ -10,7 +10,7 @@ use quick_cache::sync::Cache;
 
 use crate::format::{
     Identity,
-    page::{self, FANOUT, PageId, Pointer, Table},
+    page::{self, FANOUT, Page, PageId, Pointer, Table},
     superblock::Root,
 };
 use crate::hash::MixHash;
@@ -21,17 +21,20 @@ const BATCH: usize = 256;
 /// Fewest pages of the cache, so that one path of each tree always fits.
 const CACHE_MIN: usize = 64;
 
+/// Bytes of memory for a page in the cache: itself, its counts and the cache's entry.
+const PAGE_MEMORY: u64 = 4096 + 128;
+
 /// A leaf, and the pointer to it.
-pub(crate) type Leaf = (Pointer, Arc<Block>);
+pub(crate) type Leaf = (Pointer, Arc<Page>);
 
 /// Sees the pages of a walk.
-pub(crate) type See<'s> = &'s mut dyn FnMut(PageId, &Pointer, Result<Arc<Block>>) -> Result<()>;
+pub(crate) type See<'s> = &'s mut dyn FnMut(PageId, &Pointer, Result<Arc<Page>>) -> Result<()>;
 
 /// Reads and caches table pages. A page is known by address and checksum, so that a reused address is another page.
 pub(crate) struct Pages {
     disk: Arc<dyn Disk>,
     identity: Identity,
-    cache: Cache<(u64, u64), Arc<Block>, quick_cache::UnitWeighter, MixHash>,
+    cache: Cache<(u64, u64), Arc<Page>, quick_cache::UnitWeighter, MixHash>,
     pub(crate) hits: AtomicU64,
     pub(crate) misses: AtomicU64,
     compare_checksums: bool,
@@ -40,7 +43,7 @@ pub(crate) struct Pages {
 impl Pages {
     /// Pages of `disk`, of which up to `memory` bytes are kept.
     pub(crate) fn new(disk: Arc<dyn Disk>, identity: Identity, memory: u64, compare_checksums: bool) -> Pages {
-        let capacity = ((memory / 4096) as usize).max(CACHE_MIN);
+        let capacity = ((memory / PAGE_MEMORY) as usize).max(CACHE_MIN);
         let options =
             quick_cache::OptionsBuilder::new().estimated_items_capacity(capacity).weight_capacity(capacity as u64).shards(1).build();
         let cache = match options {
@@ -58,7 +61,7 @@ impl Pages {
     ///
     /// # Errors
     /// `Io` or `Corrupt`.
-    pub(crate) fn get(&self, id: PageId, pointer: &Pointer) -> Result<Arc<Block>> {
+    pub(crate) fn get(&self, id: PageId, pointer: &Pointer) -> Result<Arc<Page>> {
         if let Some(page) = self.cache.get(&Self::key(pointer)) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(page);
@@ -69,7 +72,7 @@ impl Pages {
     }
 
     /// Fills in the pages of a batch, reading the missing ones together; keeps them in the cache when `keep`.
-    pub(crate) fn load(&self, wanted: &mut [(PageId, Pointer, Option<Arc<Block>>)], keep: bool) -> Result<()> {
+    pub(crate) fn load(&self, wanted: &mut [(PageId, Pointer, Option<Arc<Page>>)], keep: bool) -> Result<()> {
         let mut missing = Vec::new();
         for (n, (_, pointer, page)) in wanted.iter_mut().enumerate() {
             *page = self.cache.get(&Self::key(pointer));
@@ -80,39 +83,38 @@ impl Pages {
         self.hits.fetch_add((wanted.len() - missing.len()) as u64, Ordering::Relaxed);
         self.misses.fetch_add(missing.len() as u64, Ordering::Relaxed);
         for batch in missing.chunks(BATCH) {
-            let mut buffers: Vec<Vec<Block>> = batch.iter().map(|_| Block::zeroed_vec(1)).collect();
+            let mut buffer = Block::zeroed_vec(batch.len());
             let mut reads: Vec<Read<'_>> =
-                batch.iter().zip(&mut buffers).map(|(&n, buffer)| Read::new(wanted[n].1.address, buffer)).collect();
+                batch.iter().zip(buffer.chunks_mut(1)).map(|(&n, into)| Read::new(wanted[n].1.address, into)).collect();
             if reads.iter().any(|read| read.at.0 >= self.disk.blocks()) {
                 return Err(Error::new(Kind::Corrupt, "a table page lies beyond the end of the disk"));
             }
             self.disk.read(&mut reads);
             let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
-            for ((&n, result), mut buffer) in batch.iter().zip(results).zip(buffers) {
+            for ((&n, result), block) in batch.iter().zip(results).zip(&buffer) {
                 let (id, pointer, page) = &mut wanted[n];
                 result.map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
-                let Some(block) = buffer.pop() else { continue };
                 if self.compare_checksums {
-                    page::verify(&self.identity, *id, pointer, &block)?;
+                    page::verify(&self.identity, *id, pointer, &block.0)?;
                 }
-                let block = Arc::new(block);
+                let read = Arc::new(block.0);
                 if keep {
-                    self.cache.insert(Self::key(pointer), block.clone());
+                    self.cache.insert(Self::key(pointer), read.clone());
                 }
-                *page = Some(block);
+                *page = Some(read);
             }
         }
         Ok(())
     }
 
     /// Puts a page that was just written into the cache.
-    pub(crate) fn insert(&self, pointer: &Pointer, page: Arc<Block>) {
+    pub(crate) fn insert(&self, pointer: &Pointer, page: Arc<Page>) {
         self.cache.insert(Self::key(pointer), page);
     }
 
     /// Bytes of the pages in the cache.
     pub(crate) fn memory(&self) -> u64 {
-        self.cache.len() as u64 * 4096
+        self.cache.len() as u64 * PAGE_MEMORY
     }
 
     /// Pointers to the leaves numbered `leaves` (rising), level by level, each level read together. `None` where there is no leaf.
@@ -123,7 +125,7 @@ impl Pages {
         for level in (1..=top).rev() {
             let below = FANOUT.pow(u32::from(level) - 1);
             // Neighbouring leaves share their path: each inner page is asked for once.
-            let mut wanted: Vec<(PageId, Pointer, Option<Arc<Block>>)> = Vec::new();
+            let mut wanted: Vec<(PageId, Pointer, Option<Arc<Page>>)> = Vec::new();
             let mut places = Vec::with_capacity(leaves.len());
             for (&leaf, pointer) in leaves.iter().zip(&at) {
                 places.push(pointer.map(|pointer| {
@@ -166,7 +168,7 @@ impl Pages {
     }
 
     /// The leaf numbered `leaf`.
-    pub(crate) fn leaf(&self, table: Table, volume: u32, root: &Root, leaf: u64) -> Result<Option<(Pointer, Arc<Block>)>> {
+    pub(crate) fn leaf(&self, table: Table, volume: u32, root: &Root, leaf: u64) -> Result<Option<(Pointer, Arc<Page>)>> {
         Ok(self.leaves(table, volume, root, &[leaf], true)?.pop().flatten())
     }
 

@@ -92,7 +92,7 @@ pub(crate) fn rebuild<S: PageSpace>(
         let old = work.pages.leaves(table, volume, root, batch, false)?;
         for (&index, old) in batch.iter().zip(old) {
             let (mut page, old) = match old {
-                Some((pointer, page)) => (Box::new(Block::clone(&page)), Some(pointer)),
+                Some((pointer, page)) => (Box::new(Block(*page)), Some(pointer)),
                 None => (Block::zeroed(), None),
             };
             let holds = change(index, old.as_ref(), &mut page)?;
@@ -136,7 +136,7 @@ impl<S: PageSpace> Rebuild<'_, '_, S> {
         let address = self.space.allocate()?;
         let pointer = page::seal(self.identity, id, address, self.birth, &mut page);
         if id.level > 0 {
-            self.pages.insert(&pointer, std::sync::Arc::new(Block::clone(&page)));
+            self.pages.insert(&pointer, std::sync::Arc::new(page.0));
         }
         self.writer.push(address, page)?;
         Ok(pointer)
@@ -154,13 +154,13 @@ impl<S: PageSpace> Rebuild<'_, '_, S> {
     ) -> Result<Pointer> {
         let id = PageId { table, volume, level, index };
         let mut page = match &old {
-            Some(pointer) => Box::new(Block::clone(&*self.pages.get(id, pointer)?)),
+            Some(pointer) => Box::new(Block(*self.pages.get(id, pointer)?)),
             None => Block::zeroed(),
         };
         for (child, pointer) in children {
             page::set_pointer(&mut page, child % FANOUT, pointer);
         }
-        let empty = page::body(&page).iter().all(|&byte| byte == 0);
+        let empty = page::body(&page.0).iter().all(|&byte| byte == 0);
         self.replace(id, old, (!empty).then_some(page))
     }
 }

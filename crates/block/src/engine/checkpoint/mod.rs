@@ -36,7 +36,8 @@ use crate::{
     },
     index::Filter,
     place::bitmap::ZoneBitmap,
-    settings::PlantedBug,
+    scheme::Records,
+    settings::{CARRIERS_MAX, PlantedBug},
 };
 
 /// How far a checkpoint has come.
@@ -104,12 +105,16 @@ pub enum CheckpointStep {
 }
 
 impl Engine {
-    /// True when a checkpoint should begin: half of the record limit or of the zone list is used, or somebody waits for one.
+    /// True when a checkpoint should begin: three quarters of a limit, or half of the zone list, are used, or somebody waits for one.
     #[must_use]
     pub fn checkpoint_due(&self) -> bool {
+        if self.scheme.records() == Records::Nowhere {
+            return false;
+        }
         let state = self.state.lock();
         state.checkpoint_wanted
-            || state.active.records >= self.settings.records_max / 2
+            || state.active.records >= self.settings.records_max / 4 * 3
+            || state.active.carriers >= CARRIERS_MAX / 4 * 3
             || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
             || state.active.records > 0 && self.spill(&state).is_some()
     }
@@ -118,6 +123,9 @@ impl Engine {
     /// True when a checkpoint would change anything.
     #[must_use]
     pub fn checkpoint_useful(&self) -> bool {
+        if self.scheme.records() == Records::Nowhere {
+            return false;
+        }
         let state = self.state.lock();
         !state.active.is_empty() || state.frozen.is_some() || !state.snapshot.discards.is_empty()
     }
@@ -153,7 +161,7 @@ impl Engine {
                 checkpointer.phase = Phase::Built(Box::new(next), self.want_flush());
             }
             Phase::Built(next, note) => {
-                if !flushed_after(note) {
+                if !flushed_after(note) && !self.settings.has(PlantedBug::SuperblockBeforePages) {
                     checkpointer.phase = Phase::Built(next, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
@@ -217,15 +225,17 @@ impl Engine {
     pub(crate) fn commit_by_checkpoint(&self) -> Result<bool> {
         let published = {
             let state = self.state.lock();
-            if state.snapshot.state.committed >= state.durable {
+            if state.acknowledged >= state.durable {
                 return Ok(false);
             }
             state.durable
         };
-        while self.state.lock().snapshot.state.committed < published {
+        while self.state.lock().acknowledged < published {
             match self.checkpoint_advance(Reason::Changes)? {
                 CheckpointStep::NeedsFlush => drop(self.flush_and_publish()?),
-                CheckpointStep::Idle | CheckpointStep::NeedsReaders => break,
+                CheckpointStep::NeedsReaders => break,
+                // Nothing came of the windows.
+                CheckpointStep::Idle => self.state.lock().acknowledged = published,
                 CheckpointStep::Advanced => {}
             }
         }
@@ -245,7 +255,9 @@ impl Engine {
                 return Err(Error::new(Kind::Busy, "a reader is still at work"));
             }
         }
-        self.checkpoint_to_end(Reason::Clean)?;
+        if self.scheme.records() != Records::Nowhere {
+            self.checkpoint_to_end(Reason::Clean)?;
+        }
         self.state.lock().stopped = Some(Error::new(Kind::Stopped, "the store is closed"));
         Ok(())
     }
@@ -277,6 +289,7 @@ impl Engine {
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
         state.built = false;
+        state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
         state.releasing = true;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);

@@ -116,9 +116,11 @@ impl Engine {
             for &pba in &addresses {
                 state.allocator.note(pba, number, true, None);
             }
+            state.active.carriers += plan.carriers.len() as u64;
             state.active.allocated.extend_from_slice(&plan.extents);
             state.active.last = number;
             state.durable = number;
+            state.acknowledged = number;
         }
         Ok(true)
     }

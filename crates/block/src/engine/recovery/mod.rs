@@ -57,23 +57,27 @@ impl Engine {
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
         let leftover = self.read_leftover(&snapshot.state)?;
+        let mut known = snapshot.state.clone();
+        if self.settings.has(PlantedBug::LeftoverVoid) {
+            known.cuts.clear();
+        }
 
         let committed = snapshot.state.committed;
-        let told = told.max(leftover.durable(&snapshot.state.cuts));
+        let told = told.max(leftover.durable(&known.cuts));
         let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
         // Void carriers count here: those of a recovery that crashed bear the epoch that this one will bring, so its windows must be others.
         let windows = carriers.iter().chain(&void).map(|found| found.header.window);
         let seen = windows.chain([durable, snapshot.state.last_window, leftover.seen()]).max().unwrap_or_default();
-        let lost = self.judge_missing(&mut carriers, &snapshot.state, durable)?;
+        let lost = self.judge_missing(&mut carriers, &snapshot.state, durable, &leftover.carriers(&known.cuts, durable))?;
         {
             let mut preparer = self.preparing.lock();
-            leftover.settle(&snapshot.state, durable, self.settings.accept_loss, &mut preparer.leftover)?;
+            leftover.settle(&known, durable, self.settings.accept_loss, &mut preparer.leftover)?;
             let with_carriers = carriers.iter().map(|found| found.header.window).filter(|&window| window <= durable);
             preparer.carriers_through = with_carriers.max().unwrap_or_default();
         }
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
-        records.extend(leftover.records(&snapshot.state).filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))));
+        records.extend(leftover.records(&known).filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))));
         records.sort_unstable_by_key(|record| record.timestamp);
         // Both places of a leftover page may hold a record.
         records.dedup_by_key(|record| record.timestamp);
@@ -89,7 +93,7 @@ impl Engine {
             let mut state = self.state.lock();
             let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
             let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
-            let mut list = ZoneList::new(geometry, pages, next_generation);
+            let mut list = ZoneList::new(geometry, pages, next_generation, self.writes_records());
             #[cfg(feature = "planted-bugs")]
             if self.settings.has(PlantedBug::ListedOnce) {
                 list.list_once();
@@ -145,7 +149,9 @@ impl Engine {
         self.publish_recovered(&snapshot, &records)?;
         {
             let mut state = self.state.lock();
+            state.active.carriers = carriers.len() as u64;
             state.durable = seen.max(committed);
+            state.acknowledged = state.durable;
             state.open = Window::new(seen.next());
         }
         let mut cuts = snapshot.state.cuts.clone();
@@ -176,6 +182,7 @@ impl Engine {
             state.open = Window::new(number.next());
             state.active.last = number;
             state.durable = number;
+            state.acknowledged = number;
             state.epoch += 1;
         }
         self.checkpoint_to_end(Reason::Forced).map(|_| ())

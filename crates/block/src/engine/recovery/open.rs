@@ -17,6 +17,7 @@ use crate::{
     index::Index,
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
+    scheme::Records,
     settings::{PlantedBug, Settings},
     table::Pages,
     window::{
@@ -78,6 +79,8 @@ impl Engine {
         let Superblock { fixed, state } = superblock;
         // The leftover table keeps its records in memory as well.
         let records_max = if fixed.leftover == Leftover::Table { settings.records_max * 3 / 4 } else { settings.records_max };
+        let scheme = crate::scheme::scheme(fixed.scheme);
+        let records_max = if scheme.records() == Records::Nowhere { u64::MAX } else { records_max };
         let settings = Settings { records_max, ..settings };
         let index_entries = state.index_entries;
         let identity = settings.identity(&fixed);
@@ -85,7 +88,7 @@ impl Engine {
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
         let snapshot = load_snapshot(&pages, state)?;
         let volumes = visible(&snapshot.volumes);
-        let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation);
+        let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);
         let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
         let state = State {
             open: Window::new(snapshot.state.last_window.next()),
@@ -94,6 +97,7 @@ impl Engine {
             frozen: None,
             next_volume: snapshot.state.next_volume,
             durable: snapshot.state.durable,
+            acknowledged: snapshot.state.durable,
             epoch: snapshot.state.epoch,
             zone_table: snapshot.state.zones,
             snapshot: Arc::new(snapshot),
@@ -113,7 +117,7 @@ impl Engine {
             pool: Vec::new(),
         };
         Ok(Engine {
-            scheme: crate::scheme::scheme(fixed.scheme),
+            scheme,
             index: Mutex::new(Index::new(settings.index_memory, index_entries)),
             disk,
             clock,
