@@ -64,9 +64,16 @@ pub fn of_replays(results: &[(Setting, Outcome)]) -> Report {
     });
     let flushes = bars("Flushes", "flushes of the device", "Durable writes count as one each.", &|outcome| outcome.flushes as f64);
     let mut figures = vec![Figure::Bars(volume), Figure::Bars(time), Figure::Bars(flushes)];
+    // Those of one persistence: more lines than that can't be told apart.
     let curves = |title: &str, of: &dyn Fn(&Outcome) -> &Latency| {
-        let series = results.iter().filter(|(_, outcome)| of(outcome).p99_ms > 0.0);
-        distribution(title, series.map(|(setting, outcome)| (format!("{}, {}", setting.scheme, setting.persistence), of(outcome))))
+        let plots = groups.iter().filter_map(|group| {
+            let series = results.iter().filter(|(setting, outcome)| setting.persistence == *group && of(outcome).p99_ms > 0.0);
+            distribution(
+                &format!("{title}, {group} persistence"),
+                series.map(|(setting, outcome)| (setting.scheme.to_string(), of(outcome))),
+            )
+        });
+        plots.collect::<Vec<Figure>>()
     };
     figures.extend(curves("Latency of flushes", &|outcome| &outcome.flush_latency));
     figures.extend(curves("Latency of writes", &|outcome| &outcome.write_latency));
@@ -79,16 +86,24 @@ pub fn of_replays(results: &[(Setting, Outcome)]) -> Report {
 /// The distribution of latencies, if there are any.
 fn distribution<'a>(title: &str, of: impl Iterator<Item = (String, &'a Latency)>) -> Option<Figure> {
     let all: Vec<(String, &Latency)> = of.filter(|(_, latency)| !latency.curve.is_empty()).collect();
-    let least = all.iter().flat_map(|(_, l)| l.curve.first()).map(|point| point.0).fold(f64::INFINITY, f64::min);
-    let most = all.iter().map(|(_, latency)| latency.max_ms).fold(0.0, f64::max);
-    let scale = if most > 20.0 * least.max(1e-3) { Scale::Logarithmic } else { Scale::Linear };
+    // The slowest hundredth would press all others against the axis.
+    let most = all.iter().map(|(_, latency)| latency.p99_ms).fold(0.0, f64::max) * 1.05;
+    let middle = all.iter().map(|(_, latency)| latency.p50_ms).filter(|&ms| ms > 0.0).fold(f64::INFINITY, f64::min);
+    let scale = if most > 30.0 * middle { Scale::Logarithmic } else { Scale::Linear };
     let series = all.into_iter().map(|(name, latency)| {
-        let points = latency.curve.iter().map(|&(ms, share)| (ms.max(1e-3), share * 100.0)).collect();
-        Series { name, points }
+        let kept = latency.curve.iter().filter(|point| point.0 <= most);
+        Series { name, points: kept.map(|&(ms, share)| (if scale == Scale::Linear { ms } else { ms.max(1e-3) }, share * 100.0)).collect() }
     });
     let series: Vec<Series> = series.collect();
     let (title, x) = (title.to_owned(), axis("milliseconds", scale));
-    let plot = Lines { title, x, y: axis("% of requests that took no longer", Scale::Linear), series, steps: true, note: String::new() };
+    let plot = Lines {
+        title,
+        x,
+        y: axis("% of requests that took no longer", Scale::Linear),
+        series,
+        steps: true,
+        note: "Up to the 99th of a hundred.".to_owned(),
+    };
     (!plot.series.is_empty()).then_some(Figure::Lines(plot))
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Store {
     engine: Engine,
     clock: Arc<VirtualClock>,
     volume: VolumeId,
-    /// The scheme keeps tables. The ideal does not, unless memory forces it to.
+    /// The scheme makes checkpoints by itself. The ideal does not, but its memory is as limited as that of the others.
     tables: bool,
     /// Since when a checkpoint waits for a flush.
     asked: Cell<Option<Duration>>,
@@ -111,17 +111,14 @@ impl Subject for Store {
 
     fn make_room(&self) -> Result<()> {
         self.engine.flush()?;
-        if self.engine.checkpoint_due() || self.engine.checkpoint_running() {
+        if self.engine.checkpoint_due() || self.engine.checkpoint_running() || !self.tables {
             self.engine.checkpoint()?;
         }
         Ok(())
     }
 
     fn background(&self, quiet: Quiet) -> Result<()> {
-        if self.engine.checkpoint_running()
-            || self.engine.checkpoint_due()
-            || self.tables && quiet == Quiet::Long && self.engine.checkpoint_useful()
-        {
+        if self.engine.checkpoint_running() || self.engine.checkpoint_due() || quiet == Quiet::Long && self.engine.checkpoint_useful() {
             self.checkpoint(quiet > Quiet::No)?;
         }
         if quiet > Quiet::No {
@@ -132,7 +129,7 @@ impl Subject for Store {
 
     fn finish(&self) -> Result<()> {
         self.engine.flush()?;
-        while self.tables && self.engine.checkpoint_useful() || self.engine.checkpoint_running() {
+        while self.engine.checkpoint_useful() || self.engine.checkpoint_running() {
             self.engine.checkpoint()?;
         }
         Ok(())
