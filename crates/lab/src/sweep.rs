@@ -5,7 +5,7 @@ use onefold_core::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    device::Kindred,
+    device::DeviceKind,
     replay::{Anticipation, Clients, Outcome, Plan, Setting, Speed, replay},
     subject::{Choice, Scheme},
     workload::{Named, Workload},
@@ -19,7 +19,7 @@ pub struct Grid {
     /// Schemes.
     pub schemes: Vec<Scheme>,
     /// Devices.
-    pub devices: Vec<Kindred>,
+    pub devices: Vec<DeviceKind>,
     /// Blocks of a window.
     pub windows: Vec<usize>,
     /// Ratios of duplicates.
@@ -49,7 +49,7 @@ impl Grid {
         Grid {
             workloads: Vec::new(),
             schemes: vec![Scheme::Thin],
-            devices: vec![Kindred::HddP],
+            devices: vec![DeviceKind::HddP],
             windows: vec![32],
             ratios: vec![workload.ratio],
             compressible: vec![workload.compressible],

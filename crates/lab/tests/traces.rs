@@ -12,7 +12,7 @@ use onefold_block::Persistence;
 use onefold_core::{Kind, Lba};
 use onefold_lab::{
     Content,
-    device::Kindred,
+    device::DeviceKind,
     replay::{Plan, replay},
     request::{Request, What},
     subject::{Choice, Scheme},
@@ -95,7 +95,7 @@ fn a_trace_that_was_not_finished_is_read_up_to_its_end() {
     drop(writer);
     assert_eq!(read(&path), (vec![write(1, 1, true)], None, true));
     assert_eq!(Reader::open(&path).unwrap().records(), None);
-    let plan = Plan::new(Choice::new(Scheme::Thin, Persistence::Weak), Kindred::SsdP);
+    let plan = Plan::new(Choice::new(Scheme::Thin, Persistence::Weak), DeviceKind::SsdP);
     let outcome = replay(trace::open(&path, Assumed::default()).unwrap(), &plan, &mut |_| {}).unwrap();
     assert_eq!((outcome.cut_off, outcome.client_blocks), (true, 1));
 }

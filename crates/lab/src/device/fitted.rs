@@ -106,7 +106,7 @@ impl Model for Hdd {
 mod tests {
     use onefold_core::{Class, Disk};
 
-    use crate::device::{Kindred, tests::Bench};
+    use crate::device::{DeviceKind, tests::Bench};
 
     fn near(got: f64, wanted: f64) {
         assert!((got - wanted).abs() < 0.001, "{got} is not {wanted}");
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_ssd_takes_what_the_definition_says() {
-        let bench = Bench::new(&Kindred::SsdP, 1000);
+        let bench = Bench::new(&DeviceKind::SsdP, 1000);
         bench.write_durable(Class::Data, 7, 4);
         near(bench.wait(), 3.98);
         // ThinDedup with a window of 8 and half duplicates: four blocks and one flush; text: about 2000 blocks a second.
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_hard_disk_prices_data_and_metadata_apart() {
-        let bench = Bench::new(&Kindred::HddP, 100_000);
+        let bench = Bench::new(&DeviceKind::HddP, 100_000);
         bench.write(Class::Data, &[(0, 15)]);
         bench.write(Class::Carrier, &[(15, 1)]);
         near(bench.wait(), 0.0);
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_durable_write_leaves_the_cache_as_it_is() {
-        let bench = Bench::new(&Kindred::HddP, 1000);
+        let bench = Bench::new(&DeviceKind::HddP, 1000);
         bench.write(Class::Data, &[(0, 10)]);
         bench.write_durable(Class::Carrier, 20, 2);
         near(bench.wait(), 10.3 + 2.0 * 0.357);

@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        device::{Kindred, tests::Bench},
+        device::{DeviceKind, tests::Bench},
         rng::Rng,
     };
 
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_synced_sequential_write_costs_a_turn() {
-        let bench = Bench::new(&Kindred::HddM, BLOCKS);
+        let bench = Bench::new(&DeviceKind::HddM, BLOCKS);
         // The head is over the first block: it is written at once.
         near(synced(&bench, 0, 1), 8.333 / 208.0 + 0.5);
         // Then the next has just passed. The text's 90th percentile is 8.33 ms.
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_long_run_goes_at_the_speed_of_the_medium() {
-        let bench = Bench::new(&Kindred::HddM, BLOCKS);
+        let bench = Bench::new(&DeviceKind::HddM, BLOCKS);
         // Ten tracks in ten turns, and a little for each skew.
         let skew = 21.0 / 208.0 * 8.333;
         near(synced(&bench, 0, 2000), 2000.0 / 208.0 * 8.333 + 9.0 * skew + 0.5);
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn random_synced_writes_take_what_the_paper_measured() {
-        let bench = Bench::new(&Kindred::HddM, BLOCKS);
+        let bench = Bench::new(&DeviceKind::HddM, BLOCKS);
         let mut rng = Rng::new(3);
         let blocks = 120_000_000_000 / 4096;
         let mut times: Vec<f64> = (0..4000).map(|_| synced(&bench, rng.below(blocks), 1)).collect();
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_cache_drains_the_nearest_first() {
-        let bench = Bench::new(&Kindred::HddM, BLOCKS);
+        let bench = Bench::new(&DeviceKind::HddM, BLOCKS);
         // Three blocks of one track in the wrong order: one turn is enough.
         bench.write(Class::Data, &[(150, 1), (20, 1), (80, 1)]);
         bench.device.flush().unwrap();

@@ -45,7 +45,7 @@ pub(crate) trait Model: Send {
 
 /// Which device, as it is written on a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kindred {
+pub enum DeviceKind {
     /// The SSD of ThinDedup's paper.
     SsdP,
     /// Its hard disk.
@@ -58,14 +58,14 @@ pub enum Kindred {
     Real(PathBuf),
 }
 
-impl Kindred {
+impl DeviceKind {
     /// All models.
-    pub const MODELS: [Kindred; 4] = [Kindred::SsdP, Kindred::HddP, Kindred::HddM, Kindred::NvmePlp];
+    pub const MODELS: [DeviceKind; 4] = [DeviceKind::SsdP, DeviceKind::HddP, DeviceKind::HddM, DeviceKind::NvmePlp];
 
     /// True when the model was fitted to a paper's figures: what comes out proves nothing about devices.
     #[must_use]
     pub fn is_fitted(&self) -> bool {
-        matches!(self, Kindred::SsdP | Kindred::HddP)
+        matches!(self, DeviceKind::SsdP | DeviceKind::HddP)
     }
 
     /// A device of this kind with `blocks` blocks.
@@ -74,40 +74,40 @@ impl Kindred {
     /// `InvalidInput` when the kind is not made so large; for a file, that it exists already and those of the system.
     pub fn open(&self, blocks: u64, clock: Arc<VirtualClock>) -> Result<Arc<Device>> {
         let model: Box<dyn Model> = match self {
-            Kindred::SsdP => Box::new(fitted::Ssd),
-            Kindred::HddP => Box::<fitted::Hdd>::default(),
-            Kindred::HddM if blocks > mechanical::BLOCKS => {
+            DeviceKind::SsdP => Box::new(fitted::Ssd),
+            DeviceKind::HddP => Box::<fitted::Hdd>::default(),
+            DeviceKind::HddM if blocks > mechanical::BLOCKS => {
                 let message = format!("{self} has {} blocks of 4 KiB, and {blocks} are needed", mechanical::BLOCKS);
                 return Err(Error::new(Kind::InvalidInput, message));
             }
-            Kindred::HddM => Box::<mechanical::Hdd>::default(),
-            Kindred::NvmePlp => Box::new(nvme::Nvme),
-            Kindred::Real(path) => return real(path, blocks, clock),
+            DeviceKind::HddM => Box::<mechanical::Hdd>::default(),
+            DeviceKind::NvmePlp => Box::new(nvme::Nvme),
+            DeviceKind::Real(path) => return real(path, blocks, clock),
         };
         Ok(Arc::new(Device::new(Arc::new(Medium::new(blocks)), clock, Some(model), None)))
     }
 }
 
-impl fmt::Display for Kindred {
+impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kindred::SsdP => f.write_str("ssd-p"),
-            Kindred::HddP => f.write_str("hdd-p"),
-            Kindred::HddM => f.write_str("hdd-m"),
-            Kindred::NvmePlp => f.write_str("nvme-plp"),
-            Kindred::Real(path) => write!(f, "real:{}", path.display()),
+            DeviceKind::SsdP => f.write_str("ssd-p"),
+            DeviceKind::HddP => f.write_str("hdd-p"),
+            DeviceKind::HddM => f.write_str("hdd-m"),
+            DeviceKind::NvmePlp => f.write_str("nvme-plp"),
+            DeviceKind::Real(path) => write!(f, "real:{}", path.display()),
         }
     }
 }
 
-impl FromStr for Kindred {
+impl FromStr for DeviceKind {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Kindred> {
+    fn from_str(text: &str) -> Result<DeviceKind> {
         if let Some(path) = text.strip_prefix("real:").filter(|path| !path.is_empty()) {
-            return Ok(Kindred::Real(path.into()));
+            return Ok(DeviceKind::Real(path.into()));
         }
-        Kindred::MODELS.into_iter().find(|kind| kind.to_string() == text).ok_or_else(|| {
+        DeviceKind::MODELS.into_iter().find(|kind| kind.to_string() == text).ok_or_else(|| {
             Error::new(Kind::InvalidInput, format!("no device '{text}': one of ssd-p, hdd-p, hdd-m, nvme-plp, or real:PATH for a new file"))
         })
     }
@@ -313,7 +313,7 @@ pub(crate) mod tests {
     }
 
     impl Bench {
-        pub(crate) fn new(kind: &Kindred, blocks: u64) -> Bench {
+        pub(crate) fn new(kind: &DeviceKind, blocks: u64) -> Bench {
             let clock = Arc::new(VirtualClock::default());
             let device = kind.open(blocks, clock.clone()).unwrap();
             Bench { clock, device }
@@ -343,18 +343,18 @@ pub(crate) mod tests {
 
     #[test]
     fn devices_are_known_by_name() {
-        for kind in Kindred::MODELS {
-            assert_eq!(kind.to_string().parse::<Kindred>().unwrap(), kind);
+        for kind in DeviceKind::MODELS {
+            assert_eq!(kind.to_string().parse::<DeviceKind>().unwrap(), kind);
         }
-        assert_eq!("real:/a/b".parse::<Kindred>().unwrap(), Kindred::Real("/a/b".into()));
+        assert_eq!("real:/a/b".parse::<DeviceKind>().unwrap(), DeviceKind::Real("/a/b".into()));
         for wrong in ["", "real:", "ssd", "hdd-x"] {
-            assert!(wrong.parse::<Kindred>().is_err(), "{wrong}");
+            assert!(wrong.parse::<DeviceKind>().is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn work_queues_up_and_nobody_waits() {
-        let bench = Bench::new(&Kindred::SsdP, 100);
+        let bench = Bench::new(&DeviceKind::SsdP, 100);
         bench.write(Class::Data, &[(0, 10)]);
         bench.device.flush().unwrap();
         bench.write(Class::Table, &[(20, 5)]);
@@ -375,11 +375,11 @@ pub(crate) mod tests {
     fn a_file_is_new_and_vanishes() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
-        let bench = Bench::new(&Kindred::Real(path.clone()), 1024);
+        let bench = Bench::new(&DeviceKind::Real(path.clone()), 1024);
         bench.write(Class::Data, &[(0, 10)]);
         bench.device.flush().unwrap();
         assert!(bench.wait() > 0.0);
-        let again = Kindred::Real(path.clone()).open(1024, bench.clock.clone());
+        let again = DeviceKind::Real(path.clone()).open(1024, bench.clock.clone());
         assert_eq!(again.err().map(|error| error.kind()), Some(Kind::Exists));
         drop(bench);
         assert!(!path.exists());

@@ -50,11 +50,11 @@ impl Model for Nvme {
 mod tests {
     use onefold_core::{Class, Disk};
 
-    use crate::device::{Kindred, tests::Bench};
+    use crate::device::{DeviceKind, tests::Bench};
 
     #[test]
     fn runs_sent_together_overlap() {
-        let bench = Bench::new(&Kindred::NvmePlp, 1000);
+        let bench = Bench::new(&DeviceKind::NvmePlp, 1000);
         bench.write(Class::Data, &[(0, 16)]);
         bench.device.flush().unwrap();
         assert!((bench.wait() * 1e3 - (15.0 + 16.0 * 1.638 + 6.0)).abs() < 0.01);

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_lab::{
-    device::Kindred,
+    device::DeviceKind,
     replay::{Anticipation, Clients, Outcome, Plan, Setting, Speed, replay},
     report::{Report, of_replays},
     subject::Scheme,
@@ -53,7 +53,7 @@ pub(super) struct Options {
 
     /// The device: ssd-p, hdd-p, hdd-m, nvme-plp, or real:PATH for a new file that vanishes afterwards
     #[arg(long, default_value = "ssd-p")]
-    device: Kindred,
+    device: DeviceKind,
 
     /// How fast requests come: recorded, max, or a factor like x10
     #[arg(long, default_value = "recorded")]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use onefold_lab::{
-    device::Kindred,
+    device::DeviceKind,
     replay::{Anticipation, Speed},
     report::of_points,
     subject::Scheme,
@@ -40,7 +40,7 @@ pub(super) struct Options {
 
     /// Devices: ssd-p, hdd-p, hdd-m, nvme-plp, real:PATH
     #[arg(long, value_delimiter = ',', default_value = "ssd-p", value_name = "DEVICES")]
-    device: Vec<Kindred>,
+    device: Vec<DeviceKind>,
 
     /// Blocks of a window
     #[arg(long, value_delimiter = ',', default_value = "32", value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=WINDOW_MAX))]
