@@ -68,6 +68,18 @@ impl Overlay {
         self.last = self.last.max(window);
     }
 
+    /// Counts the map pages that a record changes.
+    pub(crate) fn touch(&mut self, record: &Record) {
+        match record.change {
+            Change::Block { .. } => self.dirty.touch(record.volume, record.lba),
+            Change::Range { blocks, .. } => {
+                self.dirty.touch(record.volume, record.lba);
+                self.dirty.touch(record.volume, record.lba.plus(blocks - 1));
+            }
+            Change::Catalogue { .. } => {}
+        }
+    }
+
     /// What became of an address, if it changed.
     pub(crate) fn find(&self, volume: VolumeId, lba: Lba) -> Option<MapEntry> {
         let entry = self.entries.get(&(volume, lba));

@@ -118,6 +118,8 @@ pub struct State {
     pub used_blocks: u64,
     /// Generations of zones below this one were given.
     pub next_generation: u64,
+    /// Zones of generations below this one hold no carrier that the tables do not.
+    pub oldest_generation: u64,
     /// Physical blocks with references.
     pub live_blocks: u64,
     /// Logical blocks mapped to physical ones.
@@ -228,6 +230,7 @@ struct Raw {
     leftover_pages: U32,
     cut: [RawCut; CUTS_MAX],
     scheme: U64,
+    oldest_generation: U64,
 }
 
 const _: () = assert!(size_of::<Raw>() <= 4096);
@@ -296,6 +299,7 @@ impl Superblock {
             leftover_pages: U32::new(fixed.geometry.leftover_pages),
             cut,
             scheme: U64::new(fixed.scheme as u64),
+            oldest_generation: U64::new(state.oldest_generation),
         };
         let mut block = Block::zeroed();
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -386,6 +390,7 @@ impl Raw {
                 high_water: (self.high_water.get() <= zones).then_some(self.high_water.get())?,
                 used_blocks: (self.used_blocks.get() <= blocks).then_some(self.used_blocks.get())?,
                 next_generation: self.next_generation.get(),
+                oldest_generation: self.oldest_generation.get(),
                 live_blocks: self.live_blocks.get(),
                 mapped_blocks: self.mapped_blocks.get(),
                 volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX).then_some(self.volumes.get())?,

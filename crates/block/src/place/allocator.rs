@@ -174,6 +174,15 @@ impl Allocator {
         self.list.listed()
     }
 
+    /// The lowest generation of the data zones that a checkpoint up to `committed` does not hold completely.
+    pub(crate) fn oldest_generation(&self, committed: WindowNumber) -> u64 {
+        let needed = self.active.iter().filter_map(|(zone, active)| match &active.purpose {
+            Purpose::Data(data) if data.last_window > committed || self.ready.contains(zone) => Some(data.generation),
+            _ => None,
+        });
+        needed.min().unwrap_or_else(|| self.list.next_generation())
+    }
+
     /// True when every zone's free space is known.
     pub(crate) fn all_known(&self) -> bool {
         self.loaded >= self.longest.len() as u64 && self.changed.is_empty()

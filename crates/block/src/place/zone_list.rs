@@ -29,6 +29,8 @@ struct ListPage {
     page: Page,
     /// It should be written once more although no zone was listed.
     touched: bool,
+    /// Zones that became full since it was written last.
+    filled: u32,
     /// With this version every entry is in both places.
     wanted: u64,
     progress: Progress,
@@ -68,6 +70,9 @@ impl ListPage {
     }
 }
 
+/// Zones of a page that may be full without its being written.
+const FILLED_MAX: u32 = 8;
+
 /// Places that only recovery uses.
 const SLOTS_FOR_RECOVERY: usize = 2;
 
@@ -85,7 +90,7 @@ impl ZoneList {
         };
         for (p, page) in pages.into_iter().enumerate() {
             let durable = page.sequence;
-            list.pages.push(ListPage { page, touched: false, wanted: durable, progress: Progress::Durable, durable });
+            list.pages.push(ListPage { page, touched: false, filled: 0, wanted: durable, progress: Progress::Durable, durable });
             for s in (0..PER_PAGE).rev() {
                 list.free.push((p as u32, s as u32));
             }
@@ -169,13 +174,16 @@ impl ZoneList {
         self.places = 1;
     }
 
-    /// Notes where the carriers of a zone are that takes no more of them. Written when its page is.
+    /// Notes where the carriers of a zone are that takes no more of them. Written when its page is, or when several of a page, or all, are
+    /// full: a recovery reads the whole of a zone of which it does not know that.
     pub(crate) fn fill(&mut self, zone: ZoneId, carriers: ZoneBitmap) {
-        if let Some(slot) = self.slots.get(&zone)
-            && let Some(entry) = &mut self.pages[slot.page as usize].page.entries[slot.slot as usize]
-        {
-            entry.carriers = Some(carriers);
-        }
+        let Some(slot) = self.slots.get(&zone) else { return };
+        let page = &mut self.pages[slot.page as usize];
+        let Some(entry) = &mut page.page.entries[slot.slot as usize] else { return };
+        entry.carriers = Some(carriers);
+        page.filled += 1;
+        let all = page.page.entries.iter().flatten().all(|entry| entry.carriers.is_some());
+        page.touched |= self.places > 0 && (all || page.filled >= FILLED_MAX);
     }
 
     /// Drops a zone that a durable checkpoint holds. Written when its page is: a stale entry costs recovery a look, nothing else.
@@ -216,7 +224,7 @@ impl ZoneList {
         let mut due = Vec::new();
         for (p, page) in self.pages.iter_mut().enumerate() {
             if page.is_due() && page.progress == Progress::Durable {
-                page.touched = false;
+                (page.touched, page.filled) = (false, 0);
                 page.progress = Progress::Writing;
                 page.page.sequence += 1;
                 page.page.durable = durable;

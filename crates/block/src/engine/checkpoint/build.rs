@@ -83,6 +83,7 @@ impl Engine {
                 high_water: state.allocator.high_water(),
                 used_blocks,
                 next_generation: state.allocator.list.next_generation(),
+                oldest_generation: state.allocator.oldest_generation(committed),
                 live_blocks: live,
                 mapped_blocks: mapped,
                 volumes: volumes.len() as u32,

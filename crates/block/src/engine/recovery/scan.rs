@@ -16,11 +16,19 @@ use crate::{
 /// Blocks read at once while zones are scanned.
 pub(super) const SCAN_BLOCKS: usize = 256;
 
-/// Reads of a scan that are under way together.
-const SCAN_READS: usize = 8;
+/// Blocks, and reads, of a scan that are under way together.
+const SCAN_BATCH_BLOCKS: usize = 4096;
+const SCAN_BATCH_READS: usize = 256;
 
 /// Carriers of a full zone that lie this close are read in one go.
 const SCAN_GAP: usize = 8;
+
+/// Blocks that are read together.
+struct Stretch {
+    at: Pba,
+    blocks: usize,
+    generation: u64,
+}
 
 /// A carrier found by the scan.
 pub(in crate::engine) struct Found {
@@ -61,24 +69,56 @@ impl Engine {
             }
         }
         let mut found = Vec::new();
-        let mut buffers: Vec<Vec<Block>> = Vec::new();
-        for batch in stretches.chunks(SCAN_READS * 4) {
-            buffers.resize_with(batch.len().max(buffers.len()), || Block::zeroed_vec(SCAN_BLOCKS.min(geometry.zone_blocks as usize)));
-            let mut reads: Vec<Read<'_>> = batch
-                .iter()
-                .zip(&mut buffers)
-                .map(|(&(entry, start, blocks), buffer)| Read::new(geometry.start_of(entry.zone).plus(start as u64), &mut buffer[..blocks]))
-                .collect();
-            self.disk.read(&mut reads);
-            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
-            for (&(entry, start, blocks), buffer) in batch.iter().zip(&mut buffers) {
-                let at = geometry.start_of(entry.zone).plus(start as u64);
-                for (n, block) in buffer[..blocks].iter().enumerate() {
-                    found.extend(self.believable(block, at.plus(n as u64), entry.generation, state));
-                }
+        let mut batches: Vec<Vec<Stretch>> = Vec::new();
+        let mut together = SCAN_BATCH_BLOCKS;
+        for (entry, start, blocks) in stretches {
+            together += blocks;
+            if together > SCAN_BATCH_BLOCKS || batches.last().is_some_and(|batch| batch.len() == SCAN_BATCH_READS) {
+                together = blocks;
+                batches.push(Vec::new());
             }
+            let at = geometry.start_of(entry.zone).plus(start as u64);
+            batches.last_mut().into_iter().for_each(|batch| batch.push(Stretch { at, blocks, generation: entry.generation }));
+        }
+        // While one batch is proven the next one is read.
+        let (mut proven, mut read) = (Vec::new(), Vec::new());
+        for (n, batch) in batches.iter().enumerate() {
+            if n == 0 {
+                self.read_stretches(batch, &mut proven)?;
+            }
+            let more = match batches.get(n + 1) {
+                None => self.prove(batch, &proven, state),
+                Some(next) => std::thread::scope(|scope| {
+                    let reading = scope.spawn(|| self.read_stretches(next, &mut read));
+                    let more = self.prove(batch, &proven, state);
+                    reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map(|()| more)
+                })?,
+            };
+            found.extend(more);
+            std::mem::swap(&mut proven, &mut read);
         }
         Ok(found)
+    }
+
+    fn read_stretches(&self, batch: &[Stretch], buffer: &mut Vec<Block>) -> Result<()> {
+        let blocks: usize = batch.iter().map(|stretch| stretch.blocks).sum();
+        if buffer.len() < blocks {
+            *buffer = Block::zeroed_vec(blocks);
+        }
+        let mut free = &mut buffer[..];
+        let mut reads: Vec<Read<'_>> = Vec::with_capacity(batch.len());
+        for stretch in batch {
+            let (into, left) = free.split_at_mut(stretch.blocks);
+            reads.push(Read::new(stretch.at, into));
+            free = left;
+        }
+        self.disk.read(&mut reads);
+        reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))
+    }
+
+    fn prove(&self, batch: &[Stretch], blocks: &[Block], state: &superblock::State) -> Vec<Found> {
+        let places = batch.iter().flat_map(|stretch| (0..stretch.blocks as u64).map(|n| (stretch.at.plus(n), stretch.generation)));
+        places.zip(blocks).filter_map(|((at, generation), block)| self.believable(block, at, generation, state)).collect()
     }
 
     /// The carrier in a block, if it is one of this store, zone and time that still counts.
