@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Documents with sessions.
-const SESSIONS: [&str; 2] = ["README.md", "docs/operating.md"];
+const SESSIONS: [&str; 3] = ["README.md", "docs/operating.md", "docs/laboratory.md"];
 
 /// Runs all sessions and follows all links.
 pub(crate) fn run() -> Result<Tally> {

@@ -57,15 +57,6 @@ impl Entries {
         self.0.entry(volume).or_default().insert(Key(low_bytes(lba.0)), packed);
     }
 
-    /// Makes room for many records at once.
-    pub(crate) fn reserve(&mut self, records: &[Record]) {
-        let mut counts: BTreeMap<VolumeId, usize> = BTreeMap::new();
-        for record in records.iter().filter(|record| matches!(record.change, Change::Block { .. })) {
-            *counts.entry(record.volume).or_default() += 1;
-        }
-        counts.into_iter().for_each(|(volume, n)| self.0.entry(volume).or_default().reserve(n));
-    }
-
     /// The newest change of an address.
     pub(crate) fn get(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
         let Packed { pba, carried, window, prefix } = *self.0.get(&volume)?.get(&Key(low_bytes(lba.0)))?;
@@ -135,6 +126,18 @@ impl Overlay {
             Change::Catalogue { .. } => {}
         }
         self.last = self.last.max(window);
+    }
+
+    /// Counts the map pages that a record changes.
+    pub(crate) fn touch(&mut self, record: &Record) {
+        match record.change {
+            Change::Block { .. } => self.dirty.touch(record.volume, record.lba),
+            Change::Range { blocks, .. } => {
+                self.dirty.touch(record.volume, record.lba);
+                self.dirty.touch(record.volume, record.lba.plus(blocks - 1));
+            }
+            Change::Catalogue { .. } => {}
+        }
     }
 
     /// What became of an address, if it changed.

@@ -90,8 +90,8 @@ pub const MEMORY_MIN: u64 = 32 << 20;
 /// 120 GB, and recovery stays under a second.
 pub(crate) const RECORDS_MAX: u64 = 1 << 20;
 
-/// Most carriers that wait for a checkpoint: a recovery reads and proves each of them, 512 MiB together.
-pub(crate) const CARRIERS_MAX: u64 = 1 << 17;
+/// Most carriers that wait for a checkpoint: a recovery reads and proves each of them, 384 MiB together.
+pub(crate) const CARRIERS_MAX: u64 = 3 << 15;
 
 /// Most blocks that are written but not flushed: 32 MiB, what a recovery may have to hash.
 pub(crate) const UNFLUSHED_BLOCKS_MAX: usize = 8192;

@@ -126,6 +126,10 @@ impl StoreFile {
     pub(crate) fn work(&self, settings: Settings) -> Result<WorkingStore> {
         let disk = Arc::new(self.open(Access::ReadWrite)?);
         let store = Store::open(disk, Arc::new(MonotonicClock::new()), settings).map_err(|e| name_store(&self.path, e))?;
+        if store.engine().loses_everything() {
+            let message = "it keeps no metadata and would lose everything: it is for measuring only, and is not served";
+            return Err(name_store(&self.path, Error::new(Kind::Unsupported, message)));
+        }
         WorkingStore::start(store)
     }
 }

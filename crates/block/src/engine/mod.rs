@@ -159,6 +159,12 @@ impl Engine {
         &self.fixed
     }
 
+    /// True for a store that a crash would empty (the ideal, for measuring only): it must not be served.
+    #[must_use]
+    pub fn loses_everything(&self) -> bool {
+        self.scheme.records() == crate::scheme::Records::Nowhere
+    }
+
     /// The settings that it was opened with.
     #[must_use]
     pub fn settings(&self) -> &Settings {

@@ -42,6 +42,7 @@ pub(crate) struct Report {
 pub(crate) struct Created {
     pub(crate) fingerprint: String,
     pub(crate) verify: String,
+    pub(crate) scheme: String,
     pub(crate) leftover: String,
     pub(crate) layout: String,
     /// True when the file grows by zones (`--preallocate none`).
@@ -202,6 +203,7 @@ impl Report {
             created: Created {
                 fingerprint: fixed.algorithm.to_string(),
                 verify: if fixed.verify_bytes { "bytes" } else { "hash" }.to_owned(),
+                scheme: by_name(format!("{:?}", fixed.scheme)),
                 leftover: by_name(format!("{:?}", fixed.leftover)),
                 layout: by_name(format!("{:?}", fixed.layout)),
                 grows: fixed.grow,

@@ -20,8 +20,8 @@ impl Display for Report {
             f,
             "created",
             format_args!(
-                "fingerprint {}, verify {}, leftover {}, layout {}",
-                created.fingerprint, created.verify, created.leftover, created.layout
+                "scheme {}, fingerprint {}, verify {}, leftover {}, layout {}",
+                created.scheme, created.fingerprint, created.verify, created.leftover, created.layout
             ),
         )?;
         row(f, "state", self.state())?;

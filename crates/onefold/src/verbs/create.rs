@@ -20,7 +20,7 @@ use onefold_block::{
     Engine, Format,
     format::{
         geometry::{Geometry, ZONE_BLOCKS_MAX},
-        superblock::{Layout, Leftover},
+        superblock::{Layout, Leftover, SchemeName},
     },
 };
 use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
@@ -55,6 +55,10 @@ pub(crate) struct Options {
     /// How a file gets its space: reserve takes it now, full also writes it once (slow to create, fastest after), none lets it grow
     #[arg(long, value_enum, default_value = "reserve")]
     preallocate: Space,
+
+    /// How changes become durable; the default is the fastest, the others are for comparison
+    #[arg(long, value_enum, default_value = "thin")]
+    scheme: Scheme,
 
     /// Where records go that find no room beside compressed blocks
     #[arg(long, value_enum, default_value = "log")]
@@ -108,6 +112,26 @@ enum Space {
     None,
     /// All of it is taken and written with zeroes once
     Full,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Scheme {
+    /// Their records hide in compressed data blocks (ThinDedup)
+    Thin,
+    /// Their records are written in place, after the data
+    Ordered,
+    /// By a transaction of copy-on-write trees for each flush (Dmdedup)
+    Cow,
+}
+
+impl From<Scheme> for SchemeName {
+    fn from(name: Scheme) -> SchemeName {
+        match name {
+            Scheme::Thin => SchemeName::Thin,
+            Scheme::Ordered => SchemeName::Ordered,
+            Scheme::Cow => SchemeName::Cow,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -225,7 +249,8 @@ fn blocks(options: &Options, device: bool) -> Result<u64, Failure> {
         None => return Err(Failure::usage(format!("the new file {shown} needs a size, like --size 100G"))),
     };
     let blocks = bytes / BLOCK_BYTES as u64;
-    Geometry::new(blocks, ZONE_BLOCKS_MAX, options.leftover.into())
+    let leftover = if matches!(options.scheme, Scheme::Ordered) { Leftover::Table } else { options.leftover.into() };
+    Geometry::new(blocks, ZONE_BLOCKS_MAX, leftover)
         .map_err(|e| Failure::new(format!("{shown} can't be a store of {}: {e}", Size(bytes))))?;
     Ok(blocks)
 }
@@ -235,6 +260,7 @@ fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64)
         algorithm,
         verify_bytes: options.verify == Verify::Bytes,
         grow: options.preallocate == Space::None && !disk.is_device(),
+        scheme: options.scheme.into(),
         leftover: options.leftover.into(),
         layout: options.layout.into(),
         ..Format::new(random_bytes()?, random_bytes()?, blocks)

@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod estimate;
 pub(crate) mod inspect;
+pub(crate) mod lab;
 pub(crate) mod manual;
 pub(crate) mod scrub;
 pub(crate) mod serve;
@@ -34,6 +35,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Scrub(options) => scrub::run(&options),
         Verb::Inspect(options) => inspect::run(&options),
         Verb::Estimate(options) => estimate::run(&options),
+        Verb::Lab(options) => lab::run(options),
         Verb::Man(options) => manual::run(&options),
     }
 }

@@ -110,6 +110,12 @@ pub(crate) struct Serving {
 impl Serving {
     #[track_caller]
     pub(crate) fn start(command: &mut Command) -> Serving {
+        Serving::start_saying(command, "serving ")
+    }
+
+    /// Starts something that says this when it is ready.
+    #[track_caller]
+    pub(crate) fn start_saying(command: &mut Command, ready: &str) -> Serving {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
         let mut lines = BufReader::new(child.stderr.take().unwrap());
@@ -121,7 +127,7 @@ impl Serving {
             }
         });
         let mut serving = Serving { child, log, reader: Some(reader) };
-        serving.wait_for("serving ");
+        serving.wait_for(ready);
         serving
     }
 

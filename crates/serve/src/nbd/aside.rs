@@ -1,8 +1,9 @@
-//! Reads aside: while a helper carries out a batch of reads and sends its replies, the connection's thread takes the next requests. So the
+//! Reads aside: while helpers carry out batches of reads and send their replies, the connection's thread takes the next requests. So the
 //! disk works while data is verified and sent, as a client that keeps many reads under way expects.
 //!
-//! *Threads:* a connection has at most one such helper, started when first needed, and it has one batch at a time.
+//! *Threads:* a connection has at most [`HELPERS`] of them, started when first needed, and each has one batch at a time.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -17,43 +18,47 @@ use super::wire::Dialect;
 /// Bytes of reads that are worth another thread: about 100 µs of disk and processor.
 pub(crate) const WORTH_BYTES: usize = 256 << 10;
 
+/// Helpers of a connection: with its own thread one for the disk, one for verifying and one for sending.
+pub(crate) const HELPERS: usize = 2;
+
 struct State<'a> {
-    /// What the helper is to do next.
-    given: Option<ReadBatch<'a>>,
-    /// An empty batch, when the helper has nothing to do.
-    spare: Option<ReadBatch<'a>>,
+    /// What a helper is to do next.
+    given: VecDeque<ReadBatch<'a>>,
+    /// An empty batch for each helper that has nothing to do.
+    spare: Vec<ReadBatch<'a>>,
     closed: bool,
 }
 
-/// A batch of reads on its way between a connection's thread and its helper.
+/// Batches of reads on their way between a connection's thread and its helpers.
 pub(crate) struct Aside<'a> {
     state: Mutex<State<'a>>,
     changed: Condvar,
 }
 
 impl<'a> Aside<'a> {
-    /// With an empty batch to begin with.
-    pub(crate) fn new(spare: ReadBatch<'a>) -> Aside<'a> {
-        Aside { state: Mutex::new(State { given: None, spare: Some(spare), closed: false }), changed: Condvar::new() }
+    /// With empty batches to begin with, which take memory when they are used.
+    pub(crate) fn new(empty: impl Fn() -> ReadBatch<'a>) -> Aside<'a> {
+        let spare = (0..HELPERS).map(|_| empty()).collect();
+        Aside { state: Mutex::new(State { given: VecDeque::new(), spare, closed: false }), changed: Condvar::new() }
     }
 
-    /// Gives a batch to the helper and leaves an empty one; false, having done nothing, when the helper is at work.
+    /// Gives a batch to a helper and leaves an empty one; false, having done nothing, when all of them are at work.
     pub(crate) fn give(&self, reads: &mut ReadBatch<'a>) -> bool {
         let mut state = self.state.lock();
-        let Some(spare) = state.spare.take() else { return false };
-        state.given = Some(std::mem::replace(reads, spare));
+        let Some(spare) = state.spare.pop() else { return false };
+        state.given.push_back(std::mem::replace(reads, spare));
         drop(state);
         self.changed.notify_one();
         true
     }
 
-    /// Ends the helper once it has answered what it was given.
+    /// Ends the helpers once they have answered what they were given.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
-    /// The helper: reads and answers until closed.
+    /// A helper: reads and answers until closed.
     ///
     /// # Panics
     /// At its end, when the volume panicked before: a client must not wait for ever for an answer because of that.
@@ -62,8 +67,8 @@ impl<'a> Aside<'a> {
         let mut panicked = None;
         loop {
             let mut state = self.state.lock();
-            self.changed.wait_while(&mut state, |state| state.given.is_none() && !state.closed);
-            let Some(mut reads) = state.given.take() else { break };
+            self.changed.wait_while(&mut state, |state| state.given.is_empty() && !state.closed);
+            let Some(mut reads) = state.given.pop_front() else { break };
             drop(state);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| reads.run(volume, &mut replies))) {
                 panicked = Some(panic);
@@ -74,7 +79,7 @@ impl<'a> Aside<'a> {
             let _ = replies.send(outbox, reads.data());
             sub(&counters.in_flight, answered);
             add(&counters.errors, errors);
-            self.state.lock().spare = Some(reads);
+            self.state.lock().spare.push(reads);
         }
         if let Some(panic) = panicked {
             resume_unwind(panic);
@@ -82,7 +87,7 @@ impl<'a> Aside<'a> {
     }
 }
 
-/// Closes also when the connection's thread panics, so that the helper ends.
+/// Closes also when the connection's thread panics, so that the helpers end.
 pub(crate) struct CloseOnDrop<'a, 'b>(pub(crate) &'a Aside<'b>);
 
 impl Drop for CloseOnDrop<'_, '_> {

@@ -2,12 +2,12 @@
 //!
 //! All requests found in the receive buffer are a batch: its writes go to the volume at once and in order, its reads together at the end,
 //! and all replies are sent together. A client that waits for each reply gets its flush on this thread, without a switch to another;
-//! one that pipelines gets it from a helper, while its later requests go on. Many bytes of reads go to another helper.
+//! one that pipelines gets it from a helper, while its later requests go on. Many bytes of reads go to helpers of their own.
 //!
 //! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its buffers, whose
 //! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece; how large the pieces are depends on what
 //! all connections together may take (see [`buffers`](super::buffers)).
-//! *Threads:* one for each connection, and at most two helpers (see [`durable`](super::durable) and [`aside`](super::aside)), which end with it.
+//! *Threads:* one for each connection, and at most three helpers (see [`durable`](super::durable) and [`aside`](super::aside)), which end with it.
 
 use std::io::{self, Read, Write};
 
@@ -72,12 +72,12 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
         inbox.grow(limits.receive_bytes);
     }
     let waits = Waits::new(limits.waits);
-    let aside = Aside::new(ReadBatch::new(limits, buffers.loan(), agreed.dialect));
+    let aside = Aside::new(|| ReadBatch::new(limits, buffers.loan(), agreed.dialect));
     std::thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
         let help = || drop(scope.spawn(move || waits.help(volume, dialect, outbox, counters)));
-        let read = || drop(scope.spawn(move || aside.help(volume, dialect, outbox, counters)));
+        let read = || (0..aside::HELPERS).for_each(|_| drop(scope.spawn(move || aside.help(volume, dialect, outbox, counters))));
         Session {
             agreed: &agreed,
             limits,
@@ -105,7 +105,7 @@ struct Session<'a, 'b, W, H, R> {
     /// Starts the helper; gone once it runs.
     start_helper: Option<H>,
     aside: &'a Aside<'b>,
-    /// Starts the helper that reads; gone once it runs.
+    /// Starts the helpers that read; gone once they run.
     start_reader: Option<R>,
     reads: ReadBatch<'b>,
     replies: Replies,

@@ -47,6 +47,7 @@ fn describe(superblock: &Superblock, out: &mut String) {
     field(out, "verify", if fixed.verify_bytes { "bytes" } else { "hash" });
     field(out, "space", if fixed.grow { "taken zone by zone" } else { "taken at once" });
     field(out, "leftover", if fixed.leftover == Leftover::Log { "log" } else { "table" });
+    field(out, "scheme", format!("{:?}", fixed.scheme).to_lowercase());
     field(out, "layout", if fixed.layout == Layout::Run { "run" } else { "split" });
     field(out, "sequence", state.sequence);
     field(out, "epoch", state.epoch);

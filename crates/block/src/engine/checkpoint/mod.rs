@@ -132,7 +132,8 @@ impl Engine {
     }
 
     /// True between the steps of a checkpoint.
-    pub(crate) fn checkpoint_running(&self) -> bool {
+    #[must_use]
+    pub fn checkpoint_running(&self) -> bool {
         !matches!(self.checkpointing.lock().phase, Phase::Idle)
     }
 

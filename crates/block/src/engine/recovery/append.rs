@@ -21,6 +21,18 @@ use crate::{
 impl Engine {
     /// Publishes records that are durable, in their order.
     pub(super) fn publish_recovered(&self, snapshot: &Snapshot, records: &[Record]) -> Result<()> {
+        {
+            let mut state = self.state.lock();
+            for record in records {
+                state.active.touch(record);
+                state.active.publish(record);
+            }
+        }
+        self.adopt_changes(snapshot, records)
+    }
+
+    /// Carries out the changes of the catalogue among published records.
+    pub(super) fn adopt_changes(&self, snapshot: &Snapshot, records: &[Record]) -> Result<()> {
         let mut changes = Vec::new();
         for record in records {
             if let Change::Catalogue { pba, fingerprint } = record.change {
@@ -28,13 +40,6 @@ impl Engine {
             }
         }
         let mut state = self.state.lock();
-        for record in records {
-            if let Change::Range { blocks, .. } = record.change {
-                state.active.dirty.touch(record.volume, record.lba);
-                state.active.dirty.touch(record.volume, record.lba.plus(blocks - 1));
-            }
-            state.active.publish(record);
-        }
         state.active.catalogue.extend(changes);
         let mut volumes = snapshot.volumes.clone();
         apply_catalogue(&mut volumes, &state.active.catalogue);

@@ -19,25 +19,21 @@ mod append;
 mod believe;
 mod open;
 mod scan;
+mod space;
 mod zone_list;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
-use onefold_core::{Error, Kind, Pba, Result};
+use onefold_core::Result;
 
-use self::zone_list::newest_entries;
-use super::{
-    Engine, Snapshot,
-    checkpoint::{Checkpointer, Reason},
-    loss,
-};
+use self::{space::overlay_of, zone_list::newest_entries};
+use super::{Engine, Snapshot, checkpoint::Reason, loss};
 use crate::{
     format::{
-        record::{Change, Record, WindowNumber},
+        record::{Record, WindowNumber},
         superblock::{self, CUTS_MAX, Cut},
         zone_list::Entry,
     },
-    place::{Allocator, zone_list::ZoneList},
     reached::Branch,
     settings::PlantedBug,
     window::Window,
@@ -60,11 +56,11 @@ impl Engine {
 
         self.reached.add(Branch::VoidCarrier, void.len());
         let leftover = self.read_leftover(&snapshot.state)?;
-        self.reached.add(Branch::LeftoverRecord, leftover.records(&snapshot.state).count());
         let mut known = snapshot.state.clone();
         if self.settings.has(PlantedBug::LeftoverVoid) {
             known.cuts.clear();
         }
+        self.reached.add(Branch::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
 
         let committed = snapshot.state.committed;
         let told = told.max(leftover.durable(&known.cuts));
@@ -94,69 +90,14 @@ impl Engine {
             self.clip(&snapshot, &mut records, &mut believed)?;
         }
 
-        // Everything that a carrier or a believed record names is in use.
-        {
-            let mut state = self.state.lock();
-            let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
-            let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
-            let mut list = ZoneList::new(geometry, pages, next_generation, self.writes_records());
-            #[cfg(feature = "planted-bugs")]
-            if self.settings.has(PlantedBug::ListedOnce) {
-                list.list_once();
-            }
-            // Of the others the checkpoint holds all; they are as good as new.
-            let named = records.iter().chain(&believed).filter_map(|record| match record.change {
-                Change::Block { pba, .. } => Some(pba),
-                _ => None,
-            });
-            let needed: BTreeSet<_> =
-                carriers.iter().map(|found| found.header.address).chain(named).map(|pba| geometry.zone_of(pba)).collect();
-            let entries: Vec<Entry> =
-                entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
-            list.retain(&entries);
-            let mut allocator = Allocator::new(geometry, &snapshot.state, self.fixed.grow, list);
-            let source = self.zones(snapshot.state.zones);
-            for entry in &entries {
-                allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
-            }
-            let mut deferred = Vec::new();
-            let mut in_use = |allocator: &mut Allocator, pba: Pba| -> Result<()> {
-                if !geometry.holds(pba) {
-                    return Err(Error::new(Kind::Corrupt, format!("a record names block {pba}, which holds no data")));
-                }
-                if allocator.recover_used(pba, &source)? {
-                    deferred.push(pba);
-                }
-                Ok(())
-            };
-            let mut index = self.index.lock();
-            state.active.pins.reserve(records.len());
-            state.active.entries.reserve(&records);
-            for found in &carriers {
-                in_use(&mut allocator, found.header.address)?;
-                allocator.note(found.header.address, found.header.window, true, None);
-            }
-            for record in records.iter().chain(&believed) {
-                match record.change {
-                    Change::Block { pba, carried, fingerprint } => {
-                        in_use(&mut allocator, pba)?;
-                        allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
-                        index.insert(&fingerprint, pba);
-                        state.active.pins.insert(pba);
-                        state.active.dirty.touch(record.volume, record.lba);
-                    }
-                    // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
-                    Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
-                    Change::Range { .. } => {}
-                }
-            }
-            allocator.count_ready();
-            state.allocator = allocator;
-            state.deferred = deferred.len();
-            self.reached.add(Branch::HeldBlock, deferred.len());
-            *self.checkpointing.lock() = Checkpointer::new(deferred);
-        }
-        self.publish_recovered(&snapshot, &records)?;
+        // What is published, and which space is in use, have nothing to do with each other.
+        let overlay = std::thread::scope(|scope| {
+            let overlay = scope.spawn(|| overlay_of(&records, &believed));
+            self.recover_space(&snapshot, pages, entries, &carriers, &records, &believed)?;
+            Ok(overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })?;
+        self.state.lock().active = overlay;
+        self.adopt_changes(&snapshot, &records)?;
         {
             let mut state = self.state.lock();
             state.active.carriers = carriers.len() as u64;

@@ -23,6 +23,13 @@ const SCAN_BATCH_READS: usize = 256;
 /// Carriers of a full zone that lie this close are read in one go.
 const SCAN_GAP: usize = 8;
 
+/// Blocks that are read together.
+struct Stretch {
+    at: Pba,
+    blocks: usize,
+    generation: u64,
+}
+
 /// A carrier found by the scan.
 pub(in crate::engine) struct Found {
     pub(in crate::engine) header: Header,
@@ -62,33 +69,56 @@ impl Engine {
             }
         }
         let mut found = Vec::new();
-        let all: usize = stretches.iter().map(|&(.., blocks)| blocks).sum();
-        let mut buffer = Block::zeroed_vec(all.min(SCAN_BATCH_BLOCKS));
-        let mut rest = &stretches[..];
-        while !rest.is_empty() {
-            let mut together = 0;
-            let fits = |&&(.., blocks): &&(Entry, usize, usize)| {
-                together += blocks;
-                together <= SCAN_BATCH_BLOCKS
-            };
-            let (batch, others) = rest.split_at(rest.iter().take(SCAN_BATCH_READS).take_while(fits).count());
-            rest = others;
-            let mut free = &mut buffer[..];
-            let mut reads: Vec<Read<'_>> = Vec::with_capacity(batch.len());
-            for &(entry, start, blocks) in batch {
-                let (into, left) = free.split_at_mut(blocks);
-                reads.push(Read::new(geometry.start_of(entry.zone).plus(start as u64), into));
-                free = left;
+        let mut batches: Vec<Vec<Stretch>> = Vec::new();
+        let mut together = SCAN_BATCH_BLOCKS;
+        for (entry, start, blocks) in stretches {
+            together += blocks;
+            if together > SCAN_BATCH_BLOCKS || batches.last().is_some_and(|batch| batch.len() == SCAN_BATCH_READS) {
+                together = blocks;
+                batches.push(Vec::new());
             }
-            self.disk.read(&mut reads);
-            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
-            let places = batch.iter().flat_map(|&(entry, start, blocks)| {
-                let first = geometry.start_of(entry.zone).plus(start as u64);
-                (0..blocks as u64).map(move |n| (first.plus(n), entry.generation))
-            });
-            found.extend(places.zip(&buffer).filter_map(|((at, generation), block)| self.believable(block, at, generation, state)));
+            let at = geometry.start_of(entry.zone).plus(start as u64);
+            batches.last_mut().into_iter().for_each(|batch| batch.push(Stretch { at, blocks, generation: entry.generation }));
+        }
+        // While one batch is proven the next one is read.
+        let (mut proven, mut read) = (Vec::new(), Vec::new());
+        for (n, batch) in batches.iter().enumerate() {
+            if n == 0 {
+                self.read_stretches(batch, &mut proven)?;
+            }
+            let more = match batches.get(n + 1) {
+                None => self.prove(batch, &proven, state),
+                Some(next) => std::thread::scope(|scope| {
+                    let reading = scope.spawn(|| self.read_stretches(next, &mut read));
+                    let more = self.prove(batch, &proven, state);
+                    reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map(|()| more)
+                })?,
+            };
+            found.extend(more);
+            std::mem::swap(&mut proven, &mut read);
         }
         Ok(found)
+    }
+
+    fn read_stretches(&self, batch: &[Stretch], buffer: &mut Vec<Block>) -> Result<()> {
+        let blocks: usize = batch.iter().map(|stretch| stretch.blocks).sum();
+        if buffer.len() < blocks {
+            *buffer = Block::zeroed_vec(blocks);
+        }
+        let mut free = &mut buffer[..];
+        let mut reads: Vec<Read<'_>> = Vec::with_capacity(batch.len());
+        for stretch in batch {
+            let (into, left) = free.split_at_mut(stretch.blocks);
+            reads.push(Read::new(stretch.at, into));
+            free = left;
+        }
+        self.disk.read(&mut reads);
+        reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))
+    }
+
+    fn prove(&self, batch: &[Stretch], blocks: &[Block], state: &superblock::State) -> Vec<Found> {
+        let places = batch.iter().flat_map(|stretch| (0..stretch.blocks as u64).map(|n| (stretch.at.plus(n), stretch.generation)));
+        places.zip(blocks).filter_map(|((at, generation), block)| self.believable(block, at, generation, state)).collect()
     }
 
     /// The carrier in a block, if it is one of this store, zone and time that still counts.

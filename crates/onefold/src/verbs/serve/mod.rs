@@ -5,7 +5,7 @@
 //!
 //! *Crash argument:* the process may end at any point, as after a power cut: the store recovers when it is opened again.
 
-mod address;
+pub(super) mod address;
 mod commands;
 
 use std::{

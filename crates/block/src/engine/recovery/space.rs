@@ -1,0 +1,100 @@
+//! The space that is in use when a store is opened: everything that a carrier or a believed record names.
+
+use std::collections::BTreeSet;
+
+use onefold_core::{Error, Kind, Pba, Result};
+
+use super::Found;
+use crate::{
+    engine::{Engine, Snapshot, checkpoint::Checkpointer},
+    format::{
+        record::{Change, Record, WindowNumber},
+        zone_list::{Entry, Page},
+    },
+    overlay::Overlay,
+    place::{Allocator, zone_list::ZoneList},
+    reached::Branch,
+};
+
+impl Engine {
+    /// Sets up the allocator: the listed zones are active again, and what is named in them is in use and known to the index.
+    pub(super) fn recover_space(
+        &self,
+        snapshot: &Snapshot,
+        pages: Vec<Page>,
+        entries: Vec<Entry>,
+        carriers: &[Found],
+        records: &[Record],
+        believed: &[Record],
+    ) -> Result<()> {
+        let geometry = self.fixed.geometry;
+        let mut state = self.state.lock();
+        let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
+        let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
+        let mut list = ZoneList::new(geometry, pages, next_generation, self.writes_records());
+        #[cfg(feature = "planted-bugs")]
+        if self.settings.has(crate::settings::PlantedBug::ListedOnce) {
+            list.list_once();
+        }
+        // Of the others the checkpoint holds all; they are as good as new.
+        let named = records.iter().chain(believed).filter_map(|record| match record.change {
+            Change::Block { pba, .. } => Some(pba),
+            _ => None,
+        });
+        let needed: BTreeSet<_> = carriers.iter().map(|found| found.header.address).chain(named).map(|pba| geometry.zone_of(pba)).collect();
+        let entries: Vec<Entry> = entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
+        list.retain(&entries);
+        let mut allocator = Allocator::new(geometry, &snapshot.state, self.fixed.grow, list);
+        let source = self.zones(snapshot.state.zones);
+        for entry in &entries {
+            allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
+        }
+        let mut deferred = Vec::new();
+        let mut in_use = |allocator: &mut Allocator, pba: Pba| -> Result<()> {
+            if !geometry.holds(pba) {
+                return Err(Error::new(Kind::Corrupt, format!("a record names block {pba}, which holds no data")));
+            }
+            if allocator.recover_used(pba, &source)? {
+                deferred.push(pba);
+            }
+            Ok(())
+        };
+        for found in carriers {
+            in_use(&mut allocator, found.header.address)?;
+            allocator.note(found.header.address, found.header.window, true, None);
+        }
+        let mut index = self.index.lock();
+        for record in records.iter().chain(believed) {
+            match record.change {
+                Change::Block { pba, carried, fingerprint } => {
+                    in_use(&mut allocator, pba)?;
+                    allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
+                    index.insert(&fingerprint, pba);
+                }
+                // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
+                Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
+                Change::Range { .. } => {}
+            }
+        }
+        allocator.count_ready();
+        state.allocator = allocator;
+        state.deferred = deferred.len();
+        self.reached.add(Branch::HeldBlock, deferred.len());
+        *self.checkpointing.lock() = Checkpointer::new(deferred);
+        Ok(())
+    }
+}
+
+/// The overlay that durable records make; what believed ones name is held as well, until they are appended again.
+pub(super) fn overlay_of(records: &[Record], believed: &[Record]) -> Overlay {
+    let mut overlay = Overlay::default();
+    overlay.pins.reserve(records.len());
+    for record in records.iter().chain(believed) {
+        if let Change::Block { pba, .. } = record.change {
+            overlay.pins.insert(pba);
+        }
+        overlay.touch(record);
+    }
+    records.iter().for_each(|record| overlay.publish(record));
+    overlay
+}

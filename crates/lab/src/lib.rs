@@ -1,0 +1,32 @@
+//! Onefold's laboratory: the real engine over devices in virtual time, under workloads and recorded traces.
+//!
+//! | module | what it gives |
+//! |---|---|
+//! | [`request`] | what clients ask for: the one form in which everything reaches a replay |
+//! | [`trace`], [`record`], [`workload`] | requests recorded, being recorded, and generated |
+//! | [`Content`] | blocks made from a hash and a compressed size |
+//! | [`subject`] | what is compared: a store of some scheme |
+//! | [`device`] | disks whose work takes virtual time |
+//! | [`replay`], [`sweep`] | one run, and a grid of runs |
+//! | [`report`] | results as a page |
+//!
+//! *Invariants:* a replay is one thread, sleeps never, and gives the same figures on every machine (but for devices that are real). Equal hashes are
+//! equal bytes, and the engine is told nothing that it could not find out from them.
+
+mod clock;
+mod content;
+pub mod device;
+mod medium;
+pub mod record;
+pub mod replay;
+pub mod report;
+pub mod request;
+mod rng;
+pub mod subject;
+pub mod sweep;
+pub mod trace;
+pub mod workload;
+
+pub use clock::VirtualClock;
+pub use content::Content;
+pub use rng::Rng;

@@ -1,0 +1,78 @@
+//! What clients ask for: the one form in which workloads and traces reach a replay.
+
+use std::{cell::Cell, rc::Rc, time::Duration};
+
+use onefold_core::{Lba, Result};
+
+use crate::Content;
+
+/// One request, and when it came, counted from the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// When it came.
+    pub at: Duration,
+    /// What is asked for.
+    pub what: What,
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Writes of consecutive blocks.
+    Write {
+        /// The first block.
+        first: Lba,
+        /// What to write.
+        blocks: Vec<Content>,
+        /// It is answered when it is durable.
+        fua: bool,
+    },
+    /// Everything that was answered is to be durable.
+    Flush,
+    /// Blocks that may be forgotten.
+    Trim {
+        /// The first block.
+        first: Lba,
+        /// How many.
+        blocks: u64,
+    },
+    /// Blocks that read as zeroes from now on.
+    Zeroes {
+        /// The first block.
+        first: Lba,
+        /// How many.
+        blocks: u64,
+    },
+    /// Not a request: from here on the client does something else.
+    Phase(String),
+}
+
+/// Requests one after the other, and what is known of them beforehand.
+pub struct Source {
+    /// Blocks of the volume that is written.
+    pub volume_blocks: u64,
+    /// Steps that `requests` will take, for progress; 0 when nobody knows.
+    pub steps: u64,
+    /// The requests, each with the number of steps done when it came.
+    pub requests: Box<dyn Iterator<Item = Result<(u64, Request)>>>,
+    /// Set at the end when there should have been more.
+    pub cut: Rc<Cell<bool>>,
+}
+
+impl Source {
+    /// Only what came within the first `steps` steps.
+    #[must_use]
+    pub fn first(self, steps: u64) -> Source {
+        let requests = self.requests.take_while(move |item| item.as_ref().map_or(true, |&(done, _)| done <= steps));
+        let known = if self.steps == 0 { steps } else { self.steps.min(steps) };
+        Source { steps: known, requests: Box::new(requests), ..self }
+    }
+}
+
+impl What {
+    /// Blocks that it writes.
+    #[must_use]
+    pub fn written_blocks(&self) -> u64 {
+        if let What::Write { blocks, .. } = self { blocks.len() as u64 } else { 0 }
+    }
+}
