@@ -16,7 +16,7 @@ mod state;
 
 use std::sync::Arc;
 
-use onefold_core::{Disk, Pba, Read, Result, Run};
+use onefold_core::{Class, Disk, Pba, Read, Result, Run};
 use parking_lot::Mutex;
 
 pub use crash::Unflushed;
@@ -140,6 +140,13 @@ impl VirtualDisk {
     #[must_use]
     pub fn unflushed(&self) -> Vec<Unflushed> {
         self.state.lock().unflushed.clone()
+    }
+
+    /// True when a block of this class is written and not flushed.
+    #[must_use]
+    pub fn caches(&self, class: Class) -> bool {
+        let state = self.state.lock();
+        state.unflushed.iter().any(|write| state.classes.get(&write.at) == Some(&class))
     }
 
     /// True when a write or a flush of this session failed.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Clock, Disk, Error, Kind};
+use onefold_core::{Class, Clock, Disk, Error, Kind};
 
 use crate::{
     Fault, VirtualClock, VirtualDisk,
@@ -128,7 +128,9 @@ impl<S: Subject> Sim<S> {
     /// keeps the store from being opened.
     fn reopen(&mut self, crash: bool) -> Result<bool, Failure> {
         self.let_go();
-        if crash && self.rng.percent(20) {
+        // A superblock that is only in the cache is what a killed process leaves at its worst.
+        let killed = if self.disk.caches(Class::Super) { 60 } else { 20 };
+        if crash && self.rng.percent(killed) {
             self.disk.kill();
         } else if crash {
             self.disk.power_cycle();
@@ -142,7 +144,11 @@ impl<S: Subject> Sim<S> {
             if self.rng.once_in(3) {
                 self.clock.set(std::time::Duration::from_millis(self.rng.below(100_000)));
             }
-            if depth < self.params.depth && self.rng.percent(self.params.recovery_crash) {
+            // What a killed process left in the cache is there to be read, and is not durable: a power failure now is the worst.
+            let cached = depth == 0 && !self.disk.unflushed().is_empty();
+            if cached && self.rng.percent(80) {
+                self.disk.arm_crash(1 + self.rng.below(3));
+            } else if depth < self.params.depth && self.rng.percent(self.params.recovery_crash) {
                 self.disk.arm_crash([0, 1, 2, 4, 8][self.rng.below(5) as usize]);
             }
             if depth == 0 {

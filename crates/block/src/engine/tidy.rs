@@ -67,7 +67,12 @@ impl Engine {
             // Memory is full: what was found so far goes to disk first. Without space for it the index stays as it is.
             let room = self.spill(&self.state.lock()).is_some();
             if room {
-                return self.checkpoint_to_end(Reason::Forced);
+                let running = self.checkpoint_running();
+                let ended = self.checkpoint_to_end(Reason::Forced)?;
+                if running || !ended || !self.index.lock().wants_spill() {
+                    return Ok(ended);
+                }
+                // Its own pages took the space.
             }
             self.index_cursor.store(u64::MAX, Relaxed);
             return Ok(true);

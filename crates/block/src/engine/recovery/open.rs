@@ -55,11 +55,16 @@ fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
     }
     let second = found.pop().unwrap_or(superblock::Found::Foreign);
     let first = found.pop().unwrap_or(superblock::Found::Foreign);
+    let unread = failed.clone();
     let damaged = !matches!((&first, &second), (superblock::Found::Good(_), superblock::Found::Good(_)));
     let chosen = superblock::choose(first, second).map_err(|e| match failed {
         Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
         _ => e,
     })?;
+    // With copy-on-write trees it may be the only one that holds the newest windows.
+    if let Some(cause) = unread.filter(|_| crate::scheme::scheme(chosen.fixed.scheme).records() == Records::ByCheckpoint) {
+        return Err(cause.context("a superblock"));
+    }
     Ok((chosen, damaged))
 }
 
