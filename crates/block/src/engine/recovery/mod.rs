@@ -42,6 +42,9 @@ use crate::{
 pub(crate) use self::open::read_superblock;
 pub(super) use self::scan::Found;
 
+/// Records whose publishing takes longer than to start a thread for it.
+const RECORDS_WORTH_A_THREAD: usize = 10_000;
+
 impl Engine {
     /// Steps 2 to 6.
     pub(super) fn recover(&self) -> Result<()> {
@@ -91,11 +94,17 @@ impl Engine {
         }
 
         // What is published, and which space is in use, have nothing to do with each other.
-        let overlay = std::thread::scope(|scope| {
-            let overlay = scope.spawn(|| overlay_of(&records, &believed));
-            self.recover_space(&snapshot, pages, entries, &carriers, &records, &believed)?;
-            Ok(overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })?;
+        let space = || self.recover_space(&snapshot, pages, entries, &carriers, &records, &believed);
+        let overlay = if records.len() < RECORDS_WORTH_A_THREAD {
+            space()?;
+            overlay_of(&records, &believed)
+        } else {
+            std::thread::scope(|scope| {
+                let overlay = scope.spawn(|| overlay_of(&records, &believed));
+                space()?;
+                Ok(overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            })?
+        };
         self.state.lock().active = overlay;
         self.adopt_changes(&snapshot, &records)?;
         {

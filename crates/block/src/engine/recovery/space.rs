@@ -89,6 +89,7 @@ impl Engine {
 pub(super) fn overlay_of(records: &[Record], believed: &[Record]) -> Overlay {
     let mut overlay = Overlay::default();
     overlay.pins.reserve(records.len());
+    overlay.entries.reserve(records);
     for record in records.iter().chain(believed) {
         if let Change::Block { pba, .. } = record.change {
             overlay.pins.insert(pba);
