@@ -57,6 +57,15 @@ impl Entries {
         self.0.entry(volume).or_default().insert(Key(low_bytes(lba.0)), packed);
     }
 
+    /// Makes room for many records at once.
+    pub(crate) fn reserve(&mut self, records: &[Record]) {
+        let mut counts: BTreeMap<VolumeId, usize> = BTreeMap::new();
+        for record in records.iter().filter(|record| matches!(record.change, Change::Block { .. })) {
+            *counts.entry(record.volume).or_default() += 1;
+        }
+        counts.into_iter().for_each(|(volume, n)| self.0.entry(volume).or_default().reserve(n));
+    }
+
     /// The newest change of an address.
     pub(crate) fn get(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
         let Packed { pba, carried, window, prefix } = *self.0.get(&volume)?.get(&Key(low_bytes(lba.0)))?;
