@@ -83,7 +83,7 @@ impl LeftoverFound {
 
     /// Durable windows of which it is told that they have carriers.
     pub(super) fn carriers(&self, cuts: &[Cut], durable: WindowNumber) -> BTreeSet<WindowNumber> {
-        self.sectors(cuts).filter(|sector| sector.window <= durable).map(|sector| sector.carriers).collect()
+        self.sectors(cuts).map(|sector| sector.carriers).filter(|&window| window <= durable).collect()
     }
 
     /// The highest window that wrote here, void or not.

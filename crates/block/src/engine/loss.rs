@@ -70,8 +70,8 @@ pub(super) fn among(windows: &[Windows], window: WindowNumber) -> bool {
     windows.iter().any(|&(first, last)| (first..=last).contains(&window))
 }
 
-/// The durable windows of which carriers are missing. With `leftover = table` a window may have none: then the next one that has some names
-/// the last one before it that had, and the table tells of some (`told`).
+/// The durable windows of which carriers are missing. `told` are windows that have carriers, as the leftover table says: with it a window may
+/// have none, so that only those are missed that something names: the table, or the next window with carriers.
 fn missing(carriers: &[Found], state: &State, durable: WindowNumber, told: Option<&BTreeSet<WindowNumber>>) -> Vec<Windows> {
     struct Seen {
         carriers: u16,
@@ -85,6 +85,14 @@ fn missing(carriers: &[Found], state: &State, durable: WindowNumber, told: Optio
         seen.carriers = header.carriers;
         seen.positions.insert(header.position);
     }
+    let whole = |seen: &Seen| seen.positions.len() == usize::from(seen.carriers);
+    if let Some(told) = told {
+        let named = windows.values().map(|seen| seen.before).chain(told.iter().copied()).chain(windows.keys().copied());
+        let missing: BTreeSet<WindowNumber> =
+            named.filter(|window| (state.committed.next()..=durable).contains(window) && !windows.get(window).is_some_and(whole)).collect();
+        return missing.into_iter().map(|window| (window, window)).collect();
+    }
+    windows.retain(|_, seen| whole(seen));
     // Windows between a cut and the epoch after it were void.
     let mut expected = Vec::new();
     let mut from = state.committed.next();
@@ -95,22 +103,14 @@ fn missing(carriers: &[Found], state: &State, durable: WindowNumber, told: Optio
     expected.push((from, durable));
     let mut missing = Vec::new();
     for (mut from, to) in expected.into_iter().filter(|&(from, to)| from <= to) {
-        for (&window, seen) in windows.range(from..=to) {
-            let whole = seen.positions.len() == usize::from(seen.carriers);
-            let last = match (told, whole) {
-                (None, true) => WindowNumber(window.0 - 1),
-                (None, false) => continue,
-                (Some(_), true) => seen.before,
-                (Some(_), false) => window,
-            };
-            if from <= last {
-                missing.push((from, last));
+        for &complete in windows.range(from..=to).map(|(window, _)| window) {
+            if from < complete {
+                missing.push((from, WindowNumber(complete.0 - 1)));
             }
-            from = window.next();
+            from = complete.next();
         }
-        let last = told.map_or(Some(to), |told| told.range(..=to).next_back().copied());
-        if let Some(last) = last.filter(|&last| from <= last) {
-            missing.push((from, last));
+        if from <= to {
+            missing.push((from, to));
         }
     }
     missing
