@@ -11,14 +11,14 @@ use onefold_block::{
     Persistence,
     format::superblock::{Layout, Leftover},
 };
-use onefold_core::Result;
+use onefold_core::{Lba, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     device::DeviceKind,
     replay::{Anticipation, Clients, Outcome, Plan, Setting, Speed, replay},
     report::{Figure, Report, Section, Statement, Table, Verdict, number},
-    request::Source,
+    request::{Request, Source, What},
     subject::{Choice, Scheme},
     trace::{self, Assumed},
     workload::Workload,
@@ -73,7 +73,7 @@ impl System {
 pub enum Load {
     /// Generated.
     Generated(Workload),
-    /// The beginning of a recorded trace, as fast as answers come.
+    /// The beginning of a recorded trace, as fast as answers come, each block a request.
     Recorded {
         /// Its file.
         path: PathBuf,
@@ -110,7 +110,9 @@ impl Case {
     fn source(&self) -> Result<Source> {
         match &self.load {
             Load::Generated(workload) => Ok(workload.source()),
-            Load::Recorded { path, records } => Ok(trace::open(path, Assumed { compressible: 0.8, ratio: 1.25 })?.first(*records)),
+            Load::Recorded { path, records } => {
+                Ok(one_by_one(trace::open(path, Assumed { compressible: 0.8, ratio: 1.25 })?.first(*records)))
+            }
         }
     }
 
@@ -140,6 +142,24 @@ impl Case {
             outcome,
         })
     }
+}
+
+/// Makes a request of each block that is written, so that windows are committed one after the other: a long request would fill several, which thin makes
+/// durable together and which the paper doesn't have.
+fn one_by_one(source: Source) -> Source {
+    let Source { volume_blocks, steps, requests, cut } = source;
+    let split = requests.flat_map(|item| match item {
+        Ok((steps, Request { at, what: What::Write { first, blocks, fua } })) => {
+            let last = (blocks.len() as u64).saturating_sub(1);
+            let one = move |(number, content)| {
+                let what = What::Write { first: Lba(first.0 + number), blocks: vec![content], fua: fua && number == last };
+                Ok((steps, Request { at, what }))
+            };
+            (0..).zip(blocks).map(one).collect::<Vec<_>>()
+        }
+        other => vec![other],
+    });
+    Source { volume_blocks, steps, requests: Box::new(split), cut }
 }
 
 /// What came out of a case.
