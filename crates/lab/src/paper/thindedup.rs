@@ -296,12 +296,6 @@ fn cut(extent: &Extent, look: &Look<'_>) -> Judgement {
     let Some((ratio, case)) = best(System::Cow, DeviceKind::HddP) else { return judgement };
     judgement.check(format!("p50 of thin {ratio:.3} of Dmdedup's at best: {}", described(case)), ratio <= 0.12);
     judgement.remark = format!("That cuts {:.0} %.", (1.0 - ratio) * 100.0);
-    for (against, device) in [(System::Ordered, DeviceKind::HddP), (System::Ordered, DeviceKind::HddM), (System::Cow, DeviceKind::HddM)] {
-        if let Some((ratio, case)) = best(against, device) {
-            let text = format!(" Against {} it cuts up to {:.0} %: {}.", against.name(), (1.0 - ratio) * 100.0, described(case));
-            judgement.remark.push_str(&text);
-        }
-    }
     if ratio > 0.12 {
         let cow = Case { system: System::Cow, ..case.clone() };
         let each = |what: fn(&Measured) -> u64| look.value(&cow, |measured| what(measured) as f64 / measured.outcome.windows.max(1) as f64);
@@ -314,6 +308,12 @@ fn cut(extent: &Extent, look: &Look<'_>) -> Judgement {
             each(|measured| measured.outcome.flushes),
             p50(case) / 0.12
         ));
+    }
+    for (against, device) in [(System::Ordered, DeviceKind::HddP), (System::Ordered, DeviceKind::HddM), (System::Cow, DeviceKind::HddM)] {
+        if let Some((ratio, case)) = best(against, device) {
+            let text = format!(" Against {} it cuts up to {:.0} %: {}.", against.name(), (1.0 - ratio) * 100.0, described(case));
+            judgement.remark.push_str(&text);
+        }
     }
     judgement
 }
@@ -371,7 +371,7 @@ fn fig_6(extent: &Extent, look: &Look<'_>) -> Judgement {
             )
         });
         judgement.remark = format!(
-            "The engine's ordered scheme writes nothing and flushes once when all of a window is stored already, and hdd-p takes at least 10.3 ms for each batch that \
+            "The engine's ordered scheme writes no data and flushes once when all of a window is stored already, and hdd-p takes at least 10.3 ms for each batch that \
              is left out: with many duplicates it gets faster than a system that flushes twice for every window. {}.",
             panels.join(". ")
         );
