@@ -15,6 +15,7 @@ mod machine;
 mod man;
 mod nbd;
 mod packages;
+mod paper;
 mod product;
 mod program;
 mod sim;
@@ -38,6 +39,8 @@ cargo xtask bench engine [--quick] [--only TEXT]
 cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of free space
 cargo xtask bench hot               the hot parts one by one
+cargo xtask paper thindedup [--quick]
+                                    the experiments of a paper on device models: one minute, or ten
 cargo xtask man [DIRECTORY]         the manual pages
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";
 
@@ -65,6 +68,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "sim" => sim::run(arguments),
         "fuzz" => fuzz::run(arguments),
         "bench" => bench::run(arguments),
+        "paper" => paper::run(arguments),
         "man" => man::run(arguments),
         "chroot-test" => chroot::run(arguments),
         "help" | "--help" | "-h" => {

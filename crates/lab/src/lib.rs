@@ -9,6 +9,7 @@
 //! | [`device`] | disks whose work takes virtual time |
 //! | [`replay`], [`sweep`] | one run, and a grid of runs |
 //! | [`report`] | results as a page |
+//! | [`paper`] | the experiments of papers, measured and judged |
 //!
 //! *Invariants:* a replay is one thread, sleeps never, and gives the same figures on every machine (but for devices that are real). Equal hashes are
 //! equal bytes, and the engine is told nothing that it could not find out from them.
@@ -17,6 +18,7 @@ mod clock;
 mod content;
 pub mod device;
 mod medium;
+pub mod paper;
 pub mod record;
 pub mod replay;
 pub mod report;

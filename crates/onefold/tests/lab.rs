@@ -192,3 +192,22 @@ fn pages_need_nothing_else() {
     }
     desk.fails(&format!("lab replay {} --records 10 --report no/where.html", trace("srcver")), 1, &["no/where.html"]);
 }
+
+#[test]
+fn a_papers_figure_is_measured_and_judged() {
+    let desk = Desk::new();
+    let text = desk.ok(&format!("lab paper thindedup --quick --only 5,setup --out figures --traces {}", trace("srcver")));
+    for part in ["Fig 5: latency, SSD: REPRODUCED, fitted device; 10,240 blocks", "Setup: LZ4: OUT OF SCOPE", "1 of 1 reproduced; 4 runs"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(desk.path("figures/thindedup.json")).unwrap()).unwrap();
+    let points = json["points"].as_array().unwrap();
+    assert!(points.iter().all(|point| point["throughput_with_checkpoints"].as_f64() <= point["throughput"].as_f64()));
+    assert!(points.iter().all(|point| point["items"][0] == "5" && point["device_is_fitted"] == true));
+    let html = fs::read_to_string(desk.path("figures/report.html")).unwrap();
+    assert!(html.contains("Fig 5: latency, SSD") && html.contains("fitted device") && html.contains("class=\"plot\""));
+    assert!(!html.contains("src=") && !html.contains("<script") && !html.contains("url("));
+    let text = desk.ok("lab paper thindedup --quick --only text --out figures --json");
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap()["statements"][0]["verdict"], "Reproduced");
+    desk.fails("lab paper thindedup --only 11", 2, &["'11'"]);
+}

@@ -17,6 +17,7 @@ mod mechanical;
 mod nvme;
 
 use std::{
+    collections::HashMap,
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
@@ -122,6 +123,9 @@ fn real(path: &Path, blocks: u64, clock: Arc<VirtualClock>) -> Result<Arc<Device
     Ok(Arc::new(Device::new(Arc::new(disk), clock, None, Some(path.to_owned()))))
 }
 
+/// Blocks of a zone, as ThinDedup's paper counts them.
+const ZONE_BLOCKS: u64 = 1024;
+
 /// What a device was asked for since it was made, in blocks of 4 KiB or plain numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
@@ -199,11 +203,24 @@ struct State {
     /// Something was written that no flush covers.
     dirty: bool,
     counts: Counts,
+    /// Zones of 4 MiB in which data lie, and whether records lie there, too.
+    zones: HashMap<u64, bool>,
+}
+
+impl State {
+    fn write(&mut self, run: &Run<'_>) {
+        self.counts.write(run.blocks);
+        for (at, block) in (run.at.0..).zip(run.blocks) {
+            if matches!(block.class, Class::Data | Class::Carrier) {
+                *self.zones.entry(at / ZONE_BLOCKS).or_default() |= block.class == Class::Carrier;
+            }
+        }
+    }
 }
 
 impl Device {
     fn new(medium: Arc<dyn Disk>, clock: Arc<VirtualClock>, model: Option<Box<dyn Model>>, file: Option<PathBuf>) -> Device {
-        let state = State { model, busy_until: Duration::ZERO, dirty: false, counts: Counts::default() };
+        let state = State { model, busy_until: Duration::ZERO, dirty: false, counts: Counts::default(), zones: HashMap::new() };
         Device { medium, clock, state: Mutex::new(state), file }
     }
 
@@ -217,6 +234,13 @@ impl Device {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.state.lock().counts
+    }
+
+    /// Zones of 4 MiB in which clients' blocks lie, and those of them in which records lie, too.
+    #[must_use]
+    pub(crate) fn zones(&self) -> (u64, u64) {
+        let zones = &self.state.lock().zones;
+        (zones.len() as u64, zones.values().filter(|&&carrier| carrier).count() as u64)
     }
 
     /// Puts blocks on the medium that nobody counts or waits for: what a trim leaves.
@@ -259,7 +283,7 @@ impl Disk for Device {
 
     fn write(&self, runs: &[Run<'_>]) -> Result<()> {
         let count = |state: &mut State| {
-            runs.iter().for_each(|run| state.counts.write(run.blocks));
+            runs.iter().for_each(|run| state.write(run));
             state.dirty |= !runs.is_empty();
         };
         self.work(|medium| medium.write(runs), count, |model, begin| model.write(begin, runs))
@@ -267,7 +291,7 @@ impl Disk for Device {
 
     fn write_durable(&self, run: &Run<'_>) -> Result<()> {
         let count = |state: &mut State| {
-            state.counts.write(run.blocks);
+            state.write(run);
             state.counts.flushes += 1;
             state.counts.durable_writes += 1;
         };

@@ -48,6 +48,10 @@ pub struct Outcome {
     pub cut_off: bool,
     /// What the device was asked for, by class.
     pub device_counts: device::Counts,
+    /// Zones of 4 MiB in which blocks of clients were written, the warm-up included.
+    pub data_zones: u64,
+    /// Those of them in which records were hidden.
+    pub carrier_zones: u64,
     /// What the scheme counted.
     pub tally: Tally,
     /// Time from a write's coming to its answer.

@@ -424,6 +424,7 @@ impl<'a> Run<'a> {
         self.clock.advance_to(settled);
         let end = self.mark();
         let verified_blocks = self.verify()?;
+        let (data_zones, carrier_zones) = self.device.zones();
         let (device, tally) = (end.device.since(&self.start.device), end.tally.since(&self.start.tally));
         Ok(Outcome {
             client_blocks: end.client - self.start.client,
@@ -445,6 +446,8 @@ impl<'a> Run<'a> {
             wall_seconds: 0.0,
             cut_off: false,
             device_counts: device,
+            data_zones,
+            carrier_zones,
             tally,
             write_latency: Latency::of(self.writes),
             flush_latency: Latency::of(self.flushes),

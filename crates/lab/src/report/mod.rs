@@ -9,7 +9,9 @@ mod svg;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use of::distribution;
 pub use of::{of_points, of_replays};
+pub(crate) use svg::shown as number;
 
 /// A page.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

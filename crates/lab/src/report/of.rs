@@ -84,7 +84,7 @@ pub fn of_replays(results: &[(Setting, Outcome)]) -> Report {
 }
 
 /// The distribution of latencies, if there are any.
-fn distribution<'a>(title: &str, of: impl Iterator<Item = (String, &'a Latency)>) -> Option<Figure> {
+pub(crate) fn distribution<'a>(title: &str, of: impl Iterator<Item = (String, &'a Latency)>) -> Option<Figure> {
     let all: Vec<(String, &Latency)> = of.filter(|(_, latency)| !latency.curve.is_empty()).collect();
     // The slowest hundredth would press all others against the axis.
     let most = all.iter().map(|(_, latency)| latency.p99_ms).fold(0.0, f64::max) * 1.05;

@@ -1,5 +1,6 @@
 //! `onefold lab`: compares schemes on a workload: recorded, replayed, generated.
 
+mod paper;
 mod record;
 mod replay;
 mod store_options;
@@ -29,6 +30,7 @@ enum Verb {
     Record(record::Options),
     Replay(replay::Options),
     Sweep(sweep::Options),
+    Paper(paper::Options),
 }
 
 /// Does what was asked for.
@@ -37,5 +39,6 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         Verb::Record(options) => record::run(&options),
         Verb::Replay(options) => replay::run(&options),
         Verb::Sweep(options) => sweep::run(&options),
+        Verb::Paper(options) => paper::run(&options),
     }
 }

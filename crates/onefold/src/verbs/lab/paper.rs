@@ -1,0 +1,101 @@
+//! `onefold lab paper`: the experiments of a paper, measured on the real engine and judged.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, Subcommand};
+use onefold_lab::{
+    paper::{Extent, Results, thindedup, word},
+    report::Statement,
+};
+
+use super::replay::write_page;
+use crate::{failure::Failure, output, progress::Progress, size::grouped};
+
+/// Runs a paper's experiments, and says for each of its statements whether it was reproduced
+///
+/// Every figure comes from the real engine, over modelled devices in virtual time.
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+#[command(after_help = "Examples:\n  onefold lab paper thindedup --quick\n  onefold lab paper thindedup --only 3a,7 --out figures --json")]
+pub(super) struct Options {
+    #[command(subcommand)]
+    paper: Paper,
+}
+
+#[derive(Debug, Subcommand)]
+enum Paper {
+    /// ThinDedup: metadata hidden in compressed data
+    ///
+    /// Ideal, thin, ordered writes and Dmdedup over windows, duplicates, compressibility and the shapes of FIU's traces. A directory gets
+    /// report.html, a page with the paper's plots drawn again, and thindedup.json with every figure.
+    Thindedup(PaperOptions),
+}
+
+#[derive(Debug, Args)]
+struct PaperOptions {
+    /// Runs shorter workloads, in less than a minute
+    #[arg(long)]
+    quick: bool,
+
+    /// Directory for report.html and thindedup.json
+    #[arg(long, default_value = "thindedup", value_name = "DIR")]
+    out: PathBuf,
+
+    /// Recorded traces, which are replayed beside the generated ones
+    #[arg(long, value_delimiter = ',', value_name = "FILES")]
+    traces: Vec<PathBuf>,
+
+    /// Only these: setup, 3a to 3d, 4, 5, abstract, 6, 7, 8, text, 9, 10, recovery
+    #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = thindedup::NAMES)]
+    only: Vec<String>,
+
+    /// Prints the figures as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the experiments, prints them and writes the files.
+pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    let Paper::Thindedup(options) = &options.paper;
+    make(&options.out)?;
+    let bar = Progress::of("ThinDedup's experiments", "blocks");
+    let extent = Extent { quick: options.quick, traces: options.traces.clone() };
+    let results = thindedup::run(&options.only, &extent, &mut |done, total| bar.set(done, total))?;
+    drop(bar);
+    let text = serde_json::to_string_pretty(&results).map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?;
+    let path = options.out.join("thindedup.json");
+    fs::write(&path, &text).map_err(|e| Failure::new(format!("the figures can't be written into {}: {e}", path.display())))?;
+    let page = options.out.join("report.html");
+    write_page(&page, &results.report)?;
+    if options.json {
+        output::line(text);
+    } else {
+        print(&results);
+        output::line(format_args!("page: {}; figures: {}", page.display(), path.display()));
+    }
+    Ok(())
+}
+
+fn make(directory: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(directory).map_err(|e| Failure::new(format!("the directory {} can't be made: {e}", directory.display())))
+}
+
+fn print(results: &Results) {
+    for statement in &results.statements {
+        let Statement { item, says, found, band, verdict, remark, fitted, blocks, wall_seconds } = statement;
+        let fitted = if *fitted { ", fitted device" } else { "" };
+        output::line(format_args!("{item}: {}{fitted}; {} blocks, {wall_seconds:.1} s", word(*verdict).to_uppercase(), grouped(*blocks)));
+        for (label, text) in [("paper", says), ("here", found), ("band", band), ("note", remark)] {
+            if !text.is_empty() {
+                output::line(format_args!("  {label:<6}{text}"));
+            }
+        }
+    }
+    let Results { reproduced, possible, wall_seconds, .. } = results;
+    let blocks: u64 = results.points.iter().map(|point| point.blocks_with_warm_up).sum();
+    let runs = results.points.len();
+    output::line(format_args!("{reproduced} of {possible} reproduced; {runs} runs, {} blocks, {wall_seconds:.1} s", grouped(blocks)));
+}
