@@ -327,7 +327,11 @@ fn run(paper: &str, about: &[String], items: &[Item], extent: &Extent, progress:
         if !used.is_empty() {
             figures.push(Figure::Table(table(used.iter().map(|&place| &measured[place].1))));
         }
-        sections.push(Section { title: item.name.to_owned(), about: vec![line, statement.remark.clone()], figures });
+        sections.push(Section {
+            title: item.name.to_owned(),
+            about: [line, statement.remark.clone()].into_iter().filter(|text| !text.is_empty()).collect(),
+            figures,
+        });
         statements.push(statement);
     }
     let points = measured.into_iter().zip(items_of).map(|((_, measured), items)| Measured { items, ..measured }).collect();
