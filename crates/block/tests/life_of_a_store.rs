@@ -190,3 +190,25 @@ fn scattered_blocks_lie_together_again_after_idle_time() {
     assert!(engine.counts().moved_blocks - moved < blocks / 4);
     engine.close().unwrap();
 }
+
+#[test]
+fn a_growing_store_takes_from_the_host_what_the_checkpoint_after_a_crash_needs() {
+    let disk = Arc::new(MemoryDisk::new(1 << 17));
+    Engine::format(&*disk, &Format { zone_blocks: 16, grow: true, ..Format::new([1; 16], [2; 32], 1 << 17) }).unwrap();
+    let open = || Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), Settings::for_memory(32 << 20)).unwrap();
+    let engine = open();
+    let (volume, _) = engine.create_volume("sparse", 1 << 24).unwrap();
+    // Each block changes a leaf of its own: the checkpoint writes more pages than there is data.
+    for n in 0..3000u64 {
+        let mut block = [0; 4096];
+        block[..8].copy_from_slice(&(n + 1).to_le_bytes());
+        engine.write(volume, n * 4096 * 4096, &block).unwrap();
+        if n % 100 == 99 {
+            engine.flush().unwrap();
+        }
+    }
+    drop(engine);
+    let engine = open();
+    engine.checkpoint().unwrap();
+    engine.close().unwrap();
+}

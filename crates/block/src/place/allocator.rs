@@ -488,6 +488,12 @@ impl Allocator {
                 self.rewind();
                 continue;
             }
+            // A recovery promised nothing to the host yet: what its records need is taken now.
+            let before = self.granted;
+            self.grow_to(self.free() + 1, source);
+            if self.granted > before {
+                continue;
+            }
             let ready: Vec<ZoneId> = self.ready.iter().rev().copied().collect();
             let stolen = ready.into_iter().find_map(|zone| self.take_from(zone));
             self.count_ready();
