@@ -197,9 +197,9 @@ fn a_growing_store_takes_from_the_host_what_the_checkpoint_after_a_crash_needs()
     Engine::format(&*disk, &Format { zone_blocks: 16, grow: true, ..Format::new([1; 16], [2; 32], 1 << 17) }).unwrap();
     let open = || Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), Settings::for_memory(32 << 20)).unwrap();
     let engine = open();
-    let (volume, _) = engine.create_volume("sparse", 1 << 24).unwrap();
+    let (volume, _) = engine.create_volume("sparse", 1 << 25).unwrap();
     // Each block changes a leaf of its own: the checkpoint writes more pages than there is data.
-    for n in 0..3000u64 {
+    for n in 0..6000u64 {
         let mut block = [0; 4096];
         block[..8].copy_from_slice(&(n + 1).to_le_bytes());
         engine.write(volume, n * 4096 * 4096, &block).unwrap();
