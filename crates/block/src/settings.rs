@@ -256,27 +256,27 @@ pub enum PlantedBug {
 }
 
 impl PlantedBug {
-    /// All of them.
-    pub const ALL: [PlantedBug; 20] = [
-        PlantedBug::SkippedFlush,
-        PlantedBug::EarlyReuse,
-        PlantedBug::BelievedUnseen,
-        PlantedBug::DroppedReturns,
-        PlantedBug::OutOfOrder,
-        PlantedBug::DuplicateOntoFree,
-        PlantedBug::ForgedCarrier,
-        PlantedBug::UnlistedZone,
-        PlantedBug::CommitPastDurable,
-        PlantedBug::ReleasedEarly,
-        PlantedBug::RecoveryUnflushed,
-        PlantedBug::ChecksumIgnored,
-        PlantedBug::DoubleDecrement,
-        PlantedBug::RangeOverWrite,
-        PlantedBug::LeftoverInPlace,
-        PlantedBug::ListedOnce,
-        PlantedBug::LeftoverBusy,
-        PlantedBug::LeftoverVoid,
-        PlantedBug::SuperblockBeforePages,
-        PlantedBug::AcknowledgedEarly,
+    /// All of them, with the names that the simulator knows them by.
+    pub const ALL: [(&'static str, PlantedBug); 20] = [
+        ("skipped-flush", PlantedBug::SkippedFlush),
+        ("early-reuse", PlantedBug::EarlyReuse),
+        ("believed-unseen", PlantedBug::BelievedUnseen),
+        ("dropped-returns", PlantedBug::DroppedReturns),
+        ("out-of-order", PlantedBug::OutOfOrder),
+        ("duplicate-onto-free", PlantedBug::DuplicateOntoFree),
+        ("forged-carrier", PlantedBug::ForgedCarrier),
+        ("unlisted-zone", PlantedBug::UnlistedZone),
+        ("commit-past-durable", PlantedBug::CommitPastDurable),
+        ("released-early", PlantedBug::ReleasedEarly),
+        ("recovery-unflushed", PlantedBug::RecoveryUnflushed),
+        ("checksum-ignored", PlantedBug::ChecksumIgnored),
+        ("double-decrement", PlantedBug::DoubleDecrement),
+        ("range-over-write", PlantedBug::RangeOverWrite),
+        ("leftover-in-place", PlantedBug::LeftoverInPlace),
+        ("listed-once", PlantedBug::ListedOnce),
+        ("leftover-busy", PlantedBug::LeftoverBusy),
+        ("leftover-void", PlantedBug::LeftoverVoid),
+        ("superblock-before-pages", PlantedBug::SuperblockBeforePages),
+        ("acknowledged-early", PlantedBug::AcknowledgedEarly),
     ];
 }

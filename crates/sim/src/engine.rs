@@ -50,7 +50,7 @@ impl Thin {
             accept_loss: false,
             weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
             no_room_to_append: options.no_room,
-            bug: options.bug.map(|bug| PlantedBug::ALL[bug]),
+            bug: options.bug.map(|bug| PlantedBug::ALL[bug].1),
         }
     }
 
@@ -97,29 +97,19 @@ fn list_copies(view: &Image, fixed: &Fixed) -> Vec<[Option<(Pba, Box<zone_list::
     (0..fixed.geometry.list_pages).map(|page| fixed.geometry.list_page(page).map(|at| copy(page, at))).collect()
 }
 
+/// The names of the planted bugs.
+const fn bug_names() -> [&'static str; PlantedBug::ALL.len()] {
+    let mut names = [""; PlantedBug::ALL.len()];
+    let mut n = 0;
+    while n < names.len() {
+        names[n] = PlantedBug::ALL[n].0;
+        n += 1;
+    }
+    names
+}
+
 impl Subject for Thin {
-    const BUGS: &'static [&'static str] = &[
-        "skipped-flush",
-        "early-reuse",
-        "believed-unseen",
-        "dropped-returns",
-        "out-of-order",
-        "duplicate-onto-free",
-        "forged-carrier",
-        "unlisted-zone",
-        "commit-past-durable",
-        "released-early",
-        "recovery-unflushed",
-        "checksum-ignored",
-        "double-decrement",
-        "range-over-write",
-        "leftover-in-place",
-        "leftover-busy",
-        "leftover-void",
-        "superblock-before-pages",
-        "acknowledged-early",
-        "listed-once",
-    ];
+    const BUGS: &'static [&'static str] = &bug_names();
 
     const TRIMS_EDGES: bool = false;
 

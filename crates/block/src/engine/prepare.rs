@@ -143,11 +143,9 @@ impl Engine {
         roles.resize(roles.len() + alone, Role::RecordsAlone);
         // Which of them comes first on the disk.
         let mut order: Vec<usize> = (0..roles.len()).collect();
-        let apart = self.fixed.layout == Layout::Split;
-        if self.scheme.records() == Records::AfterData {
-            order.sort_by_key(|&n| !matches!(roles[n], Role::Raw));
-        } else if apart {
-            order.sort_by_key(|&n| matches!(roles[n], Role::Raw));
+        let raw_first = self.scheme.records() == Records::AfterData;
+        if raw_first || self.fixed.layout == Layout::Split {
+            order.sort_by_key(|&n| matches!(roles[n], Role::Raw) != raw_first);
         }
         Ok(Decision { fates, new, chosen, roles, order, hidden, alone, in_table })
     }
@@ -232,12 +230,12 @@ impl Engine {
 
     /// Writes records and compressed blocks into the carriers, and seals them.
     fn fill_carriers(&self, plan: &mut Plan, decision: &Decision, header: Header) {
-        let addresses: Vec<Pba> = plan.addresses().collect();
-        let roles = decision.order.iter().map(|&n| &decision.roles[n]);
-        let carriers = addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
         if !self.writes_records() {
             return;
         }
+        let addresses: Vec<Pba> = plan.addresses().collect();
+        let roles = decision.order.iter().map(|&n| &decision.roles[n]);
+        let carriers = addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
         let records: Vec<Record>;
         let mut rest = if decision.in_table.is_empty() {
             &plan.records[..]

@@ -120,7 +120,6 @@ impl Engine {
             || state.active.records > 0 && self.spill(&state).is_some()
     }
 
-    /// Decides whether the index in memory is merged into the one on disk, and sets aside the space for it. Gives the most entries that it
     /// True when a checkpoint would change anything.
     #[must_use]
     pub fn checkpoint_useful(&self) -> bool {

@@ -31,6 +31,7 @@ enum Paper {
     ///
     /// Ideal, thin, ordered writes and Dmdedup over windows, duplicates, compressibility and the shapes of FIU's traces. A directory gets
     /// report.html, a page with the paper's plots drawn again, and thindedup.json with every figure.
+    #[command(after_help = "Examples:\n  onefold lab paper thindedup --quick\n  onefold lab paper thindedup --only 3a,7 --json")]
     Thindedup(PaperOptions),
 }
 
