@@ -143,8 +143,8 @@ fn writes(quick: bool) {
     // Fewer than a checkpoint waits for.
     let without = settings.records_max / 5 * 2;
     println!(
-        "Half of the blocks are duplicates of what a random address holds then; 80 % of the others compress to 0.8. Checkpoints of {} records.\n",
-        settings.records_max / 2
+        "Half of the blocks are duplicates of what a random address holds then; 80 % of the others compress to 0.8. Checkpoints begin at {} records.\n",
+        settings.records_max / 4 * 3
     );
     println!(
         "| windows | device bytes for each byte | ideal | over it | bar | data / carriers / tables | flushes a window (bar 1) | checkpoints | |"

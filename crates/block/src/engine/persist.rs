@@ -99,9 +99,13 @@ impl Engine {
         self.count_writes(&blocks, 0);
         add(&self.counters.flushes, 1);
         add(&self.counters.durable_writes, 1);
+        // Its memory is used again once nobody holds it.
+        let number = window.number;
+        drop(blocks);
+        drop((window, plan));
         let mut state = self.state.lock();
-        state.mark_written(window.number);
-        self.publish_through(&mut state, window.number);
+        state.mark_written(number);
+        self.publish_through(&mut state, number);
         Ok(true)
     }
 

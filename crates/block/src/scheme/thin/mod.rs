@@ -36,7 +36,7 @@ const LOOKED_AT_MAX: usize = 64;
 fn choose(lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     // Of blocks that look alike the first come first: a recovery then finds carriers next to each other.
-    order[..blocks.len().min(LOOKED_AT_MAX)].sort_by_key(|&n| LIKELY.partition_point(|&least| least <= distinct_bytes(blocks[n])));
+    order[..blocks.len().min(LOOKED_AT_MAX)].sort_by_cached_key(|&n| LIKELY.partition_point(|&least| least <= distinct_bytes(blocks[n])));
     let mut chosen = Vec::new();
     let (mut left, mut failed) = (records, 0);
     for n in order {
