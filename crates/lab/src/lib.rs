@@ -8,6 +8,7 @@
 //! | [`subject`] | what is compared: a store of some scheme |
 //! | [`device`] | disks whose work takes virtual time |
 //! | [`replay`], [`sweep`] | one run, and a grid of runs |
+//! | [`crash`] | power failures at every point of a workload |
 //! | [`report`] | results as a page |
 //! | [`paper`] | the experiments of papers, measured and judged |
 //!
@@ -16,6 +17,7 @@
 
 mod clock;
 mod content;
+pub mod crash;
 pub mod device;
 mod medium;
 pub mod paper;

@@ -55,12 +55,12 @@ fn statements(out: &mut String, report: &Report) {
     }
     out.push_str("</tr></thead><tbody>\n");
     for Statement { item, says, found, band, verdict, remark, fitted, blocks, wall_seconds } in &report.statements {
-        let (class, word) = match verdict {
-            Verdict::Reproduced => ("good", "reproduced"),
-            Verdict::Better => ("good", "better"),
-            Verdict::NotReproduced => ("bad", "not reproduced"),
-            Verdict::OutOfScope => ("soft", "out of scope"),
+        let class = match verdict {
+            Verdict::Reproduced | Verdict::Better => "good",
+            Verdict::NotReproduced => "bad",
+            Verdict::NotRun | Verdict::OutOfScope => "soft",
         };
+        let word = verdict.word();
         let note = if *fitted { "<br><span class=\"soft\">fitted device</span>" } else { "" };
         let remark = if remark.is_empty() { String::new() } else { format!("<br><span class=\"soft\">{}</span>", escaped(remark)) };
         let _ = writeln!(

@@ -6,10 +6,6 @@ use crate::{
     sweep::Point,
 };
 
-fn axis(label: &str, scale: Scale) -> Axis {
-    Axis { label: label.to_owned(), scale }
-}
-
 fn seen<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut all = Vec::new();
     values.for_each(|value| {
@@ -36,7 +32,7 @@ pub fn of_replays(results: &[(Setting, Outcome)]) -> Report {
     let schemes = seen(results.iter().map(|(setting, _)| setting.scheme.to_string()));
     let bars = |title: &str, label: &str, note: &str, value: &dyn Fn(&Outcome) -> f64| Bars {
         title: title.to_owned(),
-        y: axis(label, Scale::Linear),
+        y: Axis::linear(label),
         groups: groups.iter().map(|group| format!("{group} persistence")).collect(),
         series: schemes
             .iter()
@@ -95,11 +91,11 @@ pub(crate) fn distribution<'a>(title: &str, of: impl Iterator<Item = (String, &'
         Series { name, points: kept.map(|&(ms, share)| (if scale == Scale::Linear { ms } else { ms.max(1e-3) }, share * 100.0)).collect() }
     });
     let series: Vec<Series> = series.collect();
-    let (title, x) = (title.to_owned(), axis("milliseconds", scale));
+    let (title, x) = (title.to_owned(), Axis { label: "milliseconds".to_owned(), scale });
     let plot = Lines {
         title,
         x,
-        y: axis("% of requests that took no longer", Scale::Linear),
+        y: Axis::linear("% of requests that took no longer"),
         series,
         steps: true,
         note: "Up to the 99th of a hundred.".to_owned(),
@@ -196,16 +192,16 @@ pub fn of_points(points: &[Point]) -> Report {
                 figures.push(Figure::Lines(over(
                     &here,
                     "Throughput",
-                    axis(label, scale),
-                    axis("blocks a second", Scale::Linear),
+                    Axis { label: label.to_owned(), scale },
+                    Axis::linear("blocks a second"),
                     x,
                     throughput,
                 )));
                 figures.push(Figure::Lines(over(
                     &here,
                     "Records written explicitly",
-                    axis(label, scale),
-                    axis(explicit, Scale::Linear),
+                    Axis { label: label.to_owned(), scale },
+                    Axis::linear(explicit),
                     x,
                     hidden,
                 )));

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_lab::{
-    paper::{Extent, Results, thindedup, word},
+    paper::{Extent, Results, thindedup},
     report::Statement,
 };
 
@@ -88,7 +88,7 @@ fn print(results: &Results) {
     for statement in &results.statements {
         let Statement { item, says, found, band, verdict, remark, fitted, blocks, wall_seconds } = statement;
         let fitted = if *fitted { ", fitted device" } else { "" };
-        output::line(format_args!("{item}: {}{fitted}; {} blocks, {wall_seconds:.1} s", word(*verdict).to_uppercase(), grouped(*blocks)));
+        output::line(format_args!("{item}: {}{fitted}; {} blocks, {wall_seconds:.1} s", verdict.word().to_uppercase(), grouped(*blocks)));
         for (label, text) in [("paper", says), ("here", found), ("band", band), ("note", remark)] {
             if !text.is_empty() {
                 output::line(format_args!("  {label:<6}{text}"));
