@@ -189,12 +189,6 @@ impl Engine {
         (!state.open.is_empty()).then_some(Ticket(state.open.number.0))
     }
 
-    /// Zones that a recovery would scan now: those of which a checkpoint does not hold all records.
-    #[must_use]
-    pub fn uncommitted_zones(&self) -> usize {
-        self.state.lock().allocator.uncommitted_zones()
-    }
-
     /// True when exactly one closed window is not published.
     pub(crate) fn single_flight(&self) -> bool {
         self.state.lock().flights.len() == 1

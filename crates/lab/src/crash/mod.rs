@@ -12,8 +12,12 @@ use std::{
     time::Instant,
 };
 
-use onefold_block::{MEMORY_MIN, check::check};
-use onefold_core::{Block, Disk, Kind, Lba, Result};
+use onefold_block::{
+    MEMORY_MIN,
+    check::check,
+    format::{Identity, geometry::Geometry, zone_list::Page},
+};
+use onefold_core::{Block, Disk, Error, Kind, Lba, Read, Result};
 use serde::{Deserialize, Serialize};
 
 use self::disk::{Journal, Left, Medium, Step};
@@ -58,11 +62,11 @@ pub struct Outcome {
     pub believed: u64,
     /// See there.
     pub refused: u64,
-    /// Most zones that a recovery scanned, and most that waited for a checkpoint then, or that the last one took: such a zone leaves the list
-    /// with the next write of its page.
+    /// Most zones that a recovery scanned, and most that the medium marked as uncommitted then. A zone loses its mark with the next write of its list
+    /// page after the checkpoint, and gets it ahead of its first block.
     pub zones_scanned: u64,
     /// See there.
-    pub zones_uncommitted: u64,
+    pub zones_marked: u64,
     /// Openings that scanned more zones than that.
     pub scanned_too_many: u64,
     /// Zones that were written.
@@ -129,18 +133,12 @@ fn judge(versions: &[Version], block: &Block, step: usize) -> Held {
     }
 }
 
-/// Zones that waited for a checkpoint after a step of the disk, and how many checkpoints there had been.
-struct Uncommitted {
-    step: usize,
-    zones: u64,
-    checkpoints: u64,
-}
-
 /// A run of the workload.
 struct Life {
     journal: Arc<Journal>,
     history: History,
-    uncommitted: Vec<Uncommitted>,
+    geometry: Geometry,
+    identity: Identity,
     begun: usize,
     blocks: u64,
     checkpoints: u64,
@@ -162,8 +160,15 @@ fn live(source: Source, choice: &Choice) -> Result<Life> {
     let journal = Arc::new(Journal::new(device_blocks, HashMap::new()));
     let store = Store::make(choice, volume_blocks, device_blocks, journal.clone(), Arc::default())?;
     let before = store.tally().checkpoints;
-    let mut life = Life { begun: journal.len(), history: History::default(), uncommitted: Vec::new(), blocks, journal, checkpoints: 0 };
-    life.note(&store);
+    let mut life = Life {
+        begun: journal.len(),
+        history: History::default(),
+        geometry: store.geometry(),
+        identity: store.identity(),
+        blocks,
+        journal,
+        checkpoints: 0,
+    };
     let window = store.window_blocks();
     let (mut gathered, mut windows, mut block) = (0, 0u64, Block::zeroed_vec(1));
     for what in &requests {
@@ -179,7 +184,6 @@ fn live(source: Source, choice: &Choice) -> Result<Life> {
                             return Err(error);
                         }
                         store.make_room()?;
-                        life.note(&store);
                     }
                     gathered += 1;
                     if gathered >= window {
@@ -204,24 +208,21 @@ impl Life {
     fn commit(&mut self, store: &Store, gathered: &mut usize, windows: &mut u64) -> Result<()> {
         store.commit()?;
         self.history.acknowledge(self.journal.len());
-        self.note(store);
         *gathered = 0;
         *windows += 1;
-        store.background(if windows.is_multiple_of(BUSY_WINDOWS) { Quiet::Long } else { Quiet::No })?;
-        self.note(store);
-        Ok(())
+        store.background(if windows.is_multiple_of(BUSY_WINDOWS) { Quiet::Long } else { Quiet::No })
     }
 
-    fn note(&mut self, store: &Store) {
-        let (step, zones, checkpoints) = (self.journal.len(), store.uncommitted_zones(), store.tally().checkpoints);
-        self.uncommitted.push(Uncommitted { step, zones, checkpoints });
-    }
-
-    /// The most zones that waited for a checkpoint around a step, or that the checkpoint before took.
-    fn uncommitted_at(&self, step: usize) -> u64 {
-        let noted = &self.uncommitted[..=self.uncommitted.partition_point(|noted| noted.step < step).min(self.uncommitted.len() - 1)];
-        let last = noted.last().map_or(0, |noted| noted.checkpoints);
-        noted.iter().rev().take_while(|noted| noted.checkpoints + 1 >= last).map(|noted| noted.zones).max().unwrap_or(0)
+    /// Zones that the medium marks as uncommitted: in either copy of a page of the zone list.
+    fn marked(&self, disk: &dyn Disk) -> u64 {
+        let mut zones = HashSet::new();
+        let mut block = Block::zeroed_vec(1);
+        for (page, at) in (0..self.geometry.list_pages).flat_map(|page| self.geometry.list_page(page).map(|at| (page, at))) {
+            disk.read(&mut [Read::new(at, &mut block)]);
+            let page = Page::decode(&self.identity, &block[0], page, at.0);
+            zones.extend(page.iter().flat_map(|page| &page.entries).flatten().map(|entry| entry.zone));
+        }
+        zones.len() as u64
     }
 }
 
@@ -257,7 +258,7 @@ fn cut_everywhere(life: &Life, steps: &[Step], choice: &Choice, torn: usize, see
         let all = [Left::Nothing, Left::All].into_iter().chain(std::iter::repeat_n(Left::Torn, torn));
         for left in all.take(if medium.is_open() { usize::MAX } else { 1 }) {
             let image = medium.cut(left, &mut rng);
-            outcome.open(life, choice, Arc::new(Journal::new(life.journal.blocks(), image)), done, left);
+            outcome.open(life, choice, &Arc::new(Journal::new(life.journal.blocks(), image)), done, left);
         }
         progress(done as u64, steps.len() as u64);
     }
@@ -272,66 +273,58 @@ impl Outcome {
         self.lost + self.wrong + self.broken + self.scanned_too_many == 0
     }
 
-    fn fail(&mut self, what: String) {
-        if self.failures.len() < TOLD {
-            self.failures.push(what);
+    /// Opens what is left, compares everything, and checks the store as it is afterwards.
+    fn open(&mut self, life: &Life, choice: &Choice, disk: &Arc<Journal>, step: usize, left: Left) {
+        self.openings += 1;
+        if let Err(failure) = self.recover(life, choice, disk, step) {
+            if self.failures.len() < TOLD {
+                self.failures.push(format!("after step {step}, {left:?}: {failure}"));
+            }
         }
     }
 
-    /// Opens what is left, and compares everything.
-    fn open(&mut self, life: &Life, choice: &Choice, disk: Arc<Journal>, step: usize, left: Left) {
-        self.openings += 1;
-        let disk: Arc<dyn Disk> = disk;
-        let checked = check(&disk, &mut |_| {});
-        match &checked {
-            Ok(report) if report.is_well() => self.leaked = self.leaked.max(report.leaked_blocks),
-            Ok(report) => {
-                self.broken += 1;
-                self.fail(format!("after step {step}, {left:?}: {:?}", report.problems.first()));
-            }
-            Err(error) => {
-                self.broken += 1;
-                self.fail(format!("after step {step}, {left:?}: {error}"));
-            }
-        }
-        let Recovered { store, zones, believed, refused } = match Store::open(choice, disk, Arc::<VirtualClock>::default()) {
-            Ok(recovered) => recovered,
-            Err(error) => {
-                self.broken += u64::from(checked.is_ok());
-                self.fail(format!("after step {step}, {left:?}: {error}"));
-                return;
-            }
+    fn recover(&mut self, life: &Life, choice: &Choice, disk: &Arc<Journal>, step: usize) -> Result<(), String> {
+        let marked = life.marked(&**disk);
+        let broken = |outcome: &mut Outcome, error: Error| {
+            outcome.broken += 1;
+            error.to_string()
         };
+        let Recovered { store, zones, believed, refused } =
+            Store::open(choice, disk.clone(), Arc::<VirtualClock>::default()).map_err(|error| broken(self, error))?;
         self.believed += believed;
         self.refused += refused;
-        let uncommitted = life.uncommitted_at(step);
         self.zones_scanned = self.zones_scanned.max(zones);
-        self.zones_uncommitted = self.zones_uncommitted.max(uncommitted);
-        if zones > uncommitted {
+        self.zones_marked = self.zones_marked.max(marked);
+        if zones > marked {
             self.scanned_too_many += 1;
-            self.fail(format!("after step {step}, {left:?}: {zones} zones scanned, {uncommitted} wait for a checkpoint"));
+            return Err(format!("{zones} zones scanned, {marked} are marked as uncommitted"));
         }
         let mut blocks = Block::zeroed_vec(life.history.of.len());
-        if let Err(error) = store.read(Lba(0), &mut blocks) {
-            self.broken += 1;
-            self.fail(format!("after step {step}, {left:?}: {error}"));
-            return;
-        }
+        store.read(Lba(0), &mut blocks).map_err(|error| broken(self, error))?;
         for (at, (versions, block)) in life.history.of.iter().zip(&blocks).enumerate() {
             self.compared += 1;
-            let what = match judge(versions, block, step) {
-                Held::Right => continue,
+            match judge(versions, block, step) {
+                Held::Right => {}
                 Held::Lost => {
                     self.lost += 1;
-                    "is older than what was acknowledged"
+                    return Err(format!("block {at} is older than what was acknowledged"));
                 }
                 Held::Wrong => {
                     self.wrong += 1;
-                    "holds what was never written there"
+                    return Err(format!("block {at} holds what was never written there"));
                 }
-            };
-            self.fail(format!("after step {step}, {left:?}: block {at} {what}"));
+            }
         }
+        store.finish().map_err(|error| broken(self, error))?;
+        drop(store);
+        let disk: Arc<dyn Disk> = disk.clone();
+        let report = check(&disk, &mut |_| {}).map_err(|error| broken(self, error))?;
+        self.leaked = self.leaked.max(report.leaked_blocks);
+        if let Some(problem) = report.problems.first() {
+            self.broken += 1;
+            return Err(format!("{:?}: {}", problem.place, problem.what));
+        }
+        Ok(())
     }
 }
 

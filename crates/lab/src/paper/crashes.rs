@@ -82,7 +82,7 @@ const COLUMNS: [&str; 15] = [
     "damaged",
     "checkpoints",
     "zones scanned, at most",
-    "uncommitted, at most",
+    "marked, at most",
     "zones written",
     "newer records believed / refused",
 ];
@@ -90,9 +90,8 @@ const COLUMNS: [&str; 15] = [
 fn row(name: &str, system: System, persistence: Persistence, outcome: &Outcome) -> Vec<String> {
     let mut row = vec![name.to_owned(), system.name().to_owned(), persistence_name(persistence).to_owned()];
     let Outcome { client_blocks, cuts, openings, compared, lost, wrong, broken, .. } = *outcome;
-    let Outcome { checkpoints, zones_scanned, zones_uncommitted, zones_written, .. } = *outcome;
-    let counts =
-        [client_blocks, cuts, openings, compared, lost, wrong, broken, checkpoints, zones_scanned, zones_uncommitted, zones_written];
+    let Outcome { checkpoints, zones_scanned, zones_marked, zones_written, .. } = *outcome;
+    let counts = [client_blocks, cuts, openings, compared, lost, wrong, broken, checkpoints, zones_scanned, zones_marked, zones_written];
     row.extend(counts.map(|n| number(n as f64)));
     row.push(format!("{} / {}", number(outcome.believed as f64), number(outcome.refused as f64)));
     row

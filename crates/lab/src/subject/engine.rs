@@ -2,7 +2,14 @@
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
-use onefold_block::{Branch, CheckpointStep, Engine, Format, Leisure, Settings, format::superblock::SchemeName};
+use onefold_block::{
+    Branch, CheckpointStep, Engine, Format, Leisure, Settings,
+    format::{
+        Identity,
+        geometry::Geometry,
+        superblock::{Fixed, SchemeName},
+    },
+};
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, block};
 
 use super::{Choice, Quiet, Scheme, Subject, Tally};
@@ -77,9 +84,15 @@ impl Store {
         Ok(Recovered { store, zones, believed, refused })
     }
 
-    /// Zones that a recovery would scan now.
-    pub(crate) fn uncommitted_zones(&self) -> u64 {
-        self.engine.uncommitted_zones() as u64
+    /// Where things lie.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.engine.geometry()
+    }
+
+    /// By what its blocks are known.
+    pub(crate) fn identity(&self) -> Identity {
+        let Fixed { id, secret, algorithm, .. } = *self.engine.fixed();
+        Identity::new(id, secret, algorithm)
     }
 
     /// Steps of a checkpoint, as far as they need no flush of their own.

@@ -25,7 +25,7 @@ fn recovery(extent: &Extent, _: &Look<'_>) -> Judgement {
     let most = |of: fn(&crate::crash::Outcome) -> u64| outcomes.iter().map(of).max().unwrap_or(0);
     let too_many: u64 = outcomes.iter().map(|outcome| outcome.scanned_too_many).sum();
     let scanned = format!(
-        "at most {} zones scanned, of {} written, and never more than were uncommitted",
+        "at most {} zones scanned, of {} written, and never more than were marked as uncommitted",
         most(|outcome| outcome.zones_scanned),
         most(|outcome| outcome.zones_written)
     );
@@ -33,8 +33,8 @@ fn recovery(extent: &Extent, _: &Look<'_>) -> Judgement {
     let refused: u64 = outcomes.iter().map(|outcome| outcome.refused).sum();
     judgement.check(format!("{refused} newer records refused because the block that they name was not there"), refused > 0);
     judgement.remark = "Zones have 64 blocks, so that a short workload fills many. After every write and every flush of the device the store is opened from \
-                        what a power failure leaves: nothing of what was not flushed, all of it, and parts of it down to sectors. A zone that a checkpoint took counts \
-                        as uncommitted until the next write of its list page; zones that are listed ahead are scanned, too, and are empty."
+                        what a power failure leaves: nothing of what was not flushed, all of it, and parts of it down to sectors. A zone is marked ahead \
+                        of its first block, and loses the mark with the next write of its list page after a checkpoint has its records."
         .to_owned();
     judgement
 }
