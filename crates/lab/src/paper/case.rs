@@ -25,6 +25,9 @@ use crate::{
 /// How long OrderMergeDedup leaves the device idle for company.
 const ANTICIPATED: Duration = Duration::from_millis(1);
 
+/// Requests at once.
+const IN_FLIGHT: usize = 128;
+
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -41,6 +44,8 @@ pub enum System {
     Ordered,
     /// Dmdedup's copy-on-write trees.
     Cow,
+    /// The same, a transaction for each block of 4 KiB, as Dmdedup can be told to do.
+    CowSingle,
     /// OrderMergeDedup's ordering of writes, and nothing else of it.
     Soft,
     /// The same, and updates that nobody waits for are delayed and merged.
@@ -60,6 +65,7 @@ impl System {
             System::ThinLog => "thin, log",
             System::Ordered => "ordered",
             System::Cow => "cow",
+            System::CowSingle => "cow, block by block",
             System::Soft => "ordering",
             System::SoftDelayed => "+ delay",
             System::OrderMerge => "+ anticipation",
@@ -74,12 +80,18 @@ impl System {
             System::Thin => (Scheme::Thin, Leftover::Table, Layout::Split),
             System::ThinLog => (Scheme::Thin, Leftover::Log, Layout::Run),
             System::Ordered => (Scheme::Ordered, Leftover::Table, Layout::Run),
-            System::Cow => (Scheme::Cow, Leftover::Table, Layout::Run),
+            System::Cow | System::CowSingle => (Scheme::Cow, Leftover::Table, Layout::Run),
             System::Soft | System::SoftDelayed | System::OrderMerge => (Scheme::OrderMerge, Leftover::Table, Layout::Run),
         };
         let usual = Choice::new(scheme, persistence);
         let delay = if self == System::Soft { Duration::ZERO } else { usual.delay };
         Choice { leftover, layout, delay, ..usual }
+    }
+
+    /// With strong persistence each request is committed alone: Dmdedup's transaction of a single write, and what OrderMergeDedup's anticipation is
+    /// measured against. The others gather what comes while a commit is under way.
+    fn commits_alone(self) -> bool {
+        matches!(self, System::Cow | System::CowSingle | System::Ordered | System::Soft | System::SoftDelayed)
     }
 
     /// How rounds wait for company when requests come at their times.
@@ -135,16 +147,18 @@ pub enum Pace {
     /// Windows of so many blocks, committed one after the other, each when it is full and the one before is durable. Each block is a request, flushes
     /// are passed over, and there are no gaps: ThinDedup's way.
     Windows(usize),
-    /// At their recorded times: OrderMergeDedup's way.
+    /// With their recorded gaps, and nothing after a flush before it is answered: for times.
     Timed(Persistence),
+    /// At their recorded times, whatever the device does: for what is merged.
+    Open(Persistence),
 }
 
 impl fmt::Display for Pace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Pace::Windows(blocks) => write!(f, "window {blocks}"),
-            Pace::Timed(Persistence::Weak) => f.write_str("weak"),
-            Pace::Timed(Persistence::Strong) => f.write_str("strong"),
+            Pace::Timed(Persistence::Weak) | Pace::Open(Persistence::Weak) => f.write_str("weak"),
+            Pace::Timed(Persistence::Strong) | Pace::Open(Persistence::Strong) => f.write_str("strong"),
         }
     }
 }
@@ -189,7 +203,14 @@ impl Case {
                 anticipation: Anticipation::None,
                 ..plan(Choice { window_blocks: Some(window), ..self.system.choice(Persistence::Strong) })
             },
-            Pace::Timed(persistence) => Plan { anticipation: self.system.anticipation(), ..plan(self.system.choice(persistence)) },
+            Pace::Timed(persistence) | Pace::Open(persistence) => Plan {
+                clients: Clients {
+                    in_flight: if persistence == Persistence::Strong && self.system.commits_alone() { 1 } else { IN_FLIGHT },
+                    wait_for_flush: matches!(self.pace, Pace::Timed(_)),
+                },
+                anticipation: self.system.anticipation(),
+                ..plan(self.system.choice(persistence))
+            },
         }
     }
 
@@ -200,7 +221,8 @@ impl Case {
     pub(super) fn run(&self, progress: &mut dyn FnMut(u64)) -> Result<Measured> {
         let plan = self.plan();
         let source = self.load.source()?;
-        let source = if matches!(self.pace, Pace::Windows(_)) { one_by_one(source) } else { source };
+        let single = matches!(self.pace, Pace::Windows(_)) || self.system == System::CowSingle;
+        let source = if single { one_by_one(source) } else { source };
         let outcome = replay(source, &plan, progress)?;
         let workload = match &self.load {
             Load::Generated(workload) => Some(workload.clone()),
@@ -220,8 +242,8 @@ impl Case {
     }
 }
 
-/// Makes a request of each block that is written, so that windows are committed one after the other: a long request would fill several, which thin makes
-/// durable together and which the paper doesn't have.
+/// Makes a request of each block that is written, so that windows, or transactions, are committed one after the other: a long request would fill several,
+/// which thin makes durable together and which the papers don't have.
 fn one_by_one(source: Source) -> Source {
     let Source { volume_blocks, steps, requests, cut } = source;
     let split = requests.flat_map(|item| match item {
@@ -271,7 +293,7 @@ impl Measured {
     /// Blocks that a paper leaves out: those that carry records into the tables. What copy-on-write trees write is how they commit, and never is.
     #[must_use]
     pub fn left_out(&self) -> u64 {
-        if self.system == System::Cow { 0 } else { self.outcome.checkpoint_blocks }
+        if matches!(self.system, System::Cow | System::CowSingle) { 0 } else { self.outcome.checkpoint_blocks }
     }
 
     /// Blocks written for each block of a client, checkpoints left out.

@@ -193,6 +193,11 @@ impl Subject for Store {
         }
     }
 
+    fn stored_blocks(&self) -> Option<u64> {
+        let status = self.engine.status();
+        Some(status.live_blocks + status.table_blocks)
+    }
+
     fn unflushed_blocks(&self) -> usize {
         self.engine.settings().unflushed_blocks
     }

@@ -224,6 +224,9 @@ pub trait Subject {
     /// What it counted.
     fn tally(&self) -> Tally;
 
+    /// Blocks in use by contents and tables, as of what is in the tables; none for a subject that keeps no account.
+    fn stored_blocks(&self) -> Option<u64>;
+
     /// Most blocks that may be answered and not durable.
     fn unflushed_blocks(&self) -> usize;
 

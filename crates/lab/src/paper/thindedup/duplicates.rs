@@ -76,7 +76,9 @@ fn fig_6(extent: &Extent, look: &Look<'_>) -> Judgement {
         })
     };
     judgement.remark = format!(
-        "How the paper's duplicates are spread is not said. When they come by chance, ordered varies by {:.0} % (random) and {:.0} % (sequential): at ratio 8 every          third window of 8 is stored already, has no data to be written first, and goes without that flush ({:.2} flushes for each window at ratio 8, {:.2} when          they come evenly, {:.2} at ratio 1); hdd-p takes at least 10.3 ms for it.",
+        "How the paper's duplicates are spread is not said. When they come by chance, ordered varies by {:.0} % (random) and {:.0} % (sequential): at ratio 8 every \
+         third window of 8 is stored already, has no data to be written first, and goes without that flush ({:.2} flushes for each window at ratio 8, {:.2} when \
+         they come evenly, {:.2} at ratio 1); hdd-p takes at least 10.3 ms for it.",
         varies(0, false).2,
         varies(1, false).2,
         flushes(0, false, 8.0),
