@@ -3,6 +3,7 @@
 use super::{Axis, Bars, Figure, Lines, Report, Scale, Section, Series, Table, svg::shown};
 use crate::{
     replay::{Latency, Outcome, Setting},
+    subject::Scheme,
     sweep::Point,
 };
 
@@ -182,29 +183,20 @@ pub fn of_points(points: &[Point]) -> Report {
             let records = point.outcome.records.max(1) as f64;
             (records - point.outcome.hidden_records as f64) * 100.0 / records
         };
-        let explicit = "% of records that found no room";
         for (x, label, scale) in [
             (window, "blocks of a window", Scale::Logarithmic),
             (ratio, "blocks written for each different one", Scale::Linear),
             (compressible, "% of contents that compress", Scale::Linear),
         ] {
             if seen(here.iter().map(|point| x(point))).len() > 1 {
-                figures.push(Figure::Lines(over(
-                    &here,
-                    "Throughput",
-                    Axis { label: label.to_owned(), scale },
-                    Axis::linear("blocks a second"),
-                    x,
-                    throughput,
-                )));
-                figures.push(Figure::Lines(over(
-                    &here,
-                    "Records written explicitly",
-                    Axis { label: label.to_owned(), scale },
-                    Axis::linear(explicit),
-                    x,
-                    hidden,
-                )));
+                let x_axis = || Axis { label: label.to_owned(), scale };
+                figures.push(Figure::Lines(over(&here, "Throughput", x_axis(), Axis::linear("blocks a second"), x, throughput)));
+                // The others hide none.
+                let thin: Vec<&Point> = here.iter().filter(|point| point.setting.scheme == Scheme::Thin).copied().collect();
+                if !thin.is_empty() {
+                    let explicit = Axis::linear("% of records that found no room");
+                    figures.push(Figure::Lines(over(&thin, "Records written explicitly", x_axis(), explicit, x, hidden)));
+                }
             }
         }
         let largest = here.iter().max_by_key(|point| point.setting.window_blocks).map_or(0, |point| point.setting.window_blocks);

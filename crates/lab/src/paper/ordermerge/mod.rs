@@ -29,9 +29,6 @@ use crate::{
 const SYSTEMS: [System; 7] =
     [System::Original, System::Cow, System::Ordered, System::Soft, System::SoftDelayed, System::OrderMerge, System::ThinLog];
 
-/// Those of which times are looked at.
-const TIMED: [System; 5] = [System::Original, System::Cow, System::Ordered, System::OrderMerge, System::ThinLog];
-
 /// The paper's steps, each on top of the one before.
 const STEPS: [System; 3] = [System::Soft, System::SoftDelayed, System::OrderMerge];
 

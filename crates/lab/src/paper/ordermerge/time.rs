@@ -2,7 +2,7 @@
 
 use onefold_block::Persistence;
 
-use super::{TIMED, bars, beginnings, loads, phase, recorded, time_case, trace};
+use super::{SYSTEMS, bars, beginnings, loads, phase, recorded, time_case, trace};
 use crate::{
     paper::{
         case::{Case, Load, Measured, System},
@@ -36,7 +36,7 @@ pub(super) const STRONG: [Item; 1] = [Item {
 }];
 
 fn cases(extent: &Extent, persistence: Persistence) -> Vec<Case> {
-    loads(extent).iter().flat_map(|load| TIMED.map(|system| time_case(load, persistence, system))).collect()
+    loads(extent).iter().flat_map(|load| SYSTEMS.map(|system| time_case(load, persistence, system))).collect()
 }
 
 fn strong_cases(extent: &Extent) -> Vec<Case> {
@@ -114,7 +114,7 @@ fn draw(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Vec<Figur
     for (what, loads) in [("six workloads", six), ("recorded traces", recorded(extent))] {
         if !loads.is_empty() {
             let ratio = |load: &(String, Load), system| slower(look, load, persistence, system, None);
-            figures.push(bars(look, &format!("Time, {what}, ssd-p"), "times the original", &loads, &TIMED[1..], ratio, None));
+            figures.push(bars(look, &format!("Time, {what}, ssd-p"), "times the original", &loads, &SYSTEMS, ratio, None));
         }
     }
     figures

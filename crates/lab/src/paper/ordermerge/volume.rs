@@ -165,7 +165,7 @@ fn draw(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Vec<Figur
         let metadata = |load: &(String, Load), system| {
             value(load, system, |measured| measured.outcome.metadata_blocks as f64 / measured.outcome.client_blocks.max(1) as f64)
         };
-        figures.push(bars(look, &format!("Metadata written, {what}"), label, &loads, &SYSTEMS[1..], metadata, None));
+        figures.push(bars(look, &format!("Metadata written, {what}"), label, &loads, &SYSTEMS, metadata, None));
     }
     figures
 }
