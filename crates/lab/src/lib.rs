@@ -15,6 +15,13 @@
 //! *Invariants:* a replay is one thread, sleeps never, and gives the same figures on every machine (but for devices that are real). Equal hashes are
 //! equal bytes, and the engine is told nothing that it could not find out from them.
 
+/// What happened between two counts of the same things.
+macro_rules! between {
+    ($earlier:expr, $later:expr, $counts:ident { $($field:ident),+ $(,)? }) => {
+        $counts { $($field: $later.$field - $earlier.$field),+ }
+    };
+}
+
 mod clock;
 mod content;
 pub mod crash;

@@ -276,10 +276,10 @@ impl Outcome {
     /// Opens what is left, compares everything, and checks the store as it is afterwards.
     fn open(&mut self, life: &Life, choice: &Choice, disk: &Arc<Journal>, step: usize, left: Left) {
         self.openings += 1;
-        if let Err(failure) = self.recover(life, choice, disk, step) {
-            if self.failures.len() < TOLD {
-                self.failures.push(format!("after step {step}, {left:?}: {failure}"));
-            }
+        if let Err(failure) = self.recover(life, choice, disk, step)
+            && self.failures.len() < TOLD
+        {
+            self.failures.push(format!("after step {step}, {left:?}: {failure}"));
         }
     }
 

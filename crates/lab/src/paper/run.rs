@@ -42,13 +42,14 @@ pub struct Results {
 pub(super) fn run(
     paper: &str,
     about: &[String],
-    items: Vec<Item>,
+    groups: &[&'static [Item]],
     names: &[String],
     extent: &Extent,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Results> {
     let begun = Instant::now();
-    let items: Vec<Item> = items.into_iter().filter(|item| names.is_empty() || names.iter().any(|name| name == item.id)).collect();
+    let wanted = |item: &&Item| names.is_empty() || names.iter().any(|name| name == item.id);
+    let items: Vec<&Item> = groups.iter().copied().flatten().filter(wanted).collect();
     let measured = measure(&items, extent, progress)?;
     let (mut statements, mut sections) = (Vec::new(), Vec::new());
     let mut items_of: Vec<Vec<String>> = vec![Vec::new(); measured.len()];
@@ -82,8 +83,14 @@ pub(super) fn run(
     Ok(Results { paper: paper.to_owned(), quick: extent.quick, reproduced, possible, statements, points, report, wall_seconds })
 }
 
+/// The names of a paper's items.
+#[cfg(test)]
+pub(super) fn names(groups: &[&'static [Item]]) -> Vec<&'static str> {
+    groups.iter().copied().flatten().map(|item| item.id).collect()
+}
+
 /// Runs every case once. A case whose system the engine does not have stays without figures.
-fn measure(items: &[Item], extent: &Extent, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<(Case, Option<Measured>)>> {
+fn measure(items: &[&Item], extent: &Extent, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<(Case, Option<Measured>)>> {
     let mut cases: Vec<(Case, u64)> = Vec::new();
     for case in items.iter().flat_map(|item| (item.cases)(extent)) {
         if cases.iter().all(|(known, _)| *known != case) {

@@ -145,18 +145,22 @@ impl Tally {
     /// What happened after `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Tally) -> Tally {
-        Tally {
-            windows: self.windows - earlier.windows,
-            records: self.records - earlier.records,
-            hidden_records: self.hidden_records - earlier.hidden_records,
-            record_blocks: self.record_blocks - earlier.record_blocks,
-            leftover_records: self.leftover_records - earlier.leftover_records,
-            leftover_blocks: self.leftover_blocks - earlier.leftover_blocks,
-            duplicate_blocks: self.duplicate_blocks - earlier.duplicate_blocks,
-            zero_blocks: self.zero_blocks - earlier.zero_blocks,
-            checkpoint_blocks: self.checkpoint_blocks - earlier.checkpoint_blocks,
-            checkpoints: self.checkpoints - earlier.checkpoints,
-        }
+        between!(
+            earlier,
+            self,
+            Tally {
+                windows,
+                records,
+                hidden_records,
+                record_blocks,
+                leftover_records,
+                leftover_blocks,
+                duplicate_blocks,
+                zero_blocks,
+                checkpoint_blocks,
+                checkpoints
+            }
+        )
     }
 }
 

@@ -109,19 +109,8 @@ fn bars(
 }
 
 /// What the paper states, in its order.
-fn items() -> Vec<Item> {
-    let groups = [
-        Vec::from(workloads::ITEMS),
-        Vec::from(volume::WEAK),
-        Vec::from(time::WEAK),
-        Vec::from(volume::STRONG),
-        Vec::from(time::STRONG),
-        Vec::from(space::ITEMS),
-        Vec::from(crash::ITEMS),
-        Vec::from(target::ITEMS),
-    ];
-    groups.into_iter().flatten().collect()
-}
+const GROUPS: [&[Item]; 8] =
+    [&workloads::ITEMS, &volume::WEAK, &time::WEAK, &volume::STRONG, &time::STRONG, &space::ITEMS, &crash::ITEMS, &target::ITEMS];
 
 /// Names by which items are chosen.
 pub const NAMES: [&str; 9] = ["shares", "2a", "2b", "3a", "3b", "space", "energy", "crash", "target"];
@@ -142,7 +131,7 @@ pub fn run(names: &[String], extent: &Extent, progress: &mut dyn FnMut(u64, u64)
         "Write volume leaves out the writing of records into tables by checkpoints, which the paper's linear tables do not have; it is given with it, too."
             .to_owned(),
     ];
-    run::run("OrderMergeDedup", &about, items(), names, extent, progress)
+    run::run("OrderMergeDedup", &about, &GROUPS, names, extent, progress)
 }
 
 #[cfg(test)]
@@ -151,7 +140,7 @@ mod tests {
 
     #[test]
     fn items_are_known_by_their_names() {
-        assert_eq!(items().iter().map(|item| item.id).collect::<Vec<_>>(), NAMES);
+        assert_eq!(run::names(&GROUPS), NAMES);
     }
 
     #[test]
