@@ -54,6 +54,7 @@ impl Engine {
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let oldest = snapshot.state.oldest_generation;
         let entries: Vec<Entry> = newest_entries(geometry, &pages)?.into_iter().filter(|entry| entry.generation >= oldest).collect();
+        self.reached.add(Branch::ZoneScanned, entries.len());
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
