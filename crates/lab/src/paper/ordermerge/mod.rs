@@ -35,6 +35,9 @@ const STEPS: [System; 3] = [System::Soft, System::SoftDelayed, System::OrderMerg
 /// Both models of persistence.
 const BOTH: [Persistence; 2] = [Persistence::Weak, Persistence::Strong];
 
+/// Traces whose figures the bands are for.
+const JUDGED: [&str; 3] = ["apt", "pgbench", "srcver"];
+
 /// Records of a trace in the short form: of `apt` so many that packages are installed.
 const QUICK_RECORDS: u64 = 25_000;
 const QUICK_APT_RECORDS: u64 = 120_000;
@@ -55,6 +58,11 @@ fn recorded(extent: &Extent) -> Vec<(String, Load)> {
     extent.traces.iter().map(load).collect()
 }
 
+/// Those of them that the statements are judged by; others are shown.
+fn judged(extent: &Extent) -> Vec<(String, Load)> {
+    recorded(extent).into_iter().filter(|(name, _)| JUDGED.contains(&name.as_str())).collect()
+}
+
 /// So much of the traces as is replayed block by block.
 fn beginnings(extent: &Extent) -> Vec<(String, Load)> {
     let few = if extent.quick { 3000 } else { 40_000 };
@@ -62,7 +70,7 @@ fn beginnings(extent: &Extent) -> Vec<(String, Load)> {
         Load::Recorded { path, .. } => (name, Load::Recorded { path, records: Some(few) }),
         generated => (name, generated),
     };
-    recorded(extent).into_iter().map(cut).collect()
+    judged(extent).into_iter().map(cut).collect()
 }
 
 /// A trace of this name.

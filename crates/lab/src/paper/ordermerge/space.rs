@@ -2,7 +2,7 @@
 
 use onefold_block::Persistence;
 
-use super::{bars, recorded, volume_case};
+use super::{bars, judged, recorded, volume_case};
 use crate::{
     paper::{
         case::{Case, Load, System},
@@ -52,7 +52,7 @@ fn saved(look: &Look<'_>, load: &(String, Load), system: System) -> f64 {
 
 fn space(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let traces = recorded(extent);
+    let traces = judged(extent);
     judgement.missing = traces.is_empty();
     for load in &traces {
         let found = saved(look, load, System::OrderMerge);

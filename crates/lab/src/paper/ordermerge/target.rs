@@ -1,6 +1,6 @@
 //! What neither paper has: metadata hidden in data where flushes are dense, and the product's default beside the better of both schemes.
 
-use super::{BOTH, recorded, time_case};
+use super::{BOTH, judged, time_case};
 use crate::paper::{
     case::{Case, Load, Measured, System},
     crashes::persistence_name,
@@ -15,7 +15,7 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     band: "on every recorded trace, weak and strong, thin, log writes at most ideal + 3 points, checkpoints included, and is within 0.5 points of volume and 2 % of \
            time of the better of itself and ordermerge, or better",
     fitted: true,
-    cases: |extent| recorded(extent).iter().flat_map(cases).collect(),
+    cases: |extent| judged(extent).iter().flat_map(cases).collect(),
     judge: target,
     draw: no_figure,
 }];
@@ -26,7 +26,7 @@ fn cases(load: &(String, Load)) -> Vec<Case> {
 
 fn target(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let traces = recorded(extent);
+    let traces = judged(extent);
     judgement.missing = traces.is_empty();
     for load in &traces {
         for persistence in BOTH {

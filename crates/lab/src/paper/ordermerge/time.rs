@@ -2,7 +2,7 @@
 
 use onefold_block::Persistence;
 
-use super::{SYSTEMS, bars, beginnings, loads, phase, recorded, time_case, trace};
+use super::{SYSTEMS, bars, beginnings, judged, loads, phase, recorded, time_case, trace};
 use crate::{
     paper::{
         case::{Case, Load, Measured, System},
@@ -56,7 +56,7 @@ fn slower(look: &Look<'_>, load: &(String, Load), persistence: Persistence, syst
 
 fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let traces = recorded(extent);
+    let traces = judged(extent);
     judgement.missing = traces.is_empty();
     let of = |load: &(String, Load), system, part: Option<&str>| slower(look, load, Persistence::Weak, system, part);
     for load in &traces {
@@ -76,7 +76,7 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
 
 fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let traces = recorded(extent);
+    let traces = judged(extent);
     judgement.missing = traces.is_empty();
     let of = |load: &(String, Load), system, part: Option<&str>| slower(look, load, Persistence::Strong, system, part);
     let (mut cow, mut slowest) = (Vec::new(), 0.0_f64);

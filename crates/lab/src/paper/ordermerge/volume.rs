@@ -2,7 +2,7 @@
 
 use onefold_block::Persistence;
 
-use super::{STEPS, SYSTEMS, bars, beginnings, loads, phase, recorded, trace, volume_case};
+use super::{STEPS, SYSTEMS, bars, beginnings, judged, loads, phase, recorded, trace, volume_case};
 use crate::{
     paper::{
         case::{Case, Load, Measured, System},
@@ -54,7 +54,7 @@ fn volume(look: &Look<'_>, load: &(String, Load), persistence: Persistence, syst
 
 fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let traces = recorded(extent);
+    let traces = judged(extent);
     judgement.missing = traces.is_empty();
     let of = |load: &(String, Load), system| volume(look, load, Persistence::Weak, system);
     let close = |judgement: &mut Judgement, name: &str, above: f64| {
@@ -99,7 +99,7 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
 
 fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let traces = recorded(extent);
+    let traces = judged(extent);
     judgement.missing = traces.is_empty();
     let of = |load: &(String, Load), system| volume(look, load, Persistence::Strong, system);
     let mut dense = false;
