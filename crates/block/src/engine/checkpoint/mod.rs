@@ -1,7 +1,7 @@
 //! Checkpoints: the published records go into the structured tables.
 //!
 //! 1. *freeze*: what is published so far is set aside; new windows are published beside it.
-//! 2. *build*: changed pages are written to new places, leaves first: maps, the physical table, catalogue, discards, the index on
+//! 2. *build*: changed pages are written to new places, leaves first: maps, references, fingerprints, catalogue, discards, the index on
 //!    disk, the zone table.
 //! 3. *flush*, which a window's flush does as well.
 //! 4. *superblock*, to the place of the older one.
@@ -19,7 +19,7 @@
 
 mod build;
 mod maps;
-mod physical;
+mod references;
 mod spill;
 mod zones;
 

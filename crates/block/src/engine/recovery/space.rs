@@ -11,6 +11,7 @@ use crate::{
         record::{Change, Record, WindowNumber},
         zone_list::{Entry, Page},
     },
+    index::hash_of,
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
     reached::Branch,
@@ -69,7 +70,7 @@ impl Engine {
                 Change::Block { pba, carried, fingerprint } => {
                     in_use(&mut allocator, pba)?;
                     allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
-                    index.insert(&fingerprint, pba);
+                    index.insert(hash_of(fingerprint.prefix()), pba);
                 }
                 // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
                 Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
