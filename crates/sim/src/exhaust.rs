@@ -201,6 +201,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         layout_split: in_place,
         leftover_table: in_place,
         scheme: 0,
+        delay_ms: 0,
         grow: false,
         strong: false,
         memory: 1 << 20,

@@ -237,12 +237,17 @@ impl<S: Subject> Sim<S> {
 
     /// On a copy of the crashed disk: recovery, close, and the verifier; sometimes on a disk that is smaller than it was.
     fn sideways(&mut self) -> Result<(), Failure> {
-        if self.rng.percent(96) || self.disk.damage() > 0 {
+        let rarely = if S::tables_hold_at_any_time(&self.params.options) { 60 } else { 96 };
+        if self.rng.percent(rarely) || self.disk.damage() > 0 {
             return Ok(());
         }
         let clock = Arc::new(VirtualClock::default());
         let blocks = self.params.options.disk_blocks;
         let copy = Arc::new(VirtualDisk::from_image(self.disk.view(), blocks, Arc::clone(&clock), self.rng.fork()));
+        if S::tables_hold_at_any_time(&self.params.options) {
+            self.reach.hit("verifier: of what a crash left");
+            self.verifier(&copy)?;
+        }
         let open = |blocks: u64| {
             copy.set_blocks(blocks);
             S::open(Arc::clone(&copy) as Arc<dyn Disk>, Arc::clone(&clock) as Arc<dyn Clock>, &self.params.options)

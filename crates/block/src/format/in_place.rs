@@ -87,21 +87,34 @@ fn seal(identity: &Identity, id: PageId, pointer: &Pointer, version: Version, se
     seal
 }
 
-/// A leaf as it was read.
-pub struct Read {
-    /// Its page; of the header nothing is set.
-    pub page: Box<Page>,
+/// The versions of a leaf, which its page keeps in memory where others have their header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Versions {
     /// The version that counts.
-    pub version: Version,
-    /// The version to be written next, to the other place: newer than any sector there, so that a torn version and the next one don't mix.
+    pub now: Version,
+    /// The version that is written next to the other place: newer than any sector there, so that a torn version and the next one don't mix.
     pub next: Version,
 }
 
-/// Reads a leaf from its two places.
+impl Versions {
+    /// Those that a page in memory keeps.
+    #[must_use]
+    pub fn of(page: &Page) -> Versions {
+        Versions { now: Version(from_low_bytes(&page[..4]) as u32), next: Version(from_low_bytes(&page[4..8]) as u32) }
+    }
+
+    /// Lets a page keep them.
+    pub fn set(self, page: &mut Page) {
+        page[..4].copy_from_slice(&self.now.0.to_le_bytes());
+        page[4..8].copy_from_slice(&self.next.0.to_le_bytes());
+    }
+}
+
+/// Reads a leaf from its two places: its page, with its versions.
 ///
 /// # Errors
 /// `Corrupt` when neither version is whole, or when the newer one may be what is damaged.
-pub fn decode(identity: &Identity, id: PageId, pointer: &Pointer, blocks: [&Block; 2]) -> Result<Read> {
+pub fn decode(identity: &Identity, id: PageId, pointer: &Pointer, blocks: [&Block; 2]) -> Result<Box<Page>> {
     let damaged = |what: &str| {
         let [one, other] = places(pointer);
         Error::new(Kind::Corrupt, format!("leaf at blocks {one} and {other} ({id:?}): {what}"))
@@ -127,7 +140,8 @@ pub fn decode(identity: &Identity, id: PageId, pointer: &Pointer, blocks: [&Bloc
     let mut page = Box::new([0; 4096]);
     let parts = blocks[version.place()].0.chunks_exact(512);
     page[HEADER_BYTES..].chunks_exact_mut(PART_BYTES).zip(parts).for_each(|(part, sector)| part.copy_from_slice(&sector[..PART_BYTES]));
-    Ok(Read { page, version, next })
+    Versions { now: version, next }.set(&mut page);
+    Ok(page)
 }
 
 /// The version of each sector of a place, as far as it is whole.
@@ -170,10 +184,11 @@ mod tests {
             for n in (0..8).filter(|n| mask >> n & 1 == 1) {
                 torn.0[n * 512..(n + 1) * 512].copy_from_slice(&new.0[n * 512..(n + 1) * 512]);
             }
-            let read = decode(&identity, id, &pointer, [&durable, &torn]).unwrap();
+            let page = decode(&identity, id, &pointer, [&durable, &torn]).unwrap();
+            let versions = Versions::of(&page);
             let expected = if mask == 255 { (7, 8) } else { (6, if mask == 0 { 7 } else { 9 }) };
-            assert_eq!((read.version.0, read.next.0), expected, "mask {mask:02x}");
-            assert_eq!(*read.page, filled(expected.0 as u8));
+            assert_eq!((versions.now.0, versions.next.0), expected, "mask {mask:02x}");
+            assert_eq!(page[HEADER_BYTES..], filled(expected.0 as u8)[HEADER_BYTES..]);
         }
     }
 
@@ -188,7 +203,7 @@ mod tests {
             assert!(decode(&identity, id, &pointer, [&old, &flipped]).is_err(), "bit {bit}");
             let mut flipped = old.clone();
             flipped.0[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(decode(&identity, id, &pointer, [&flipped, &new]).map(|read| read.version).ok(), Some(Version(7)), "bit {bit}");
+            assert_eq!(decode(&identity, id, &pointer, [&flipped, &new]).map(|page| page[100]).ok(), Some(7), "bit {bit}");
         }
     }
 
@@ -202,6 +217,6 @@ mod tests {
         let last = Version((1 << 24) - 1);
         assert!(last.plus(1).is_newer(last) && !last.is_newer(last.plus(1)));
         let blocks = [encode(&identity, id, &pointer, last.plus(1), &filled(2)), encode(&identity, id, &pointer, last, &filled(1))];
-        assert_eq!(decode(&identity, id, &pointer, [&blocks[0], &blocks[1]]).unwrap().version, Version(0));
+        assert_eq!(decode(&identity, id, &pointer, [&blocks[0], &blocks[1]]).unwrap()[100], 2);
     }
 }

@@ -245,8 +245,8 @@ pub fn body(page: &Page) -> &[u8] {
 }
 
 /// The body of a page, writable.
-pub fn body_mut(page: &mut Block) -> &mut [u8] {
-    &mut page.0[HEADER_BYTES..]
+pub fn body_mut(page: &mut Page) -> &mut [u8] {
+    &mut page[HEADER_BYTES..]
 }
 
 /// Pointer number `slot` of an inner page.
@@ -256,7 +256,7 @@ pub fn pointer(page: &Page, slot: u64) -> Pointer {
 }
 
 /// Sets pointer number `slot` of an inner page.
-pub fn set_pointer(page: &mut Block, slot: u64, pointer: &Pointer) {
+pub fn set_pointer(page: &mut Page, slot: u64, pointer: &Pointer) {
     body_mut(page)[slot as usize * Pointer::BYTES..][..Pointer::BYTES].copy_from_slice(&pointer.encode());
 }
 
@@ -301,7 +301,7 @@ impl MapEntry {
     }
 
     /// Sets entry number `slot` of a leaf.
-    pub fn set(self, page: &mut Block, slot: u64) {
+    pub fn set(self, page: &mut Page, slot: u64) {
         let bytes = &mut body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES];
         bytes.fill(0);
         match self {
@@ -341,7 +341,7 @@ impl ReferenceEntry {
     }
 
     /// Sets entry number `slot` of a leaf.
-    pub fn set(self, page: &mut Block, slot: u64) {
+    pub fn set(self, page: &mut Page, slot: u64) {
         let count = self.references | u32::from(self.carried) << 31;
         body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES].copy_from_slice(&count.to_le_bytes());
     }
@@ -356,7 +356,7 @@ pub fn fingerprint(page: &Page, slot: u64) -> Fingerprint {
 }
 
 /// Sets fingerprint number `slot` of a leaf.
-pub fn set_fingerprint(page: &mut Block, slot: u64, fingerprint: &Fingerprint) {
+pub fn set_fingerprint(page: &mut Page, slot: u64, fingerprint: &Fingerprint) {
     body_mut(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()].copy_from_slice(&fingerprint.0);
 }
 
@@ -379,7 +379,7 @@ impl ZoneEntry {
     }
 
     /// Sets entry number `slot` of a leaf.
-    pub fn set(self, page: &mut Block, slot: u64) {
+    pub fn set(self, page: &mut Page, slot: u64) {
         body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES].copy_from_slice(&self.used.to_bytes());
     }
 }

@@ -12,7 +12,7 @@ use onefold_core::{Block, Pba};
 use crate::{
     format::{
         Identity,
-        in_place::{self, Version},
+        in_place::{self, Versions},
         page::{Page, PageId, Pointer},
     },
     hash::MixMap,
@@ -31,11 +31,8 @@ pub(crate) fn key(pointer: &Pointer) -> Key {
 struct Held {
     id: PageId,
     pointer: Pointer,
+    /// With its versions.
     page: Arc<Page>,
-    /// The newest version that was written.
-    version: Version,
-    /// The version that goes to the other place.
-    next: Version,
     /// It was written, and a flush that begins after this number makes it durable.
     written: Option<u64>,
     /// Since when it has changes that are not written.
@@ -46,6 +43,9 @@ struct Held {
 #[derive(Default)]
 pub(crate) struct HeldLeaves {
     leaves: MixMap<Key, Held>,
+    /// Those with changes that are not written; and since when the oldest of them is, or one that was written since.
+    changes: usize,
+    oldest: Option<Duration>,
     /// How often a leaf was let go of: who read one from the disk meanwhile may have seen it as it was before.
     pub(crate) let_go: u64,
     /// Mistakes that a test wants.
@@ -64,13 +64,9 @@ impl HeldLeaves {
         self.leaves.get(&key(pointer)).map(|held| held.page.clone())
     }
 
-    pub(crate) fn holds(&self, pointer: &Pointer) -> bool {
-        self.leaves.contains_key(&key(pointer))
-    }
-
     /// Holds a leaf as it was read.
-    pub(crate) fn hold(&mut self, id: PageId, pointer: Pointer, page: Arc<Page>, (version, next): (Version, Version)) {
-        self.leaves.entry(key(&pointer)).or_insert(Held { id, pointer, page, version, next, written: None, changed: None });
+    pub(crate) fn hold(&mut self, id: PageId, pointer: Pointer, page: Arc<Page>) {
+        self.leaves.entry(key(&pointer)).or_insert(Held { id, pointer, page, written: None, changed: None });
     }
 
     /// Changes a leaf that is held. `change` returns whether it did.
@@ -78,41 +74,51 @@ impl HeldLeaves {
         let held = self.leaves.get_mut(&key(pointer));
         assert!(held.is_some(), "a leaf is held while it is changed");
         let Some(held) = held else { return };
-        if change(Arc::make_mut(&mut held.page)) {
-            held.changed.get_or_insert(now);
+        if change(Arc::make_mut(&mut held.page)) && held.changed.is_none() {
+            held.changed = Some(now);
+            self.changes += 1;
+            self.oldest.get_or_insert(now);
         }
     }
 
     /// The leaves with changes that are not written, oldest first, with the time of the first change.
-    pub(crate) fn changed(&self) -> Vec<(Duration, Pointer)> {
+    pub(crate) fn changed(&mut self) -> Vec<(Duration, Pointer)> {
         let mut changed: Vec<(Duration, Pointer)> =
             self.leaves.values().filter_map(|held| held.changed.map(|since| (since, held.pointer))).collect();
         changed.sort_unstable_by_key(|(since, pointer)| (*since, pointer.address));
+        self.oldest = changed.first().map(|(since, _)| *since);
         changed
     }
 
     /// How many have changes that are not written.
     pub(crate) fn changes(&self) -> usize {
-        self.leaves.values().filter(|held| held.changed.is_some()).count()
+        self.changes
+    }
+
+    /// A time from which on all of them have changes, if any has.
+    pub(crate) fn oldest(&self) -> Option<Duration> {
+        self.oldest
     }
 
     /// The next versions of those of `leaves` that changed, which the caller writes before a flush with a number above `flush` begins.
     pub(crate) fn write(&mut self, identity: &Identity, leaves: &[Pointer], flush: u64) -> Vec<Written> {
-        let mut versions = Vec::with_capacity(leaves.len());
+        let mut written = Vec::with_capacity(leaves.len());
         for pointer in leaves {
             let Some(held) = self.leaves.get_mut(&key(pointer)).filter(|held| held.changed.is_some()) else { continue };
             let again = match held.written {
                 Some(_) => self.bug != Some(PlantedBug::LeafBusy),
                 None => self.bug == Some(PlantedBug::LeafOverDurable),
             };
-            held.version = if again { held.version.plus(2) } else { held.next };
-            held.next = held.version.plus(1);
+            let versions = Versions::of(&held.page);
+            let now = if again { versions.now.plus(2) } else { versions.next };
+            Versions { now, next: now.plus(1) }.set(Arc::make_mut(&mut held.page));
             (held.written, held.changed) = (Some(flush), None);
-            let at = in_place::places(pointer)[held.version.place()];
-            versions.push(Written { at, block: in_place::encode(identity, held.id, pointer, held.version, &held.page) });
+            self.changes -= 1;
+            let at = in_place::places(pointer)[now.place()];
+            written.push(Written { at, block: in_place::encode(identity, held.id, pointer, now, &held.page) });
         }
-        versions.sort_unstable_by_key(|version| version.at);
-        versions
+        written.sort_unstable_by_key(|version: &Written| version.at);
+        written
     }
 
     /// A flush succeeded, and `flush` is its number. Gives the leaves that need not be held any more.
@@ -128,11 +134,6 @@ impl HeldLeaves {
         });
         self.let_go += 1;
         done
-    }
-
-    /// Forgets a leaf whose tree is gone.
-    pub(crate) fn forget(&mut self, pointer: &Pointer) {
-        self.leaves.remove(&key(pointer));
     }
 
     /// Bytes of memory.

@@ -29,7 +29,8 @@ impl Store {
             Scheme::Ordered => SchemeName::Ordered,
             Scheme::Cow => SchemeName::Cow,
             Scheme::Ideal => SchemeName::Ideal,
-            Scheme::OrderMerge | Scheme::Original => {
+            Scheme::OrderMerge => SchemeName::OrderMerge,
+            Scheme::Original => {
                 return Err(Error::new(Kind::Unsupported, format!("the engine does not have the scheme '{}'", choice.scheme)));
             }
         };

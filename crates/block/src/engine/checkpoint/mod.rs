@@ -23,11 +23,12 @@ mod references;
 mod spill;
 mod zones;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use onefold_core::{BlockRef, Class, Error, Kind, Pba, Result, Run, ZoneId};
 
-use super::{Engine, Snapshot, State};
+pub(crate) use self::build::Build;
+use super::{Engine, Snapshot};
 use crate::{
     counters::add,
     format::{
@@ -37,7 +38,7 @@ use crate::{
     index::Filter,
     place::bitmap::ZoneBitmap,
     reached::Branch,
-    scheme::Records,
+    scheme::{Records, ordermerge::Reclaimed},
     settings::{CARRIERS_MAX, PlantedBug},
 };
 
@@ -64,6 +65,10 @@ struct Next {
     zones: Vec<(ZoneId, ZoneBitmap)>,
     /// Of the index on disk, when it was written anew.
     filter: Option<Filter>,
+    /// With leaves in place: blocks whose last link went.
+    reclaimed: Reclaimed,
+    /// Likewise: it made the leaves that windows waited for.
+    leaves_wanted: bool,
 }
 
 /// The state of checkpoints.
@@ -127,7 +132,7 @@ impl Engine {
             return false;
         }
         let state = self.state.lock();
-        !state.active.is_empty() || state.frozen.is_some() || !state.snapshot.discards.is_empty()
+        !state.active.is_empty() || state.frozen.is_some() || !state.snapshot.discards.is_empty() || state.leaves_wanted
     }
 
     /// True between the steps of a checkpoint.
@@ -142,6 +147,11 @@ impl Engine {
     /// The first failed write or damaged page stops all writes.
     pub fn checkpoint_step(&self) -> Result<CheckpointStep> {
         self.checkpoint_advance(Reason::Changes)
+    }
+
+    /// As [`checkpoint_step`](Self::checkpoint_step), also when nothing was published: windows wait for leaves.
+    pub(crate) fn checkpoint_for_leaves(&self) -> Result<CheckpointStep> {
+        self.checkpoint_advance(Reason::Forced)
     }
 
     /// As [`checkpoint_step`](Self::checkpoint_step), for a reason.
@@ -192,6 +202,7 @@ impl Engine {
                     checkpointer.phase = Phase::Releasing(next, old);
                     return Ok(CheckpointStep::NeedsReaders);
                 }
+                self.forget_counts(&next.reclaimed.blocks).map_err(|e| self.stop(&e))?;
                 self.release(&mut checkpointer.deferred, *next);
             }
         }
@@ -290,6 +301,10 @@ impl Engine {
         state.frozen = None;
         state.built = false;
         state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
+        if self.in_place() && !state.catalogue_waits() {
+            state.acknowledged = state.durable;
+        }
+        state.leaves_wanted &= !next.leaves_wanted;
         state.releasing = true;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
@@ -300,20 +315,18 @@ impl Engine {
     /// Makes free what the new version does not need, but for blocks that newer records name.
     fn release(&self, deferred: &mut Vec<Pba>, next: Next) {
         let mut state = self.state.lock();
-        let mut pinned: BTreeSet<Pba> = BTreeSet::new();
-        let State { flights, open, active, .. } = &*state;
-        pinned.extend(flights.iter().filter_map(|flight| flight.plan.as_ref()).flat_map(|plan| plan.pins.iter().copied()));
-        let windows = flights.iter().map(|flight| &*flight.window).chain([open]);
-        pinned.extend(windows.flat_map(|window| &window.blocks).filter_map(|block| block.placed).map(|placed| placed.pba));
-        let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
+        let pinned = state.pinned();
+        let named = |pba: &&Pba| !self.in_place() && (pinned.contains(pba) || state.active.pins.contains(*pba));
+        let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(named);
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
         state.releases += 1;
         state.releasing = false;
         state.checkpoint_wanted = false;
-        state.deferred = kept.len();
         self.reached.add(Branch::BlocksKept, kept.len());
         *deferred = kept;
+        deferred.extend(next.reclaimed.put_off);
+        state.deferred = deferred.len();
     }
 
     /// Releases before the superblock is durable: a planted bug.
