@@ -15,7 +15,7 @@ use crate::{
     params::{Op, Params, Profile, churn},
     reach::Reach,
     rng::Rng,
-    subject::{Step, Subject},
+    subject::{Report, Step, Subject},
 };
 
 /// Why a life ended.
@@ -246,7 +246,8 @@ impl<S: Subject> Sim<S> {
         let copy = Arc::new(VirtualDisk::from_image(self.disk.view(), blocks, Arc::clone(&clock), self.rng.fork()));
         if S::tables_hold_at_any_time(&self.params.options) {
             self.reach.hit("verifier: of what a crash left");
-            self.verifier(&copy)?;
+            let report = S::truth(&copy, &self.params.options);
+            self.judge_report(report)?;
         }
         let open = |blocks: u64| {
             copy.set_blocks(blocks);
@@ -284,8 +285,11 @@ impl<S: Subject> Sim<S> {
     }
 
     fn verifier(&self, disk: &Arc<VirtualDisk>) -> Result<(), Failure> {
-        let report = S::check(disk, &self.params.options)
-            .map_err(|error| Failure::new(Checker::StoreCheck, format!("the verifier failed: {error:?}")))?;
+        self.judge_report(S::check(disk, &self.params.options))
+    }
+
+    fn judge_report(&self, report: Result<Report, Error>) -> Result<(), Failure> {
+        let report = report.map_err(|error| Failure::new(Checker::StoreCheck, format!("the verifier failed: {error:?}")))?;
         if let Some(problem) = report.problems.first() {
             let counts = report.problems.iter().any(|problem| problem.contains("reference") || problem.contains("count"));
             let checker = if counts { Checker::ReferenceCounts } else { Checker::StoreCheck };

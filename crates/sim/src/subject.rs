@@ -204,10 +204,18 @@ pub trait Subject: Sized {
     /// It could not be verified.
     fn check(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report>;
 
-    /// True when what lies on the disk must satisfy the verifier after any crash, before anything is recovered.
+    /// True when the tables on the disk must hold after any crash, before anything is recovered: then [`truth`](Subject::truth) looks at them.
     fn tables_hold_at_any_time(options: &StoreOptions) -> bool {
         let _ = options;
         false
+    }
+
+    /// Verifies the tables of a store that was not closed, as they lie there.
+    ///
+    /// # Errors
+    /// They could not be verified.
+    fn truth(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report> {
+        Self::check(disk, options)
     }
 
     /// A block that a client could make to be taken for one of the store's own, knowing all but the secret: it may claim that

@@ -204,6 +204,16 @@ impl<'a> Checker<'a> {
         false
     }
 
+    /// True when a block may hold data.
+    fn may_hold(&self, pba: Pba) -> bool {
+        self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.zones_in_use()
+    }
+
+    /// Zones below this one may be in use: of leaves in place, those opened since the checkpoint as well.
+    fn zones_in_use(&self) -> u64 {
+        if self.in_place && !self.state.clean { self.geometry.zones } else { self.state.high_water }
+    }
+
     /// Leaves out of judgement what a page would have told.
     fn darken(&mut self, id: PageId) {
         self.pages_dark |= id.level > 0;
@@ -259,7 +269,7 @@ impl<'a> Checker<'a> {
                 }
                 live += 1;
                 saturated += u64::from(entry.references == ReferenceEntry::SATURATED);
-                if !checker.geometry.holds(pba) || checker.geometry.zone_of(pba).0 >= checker.state.high_water {
+                if !checker.may_hold(pba) {
                     let what = format!("it has {} references, but lies where no data can be", entry.references);
                     checker.report.problem(Place::Block(pba), what);
                 }
@@ -277,7 +287,7 @@ impl<'a> Checker<'a> {
     fn zones(&mut self, most: u64) -> Vec<Range<u64>> {
         let (mut used, mut in_use) = (0, 0);
         let mut starts = vec![0];
-        let last = self.state.high_water;
+        let last = self.zones_in_use();
         self.walk(Table::Zones, 0, &self.state.zones, None, &mut |checker, id, pointer, page| {
             for slot in 0..Table::Zones.per_leaf() {
                 let zone = ZoneId(id.index * Table::Zones.per_leaf() + slot);
@@ -328,8 +338,8 @@ impl<'a> Checker<'a> {
             0,
             &self.state.zones,
             Some(stretch.start / per_leaf..stretch.end.div_ceil(per_leaf)),
-            &mut |_, id, _, page| {
-                for slot in 0..per_leaf {
+            &mut |checker, id, _, page| {
+                for slot in (0..per_leaf).filter(|_| !checker.in_place || checker.state.clean) {
                     usage.zone(ZoneId(id.index * per_leaf + slot), ZoneEntry::get(page, slot).used);
                 }
             },
@@ -400,7 +410,7 @@ impl<'a> Checker<'a> {
                     self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
                     let MapEntry::Block { pba, .. } = entry else { continue };
                     mapped += 1;
-                    if !self.geometry.holds(pba) || self.geometry.zone_of(pba).0 >= self.state.high_water {
+                    if !self.may_hold(pba) {
                         if first {
                             self.report.problem(place, format!("its map entry names block {pba}, which holds no data"));
                         }

@@ -48,7 +48,7 @@ impl Engine {
             engine: self,
             old: &old,
             birth: committed,
-            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new() },
+            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new(), pages: Vec::new() },
             writer: PageWriter::new(&*self.disk),
             // For each change the old block and the new one, and each new block once more.
             deltas: Vec::with_capacity(frozen.entries.len() * 3),
@@ -86,6 +86,7 @@ impl Engine {
         let index = build.index()?;
         let (zones_root, zones, used_blocks) = build.zones()?;
         build.writer.finish()?;
+        self.forget_counts(&build.space.pages)?;
         add(&self.counters.checkpoint_blocks, build.writer.written);
         let Build { freed, mapped, live, block_leaves, .. } = build;
 
@@ -156,6 +157,8 @@ pub(super) struct Space<'a> {
     pub(super) engine: &'a Engine,
     pub(super) taken: Vec<Pba>,
     pub(super) let_go: Vec<Pba>,
+    /// All pages taken.
+    pages: Vec<Pba>,
 }
 
 impl PageSpace for Space<'_> {
@@ -164,6 +167,7 @@ impl PageSpace for Space<'_> {
         let zones = self.engine.zones(state.zone_table);
         let pba = state.allocator.place_page(&zones)?;
         self.taken.push(pba);
+        self.pages.push(pba);
         Ok(pba)
     }
 

@@ -51,8 +51,9 @@ enum Phase {
     Built(Box<Next>, u64),
     /// Superblock written; a flush that begins after number `.1` makes it durable.
     Named(Box<Next>, u64),
-    /// True, and its twin written; a flush that begins after number `.2` makes that durable.
-    Twinned(Box<Next>, Arc<Snapshot>, u64),
+    /// True, and its twin written; a flush that begins after number `.2` makes that durable. With leaves in place it counts as true only then:
+    /// what is written to leaves that only one superblock names could be lost with that one. `.1` is the version before, if it is.
+    Twinned(Box<Next>, Option<Arc<Snapshot>>, u64),
     /// Durable twice; readers of the old version are waited for.
     Releasing(Box<Next>, Arc<Snapshot>),
 }
@@ -186,7 +187,10 @@ impl Engine {
                     checkpointer.phase = Phase::Named(next, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                let (next, old) = self.become_true(next);
+                let (next, old) = match self.in_place() {
+                    true => (next, None),
+                    false => self.become_true(next),
+                };
                 self.write_superblock(&next.snapshot, 0).map_err(|e| self.stop(&e))?;
                 checkpointer.phase = Phase::Twinned(next, old, self.want_flush());
             }
@@ -195,7 +199,8 @@ impl Engine {
                     checkpointer.phase = Phase::Twinned(next, old, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                checkpointer.phase = Phase::Releasing(next, old);
+                let (next, old) = if old.is_some() { (next, old) } else { self.become_true(next) };
+                checkpointer.phase = old.map_or(Phase::Idle, |old| Phase::Releasing(next, old));
             }
             Phase::Releasing(next, old) => {
                 if Arc::strong_count(&old) > 1 {
@@ -294,7 +299,7 @@ impl Engine {
     }
 
     /// The superblock is durable: reads go to the new version.
-    fn become_true(&self, mut next: Box<Next>) -> (Box<Next>, Arc<Snapshot>) {
+    fn become_true(&self, mut next: Box<Next>) -> (Box<Next>, Option<Arc<Snapshot>>) {
         add(&self.counters.checkpoints, 1);
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
@@ -309,7 +314,7 @@ impl Engine {
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
         }
-        (next, old)
+        (next, Some(old))
     }
 
     /// Makes free what the new version does not need, but for blocks that newer records name.

@@ -206,13 +206,17 @@ impl Engine {
         Ok(reclaimed)
     }
 
-    /// The checkpoint that has these blocks as free is durable: their counts go.
+    /// Takes the counts of blocks that are free, since the checkpoint that has them so is durable, or are about to hold pages: a page never has
+    /// a count, so that nobody takes it for a block without links.
     pub(crate) fn forget_counts(&self, blocks: &[Pba]) -> Result<()> {
-        if blocks.is_empty() {
+        if blocks.is_empty() || !self.in_place() {
             return Ok(());
         }
         let _merger = self.merging.lock();
         let snapshot = self.snapshot();
+        // Where there is no leaf there is no count.
+        let covered = self.leaves_in(Table::References, &snapshot.state.references)? * Table::References.per_leaf();
+        let blocks: Vec<Pba> = blocks.iter().copied().filter(|pba| pba.0 < covered).collect();
         let leaves = self.block_leaves(&snapshot, Table::References, blocks.iter().copied())?.unwrap_or_default();
         self.pages.hold(&leaves)?;
         let now = self.clock.now();
@@ -221,8 +225,9 @@ impl Engine {
             for pba in blocks {
                 let Some((pointer, slot)) = place_in(&leaves, pba.0) else { continue };
                 held.change(pointer, now, |page| {
+                    let counts = ReferenceEntry::get(page, slot).references > 0;
                     ReferenceEntry::default().set(page, slot);
-                    true
+                    counts
                 });
             }
         }

@@ -85,7 +85,7 @@ impl Engine {
     }
 
     /// How many leaves a table of blocks has: they are made from the first on.
-    fn leaves_in(&self, table: Table, root: &Root) -> Result<u64> {
+    pub(super) fn leaves_in(&self, table: Table, root: &Root) -> Result<u64> {
         let (mut some, mut none) = (0, self.fixed.geometry.blocks().div_ceil(table.per_leaf()) + 1);
         while none - some > 1 {
             let middle = some + (none - some) / 2;
