@@ -7,6 +7,7 @@ use crate::{
     engine::{Checkpointer, Engine, Snapshot},
     format::{
         page::{ReferenceEntry, Table},
+        record::WindowNumber,
         superblock::{self, Root},
         zone_list::{Entry, Page},
     },
@@ -20,7 +21,8 @@ impl Engine {
     /// Opens the store as the tables have it. `pages` is the zone list, and `entries` are its zones that no checkpoint holds.
     pub(crate) fn recover_in_place(&self, snapshot: &Snapshot, pages: Vec<Page>, entries: &[Entry]) -> Result<()> {
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
-        let seen = told.max(snapshot.state.durable).max(snapshot.state.last_window).max(snapshot.state.committed);
+        // A window of its own for what was found in use, so that its zones are needed until a checkpoint holds that.
+        let seen = told.max(snapshot.state.durable).max(snapshot.state.last_window).max(snapshot.state.committed).next();
         let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
         let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
         let mut list = ZoneList::new(self.fixed.geometry, pages, next_generation, true);
@@ -29,7 +31,7 @@ impl Engine {
             list.list_once();
         }
         list.retain(entries);
-        let overlay = self.recover_zones(snapshot, entries, list)?;
+        let overlay = self.recover_zones(snapshot, entries, list, seen)?;
         let block_leaves = [
             self.leaves_in(Table::References, &snapshot.state.references)?,
             self.leaves_in(Table::Fingerprints, &snapshot.state.fingerprints)?,
@@ -51,7 +53,7 @@ impl Engine {
     }
 
     /// Sets up the allocator: the listed zones are active again, and what is counted in them is in use.
-    fn recover_zones(&self, snapshot: &Snapshot, entries: &[Entry], list: ZoneList) -> Result<Overlay> {
+    fn recover_zones(&self, snapshot: &Snapshot, entries: &[Entry], list: ZoneList, window: WindowNumber) -> Result<Overlay> {
         let geometry = self.fixed.geometry;
         let source = self.zones(snapshot.state.zones);
         let mut allocator = Allocator::new(geometry, &snapshot.state, self.fixed.grow, list);
@@ -71,6 +73,7 @@ impl Engine {
                 if allocator.recover_used(Pba(pba), &source)? {
                     self.reached.hit(Branch::PlacedInUse);
                     overlay.allocated.push(Extent { at: Pba(pba), blocks: 1 });
+                    allocator.note(Pba(pba), window, false, None);
                 }
                 if count == 1 {
                     self.reached.hit(Branch::UnlinkedFound);
