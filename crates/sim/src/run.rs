@@ -235,20 +235,20 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// On a copy of the crashed disk: recovery, close, and the verifier; sometimes on a disk that is smaller than it was.
+    /// On a copy of the crashed disk: what must hold there already; then, now and then, recovery, close, and the verifier; sometimes on a disk
+    /// that is smaller than it was.
     fn sideways(&mut self) -> Result<(), Failure> {
-        let rarely = if S::tables_hold_at_any_time(&self.params.options) { 60 } else { 96 };
-        if self.rng.percent(rarely) || self.disk.damage() > 0 {
+        if self.disk.damage() == 0 && S::tables_hold_at_any_time(&self.params.options) {
+            let copy = VirtualDisk::from_image(self.disk.view(), self.params.options.disk_blocks, Arc::default(), Rng::new(0));
+            self.reach.hit("verifier: of what a crash left");
+            self.judge_report(S::truth(&Arc::new(copy), &self.params.options))?;
+        }
+        if self.rng.percent(96) || self.disk.damage() > 0 {
             return Ok(());
         }
         let clock = Arc::new(VirtualClock::default());
         let blocks = self.params.options.disk_blocks;
         let copy = Arc::new(VirtualDisk::from_image(self.disk.view(), blocks, Arc::clone(&clock), self.rng.fork()));
-        if S::tables_hold_at_any_time(&self.params.options) {
-            self.reach.hit("verifier: of what a crash left");
-            let report = S::truth(&copy, &self.params.options);
-            self.judge_report(report)?;
-        }
         let open = |blocks: u64| {
             copy.set_blocks(blocks);
             S::open(Arc::clone(&copy) as Arc<dyn Disk>, Arc::clone(&clock) as Arc<dyn Clock>, &self.params.options)
