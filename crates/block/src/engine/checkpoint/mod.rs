@@ -112,7 +112,7 @@ pub enum CheckpointStep {
 }
 
 impl Engine {
-    /// True when a checkpoint should begin: three quarters of a limit, or half of the zone list, are used, or somebody waits for one.
+    /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits for one.
     #[must_use]
     pub fn checkpoint_due(&self) -> bool {
         if self.scheme.records() == Records::Nowhere {
@@ -122,7 +122,7 @@ impl Engine {
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 4 * 3
             || state.active.carriers >= CARRIERS_MAX / 4 * 3
-            || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
+            || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
             || state.active.records > 0 && self.spill(&state).is_some()
     }
 
