@@ -42,7 +42,7 @@ impl Store {
             ..Format::new([1; 16], [2; 32], device_blocks(volume_blocks))
         };
         Engine::format(&*device, &format)?;
-        let mut settings = Settings { persistence: choice.persistence, ..Settings::for_memory(choice.memory_bytes) };
+        let mut settings = Settings { persistence: choice.persistence, delay: choice.delay, ..Settings::for_memory(choice.memory_bytes) };
         settings.window_blocks = choice.window_blocks.unwrap_or(settings.window_blocks);
         let engine = Engine::open(device, clock.clone(), settings)?;
         let (volume, _) = engine.create_volume("volume", volume_blocks)?;
@@ -144,6 +144,8 @@ impl Subject for Store {
             hidden_records: counts.hidden_records,
             record_blocks: counts.record_blocks,
             duplicate_blocks: counts.duplicate_blocks,
+            in_place_blocks: counts.in_place_blocks,
+            delayed_blocks: counts.delayed_blocks,
             zero_blocks: counts.zero_blocks,
             checkpoint_blocks: counts.checkpoint_blocks + counts.super_blocks,
             leftover_records: counts.leftover_records,

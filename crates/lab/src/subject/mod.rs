@@ -6,7 +6,7 @@
 mod engine;
 mod original;
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use onefold_block::{
     Persistence,
@@ -69,6 +69,9 @@ impl FromStr for Scheme {
     }
 }
 
+/// OrderMergeDedup's delay of what nobody waits for, and the product's.
+pub const DELAY: Duration = Duration::from_secs(30);
+
 /// How a store is made and opened.
 #[derive(Clone, Debug)]
 pub struct Choice {
@@ -84,13 +87,16 @@ pub struct Choice {
     pub window_blocks: Option<usize>,
     /// Memory for caches, index and uncommitted records.
     pub memory_bytes: u64,
+    /// With ordermerge: how long changes that nobody waits for wait to be merged into others.
+    pub delay: Duration,
 }
 
 impl Choice {
     /// The product's choices, for a scheme.
     #[must_use]
     pub fn new(scheme: Scheme, persistence: Persistence) -> Choice {
-        Choice { scheme, leftover: Leftover::Log, layout: Layout::Run, persistence, window_blocks: None, memory_bytes: 512 << 20 }
+        let (leftover, layout) = (Leftover::Log, Layout::Run);
+        Choice { scheme, leftover, layout, persistence, window_blocks: None, memory_bytes: 512 << 20, delay: DELAY }
     }
 }
 
@@ -111,6 +117,12 @@ pub struct Tally {
     pub leftover_blocks: u64,
     /// Blocks that were stored already.
     pub duplicate_blocks: u64,
+    /// Leaves of tables written in place.
+    #[serde(default)]
+    pub in_place_blocks: u64,
+    /// Those of them that were written for changes alone that nobody waited for.
+    #[serde(default)]
+    pub delayed_blocks: u64,
     /// Blocks of zeroes, which are stored nowhere.
     pub zero_blocks: u64,
     /// Blocks written to carry records into the tables.
@@ -131,6 +143,8 @@ impl Tally {
             leftover_records: self.leftover_records - earlier.leftover_records,
             leftover_blocks: self.leftover_blocks - earlier.leftover_blocks,
             duplicate_blocks: self.duplicate_blocks - earlier.duplicate_blocks,
+            in_place_blocks: self.in_place_blocks - earlier.in_place_blocks,
+            delayed_blocks: self.delayed_blocks - earlier.delayed_blocks,
             zero_blocks: self.zero_blocks - earlier.zero_blocks,
             checkpoint_blocks: self.checkpoint_blocks - earlier.checkpoint_blocks,
             checkpoints: self.checkpoints - earlier.checkpoints,

@@ -168,6 +168,20 @@ impl Server {
                 blocks(writes.list_blocks + writes.super_blocks)
             ),
         )?;
+        if writes.in_place_blocks > 0 {
+            let merged = writes.in_place_changes.saturating_sub(writes.in_place_blocks);
+            row(
+                f,
+                "in place",
+                format_args!(
+                    "{} in {} leaves, {} changes merged; {} for delayed changes alone",
+                    blocks(writes.in_place_blocks),
+                    grouped(writes.in_place_blocks),
+                    grouped(merged),
+                    grouped(writes.delayed_blocks)
+                ),
+            )?;
+        }
         row(f, "read", format_args!("{} by clients", blocks(self.reads.client_blocks)))?;
         let cache = &self.page_cache;
         row(

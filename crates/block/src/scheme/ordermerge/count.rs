@@ -99,6 +99,7 @@ impl Engine {
         let mut links: BTreeMap<Pba, u32> = BTreeMap::new();
         plan.links().for_each(|(pba, _)| *links.entry(pba).or_default() += 1);
         let new: BTreeSet<Pba> = plan.addresses().collect();
+        add(&self.counters.in_place_changes, links.len() as u64);
         let now = self.clock.now();
         let mut held = self.pages.held();
         for (pba, links) in links {

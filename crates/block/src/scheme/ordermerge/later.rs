@@ -24,6 +24,7 @@ impl Engine {
         let fingerprints = self.block_leaves(&snapshot, Table::Fingerprints, stored.iter().map(|(pba, _)| *pba))?.unwrap_or_default();
         self.pages.hold(&counts)?;
         self.pages.hold(&fingerprints)?;
+        add(&self.counters.in_place_changes, (unlinked.len() + stored.len()) as u64);
         let now = self.clock.now();
         let mut state = self.state.lock();
         let mut held = self.pages.held();

@@ -226,10 +226,9 @@ impl Engine {
         entries: impl Iterator<Item = (Lba, MapEntry)>,
     ) -> Result<()> {
         let per_leaf = Table::Map.per_leaf();
-        let mut damaged = false;
+        let (mut damaged, mut changed) = (false, 0);
         let now = self.clock.now();
         self.pages.held().change(pointer, now, |page| {
-            let mut changed = false;
             for (lba, new) in entries {
                 let slot = lba.0 % per_leaf;
                 let Some(old) = MapEntry::get(page, slot) else {
@@ -239,11 +238,12 @@ impl Engine {
                 merger.relinked(id, old, new);
                 if old != new {
                     new.set(page, slot);
-                    changed = true;
+                    changed += 1;
                 }
             }
-            changed
+            changed > 0
         });
+        add(&self.counters.in_place_changes, changed);
         if damaged { Err(Error::new(Kind::Corrupt, "a map entry is damaged")) } else { Ok(()) }
     }
 
