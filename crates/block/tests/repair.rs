@@ -52,8 +52,7 @@ fn a_flipped_bit_in_any_record_is_flipped_back() {
     for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
         let mut places: Vec<Pba> = SUPERBLOCKS.to_vec();
         places.extend(superblock(&disk).fixed.geometry.list_page(0));
-        for (kind, volume) in
-            [(Table::Map, 1), (Table::References, 0), (Table::Fingerprints, 0), (Table::Zones, 0), (Table::Catalogue, 0)]
+        for (kind, volume) in [(Table::Map, 1), (Table::References, 0), (Table::Fingerprints, 0), (Table::Zones, 0), (Table::Catalogue, 0)]
         {
             let all = table(&disk, kind, volume);
             places.extend([all[0].1.address, all[1].1.address]);

@@ -70,7 +70,15 @@ impl Checker<'_> {
 
     /// As [`compare`](Self::compare), for one block of a store whose leaves are written in place: a block in use counts one more than it has
     /// links; of a free one the count means nothing; and after a crash counts may be too high.
-    fn compare_in_place(&mut self, usage: &Usage, pba: Pba, used: Option<bool>, page: bool, (table, counted): (u32, u32), leaked: &mut Vec<Pba>) {
+    fn compare_in_place(
+        &mut self,
+        usage: &Usage,
+        pba: Pba,
+        used: Option<bool>,
+        page: bool,
+        (table, counted): (u32, u32),
+        leaked: &mut Vec<Pba>,
+    ) {
         let place = Place::Block(pba);
         if page && (counted > 0 || table > 1) {
             self.report.problem(place.clone(), "it holds a table page, but is named as data as well");

@@ -189,7 +189,8 @@ impl<'a> Checker<'a> {
             "its block belongs to another page as well"
         } else {
             if pointer.birth > parent {
-                self.report.problem(place.clone(), format!("it is of window {}, newer than window {parent} of what names it", pointer.birth));
+                self.report
+                    .problem(place.clone(), format!("it is of window {}, newer than window {parent} of what names it", pointer.birth));
             }
             self.pages.insert(pointer.address);
             if pointer.is_in_place() && !(self.geometry.holds(pointer.twin) && self.pages.insert(pointer.twin)) {

@@ -53,8 +53,8 @@ use crate::{
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use checkpoint::{Build, Checkpointer};
-pub(crate) use recovery::read_superblock;
 pub(crate) use persist::{list_refs, list_runs};
+pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
 pub use tidy::Leisure;
 

@@ -184,7 +184,11 @@ impl Engine {
     /// Makes due pages of the zone list durable at once, when zones ran out before a window could carry them.
     pub(crate) fn flush_zone_list(&self) -> Result<()> {
         self.write_zone_list()?;
-        if self.in_place() { self.flush_merged()? } else { self.settle()? };
+        if self.in_place() {
+            self.flush_merged()?
+        } else {
+            self.settle()?
+        };
         Ok(())
     }
 

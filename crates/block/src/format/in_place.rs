@@ -211,7 +211,9 @@ mod tests {
     fn another_life_is_not_believed_and_versions_wrap() {
         let (identity, id, pointer) = fixture();
         let block = encode(&identity, id, &pointer, Version(0), &filled(1));
-        for other in [Pointer { birth: WindowNumber(6), ..pointer }, Pointer { checksum: 8, ..pointer }, Pointer { address: Pba(98), ..pointer }] {
+        for other in
+            [Pointer { birth: WindowNumber(6), ..pointer }, Pointer { checksum: 8, ..pointer }, Pointer { address: Pba(98), ..pointer }]
+        {
             assert!(decode(&identity, id, &other, [&block, &block]).is_err());
         }
         let last = Version((1 << 24) - 1);

@@ -41,8 +41,7 @@ pub enum SchemeName {
 
 impl SchemeName {
     /// All of them, by their code on disk.
-    pub const ALL: [SchemeName; 5] =
-        [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow, SchemeName::Ideal, SchemeName::OrderMerge];
+    pub const ALL: [SchemeName; 5] = [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow, SchemeName::Ideal, SchemeName::OrderMerge];
 }
 
 /// How a window's blocks lie.

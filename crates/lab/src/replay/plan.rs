@@ -90,7 +90,10 @@ impl FromStr for Anticipation {
             "returning" => Ok(Anticipation::Returning),
             "1ms" => Ok(Anticipation::Idle(Duration::from_millis(1))),
             _ => text.strip_suffix("us").and_then(micros).map(Anticipation::Idle).ok_or_else(|| {
-                Error::new(Kind::InvalidInput, "anticipation is none, returning, 1ms, or a time of up to a second in microseconds, like 1000us")
+                Error::new(
+                    Kind::InvalidInput,
+                    "anticipation is none, returning, 1ms, or a time of up to a second in microseconds, like 1000us",
+                )
             }),
         }
     }

@@ -26,8 +26,8 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// Blocks that one checkpoint reclaims, at most: so many leaves at worst are held for it.
-const RECLAIMED_MAX: usize = 1 << 14;
+/// Leaves of fingerprints in which one checkpoint reclaims blocks, at most: 8 MiB are held for them.
+const RECLAIMED_LEAVES_MAX: usize = 2048;
 
 /// Blocks that a checkpoint reclaims.
 #[derive(Default)]
@@ -47,8 +47,7 @@ impl Build<'_> {
     ) -> Result<((Root, Root), Reclaimed)> {
         let candidates: BTreeSet<Pba> = frozen.unlinked.iter().copied().chain(put_off).collect();
         let reclaimed = self.engine.reclaim(candidates)?;
-        let allocated: BTreeSet<Pba> =
-            frozen.allocated.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
+        let allocated: BTreeSet<Pba> = frozen.allocated.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
         let gone: BTreeSet<Pba> = reclaimed.blocks.iter().copied().collect();
         self.bits.extend(allocated.difference(&gone).map(|&pba| (pba, true)));
         self.bits.extend(gone.difference(&allocated).map(|&pba| (pba, false)));
@@ -111,8 +110,7 @@ impl Build<'_> {
     /// The table of references (0) or of fingerprints (1), with leaves for all zones that were used; as many again when there is space.
     fn block_table(&mut self, which: usize) -> Result<Root> {
         let engine = self.engine;
-        let (table, root) =
-            [(Table::References, self.old.state.references), (Table::Fingerprints, self.old.state.fingerprints)][which];
+        let (table, root) = [(Table::References, self.old.state.references), (Table::Fingerprints, self.old.state.fingerprints)][which];
         let (have, want) = {
             let state = engine.state.lock();
             let (have, want) = (state.block_leaves[which], engine.block_leaves_wanted(&state, table, 0));
@@ -162,7 +160,9 @@ impl Engine {
         let _merger = self.merging.lock();
         let mut reclaimed = Reclaimed::default();
         let mut candidates: Vec<Pba> = candidates.into_iter().collect();
-        reclaimed.put_off = candidates.split_off(candidates.len().min(RECLAIMED_MAX));
+        let leaf = |pba: &Pba| pba.0 / Table::Fingerprints.per_leaf();
+        let most = candidates.chunk_by(|one, other| leaf(one) == leaf(other)).take(RECLAIMED_LEAVES_MAX).map(<[Pba]>::len).sum();
+        reclaimed.put_off = candidates.split_off(most);
         let snapshot = self.snapshot();
         let counts = self.block_leaves(&snapshot, Table::References, candidates.iter().copied())?.unwrap_or_default();
         let fingerprints = self.block_leaves(&snapshot, Table::Fingerprints, candidates.iter().copied())?.unwrap_or_default();

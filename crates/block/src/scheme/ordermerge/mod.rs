@@ -92,7 +92,11 @@ impl Engine {
         numbers.sort_unstable();
         numbers.dedup();
         let pointers = self.pages.leaf_pointers(table, 0, &root, &numbers)?;
-        Ok(numbers.into_iter().zip(pointers).map(|(index, pointer)| Some((PageId { table, volume: 0, level: 0, index }, pointer?))).collect())
+        Ok(numbers
+            .into_iter()
+            .zip(pointers)
+            .map(|(index, pointer)| Some((PageId { table, volume: 0, level: 0, index }, pointer?)))
+            .collect())
     }
 }
 

@@ -98,4 +98,3 @@ impl Engine {
         Ok(some)
     }
 }
-
