@@ -34,11 +34,15 @@ impl Display for Report {
             f,
             "uncommitted",
             format_args!(
-                "{} of {} records, {} of {} zones wait for a checkpoint",
+                "{} of {} records, {} of {} zones wait for a checkpoint{}",
                 grouped(records.records),
                 grouped(records.records_max),
                 zones.zones,
-                zones.zones_max
+                zones.zones_max,
+                match self.uncommitted.delayed_leaves {
+                    0 => String::new(),
+                    leaves => format!(", {} leaves for another write of theirs", grouped(leaves)),
+                }
             ),
         )?;
         if let Some(server) = &self.server {
