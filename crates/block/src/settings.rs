@@ -70,7 +70,12 @@ impl Format {
             return Err(Error::new(Kind::InvalidInput, message));
         }
         // Ordered writes are in place by their nature.
-        let leftover = if self.scheme == SchemeName::Ordered { Leftover::Table } else { self.leftover };
+        let leftover = match self.scheme {
+            SchemeName::Ordered => Leftover::Table,
+            // There are no records.
+            SchemeName::OrderMerge => Leftover::Log,
+            _ => self.leftover,
+        };
         Ok(Fixed {
             id: self.id,
             secret: self.secret,

@@ -57,6 +57,7 @@ impl Engine {
         if self.in_place() {
             return self.recover_in_place(&snapshot, pages, &entries);
         }
+        self.reached.add(Branch::ZoneScanned, entries.len());
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
 
