@@ -40,7 +40,7 @@ pub(crate) enum Verb {
     Scrub(scrub::Options),
     Inspect(inspect::Options),
     Estimate(estimate::Options),
-    Lab(lab::Options),
+    Lab(Box<lab::Options>),
     Man(manual::Options),
 }
 

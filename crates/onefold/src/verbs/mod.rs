@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Scrub(options) => scrub::run(&options),
         Verb::Inspect(options) => inspect::run(&options),
         Verb::Estimate(options) => estimate::run(&options),
-        Verb::Lab(options) => lab::run(options),
+        Verb::Lab(options) => lab::run(*options),
         Verb::Man(options) => manual::run(&options),
     }
 }
