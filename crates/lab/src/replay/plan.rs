@@ -181,7 +181,7 @@ impl Plan {
             wait_for_flush: self.clients.wait_for_flush,
             anticipation: self.anticipation.to_string(),
             warm_up_blocks: self.warm_up_blocks,
-            delay_seconds: (choice.scheme == Scheme::OrderMerge).then(|| choice.delay.as_secs_f64()),
+            delay_seconds: (choice.scheme == Scheme::OrderMerge).then_some(choice.delay.as_secs_f64()),
         }
     }
 }

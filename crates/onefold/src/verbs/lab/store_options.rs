@@ -55,12 +55,13 @@ pub(super) struct StoreOptions {
 
     /// With ordermerge: how long changes of tables that nobody waits for wait to be merged into others: 0, or seconds like 30s
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = delay)]
-    delay: Duration,
+    delay: u16,
 }
 
-fn delay(text: &str) -> Result<Duration, String> {
-    let seconds = text.strip_suffix('s').or((text == "0").then_some("0")).and_then(|seconds| seconds.parse::<u64>().ok());
-    seconds.filter(|&seconds| seconds <= 3600).map(Duration::from_secs).ok_or_else(|| "0, or seconds up to an hour, like 30s".to_owned())
+/// Seconds.
+fn delay(text: &str) -> Result<u16, String> {
+    let seconds = text.strip_suffix('s').or((text == "0").then_some("0")).and_then(|seconds| seconds.parse().ok());
+    seconds.filter(|&seconds| seconds <= 3600).ok_or_else(|| "0, or seconds up to an hour, like 30s".to_owned())
 }
 
 impl StoreOptions {
@@ -84,7 +85,7 @@ impl StoreOptions {
             },
             window_blocks: window.map(|blocks| blocks as usize),
             memory_bytes: self.memory.0,
-            delay: self.delay,
+            delay: Duration::from_secs(self.delay.into()),
             ..Choice::new(scheme, persistence)
         })
     }
