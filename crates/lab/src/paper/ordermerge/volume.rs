@@ -65,7 +65,7 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
             look.value(&volume_case(&load, Persistence::Weak, System::OrderMerge), |measured| measured.volume() * 100.0 - ideal(measured));
         close(&mut judgement, "srcver", above);
     }
-    if let Some(load) = trace(extent, "apt") {
+    if let Some(load) = trace(extent, "apt").filter(|_| !extent.quick) {
         let above = look.value(&volume_case(&load, Persistence::Weak, System::OrderMerge), |measured| {
             phase(measured, "update", |phase| {
                 (phase.device_blocks as f64 - phase.ideal_blocks as f64) * 100.0 / phase.client_blocks.max(1) as f64
