@@ -62,6 +62,11 @@ fn judged(extent: &Extent) -> Vec<(String, Load)> {
     recorded(extent).into_iter().filter(|(name, _)| JUDGED.contains(&name.as_str())).collect()
 }
 
+/// Those that are there as a whole, or so that bands for the whole make sense: not the installation alone, which has next to no duplicates.
+fn whole(extent: &Extent) -> Vec<(String, Load)> {
+    judged(extent).into_iter().filter(|(name, _)| !(extent.quick && name == "apt")).collect()
+}
+
 /// So much of the traces as is replayed block by block.
 fn beginnings(extent: &Extent) -> Vec<(String, Load)> {
     let few = if extent.quick { 3000 } else { 40_000 };
