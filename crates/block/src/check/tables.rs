@@ -206,7 +206,7 @@ impl<'a> Checker<'a> {
     }
 
     /// True when a block may hold data.
-    fn may_hold(&self, pba: Pba) -> bool {
+    pub(crate) fn may_hold(&self, pba: Pba) -> bool {
         self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.zones_in_use()
     }
 

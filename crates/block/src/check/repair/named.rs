@@ -105,7 +105,6 @@ pub(super) fn content(disk: &dyn Disk, identity: &Identity, pba: Pba, carried: b
 impl Checker<'_> {
     /// True for blocks that a map entry may name.
     pub(super) fn can_be_data(&self, pba: Pba) -> bool {
-        let used = self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.state.high_water;
-        used && !self.pages.contains(pba)
+        self.may_hold(pba) && !self.pages.contains(pba)
     }
 }
