@@ -1,7 +1,7 @@
 //! Critical ranges: their blocks share nothing, through checkpoints, reopening, and a full store.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::sync::Arc;
+use std::{iter::once, ops::Range, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
@@ -23,6 +23,10 @@ fn formatted(scheme: SchemeName) -> Arc<MemoryDisk> {
     let format = Format { zone_blocks: 16, scheme, ..Format::new([1; 16], [2; 32], 128 * 16) };
     Engine::format(&*disk, &format).unwrap();
     disk
+}
+
+fn critical(blocks: Range<u64>) -> Critical {
+    Critical::new(once(blocks).collect()).unwrap()
 }
 
 /// Writes one content to all addresses of the volume.
@@ -75,7 +79,7 @@ fn ranges_that_are_set_later_count_for_later_writes() {
     let engine = open(&disk);
     let (volume, _) = engine.create_volume("one", COPIES).unwrap();
     fill(&engine, volume, 1);
-    engine.set_critical(volume, Critical::new(vec![0..COPIES]).unwrap()).unwrap();
+    engine.set_critical(volume, critical(0..COPIES)).unwrap();
     engine.close().unwrap();
     drop(engine);
     let shared = |disk: &Arc<MemoryDisk>| check(&(disk.clone() as Arc<dyn Disk>), &mut |_| {}).unwrap().shared_critical;
@@ -97,7 +101,7 @@ fn a_full_store_refuses_a_critical_block_that_is_stored_elsewhere() {
     let disk = Arc::new(MemoryDisk::new(64 * 16));
     Engine::format(&*disk, &Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], 64 * 16) }).unwrap();
     let engine = open(&disk);
-    let (volume, _) = engine.create_volume_with("one", 4096, Critical::new(vec![4000..4096]).unwrap()).unwrap();
+    let (volume, _) = engine.create_volume_with("one", 4096, critical(4000..4096)).unwrap();
     let content = |n: u64| {
         let mut block = [0x5a; 4096];
         block[..8].copy_from_slice(&n.to_le_bytes());
