@@ -84,6 +84,16 @@ impl ChunkReader {
         Ok(())
     }
 
+    /// The bytes of a chunk whatever they are: for a planted bug.
+    pub(crate) fn rotten(&mut self, shelves: &Shelves, container: &Container, metadata: &Metadata, n: usize) -> Result<Vec<u8>> {
+        let chunk = &metadata.chunks[n];
+        let group = &metadata.groups[usize::from(chunk.group)];
+        let (mut stored, mut raw) = (Vec::new(), Vec::new());
+        shelves.groups(&container.stored.place, std::slice::from_ref(group), &mut stored)?;
+        self.packer.expand_unchecked(group, &stored, &mut raw)?;
+        Ok(raw[chunk.at as usize..][..chunk.bytes as usize].to_vec())
+    }
+
     fn metadata(&mut self, shelves: &Shelves, container: &Container) -> Result<Arc<Metadata>> {
         let id = container.stored.id;
         if let Some(metadata) = self.metadata.get(&id) {

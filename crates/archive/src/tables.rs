@@ -22,7 +22,7 @@ pub struct Container {
     pub stored: Stored,
     /// Other containers whose chunks lie here now.
     pub merged: Vec<ContainerId>,
-    /// The sequence number of the frame that listed it; 0 after a merge, whose chunks are in the index already.
+    /// The sequence number of the frame that listed it; after a merge, the last one of what is in it.
     pub logged: u64,
 }
 
@@ -86,6 +86,8 @@ pub struct Tables {
     pub index: IndexState,
     /// The number of the counts' file; 0 for none.
     pub counts: u64,
+    /// Containers that were listed up to here are in it.
+    pub counted: u64,
     /// Recipes that came and went since.
     pub differences: Vec<Difference>,
 }
@@ -160,39 +162,42 @@ impl Tables {
                 }
             }
             Record::Imported { files, upto } => self.index = IndexState { files, upto },
-            Record::Counted { file, differences } => {
+            Record::Counted { file, differences, upto } => {
                 let n = usize::try_from(differences).ok().filter(|&n| n <= self.differences.len());
                 let n = n.ok_or_else(|| corrupt("the log counts more differences than there are"))?;
-                self.counts = file;
+                (self.counts, self.counted) = (file, upto);
                 self.differences.drain(..n);
             }
             Record::Condemned { containers } => {
                 self.condemned.extend(containers);
                 self.epoch += 1;
             }
-            Record::Dropped { containers } => {
-                self.condemned.clear();
+            Record::Dropped { containers, spared } => {
+                spared.iter().for_each(|id| {
+                    self.condemned.remove(id);
+                });
                 // Who could have read them has left before they were dropped.
                 let before = self.epoch.saturating_sub(1);
                 containers.into_iter().try_for_each(|id| self.leave(id, before))?;
             }
             Record::Merged { from, to } => {
-                let (home, mut merged) = (to.id, Vec::new());
+                let (home, mut merged, mut logged) = (to.id, Vec::new(), 0);
                 for id in from {
                     let old =
                         self.containers.get(&id).ok_or_else(|| corrupt(format!("the log merges container {id}, which is not there")))?;
                     merged.push(id);
                     merged.extend(&old.merged);
+                    logged = logged.max(old.logged);
                     self.leave(id, self.epoch)?;
                 }
-                self.list(to, 0)?;
+                // What was not imported yet is found in its new place.
+                self.list(to, logged)?;
                 for &id in &merged {
                     self.homes.insert(id, home);
                 }
                 if let Some(container) = self.containers.get_mut(&home) {
                     container.merged = merged;
                 }
-                self.epoch += 1;
             }
             Record::Freed { places } => {
                 self.leaving.retain(|(place, _)| !places.contains(place));
@@ -203,6 +208,7 @@ impl Tables {
                 }
                 self.drop_empty_segments();
             }
+            Record::Turned => self.epoch += 1,
         }
         Ok(())
     }
@@ -231,6 +237,7 @@ impl Tables {
     fn leave(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
         let gone = self.containers.remove(&id).ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
         self.unfinished.remove(&id);
+        self.condemned.remove(&id);
         gone.merged.iter().for_each(|id| {
             self.homes.remove(id);
         });
@@ -278,7 +285,7 @@ impl Tables {
             w.u32(*epoch);
         }
         index_files(&mut w, &self.index.files);
-        w.u64(self.index.upto).u64(self.counts);
+        w.u64(self.index.upto).u64(self.counts).u64(self.counted);
         w.u32(self.differences.len() as u32);
         for difference in &self.differences {
             w.u8(u8::from(difference.added));
@@ -323,7 +330,7 @@ impl Tables {
             tables.leaving.push((Place::decode(r)?, r.u32()?));
         }
         tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
-        tables.counts = r.u64()?;
+        (tables.counts, tables.counted) = (r.u64()?, r.u64()?);
         for _ in 0..r.count(5)? {
             tables.differences.push(Difference { added: r.u8()? == 1, recipe: pieces_of(r)? });
         }

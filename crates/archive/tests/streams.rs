@@ -119,3 +119,57 @@ fn any_chain_finds_the_duplicates_and_small_indexes_spill() {
         assert!(archive.label().snapshot > 1);
     }
 }
+
+#[test]
+fn what_was_removed_is_freed_and_the_rest_stays() {
+    use onefold_archive::collect::{Collected, Collection, Options};
+    let desk = Desk::new(|_, settings| {
+        settings.container_bytes = 256 << 10;
+        settings.count_slots = 50;
+    });
+    let base = noise(5, 4_000_000);
+    let versions: Vec<Vec<u8>> = (0..6u64)
+        .map(|n| {
+            let mut version = base.clone();
+            for part in 0..40 {
+                let at = part * 100_000 + (n as usize) * 7_000;
+                version[at..at + 5_000].copy_from_slice(&noise(1000 + n * 100 + part as u64, 5_000));
+            }
+            version
+        })
+        .collect();
+    for (n, version) in versions.iter().enumerate() {
+        desk.put(&format!("v{n}"), version);
+    }
+    let collect = || -> Collected {
+        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20 };
+        Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
+    };
+    assert_eq!(collect(), Collected::default());
+    let stored = desk.archive().tables().stored_bytes();
+    for gone in [0usize, 2, 4, 1, 5] {
+        desk.archive().remove(&format!("v{gone}")).unwrap();
+        let done = collect();
+        assert!(!done.waits && done.damaged == 0 && done.held_back == 0, "{done:?}");
+        let archive = desk.archive();
+        for stream in archive.tables().streams.keys() {
+            let n: usize = stream[1..].parse().unwrap();
+            assert!(desk.get(stream).unwrap() == versions[n], "{stream} after v{gone}");
+        }
+        assert!(archive.tables().condemned.is_empty() && archive.tables().leaving.is_empty());
+        // Nothing is left to do.
+        assert_eq!(collect(), Collected::default());
+    }
+    let tables = desk.archive().tables();
+    assert!(tables.stored_bytes() < stored * 7 / 10, "{} of {stored}", tables.stored_bytes());
+    assert!(!tables.homes.is_empty());
+    // Merged chunks are found as duplicates.
+    let report = desk.put("again", &versions[3]);
+    assert_eq!(report.new_bytes, 0);
+    desk.archive().remove("v3").unwrap();
+    desk.archive().remove("again").unwrap();
+    collect();
+    let tables = desk.archive().tables();
+    assert_eq!((tables.stored_bytes(), tables.homes.len()), (0, 0));
+    assert!(tables.segments.len() <= 2);
+}

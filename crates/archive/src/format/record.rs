@@ -159,18 +159,22 @@ pub enum Record {
         file: u64,
         /// How many differences.
         differences: u64,
+        /// The place in the log up to which containers are in it.
+        upto: u64,
     },
     /// Chunks that nobody needs: no more duplicates of them. The epoch turns.
     Condemned {
         /// Where they lie, and a bit for each chunk of the container.
         containers: Vec<(ContainerId, Vec<u8>)>,
     },
-    /// Containers are gone, and nothing is condemned any more. Their places are to be freed.
+    /// Containers are gone, whose chunks were all condemned. Their places are to be freed.
     Dropped {
         /// The containers.
         containers: Vec<ContainerId>,
+        /// Containers in which nothing is condemned any more.
+        spared: Vec<ContainerId>,
     },
-    /// The live chunks of containers lie in a new one. Their old places are to be freed. The epoch turns.
+    /// The live chunks of containers lie in a new one. Their old places are to be freed.
     Merged {
         /// The old ones.
         from: Vec<ContainerId>,
@@ -182,6 +186,8 @@ pub enum Record {
         /// The places.
         places: Vec<Place>,
     },
+    /// The epoch turns, so that readers of old places can be waited for.
+    Turned,
 }
 
 impl Place {
@@ -343,8 +349,8 @@ impl Record {
                 index_files(w.u8(7), files);
                 w.u64(*upto);
             }
-            Record::Counted { file, differences } => {
-                w.u8(8).u64(*file).u64(*differences);
+            Record::Counted { file, differences, upto } => {
+                w.u8(8).u64(*file).u64(*differences).u64(*upto);
             }
             Record::Condemned { containers } => {
                 w.u8(9).u32(containers.len() as u32);
@@ -352,7 +358,10 @@ impl Record {
                     w.u64(id.0).bytes(bits);
                 });
             }
-            Record::Dropped { containers } => ids(w.u8(10), containers),
+            Record::Dropped { containers, spared } => {
+                ids(w.u8(10), containers);
+                ids(w, spared);
+            }
             Record::Merged { from, to } => {
                 ids(w.u8(11), from);
                 to.encode(w);
@@ -360,6 +369,9 @@ impl Record {
             Record::Freed { places } => {
                 w.u8(12).u32(places.len() as u32);
                 places.iter().for_each(|place| place.encode(w));
+            }
+            Record::Turned => {
+                w.u8(13);
             }
         }
     }
@@ -383,18 +395,19 @@ impl Record {
             5 => Record::Renamed { from: r.text()?, to: r.text()? },
             6 => Record::Abandoned { containers: ids_of(r)? },
             7 => Record::Imported { files: index_files_of(r)?, upto: r.u64()? },
-            8 => Record::Counted { file: r.u64()?, differences: r.u64()? },
+            8 => Record::Counted { file: r.u64()?, differences: r.u64()?, upto: r.u64()? },
             9 => {
                 let n = r.count(12)?;
                 let containers = (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec())));
                 Record::Condemned { containers: containers.collect::<Result<_>>()? }
             }
-            10 => Record::Dropped { containers: ids_of(r)? },
+            10 => Record::Dropped { containers: ids_of(r)?, spared: ids_of(r)? },
             11 => Record::Merged { from: ids_of(r)?, to: Stored::decode(r)? },
             12 => {
                 let n = r.count(20)?;
                 Record::Freed { places: (0..n).map(|_| Place::decode(r)).collect::<Result<_>>()? }
             }
+            13 => Record::Turned,
             other => return Err(corrupt(format!("a record of unknown kind {other}"))),
         })
     }

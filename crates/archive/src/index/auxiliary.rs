@@ -77,6 +77,8 @@ impl Auxiliary {
         for (fingerprint, address) in entries {
             self.entries.insert(fingerprint, address);
             self.listed_entries += 1;
+            // After a merge the addresses are those of several containers.
+            self.listed.insert(address.container, logged);
         }
         self.listed.insert(container, logged);
     }
