@@ -19,6 +19,7 @@
 
 pub mod archive;
 pub mod chain;
+pub mod check;
 pub mod collect;
 pub mod cut;
 pub mod format;

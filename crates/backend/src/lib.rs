@@ -9,6 +9,7 @@
 //! | [`counted`] | what these two have in common |
 //! | [`counters`] | what a disk was asked to do, by class of block |
 //! | [`sparse`] | where a file has data, so that holes need not be read |
+//! | [`tree`] | directory trees: read for an archive, and made again from one |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -32,6 +33,7 @@ mod range;
 pub mod signals;
 pub mod sparse;
 pub mod systemd;
+pub mod tree;
 
 pub use clock::MonotonicClock;
 pub use counters::{Counters, Counts};

@@ -14,6 +14,7 @@ pub mod disk;
 pub mod error;
 pub mod files;
 pub mod fingerprint;
+pub mod tree;
 pub mod units;
 pub mod volume;
 

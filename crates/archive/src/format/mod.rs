@@ -7,6 +7,7 @@ pub(crate) mod bytes;
 pub mod container;
 pub mod frame;
 pub mod label;
+pub mod listing;
 pub mod recipe;
 pub mod record;
 
