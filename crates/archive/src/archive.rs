@@ -253,7 +253,11 @@ impl Archive {
             file.sync()?;
         }
         view.label_sure = true;
-        Ok(())
+        // A crash may have lost the space that was taken for the log. A disk that is full gives none.
+        match view.log.reserve(0, self.settings.log_ahead_bytes) {
+            Err(error) if error.kind() != Kind::NoSpace => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Says that frame and label are durable; said after their syncs, so that it is true whenever it is read.
@@ -297,15 +301,14 @@ impl Archive {
             let place = view.end + frames.iter().rev().skip(1).map(|frame| frame.bytes.len() as u64).sum::<u64>();
             view.log.write_at(place, &last.bytes)?;
             view.log.sync()?;
-            if view.label_sure {
-                self.vouch(last_sequence, view.snapshot)?;
-            }
+            self.settle_label(view)?;
+            self.vouch(last_sequence, view.snapshot)?;
+        } else if unsure {
+            // Who may not write can still ask for what was written to be made durable.
+            view.log.sync()?;
         }
         let mut tables = Tables::clone(&view.tables);
         for read in frames {
-            if unsure && !self.writes && read.sequence == last_sequence {
-                break;
-            }
             tables.apply(read.sequence, read.records).map_err(|e| e.context("the operations log"))?;
             tables.chain = read.checksum;
             view.end += read.bytes.len() as u64;
@@ -319,7 +322,16 @@ impl Archive {
         loop {
             match self.try_snapshot(view) {
                 Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
-                Err(error) if error.kind() == Kind::NoSpace => return Ok(()),
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    // The log goes on in the space that was taken for it; what is half made makes room.
+                    for name in [snapshot_name(view.snapshot + 1), log_name(view.snapshot + 1)] {
+                        match self.files.remove(&name) {
+                            Err(error) if error.kind() != Kind::NotFound => return Err(error),
+                            _ => {}
+                        }
+                    }
+                    return Ok(());
+                }
                 Err(error) => {
                     view.stopped = Some(error.clone());
                     return Err(error);
@@ -333,6 +345,7 @@ impl Archive {
         let number = view.snapshot + 1;
         write_snapshot(&*self.files, &self.identity, number, &view.tables)?;
         let log = fresh(&*self.files, &log_name(number))?;
+        log.reserve(0, self.settings.log_ahead_bytes)?;
         log.sync()?;
         self.files.sync_names()?;
         let label = Label { generation: view.generation + 1, snapshot: number, ..self.label.clone() };

@@ -81,6 +81,8 @@ pub struct Collection {
     ids: Ids,
     appender: Appender,
     step: Step,
+    /// Counts that found no room on the disk, and the place in the log up to which they count.
+    in_memory: Option<(Arc<dyn onefold_core::File>, u64)>,
     /// Dead chunks were looked for in this collection, not only taken over.
     looked: bool,
     /// What was done so far.
@@ -118,6 +120,7 @@ impl Collection {
             _lock: lock,
             options,
             step: Step::Free,
+            in_memory: None,
             looked: false,
             done: Collected::default(),
         };
@@ -207,9 +210,20 @@ impl Collection {
             return Ok(());
         }
         let made = loop {
-            match self.write_counts(&tables, old.is_some()) {
-                Err(error) if error.kind() == Kind::NoSpace && self.archive.spend_reserve()? => {}
-                made => break made?,
+            match CountsWriter::create(&self.archive, tables.counts + 1)
+                .and_then(|writer| self.write_counts(&tables, old.is_some(), writer))
+            {
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    if !self.archive.spend_reserve()? {
+                        // Not even the reserve is left: counted in memory, for this time.
+                        let file: Arc<dyn onefold_core::File> = Arc::new(MemoryFile::default());
+                        let writer = CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
+                        self.write_counts(&tables, old.is_some(), writer)?;
+                        self.in_memory = Some((file, tables.sequence));
+                        return Ok(());
+                    }
+                }
+                made => break made.map(|()| tables.counts + 1)?,
             }
         };
         let (differences, upto) = (tables.differences.len() as u64, tables.sequence);
@@ -220,10 +234,8 @@ impl Collection {
         }
     }
 
-    /// Writes a new file of counts, durable on return, and gives its number. `on` goes on from the counts there are; else all streams are counted.
-    fn write_counts(&mut self, tables: &Tables, on: bool) -> Result<u64> {
-        let number = tables.counts + 1;
-        let mut writer = CountsWriter::create(&self.archive, number)?;
+    /// Writes new counts, durable on return. `on` goes on from the counts there are; else all streams are counted.
+    fn write_counts(&mut self, tables: &Tables, on: bool, mut writer: CountsWriter) -> Result<()> {
         let mut old = if on { Some(CountsReader::open(&self.archive, tables.counts)?) } else { None };
         let mut fresh = tables.containers.values().filter(|container| container.merged.is_empty()).peekable();
         let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
@@ -256,8 +268,7 @@ impl Collection {
             self.add_up(tables, on, &mut range)?;
             range.iter().try_for_each(|(id, counts)| writer.push(*id, counts))?;
         }
-        writer.finish()?;
-        Ok(number)
+        writer.finish()
     }
 
     /// Applies to a range what came and went.
@@ -310,7 +321,10 @@ impl Collection {
     /// Condemns dead chunks of containers that are dead or less than half full; false when there are none.
     fn condemn(&mut self) -> Result<bool> {
         let tables = self.archive.tables();
-        let mut counts = CountsReader::open(&self.archive, tables.counts)?;
+        let (mut counts, counted) = match &self.in_memory {
+            Some((file, upto)) => (CountsReader::over(&self.archive, file.clone(), tables.counts + 1)?, *upto),
+            None => (CountsReader::open(&self.archive, tables.counts)?, tables.counted),
+        };
         // Which chunks are dead, as bits, by home; merged containers have several ids.
         let mut dead: BTreeMap<ContainerId, (u32, Vec<u8>)> = BTreeMap::new();
         while let Some((id, counts)) = counts.next()? {
@@ -329,7 +343,7 @@ impl Collection {
         }
         // What a killed put listed since the counts were made: no recipe that came since names it.
         for (id, at) in &tables.unfinished {
-            let Some(container) = tables.containers.get(id).filter(|container| container.logged > tables.counted) else { continue };
+            let Some(container) = tables.containers.get(id).filter(|container| container.logged > counted) else { continue };
             if at + self.options.keep_partial <= self.options.now {
                 let chunks = container.stored.chunks;
                 dead.entry(*id).or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
@@ -405,7 +419,8 @@ impl Collection {
             let (dropped, looked_at) = (containers.len() as u64, tables.differences.len());
             let mut again = false;
             self.archive.commit(true, |now| {
-                again = now.differences.len() != looked_at;
+                // More came meanwhile, or a put gave up what it had listed.
+                again = now.differences.len() != looked_at || containers.iter().any(|id| !now.containers.contains_key(id));
                 Ok(if again { Vec::new() } else { vec![Record::Dropped { containers, spared }] })
             })?;
             if !again {
@@ -492,7 +507,15 @@ impl Collection {
         };
         self.appender.sync()?;
         let (merged, copied) = (from.len() as u64, chunks.len() as u64);
-        self.archive.commit(true, |_| Ok(vec![Record::Merged { from, to: stored }]))?;
+        let mut gone = false;
+        self.archive.commit(true, |now| {
+            // A put may have given up what it had listed: then the copy is garbage behind the segment's end.
+            gone = from.iter().any(|id| !now.condemned.contains_key(id));
+            Ok(if gone { Vec::new() } else { vec![Record::Merged { from, to: stored }] })
+        })?;
+        if gone {
+            return Ok(true);
+        }
         self.done.merged += merged;
         self.done.into += 1;
         self.done.copied_chunks += copied;
@@ -596,7 +619,10 @@ struct CountsWriter {
 
 impl CountsWriter {
     fn create(archive: &Arc<Archive>, number: u64) -> Result<CountsWriter> {
-        let file = fresh(&*archive.files, &counts_name(number))?;
+        CountsWriter::over(archive, fresh(&*archive.files, &counts_name(number))?, number)
+    }
+
+    fn over(archive: &Arc<Archive>, file: Arc<dyn onefold_core::File>, number: u64) -> Result<CountsWriter> {
         let mut w = Writer::default();
         w.raw(COUNTS_MAGIC).u64(number);
         file.write_at(0, &w.0)?;
@@ -644,7 +670,10 @@ struct CountsReader {
 impl CountsReader {
     /// Opens it; all blocks are looked at once, so that damage is known before anything is made of it.
     fn open(archive: &Arc<Archive>, number: u64) -> Result<CountsReader> {
-        let file = archive.files.open(&counts_name(number))?;
+        CountsReader::over(archive, archive.files.open(&counts_name(number))?, number)
+    }
+
+    fn over(archive: &Arc<Archive>, file: Arc<dyn onefold_core::File>, number: u64) -> Result<CountsReader> {
         let mut header = [0; 16];
         file.read_at(0, &mut header)?;
         if header[..8] != *COUNTS_MAGIC || header[8..] != number.to_le_bytes() {
@@ -693,5 +722,48 @@ impl CountsReader {
         let counts = counts.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
         self.taken = self.block.len() - r.0.len();
         Ok(Some((id, counts)))
+    }
+}
+
+/// A file that no disk has: for counts, when the disk is full.
+#[derive(Default)]
+struct MemoryFile(parking_lot::Mutex<Vec<u8>>);
+
+impl onefold_core::File for MemoryFile {
+    fn bytes(&self) -> Result<u64> {
+        Ok(self.0.lock().len() as u64)
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
+        let bytes = self.0.lock();
+        let from = bytes.get(at as usize..).unwrap_or_default();
+        let n = from.len().min(into.len());
+        into[..n].copy_from_slice(&from[..n]);
+        Ok(n)
+    }
+
+    fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
+        let (mut bytes, at) = (self.0.lock(), at as usize);
+        let end = bytes.len().max(at + data.len());
+        bytes.resize(end, 0);
+        bytes[at..at + data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_bytes(&self, bytes: u64) -> Result<()> {
+        self.0.lock().resize(bytes as usize, 0);
+        Ok(())
+    }
+
+    fn reserve(&self, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn punch(&self, _: u64, _: u64) -> Result<()> {
+        Ok(())
     }
 }

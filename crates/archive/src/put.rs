@@ -95,6 +95,11 @@ impl Cutting {
         self.cutter = Cutter::new(self.chunking);
     }
 
+    /// What is cut already.
+    pub fn some(&mut self) -> Batch {
+        self.take()
+    }
+
     /// What is left.
     pub fn end(&mut self) -> Batch {
         self.border();
@@ -431,6 +436,9 @@ impl Stower {
     /// # Errors
     /// As [`stow`](Self::stow).
     pub fn write(&mut self, packed: &crate::format::container::Packed) -> Result<()> {
+        if self.appender.turns(packed) {
+            self.list()?;
+        }
         let stored = self.appender.write(packed)?;
         self.written_bytes += u64::from(stored.place.bytes);
         self.added += u64::from(stored.place.bytes);
@@ -474,13 +482,10 @@ impl Stower {
             listing: ended.listing,
         };
         let containers = std::mem::take(&mut self.written);
-        let record = Record::Put {
-            name: ended.name,
-            stream: stream.clone(),
-            containers: containers.clone(),
-            finished: std::mem::take(&mut self.listed),
-        };
+        let record =
+            Record::Put { name: ended.name, stream: stream.clone(), containers: containers.clone(), finished: self.listed.clone() };
         let sequence = self.archive.commit(false, |_| Ok(vec![record]))?.sequence;
+        self.listed.clear();
         self.auxiliary.lock().list(data_of(&containers), sequence);
         (self.written_bytes, self.added) = (0, 0);
         Ok(stream)
@@ -501,12 +506,31 @@ impl Stower {
         }
         let mut places = Vec::new();
         self.archive.commit(true, |tables| {
-            places = listed.iter().filter_map(|id| tables.containers.get(id)).map(|container| container.stored.place).collect();
-            Ok(vec![Record::Abandoned { containers: listed.clone() }])
+            // The collector may have been there before.
+            let there = listed.iter().filter_map(|id| tables.containers.get(id)).map(|container| &container.stored);
+            places = there.clone().map(|stored| stored.place).collect();
+            Ok(vec![Record::Abandoned { containers: there.map(|stored| stored.id).collect() }])
         })?;
         let shelves = Shelves::new(self.archive.clone());
         places.iter().try_for_each(|place| shelves.free(place))?;
         self.archive.commit(true, |_| Ok(vec![Record::Freed { places }])).map(|_| ())
+    }
+
+    /// Imports what is listed into the chunk index, and lets the session use it: for who has no threads.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn import(&mut self, session: &mut Session, all: bool) -> Result<bool> {
+        let Some((tables, upto)) = index::import(&self.archive, &session.auxiliary, all)? else { return Ok(false) };
+        session.chain.renew_index(&tables)?;
+        session.auxiliary.lock().forget_listed(upto);
+        Ok(true)
+    }
+
+    /// True when the auxiliary index is at its limit.
+    #[must_use]
+    pub fn must_import(&self) -> bool {
+        self.auxiliary.lock().listed_len() > self.archive.settings.auxiliary_entries
     }
 
     /// Ends the session's writing: space taken ahead goes back.

@@ -88,11 +88,18 @@ impl Appender {
         Appender { archive, owner, open: None, unsynced: Vec::new() }
     }
 
+    /// True when the container begins another segment. What was written to the one before must be listed first: a segment that holds nothing listed, and
+    /// is not its owner's last, counts as empty.
+    pub(crate) fn turns(&self, packed: &Packed) -> bool {
+        let needed = packed.bytes().next_multiple_of(PLACE_ALIGN);
+        self.open.as_ref().is_none_or(|open| open.end > 0 && open.end + needed > self.archive.label().segment_bytes)
+    }
+
     /// Writes a container; durable after [`sync`](Self::sync).
     pub(crate) fn write(&mut self, packed: &Packed) -> Result<Stored> {
         let bytes = packed.bytes();
         let needed = bytes.next_multiple_of(PLACE_ALIGN);
-        if self.open.as_ref().is_none_or(|open| open.end > 0 && open.end + needed > self.archive.label().segment_bytes) {
+        if self.turns(packed) {
             self.next_segment(needed)?;
         }
         let Some(open) = &mut self.open else { return Err(Error::new(Kind::Stopped, "no segment is open")) };
@@ -123,10 +130,7 @@ impl Appender {
     /// Gives space back that was taken ahead.
     pub(crate) fn trim(&mut self) -> Result<()> {
         match self.open.take() {
-            Some(open) if open.taken > open.end => {
-                // Space beyond the end of the file goes with it.
-                open.file.set_bytes(open.end)
-            }
+            Some(open) if open.taken > open.end => open.file.punch(open.end, open.taken - open.end),
             _ => Ok(()),
         }
     }

@@ -154,7 +154,7 @@ impl Format {
             chunking: Chunking::FastCdc(8 << 10),
             compression: Compression::Zstd,
             segment_bytes: 1 << 30,
-            reserve_bytes: 28 << 20,
+            reserve_bytes: 12 << 20,
         }
     }
 }
@@ -203,6 +203,8 @@ pub struct Settings {
     pub container_bytes: usize,
     /// Bytes of log after which a snapshot is taken.
     pub log_bytes: u64,
+    /// Bytes taken for each log when it begins, so that a full disk can still delete.
+    pub log_ahead_bytes: u64,
     /// Slots whose counts collection holds at once.
     pub count_slots: usize,
     /// Bytes taken ahead of what is written.
@@ -221,7 +223,8 @@ impl Default for Settings {
             page_cache_bytes: 16 << 20,
             sync_bytes: 64 << 20,
             container_bytes: CONTAINER_BYTES,
-            log_bytes: 64 << 20,
+            log_bytes: 12 << 20,
+            log_ahead_bytes: 16 << 20,
             count_slots: 32 << 20,
             ahead_bytes: 64 << 20,
             #[cfg(feature = "planted-bugs")]

@@ -169,7 +169,9 @@ impl Tables {
                 self.differences.drain(..n);
             }
             Record::Condemned { containers } => {
-                self.condemned.extend(containers);
+                // A put may have given up what it had listed.
+                let there = containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
+                self.condemned.extend(there);
                 self.epoch += 1;
             }
             Record::Dropped { containers, spared } => {
