@@ -55,7 +55,12 @@ pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option
     if length > FRAME_PAYLOAD_MAX {
         return None;
     }
-    let payload = r.take(length).ok()?;
+    let there = length.min(r.0.len());
+    if there < length && !believe {
+        return None;
+    }
+    let payload = r.take(there).ok()?;
+    let length = there;
     let mut whole = bytes[..FRAME_HEADER_BYTES + length].to_vec();
     whole[FRAME_HEADER_BYTES - 8..FRAME_HEADER_BYTES].fill(0);
     if identity.checksum(&whole) != checksum && !believe {

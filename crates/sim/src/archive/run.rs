@@ -75,9 +75,10 @@ impl Params {
     pub fn draw(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6172_6368_6976_6500);
         let choose = |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
-        Params {
+        let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults][rng.weighted(&[12, 2, 2, 1])];
+        let params = Params {
             seed,
-            profile: [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults][rng.weighted(&[12, 2, 2, 1])],
+            profile,
             chunking: [Chunking::FastCdc(1024), Chunking::Rabin(1024), Chunking::Static(1024)][rng.weighted(&[3, 1, 2])],
             compression: [Compression::None, Compression::Lz4, Compression::Zstd][rng.below(3) as usize],
             segment_bytes: choose(rng, &[16 << 10, 64 << 10, 256 << 10]),
@@ -92,7 +93,12 @@ impl Params {
             crash_within: choose(rng, &[10, 40, 150, 500]),
             kills: choose(rng, &[0, 30, 60]),
             bug: None,
+        };
+        if profile == Profile::Damage {
+            // Rot matters where collection copies what rotted, and what is compressed does not expand.
+            return Params { collects: true, compression: Compression::None, moves: params.moves.max(100), crash_within: 1_000, ..params };
         }
+        params
     }
 }
 

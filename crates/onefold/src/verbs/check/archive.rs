@@ -68,7 +68,7 @@ pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
             output::line(format_args!("problem: {} more", grouped(unnamed)));
         }
         for name in &report.hit {
-            output::line(format_args!("damaged: stream '{}'; a put of the same bytes under any name heals it", name.escape_debug()));
+            output::line(format_args!("damaged: stream '{}'", name.escape_debug()));
         }
     }
     if well {
