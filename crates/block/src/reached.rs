@@ -25,6 +25,7 @@ branches! {
     SuperblockDamaged = "recovery: one of two superblocks is damaged",
     ListCopyDamaged = "recovery: one copy of a list page is damaged",
     ListCopyBehind = "recovery: one copy of a list page lacks a zone",
+    ZoneScanned = "recovery: zone scanned",
     VoidCarrier = "recovery: void carrier",
     LeftoverRecord = "recovery: record of the leftover table",
     NewerBelieved = "recovery: newer record believed",

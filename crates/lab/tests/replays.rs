@@ -84,48 +84,43 @@ fn every_device_runs_the_engine() {
     }
 }
 
-/// ThinDedup's way of measuring, at one point.
-fn paper(pattern: Pattern, device: DeviceKind, window: usize, ratio: f64) -> Outcome {
-    let mut grid = Grid::paper(Workload { ratio, ..Workload::paper(pattern, 6000) });
+/// ThinDedup's way of measuring: one workload on one device with one window, and what else `change` says.
+fn swept(pattern: Pattern, device: DeviceKind, window: usize, blocks: u64, change: impl FnOnce(&mut Grid)) -> Vec<Outcome> {
+    let mut grid = Grid::paper(Workload::paper(pattern, blocks));
     let name = if pattern == Pattern::Random { "random" } else { "sequential" };
     grid.workloads = vec![name.parse().unwrap()];
-    grid.devices = vec![device];
-    grid.windows = vec![window];
-    let mut points = sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap();
-    points.remove(0).outcome
+    (grid.devices, grid.windows) = (vec![device], vec![window]);
+    change(&mut grid);
+    sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap().into_iter().map(|point| point.outcome).collect()
 }
 
 #[test]
 fn windows_are_served_as_the_paper_computes() {
     // Eight blocks, half of them duplicates, in 3.9 ms and 0.02 for each block written: about 2000 a second.
-    let outcome = paper(Pattern::Random, DeviceKind::SsdP, 8, 2.0);
+    let outcome = swept(Pattern::Random, DeviceKind::SsdP, 8, 6000, |_| {}).remove(0);
     assert!((outcome.throughput() - 2010.0).abs() < 20.0, "{}", outcome.throughput());
     assert_eq!((outcome.windows, outcome.write_latency.requests), (750, 6000));
     let hidden = outcome.hidden_records as f64 / outcome.records as f64;
     assert!((hidden - 0.983).abs() < 0.01, "{hidden}");
     // 32 blocks in 10.3 ms and 0.357 for each block written.
-    let outcome = paper(Pattern::Sequential, DeviceKind::HddP, 32, 2.0);
+    let outcome = swept(Pattern::Sequential, DeviceKind::HddP, 32, 6000, |_| {}).remove(0);
     assert!((outcome.throughput() - 1999.0).abs() < 40.0, "{}", outcome.throughput());
     assert!((outcome.write_latency.p50_ms - 16.01).abs() < 0.5, "{:?}", outcome.write_latency);
 }
 
 #[test]
 fn schemes_come_out_in_the_papers_order() {
-    let run = |pattern: &str, device: DeviceKind, window| {
-        let mut grid = Grid::paper(Workload::paper(Pattern::Random, 6000));
-        grid.workloads = vec![pattern.parse().unwrap()];
-        (grid.devices, grid.windows) = (vec![device], vec![window]);
-        grid.schemes = vec![Scheme::Ideal, Scheme::Thin, Scheme::Ordered, Scheme::Cow];
-        let points = sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap();
-        points.iter().map(|point| point.throughput).collect::<Vec<_>>()
+    let run = |pattern, device, window| {
+        let schemes = vec![Scheme::Ideal, Scheme::Thin, Scheme::Ordered, Scheme::Cow];
+        swept(pattern, device, window, 6000, |grid| grid.schemes = schemes).iter().map(Outcome::throughput).collect::<Vec<_>>()
     };
     for (window, text, band) in [(32, 2.73, 0.15), (64, 3.0, 0.3), (128, 2.88, 0.3)] {
-        let all = run("random", DeviceKind::HddP, window);
+        let all = run(Pattern::Random, DeviceKind::HddP, window);
         let [ideal, thin, ordered, cow] = all[..] else { panic!("{all:?}") };
-        assert!(ideal > 0.97 * thin && thin > ordered && ordered > cow, "{all:?}");
+        assert!(ideal >= thin && thin > ordered && ordered > cow, "{all:?}");
         assert!((thin / ordered - text).abs() < band, "window {window}: {}", thin / ordered);
     }
-    let all = run("sequential", DeviceKind::SsdP, 32);
+    let all = run(Pattern::Sequential, DeviceKind::SsdP, 32);
     assert!((all[1] / all[2] - 1.9).abs() < 0.1, "{all:?}");
 }
 
@@ -142,12 +137,11 @@ fn every_scheme_replays_a_trace_and_reads_it_back() {
 
 #[test]
 fn the_leftover_table_takes_what_finds_no_room() {
-    let mut grid = Grid::paper(Workload { ratio: 5.43, ..Workload::paper(Pattern::Random, 8000) });
-    grid.workloads = vec!["random".parse().unwrap()];
-    grid.devices = vec![DeviceKind::SsdP];
-    grid.windows = vec![8];
-    grid.choice.leftover = Leftover::Table;
-    let outcome = sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap().remove(0).outcome;
+    let outcome = swept(Pattern::Random, DeviceKind::SsdP, 8, 8000, |grid| {
+        grid.ratios = vec![5.43];
+        grid.choice.leftover = Leftover::Table;
+    })
+    .remove(0);
     let hidden = outcome.hidden_records as f64 / outcome.records as f64;
     assert!((hidden - 0.721).abs() < 0.05, "{hidden}");
     assert_eq!(outcome.tally.leftover_records + outcome.hidden_records, outcome.records);

@@ -8,7 +8,7 @@ use super::{
     tables::Checker,
     usage::Usage,
 };
-use crate::format::{carrier::Carrier, page::PhysicalEntry};
+use crate::format::{carrier::Carrier, page::ReferenceEntry};
 
 /// Carriers between two reports of progress.
 const CARRIERS: usize = 4096;
@@ -29,9 +29,9 @@ impl Checker<'_> {
                     carriers.push(pba);
                 }
                 if !usage.is_dark(pba) {
-                    if counted > table && table < PhysicalEntry::SATURATED {
+                    if counted > table && table < ReferenceEntry::SATURATED {
                         self.report.problem(place.clone(), format!("its count is {table}, too low: {counted} map entries name it"));
-                    } else if counted < table && table < PhysicalEntry::SATURATED && !self.maps_dark {
+                    } else if counted < table && table < ReferenceEntry::SATURATED && !self.maps_dark {
                         self.report.problem(place.clone(), format!("its count is {table}, too high: {counted} map entries name it"));
                     }
                 }

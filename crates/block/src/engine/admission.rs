@@ -67,8 +67,10 @@ impl Engine {
         let small = all(volumes, Table::Catalogue) + all(ranges, Table::Discards);
         // Each record may raise one count and lower another, and its own block may turn out to be needless; so may all in one leaf of the map.
         let leaf = 1 + Table::Map.per_leaf();
-        let physical = tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::Physical.per_leaf()));
-        let pages = map + small + physical + CHANGE_PAGES;
+        let references = tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::References.per_leaf()));
+        // It stores one block, or brings one back.
+        let fingerprints = tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
+        let pages = map + small + references + fingerprints + CHANGE_PAGES;
         // What the pages of the zone table change, its pages hold as well.
         pages + tree_pages(2 * records + leaf + 2 * pages, geometry.zones.div_ceil(Table::Zones.per_leaf()))
     }
@@ -98,8 +100,8 @@ impl Engine {
     /// How many leaves of the map a checkpoint may work through for pending discards: one always has room.
     pub(crate) fn discard_leaves(&self, state: &State) -> usize {
         let spare = state.allocator.free().saturating_sub(self.to_place(state, 0) + self.pages_ahead(state, 0));
-        let physical = self.fixed.geometry.blocks().div_ceil(Table::Physical.per_leaf());
-        let each = 2 + physical.min(Table::Map.per_leaf());
+        let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+        let each = 2 + references.min(Table::Map.per_leaf());
         1 + (spare / each).min(DISCARD_LEAVES) as usize
     }
 

@@ -140,7 +140,7 @@ pub struct Engine {
     pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
     pub(crate) reached: Reached,
-    /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
+    /// The next leaf of fingerprints that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
     /// The next page of the index on disk that the filter may not know.
     pub(crate) filter_cursor: std::sync::atomic::AtomicU64,

@@ -28,21 +28,24 @@ pub const FANOUT: u64 = (BODY_BYTES / Pointer::BYTES) as u64;
 pub enum Table {
     /// Logical to physical addresses of one volume.
     Map = 1,
-    /// Fingerprint and reference count of each physical block.
-    Physical = 2,
+    /// Reference count of each physical block.
+    References = 2,
+    /// Fingerprint of each physical block.
+    Fingerprints = 3,
     /// Allocation bitmap of each zone.
-    Zones = 3,
+    Zones = 4,
     /// The volumes.
-    Catalogue = 4,
+    Catalogue = 5,
     /// Long ranges that are still to be applied.
-    Discards = 5,
+    Discards = 6,
     /// The part of the fingerprint index that is on disk.
-    Index = 6,
+    Index = 7,
 }
 
 impl Table {
     /// All tables.
-    pub const ALL: [Table; 6] = [Table::Map, Table::Physical, Table::Zones, Table::Catalogue, Table::Discards, Table::Index];
+    pub const ALL: [Table; 7] =
+        [Table::Map, Table::References, Table::Fingerprints, Table::Zones, Table::Catalogue, Table::Discards, Table::Index];
 
     /// Entries of a leaf.
     #[must_use]
@@ -55,7 +58,8 @@ impl Table {
     pub fn entry_bytes(self) -> usize {
         match self {
             Table::Map => MapEntry::BYTES,
-            Table::Physical => PhysicalEntry::BYTES,
+            Table::References => ReferenceEntry::BYTES,
+            Table::Fingerprints => size_of::<Fingerprint>(),
             Table::Zones => ZoneEntry::BYTES,
             Table::Catalogue => super::catalogue::BYTES,
             Table::Discards => super::catalogue::DISCARD_BYTES,
@@ -294,40 +298,47 @@ impl MapEntry {
     }
 }
 
-/// What is known of a physical block.
+/// Who needs a physical block, and how it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct PhysicalEntry {
-    /// Of its content. Of a free block it means nothing.
-    pub fingerprint: Fingerprint,
+pub struct ReferenceEntry {
     /// Logical addresses that name it. At [`Self::SATURATED`] it never falls again.
     pub references: u32,
     /// True when the block is compressed in a carrier.
     pub carried: bool,
 }
 
-impl PhysicalEntry {
+impl ReferenceEntry {
     /// Bytes of an entry.
-    pub const BYTES: usize = 20;
+    pub const BYTES: usize = 4;
 
     /// The count that stands for "this many or more".
     pub const SATURATED: u32 = (1 << 31) - 1;
 
     /// Entry number `slot` of a leaf.
     #[must_use]
-    pub fn get(page: &Page, slot: u64) -> PhysicalEntry {
-        let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
-        let mut fingerprint = [0; 16];
-        fingerprint.copy_from_slice(&bytes[..16]);
-        let count = from_low_bytes(&bytes[16..]) as u32;
-        PhysicalEntry { fingerprint: Fingerprint(fingerprint), references: count & Self::SATURATED, carried: count >> 31 != 0 }
+    pub fn get(page: &Page, slot: u64) -> ReferenceEntry {
+        let count = from_low_bytes(&body(page)[slot as usize * Self::BYTES..][..Self::BYTES]) as u32;
+        ReferenceEntry { references: count & Self::SATURATED, carried: count >> 31 != 0 }
     }
 
     /// Sets entry number `slot` of a leaf.
     pub fn set(self, page: &mut Block, slot: u64) {
-        let bytes = &mut body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES];
-        bytes[..16].copy_from_slice(&self.fingerprint.0);
-        bytes[16..].copy_from_slice(&(self.references | u32::from(self.carried) << 31).to_le_bytes());
+        let count = self.references | u32::from(self.carried) << 31;
+        body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES].copy_from_slice(&count.to_le_bytes());
     }
+}
+
+/// Fingerprint number `slot` of a leaf: of the block's content. Of a free block it means nothing.
+#[must_use]
+pub fn fingerprint(page: &Page, slot: u64) -> Fingerprint {
+    let mut fingerprint = Fingerprint::default();
+    fingerprint.0.copy_from_slice(&body(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()]);
+    fingerprint
+}
+
+/// Sets fingerprint number `slot` of a leaf.
+pub fn set_fingerprint(page: &mut Block, slot: u64, fingerprint: &Fingerprint) {
+    body_mut(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()].copy_from_slice(&fingerprint.0);
 }
 
 /// What is known of a zone: which of its blocks are in use, by data or by tables.
@@ -369,11 +380,13 @@ mod tests {
             entry.set(&mut page, 287);
             assert_eq!(MapEntry::get(&page, 287), Some(entry));
         }
-        let entry = PhysicalEntry { fingerprint: Fingerprint([5; 16]), references: PhysicalEntry::SATURATED, carried: true };
-        entry.set(&mut page, 200);
-        assert_eq!(PhysicalEntry::get(&page, 200), entry);
+        let entry = ReferenceEntry { references: ReferenceEntry::SATURATED, carried: true };
+        entry.set(&mut page, 1007);
+        assert_eq!(ReferenceEntry::get(&page, 1007), entry);
+        set_fingerprint(&mut page, 250, &Fingerprint([5; 16]));
+        assert_eq!((fingerprint(&page, 250), fingerprint(&page, 249)), (Fingerprint([5; 16]), Fingerprint::default()));
         assert_eq!(Table::Map.per_leaf(), 288);
-        assert_eq!(Table::Physical.per_leaf(), 201);
+        assert_eq!((Table::References.per_leaf(), Table::Fingerprints.per_leaf()), (4 * 252, 252));
         assert_eq!(FANOUT, 168);
     }
 

@@ -128,8 +128,10 @@ pub struct State {
     pub volumes: u32,
     /// Entries of the table of pending discards.
     pub discards: u32,
-    /// Physical table.
-    pub physical: Root,
+    /// Table of references.
+    pub references: Root,
+    /// Table of fingerprints.
+    pub fingerprints: Root,
     /// Zone table.
     pub zones: Root,
     /// Catalogue.
@@ -142,7 +144,7 @@ pub struct State {
     pub index_bits: u32,
     /// Entries of it.
     pub index_entries: u64,
-    /// It holds every block of physical pages that are not younger than this window.
+    /// It holds every block of pages of fingerprints that are not younger than this window.
     pub index_birth: WindowNumber,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
     pub cuts: Vec<Cut>,
@@ -219,7 +221,8 @@ struct Raw {
     mapped_blocks: U64,
     volumes: U32,
     discards: U32,
-    physical: RawRoot,
+    references: RawRoot,
+    fingerprints: RawRoot,
     zone_table: RawRoot,
     catalogue: RawRoot,
     pending: RawRoot,
@@ -288,7 +291,8 @@ impl Superblock {
             mapped_blocks: U64::new(state.mapped_blocks),
             volumes: U32::new(state.volumes),
             discards: U32::new(state.discards),
-            physical: state.physical.into(),
+            references: state.references.into(),
+            fingerprints: state.fingerprints.into(),
             zone_table: state.zones.into(),
             catalogue: state.catalogue.into(),
             pending: state.pending.into(),
@@ -395,7 +399,8 @@ impl Raw {
                 mapped_blocks: self.mapped_blocks.get(),
                 volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX).then_some(self.volumes.get())?,
                 discards: (self.discards.get() <= super::catalogue::DISCARDS_MAX).then_some(self.discards.get())?,
-                physical: self.physical.root()?,
+                references: self.references.root()?,
+                fingerprints: self.fingerprints.root()?,
                 zones: self.zone_table.root()?,
                 catalogue: self.catalogue.root()?,
                 pending: self.pending.root()?,

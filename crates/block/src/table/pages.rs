@@ -27,6 +27,29 @@ const PAGE_MEMORY: u64 = 4096 + 128;
 /// A leaf, and the pointer to it.
 pub(crate) type Leaf = (Pointer, Arc<Page>);
 
+/// The leaves of a table that hold some of its entries.
+pub(crate) struct Holding {
+    per_leaf: u64,
+    /// Rising.
+    numbers: Vec<u64>,
+    leaves: Vec<Option<Leaf>>,
+}
+
+impl Holding {
+    fn numbers(table: Table, entries: impl Iterator<Item = u64>) -> Vec<u64> {
+        let mut numbers: Vec<u64> = entries.map(|entry| entry / table.per_leaf()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    /// The leaf of one of the entries, and its place there. `None` where there is none, or it can't be read.
+    pub(crate) fn get(&self, entry: u64) -> Option<(&Leaf, u64)> {
+        let at = self.numbers.binary_search(&(entry / self.per_leaf)).ok()?;
+        self.leaves[at].as_ref().map(|leaf| (leaf, entry % self.per_leaf))
+    }
+}
+
 /// Sees the pages of a walk.
 pub(crate) type See<'s> = &'s mut dyn FnMut(PageId, &Pointer, Result<Arc<Page>>) -> Result<()>;
 
@@ -165,6 +188,22 @@ impl Pages {
                 page.map(|page| (pointer, page))
             })
             .collect())
+    }
+
+    /// The leaves that hold `entries`, in any order, read together.
+    pub(crate) fn holding(&self, table: Table, volume: u32, root: &Root, entries: impl Iterator<Item = u64>) -> Result<Holding> {
+        let numbers = Holding::numbers(table, entries);
+        let leaves = self.leaves(table, volume, root, &numbers, true)?;
+        Ok(Holding { per_leaf: table.per_leaf(), numbers, leaves })
+    }
+
+    /// As [`holding`](Self::holding), those that can be read.
+    pub(crate) fn holding_if_whole(&self, table: Table, volume: u32, root: &Root, entries: impl Iterator<Item = u64>) -> Holding {
+        let numbers = Holding::numbers(table, entries);
+        let leaves = self
+            .leaves(table, volume, root, &numbers, true)
+            .unwrap_or_else(|_| numbers.iter().map(|&leaf| self.leaf(table, volume, root, leaf).unwrap_or_default()).collect());
+        Holding { per_leaf: table.per_leaf(), numbers, leaves }
     }
 
     /// The leaf numbered `leaf`.

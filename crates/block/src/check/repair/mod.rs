@@ -5,7 +5,7 @@
 //!    damaged to whole, so that a crash leaves one or the other.
 //! 3. *tables*: when they still disagree, the maps are the truth. A damaged page of a map gives way to one that says that its addresses are
 //!    lost; its children, if it has any, are found again by their own headers where nothing else can be meant. Entries that name nothing
-//!    possible become lost as well. Then the physical table and the zone table are built anew from the maps: counts as they are, saturated
+//!    possible become lost as well. Then references, fingerprints and the zone table are built anew from the maps: counts as they are, saturated
 //!    ones too; leaked blocks become free. All of it is written to blocks that nothing uses, flushed, and becomes true with one superblock, as
 //!    a checkpoint does: a crash before leaves the store as it was.
 //! 4. *records*: a store that was not shut down cleanly is recovered, checkpointed and closed. Windows whose records are missing although they
@@ -20,7 +20,7 @@ mod fixed;
 mod heal;
 mod maps;
 mod named;
-mod physical;
+mod references;
 mod room;
 mod salvage;
 mod tables;
@@ -28,7 +28,7 @@ mod zones;
 
 use std::sync::Arc;
 
-use onefold_core::{Clock, Disk, Lba, Pba, Result, VolumeId};
+use onefold_core::{Clock, Disk, Lba, Result, VolumeId};
 
 use super::{
     MEMORY, Phase, Progress, Report, check_within, leftover::rotten_pages, places, recovered::rotten_carriers, tables::Checker,
@@ -168,9 +168,4 @@ fn recover(disk: &Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: &Settings, rep
     for (first, last) in &repaired.lost_windows {
         repaired.left.push(format!("the records of windows {first} to {last} are lost: their addresses hold what was there before"));
     }
-}
-
-/// The number of the leaf that holds an entry, and its place there.
-fn place_of(pba: Pba, per_leaf: u64) -> (u64, u64) {
-    (pba.0 / per_leaf, pba.0 % per_leaf)
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{Error, Kind, Lba, Pba, Result, VolumeId};
 
-use super::{Next, Reason};
+use super::{Next, Reason, references::Delta};
 use crate::{
     counters::add,
     engine::{Engine, Snapshot, State, catalogue::apply_catalogue},
@@ -51,6 +51,7 @@ impl Engine {
             deltas: Vec::with_capacity(frozen.entries.len() * 3),
             freed: Vec::new(),
             bits: Vec::new(),
+            stored: Vec::new(),
             mapped: old.state.mapped_blocks,
             live: old.state.live_blocks,
         };
@@ -63,7 +64,8 @@ impl Engine {
         let pending = build.maps(&frozen, &mut volumes, &discards)?;
         self.reached.add(Branch::DiscardsLeft, pending.iter().count());
         volumes.retain(|id, volume| !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some());
-        let physical = build.physical(&frozen, std::mem::take(deferred))?;
+        let references = build.references(&frozen, std::mem::take(deferred))?;
+        let fingerprints = build.fingerprints()?;
         let catalogue = build.catalogue(&volumes)?;
         let (pending_root, pending_count) = build.discards(&pending)?;
         let index = build.index()?;
@@ -91,7 +93,8 @@ impl Engine {
                 mapped_blocks: mapped,
                 volumes: volumes.len() as u32,
                 discards: pending_count,
-                physical,
+                references,
+                fingerprints,
                 zones: zones_root,
                 catalogue,
                 pending: pending_root,
@@ -158,11 +161,13 @@ pub(super) struct Build<'a> {
     pub(super) birth: WindowNumber,
     pub(super) space: Space<'a>,
     pub(super) writer: PageWriter<'a>,
-    /// Changes of reference counts: block, difference.
-    pub(super) deltas: Vec<(Pba, i32)>,
+    /// Changes of reference counts.
+    pub(super) deltas: Vec<Delta>,
     pub(super) freed: Vec<Pba>,
     /// Blocks that came into use, or out of it.
     pub(super) bits: Vec<(Pba, bool)>,
+    /// Blocks whose fingerprints are to be written, rising.
+    pub(super) stored: Vec<Pba>,
     pub(super) mapped: u64,
     pub(super) live: u64,
 }

@@ -1,7 +1,7 @@
 //! Checkpoints: the published records go into the structured tables.
 //!
 //! 1. *freeze*: what is published so far is set aside; new windows are published beside it.
-//! 2. *build*: changed pages are written to new places, leaves first: maps, the physical table, catalogue, discards, the index on
+//! 2. *build*: changed pages are written to new places, leaves first: maps, references, fingerprints, catalogue, discards, the index on
 //!    disk, the zone table.
 //! 3. *flush*, which a window's flush does as well.
 //! 4. *superblock*, to the place of the older one.
@@ -19,7 +19,7 @@
 
 mod build;
 mod maps;
-mod physical;
+mod references;
 mod spill;
 mod zones;
 
@@ -106,7 +106,7 @@ pub enum CheckpointStep {
 }
 
 impl Engine {
-    /// True when a checkpoint should begin: three quarters of a limit, or half of the zone list, are used, or somebody waits for one.
+    /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits for one.
     #[must_use]
     pub fn checkpoint_due(&self) -> bool {
         if self.scheme.records() == Records::Nowhere {
@@ -116,7 +116,7 @@ impl Engine {
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 4 * 3
             || state.active.carriers >= CARRIERS_MAX / 4 * 3
-            || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
+            || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
             || state.active.records > 0 && self.spill(&state).is_some()
     }
 
