@@ -29,8 +29,8 @@ use anyhow::{Result, bail};
 const USAGE: &str = "\
 cargo xtask demo                    a disk image over NBD, deduplicated, read back, and a server killed; needs no root
 cargo xtask test [STEP…] [--list]   everything CI runs, or the steps named
-cargo xtask sim [--seed N | --seeds A..B | --long | --bugs | --exhaust]
-                                    crash and fault simulation of the real engine
+cargo xtask sim [archive] [--seed N | --seeds A..B | --long | --bugs | --exhaust]
+                                    crash and fault simulation of the real engines
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
 cargo xtask bench block [--quick] [--only TEXT]

@@ -152,15 +152,14 @@ fn attributes(path: &Path) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(all)
 }
 
+/// Reads the next bytes of something into the room that it is lent, and says how many.
+pub type Reads<'a> = dyn FnMut(&mut [u8]) -> Result<usize> + 'a;
+
 /// Reads the data of a file, holes left out, piece by piece into room that `room` lends; gives the ranges that were read.
 ///
 /// # Errors
 /// Those of the system, and of `fill`.
-pub fn read_data(
-    file: &File,
-    bytes: u64,
-    fill: &mut dyn FnMut(&mut dyn FnMut(&mut [u8]) -> Result<usize>) -> Result<usize>,
-) -> Result<Vec<(u64, u64)>> {
+pub fn read_data(file: &File, bytes: u64, fill: &mut dyn FnMut(&mut Reads<'_>) -> Result<usize>) -> Result<Vec<(u64, u64)>> {
     let (mut data, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
     while let Some((start, end)) = next_data(file, from, bytes)? {
         let mut at = start;

@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn the_hash_knows_only_the_window() {
         let rabin = Rabin::new();
-        let bytes: Vec<u8> = (0..500u32).map(|n| (n * n >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..500u32).map(|n| ((n * n) >> 3) as u8).collect();
         let mut rolling = bytes[..WINDOW].iter().fold(0, |hash, &byte| rabin.append(hash, byte));
         for at in WINDOW..bytes.len() {
             rolling = rabin.append(rolling ^ rabin.leave[usize::from(bytes[at - WINDOW])], bytes[at]);
