@@ -1,4 +1,5 @@
 //! Streams on real files: what goes in comes out.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::sync::Arc;
 

@@ -70,7 +70,7 @@ pub(crate) fn name_archive(path: &Path, error: Error) -> Error {
     let shown = path.display().to_string();
     match error.kind() {
         Kind::NotFound if error.to_string() == "no archive" => {
-            Error::new(Kind::NotFound, format!("there is no archive in {shown}; make one with `onefold archive create {shown}`"))
+            Error::new(Kind::NotFound, format!("{shown} is a directory and no archive; `onefold archive create` makes one"))
         }
         _ if error.to_string().contains(&shown) => error,
         _ => error.context(shown),

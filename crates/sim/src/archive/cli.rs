@@ -102,7 +102,9 @@ fn try_run(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> 
         return Ok(verdict(&outcome));
     }
     if bugs {
-        return Ok((0..PlantedBug::ALL.len()).map(|bug| planted(bug, threads)).fold(true, |all, found| all && found));
+        // Each is looked for, whatever became of the one before.
+        let missed = (0..PlantedBug::ALL.len()).filter(|&bug| !planted(bug, threads)).count();
+        return Ok(missed == 0);
     }
     if let Some(seeds) = seeds {
         return Ok(many(seeds, bug, threads).0.is_empty());
