@@ -106,7 +106,8 @@ pub fn map_page(data: &[u8]) {
     let identity = identity();
     let mut block = block(data);
     let number = |block: &Block, at: usize| u64::from_le_bytes(std::array::from_fn(|n| block.0[at + n]));
-    let pointer = Pointer { address: Pba(number(&block, 32)), birth: WindowNumber(number(&block, 40)), checksum: number(&block, 48) };
+    let (birth, checksum) = (WindowNumber(number(&block, 40)), number(&block, 48));
+    let pointer = Pointer { address: Pba(number(&block, 32)), birth, checksum, ..Pointer::default() };
     let id = |block: &Block, table| PageId { table, volume: number(block, 8) as u32, level: block.0[5], index: number(block, 24) };
     for table in Table::ALL {
         let _ = page::verify(&identity, id(&block, table), &pointer, &block);

@@ -40,7 +40,7 @@ pub(crate) enum Verb {
     Scrub(scrub::Options),
     Inspect(inspect::Options),
     Estimate(estimate::Options),
-    Lab(lab::Options),
+    Lab(Box<lab::Options>),
     Archive(archive::Options),
     Put(put::Options),
     Get(get::Options),

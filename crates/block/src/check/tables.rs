@@ -57,6 +57,10 @@ pub(crate) struct Checker<'a> {
     /// Stretches of zones whose blocks were compared together.
     pub(crate) stretches: Vec<Range<u64>>,
     read: u64,
+    /// Leaves are written in place: counts include the fingerprint's own reference, and change between checkpoints.
+    pub(crate) in_place: bool,
+    /// Counts may be too high.
+    pub(crate) inexact: bool,
 }
 
 /// Sees every leaf of one kind.
@@ -127,12 +131,20 @@ impl<'a> Checker<'a> {
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
             read: 0,
+            in_place: superblock.fixed.writes_in_place(),
+            inexact: superblock.state.inexact || !superblock.state.clean,
         }
     }
 
     /// Checks all tables; carriers for which `proven` is true are not read. Uses about `memory` bytes.
     pub(crate) fn run(&mut self, memory: u64, proven: &mut dyn FnMut(Pba) -> bool) {
         (self.report.leaked_blocks, self.report.carriers, self.report.lost_addresses) = (0, 0, 0);
+        // In place, a fingerprint may not be written yet, or may have been lost in a crash.
+        self.dark.may_lack = self.in_place;
+        if self.in_place && !self.state.clean {
+            // Since the checkpoint, blocks came into use that the zone table has as free.
+            self.dark.zones.push(0..u64::MAX);
+        }
         self.catalogue();
         self.pending();
         self.index();
@@ -177,14 +189,30 @@ impl<'a> Checker<'a> {
             "its block belongs to another page as well"
         } else {
             if pointer.birth > parent {
-                self.report.problem(place, format!("it is of window {}, newer than window {parent} of what names it", pointer.birth));
+                self.report
+                    .problem(place.clone(), format!("it is of window {}, newer than window {parent} of what names it", pointer.birth));
             }
             self.pages.insert(pointer.address);
+            if pointer.is_in_place() && !(self.geometry.holds(pointer.twin) && self.pages.insert(pointer.twin)) {
+                self.report.problem(place, "its second place lies outside of the zones, or belongs to another page as well");
+                self.darken(id);
+                return false;
+            }
             return true;
         };
         self.report.problem(place, wrong);
         self.darken(id);
         false
+    }
+
+    /// True when a block may hold data.
+    fn may_hold(&self, pba: Pba) -> bool {
+        self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.zones_in_use()
+    }
+
+    /// Zones below this one may be in use: of leaves in place, those opened since the checkpoint as well.
+    fn zones_in_use(&self) -> u64 {
+        if self.in_place && !self.state.clean { self.geometry.zones } else { self.state.high_water }
     }
 
     /// Leaves out of judgement what a page would have told.
@@ -242,13 +270,13 @@ impl<'a> Checker<'a> {
                 }
                 live += 1;
                 saturated += u64::from(entry.references == ReferenceEntry::SATURATED);
-                if !checker.geometry.holds(pba) || checker.geometry.zone_of(pba).0 >= checker.state.high_water {
+                if !checker.may_hold(pba) {
                     let what = format!("it has {} references, but lies where no data can be", entry.references);
                     checker.report.problem(Place::Block(pba), what);
                 }
             }
         });
-        if self.dark.references.is_empty() && live != self.state.live_blocks {
+        if self.dark.references.is_empty() && live != self.state.live_blocks && !self.in_place {
             let what = format!("it counts {} blocks with references, but there are {live}", self.state.live_blocks);
             self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
         }
@@ -260,7 +288,7 @@ impl<'a> Checker<'a> {
     fn zones(&mut self, most: u64) -> Vec<Range<u64>> {
         let (mut used, mut in_use) = (0, 0);
         let mut starts = vec![0];
-        let last = self.state.high_water;
+        let last = self.zones_in_use();
         self.walk(Table::Zones, 0, &self.state.zones, None, &mut |checker, id, pointer, page| {
             for slot in 0..Table::Zones.per_leaf() {
                 let zone = ZoneId(id.index * Table::Zones.per_leaf() + slot);
@@ -311,13 +339,16 @@ impl<'a> Checker<'a> {
             0,
             &self.state.zones,
             Some(stretch.start / per_leaf..stretch.end.div_ceil(per_leaf)),
-            &mut |_, id, _, page| {
-                for slot in 0..per_leaf {
+            &mut |checker, id, _, page| {
+                for slot in (0..per_leaf).filter(|_| !checker.in_place || checker.state.clean) {
                     usage.zone(ZoneId(id.index * per_leaf + slot), ZoneEntry::get(page, slot).used);
                 }
             },
         );
         self.load_blocks(&mut usage, |checker, pba, references| {
+            if checker.in_place && references == 1 {
+                return;
+            }
             let what = format!("it has {references} references, but is free in the zone table");
             checker.report.problem(Place::Block(pba), what);
         });
@@ -329,7 +360,7 @@ impl<'a> Checker<'a> {
             });
         }
         if first {
-            if !self.maps_dark && mapped != self.state.mapped_blocks {
+            if !self.maps_dark && mapped != self.state.mapped_blocks && !self.in_place {
                 let what = format!("it counts {} mapped blocks, but there are {mapped}", self.state.mapped_blocks);
                 self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
             }
@@ -380,7 +411,7 @@ impl<'a> Checker<'a> {
                     self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
                     let MapEntry::Block { pba, .. } = entry else { continue };
                     mapped += 1;
-                    if !self.geometry.holds(pba) || self.geometry.zone_of(pba).0 >= self.state.high_water {
+                    if !self.may_hold(pba) {
                         if first {
                             self.report.problem(place, format!("its map entry names block {pba}, which holds no data"));
                         }

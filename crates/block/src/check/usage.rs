@@ -128,6 +128,8 @@ pub(crate) struct Dark {
     pub(crate) references: Vec<Range<u64>>,
     /// Blocks whose fingerprint can't be read.
     pub(crate) fingerprints: Vec<Range<u64>>,
+    /// Any fingerprint may be missing, which reads as zeroes.
+    pub(crate) may_lack: bool,
 }
 
 fn within(ranges: &[Range<u64>], n: u64) -> bool {
@@ -201,7 +203,7 @@ impl Usage {
         if !self.stretch.contains(&self.geometry.zone_of(pba).0) {
             return Named::Elsewhere;
         }
-        let (offset, unknown) = (self.geometry.offset_of(pba), self.is_unknown(pba));
+        let (offset, unknown, may_lack) = (self.geometry.offset_of(pba), self.is_unknown(pba), self.dark.may_lack);
         let Some(zone) = self.facts(pba) else { return Named::Free };
         let fact = &mut zone.blocks[offset];
         fact.counted = fact.counted.saturating_add(1);
@@ -213,6 +215,9 @@ impl Usage {
             fact.set(0, carried);
             fact.prefix = prefix;
         } else if fact.counted == 1 && unknown {
+            fact.prefix = prefix;
+        }
+        if fact.prefix == 0 && may_lack {
             fact.prefix = prefix;
         }
         if fact.prefix != prefix {

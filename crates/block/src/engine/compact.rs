@@ -101,7 +101,9 @@ impl Engine {
         // Shared blocks stay where they are: others want them there.
         let pbas = blocks.iter().map(|(_, pba)| pba.0);
         let references = self.pages.holding(Table::References, 0, &snapshot.state.references, pbas)?;
-        let alone = |pba: Pba| references.get(pba.0).is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references == 1);
+        let alone = |pba: Pba| {
+            references.get(pba.0).is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references == 1 + self.own_references())
+        };
         let movable: Vec<Lba> = blocks.iter().filter(|&&(_, pba)| alone(pba)).map(|&(lba, _)| lba).collect();
         // Not worth it when most of the runs stay.
         Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })

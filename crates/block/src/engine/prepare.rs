@@ -218,6 +218,10 @@ impl Engine {
             }
         }
         decision.records(window, content, &addresses, &mut plan)?;
+        if self.in_place() {
+            // Until it is counted, a new block may have the count of an earlier life.
+            plan.pins.extend(&addresses);
+        }
         if let Some(flight) = state.flights.iter_mut().find(|flight| flight.window.number == window.number) {
             flight.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
         }

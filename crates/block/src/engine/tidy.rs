@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use onefold_core::{Pba, Result};
+use onefold_core::{Fingerprint, Pba, Result};
 
 use super::{Engine, checkpoint::Reason};
 use crate::{
@@ -30,7 +30,7 @@ impl Engine {
     /// # Errors
     /// The first failed write stops all writes.
     pub fn tidy_step(&self, leisure: Leisure) -> Result<bool> {
-        if self.complete_filter() || self.complete_index()? || self.load_free_space()? {
+        if self.complete_filter() || self.complete_index()? || self.load_free_space()? || self.write_delayed()? || self.recount_step()? {
             return Ok(true);
         }
         Ok(leisure == Leisure::Long && self.compact_step()? || leisure >= Leisure::Short && self.note_durable()?)
@@ -95,7 +95,8 @@ impl Engine {
         let per_leaf = Table::Fingerprints.per_leaf();
         // Pages that did not change since the index was written to disk are in it.
         let pointers = self.pages.leaf_pointers(Table::Fingerprints, 0, &root, &leaves).unwrap_or_default();
-        let younger = |pointer: &Option<Pointer>| pointer.is_some_and(|pointer| pointer.birth > snapshot.state.index_birth);
+        let younger =
+            |pointer: &Option<Pointer>| pointer.is_some_and(|pointer| pointer.is_in_place() || pointer.birth > snapshot.state.index_birth);
         let mut pointers = pointers.iter().map(younger).chain(std::iter::repeat(true));
         leaves.retain(|_| pointers.next() == Some(true));
         let pages = self.pages.leaves(Table::Fingerprints, 0, &root, &leaves, false).unwrap_or_default();
@@ -111,8 +112,10 @@ impl Engine {
             }
             for slot in 0..per_leaf {
                 let pba = Pba(leaf * per_leaf + slot);
-                if references.get(pba.0).is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references > 0) {
-                    index.insert(hash_of(page::fingerprint(&page, slot).prefix()), pba);
+                let fingerprint = page::fingerprint(&page, slot);
+                let known = !self.in_place() || fingerprint != Fingerprint::default();
+                if known && references.get(pba.0).is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references > 0) {
+                    index.insert(hash_of(fingerprint.prefix()), pba);
                 }
             }
         }

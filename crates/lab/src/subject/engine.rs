@@ -56,7 +56,8 @@ impl Store {
             Scheme::Ordered => SchemeName::Ordered,
             Scheme::Cow => SchemeName::Cow,
             Scheme::Ideal => SchemeName::Ideal,
-            Scheme::OrderMerge | Scheme::Original => {
+            Scheme::OrderMerge => SchemeName::OrderMerge,
+            Scheme::Original => {
                 return Err(Error::new(Kind::Unsupported, format!("the engine does not have the scheme '{}'", choice.scheme)));
             }
         };
@@ -82,6 +83,11 @@ impl Store {
         let volume = engine.find_volume(VOLUME)?;
         let store = Store { tables: !engine.loses_everything(), engine, clock, volume, asked: Cell::new(None) };
         Ok(Recovered { store, zones, believed, refused })
+    }
+
+    /// Closes the store cleanly.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.engine.close()
     }
 
     /// Where things lie.
@@ -185,6 +191,8 @@ impl Subject for Store {
             hidden_records: counts.hidden_records,
             record_blocks: counts.record_blocks,
             duplicate_blocks: counts.duplicate_blocks,
+            in_place_blocks: counts.in_place_blocks,
+            delayed_blocks: counts.delayed_blocks,
             zero_blocks: counts.zero_blocks,
             checkpoint_blocks: counts.checkpoint_blocks + counts.super_blocks,
             leftover_records: counts.leftover_records,
@@ -208,6 +216,6 @@ impl Subject for Store {
 }
 
 fn settings(choice: &Choice) -> Settings {
-    let settings = Settings { persistence: choice.persistence, ..Settings::for_memory(choice.memory_bytes) };
+    let settings = Settings { persistence: choice.persistence, delay: choice.delay, ..Settings::for_memory(choice.memory_bytes) };
     Settings { window_blocks: choice.window_blocks.unwrap_or(settings.window_blocks), ..settings }
 }

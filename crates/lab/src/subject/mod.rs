@@ -133,6 +133,12 @@ pub struct Tally {
     pub leftover_blocks: u64,
     /// Blocks that were stored already.
     pub duplicate_blocks: u64,
+    /// Leaves of tables written in place.
+    #[serde(default)]
+    pub in_place_blocks: u64,
+    /// Those of them that were written for changes alone that nobody waited for.
+    #[serde(default)]
+    pub delayed_blocks: u64,
     /// Blocks of zeroes, which are stored nowhere.
     pub zero_blocks: u64,
     /// Blocks written to carry records into the tables.
@@ -156,6 +162,8 @@ impl Tally {
                 leftover_records,
                 leftover_blocks,
                 duplicate_blocks,
+                in_place_blocks,
+                delayed_blocks,
                 zero_blocks,
                 checkpoint_blocks,
                 checkpoints

@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Scrub(options) => scrub::run(&options),
         Verb::Inspect(options) => inspect::run(&options),
         Verb::Estimate(options) => estimate::run(&options),
-        Verb::Lab(options) => lab::run(options),
+        Verb::Lab(options) => lab::run(*options),
         Verb::Archive(options) => archive::run(options),
         Verb::Put(options) => put::run(&options),
         Verb::Get(options) => get::run(&options),

@@ -55,6 +55,9 @@ impl Engine {
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let oldest = snapshot.state.oldest_generation;
         let entries: Vec<Entry> = newest_entries(geometry, &pages)?.into_iter().filter(|entry| entry.generation >= oldest).collect();
+        if self.in_place() {
+            return self.recover_in_place(&snapshot, pages, &entries);
+        }
         self.reached.add(Branch::ZoneScanned, entries.len());
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
@@ -154,7 +157,7 @@ impl Engine {
     }
 
     /// Writes the superblock of the next epoch, and its twin, each with a flush.
-    fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+    pub(crate) fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
         let (durable, last) = {
             let state = self.state.lock();
             (state.durable, WindowNumber(state.open.number.0 - 1))

@@ -99,7 +99,7 @@ impl Engine {
         }
         // While one proves the other reads.
         std::thread::scope(|scope| {
-            let other = scope.spawn(&work);
+            let other = scope.spawn(work);
             let mut found = work()?;
             found.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
             Ok(found)
