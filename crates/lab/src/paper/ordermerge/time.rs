@@ -72,8 +72,18 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
         let [ours, cow] = [System::OrderMerge, System::Cow].map(|system| of(&apt, system, Some("install")));
         judgement.check(format!("apt install: ours {ours:.2}, cow {cow:.2}"), cow > ours);
     }
-    judgement.remark = remark(extent, look, Persistence::Weak);
+    judgement.remark = format!("{} {}", flushes(look, &traces), remark(extent, look, Persistence::Weak));
     judgement
+}
+
+/// Flushes beside the original's: what takes the time on ssd-p.
+fn flushes(look: &Look<'_>, traces: &[(String, Load)]) -> String {
+    let ratio = |load: &(String, Load)| {
+        let of = |system| look.value(&time_case(load, Persistence::Weak, system), |measured| measured.outcome.flushes as f64);
+        format!("{} {:.2}", load.0, of(System::OrderMerge) / of(System::Original))
+    };
+    let all: Vec<String> = traces.iter().map(ratio).collect();
+    format!("Flushes, times the original's: {}; one takes 3.9 ms, and whoever waits for one waits for both.", all.join(", "))
 }
 
 fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
