@@ -20,6 +20,7 @@ use crate::{
         label::{Found, LABEL_BYTES, Label, choose},
         record::Record,
     },
+    memory::Spare,
     settings::{Format, PlantedBug, Settings},
     tables::Tables,
 };
@@ -51,6 +52,8 @@ pub struct Archive {
     label: Label,
     writes: bool,
     view: Mutex<View>,
+    /// Memory of containers.
+    pub(crate) spare: Arc<Spare>,
 }
 
 /// What this process has seen.
@@ -140,6 +143,7 @@ impl Archive {
             settings,
             files: files.clone(),
             view: Mutex::new(view),
+            spare: Arc::default(),
         };
         archive.read_on(&mut archive.view.lock())?;
         Ok(archive)

@@ -23,6 +23,7 @@ use crate::{
         record::{Owner, Pieces, Record},
     },
     get::ChunkReader,
+    put,
     segments::{Appender, Ids, Shelves},
     settings::PlantedBug,
     tables::{Container, Tables, taken},
@@ -493,7 +494,7 @@ impl Collection {
         let id = self.ids.next()?;
         let mut open = Open::new(id, if recipes { Holds::Recipes } else { Holds::Data }, bytes);
         chunks.iter().for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
-        let packed = open.pack(&self.archive.identity, tables.epoch, self.archive.label().compression, &mut Packer::default());
+        let packed = put::pack(&self.archive, open, &mut Packer::default());
         let stored = loop {
             match self.appender.write(&packed) {
                 Err(error) if error.kind() == Kind::NoSpace => {

@@ -25,6 +25,7 @@ pub mod cut;
 pub mod format;
 pub mod get;
 pub mod index;
+mod memory;
 pub mod pipeline;
 pub mod put;
 mod segments;

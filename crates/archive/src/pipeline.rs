@@ -21,7 +21,7 @@ use crate::{
         record::{Pieces, Shape, Stream},
     },
     index,
-    put::{Batch, Cutting, Ended, Imported, Session, Stower, Writing},
+    put::{self, Batch, Cutting, Ended, Imported, Session, Stower, Writing},
     settings::Compression,
 };
 
@@ -207,6 +207,7 @@ fn run(
         let writing = scope.spawn(move || {
             for packed in packed {
                 stower.write(&packed)?;
+                archive.spare.give(packed.body);
                 let full = auxiliary.lock().listed_len() > archive.settings.auxiliary_entries;
                 if full && imported.lock().is_none() {
                     let made = index::import(archive, &auxiliary, true)?;
@@ -236,8 +237,7 @@ fn pack(archive: &Archive, opens: &Mutex<Receiver<Open>>, out: &SyncSender<Packe
     let mut packer = Packer::default();
     loop {
         let Ok(open) = opens.lock().recv() else { return };
-        let packed = open.pack(&archive.identity, archive.tables().epoch, archive.label().compression, &mut packer);
-        if out.send(packed).is_err() {
+        if out.send(put::pack(archive, open, &mut packer)).is_err() {
             return;
         }
     }

@@ -18,11 +18,12 @@ use crate::{
     cut::{Cutter, Piece},
     format::{
         Address,
-        container::{Holds, Open, Packer},
+        container::{Holds, Open, Packed, Packer},
         recipe::{End, RecipeWriter},
         record::{Owner, Pieces, Record, Shape, Stored, Stream},
     },
     index::{self, auxiliary::Auxiliary},
+    memory::Spare,
     segments::{Appender, Ids, Shelves},
     settings::Chunking,
     tables::valid_name,
@@ -32,11 +33,19 @@ use crate::{
 const BATCH_BYTES: usize = 2 << 20;
 
 /// Chunks with their fingerprints, in the order of the stream.
-#[derive(Default)]
 pub struct Batch {
+    /// The chunks, and behind them what is of no account.
     bytes: Vec<u8>,
     pieces: Vec<Next>,
     fingerprints: Vec<Fingerprint>,
+    /// Where the memory goes.
+    spare: Arc<Spare>,
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.spare.give(std::mem::take(&mut self.bytes));
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -57,6 +66,7 @@ pub struct Cutting {
     /// Bytes of chunks before `cut` that were zeroes are not in `held` any more.
     pieces: Vec<Next>,
     chunks: usize,
+    spare: Arc<Spare>,
 }
 
 impl Cutting {
@@ -65,7 +75,7 @@ impl Cutting {
     pub fn new(chunking: Chunking) -> Cutting {
         let cutter = Cutter::new(chunking);
         let held = vec![0; BATCH_BYTES + cutter.sees()];
-        Cutting { chunking, cutter, held, filled: 0, cut: 0, pieces: Vec::new(), chunks: 0 }
+        Cutting { chunking, cutter, held, filled: 0, cut: 0, pieces: Vec::new(), chunks: 0, spare: Arc::default() }
     }
 
     /// Where the next bytes go; never empty.
@@ -128,13 +138,12 @@ impl Cutting {
     }
 
     fn take(&mut self) -> Batch {
-        let size = self.held.len();
-        let mut rest = vec![0; size];
+        let mut rest = self.spare.take();
+        rest.resize(self.held.len(), 0);
         rest[..self.filled - self.cut].copy_from_slice(&self.held[self.cut..self.filled]);
-        let mut bytes = std::mem::replace(&mut self.held, rest);
-        bytes.truncate(self.cut);
+        let bytes = std::mem::replace(&mut self.held, rest);
         (self.filled, self.cut, self.chunks) = (self.filled - self.cut, 0, 0);
-        Batch { bytes, pieces: std::mem::take(&mut self.pieces), fingerprints: Vec::new() }
+        Batch { bytes, pieces: std::mem::take(&mut self.pieces), fingerprints: Vec::new(), spare: self.spare.clone() }
     }
 }
 
@@ -305,7 +314,7 @@ impl Session {
         }
         let open = match &mut self.data {
             Some(open) => open,
-            none => none.insert(Open::new(self.ids.next()?, Holds::Data, capacity)),
+            none => none.insert(Open::over(self.ids.next()?, Holds::Data, self.archive.spare.take(), capacity)),
         };
         let address = open.push(query.fingerprint, query.bytes);
         self.new_bytes += query.bytes.len() as u64;
@@ -427,15 +436,17 @@ impl Stower {
     /// # Errors
     /// `NoSpace`, and those of the system.
     pub fn stow(&mut self, open: Open) -> Result<()> {
-        let packed = open.pack(&self.archive.identity, self.archive.tables().epoch, self.archive.label().compression, &mut self.packer);
-        self.write(&packed)
+        let packed = pack(&self.archive, open, &mut self.packer);
+        self.write(&packed)?;
+        self.archive.spare.give(packed.body);
+        Ok(())
     }
 
     /// Writes a packed container.
     ///
     /// # Errors
     /// As [`stow`](Self::stow).
-    pub fn write(&mut self, packed: &crate::format::container::Packed) -> Result<()> {
+    pub fn write(&mut self, packed: &Packed) -> Result<()> {
         if self.appender.turns(packed) {
             self.list()?;
         }
@@ -540,6 +551,11 @@ impl Stower {
     pub fn close(&mut self) -> Result<()> {
         self.appender.trim()
     }
+}
+
+/// Packs a container. Takes what may be long: can be done on any thread.
+pub(crate) fn pack(archive: &Archive, open: Open, packer: &mut Packer) -> Packed {
+    open.pack(&archive.identity, archive.tables().epoch, archive.label().compression, packer, &archive.spare)
 }
 
 /// The containers of chunks, as the auxiliary index wants them.

@@ -9,7 +9,10 @@ use super::{
     Address, ContainerId, Identity,
     bytes::{Reader, Writer, corrupt},
 };
-use crate::settings::{Compression, GROUP_BYTES, SLOTS_MAX};
+use crate::{
+    memory::Spare,
+    settings::{Compression, GROUP_BYTES, SLOTS_MAX},
+};
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 128;
@@ -117,6 +120,13 @@ impl Open {
         Open { id, holds, chunks: Vec::new(), groups: Vec::new(), raw: Vec::with_capacity(capacity) }
     }
 
+    /// An empty one in memory that was used before.
+    pub(crate) fn over(id: ContainerId, holds: Holds, mut raw: Vec<u8>, capacity: usize) -> Open {
+        raw.clear();
+        raw.reserve(capacity);
+        Open { id, holds, chunks: Vec::new(), groups: Vec::new(), raw }
+    }
+
     /// True when `bytes` more don't fit into `capacity` bytes. An empty one takes anything.
     #[must_use]
     pub fn is_full(&self, bytes: usize, capacity: usize) -> bool {
@@ -176,11 +186,12 @@ impl Open {
 
     /// Compresses the groups and makes the metadata. Takes what may be long: can be done on any thread.
     #[must_use]
-    pub fn pack(self, identity: &Identity, epoch: u32, compression: Compression, packer: &mut Packer) -> Packed {
+    pub(crate) fn pack(self, identity: &Identity, epoch: u32, compression: Compression, packer: &mut Packer, spare: &Spare) -> Packed {
         let Open { id, holds, chunks, groups: lengths, raw } = self;
         let meta_bytes = HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
         let mut groups = Vec::with_capacity(lengths.len());
-        let (mut body, mut from) = (Vec::new(), 0);
+        let (mut body, mut from) = (if compression == Compression::None { Vec::new() } else { spare.take() }, 0);
+        body.clear();
         for &length in &lengths {
             let bytes = &raw[from..from + length as usize];
             let at = if compression == Compression::None { from } else { body.len() };
@@ -202,6 +213,8 @@ impl Open {
         let raw_bytes = raw.len() as u32;
         if compression == Compression::None {
             body = raw;
+        } else {
+            spare.give(raw);
         }
         let bytes = (meta_bytes + body.len()) as u32;
         let count = chunks.len() as u32;
@@ -396,7 +409,7 @@ mod tests {
                 assert_eq!((address.container, address.slot), (ContainerId(77), n as u16));
             }
             assert_eq!(open.bytes_of(50), Some(&chunk(50)[..]));
-            let packed = open.pack(&identity(), 5, compression, &mut Packer::default());
+            let packed = open.pack(&identity(), 5, compression, &mut Packer::default(), &Spare::default());
             let meta = Metadata::decode(&identity(), ContainerId(77), &packed.meta).unwrap();
             let mut packer = Packer::default();
             for n in 0..90 {
