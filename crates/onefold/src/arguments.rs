@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::verbs::{archive, check, create, estimate, gc, get, inspect, lab, ls, manual, put, rm, scrub, serve, stats, status, volume};
+use crate::verbs::{
+    archive, check, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status, volume,
+};
 
 /// Deduplicating block volumes in one file or device
 ///
@@ -48,6 +50,7 @@ pub(crate) enum Verb {
     Rm(rm::Options),
     Gc(gc::Options),
     Stats(stats::Options),
+    Reliability(reliability::Options),
     Man(manual::Options),
 }
 

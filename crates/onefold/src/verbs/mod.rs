@@ -11,6 +11,7 @@ pub(crate) mod lab;
 pub(crate) mod ls;
 pub(crate) mod manual;
 pub(crate) mod put;
+pub(crate) mod reliability;
 pub(crate) mod rm;
 pub(crate) mod scrub;
 pub(crate) mod serve;
@@ -49,6 +50,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Ls(options) => ls::run(&options),
         Verb::Rm(options) => rm::run(&options),
         Verb::Gc(options) => gc::run(&options),
+        Verb::Reliability(options) => reliability::run(&options),
         Verb::Stats(options) => stats::run(&options),
         Verb::Man(options) => manual::run(&options),
     }
