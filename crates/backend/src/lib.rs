@@ -5,9 +5,11 @@
 //! | [`file_disk`] | [`FileDisk`]: a regular file or a block device, by io_uring or plain system calls |
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
+//! | [`directory`] | [`Directory`]: named files in a directory, for an archive |
 //! | [`counted`] | what these two have in common |
 //! | [`counters`] | what a disk was asked to do, by class of block |
 //! | [`sparse`] | where a file has data, so that holes need not be read |
+//! | [`tree`] | directory trees: read for an archive, and made again from one |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -20,6 +22,7 @@ compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and 
 pub mod clock;
 pub mod counted;
 pub mod counters;
+pub mod directory;
 pub mod file_disk;
 pub mod memory_disk;
 pub mod metadata_disk;
@@ -30,9 +33,11 @@ mod range;
 pub mod signals;
 pub mod sparse;
 pub mod systemd;
+pub mod tree;
 
 pub use clock::MonotonicClock;
 pub use counters::{Counters, Counts};
+pub use directory::Directory;
 pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 pub use memory_disk::MemoryDisk;
 pub use metadata_disk::MetadataDisk;

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::verbs::{check, create, estimate, inspect, lab, manual, scrub, serve, status, volume};
+use crate::verbs::{
+    archive, check, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status, volume,
+};
 
 /// Deduplicating block volumes in one file or device
 ///
@@ -41,6 +43,14 @@ pub(crate) enum Verb {
     Inspect(inspect::Options),
     Estimate(estimate::Options),
     Lab(Box<lab::Options>),
+    Archive(archive::Options),
+    Put(put::Options),
+    Get(get::Options),
+    Ls(ls::Options),
+    Rm(rm::Options),
+    Gc(gc::Options),
+    Stats(stats::Options),
+    Reliability(reliability::Options),
     Man(manual::Options),
 }
 

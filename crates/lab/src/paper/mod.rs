@@ -10,12 +10,13 @@
 //! | `item` | a statement: its cases, its verdict, its plots |
 //! | `crashes` | what power failures come to, for the statements about them |
 //! | `run` | all items of a paper, into results and a page |
-//! | [`thindedup`], [`ordermerge`] | the papers |
+//! | [`thindedup`], [`ordermerge`], [`rad`] | the papers |
 
 mod case;
 mod crashes;
 mod item;
 pub mod ordermerge;
+pub mod rad;
 mod run;
 pub mod thindedup;
 

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_lab::{
-    paper::{Extent, Results, ordermerge, thindedup},
+    paper::{Extent, Results, ordermerge, rad, thindedup},
     report::Statement,
 };
 
@@ -57,6 +57,18 @@ enum Paper {
         #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = ordermerge::NAMES)]
         only: Vec<String>,
     },
+    /// RAD: erasure-coded stripes filled by reference counts
+    ///
+    /// Manifests of releases are given as --traces; one whose name begins with `archives` has compressed files. A directory gets report.html and rad.json.
+    #[command(after_help = "Examples:\n  onefold lab paper rad --traces rocksdb.manifest.zst,archives.manifest.zst --only 7,8,10")]
+    Rad {
+        #[command(flatten)]
+        options: PaperOptions,
+
+        /// Only these: table1, 5, 7, 8, 10, alpha
+        #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = rad::NAMES)]
+        only: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -83,6 +95,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let (name, title, options, only, experiments): (_, _, _, _, Experiments) = match &options.paper {
         Paper::Thindedup { options, only } => ("thindedup", "ThinDedup's experiments", options, only, thindedup::run),
         Paper::Ordermerge { options, only } => ("ordermerge", "OrderMergeDedup's experiments", options, only, ordermerge::run),
+        Paper::Rad { options, only } => ("rad", "RAD's experiments", options, only, rad::run),
     };
     let out = options.out.clone().unwrap_or_else(|| name.into());
     make(&out)?;

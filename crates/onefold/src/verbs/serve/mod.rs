@@ -29,6 +29,7 @@ use self::{
     commands::Commands,
 };
 use crate::{
+    archive_dir::ArchiveDir,
     control,
     failure::Failure,
     size::{Size, grouped},
@@ -146,6 +147,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     let signals = StopSignals::install()?;
+    if ArchiveDir::is_there(&options.store) && ArchiveDir::look(&options.store).is_ok() {
+        let shown = options.store.display();
+        return Err(Failure::new(format!("{shown} is an archive, which is used by its own verbs and is not served")));
+    }
     let file = StoreFile::look(&options.store)?;
 
     note(service.notifier.status("opening the store"));
