@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`file_disk`] | [`FileDisk`]: a regular file or a block device, by io_uring or plain system calls |
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
+//! | [`memory_objects`] | [`MemoryObjects`]: an object store in memory, for tests |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`counted`] | what these two have in common |
 //! | [`counters`] | what a disk was asked to do, by class of block |
@@ -22,6 +23,7 @@ pub mod counted;
 pub mod counters;
 pub mod file_disk;
 pub mod memory_disk;
+pub mod memory_objects;
 pub mod metadata_disk;
 pub mod peer;
 pub mod process;
@@ -35,4 +37,5 @@ pub use clock::MonotonicClock;
 pub use counters::{Counters, Counts};
 pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 pub use memory_disk::MemoryDisk;
+pub use memory_objects::MemoryObjects;
 pub use metadata_disk::MetadataDisk;

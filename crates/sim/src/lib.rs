@@ -8,13 +8,16 @@
 //! - [`exhaust`] tries every crash of a small case;
 //! - [`subject`] is the seam: what the engine under simulation must offer; [`engine`] is the block engine behind it.
 //!
-//! *Invariant:* one seed is one thread; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
+//! [`cluster`] simulates the cluster engine in the same spirit, over an object store.
+//!
+//! *Invariant:* one seed is one thread, or several of which one runs at a time; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
 
 mod catalogue;
 pub mod checker;
 pub mod cli;
 mod client;
 mod clock;
+pub mod cluster;
 pub mod content;
 pub mod disk;
 pub mod engine;

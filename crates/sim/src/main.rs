@@ -5,5 +5,9 @@ use std::process::ExitCode;
 use onefold_sim::engine::Thin;
 
 fn main() -> ExitCode {
-    onefold_sim::cli::run::<Thin>(std::env::args().skip(1))
+    let mut arguments = std::env::args().skip(1).peekable();
+    if arguments.next_if(|argument| argument == "cluster").is_some() {
+        return onefold_sim::cluster::cli::run(arguments);
+    }
+    onefold_sim::cli::run::<Thin>(arguments)
 }

@@ -1,0 +1,187 @@
+//! Chunk objects: named by their content (double hashing), with the references that keep them.
+//!
+//! A reference may be false, never missing. It is added before a map names the chunk and dropped after no map does; a chunk without
+//! references is removed at the version at which they were read empty, so that an add in between makes the removal fail, and a later one
+//! creates the chunk again.
+//!
+//! With a replicated pool the references are keys of the chunk object; with an erasure-coded one they are in a replicated object of the same
+//! name, see [`erasure`].
+
+mod erasure;
+mod read;
+mod replicated;
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use onefold_core::{
+    checksum, compress,
+    object::{Change, Guard, Look, ObjectName, PoolKind, Refusal, Write},
+};
+
+use crate::{
+    format::{BLOCK, Chunk, ChunkId, Reference, Stamp, key},
+    session::Session,
+    settings::PlantedBug,
+};
+
+/// Codec and lengths of the data.
+const HEAD: &str = "h";
+
+/// How often the copies of a chunk were doubled.
+const SPREAD: &str = "n";
+
+/// The copies of a chunk are doubled so often at most: to 256.
+const SPREAD_MAX: u8 = 8;
+
+/// Turns from one way of adding to the other until it is an error.
+const TURNS: u32 = 8;
+
+/// Keys of a page of references.
+const PAGE: usize = 1000;
+
+impl Session {
+    /// The name of a chunk with this content.
+    pub(crate) fn chunk_id(&self, data: &[u8]) -> ChunkId {
+        ChunkId { hash: checksum::chunk_name(&self.format.secret, data), length: data.len() as u32 }
+    }
+
+    /// The object with the references of a chunk.
+    pub(crate) fn references(&self, chunk: &Chunk) -> ObjectName {
+        match self.format.chunks {
+            PoolKind::Replicated => ObjectName::chunk(chunk.name()),
+            PoolKind::Erasure => ObjectName::metadata(chunk.name()),
+        }
+    }
+
+    /// The key of a reference.
+    pub(crate) fn reference_key(&self, reference: &Reference) -> Vec<u8> {
+        let stamp = if self.planted(PlantedBug::ReferenceWithoutStamp) { Stamp(0) } else { reference.stamp };
+        key::reference(&Reference { stamp, ..*reference })
+    }
+
+    /// Adds a reference to a chunk with this content, which is made where it is not there. Returns the copy that has the reference.
+    ///
+    /// # Errors
+    /// The store's; the reference may be there all the same.
+    pub(crate) fn add_reference(&self, id: ChunkId, data: &[u8], reference: &Reference) -> Result<Chunk, Refusal> {
+        for _ in 0..TURNS {
+            let spread = self.spreads.lock().get(&id).copied().unwrap_or(0);
+            let key = key::reference(reference);
+            let copy = checksum::fast(1, &key) & ((1 << spread) - 1);
+            let chunk = Chunk { id, copy: copy as u8 };
+            let added = match self.format.chunks {
+                PoolKind::Replicated => self.add_replicated(&chunk, data, reference, spread),
+                PoolKind::Erasure => self.add_erasure(&chunk, data, reference, spread),
+            };
+            match added {
+                Ok(new) => {
+                    let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                    counter.fetch_add(1, Relaxed);
+                    if !new && checksum::fast(2, &key).is_multiple_of(self.settings.count_one_in.max(1)) {
+                        self.spread_out(&chunk, spread)?;
+                    }
+                    return Ok(chunk);
+                }
+                // The number of copies is another one.
+                Err(Refusal::Mismatch) => self.learn_spread(id)?,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Mismatch)
+    }
+
+    /// The guard that finds out that the number of copies is another one.
+    fn spread_guard(chunk: &Chunk, spread: u8) -> Option<Guard> {
+        (chunk.copy == 0).then(|| Guard::Xattr(SPREAD, vec![spread]))
+    }
+
+    fn learn_spread(&self, id: ChunkId) -> Result<(), Refusal> {
+        let first = self.references(&Chunk { id, copy: 0 });
+        let spread = match self.read_one(&first, vec![Look::Xattr(SPREAD)]) {
+            Ok(sight) => sight.xattr(0).and_then(|value| value.first().copied()).unwrap_or(0).min(SPREAD_MAX),
+            Err(Refusal::Missing) => 0,
+            Err(refusal) => return Err(refusal),
+        };
+        self.spreads.lock().insert(id, spread);
+        Ok(())
+    }
+
+    /// Doubles the copies of a chunk of which one has too many references.
+    fn spread_out(&self, chunk: &Chunk, spread: u8) -> Result<(), Refusal> {
+        let (object, mut after, mut count) = (self.references(chunk), Vec::new(), 0);
+        while count < self.settings.spread_at {
+            let sight = match self.read_one(&object, vec![Look::Page(after, PAGE)]) {
+                Err(Refusal::Missing) => return Ok(()),
+                other => other?,
+            };
+            let (pairs, more) = sight.pairs(0);
+            count += pairs.len();
+            match pairs.last() {
+                Some((last, _)) if more => after = last.clone(),
+                _ => break,
+            }
+        }
+        if count < self.settings.spread_at || spread >= SPREAD_MAX {
+            return Ok(());
+        }
+        let object = self.references(&Chunk { id: chunk.id, copy: 0 });
+        let guards = vec![Guard::Xattr(SPREAD, vec![spread])];
+        match self.insist(&Write { object, guards, changes: vec![Change::SetXattr(SPREAD, vec![spread + 1])] }) {
+            // The number is a hint.
+            Ok(_) | Err(Refusal::Mismatch | Refusal::Missing | Refusal::Full) => Ok(()),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Drops exactly this reference; one that is not there is no error.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn drop_reference(&self, chunk: &Chunk, reference: &Reference) -> Result<(), Refusal> {
+        let op = Write {
+            object: self.references(chunk),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::DropOmap(vec![self.reference_key(reference)])],
+        };
+        match self.insist(&op) {
+            Ok(_) | Err(Refusal::Missing) => Ok(()),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Removes a chunk when nothing refers to it; true when it did.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn collect(&self, chunk: &Chunk) -> Result<bool, Refusal> {
+        let removed = match self.format.chunks {
+            PoolKind::Replicated => self.collect_replicated(chunk)?,
+            PoolKind::Erasure => self.collect_erasure(chunk)?,
+        };
+        self.counts.collected.fetch_add(u64::from(removed), Relaxed);
+        Ok(removed)
+    }
+
+    /// True when the chunk has this reference and its data.
+    ///
+    /// # Errors
+    /// `Missing` when there is no such chunk, and the store's.
+    pub(crate) fn has_reference(&self, chunk: &Chunk, reference: &Reference) -> Result<bool, Refusal> {
+        let key = self.reference_key(reference);
+        let sight = self.read_one(&self.references(chunk), vec![Look::Keys(vec![key, key::STATE.to_vec()])])?;
+        let (pairs, _) = sight.pairs(0);
+        if self.format.chunks == PoolKind::Erasure && !erasure::is_present(pairs) {
+            return Err(Refusal::Missing);
+        }
+        Ok(pairs.iter().any(|(key, _)| key != key::STATE))
+    }
+
+    /// Data and attribute of a chunk object: compressed where that saves a block of the store.
+    fn body(&self, data: &[u8]) -> Vec<Change> {
+        let blocks = |bytes: usize| bytes.div_ceil(BLOCK as usize);
+        let packed = self.format.compress.then(|| compress::pack(data)).filter(|packed| blocks(packed.len()) < blocks(data.len()));
+        let mut head = vec![u8::from(packed.is_some())];
+        head.extend((data.len() as u32).to_le_bytes());
+        vec![Change::Full(packed.unwrap_or_else(|| data.to_vec())), Change::SetXattr(HEAD, head)]
+    }
+}

@@ -1,0 +1,55 @@
+//! Chunks whose references are keys of the chunk object.
+
+use onefold_core::object::{Change, Guard, Look, ObjectName, Refusal, Write};
+
+use super::{SPREAD, TURNS};
+use crate::{
+    format::{Chunk, Reference},
+    session::Session,
+    settings::PlantedBug,
+};
+
+impl Session {
+    /// Creates the chunk with the reference, or adds it to the chunk that is there; true when it is new.
+    pub(super) fn add_replicated(&self, chunk: &Chunk, data: &[u8], reference: &Reference, spread: u8) -> Result<bool, Refusal> {
+        let object = ObjectName::chunk(chunk.name());
+        let key = Change::SetOmap(vec![(self.reference_key(reference), Vec::new())]);
+        let guards = [Some(Guard::Exists), Session::spread_guard(chunk, spread)].into_iter().flatten().collect();
+        let add = Write { object: object.clone(), guards, changes: vec![key.clone()] };
+        let mut changes = self.body(data);
+        changes.extend([key, Change::SetXattr(SPREAD, vec![0])]);
+        let create = Write { object, guards: vec![Guard::Absent], changes };
+        for _ in 0..TURNS {
+            match self.insist(&add) {
+                Ok(_) => return Ok(false),
+                Err(Refusal::Missing) => {}
+                Err(refusal) => return Err(refusal),
+            }
+            match self.insist(&create) {
+                Ok(_) => return Ok(true),
+                Err(Refusal::Exists) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Mismatch)
+    }
+
+    /// Removes the chunk when it has no reference, at the version at which that was seen.
+    pub(super) fn collect_replicated(&self, chunk: &Chunk) -> Result<bool, Refusal> {
+        let object = ObjectName::chunk(chunk.name());
+        let sight = match self.read_one(&object, vec![Look::Page(Vec::new(), 1)]) {
+            Err(Refusal::Missing) => return Ok(false),
+            other => other?,
+        };
+        if !sight.pairs(0).0.is_empty() {
+            return Ok(false);
+        }
+        let guard = if self.planted(PlantedBug::RemovalWithoutVersion) { Guard::Exists } else { Guard::Version(sight.version) };
+        // Without a reply it may have been removed, and may be there again.
+        match self.write_one(&Write { object, guards: vec![guard], changes: vec![Change::Remove] }) {
+            Ok(_) => Ok(true),
+            Err(Refusal::Missing | Refusal::Mismatch | Refusal::Unknown) => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
+    }
+}
