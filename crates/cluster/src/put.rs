@@ -23,8 +23,8 @@ use crate::{
 /// Pieces in flight together.
 const FLIGHT: usize = 4;
 
-/// Lengths of the chunks of `bytes`, in which at least `CHUNK_MAX` bytes follow the last one, unless it is the end.
-fn cut(bytes: &[u8], end: bool, how: Cut, average: u32) -> Vec<u32> {
+/// Lengths of the chunks of `bytes`, at most `most` each, in which at least `CHUNK_MAX` bytes follow the last one, unless it is the end.
+fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) -> Vec<u32> {
     let keep = if end { 0 } else { CHUNK_MAX as usize };
     let mut lengths = Vec::new();
     let mut at = 0;
@@ -33,7 +33,7 @@ fn cut(bytes: &[u8], end: bool, how: Cut, average: u32) -> Vec<u32> {
         let length = match how {
             Cut::Static => rest.len().min(average as usize),
             Cut::Content => {
-                let most = (2 * average).min(CHUNK_MAX);
+                let most = (2 * average).min(CHUNK_MAX).min(most);
                 let mut chunks = fastcdc::v2020::FastCDC::new(rest, (average / 2) as usize, average as usize, most as usize);
                 chunks.next().map_or(rest.len(), |chunk| chunk.length)
             }
@@ -60,7 +60,7 @@ impl Session {
         let (mut buffer, mut end, mut batch) = (Vec::new(), false, Vec::new());
         while !end || !buffer.is_empty() {
             end = fill(&mut buffer, self.format.object_bytes as usize + 2 * CHUNK_MAX as usize, source, end)?;
-            let lengths = cut(&buffer, end, self.format.cut, self.format.chunk_bytes);
+            let lengths = cut(&buffer, end, self.format.cut, self.format.chunk_bytes, self.format.object_bytes);
             let mut piece: Vec<u32> = Vec::new();
             let mut bytes = 0;
             for length in lengths {
@@ -211,10 +211,10 @@ mod tests {
             })
             .collect();
         for how in [Cut::Content, Cut::Static] {
-            let whole = cut(&bytes, true, how, 32 << 10);
+            let whole = cut(&bytes, true, how, 32 << 10, 4 << 20);
             assert_eq!(whole.iter().sum::<u32>() as usize, bytes.len());
             assert!(whole.iter().all(|length| *length <= CHUNK_MAX));
-            let first = cut(&bytes[..400_000], false, how, 32 << 10);
+            let first = cut(&bytes[..400_000], false, how, 32 << 10, 4 << 20);
             assert!(!first.is_empty() && whole.starts_with(&first));
         }
     }

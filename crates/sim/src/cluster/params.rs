@@ -94,7 +94,7 @@ impl Params {
             scrubs: of(&[0, 1, 1]) == 1,
             palette: of(&[1, 2, 4]) as u32,
             duplicates: of(&[20, 60, 90]),
-            events: of(&[500, 1000, 2000]),
+            events: of(&[1500, 3000, 6000]),
             unknown: of(&[0, 10, 50, 150]),
             copies: of(&[0, 20, 150]),
             late: of(&[5, 30, 100]),
