@@ -179,7 +179,8 @@ impl Session {
             volume.discard(bytes, old.bytes - bytes)?;
             while volume.discard_step()? {}
         }
-        let new = crate::format::catalogue::Named { bytes, ..old };
+        // The count makes sure that no value comes back.
+        let new = crate::format::catalogue::Named { bytes, pieces: old.pieces + 1, ..old };
         let say = |refusal| failed(format_args!("volume {name:?} can't be resized"), refusal);
         self.rename(name, Some(&old), Some(&new)).map_err(say)?;
         volume.note_size(bytes);

@@ -20,6 +20,9 @@ use crate::{
 const NAME: u8 = b'n';
 const RECORD: u8 = b'x';
 
+/// How many records a shard ever had.
+const COUNT: &[u8] = b"c";
+
 /// The lock of who fills or deletes something that has no name.
 pub(crate) const FILL: &str = "fill";
 
@@ -126,11 +129,40 @@ impl Session {
                     }
                 }
             }
-            let pair = (key::numbered(RECORD, named.id), record.encode());
-            self.insist(&Write { object: self.names_of(name), guards: Vec::new(), changes: vec![Change::SetOmap(vec![pair])] }).map(|_| ())
+            self.note(&self.names_of(name), &record)
         };
         begun().map_err(|refusal| failed(format_args!("{name:?} can't be made"), refusal))?;
         Ok(record)
+    }
+
+    /// Adds a record. It is compared with how many there were: a copy of the operation that comes late must not bring it back.
+    fn note(&self, shard: &ObjectName, record: &Record) -> Result<(), Refusal> {
+        let key = key::numbered(RECORD, record.named.id);
+        let counter = || Look::Keys(vec![COUNT.to_vec(), key.clone()]);
+        for _ in 0..1000 {
+            let sight = match self.read_one(shard, vec![counter()]) {
+                Ok(sight) => Some(sight),
+                Err(Refusal::Missing) => None,
+                Err(refusal) => return Err(refusal),
+            };
+            let pairs = sight.as_ref().map(|sight| sight.pairs(0).0).unwrap_or_default();
+            if pairs.iter().any(|(found, _)| *found == key) {
+                return Ok(());
+            }
+            let count = pairs.first().map(|(_, value)| value.clone()).unwrap_or_default();
+            let next = count.as_slice().try_into().map_or(1, |bytes| u64::from_le_bytes(bytes) + 1);
+            let guards = match sight {
+                Some(_) => vec![Guard::Exists, Guard::Omap(COUNT.to_vec(), count)],
+                None => vec![Guard::Absent],
+            };
+            let pairs = vec![(key.clone(), record.encode()), (COUNT.to_vec(), next.to_le_bytes().to_vec())];
+            match self.write_one(&Write { object: shard.clone(), guards, changes: vec![Change::SetOmap(pairs)] }) {
+                Ok(_) => return Ok(()),
+                Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Unknown)
     }
 
     /// Keeps the right to fill something.

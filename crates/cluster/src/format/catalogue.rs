@@ -121,7 +121,7 @@ pub struct Named {
     pub id: u64,
     /// Its size in bytes.
     pub bytes: u64,
-    /// How many objects an object that was put has.
+    /// How many objects an object that was put has; how often a volume was resized.
     pub pieces: u64,
 }
 

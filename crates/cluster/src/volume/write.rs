@@ -94,7 +94,10 @@ impl Volume {
     ) -> Result<(), Refusal> {
         for _ in 0..TURNS {
             let known = self.known(index, object)?;
-            let Some(plan) = self.plan(index, &known, range.clone(), fill, discarded)? else { return Ok(()) };
+            let Some(plan) = self.plan(index, &known, range.clone(), fill, discarded)? else {
+                // An earlier write may have failed on its way to the list.
+                return if object.owed.is_empty() { Ok(()) } else { self.settle(index, object) };
+            };
             // Until it is known that it was not applied, the list waits for it.
             object.owed.extend(plan.listed);
             match self.send(index, object, &plan)? {

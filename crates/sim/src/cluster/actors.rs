@@ -56,6 +56,10 @@ pub(super) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
     };
     {
         let mut inner = world.inner();
+        // Who was stopped on the last step of it, and is continued when another one has the volume, does not own it.
+        if inner.objects.is_fenced(&session.store().identity()) {
+            return;
+        }
         inner.model.own(at, actor);
         inner.say(|| format!("{} owns volume {at}", session.store().identity()));
         inner.reach.hit("a volume is attached");
