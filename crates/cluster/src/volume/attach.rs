@@ -158,7 +158,7 @@ impl Volume {
             if let Some(discard) = Discard::decode(&key, &value).map_err(failed)? {
                 discards.insert(discard.stamp, discard);
             } else if key == LAST_DISCARD {
-                *self.last_discard.lock() = value;
+                self.last_discard.lock().number = value.as_slice().try_into().map_or(0, u64::from_le_bytes);
             } else {
                 cache.learn(&key, self.chunk_bytes());
             }

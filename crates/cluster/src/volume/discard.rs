@@ -7,12 +7,12 @@
 
 use onefold_core::{
     Result,
-    object::{Change, Guard, Refusal, Write},
+    object::{Change, Guard, Look, Refusal, Write},
 };
 
 use super::{
     Object, Volume,
-    header::{Discard, LAST_DISCARD, name},
+    header::{Discard, LAST_DISCARD, LastDiscard, name},
     write::Fill,
 };
 use crate::{format::Stamp, map::stamp_value, settings::PlantedBug};
@@ -50,23 +50,30 @@ impl Volume {
     /// Records a long discard. Their numbers are compared, which makes sure that a copy of the operation that comes late does nothing.
     fn record(&self, from: u64, to: u64) -> Result<(), Refusal> {
         let mut last = self.last_discard.lock();
-        let number = last.as_slice().try_into().map_or(0, u64::from_le_bytes);
-        let discard = Discard { stamp: Stamp(number + 1), from, to, cursor: from };
+        self.resolve(&mut last)?;
+        let discard = Discard { stamp: Stamp(last.number + 1), from, to, cursor: from };
+        last.doubt = Some(discard);
+        self.resolve(&mut last)
+    }
+
+    /// Sends a discard of which it is not known whether it is recorded, until it is. Nobody else writes the header.
+    fn resolve(&self, last: &mut LastDiscard) -> Result<(), Refusal> {
+        let Some(discard) = last.doubt else { return Ok(()) };
+        let before = if last.number == 0 { Vec::new() } else { last.number.to_le_bytes().to_vec() };
         let op = Write {
             object: name(self.id),
-            guards: vec![Guard::Exists, Guard::Omap(LAST_DISCARD.to_vec(), last.clone())],
+            guards: vec![Guard::Exists, Guard::Omap(LAST_DISCARD.to_vec(), before)],
             changes: vec![Change::SetOmap(vec![
                 (discard.key(), discard.encode()),
                 (LAST_DISCARD.to_vec(), stamp_value(discard.stamp)),
             ])],
         };
         match self.session.insist(&op) {
-            Ok(_) => {}
-            // Our own, whose reply was lost: nobody else writes the header.
-            Err(Refusal::Mismatch) => {}
+            // A mismatch is our own, whose reply was lost.
+            Ok(_) | Err(Refusal::Mismatch) => {}
             Err(refusal) => return Err(refusal),
         }
-        *last = stamp_value(discard.stamp);
+        *last = LastDiscard { number: discard.stamp.0, doubt: None };
         self.discards.lock().push(discard);
         Ok(())
     }
@@ -78,6 +85,7 @@ impl Volume {
 
     /// Before a write into an object: long discards reach it.
     pub(super) fn discard_first(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+        self.resolve(&mut self.last_discard.lock())?;
         let Some(stamp) = self.newest_discard(index) else { return Ok(()) };
         if self.session.planted(PlantedBug::OldDiscard) {
             return Ok(());
@@ -123,17 +131,25 @@ impl Volume {
             Change::SetOmap(vec![(discard.key(), further.encode())])
         };
         let guards = vec![Guard::Exists, Guard::Omap(discard.key(), discard.encode())];
-        match self.session.insist(&Write { object: name(self.id), guards, changes: vec![change] }) {
-            Ok(_) | Err(Refusal::Mismatch) => {}
+        let further = match self.session.insist(&Write { object: name(self.id), guards, changes: vec![change] }) {
+            Ok(_) => (next < discard.to).then_some(further),
+            // An earlier step of ours, whose reply was lost.
+            Err(Refusal::Mismatch) => self.recorded(discard)?,
             Err(refusal) => return Err(refusal),
-        }
+        };
         let mut discards = self.discards.lock();
         discards.retain_mut(|one| {
-            if one.stamp == discard.stamp {
+            if let (true, Some(further)) = (one.stamp == discard.stamp, further) {
                 *one = further;
             }
-            one.stamp != discard.stamp || next < discard.to
+            one.stamp != discard.stamp || further.is_some()
         });
         Ok(())
+    }
+
+    /// A discard as the header has it.
+    fn recorded(&self, discard: Discard) -> Result<Option<Discard>, Refusal> {
+        let sight = self.session.read_one(&name(self.id), vec![Look::Keys(vec![discard.key()])])?;
+        sight.pairs(0).0.first().map_or(Ok(None), |(key, value)| Discard::decode(key, value))
     }
 }

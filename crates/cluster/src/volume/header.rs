@@ -80,6 +80,15 @@ pub(crate) struct Discard {
     pub(super) cursor: u64,
 }
 
+/// The last long discard of a volume.
+#[derive(Default)]
+pub(crate) struct LastDiscard {
+    /// Its number.
+    pub(super) number: u64,
+    /// The next one, when it is not known whether it is recorded. Until it is, nothing may be written: it could come over what is newer.
+    pub(super) doubt: Option<Discard>,
+}
+
 impl Discard {
     pub(super) fn key(&self) -> Vec<u8> {
         key::numbered(DISCARD, self.stamp.0)

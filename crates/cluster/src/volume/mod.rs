@@ -48,8 +48,7 @@ pub struct Volume {
     objects: Mutex<BTreeMap<u64, Arc<Mutex<Object>>>>,
     bits: Mutex<header::Bits>,
     discards: Mutex<Vec<header::Discard>>,
-    /// The value of the header's key for the stamp of the last long discard.
-    last_discard: Mutex<Vec<u8>>,
+    last_discard: Mutex<header::LastDiscard>,
     cache: Mutex<cache::Cache>,
 }
 

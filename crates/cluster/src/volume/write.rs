@@ -96,7 +96,7 @@ impl Volume {
             let known = self.known(index, object)?;
             let Some(plan) = self.plan(index, &known, range.clone(), fill, discarded)? else {
                 // An earlier write may have failed on its way to the list.
-                return if object.owed.is_empty() { Ok(()) } else { self.settle(index, object) };
+                return if object.owed.is_empty() || !known.exists { Ok(()) } else { self.settle(index, object) };
             };
             // Until it is known that it was not applied, the list waits for it.
             object.owed.extend(plan.listed);
