@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`file_disk`] | [`FileDisk`]: a regular file or a block device, by io_uring or plain system calls |
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
+//! | [`embedded`] | [`EmbeddedStore`]: an object store in a folder |
 //! | [`memory_objects`] | [`MemoryObjects`]: an object store in memory, for tests |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`counted`] | what these two have in common |
@@ -21,6 +22,7 @@ compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and 
 pub mod clock;
 pub mod counted;
 pub mod counters;
+pub mod embedded;
 pub mod file_disk;
 pub mod memory_disk;
 pub mod memory_objects;
@@ -35,6 +37,7 @@ pub mod systemd;
 
 pub use clock::MonotonicClock;
 pub use counters::{Counters, Counts};
+pub use embedded::{EmbeddedObjects, EmbeddedStore};
 pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 pub use memory_disk::MemoryDisk;
 pub use memory_objects::MemoryObjects;

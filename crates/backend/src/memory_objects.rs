@@ -118,7 +118,7 @@ mod tests {
         let two = one.session("second");
         two.fence("first").unwrap();
         let op = Write { object: ObjectName::metadata("x"), guards: vec![], changes: vec![] };
-        assert!(matches!(one.write(&[op.clone()])[0], Err(Refusal::Fenced)));
+        assert!(matches!(one.write(std::slice::from_ref(&op))[0], Err(Refusal::Fenced)));
         assert!(two.write(&[op])[0].is_ok());
     }
 }

@@ -119,11 +119,7 @@ impl Volume {
             let mut object = object.lock();
             self.reach(index, &mut object, discard.stamp)?;
         }
-        // Objects that are not there need not be looked at.
-        let next = {
-            let bits = self.bits.lock();
-            (index + 1..discard.to).find(|index| bits.has(*index)).unwrap_or(discard.to)
-        };
+        let next = (index + 1..discard.to).find(|index| self.may_be_there(*index)).unwrap_or(discard.to);
         let further = Discard { cursor: next, ..discard };
         let change = if next >= discard.to {
             Change::DropOmap(vec![discard.key()])
@@ -145,6 +141,12 @@ impl Volume {
             one.stamp != discard.stamp || further.is_some()
         });
         Ok(())
+    }
+
+    /// False for an object that is not there: it need not be looked at. One whose first write failed on its way may have no bit.
+    fn may_be_there(&self, index: u64) -> bool {
+        let remembered = self.objects.lock().get(&index).cloned();
+        self.bits.lock().has(index) || remembered.is_some_and(|object| !object.lock().owed.is_empty())
     }
 
     /// A discard as the header has it.

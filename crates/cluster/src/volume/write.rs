@@ -255,15 +255,17 @@ impl Volume {
         Err(Refusal::Unknown)
     }
 
-    /// Does what the acknowledgement waits for: the place on the dirty list, and the bit of a new object.
+    /// Does what the acknowledgement waits for: the bit of a new object, and the place on the dirty list.
     fn settle(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+        // The list comes last: while something is owed to it, the bit may be missing too.
+        self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
         while let Some(stamp) = object.owed.last() {
             if !self.session.planted(PlantedBug::InsertNotAwaited) {
                 self.session.insist(&self.session.list_insert(self.object_id(index), *stamp))?;
             }
             object.owed.pop();
         }
-        self.session.change_bit(self.id, &mut self.bits.lock(), index, true)
+        Ok(())
     }
 
     /// The error of an object that should be there.
