@@ -104,7 +104,8 @@ fn many_threads_compare_and_set_without_losing_one() {
     let add = |session: &dyn ObjectStore| {
         loop {
             let read = Read { object: object.clone(), looks: vec![Look::Keys(vec![b"n".to_vec()])] };
-            let old = session.read(&[read]).remove(0).map_or(vec![], |sight| sight.pairs(0).0.first().map_or(vec![], |pair| pair.1.clone()));
+            let old =
+                session.read(&[read]).remove(0).map_or(vec![], |sight| sight.pairs(0).0.first().map_or(vec![], |pair| pair.1.clone()));
             let number = old.first().copied().unwrap_or(0);
             let guards = if old.is_empty() { vec![Guard::Absent] } else { vec![Guard::Omap(b"n".to_vec(), old)] };
             let changes = vec![Change::SetOmap(vec![(b"n".to_vec(), vec![number + 1])])];

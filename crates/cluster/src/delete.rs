@@ -44,11 +44,8 @@ impl Session {
         for _ in 0..1000 {
             let Some(map) = self.read_map(object)? else { return Ok(()) };
             self.do_drops(&map.pending)?;
-            let change = if self.planted(PlantedBug::RemovedBeforeDrops) || is_bare(&map) {
-                vec![Change::Remove]
-            } else {
-                self.strip(object, &map)
-            };
+            let change =
+                if self.planted(PlantedBug::RemovedBeforeDrops) || is_bare(&map) { vec![Change::Remove] } else { self.strip(object, &map) };
             let op = Write { object: object.name(), guards: vec![Guard::Version(map.version)], changes: change };
             match self.write_one(&op) {
                 Ok(_) | Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}

@@ -112,11 +112,7 @@ impl Session {
                     pairs.push((key::entry(offset), entry.encode(*id, offset)));
                     offset += length;
                 }
-                Write {
-                    object: id.name(),
-                    guards: vec![Guard::Absent],
-                    changes: vec![Change::Full(data.clone()), Change::SetOmap(pairs)],
-                }
+                Write { object: id.name(), guards: vec![Guard::Absent], changes: vec![Change::Full(data.clone()), Change::SetOmap(pairs)] }
             })
             .collect();
         for result in self.insist_all(&ops) {

@@ -212,11 +212,8 @@ impl Scrub {
         }
         if has {
             let pair = (self.session.reference_key(reference), Vec::new());
-            let op = Write {
-                object: self.session.references(chunk),
-                guards: vec![Guard::Exists],
-                changes: vec![Change::SetOmap(vec![pair])],
-            };
+            let op =
+                Write { object: self.session.references(chunk), guards: vec![Guard::Exists], changes: vec![Change::SetOmap(vec![pair])] };
             match self.session.insist(&op) {
                 Ok(_) => self.report.added += 1,
                 Err(Refusal::Missing) => return self.lost(object, offset, entry, chunk),
@@ -252,7 +249,12 @@ impl Scrub {
     fn lost(&mut self, object: ObjectId, offset: u32, entry: &Entry, chunk: &Chunk) -> Result<(), Refusal> {
         if !entry.is_cached() {
             let place = self.known.get(&object.volume).map_or("", |known| if known.what == What::Volume { "volume " } else { "put " });
-            let line = format!("chunk {} is missing; {place}{:x} needs it for object {}, offset {offset}", chunk.name(), object.volume, object.index);
+            let line = format!(
+                "chunk {} is missing; {place}{:x} needs it for object {}, offset {offset}",
+                chunk.name(),
+                object.volume,
+                object.index
+            );
             self.report.damage.push(line);
             return Ok(());
         }

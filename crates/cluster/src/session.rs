@@ -183,7 +183,8 @@ impl Session {
         for _ in 0..1000 {
             let sight = self.read_one(&object, vec![Look::Keys(vec![key.to_vec()])]).map_err(|refusal| failed(what, refusal))?;
             let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
-            let number = value.clone().try_into().map(u64::from_le_bytes).map_err(|_| crate::format::corrupt("the catalogue is damaged"))?;
+            let number =
+                value.clone().try_into().map(u64::from_le_bytes).map_err(|_| crate::format::corrupt("the catalogue is damaged"))?;
             let op = Write {
                 object: object.clone(),
                 guards: vec![Guard::Omap(key.to_vec(), value)],

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::verbs::{check, create, estimate, inspect, lab, manual, scrub, serve, status, volume};
+use crate::verbs::{check, cluster, create, estimate, inspect, lab, manual, scrub, serve, status, volume};
 
 /// Deduplicating block volumes in one file or device
 ///
@@ -40,6 +40,7 @@ pub(crate) enum Verb {
     Scrub(scrub::Options),
     Inspect(inspect::Options),
     Estimate(estimate::Options),
+    Cluster(cluster::Options),
     Lab(lab::Options),
     Man(manual::Options),
 }

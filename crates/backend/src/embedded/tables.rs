@@ -115,9 +115,10 @@ impl Tables {
             return Err(Error::new(Kind::NotFound, "there is no store in this folder; onefold cluster create makes one"));
         }
         let database = Database::builder().set_cache_size(CACHE_BYTES).open(path).map_err(|error| match error {
-            DatabaseError::DatabaseAlreadyOpen => {
-                Error::new(Kind::Busy, "another process has the store open; an embedded store has one owner (workers run inside onefold serve)")
-            }
+            DatabaseError::DatabaseAlreadyOpen => Error::new(
+                Kind::Busy,
+                "another process has the store open; an embedded store has one owner (workers run inside onefold serve)",
+            ),
             error => failed(error),
         })?;
         let data = path.with_file_name(super::DATA);
@@ -290,7 +291,8 @@ fn read_data(extents: &impl ReadableTable<(u64, u32), &'static [u8]>, data: &Fil
                 && low < high
             {
                 let block = read_block(data, place, sum)?;
-                bytes[(low - from) as usize..(high - from) as usize].copy_from_slice(&block[(low - start) as usize..(high - start) as usize]);
+                bytes[(low - from) as usize..(high - from) as usize]
+                    .copy_from_slice(&block[(low - start) as usize..(high - start) as usize]);
             }
         }
     }
@@ -431,8 +433,11 @@ fn write_data(
         object.bytes = bytes;
         return Ok(Ok(()));
     }
-    let contents: Vec<(u32, &[u8])> =
-        overlay.iter().filter_map(|(block, content)| Some((*block, &content.as_ref()?[..]))).filter(|(_, content)| !onefold_core::block::is_zero(content)).collect();
+    let contents: Vec<(u32, &[u8])> = overlay
+        .iter()
+        .filter_map(|(block, content)| Some((*block, &content.as_ref()?[..])))
+        .filter(|(_, content)| !onefold_core::block::is_zero(content))
+        .collect();
     let places = match blocks.write(&contents.iter().map(|(_, content)| *content).collect::<Vec<_>>()) {
         Ok(places) => places,
         Err(Refusal::Failed(error)) => return Err(error),

@@ -134,9 +134,8 @@ impl Named {
 
     pub(crate) fn decode(value: &[u8]) -> Result<Named> {
         let bad = || corrupt("a name in the catalogue is damaged");
-        let number = |at: usize| -> Result<u64> {
-            Ok(u64::from_le_bytes(value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?))
-        };
+        let number =
+            |at: usize| -> Result<u64> { Ok(u64::from_le_bytes(value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?)) };
         let what = match value.first() {
             Some(1) => What::Volume,
             Some(2) => What::Put,

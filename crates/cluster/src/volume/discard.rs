@@ -63,10 +63,7 @@ impl Volume {
         let op = Write {
             object: name(self.id),
             guards: vec![Guard::Exists, Guard::Omap(LAST_DISCARD.to_vec(), before)],
-            changes: vec![Change::SetOmap(vec![
-                (discard.key(), discard.encode()),
-                (LAST_DISCARD.to_vec(), stamp_value(discard.stamp)),
-            ])],
+            changes: vec![Change::SetOmap(vec![(discard.key(), discard.encode()), (LAST_DISCARD.to_vec(), stamp_value(discard.stamp))])],
         };
         match self.session.insist(&op) {
             // A mismatch is our own, whose reply was lost.

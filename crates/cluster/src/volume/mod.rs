@@ -73,12 +73,7 @@ struct Known {
 
 impl Known {
     fn of(map: Option<Map>) -> Known {
-        map.map_or_else(Known::default, |map| Known {
-            exists: true,
-            entries: map.entries,
-            listed: map.listed,
-            discarded: map.discarded,
-        })
+        map.map_or_else(Known::default, |map| Known { exists: true, entries: map.entries, listed: map.listed, discarded: map.discarded })
     }
 }
 

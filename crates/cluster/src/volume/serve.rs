@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{
-    BLOCK_BYTES, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, VolumeInfo,
-    block::bytes_mut,
-};
+use onefold_core::{BLOCK_BYTES, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, VolumeInfo, block::bytes_mut};
 use parking_lot::Mutex;
 
 use super::{Mode, Volume};
@@ -123,16 +120,18 @@ impl ClusterExports {
         Ok(more)
     }
 
-    /// Keeps the locks of the volumes that are open, and publishes the load.
+    /// Publishes the load for workers. It is advice: the next one says more.
+    pub fn publish(&self) {
+        let _ = self.session.publish(false);
+    }
+
+    /// Keeps the locks of the volumes that are open.
     ///
     /// # Errors
     /// As [`tend`](Self::tend).
     pub fn renew(&self) -> Result<()> {
         let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
-        volumes.iter().try_for_each(|volume| volume.renew())?;
-        // The next one says more.
-        let _ = self.session.publish(false);
-        Ok(())
+        volumes.iter().try_for_each(|volume| volume.renew())
     }
 
     /// Closes all volumes. Nobody else may use them any more.

@@ -151,9 +151,7 @@ impl Volume {
             let part = range.start.max(offset)..range.end.min(offset + chunk_bytes);
             let old = known.entries.get(&offset).copied();
             let fill = match fill {
-                Fill::Bytes(bytes) => {
-                    Fill::Bytes(&bytes[(part.start - range.start) as usize..(part.end - range.start) as usize])
-                }
+                Fill::Bytes(bytes) => Fill::Bytes(&bytes[(part.start - range.start) as usize..(part.end - range.start) as usize]),
                 Fill::Zeroes => Fill::Zeroes,
             };
             self.plan_chunk(&mut plan, offset, part, old, fill)?;

@@ -144,11 +144,7 @@ impl Session {
     /// The store's.
     pub fn publish(&self, works: bool) -> Result<(), Refusal> {
         use std::sync::atomic::Ordering::Relaxed;
-        let load = Load {
-            operations: self.counts.foreground.load(Relaxed),
-            bytes: self.counts.foreground_bytes.load(Relaxed),
-            works,
-        };
+        let load = Load { operations: self.counts.foreground.load(Relaxed), bytes: self.counts.foreground_bytes.load(Relaxed), works };
         self.publish_as(Change::SetOmap(vec![(self.load_key(), load.encode())]))
     }
 

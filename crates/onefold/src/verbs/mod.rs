@@ -1,6 +1,7 @@
 //! The verbs, one file each.
 
 pub(crate) mod check;
+pub(crate) mod cluster;
 pub(crate) mod create;
 pub(crate) mod estimate;
 pub(crate) mod inspect;
@@ -35,6 +36,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Scrub(options) => scrub::run(&options),
         Verb::Inspect(options) => inspect::run(&options),
         Verb::Estimate(options) => estimate::run(&options),
+        Verb::Cluster(options) => cluster::run(options),
         Verb::Lab(options) => lab::run(options),
         Verb::Man(options) => manual::run(&options),
     }

@@ -113,7 +113,10 @@ pub(super) fn quiet(objects: &Objects) -> Result<(), Finding> {
             let block = |n: usize| object.data.iter().skip(*offset as usize + n * 4096).take(4096);
             let left = (0..entry.length.div_ceil(4096) as usize).find(|n| entry.mask >> n & 1 == 0 && block(*n).any(|byte| *byte != 0));
             if let Some(n) = left {
-                return Err(Finding::new("Space", format!("object {id}, offset {offset} has bytes in block {n}, which its mask does not name")));
+                return Err(Finding::new(
+                    "Space",
+                    format!("object {id}, offset {offset} has bytes in block {n}, which its mask does not name"),
+                ));
             }
         }
         if !map.pending.is_empty() || map.listed.is_some() {
@@ -138,9 +141,7 @@ pub(super) fn quiet(objects: &Objects) -> Result<(), Finding> {
         return Err(Finding::new("ReferencesConverge", format!("{:?} has a false reference of {}", chunk.id, reference.object)));
     }
     match truth.difference(&found).next() {
-        Some((chunk, reference)) => {
-            Err(Finding::new("NoChunkLost", format!("{:?} lacks the reference of {}", chunk.id, reference.object)))
-        }
+        Some((chunk, reference)) => Err(Finding::new("NoChunkLost", format!("{:?} lacks the reference of {}", chunk.id, reference.object))),
         None => Ok(()),
     }
 }

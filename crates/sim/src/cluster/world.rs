@@ -288,7 +288,8 @@ impl World {
         }
         inner.actors[actor].killed = true;
         inner.actors[actor].state = State::Ready;
-        let (its, others): (Vec<Flight>, Vec<Flight>) = std::mem::take(&mut inner.flights).into_iter().partition(|flight| flight.actor == actor);
+        let (its, others): (Vec<Flight>, Vec<Flight>) =
+            std::mem::take(&mut inner.flights).into_iter().partition(|flight| flight.actor == actor);
         inner.flights = others;
         for flight in its {
             if let (Op::Write(op), None) = (flight.op, flight.reply) {
@@ -373,7 +374,8 @@ impl Inner {
                 return next;
             }
         }
-        let ready: Vec<usize> = (0..self.actors.len()).filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped).collect();
+        let ready: Vec<usize> =
+            (0..self.actors.len()).filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped).collect();
         let open: Vec<usize> = (0..self.flights.len()).filter(|at| self.is_first(*at)).collect();
         let choice = self.rng.below((ready.len() + open.len()) as u64) as usize;
         if choice < ready.len() {
@@ -404,7 +406,8 @@ impl Inner {
                 self.reach.hit(if applied { "a late copy applies" } else { "a late copy is refused" });
             }
         }
-        let mortal: Vec<usize> = (0..self.actors.len()).filter(|id| self.actors[*id].mortal && self.actors[*id].state == State::Waiting).collect();
+        let mortal: Vec<usize> =
+            (0..self.actors.len()).filter(|id| self.actors[*id].mortal && self.actors[*id].state == State::Waiting).collect();
         if self.rng.below(1000) < self.params.kills
             && let Some(actor) = self.rng.pick(&mortal).copied()
         {
@@ -565,8 +568,10 @@ fn short_change(change: &Change) -> String {
         Change::Write(at, bytes) => format!("write {at}+{}", bytes.len()),
         Change::Full(bytes) => format!("full {}", bytes.len()),
         Change::SetOmap(pairs) => {
-            let pairs: Vec<String> =
-                pairs.iter().map(|(key, value)| format!("{}={:04x}", short_key(key), onefold_core::checksum::fast(0, value) as u16)).collect();
+            let pairs: Vec<String> = pairs
+                .iter()
+                .map(|(key, value)| format!("{}={:04x}", short_key(key), onefold_core::checksum::fast(0, value) as u16))
+                .collect();
             format!("set {}", pairs.join(","))
         }
         Change::DropOmap(keys) => format!("drop {}", keys.iter().map(|key| short_key(key)).collect::<Vec<_>>().join(",")),

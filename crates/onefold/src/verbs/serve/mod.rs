@@ -6,6 +6,7 @@
 //! *Crash argument:* the process may end at any point, as after a power cut: the store recovers when it is opened again.
 
 pub(super) mod address;
+mod cluster;
 mod commands;
 
 use std::{
@@ -33,6 +34,7 @@ use crate::{
     failure::Failure,
     size::{Size, grouped},
     store_file::{StoreFile, WorkingStore},
+    verbs::cluster::{Pace, is_store},
 };
 
 /// How long clients may take to send no more and read their answers when the server stops.
@@ -54,9 +56,10 @@ const URIS_MAX: usize = 16;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
                         onefold serve disk.onefold --nbd unix:/run/onefold.sock --nbd tcp:127.0.0.1:10809\n  \
-                        onefold serve /dev/sdb --persistence strong --memory 2G")]
+                        onefold serve /dev/sdb --persistence strong --memory 2G\n  \
+                        onefold serve pool --workers 2")]
 pub(crate) struct Options {
-    /// The store
+    /// The store; a folder holds one of the cluster engine, whose writes are always acknowledged when they are durable
     store: PathBuf,
 
     /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT; can be given several times
@@ -87,6 +90,13 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = nbd::limits::HANDSHAKE.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     handshake_timeout: u64,
 
+    /// Threads that deduplicate in the background, for a store of the cluster engine
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = workers)]
+    pub(crate) workers: usize,
+
+    #[command(flatten)]
+    pub(crate) pace: Pace,
+
     /// Seconds that a client may take to read its replies
     #[arg(long, default_value_t = nbd::limits::SEND.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     send_timeout: u64,
@@ -98,6 +108,11 @@ enum PersistenceName {
     Weak,
     /// Acknowledged when durable
     Strong,
+}
+
+fn workers(text: &str) -> Result<usize, String> {
+    const MOST: usize = 64;
+    text.parse().ok().filter(|n| *n <= MOST).ok_or_else(|| format!("a number up to {MOST}"))
 }
 
 fn connections(text: &str) -> Result<usize, String> {
@@ -146,6 +161,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     let signals = StopSignals::install()?;
+    if is_store(&options.store) {
+        return cluster::run(options, service, signals);
+    }
     let file = StoreFile::look(&options.store)?;
 
     note(service.notifier.status("opening the store"));
