@@ -30,6 +30,8 @@ cargo xtask demo                    a disk image over NBD, deduplicated, read ba
 cargo xtask test [STEP…] [--list]   everything CI runs, or the steps named
 cargo xtask sim [--seed N | --seeds A..B | --long | --bugs | --exhaust]
                                     crash and fault simulation of the real engine
+cargo xtask sim cluster [--seed N | --seeds A..B | --long | --bugs]
+                                    the same for the cluster engine over a simulated object store
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
 cargo xtask bench block [--quick] [--only TEXT]

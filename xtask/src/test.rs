@@ -46,7 +46,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 17] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -55,7 +55,9 @@ const STEPS: [Step; 15] = [
     Step { name: "unit", about: "unit and integration tests of the product", run: unit },
     Step { name: "device", about: "a loop device as a store's disk; root only", run: device },
     Step { name: "sim", about: "kept seeds, 2,000 seeds, the exhaustive case", run: simulation },
-    Step { name: "bugs", about: "each planted bug is found", run: bugs },
+    Step { name: "bugs", about: "each planted bug is found", run: || bugs(&["--bugs"]) },
+    Step { name: "cluster-sim", about: "the cluster engine: kept seeds, 2,000 seeds", run: cluster_simulation },
+    Step { name: "cluster-bugs", about: "each bug planted in the cluster engine is found", run: || bugs(&["cluster", "--bugs"]) },
     Step { name: "fuzz", about: "every fuzz target for a short time", run: fuzz::smoke },
     Step {
         name: "demo",
@@ -142,8 +144,15 @@ fn device() -> Result<Tally> {
 }
 
 fn simulation() -> Result<Tally> {
-    let mut tally = tests(&["--package", "onefold-sim"])?;
-    let ended = show(sim::command::<&str>([]), LIMIT)?;
+    simulate(tests(&["--package", "onefold-sim"])?, &[])
+}
+
+fn cluster_simulation() -> Result<Tally> {
+    simulate(Tally::default(), &["cluster"])
+}
+
+fn simulate(mut tally: Tally, arguments: &[&str]) -> Result<Tally> {
+    let ended = show(sim::command(arguments), LIMIT)?;
     let summary = ended.output.lines().find(|line| line.contains(" failed, ")).unwrap_or_default();
     tally.note = summary.to_owned();
     if ended.status.success() {
@@ -154,8 +163,8 @@ fn simulation() -> Result<Tally> {
     Ok(tally)
 }
 
-fn bugs() -> Result<Tally> {
-    let ended = show(sim::command(["--bugs"]), LIMIT)?;
+fn bugs(arguments: &[&str]) -> Result<Tally> {
+    let ended = show(sim::command(arguments), LIMIT)?;
     let missed = ended.output.lines().filter(|line| line.contains("NOT FOUND") || line.contains("fails without the bug")).count();
     let found = ended.output.lines().filter(|line| line.contains(" seed ")).count().saturating_sub(missed);
     if ended.status.success() && missed == 0 && found > 0 {

@@ -32,11 +32,14 @@ const GAP: u64 = 16;
 impl Session {
     /// Does the drops of a map that are pending, and collects what nobody refers to.
     pub(crate) fn do_drops(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
-        for (chunk, reference) in drops {
-            self.drop_reference(chunk, reference)?;
-            self.collect(chunk)?;
+        let ops: Vec<Write> = drops.iter().map(|(chunk, reference)| self.drop_op(chunk, reference)).collect();
+        for result in self.insist_all(&ops) {
+            match result {
+                Ok(_) | Err(Refusal::Missing) => {}
+                Err(refusal) => return Err(refusal),
+            }
         }
-        Ok(())
+        drops.iter().try_for_each(|(chunk, _)| self.collect(chunk).map(|_| ()))
     }
 
     /// Removes a metadata object with its references; nothing when it is not there.

@@ -90,6 +90,45 @@ impl Session {
         Err(Refusal::Mismatch)
     }
 
+    /// Adds many references, those of a replicated pool in flight together: to chunks that are there, then to new ones; what is left one by one.
+    ///
+    /// # Errors
+    /// As [`add_reference`](Self::add_reference) for each.
+    pub(crate) fn add_references(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<Vec<Chunk>, Refusal> {
+        let mut added: Vec<Option<Chunk>> = vec![None; wanted.len()];
+        // A chunk with several copies takes the long way.
+        let plain = |id: &ChunkId| !self.spreads.lock().contains_key(id);
+        let counts =
+            |reference: &Reference| checksum::fast(2, &key::reference(reference)).is_multiple_of(self.settings.count_one_in.max(1));
+        if self.format.chunks == PoolKind::Replicated {
+            for new in [false, true] {
+                let open: Vec<usize> =
+                    (0..wanted.len()).filter(|n| added[*n].is_none() && plain(&wanted[*n].0) && (new || !counts(&wanted[*n].2))).collect();
+                let op = |n: &usize| {
+                    let (id, data, reference) = &wanted[*n];
+                    self.add_op(&Chunk { id: *id, copy: 0 }, new.then_some(*data), reference, 0)
+                };
+                let ops: Vec<Write> = open.iter().map(op).collect();
+                for (n, result) in open.into_iter().zip(self.insist_all(&ops)) {
+                    match result {
+                        Ok(_) => {
+                            added[n] = Some(Chunk { id: wanted[n].0, copy: 0 });
+                            let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                            counter.fetch_add(1, Relaxed);
+                        }
+                        Err(Refusal::Missing | Refusal::Exists | Refusal::Mismatch) => {}
+                        Err(refusal) => return Err(refusal),
+                    }
+                }
+            }
+        }
+        let rest = |(n, chunk): (usize, Option<Chunk>)| match chunk {
+            Some(chunk) => Ok(chunk),
+            None => self.add_reference(wanted[n].0, wanted[n].1, &wanted[n].2),
+        };
+        added.into_iter().enumerate().map(rest).collect()
+    }
+
     /// The guard that finds out that the number of copies is another one.
     fn spread_guard(chunk: &Chunk, spread: u8) -> Option<Guard> {
         (chunk.copy == 0).then(|| Guard::Xattr(SPREAD, vec![spread]))
@@ -138,15 +177,16 @@ impl Session {
     /// # Errors
     /// The store's.
     pub(crate) fn drop_reference(&self, chunk: &Chunk, reference: &Reference) -> Result<(), Refusal> {
-        let op = Write {
-            object: self.references(chunk),
-            guards: vec![Guard::Exists],
-            changes: vec![Change::DropOmap(vec![self.reference_key(reference)])],
-        };
-        match self.insist(&op) {
+        match self.insist(&self.drop_op(chunk, reference)) {
             Ok(_) | Err(Refusal::Missing) => Ok(()),
             Err(refusal) => Err(refusal),
         }
+    }
+
+    /// The operation that drops exactly this reference.
+    pub(crate) fn drop_op(&self, chunk: &Chunk, reference: &Reference) -> Write {
+        let keys = vec![self.reference_key(reference)];
+        Write { object: self.references(chunk), guards: vec![Guard::Exists], changes: vec![Change::DropOmap(keys)] }
     }
 
     /// Removes a chunk when nothing refers to it; true when it did.

@@ -10,15 +10,27 @@ use crate::{
 };
 
 impl Session {
-    /// Creates the chunk with the reference, or adds it to the chunk that is there; true when it is new.
-    pub(super) fn add_replicated(&self, chunk: &Chunk, data: &[u8], reference: &Reference, spread: u8) -> Result<bool, Refusal> {
+    /// The operation that adds a reference to a chunk that is there, or that makes the chunk with it.
+    pub(super) fn add_op(&self, chunk: &Chunk, data: Option<&[u8]>, reference: &Reference, spread: u8) -> Write {
         let object = ObjectName::chunk(chunk.name());
         let key = Change::SetOmap(vec![(self.reference_key(reference), Vec::new())]);
-        let guards = [Some(Guard::Exists), Session::spread_guard(chunk, spread)].into_iter().flatten().collect();
-        let add = Write { object: object.clone(), guards, changes: vec![key.clone()] };
-        let mut changes = self.body(data);
-        changes.extend([key, Change::SetXattr(SPREAD, vec![0])]);
-        let create = Write { object, guards: vec![Guard::Absent], changes };
+        match data {
+            None => {
+                let guards = [Some(Guard::Exists), Session::spread_guard(chunk, spread)].into_iter().flatten().collect();
+                Write { object, guards, changes: vec![key] }
+            }
+            Some(data) => {
+                let mut changes = self.body(data);
+                changes.extend([key, Change::SetXattr(SPREAD, vec![0])]);
+                Write { object, guards: vec![Guard::Absent], changes }
+            }
+        }
+    }
+
+    /// Creates the chunk with the reference, or adds it to the chunk that is there; true when it is new.
+    pub(super) fn add_replicated(&self, chunk: &Chunk, data: &[u8], reference: &Reference, spread: u8) -> Result<bool, Refusal> {
+        let add = self.add_op(chunk, None, reference, spread);
+        let create = self.add_op(chunk, Some(data), reference, spread);
         for _ in 0..TURNS {
             match self.insist(&add) {
                 Ok(_) => return Ok(false),

@@ -104,10 +104,9 @@ impl Volume {
         let data = Look::Data(start.into(), (end - start).into());
         let name = id.name();
         let sight = if self.session.planted(PlantedBug::ReadApart) {
-            let data = self.session.read_one(&name, vec![data]);
             match self.session.read_one(&name, map_looks()) {
                 Ok(mut sight) => {
-                    sight.seen.push(onefold_core::object::Seen::Data(data?.data(0).to_vec()));
+                    sight.seen.extend(self.session.read_one(&name, vec![data])?.seen);
                     Ok(sight)
                 }
                 other => other,

@@ -119,37 +119,39 @@ impl Session {
         };
         done.operations += 1;
         let stamp = self.stamp();
-        let mut flips = Vec::new();
-        for ((offset, old), content) in group.iter().zip(contents) {
+        let (mut flips, mut wanted) = (Vec::new(), Vec::new());
+        for ((offset, old), content) in group.iter().zip(&contents) {
             let Some(content) = content else {
                 done.again = true;
                 continue;
             };
             let clean = Entry { dirty: false, mask: 0, stamp, ..*old };
             let dropped = old.reference(object, *offset);
-            let id = self.chunk_id(&content);
-            if onefold_core::block::is_zero(&content) {
-                flips.push(Flip { offset: *offset, old: *old, new: Entry { base: None, ..clean }, added: None, dropped });
+            let id = self.chunk_id(content);
+            let mut flip = Flip { offset: *offset, old: *old, new: clean, added: None, dropped };
+            if onefold_core::block::is_zero(content) {
+                flip.new.base = None;
             } else if old.base.is_some_and(|base| base.chunk.id == id) {
-                flips.push(Flip { offset: *offset, old: *old, new: clean, added: None, dropped: None });
+                flip.dropped = None;
             } else {
-                if self.planted(PlantedBug::DropBeforeFlip) {
-                    self.do_drops(dropped.as_slice())?;
-                }
-                let reference = Reference { object, offset: *offset, stamp: old.stamp };
-                let chunk = if self.planted(PlantedBug::FlipBeforeReference) {
-                    Chunk { id, copy: 0 }
-                } else {
-                    self.add_reference(id, &content, &reference)?
-                };
-                done.operations += 1 + u64::from(id.length) / (32 << 10);
-                let base = Some(Base { chunk, stamp: old.stamp });
-                flips.push(Flip { offset: *offset, old: *old, new: Entry { base, ..clean }, added: Some((chunk, reference)), dropped });
-                if self.planted(PlantedBug::FlipBeforeReference) {
-                    self.flip(object, &flips[flips.len() - 1..])?;
-                    self.add_reference(id, &content, &reference)?;
-                }
+                wanted.push((flips.len(), id, content, Reference { object, offset: *offset, stamp: old.stamp }));
             }
+            flips.push(flip);
+        }
+        if self.planted(PlantedBug::DropBeforeFlip) {
+            wanted.iter().try_for_each(|(n, ..)| self.do_drops(flips[*n].dropped.as_slice()))?;
+        }
+        let ops: Vec<_> = wanted.iter().map(|(_, id, content, reference)| (*id, content.as_slice(), *reference)).collect();
+        let late = self.planted(PlantedBug::FlipBeforeReference);
+        let chunks = if late { ops.iter().map(|(id, ..)| Chunk { id: *id, copy: 0 }).collect() } else { self.add_references(&ops)? };
+        for ((n, id, _, reference), chunk) in wanted.iter().zip(chunks) {
+            done.operations += 1 + u64::from(id.length) / (32 << 10);
+            flips[*n].new.base = Some(Base { chunk, stamp: reference.stamp });
+            flips[*n].added = Some((chunk, *reference));
+        }
+        if late {
+            self.flip(object, &flips)?;
+            self.add_references(&ops)?;
         }
         if flips.is_empty() {
             return Ok(());
