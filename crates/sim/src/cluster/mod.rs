@@ -65,7 +65,7 @@ pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
     if params.scrubs {
         start(&world, (Role::Scrubber, 0));
     }
-    world.run(params.events, |world, role| start(world, role));
+    world.run(params.events, start);
     world.calm_down();
     world.run(200_000, |_, _| {});
     if world.inner().finding.is_none() {

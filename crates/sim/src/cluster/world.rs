@@ -369,10 +369,10 @@ impl Inner {
             self.now += Duration::from_secs(self.rng.within(1, 40));
             self.reach.hit("time jumps");
         }
-        if !self.calm {
-            if let Some(next) = self.mischief() {
-                return next;
-            }
+        if !self.calm
+            && let Some(next) = self.mischief()
+        {
+            return next;
         }
         let ready: Vec<usize> =
             (0..self.actors.len()).filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped).collect();
