@@ -10,7 +10,8 @@ use crate::{
 };
 
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 11] = [
+const WANTED: [(&str, &str); 12] = [
+    ("chromium", "chromium"),
     ("fio", "fio"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdcopy", "libnbd-bin"),

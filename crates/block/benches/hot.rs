@@ -4,10 +4,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../../core/benches/measure/mod.rs"]
+mod measure;
 mod support;
 
-use std::{hint::black_box, sync::Arc, time::Instant};
+use std::{hint::black_box, sync::Arc};
 
+use measure::measure;
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
     Engine, Format, Settings,
@@ -18,18 +21,6 @@ use support::{Contents, GIB, Random};
 
 /// Blocks of a window.
 const WINDOW: usize = 256;
-
-fn measure(name: &str, unit: &str, count: usize, mut work: impl FnMut()) {
-    let mut rounds: Vec<f64> = (0..11)
-        .map(|_| {
-            let begun = Instant::now();
-            work();
-            begun.elapsed().as_secs_f64() * 1e6 / count as f64
-        })
-        .collect();
-    rounds.sort_by(f64::total_cmp);
-    println!("{name:<60} {:.2} µs a {unit}", rounds[5]);
-}
 
 fn lookups() {
     let mut random = Random(3);

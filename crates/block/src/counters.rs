@@ -47,6 +47,12 @@ counters! {
     leftover_blocks,
     /// Zone list pages written.
     list_blocks,
+    /// Changes of entries of leaves in place.
+    in_place_changes,
+    /// Leaves written in place.
+    in_place_blocks,
+    /// Those of them that were written for changes alone that nobody waited for.
+    delayed_blocks,
     /// Table pages written by checkpoints.
     checkpoint_blocks,
     /// Superblocks written.

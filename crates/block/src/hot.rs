@@ -9,7 +9,7 @@ use crate::{
         record::{Change, Record, WindowNumber},
         superblock::SchemeName,
     },
-    index::Index,
+    index::{Index, hash_of},
     scheme::{Chosen, RECORDS_ALONE, scheme},
 };
 
@@ -25,7 +25,7 @@ impl Lookups {
 
     /// Adds a block.
     pub fn insert(&mut self, fingerprint: &Fingerprint, pba: Pba) {
-        self.0.insert(fingerprint, pba);
+        self.0.insert(hash_of(fingerprint.prefix()), pba);
     }
 
     /// How many blocks may hold one of these.
@@ -33,7 +33,7 @@ impl Lookups {
     pub fn find(&self, wanted: &[Fingerprint], found: &mut Vec<Pba>) -> usize {
         found.clear();
         for fingerprint in wanted {
-            self.0.candidates(fingerprint, found);
+            self.0.candidates(hash_of(fingerprint.prefix()), found);
         }
         found.len()
     }

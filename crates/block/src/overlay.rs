@@ -105,6 +105,11 @@ pub(crate) struct Overlay {
     pub(crate) allocated: Vec<Extent>,
     /// Blocks stored before that records published here name.
     pub(crate) pins: MixSet<Pba>,
+    /// With leaves in place: blocks that lost their last link.
+    pub(crate) unlinked: Vec<Pba>,
+    /// Likewise: links that were made, less those that were removed; and the same of blocks with links.
+    pub(crate) mapped: i64,
+    pub(crate) live: i64,
     /// Table pages that a checkpoint of all this must write: volume, level, number.
     pub(crate) dirty: DirtyPages,
     /// The last window published here.
@@ -118,7 +123,7 @@ pub(crate) struct Overlay {
 impl Overlay {
     /// True when nothing was published.
     pub(crate) fn is_empty(&self) -> bool {
-        self.records == 0 && self.allocated.is_empty() && self.catalogue.is_empty()
+        self.records == 0 && self.allocated.is_empty() && self.catalogue.is_empty() && self.unlinked.is_empty()
     }
 
     /// Publishes one record; records come in the order of their timestamps.
@@ -167,6 +172,7 @@ impl Overlay {
             + self.dirty.memory()
             + self.pins.capacity() as u64 * 8 / 7 * 9
             + self.allocated.capacity() as u64 * 16
+            + self.unlinked.capacity() as u64 * 8
             + self.ranges.len() as u64 * 48
     }
 }

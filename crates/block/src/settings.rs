@@ -1,5 +1,7 @@
 //! What is chosen when a store is created, and when it is opened.
 
+use std::time::Duration;
+
 use onefold_core::{Algorithm, Error, Kind, Result};
 
 use crate::format::{
@@ -68,7 +70,12 @@ impl Format {
             return Err(Error::new(Kind::InvalidInput, message));
         }
         // Ordered writes are in place by their nature.
-        let leftover = if self.scheme == SchemeName::Ordered { Leftover::Table } else { self.leftover };
+        let leftover = match self.scheme {
+            SchemeName::Ordered => Leftover::Table,
+            // There are no records.
+            SchemeName::OrderMerge => Leftover::Log,
+            _ => self.leftover,
+        };
         Ok(Fixed {
             id: self.id,
             secret: self.secret,
@@ -98,6 +105,9 @@ pub(crate) const UNFLUSHED_BLOCKS_MAX: usize = 8192;
 
 /// Most blocks of a window: one contiguous write of 1 MiB.
 pub(crate) const WINDOW_BLOCKS_MAX: usize = 256;
+
+/// OrderMergeDedup's: so long, changes of tables that nobody waits for wait to be merged into others.
+pub(crate) const DELAY: Duration = Duration::from_secs(30);
 
 /// Bytes that an uncommitted record takes in memory at most: 62 in the overlay's table just after it has doubled; 42 in the set of changed map
 /// pages when changes are scattered over a large volume; 32 for the place of its block when windows are small, and 16 for the fingerprint; and 88 while a
@@ -130,6 +140,8 @@ pub struct Settings {
     pub window_blocks: usize,
     /// Most blocks that are gathered or written but not flushed.
     pub unflushed_blocks: usize,
+    /// With leaves in place: how long changes that nobody waits for wait for another write of their leaf.
+    pub delay: Duration,
     /// Opens a store whose durable records are missing without them: the windows that they belong to are void, and older versions of their
     /// addresses come back. For repairs only.
     pub accept_loss: bool,
@@ -156,6 +168,7 @@ impl Settings {
             records_max: (memory / 32 * RECORDS / RECORD_MEMORY).min(RECORDS_MAX),
             window_blocks: WINDOW_BLOCKS_MAX,
             unflushed_blocks: ((memory / 32 * UNFLUSHED / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
+            delay: DELAY,
             accept_loss: false,
             #[cfg(feature = "planted-bugs")]
             weak_fingerprint: None,
@@ -194,6 +207,14 @@ impl Settings {
         return self.no_room_to_append;
         #[cfg(not(feature = "planted-bugs"))]
         false
+    }
+
+    /// The defect that was asked for.
+    pub(crate) fn planted(&self) -> Option<PlantedBug> {
+        #[cfg(feature = "planted-bugs")]
+        return self.bug;
+        #[cfg(not(feature = "planted-bugs"))]
+        None
     }
 
     /// True when this defect was asked for.
@@ -253,11 +274,27 @@ pub enum PlantedBug {
     SuperblockBeforePages,
     /// With copy-on-write trees a window counts as durable before its checkpoint is.
     AcknowledgedEarly,
+    /// A block is linked before its data and its count are durable.
+    LinkBeforeData,
+    /// A block is linked before its count is raised.
+    LinkBeforeCount,
+    /// The count of a block falls before its unlinking is durable.
+    UnlinkedEarly,
+    /// A leaf in place is written over its durable version.
+    LeafOverDurable,
+    /// A leaf in place goes to its other place although its last version is not durable.
+    LeafBusy,
+    /// A block is reclaimed, and its fingerprint stays in the table.
+    FingerprintStays,
+    /// A block is reclaimed although a window on its way is about to link it.
+    ReclaimedInUse,
+    /// A recount does not see the links that are on their way.
+    RecountBlind,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 20] = [
+    pub const ALL: [(&'static str, PlantedBug); 28] = [
         ("skipped-flush", PlantedBug::SkippedFlush),
         ("early-reuse", PlantedBug::EarlyReuse),
         ("believed-unseen", PlantedBug::BelievedUnseen),
@@ -278,5 +315,13 @@ impl PlantedBug {
         ("leftover-void", PlantedBug::LeftoverVoid),
         ("superblock-before-pages", PlantedBug::SuperblockBeforePages),
         ("acknowledged-early", PlantedBug::AcknowledgedEarly),
+        ("link-before-data", PlantedBug::LinkBeforeData),
+        ("link-before-count", PlantedBug::LinkBeforeCount),
+        ("unlinked-early", PlantedBug::UnlinkedEarly),
+        ("leaf-over-durable", PlantedBug::LeafOverDurable),
+        ("leaf-busy", PlantedBug::LeafBusy),
+        ("fingerprint-stays", PlantedBug::FingerprintStays),
+        ("reclaimed-in-use", PlantedBug::ReclaimedInUse),
+        ("recount-blind", PlantedBug::RecountBlind),
     ];
 }

@@ -14,7 +14,7 @@ use onefold_block::{
         catalogue::Volume,
         geometry::SUPERBLOCKS,
         leftover,
-        page::{MapEntry, PhysicalEntry, Table, ZoneEntry},
+        page::{self, MapEntry, PageId, ReferenceEntry, Table, ZoneEntry},
     },
 };
 use onefold_core::{Disk, Pba};
@@ -70,7 +70,7 @@ fn a_store_with_everything_in_it_is_well() {
 
 fn pages_of(disk: &Arc<MemoryDisk>) -> u64 {
     let mut all = 0;
-    for table in [Table::Physical, Table::Zones, Table::Catalogue, Table::Discards] {
+    for table in [Table::References, Table::Fingerprints, Table::Zones, Table::Catalogue, Table::Discards] {
         all += pages(disk, table, 0, &root(disk, table, 0)).len();
     }
     all += (1..=10).map(|volume| pages(disk, Table::Map, volume, &root(disk, Table::Map, volume)).len()).sum::<usize>();
@@ -87,13 +87,13 @@ fn little_memory_gives_the_same_answer() {
         assert!(report.is_well(), "{:#?}", report.problems);
         assert_eq!((report.mapped_blocks, report.carriers, report.pages), (whole.mapped_blocks, whole.carriers, whole.pages));
     }
-    let (id, _) = pages(&disk, Table::Physical, 0, &root(&disk, Table::Physical, 0)).pop().unwrap();
-    let physical = forge(&disk, &root(&disk, Table::Physical, 0), id, &mut |page| {
-        let slot = (0..201).rev().find(|&slot| PhysicalEntry::get(page, slot).references > 0).unwrap();
-        let entry = PhysicalEntry::get(page, slot);
-        PhysicalEntry { references: entry.references + 1, ..entry }.set(page, slot);
+    let (id, _) = pages(&disk, Table::References, 0, &root(&disk, Table::References, 0)).pop().unwrap();
+    let references = forge(&disk, &root(&disk, Table::References, 0), id, &mut |page| {
+        let slot = (0..1008).rev().find(|&slot| ReferenceEntry::get(page, slot).references > 0).unwrap();
+        let entry = ReferenceEntry::get(page, slot);
+        ReferenceEntry { references: entry.references + 1, ..entry }.set(page, slot);
     });
-    forge_superblock(&disk, |superblock| superblock.state.physical = physical);
+    forge_superblock(&disk, |superblock| superblock.state.references = references);
     for memory in [1, 3000, 40_000, 1 << 20] {
         assert_eq!(check_within(&dynamic, memory, &mut |_| {}).unwrap().problems_found, 1);
     }
@@ -118,7 +118,8 @@ fn one_flipped_bit_in_a_superblock_or_the_zone_list_is_found() {
 fn one_flipped_bit_in_any_table_page_is_found() {
     let pending = Subject::filled().with_pending_discards();
     for disk in [Subject::filled().closed().0, pending.disk] {
-        for (table, volume) in [(Table::Map, 1), (Table::Physical, 0), (Table::Zones, 0), (Table::Catalogue, 0), (Table::Discards, 0)] {
+        for table in Table::ALL.into_iter().filter(|&table| table != Table::Index) {
+            let volume = u32::from(table == Table::Map);
             let all = pages(&disk, table, volume, &root(&disk, table, volume));
             let wanted = [all.iter().find(|page| page.0.level == 0), all.iter().find(|page| page.0.level > 0), all.last()];
             for (id, pointer) in wanted.into_iter().flatten() {
@@ -157,14 +158,14 @@ fn one_flipped_bit_in_a_carrier_is_found() {
 
 /// Physical blocks that are carriers and have references.
 fn live_carriers(disk: &Arc<MemoryDisk>) -> Vec<Pba> {
-    let leaves = pages(disk, Table::Physical, 0, &root(disk, Table::Physical, 0));
+    let leaves = pages(disk, Table::References, 0, &root(disk, Table::References, 0));
     let leaves = leaves.into_iter().filter(|page| page.0.level == 0);
     leaves
         .flat_map(|(id, pointer)| {
             let page = get(disk, pointer.address);
-            (0..201).filter_map(move |slot| {
-                let entry = PhysicalEntry::get(&page, slot);
-                (entry.references > 0 && entry.carried).then_some(Pba(id.index * 201 + slot))
+            (0..1008).filter_map(move |slot| {
+                let entry = ReferenceEntry::get(&page, slot);
+                (entry.references > 0 && entry.carried).then_some(Pba(id.index * 1008 + slot))
             })
         })
         .collect()
@@ -241,18 +242,29 @@ fn one_flipped_bit_in_the_leftover_table_is_found_and_mended() {
 #[test]
 fn tables_that_disagree_are_found() {
     let (disk, _) = Subject::filled().closed();
-    let physical = |change: fn(&mut PhysicalEntry)| {
+    let (id, pointer) = pages(&disk, Table::References, 0, &root(&disk, Table::References, 0)).pop().unwrap();
+    let page = get(&disk, pointer.address);
+    let slot = (0..1008).find(|&slot| ReferenceEntry::get(&page, slot).references > 1).unwrap();
+    let pba = Pba(id.index * 1008 + slot);
+    let references = |change: fn(&mut ReferenceEntry)| {
         let copy = copy(&disk);
-        let (id, _) = pages(&copy, Table::Physical, 0, &root(&copy, Table::Physical, 0)).pop().unwrap();
-        let mut pba = Pba(0);
-        let root = forge(&copy, &root(&copy, Table::Physical, 0), id, &mut |page| {
-            let slot = (0..201).find(|&slot| PhysicalEntry::get(page, slot).references > 1).unwrap();
-            pba = Pba(id.index * 201 + slot);
-            let mut entry = PhysicalEntry::get(page, slot);
+        let root = forge(&copy, &root(&copy, Table::References, 0), id, &mut |page| {
+            let mut entry = ReferenceEntry::get(page, slot);
             change(&mut entry);
             entry.set(page, slot);
         });
-        forge_superblock(&copy, |superblock| superblock.state.physical = root);
+        forge_superblock(&copy, |superblock| superblock.state.references = root);
+        (copy, pba)
+    };
+    let fingerprint = |byte: usize| {
+        let copy = copy(&disk);
+        let leaf = PageId { table: Table::Fingerprints, index: pba.0 / 252, ..id };
+        let root = forge(&copy, &root(&copy, Table::Fingerprints, 0), leaf, &mut |page| {
+            let mut fingerprint = page::fingerprint(page, pba.0 % 252);
+            fingerprint.0[byte] ^= 1;
+            page::set_fingerprint(page, pba.0 % 252, &fingerprint);
+        });
+        forge_superblock(&copy, |superblock| superblock.state.fingerprints = root);
         (copy, pba)
     };
     let expect = |(disk, pba): (Arc<MemoryDisk>, Pba), what: &str| {
@@ -261,11 +273,11 @@ fn tables_that_disagree_are_found() {
         assert!(text.iter().any(|line| line.contains(what) && line.contains(&pba.to_string())), "{what}: {text:?}");
         report
     };
-    expect(physical(|entry| entry.references -= 1), "too low");
-    expect(physical(|entry| entry.references += 1), "too high");
-    expect(physical(|entry| entry.fingerprint.0[3] ^= 1), "another fingerprint");
-    expect(physical(|entry| entry.carried = !entry.carried), "another kind of block");
-    let saturated = examine(&physical(|entry| entry.references = PhysicalEntry::SATURATED).0);
+    expect(references(|entry| entry.references -= 1), "too low");
+    expect(references(|entry| entry.references += 1), "too high");
+    expect(fingerprint(3), "another fingerprint");
+    expect(references(|entry| entry.carried = !entry.carried), "another kind of block");
+    let saturated = examine(&references(|entry| entry.references = ReferenceEntry::SATURATED).0);
     assert!(saturated.is_well() && saturated.saturated_blocks == 1);
 
     // A block marked free that is in use; one in use that nothing names.
@@ -308,7 +320,7 @@ fn wrong_map_entries_volumes_and_counters_are_found() {
     let (disk, _) = Subject::filled().closed();
     let texts = |disk: &Arc<MemoryDisk>| examine(disk).problems.iter().map(ToString::to_string).collect::<Vec<_>>();
     let map_page = pages(&disk, Table::Map, 1, &root(&disk, Table::Map, 1)).pop().unwrap();
-    let table_page = root(&disk, Table::Physical, 0).page.address;
+    let table_page = root(&disk, Table::References, 0).page.address;
     let map = |entry: MapEntry| {
         let copy = copy(&disk);
         let mut slot = 0;

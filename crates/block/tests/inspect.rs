@@ -57,7 +57,8 @@ fn table_pages_of_every_kind_are_shown() {
     let disk = Subject::filled().with_pending_discards().disk;
     for (table, volume, leaf_says) in [
         (Table::Map, 1, "fingerprint"),
-        (Table::Physical, 0, "references"),
+        (Table::References, 0, "references"),
+        (Table::Fingerprints, 0, "fingerprint"),
         (Table::Zones, 0, "blocks in use"),
         (Table::Catalogue, 0, "volume 1 'volume 0'"),
         (Table::Discards, 0, "become a hole"),

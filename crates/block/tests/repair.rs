@@ -16,7 +16,7 @@ use onefold_block::{
         carrier::Carrier,
         catalogue::Volume,
         geometry::SUPERBLOCKS,
-        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry},
+        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         superblock::Root,
     },
 };
@@ -52,7 +52,8 @@ fn a_flipped_bit_in_any_record_is_flipped_back() {
     for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
         let mut places: Vec<Pba> = SUPERBLOCKS.to_vec();
         places.extend(superblock(&disk).fixed.geometry.list_page(0));
-        for (kind, volume) in [(Table::Map, 1), (Table::Physical, 0), (Table::Zones, 0), (Table::Catalogue, 0)] {
+        for (kind, volume) in [(Table::Map, 1), (Table::References, 0), (Table::Fingerprints, 0), (Table::Zones, 0), (Table::Catalogue, 0)]
+        {
             let all = table(&disk, kind, volume);
             places.extend([all[0].1.address, all[1].1.address]);
         }
@@ -95,7 +96,7 @@ fn the_good_copy_restores_a_superblock_and_the_zone_list() {
 #[test]
 fn counts_and_free_space_are_rebuilt_from_the_maps() {
     for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
-        for kind in [Table::Physical, Table::Zones] {
+        for kind in [Table::References, Table::Fingerprints, Table::Zones] {
             let all = table(&disk, kind, 0);
             for (_, pointer) in [all[0], all[1], all[all.len() - 1]] {
                 let copy = copy(&disk);
@@ -106,7 +107,7 @@ fn counts_and_free_space_are_rebuilt_from_the_maps() {
         }
         // All of them at once.
         let copy = copy(&disk);
-        for kind in [Table::Physical, Table::Zones] {
+        for kind in [Table::References, Table::Fingerprints, Table::Zones] {
             table(&disk, kind, 0).iter().for_each(|(_, pointer)| smash(&copy, pointer.address));
         }
         assert_restored(&copy, &model);
@@ -132,7 +133,8 @@ fn a_damaged_index_is_dropped_since_it_can_be_made_again() {
 fn forge_table(disk: &MemoryDisk, kind: Table, id: PageId, change: &mut dyn FnMut(&mut Block)) -> Root {
     let new = forge(disk, &root(disk, kind, 0), id, change);
     forge_superblock(disk, |superblock| match kind {
-        Table::Physical => superblock.state.physical = new,
+        Table::References => superblock.state.references = new,
+        Table::Fingerprints => superblock.state.fingerprints = new,
         Table::Zones => superblock.state.zones = new,
         _ => superblock.state.catalogue = new,
     });
@@ -142,27 +144,38 @@ fn forge_table(disk: &MemoryDisk, kind: Table, id: PageId, change: &mut dyn FnMu
 #[test]
 fn tables_that_disagree_are_made_to_agree() {
     let (disk, model) = Subject::filled().closed();
-    let (id, _) = table(&disk, Table::Physical, 0).pop().unwrap();
-    let changes: [fn(&mut PhysicalEntry); 5] = [
+    let (id, pointer) = table(&disk, Table::References, 0).pop().unwrap();
+    let page = get(&disk, pointer.address);
+    let used: Vec<u64> = (0..1008).filter(|&slot| ReferenceEntry::get(&page, slot).references > 0).collect();
+    let changes: [fn(&mut ReferenceEntry); 4] = [
         |entry| entry.references -= 1,
         |entry| entry.references += 7,
-        |entry| entry.references = PhysicalEntry::SATURATED,
-        |entry| entry.fingerprint.0[0] ^= 1,
+        |entry| entry.references = ReferenceEntry::SATURATED,
         |entry| entry.carried = !entry.carried,
     ];
-    for change in changes {
-        for slots in [1, 201] {
+    for slots in [&used[..1], &used] {
+        for change in changes {
             let copy = copy(&disk);
-            forge_table(&copy, Table::Physical, id, &mut |page| {
-                let used: Vec<u64> = (0..201).filter(|&slot| PhysicalEntry::get(page, slot).references > 0).take(slots).collect();
-                for slot in used {
-                    let mut entry = PhysicalEntry::get(page, slot);
+            forge_table(&copy, Table::References, id, &mut |page| {
+                for &slot in slots {
+                    let mut entry = ReferenceEntry::get(page, slot);
                     change(&mut entry);
                     entry.set(page, slot);
                 }
             });
             assert_restored(&copy, &model);
         }
+        let copy = copy(&disk);
+        let pbas: Vec<u64> = slots.iter().map(|slot| id.index * 1008 + slot).collect();
+        let leaf = PageId { table: Table::Fingerprints, index: pbas[0] / 252, ..id };
+        forge_table(&copy, Table::Fingerprints, leaf, &mut |page| {
+            for slot in pbas.iter().filter(|pba| *pba / 252 == leaf.index).map(|pba| pba % 252) {
+                let mut fingerprint = page::fingerprint(page, slot);
+                fingerprint.0[0] ^= 1;
+                page::set_fingerprint(page, slot, &fingerprint);
+            }
+        });
+        assert_restored(&copy, &model);
     }
     let (id, _) = table(&disk, Table::Zones, 0).pop().unwrap();
     for set in [true, false] {
@@ -264,7 +277,7 @@ fn an_inner_page_of_a_map_is_put_together_again_from_its_children() {
 fn wrong_map_entries_become_errors() {
     let (disk, mut model) = Subject::filled().closed();
     let leaf = table(&disk, Table::Map, 1).pop().unwrap().0;
-    let page_block = root(&disk, Table::Physical, 0).page.address;
+    let page_block = root(&disk, Table::References, 0).page.address;
     let mut entries = vec![
         MapEntry::Block { pba: Pba(1), carried: false, prefix: 9 },
         MapEntry::Block { pba: page_block, carried: false, prefix: 9 },
@@ -318,9 +331,9 @@ fn what_can_not_be_restored_is_told_and_left() {
     assert!(!told.left.is_empty() && !told.after.is_well());
 
     let carrier = (0..disk.blocks()).map(Pba).find(|&at| {
-        let entries = table(&disk, Table::Physical, 0).into_iter().filter(|page| page.0.level == 0 && page.0.index == at.0 / 201);
+        let entries = table(&disk, Table::References, 0).into_iter().filter(|page| page.0.level == 0 && page.0.index == at.0 / 1008);
         entries.into_iter().any(|(_, pointer)| {
-            let entry = PhysicalEntry::get(&get(&disk, pointer.address), at.0 % 201);
+            let entry = ReferenceEntry::get(&get(&disk, pointer.address), at.0 % 1008);
             entry.carried && entry.references > 0
         })
     });
@@ -348,7 +361,7 @@ fn durable_windows_whose_records_are_gone_are_given_up_and_told() {
     let (disk, model) = subject.killed();
     let newest = superblock(&disk);
     let identity = identity(&newest);
-    let carriers: Vec<(Pba, u64)> = (0..disk.blocks())
+    let mut carriers: Vec<(Pba, u64)> = (0..disk.blocks())
         .map(Pba)
         .filter_map(|at| {
             let block = get(&disk, at);
@@ -356,6 +369,8 @@ fn durable_windows_whose_records_are_gone_are_given_up_and_told() {
             (header.window > newest.state.committed && header.epoch == newest.state.epoch).then_some((at, header.window.0))
         })
         .collect();
+    // Of the last window nobody tells that it was durable.
+    carriers.sort_by_key(|&(_, window)| window);
     assert!(carriers.len() >= 12);
     for &(at, window) in &carriers[..carriers.len() - 1] {
         let copy = copy(&disk);
@@ -420,7 +435,8 @@ fn an_interrupted_repair_can_be_run_again() {
         let older = (superblock(&disk).state.sequence + 1) % 2;
         smash(&disk, SUPERBLOCKS[older as usize]);
         flip(&disk, list[0], 999);
-        smash(&disk, table(&disk, Table::Physical, 0)[1].1.address);
+        smash(&disk, table(&disk, Table::References, 0)[1].1.address);
+        smash(&disk, table(&disk, Table::Fingerprints, 0)[1].1.address);
         smash(&disk, table(&disk, Table::Zones, 0)[1].1.address);
         flip(&disk, table(&disk, Table::Catalogue, 0)[0].1.address, 1234);
         let mut ended = false;

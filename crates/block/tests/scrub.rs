@@ -62,13 +62,16 @@ fn damaged_data_is_found_with_everybody_who_loses_it() {
 fn damaged_pages_are_passed_over_and_told() {
     let (disk, _) = Subject::filled().closed();
     let blocks = scrubbed(&disk).blocks;
-    let all = pages(&disk, Table::Physical, 0, &root(&disk, Table::Physical, 0));
-    flip(&disk, all[1].1.address, 4000);
-    let report = scrubbed(&disk);
-    assert!(report.unread.len() == 1 && report.blocks < blocks && report.blocks > 0, "{report:?}");
-    flip(&disk, all[0].1.address, 4000);
-    let report = scrubbed(&disk);
-    assert!(report.unread.len() == 1 && report.blocks == 0, "{report:?}");
+    for table in [Table::References, Table::Fingerprints] {
+        let disk = copy(&disk);
+        let all = pages(&disk, table, 0, &root(&disk, table, 0));
+        flip(&disk, all[1].1.address, 4000);
+        let report = scrubbed(&disk);
+        assert!(report.unread.len() == 1 && report.blocks < blocks && report.blocks > 0, "{report:?}");
+        flip(&disk, all[0].1.address, 4000);
+        let report = scrubbed(&disk);
+        assert!(!report.unread.is_empty() && report.blocks == 0, "{report:?}");
+    }
 }
 
 #[test]

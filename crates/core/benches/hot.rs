@@ -4,8 +4,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{hint::black_box, time::Instant};
+mod measure;
 
+use std::hint::black_box;
+
+use measure::measure;
 use onefold_core::{Algorithm, Block, Fingerprinter, compress::Lz4};
 
 fn blocks(n: usize, random_bytes: usize) -> Vec<Block> {
@@ -20,31 +23,19 @@ fn blocks(n: usize, random_bytes: usize) -> Vec<Block> {
     blocks
 }
 
-fn measure(name: &str, count: usize, mut work: impl FnMut()) {
-    let mut rounds: Vec<f64> = (0..11)
-        .map(|_| {
-            let begun = Instant::now();
-            work();
-            begun.elapsed().as_secs_f64() * 1e6 / count as f64
-        })
-        .collect();
-    rounds.sort_by(f64::total_cmp);
-    println!("{name:<40} {:.2} µs a block", rounds[5]);
-}
-
 fn main() {
     // More than the caches hold, so that memory counts.
     let count = 16 << 10;
     let data = blocks(count, 4096);
     for (algorithm, ..) in Algorithm::ALL {
         let printer = Fingerprinter::new(algorithm, [7; 32]);
-        measure(&format!("{algorithm}, one by one"), count, || {
+        measure(&format!("{algorithm}, one by one"), "block", count, || {
             data.iter().for_each(|block| {
                 black_box(printer.one(block));
             });
         });
         for batch in [1, 4, 8, 16, 32] {
-            measure(&format!("{algorithm}, {batch} together"), count, || {
+            measure(&format!("{algorithm}, {batch} together"), "block", count, || {
                 for batch in data.chunks(batch) {
                     let refs: Vec<&Block> = batch.iter().collect();
                     black_box(printer.many(&refs));
@@ -55,7 +46,7 @@ fn main() {
     let mut lz4 = Lz4::default();
     for random in [4096, 3277, 1000] {
         let data = blocks(1000, random);
-        measure(&format!("LZ4 of blocks with {random} random bytes"), 1000, || {
+        measure(&format!("LZ4 of blocks with {random} random bytes"), "block", 1000, || {
             data.iter().for_each(|block| {
                 black_box(lz4.compress(block, 4096).is_some());
             });

@@ -18,6 +18,12 @@ impl std::ops::Deref for Block {
     }
 }
 
+impl std::ops::DerefMut for Block {
+    fn deref_mut(&mut self) -> &mut [u8; BLOCK_BYTES] {
+        &mut self.0
+    }
+}
+
 impl Block {
     /// A block of zeroes on the heap.
     ///

@@ -1,5 +1,7 @@
 //! Checksums of metadata.
 
+use crate::{Algorithm, Block, Fingerprinter};
+
 /// 64-bit checksum of `bytes`, keyed so that bytes made by a client of one store are not taken for another's. Detects rot, tears and
 /// misdirection; where a client could forge it (carriers), [`forgery_proof`] is used instead.
 #[must_use]
@@ -19,4 +21,23 @@ pub fn forgery_proof(secret: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
 #[must_use]
 pub fn chunk_name(secret: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
     *blake3::keyed_hash(secret, bytes).as_bytes()
+}
+
+/// [`forgery_proof`] of many blocks, in their order; about twice as fast.
+#[must_use]
+pub fn forgery_proofs(secret: &[u8; 32], blocks: &[&Block]) -> Vec<[u8; 16]> {
+    Fingerprinter::new(Algorithm::Blake3, *secret).many(blocks).into_iter().map(|fingerprint| fingerprint.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_proofs_are_those_of_each() {
+        let mut blocks = Block::zeroed_vec(21);
+        blocks.iter_mut().zip(0..).for_each(|(block, n)| block.0[4000] = n);
+        let singly: Vec<[u8; 16]> = blocks.iter().map(|block| forgery_proof(&[7; 32], &block.0)).collect();
+        assert_eq!(forgery_proofs(&[7; 32], &blocks.iter().collect::<Vec<_>>()), singly);
+    }
 }

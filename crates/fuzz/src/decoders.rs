@@ -7,7 +7,7 @@ use onefold_block::{
         carrier::{self, Carrier},
         catalogue::{CatalogueChange, Discard, Volume},
         geometry::Geometry,
-        page::{self, MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry},
+        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         record::WindowNumber,
         superblock::{self, Found, Superblock},
         zone_list::Page,
@@ -106,9 +106,10 @@ pub fn map_page(data: &[u8]) {
     let identity = identity();
     let mut block = block(data);
     let number = |block: &Block, at: usize| u64::from_le_bytes(std::array::from_fn(|n| block.0[at + n]));
-    let pointer = Pointer { address: Pba(number(&block, 32)), birth: WindowNumber(number(&block, 40)), checksum: number(&block, 48) };
+    let (birth, checksum) = (WindowNumber(number(&block, 40)), number(&block, 48));
+    let pointer = Pointer { address: Pba(number(&block, 32)), birth, checksum, ..Pointer::default() };
     let id = |block: &Block, table| PageId { table, volume: number(block, 8) as u32, level: block.0[5], index: number(block, 24) };
-    for table in [Table::Map, Table::Physical, Table::Zones, Table::Catalogue, Table::Discards] {
+    for table in Table::ALL {
         let _ = page::verify(&identity, id(&block, table), &pointer, &block);
     }
     if let Some(checksum) = corrupt::repair(&identity, &mut block) {
@@ -121,9 +122,15 @@ pub fn map_page(data: &[u8]) {
             assert!(MapEntry::get(&again, slot) == Some(entry), "a map entry changes by being written");
         }
     }
-    for slot in 0..Table::Physical.per_leaf() {
-        let entry = PhysicalEntry::get(&block, slot);
-        assert!(entry.references <= PhysicalEntry::SATURATED);
+    for slot in 0..Table::References.per_leaf() {
+        let entry = ReferenceEntry::get(&block, slot);
+        assert!(entry.references <= ReferenceEntry::SATURATED);
+        let mut again = Block::zeroed();
+        entry.set(&mut again, slot);
+        assert!(ReferenceEntry::get(&again, slot) == entry, "references change by being written");
+    }
+    for slot in 0..Table::Fingerprints.per_leaf() {
+        let _ = page::fingerprint(&block, slot);
     }
     for slot in 0..Table::Zones.per_leaf() {
         assert!(ZoneEntry::get(&block, slot).used.count() <= 1024);

@@ -14,11 +14,13 @@ mod mutator;
 mod nbd;
 pub mod runner;
 mod tools;
+mod trace;
 
 pub use decoders::{carrier, map_page, superblock, zone_list};
 pub use image::{image, repaired_image};
 pub use nbd::nbd_session;
 pub use tools::tools;
+pub use trace::trace;
 
 /// A target: its name, its body, and examples to begin with.
 pub struct Target {
@@ -31,7 +33,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "carrier", body: carrier, examples: decoders::carrier_examples },
@@ -39,5 +41,6 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "image", body: image, examples: corrupt::examples },
     Target { name: "repaired_image", body: repaired_image, examples: corrupt::examples },
     Target { name: "tools", body: tools, examples: corrupt::examples },
+    Target { name: "trace", body: trace, examples: trace::examples },
     Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
 ];

@@ -8,14 +8,23 @@
 //! | [`subject`] | what is compared: a store of some scheme |
 //! | [`device`] | disks whose work takes virtual time |
 //! | [`replay`], [`sweep`] | one run, and a grid of runs |
+//! | [`crash`] | power failures at every point of a workload |
 //! | [`report`] | results as a page |
 //! | [`paper`] | the experiments of papers, measured and judged |
 //!
 //! *Invariants:* a replay is one thread, sleeps never, and gives the same figures on every machine (but for devices that are real). Equal hashes are
 //! equal bytes, and the engine is told nothing that it could not find out from them.
 
+/// What happened between two counts of the same things.
+macro_rules! between {
+    ($earlier:expr, $later:expr, $counts:ident { $($field:ident),+ $(,)? }) => {
+        $counts { $($field: $later.$field - $earlier.$field),+ }
+    };
+}
+
 mod clock;
 mod content;
+pub mod crash;
 pub mod device;
 mod medium;
 pub mod paper;

@@ -84,48 +84,43 @@ fn every_device_runs_the_engine() {
     }
 }
 
-/// ThinDedup's way of measuring, at one point.
-fn paper(pattern: Pattern, device: DeviceKind, window: usize, ratio: f64) -> Outcome {
-    let mut grid = Grid::paper(Workload { ratio, ..Workload::paper(pattern, 6000) });
+/// ThinDedup's way of measuring: one workload on one device with one window, and what else `change` says.
+fn swept(pattern: Pattern, device: DeviceKind, window: usize, blocks: u64, change: impl FnOnce(&mut Grid)) -> Vec<Outcome> {
+    let mut grid = Grid::paper(Workload::paper(pattern, blocks));
     let name = if pattern == Pattern::Random { "random" } else { "sequential" };
     grid.workloads = vec![name.parse().unwrap()];
-    grid.devices = vec![device];
-    grid.windows = vec![window];
-    let mut points = sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap();
-    points.remove(0).outcome
+    (grid.devices, grid.windows) = (vec![device], vec![window]);
+    change(&mut grid);
+    sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap().into_iter().map(|point| point.outcome).collect()
 }
 
 #[test]
 fn windows_are_served_as_the_paper_computes() {
     // Eight blocks, half of them duplicates, in 3.9 ms and 0.02 for each block written: about 2000 a second.
-    let outcome = paper(Pattern::Random, DeviceKind::SsdP, 8, 2.0);
+    let outcome = swept(Pattern::Random, DeviceKind::SsdP, 8, 6000, |_| {}).remove(0);
     assert!((outcome.throughput() - 2010.0).abs() < 20.0, "{}", outcome.throughput());
     assert_eq!((outcome.windows, outcome.write_latency.requests), (750, 6000));
     let hidden = outcome.hidden_records as f64 / outcome.records as f64;
     assert!((hidden - 0.983).abs() < 0.01, "{hidden}");
     // 32 blocks in 10.3 ms and 0.357 for each block written.
-    let outcome = paper(Pattern::Sequential, DeviceKind::HddP, 32, 2.0);
+    let outcome = swept(Pattern::Sequential, DeviceKind::HddP, 32, 6000, |_| {}).remove(0);
     assert!((outcome.throughput() - 1999.0).abs() < 40.0, "{}", outcome.throughput());
     assert!((outcome.write_latency.p50_ms - 16.01).abs() < 0.5, "{:?}", outcome.write_latency);
 }
 
 #[test]
 fn schemes_come_out_in_the_papers_order() {
-    let run = |pattern: &str, device: DeviceKind, window| {
-        let mut grid = Grid::paper(Workload::paper(Pattern::Random, 6000));
-        grid.workloads = vec![pattern.parse().unwrap()];
-        (grid.devices, grid.windows) = (vec![device], vec![window]);
-        grid.schemes = vec![Scheme::Ideal, Scheme::Thin, Scheme::Ordered, Scheme::Cow];
-        let points = sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap();
-        points.iter().map(|point| point.throughput).collect::<Vec<_>>()
+    let run = |pattern, device, window| {
+        let schemes = vec![Scheme::Ideal, Scheme::Thin, Scheme::Ordered, Scheme::Cow];
+        swept(pattern, device, window, 6000, |grid| grid.schemes = schemes).iter().map(Outcome::throughput).collect::<Vec<_>>()
     };
     for (window, text, band) in [(32, 2.73, 0.15), (64, 3.0, 0.3), (128, 2.88, 0.3)] {
-        let all = run("random", DeviceKind::HddP, window);
+        let all = run(Pattern::Random, DeviceKind::HddP, window);
         let [ideal, thin, ordered, cow] = all[..] else { panic!("{all:?}") };
-        assert!(ideal > 0.97 * thin && thin > ordered && ordered > cow, "{all:?}");
+        assert!(ideal >= thin && thin > ordered && ordered > cow, "{all:?}");
         assert!((thin / ordered - text).abs() < band, "window {window}: {}", thin / ordered);
     }
-    let all = run("sequential", DeviceKind::SsdP, 32);
+    let all = run(Pattern::Sequential, DeviceKind::SsdP, 32);
     assert!((all[1] / all[2] - 1.9).abs() < 0.1, "{all:?}");
 }
 
@@ -141,13 +136,32 @@ fn every_scheme_replays_a_trace_and_reads_it_back() {
 }
 
 #[test]
+fn each_step_of_ordermerge_writes_less_than_the_one_before() {
+    let replayed = |delay: u64, anticipation| {
+        let mut plan = plan(Scheme::OrderMerge, Persistence::Strong, DeviceKind::SsdP);
+        plan.choice.delay = std::time::Duration::from_secs(delay);
+        plan.clients = Clients { in_flight: 64, wait_for_flush: false };
+        plan.anticipation = anticipation;
+        let outcome = run(first("pgbench", 20_000), &plan);
+        assert!(outcome.verified_blocks >= outcome.live_blocks);
+        assert!(outcome.tally.in_place_blocks > outcome.tally.delayed_blocks && outcome.tally.in_place_blocks <= outcome.metadata_blocks);
+        outcome.device_blocks
+    };
+    let steps = [
+        replayed(0, Anticipation::None),
+        replayed(30, Anticipation::None),
+        replayed(30, Anticipation::Idle(std::time::Duration::from_millis(1))),
+    ];
+    assert!(steps.is_sorted_by(|one, next| one > next), "{steps:?}");
+}
+
+#[test]
 fn the_leftover_table_takes_what_finds_no_room() {
-    let mut grid = Grid::paper(Workload { ratio: 5.43, ..Workload::paper(Pattern::Random, 8000) });
-    grid.workloads = vec!["random".parse().unwrap()];
-    grid.devices = vec![DeviceKind::SsdP];
-    grid.windows = vec![8];
-    grid.choice.leftover = Leftover::Table;
-    let outcome = sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap().remove(0).outcome;
+    let outcome = swept(Pattern::Random, DeviceKind::SsdP, 8, 8000, |grid| {
+        grid.ratios = vec![5.43];
+        grid.choice.leftover = Leftover::Table;
+    })
+    .remove(0);
     let hidden = outcome.hidden_records as f64 / outcome.records as f64;
     assert!((hidden - 0.721).abs() < 0.05, "{hidden}");
     assert_eq!(outcome.tally.leftover_records + outcome.hidden_records, outcome.records);
@@ -179,9 +193,7 @@ fn warming_up_does_not_count() {
 }
 
 #[test]
-fn what_the_engine_does_not_have_is_said() {
-    let failed = |scheme, device| replay(first("srcver", 10), &plan(scheme, Persistence::Weak, device), &mut |_| {}).unwrap_err();
-    assert_eq!(failed(Scheme::OrderMerge, DeviceKind::SsdP).kind(), Kind::Unsupported);
+fn a_volume_that_its_device_is_too_small_for_is_refused() {
     let huge = Workload { volume_blocks: 1 << 30, ..Workload::paper(Pattern::Random, 10) };
     let error = replay(huge.source(), &plan(Scheme::Thin, Persistence::Weak, DeviceKind::HddM), &mut |_| {}).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidInput);

@@ -41,7 +41,7 @@ pub(crate) enum Verb {
     Inspect(inspect::Options),
     Estimate(estimate::Options),
     Cluster(cluster::Options),
-    Lab(lab::Options),
+    Lab(Box<lab::Options>),
     Man(manual::Options),
 }
 

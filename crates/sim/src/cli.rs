@@ -4,10 +4,10 @@ use std::{process::ExitCode, time::Instant};
 
 use crate::{
     disk::Fault,
-    exhaust::{exhaust, small},
+    exhaust::{exhaust, small, small_merging},
     reach::Reach,
     runner::{Config, Outcome, bugs, run_params, run_seed, run_seeds, shrink},
-    subject::Subject,
+    subject::{StoreOptions, Subject},
 };
 
 const USAGE: &str = "\
@@ -144,17 +144,16 @@ fn kept<S: Subject>(config: &Config) -> bool {
 }
 
 fn small_cases<S: Subject>(config: &Config) -> bool {
-    [false, true].into_iter().all(|in_place| small_case::<S>(config, in_place))
+    let cases = [("", small(false)), (", tables in place", small(true)), (", tables in place, ordered", small_merging())];
+    cases.into_iter().all(|(what, options)| small_case::<S>(config, what, options))
 }
 
-fn small_case<S: Subject>(config: &Config, in_place: bool) -> bool {
+fn small_case<S: Subject>(config: &Config, what: &str, mut options: StoreOptions) -> bool {
     let start = Instant::now();
-    let mut options = small(in_place);
     options.bug = config.bug;
     let tried = exhaust::<S>(&options, config.threads);
     println!(
-        "exhaustive case{}: {} crashes at {} points ({} of them in recovery), at most {} unflushed blocks ({} points sampled), {:.1} s",
-        if in_place { ", tables in place" } else { "" },
+        "exhaustive case{what}: {} crashes at {} points ({} of them in recovery), at most {} unflushed blocks ({} points sampled), {:.1} s",
         tried.cases,
         tried.points,
         tried.recovery_points,

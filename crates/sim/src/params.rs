@@ -129,7 +129,12 @@ impl Params {
         let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6400);
         let (profiles, weights): (Vec<Profile>, Vec<u32>) = PROFILES.into_iter().unzip();
         let profile = profiles[rng.weighted(&weights)];
-        let options = store_options(rng, profile);
+        let mut options = store_options(rng, profile);
+        // Of its own source, and such that the seeds that are kept stay what they were.
+        let apart = &mut Rng::new(seed ^ 0x6d65_7267_6500_0412);
+        if apart.percent(22) {
+            (options.scheme, options.delay_ms) = (3, [0, 30_000, 30_000][apart.below(3) as usize]);
+        }
         let volumes = rng.within(1, 3);
         let volume_blocks = [64, 200, 1024, 70_000, 1 << 22][rng.weighted(&[2, 2, 3, 2, 1])];
         let room = if matches!(profile, Profile::FullStore | Profile::Churn) {
@@ -138,7 +143,8 @@ impl Params {
             options.disk_blocks / [8, 5, 3, 2][rng.below(4) as usize]
         };
         // Scattered over many pages of the map, what is discarded is more than one checkpoint works through.
-        let most = if profile == Profile::Churn { 60 } else { 3 };
+        // In place, leaves stay once they are made, and are few in a small store.
+        let most = if profile == Profile::Churn && options.scheme != 3 { 60 } else { 3 };
         let spots = spots(rng, volume_blocks, (room / volumes).max(4), most);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
@@ -165,7 +171,7 @@ impl Params {
             recovery_crash: [0, 20, 50, 90][rng.weighted(&[2, 3, 3, 2])],
             depth: rng.within(1, 4),
             pace: Duration::from_micros([0, 300, 20_000, 3_000_000][rng.weighted(&[2, 3, 3, 2])]),
-            faults: faults(rng, profile, options.leftover_table || options.scheme == 1),
+            faults: faults(rng, profile, options.leftover_table || options.scheme == 1 || options.scheme == 3),
             verify_at_once: [0, 70, 100][rng.weighted(&[1, 2, 3])],
             options,
         }
@@ -245,6 +251,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         layout_split: rng.percent(20),
         leftover_table: rng.percent(25),
         scheme: rng.weighted(&[4, 1, 1]),
+        delay_ms: 0,
         grow: profile == Profile::HostFull || rng.percent(15),
         strong: rng.percent(20),
         // With the least, the index goes to disk.

@@ -15,7 +15,7 @@ use crate::{
     params::{Op, Params, Profile, churn},
     reach::Reach,
     rng::Rng,
-    subject::{Step, Subject},
+    subject::{Report, Step, Subject},
 };
 
 /// Why a life ended.
@@ -235,8 +235,14 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// On a copy of the crashed disk: recovery, close, and the verifier; sometimes on a disk that is smaller than it was.
+    /// On a copy of the crashed disk: what must hold there already; then, now and then, recovery, close, and the verifier; sometimes on a disk
+    /// that is smaller than it was.
     fn sideways(&mut self) -> Result<(), Failure> {
+        if self.disk.damage() == 0 && S::tables_hold_at_any_time(&self.params.options) {
+            let copy = VirtualDisk::from_image(self.disk.view(), self.params.options.disk_blocks, Arc::default(), Rng::new(0));
+            self.reach.hit("verifier: of what a crash left");
+            self.judge_report(S::truth(&Arc::new(copy), &self.params.options))?;
+        }
         if self.rng.percent(96) || self.disk.damage() > 0 {
             return Ok(());
         }
@@ -279,8 +285,11 @@ impl<S: Subject> Sim<S> {
     }
 
     fn verifier(&self, disk: &Arc<VirtualDisk>) -> Result<(), Failure> {
-        let report = S::check(disk, &self.params.options)
-            .map_err(|error| Failure::new(Checker::StoreCheck, format!("the verifier failed: {error:?}")))?;
+        self.judge_report(S::check(disk, &self.params.options))
+    }
+
+    fn judge_report(&self, report: Result<Report, Error>) -> Result<(), Failure> {
+        let report = report.map_err(|error| Failure::new(Checker::StoreCheck, format!("the verifier failed: {error:?}")))?;
         if let Some(problem) = report.problems.first() {
             let counts = report.problems.iter().any(|problem| problem.contains("reference") || problem.contains("count"));
             let checker = if counts { Checker::ReferenceCounts } else { Checker::StoreCheck };

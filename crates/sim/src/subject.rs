@@ -27,8 +27,11 @@ pub struct StoreOptions {
     pub layout_split: bool,
     /// Records that find no room go to tables in place.
     pub leftover_table: bool,
-    /// How records become durable: 0 in the data, 1 in place after a flush of the data, 2 by copy-on-write trees.
+    /// How records become durable: 0 in the data, 1 in place after a flush of the data, 2 by copy-on-write trees, 3 by ordered changes of the
+    /// tables themselves.
     pub scheme: usize,
+    /// With the last: how long changes that nobody waits for wait to be merged.
+    pub delay_ms: u64,
     /// Space is taken from the host zone by zone.
     pub grow: bool,
     /// Writes are acknowledged when they are durable.
@@ -200,6 +203,20 @@ pub trait Subject: Sized {
     /// # Errors
     /// It could not be verified.
     fn check(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report>;
+
+    /// True when the tables on the disk must hold after any crash, before anything is recovered: then [`truth`](Subject::truth) looks at them.
+    fn tables_hold_at_any_time(options: &StoreOptions) -> bool {
+        let _ = options;
+        false
+    }
+
+    /// Verifies the tables of a store that was not closed, as they lie there.
+    ///
+    /// # Errors
+    /// They could not be verified.
+    fn truth(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report> {
+        Self::check(disk, options)
+    }
 
     /// A block that a client could make to be taken for one of the store's own, knowing all but the secret: it may claim that
     /// `lba` of `volume` holds something else. The client is lucky enough to guess everything that it can't know.

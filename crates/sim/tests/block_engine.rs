@@ -2,7 +2,7 @@
 
 use onefold_sim::{
     engine::Thin,
-    exhaust::{exhaust, small},
+    exhaust::{exhaust, small, small_merging},
     runner::{Config, run_seed, run_seeds},
 };
 
@@ -37,8 +37,8 @@ fn the_same_seed_is_the_same_run_of_the_block_engine() {
 
 #[test]
 fn every_crash_of_the_small_case_is_survived_by_the_block_engine() {
-    for in_place in [false, true] {
-        let tried = exhaust::<Thin>(&small(in_place), 2);
+    for options in [small(false), small(true), small_merging()] {
+        let tried = exhaust::<Thin>(&options, 2);
         assert_eq!(tried.failure, None);
         assert!(tried.cases > 10_000 && tried.recovery_points > 10, "{tried:?}");
     }

@@ -8,7 +8,7 @@ use super::{
     tables::Checker,
     usage::Usage,
 };
-use crate::format::{carrier::Carrier, page::PhysicalEntry};
+use crate::format::{carrier::Carrier, page::ReferenceEntry};
 
 /// Carriers between two reports of progress.
 const CARRIERS: usize = 4096;
@@ -24,14 +24,18 @@ impl Checker<'_> {
                 let pba = self.geometry.start_of(ZoneId(zone)).plus(n as u64);
                 let place = Place::Block(pba);
                 let (table, counted) = (fact.references(), fact.counted);
+                if self.in_place {
+                    self.compare_in_place(usage, pba, facts.used.map(|used| used.get(n)), pages.get(n), (table, counted), &mut leaked);
+                    continue;
+                }
                 let is_data = table > 0 || counted > 0;
                 if is_data && fact.carried() {
                     carriers.push(pba);
                 }
                 if !usage.is_dark(pba) {
-                    if counted > table && table < PhysicalEntry::SATURATED {
+                    if counted > table && table < ReferenceEntry::SATURATED {
                         self.report.problem(place.clone(), format!("its count is {table}, too low: {counted} map entries name it"));
-                    } else if counted < table && table < PhysicalEntry::SATURATED && !self.maps_dark {
+                    } else if counted < table && table < ReferenceEntry::SATURATED && !self.maps_dark {
                         self.report.problem(place.clone(), format!("its count is {table}, too high: {counted} map entries name it"));
                     }
                 }
@@ -52,12 +56,47 @@ impl Checker<'_> {
                 && !self.pages_dark
             {
                 self.report.leaked_blocks += leaked.len() as u64;
+                if self.in_place && self.inexact {
+                    // A crash leaves such; the store finds them by itself.
+                    continue;
+                }
                 let what = format!("nothing names {} of its blocks that are in use, block {first} first: they are leaked", leaked.len());
                 self.report.problem(Place::Zone(ZoneId(zone)), what);
             }
         }
         self.stray_pages(usage);
         self.carriers(carriers, proven);
+    }
+
+    /// As [`compare`](Self::compare), for one block of a store whose leaves are written in place: a block in use counts one more than it has
+    /// links; of a free one the count means nothing; and after a crash counts may be too high.
+    fn compare_in_place(
+        &mut self,
+        usage: &Usage,
+        pba: Pba,
+        used: Option<bool>,
+        page: bool,
+        (table, counted): (u32, u32),
+        leaked: &mut Vec<Pba>,
+    ) {
+        let place = Place::Block(pba);
+        if page && (counted > 0 || table > 1) {
+            self.report.problem(place.clone(), "it holds a table page, but is named as data as well");
+        }
+        if used == Some(false) && (counted > 0 || page) {
+            self.report.problem(place.clone(), "it is in use, but free in the zone table");
+        }
+        if page || used == Some(false) || usage.is_dark(pba) {
+            return;
+        }
+        if counted > 0 && table <= counted && table < ReferenceEntry::SATURATED {
+            self.report.problem(place, format!("its count is {table}, too low: {counted} map entries name it, and its fingerprint"));
+        } else if self.maps_dark || used.is_none() && !self.inexact {
+        } else if counted == 0 && (used == Some(true) || table > 0) {
+            leaked.push(pba);
+        } else if table > counted + 1 && table < ReferenceEntry::SATURATED && !self.inexact {
+            self.report.problem(place, format!("its count is {table}, too high: {counted} map entries name it, and its fingerprint"));
+        }
     }
 
     /// Pages in zones that are free as a whole.

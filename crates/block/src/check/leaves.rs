@@ -59,25 +59,26 @@ impl Leaves {
         if wanted.is_empty() {
             return None;
         }
-        if let Ok(found) = engine.pages.leaves(self.table, self.volume, root, &wanted, false) {
-            return Some(
-                wanted.into_iter().zip(found).filter_map(|(leaf, found)| found.map(|(pointer, page)| (leaf, pointer, page))).collect(),
-            );
-        }
-        let mut found = Vec::new();
-        for index in wanted {
-            match engine.pages.leaf(self.table, self.volume, root, index) {
-                Ok(Some((pointer, page))) => found.push((index, pointer, page)),
-                Ok(None) => {}
-                Err(e) if unread.len() < UNREAD_MAX => {
-                    let id = PageId { table: self.table, volume: self.volume, level: 0, index };
-                    unread.push(format!("{}: {e}", Named(id)));
-                }
-                Err(_) => {}
-            }
-        }
-        Some(found)
+        Some(read(engine, self.table, self.volume, root, &wanted, unread))
     }
+}
+
+/// Those of the leaves `wanted` (rising) that can be read.
+pub(crate) fn read(engine: &Engine, table: Table, volume: u32, root: &Root, wanted: &[u64], unread: &mut Vec<String>) -> Vec<Leaf> {
+    if let Ok(found) = engine.pages.leaves(table, volume, root, wanted, false) {
+        let found = wanted.iter().zip(found);
+        return found.filter_map(|(&leaf, found)| found.map(|(pointer, page)| (leaf, pointer, page))).collect();
+    }
+    let mut found = Vec::new();
+    for &index in wanted {
+        match engine.pages.leaf(table, volume, root, index) {
+            Ok(Some((pointer, page))) => found.push((index, pointer, page)),
+            Ok(None) => {}
+            Err(e) if unread.len() < UNREAD_MAX => unread.push(format!("{}: {e}", Named(PageId { table, volume, level: 0, index }))),
+            Err(_) => {}
+        }
+    }
+    found
 }
 
 impl Engine {

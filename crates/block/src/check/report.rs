@@ -185,7 +185,8 @@ impl fmt::Display for Named {
 pub(crate) fn table_name(table: Table) -> &'static str {
     match table {
         Table::Map => "map",
-        Table::Physical => "physical table",
+        Table::References => "table of references",
+        Table::Fingerprints => "table of fingerprints",
         Table::Zones => "zone table",
         Table::Catalogue => "catalogue",
         Table::Discards => "table of discards",

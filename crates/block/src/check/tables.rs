@@ -1,9 +1,9 @@
 //! The structured tables of a checkpoint: every page, every entry, and whether they agree with each other.
 //!
 //! 1. Catalogue and pending discards, whole.
-//! 2. Physical table and zone table: every page, and what an entry can show alone.
-//! 3. For one stretch of zones after the other, as many as memory allows: bitmaps and counts are loaded, all maps walked and counted, then
-//!    each block is compared (`compare.rs`), and its carriers are read.
+//! 2. Tables of references, fingerprints and zones: every page, and what an entry can show alone.
+//! 3. For one stretch of zones after the other, as many as memory allows: bitmaps, counts and fingerprints are loaded, all maps walked and
+//!    counted, then each block is compared (`compare.rs`), and its carriers are read.
 //!
 //! Nothing is written and nothing is believed: a damaged page is reported once, and what it would have told is left out of judgement, so
 //! that one flipped bit gives one problem and not a thousand.
@@ -22,7 +22,7 @@ use crate::{
         Identity,
         catalogue::Volume,
         geometry::Geometry,
-        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry, body},
+        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry, body},
         record::WindowNumber,
         superblock::{Root, State, Superblock},
     },
@@ -57,6 +57,10 @@ pub(crate) struct Checker<'a> {
     /// Stretches of zones whose blocks were compared together.
     pub(crate) stretches: Vec<Range<u64>>,
     read: u64,
+    /// Leaves are written in place: counts include the fingerprint's own reference, and change between checkpoints.
+    pub(crate) in_place: bool,
+    /// Counts may be too high.
+    pub(crate) inexact: bool,
 }
 
 /// Sees every leaf of one kind.
@@ -127,16 +131,25 @@ impl<'a> Checker<'a> {
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
             read: 0,
+            in_place: superblock.fixed.writes_in_place(),
+            inexact: superblock.state.inexact || !superblock.state.clean,
         }
     }
 
     /// Checks all tables; carriers for which `proven` is true are not read. Uses about `memory` bytes.
     pub(crate) fn run(&mut self, memory: u64, proven: &mut dyn FnMut(Pba) -> bool) {
         (self.report.leaked_blocks, self.report.carriers, self.report.lost_addresses) = (0, 0, 0);
+        // In place, a fingerprint may not be written yet, or may have been lost in a crash.
+        self.dark.may_lack = self.in_place;
+        if self.in_place && !self.state.clean {
+            // Since the checkpoint, blocks came into use that the zone table has as free.
+            self.dark.zones.push(0..u64::MAX);
+        }
         self.catalogue();
         self.pending();
         self.index();
-        self.physical();
+        self.references();
+        self.walk(Table::Fingerprints, 0, &self.state.fingerprints, None, &mut |_, _, _, _| {});
         self.stretches = self.zones((memory / (FACT_BYTES * self.geometry.zone_blocks)).max(1));
         for n in 0..self.stretches.len() {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
@@ -159,7 +172,7 @@ impl<'a> Checker<'a> {
         let reach = leaves_below(id).start.saturating_mul(id.table.per_leaf());
         let limit = match id.table {
             Table::Map => Lba::MAX.0 + 1,
-            Table::Physical => self.geometry.blocks(),
+            Table::References | Table::Fingerprints => self.geometry.blocks(),
             Table::Zones => self.geometry.zones,
             Table::Catalogue => u64::from(self.state.volumes),
             Table::Discards => u64::from(self.state.discards),
@@ -176,14 +189,30 @@ impl<'a> Checker<'a> {
             "its block belongs to another page as well"
         } else {
             if pointer.birth > parent {
-                self.report.problem(place, format!("it is of window {}, newer than window {parent} of what names it", pointer.birth));
+                self.report
+                    .problem(place.clone(), format!("it is of window {}, newer than window {parent} of what names it", pointer.birth));
             }
             self.pages.insert(pointer.address);
+            if pointer.is_in_place() && !(self.geometry.holds(pointer.twin) && self.pages.insert(pointer.twin)) {
+                self.report.problem(place, "its second place lies outside of the zones, or belongs to another page as well");
+                self.darken(id);
+                return false;
+            }
             return true;
         };
         self.report.problem(place, wrong);
         self.darken(id);
         false
+    }
+
+    /// True when a block may hold data.
+    fn may_hold(&self, pba: Pba) -> bool {
+        self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.zones_in_use()
+    }
+
+    /// Zones below this one may be in use: of leaves in place, those opened since the checkpoint as well.
+    fn zones_in_use(&self) -> u64 {
+        if self.in_place && !self.state.clean { self.geometry.zones } else { self.state.high_water }
     }
 
     /// Leaves out of judgement what a page would have told.
@@ -195,7 +224,8 @@ impl<'a> Checker<'a> {
         match id.table {
             Table::Map => self.maps_dark = true,
             Table::Catalogue => (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true),
-            Table::Physical => self.dark.blocks.push(entries),
+            Table::References => self.dark.references.push(entries),
+            Table::Fingerprints => self.dark.fingerprints.push(entries),
             Table::Zones => self.dark.zones.push(entries),
             Table::Discards => self.catalogue_dark = true,
             Table::Index => self.index_dark = true,
@@ -227,26 +257,26 @@ impl<'a> Checker<'a> {
         });
     }
 
-    /// The physical table: what an entry shows alone.
-    fn physical(&mut self) {
+    /// The table of references: what an entry shows alone.
+    fn references(&mut self) {
         let mut live = 0;
         let mut saturated = 0;
-        self.walk(Table::Physical, 0, &self.state.physical, None, &mut |checker, id, _, page| {
-            for slot in 0..Table::Physical.per_leaf() {
-                let pba = Pba(id.index * Table::Physical.per_leaf() + slot);
-                let entry = PhysicalEntry::get(page, slot);
+        self.walk(Table::References, 0, &self.state.references, None, &mut |checker, id, _, page| {
+            for slot in 0..Table::References.per_leaf() {
+                let pba = Pba(id.index * Table::References.per_leaf() + slot);
+                let entry = ReferenceEntry::get(page, slot);
                 if entry.references == 0 {
                     continue;
                 }
                 live += 1;
-                saturated += u64::from(entry.references == PhysicalEntry::SATURATED);
-                if !checker.geometry.holds(pba) || checker.geometry.zone_of(pba).0 >= checker.state.high_water {
+                saturated += u64::from(entry.references == ReferenceEntry::SATURATED);
+                if !checker.may_hold(pba) {
                     let what = format!("it has {} references, but lies where no data can be", entry.references);
                     checker.report.problem(Place::Block(pba), what);
                 }
             }
         });
-        if self.dark.blocks.is_empty() && live != self.state.live_blocks {
+        if self.dark.references.is_empty() && live != self.state.live_blocks && !self.in_place {
             let what = format!("it counts {} blocks with references, but there are {live}", self.state.live_blocks);
             self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
         }
@@ -258,7 +288,7 @@ impl<'a> Checker<'a> {
     fn zones(&mut self, most: u64) -> Vec<Range<u64>> {
         let (mut used, mut in_use) = (0, 0);
         let mut starts = vec![0];
-        let last = self.state.high_water;
+        let last = self.zones_in_use();
         self.walk(Table::Zones, 0, &self.state.zones, None, &mut |checker, id, pointer, page| {
             for slot in 0..Table::Zones.per_leaf() {
                 let zone = ZoneId(id.index * Table::Zones.per_leaf() + slot);
@@ -309,30 +339,19 @@ impl<'a> Checker<'a> {
             0,
             &self.state.zones,
             Some(stretch.start / per_leaf..stretch.end.div_ceil(per_leaf)),
-            &mut |_, id, _, page| {
-                for slot in 0..per_leaf {
+            &mut |checker, id, _, page| {
+                for slot in (0..per_leaf).filter(|_| !checker.in_place || checker.state.clean) {
                     usage.zone(ZoneId(id.index * per_leaf + slot), ZoneEntry::get(page, slot).used);
                 }
             },
         );
-        let per_leaf = Table::Physical.per_leaf();
-        let blocks = stretch.start * self.geometry.zone_blocks..stretch.end * self.geometry.zone_blocks;
-        self.walk(
-            Table::Physical,
-            0,
-            &self.state.physical,
-            Some(blocks.start / per_leaf..blocks.end.div_ceil(per_leaf)),
-            &mut |checker, id, _, page| {
-                for slot in 0..per_leaf {
-                    let pba = Pba(id.index * per_leaf + slot);
-                    let entry = PhysicalEntry::get(page, slot);
-                    if entry.references > 0 && blocks.contains(&pba.0) && !usage.physical(pba, &entry) {
-                        let what = format!("it has {} references, but is free in the zone table", entry.references);
-                        checker.report.problem(Place::Block(pba), what);
-                    }
-                }
-            },
-        );
+        self.load_blocks(&mut usage, |checker, pba, references| {
+            if checker.in_place && references == 1 {
+                return;
+            }
+            let what = format!("it has {references} references, but is free in the zone table");
+            checker.report.problem(Place::Block(pba), what);
+        });
         let mut mapped = 0;
         for n in 0..self.volumes.len() {
             let (id, blocks, map) = (self.volumes[n].id, self.volumes[n].blocks, self.volumes[n].map);
@@ -341,13 +360,38 @@ impl<'a> Checker<'a> {
             });
         }
         if first {
-            if !self.maps_dark && mapped != self.state.mapped_blocks {
+            if !self.maps_dark && mapped != self.state.mapped_blocks && !self.in_place {
                 let what = format!("it counts {} mapped blocks, but there are {mapped}", self.state.mapped_blocks);
                 self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
             }
             self.report.mapped_blocks = mapped;
         }
         self.compare(&usage, proven);
+    }
+
+    /// Notes what the tables say of the blocks of a stretch; `stray` gets those with references in zones that are free as a whole.
+    pub(crate) fn load_blocks(&mut self, usage: &mut Usage, mut stray: impl FnMut(&mut Checker<'a>, Pba, u32)) {
+        let blocks = usage.stretch.start * self.geometry.zone_blocks..usage.stretch.end * self.geometry.zone_blocks;
+        let leaves = |per_leaf: u64| Some(blocks.start / per_leaf..blocks.end.div_ceil(per_leaf));
+        let within = |id: PageId| {
+            let first = id.index * id.table.per_leaf();
+            (0..id.table.per_leaf()).map(move |slot| (slot, Pba(first + slot))).filter(|(_, pba)| blocks.contains(&pba.0))
+        };
+        let wanted = leaves(Table::References.per_leaf());
+        self.walk(Table::References, 0, &self.state.references, wanted, &mut |checker, id, _, page| {
+            for (slot, pba) in within(id) {
+                let entry = ReferenceEntry::get(page, slot);
+                if entry.references > 0 && !usage.references(pba, &entry) {
+                    stray(checker, pba, entry.references);
+                }
+            }
+        });
+        let wanted = leaves(Table::Fingerprints.per_leaf());
+        self.walk(Table::Fingerprints, 0, &self.state.fingerprints, wanted, &mut |_, id, _, page| {
+            for (slot, pba) in within(id) {
+                usage.fingerprint(pba, &page::fingerprint(page, slot));
+            }
+        });
     }
 
     /// The entries of a map leaf. Returns how many name blocks.
@@ -367,7 +411,7 @@ impl<'a> Checker<'a> {
                     self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
                     let MapEntry::Block { pba, .. } = entry else { continue };
                     mapped += 1;
-                    if !self.geometry.holds(pba) || self.geometry.zone_of(pba).0 >= self.state.high_water {
+                    if !self.may_hold(pba) {
                         if first {
                             self.report.problem(place, format!("its map entry names block {pba}, which holds no data"));
                         }
@@ -377,7 +421,7 @@ impl<'a> Checker<'a> {
                         Named::Agrees | Named::Elsewhere => {}
                         Named::Free => self.report.problem(place, format!("its map entry names block {pba}, which is free")),
                         Named::Differs(what) => {
-                            self.report.problem(place, format!("its map entry has {what} than the physical table has for block {pba}"));
+                            self.report.problem(place, format!("its map entry has {what} than the tables have for block {pba}"));
                         }
                     }
                 }

@@ -5,12 +5,12 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use onefold_core::{Pba, ZoneId};
+use onefold_core::{Fingerprint, Pba, ZoneId};
 
 use crate::{
     format::{
         geometry::Geometry,
-        page::{MapEntry, PhysicalEntry},
+        page::{MapEntry, ReferenceEntry},
     },
     place::bitmap::ZoneBitmap,
 };
@@ -71,17 +71,16 @@ pub(crate) struct Fact {
 }
 
 impl Fact {
-    /// What the physical table counts.
+    /// What the table of references counts.
     pub(crate) fn references(&self) -> u32 {
-        self.table & PhysicalEntry::SATURATED
+        self.table & ReferenceEntry::SATURATED
     }
 
     pub(crate) fn carried(&self) -> bool {
         self.table >> 31 != 0
     }
 
-    fn set(&mut self, prefix: u64, references: u32, carried: bool) {
-        self.prefix = prefix;
+    fn set(&mut self, references: u32, carried: bool) {
         self.table = references | u32::from(carried) << 31;
     }
 }
@@ -102,13 +101,13 @@ impl ZoneFacts {
 
 /// What a map entry turned out to be.
 pub(crate) enum Named {
-    /// As the physical table has it, as far as that can be told.
+    /// As the tables have it, as far as that can be told.
     Agrees,
     /// Its block is in another stretch.
     Elsewhere,
     /// Its block is free.
     Free,
-    /// The physical table says otherwise.
+    /// The tables say otherwise.
     Differs(&'static str),
 }
 
@@ -125,8 +124,12 @@ pub(crate) struct Usage {
 pub(crate) struct Dark {
     /// Zones whose bitmap can't be read.
     pub(crate) zones: Vec<Range<u64>>,
-    /// Blocks whose fingerprint and count can't be read.
-    pub(crate) blocks: Vec<Range<u64>>,
+    /// Blocks whose count can't be read.
+    pub(crate) references: Vec<Range<u64>>,
+    /// Blocks whose fingerprint can't be read.
+    pub(crate) fingerprints: Vec<Range<u64>>,
+    /// Any fingerprint may be missing, which reads as zeroes.
+    pub(crate) may_lack: bool,
 }
 
 fn within(ranges: &[Range<u64>], n: u64) -> bool {
@@ -140,14 +143,19 @@ impl Usage {
     }
 
     /// For counting alone: no zone is taken for free.
-    pub(crate) fn counting(geometry: Geometry, stretch: Range<u64>) -> Usage {
+    pub(crate) fn counting(geometry: Geometry, stretch: Range<u64>, dark: &Dark) -> Usage {
         let everything = 0..u64::MAX;
-        Usage::new(geometry, stretch, Dark { zones: Vec::from([everything]), blocks: Vec::new() })
+        Usage::new(geometry, stretch, Dark { zones: Vec::from([everything]), ..dark.clone() })
     }
 
-    /// True when the physical table can't tell of a block.
+    /// True when the table of references can't tell of a block.
     pub(crate) fn is_dark(&self, pba: Pba) -> bool {
-        within(&self.dark.blocks, pba.0)
+        within(&self.dark.references, pba.0)
+    }
+
+    /// True when the table of fingerprints can't tell of a block.
+    pub(crate) fn is_unknown(&self, pba: Pba) -> bool {
+        within(&self.dark.fingerprints, pba.0)
     }
 
     /// True when the zone table can't tell of a zone.
@@ -174,12 +182,19 @@ impl Usage {
         self.zones.get_mut(&zone)
     }
 
-    /// Notes what the physical table says of a block; false when its zone is free as a whole.
-    pub(crate) fn physical(&mut self, pba: Pba, entry: &PhysicalEntry) -> bool {
+    /// Notes what the table of references says of a block; false when its zone is free as a whole.
+    pub(crate) fn references(&mut self, pba: Pba, entry: &ReferenceEntry) -> bool {
         let offset = self.geometry.offset_of(pba);
         let Some(zone) = self.facts(pba) else { return false };
-        zone.blocks[offset].set(entry.fingerprint.prefix(), entry.references, entry.carried);
+        zone.blocks[offset].set(entry.references, entry.carried);
         true
+    }
+
+    /// Notes the fingerprint of a block; references come first, as without them it means nothing.
+    pub(crate) fn fingerprint(&mut self, pba: Pba, fingerprint: &Fingerprint) {
+        let offset = self.geometry.offset_of(pba);
+        let fact = self.zones.get_mut(&self.geometry.zone_of(pba).0).map(|zone| &mut zone.blocks[offset]);
+        fact.into_iter().filter(|fact| fact.references() > 0).for_each(|fact| fact.prefix = fingerprint.prefix());
     }
 
     /// Counts a map entry, and compares it.
@@ -188,17 +203,22 @@ impl Usage {
         if !self.stretch.contains(&self.geometry.zone_of(pba).0) {
             return Named::Elsewhere;
         }
-        let offset = self.geometry.offset_of(pba);
+        let (offset, unknown, may_lack) = (self.geometry.offset_of(pba), self.is_unknown(pba), self.dark.may_lack);
         let Some(zone) = self.facts(pba) else { return Named::Free };
         let fact = &mut zone.blocks[offset];
         fact.counted = fact.counted.saturating_add(1);
         if zone.used.is_some_and(|used| !used.get(offset)) {
             return Named::Free;
         }
-        if fact.references() == 0 && fact.counted == 1 {
-            // Of a block that nobody can tell of, the first map entry is believed.
-            fact.set(prefix, 0, carried);
-            return Named::Agrees;
+        // Of a block that nobody can tell of, the first map entry is believed.
+        if fact.counted == 1 && fact.references() == 0 {
+            fact.set(0, carried);
+            fact.prefix = prefix;
+        } else if fact.counted == 1 && unknown {
+            fact.prefix = prefix;
+        }
+        if fact.prefix == 0 && may_lack {
+            fact.prefix = prefix;
         }
         if fact.prefix != prefix {
             return Named::Differs("another fingerprint");

@@ -67,10 +67,29 @@ impl Engine {
         let small = all(volumes, Table::Catalogue) + all(ranges, Table::Discards);
         // Each record may raise one count and lower another, and its own block may turn out to be needless; so may all in one leaf of the map.
         let leaf = 1 + Table::Map.per_leaf();
-        let physical = tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::Physical.per_leaf()));
-        let pages = map + small + physical + CHANGE_PAGES;
+        if self.in_place() {
+            // Leaves that do not exist are made twice; those that do are not written.
+            let pages = 2 * map + small + self.block_pages_ahead(state) + 2 * CHANGE_PAGES;
+            let blocks = 2 * records + leaf + 2 * pages + overlay.unlinked.len() as u64 + state.deferred as u64;
+            return pages + tree_pages(blocks, geometry.zones.div_ceil(Table::Zones.per_leaf()));
+        }
+        let references = tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::References.per_leaf()));
+        // It stores one block, or brings one back.
+        let fingerprints = tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
+        let pages = map + small + references + fingerprints + CHANGE_PAGES;
         // What the pages of the zone table change, its pages hold as well.
         pages + tree_pages(2 * records + leaf + 2 * pages, geometry.zones.div_ceil(Table::Zones.per_leaf()))
+    }
+
+    /// Leaves of references and fingerprints that are still to be made for zones in use and those that are opened next, and the pages above.
+    fn block_pages_ahead(&self, state: &State) -> u64 {
+        let geometry = &self.fixed.geometry;
+        let ahead = 3 * geometry.zone_blocks + self.settings.unflushed_blocks as u64;
+        let of_table = |(table, have): (Table, u64)| {
+            let missing = self.block_leaves_wanted(state, table, ahead).saturating_sub(have);
+            missing + tree_pages(missing, geometry.blocks().div_ceil(table.per_leaf()))
+        };
+        [Table::References, Table::Fingerprints].into_iter().zip(state.block_leaves).map(of_table).sum()
     }
 
     /// Pages that the checkpoints to come write at most, when `more` records join.
@@ -98,8 +117,8 @@ impl Engine {
     /// How many leaves of the map a checkpoint may work through for pending discards: one always has room.
     pub(crate) fn discard_leaves(&self, state: &State) -> usize {
         let spare = state.allocator.free().saturating_sub(self.to_place(state, 0) + self.pages_ahead(state, 0));
-        let physical = self.fixed.geometry.blocks().div_ceil(Table::Physical.per_leaf());
-        let each = 2 + physical.min(Table::Map.per_leaf());
+        let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+        let each = 2 + references.min(Table::Map.per_leaf());
         1 + (spare / each).min(DISCARD_LEAVES) as usize
     }
 

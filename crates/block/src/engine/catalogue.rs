@@ -93,6 +93,7 @@ impl Engine {
         state.next_volume += 1;
         state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks });
         let ticket = self.record(&mut state, CatalogueChange::Create { id, name: name.to_owned(), blocks });
+        self.end_change(&mut state);
         Ok((id, ticket))
     }
 
@@ -112,6 +113,7 @@ impl Engine {
         if blocks < before {
             state.punch(id, blocks, before, false);
         }
+        self.end_change(&mut state);
         Ok(ticket)
     }
 
@@ -129,7 +131,9 @@ impl Engine {
         if let Some(volume) = state.volumes.get_mut(&id) {
             volume.name = name.to_owned();
         }
-        Ok(self.record(&mut state, CatalogueChange::Rename { id, name: name.to_owned() }))
+        let ticket = self.record(&mut state, CatalogueChange::Rename { id, name: name.to_owned() });
+        self.end_change(&mut state);
+        Ok(ticket)
     }
 
     /// Deletes a volume; its blocks become free in the background.
@@ -143,7 +147,15 @@ impl Engine {
         state.volumes.remove(&id);
         let ticket = self.record(&mut state, CatalogueChange::Delete { id });
         state.punch(id, 0, blocks, false);
+        self.end_change(&mut state);
         Ok(ticket)
+    }
+
+    /// With leaves in place, what comes after a change of the catalogue needs the checkpoint that carries it out: it goes into the next window.
+    fn end_change(&self, state: &mut State) {
+        if self.in_place() {
+            state.close();
+        }
     }
 
     /// Puts a change into the open window. A window holds few changes of the catalogue: each takes a carrier of its own.

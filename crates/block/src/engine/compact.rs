@@ -15,7 +15,7 @@ use crate::{
     counters::add,
     engine::admission::{Admission, Purpose},
     format::{
-        page::{MapEntry, PhysicalEntry, Table},
+        page::{MapEntry, ReferenceEntry, Table},
         superblock::Root,
     },
 };
@@ -99,14 +99,10 @@ impl Engine {
         }
         let blocks: Vec<(Lba, Pba)> = runs.into_iter().filter(|run| run.len() < BLOCKS_A_RUN).flatten().collect();
         // Shared blocks stay where they are: others want them there.
-        let per_leaf = Table::Physical.per_leaf();
-        let mut leaves: Vec<u64> = blocks.iter().map(|(_, pba)| pba.0 / per_leaf).collect();
-        leaves.sort_unstable();
-        leaves.dedup();
-        let pages = self.pages.leaves(Table::Physical, 0, &snapshot.state.physical, &leaves, true)?;
+        let pbas = blocks.iter().map(|(_, pba)| pba.0);
+        let references = self.pages.holding(Table::References, 0, &snapshot.state.references, pbas)?;
         let alone = |pba: Pba| {
-            let at = leaves.partition_point(|&leaf| leaf < pba.0 / per_leaf);
-            pages[at].as_ref().is_some_and(|(_, page)| PhysicalEntry::get(page, pba.0 % per_leaf).references == 1)
+            references.get(pba.0).is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references == 1 + self.own_references())
         };
         let movable: Vec<Lba> = blocks.iter().filter(|&&(_, pba)| alone(pba)).map(|&(lba, _)| lba).collect();
         // Not worth it when most of the runs stay.

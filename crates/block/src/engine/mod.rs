@@ -4,7 +4,7 @@
 //! (`checkpoint/`) carry published records into the tables. Each step is a method, so that the simulator owns the schedule and
 //! [`crate::Store`] runs the same steps from threads.
 //!
-//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`, `settling`, `state`, `index`. `state` is held for memory
+//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`, `settling`, `merging`, `state`, `index`. `state` is held for memory
 //! work and, rarely, for reading a page of the zone table; never for writes and flushes.
 
 mod admission;
@@ -44,7 +44,7 @@ use crate::{
     overlay::Overlay,
     place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
     reached::{Branch, Reached},
-    scheme::Scheme,
+    scheme::{Scheme, ordermerge::Merger},
     settings::Settings,
     table::Pages,
     window::{PIECE_BLOCKS, Plan, Window, ranges::Ranges},
@@ -52,6 +52,8 @@ use crate::{
 
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
+pub(crate) use checkpoint::{Build, Checkpointer};
+pub(crate) use persist::{list_refs, list_runs};
 pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
 pub use tidy::Leisure;
@@ -71,6 +73,8 @@ pub(crate) enum Stage {
     Prepared,
     Writing,
     Written,
+    /// With leaves in place: its links are written, too.
+    Linked,
 }
 
 /// A closed window whose records are not published.
@@ -78,6 +82,8 @@ pub(crate) struct Flight {
     pub(crate) window: Arc<Window>,
     pub(crate) plan: Option<Arc<Plan>>,
     pub(crate) stage: Stage,
+    /// The last flush that began before it was written; with leaves in place.
+    pub(crate) written_before: u64,
 }
 
 /// What the lock protects.
@@ -116,6 +122,12 @@ pub(crate) struct State {
     pub(crate) flushes_done: u64,
     /// A checkpoint is durable, and what it does not need is about to be made free.
     pub(crate) releasing: bool,
+    /// With leaves in place: a window waits for leaves that do not exist.
+    pub(crate) leaves_wanted: bool,
+    /// Likewise: a recount has found all counts that were too high after a crash.
+    pub(crate) exact: bool,
+    /// Likewise: leaves of references and of fingerprints that exist, the first ones.
+    pub(crate) block_leaves: [u64; 2],
     /// How often blocks were made free: what was known of blocks before may be wrong after.
     pub(crate) releases: u64,
     pub(crate) pool: Vec<Vec<Block>>,
@@ -134,13 +146,14 @@ pub struct Engine {
     pub(crate) index: Mutex<Index>,
     pub(crate) preparing: Mutex<prepare::Preparer>,
     pub(crate) settling: Mutex<()>,
+    pub(crate) merging: Mutex<Merger>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
     pub(crate) compacting: Mutex<compact::Compactor>,
     /// Windows whose loss was accepted at opening.
     pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
     pub(crate) reached: Reached,
-    /// The next leaf of the physical table that the index may not know; `u64::MAX` when it knows all.
+    /// The next leaf of fingerprints that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
     /// The next page of the index on disk that the filter may not know.
     pub(crate) filter_cursor: std::sync::atomic::AtomicU64,

@@ -28,6 +28,9 @@ impl Engine {
     /// # Errors
     /// The first failed write stops all writes.
     pub fn write_window(&self) -> Result<bool> {
+        if self.in_place() {
+            return self.write_counted();
+        }
         let Some((window, plan, due)) = self.take_prepared() else { return Ok(false) };
         let blocks = plan.blocks(&window);
         let mut runs = if self.scheme.records() == Records::AfterData {
@@ -71,7 +74,7 @@ impl Engine {
     /// # Errors
     /// As [`write_window`](Self::write_window).
     pub fn write_window_durably(&self) -> Result<bool> {
-        if matches!(self.scheme.records(), Records::AfterData | Records::ByCheckpoint) {
+        if matches!(self.scheme.records(), Records::AfterData | Records::ByCheckpoint | Records::InPlace) {
             return Ok(false);
         }
         let _settling = self.settling.lock();
@@ -115,12 +118,18 @@ impl Engine {
     /// # Errors
     /// A failed flush stops all writes; it is never tried again.
     pub fn settle(&self) -> Result<bool> {
+        if self.in_place() {
+            return self.settle_merged();
+        }
         let settled = self.flush_and_publish()?;
         Ok(if self.scheme.records() == Records::ByCheckpoint { self.commit_by_checkpoint()? || settled } else { settled })
     }
 
     /// One flush, then the windows that were written before it are published.
     pub(crate) fn flush_and_publish(&self) -> Result<bool> {
+        if self.in_place() {
+            return self.flush_merged();
+        }
         let _settling = self.settling.lock();
         let target = {
             let mut state = self.state.lock();
@@ -158,19 +167,28 @@ impl Engine {
     /// `Stopped`.
     pub fn flush(&self) -> Result<()> {
         self.close_window();
-        while self.prepare_window()? {}
-        let single = self.state.lock().flights.len() == 1;
-        if !(single && self.write_window_durably()?) {
-            while self.write_window()? {}
+        let newest = self.newest();
+        loop {
+            while self.prepare_window()? {}
+            let single = self.state.lock().flights.len() == 1;
+            if !(single && self.write_window_durably()?) {
+                while self.write_window()? {}
+            }
+            // A window may wait for what a checkpoint makes; the others need one round.
+            if !self.settle()? || !self.in_place() || self.durable() >= newest {
+                return Ok(());
+            }
         }
-        self.settle()?;
-        Ok(())
     }
 
     /// Makes due pages of the zone list durable at once, when zones ran out before a window could carry them.
     pub(crate) fn flush_zone_list(&self) -> Result<()> {
         self.write_zone_list()?;
-        self.settle()?;
+        if self.in_place() {
+            self.flush_merged()?
+        } else {
+            self.settle()?
+        };
         Ok(())
     }
 
@@ -235,11 +253,11 @@ impl Engine {
     }
 
     /// Publishes the windows up to `target`, which are durable.
-    fn publish_through(&self, state: &mut State, target: WindowNumber) {
+    pub(crate) fn publish_through(&self, state: &mut State, target: WindowNumber) {
         if self.settings.has(PlantedBug::OutOfOrder) {
             state.durable = state.durable.max(target);
         }
-        while state.flights.front().is_some_and(|flight| flight.window.number <= target && flight.stage == Stage::Written) {
+        while state.flights.front().is_some_and(|flight| flight.window.number <= target && flight.stage >= Stage::Written) {
             let Some(Flight { window, plan: Some(plan), .. }) = state.flights.pop_front() else { break };
             for record in &plan.records {
                 state.active.publish(record);
@@ -256,7 +274,12 @@ impl Engine {
             add(&self.counters.duplicate_blocks, plan.duplicates);
             state.recycle(window, self.settings.pool_blocks());
         }
-        if self.scheme.records() != Records::ByCheckpoint || self.settings.has(PlantedBug::AcknowledgedEarly) {
+        let by_checkpoint = match self.scheme.records() {
+            Records::ByCheckpoint => true,
+            Records::InPlace => state.catalogue_waits(),
+            _ => false,
+        };
+        if !by_checkpoint || self.settings.has(PlantedBug::AcknowledgedEarly) {
             state.acknowledged = state.durable;
         }
     }
@@ -264,16 +287,25 @@ impl Engine {
 
 impl State {
     fn mark_written(&mut self, number: WindowNumber) {
+        self.set_stage(number, Stage::Written);
+    }
+
+    pub(crate) fn set_stage(&mut self, number: WindowNumber, stage: Stage) {
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.window.number == number) {
-            flight.stage = Stage::Written;
+            flight.stage = stage;
         }
+    }
+
+    /// True when changes of the catalogue are published that no checkpoint holds.
+    pub(crate) fn catalogue_waits(&self) -> bool {
+        !self.active.catalogue.is_empty() || self.frozen.as_ref().is_some_and(|frozen| !frozen.catalogue.is_empty())
     }
 }
 
-fn list_refs(due: &[DuePage]) -> Vec<BlockRef<'_>> {
+pub(crate) fn list_refs(due: &[DuePage]) -> Vec<BlockRef<'_>> {
     due.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect()
 }
 
-fn list_runs<'a>(due: &[DuePage], refs: &'a [BlockRef<'a>]) -> impl Iterator<Item = Run<'a>> {
+pub(crate) fn list_runs<'a>(due: &[DuePage], refs: &'a [BlockRef<'a>]) -> impl Iterator<Item = Run<'a>> {
     due.iter().map(|page| page.at).zip(refs.chunks(1)).map(|(at, blocks)| Run { at, blocks })
 }

@@ -11,7 +11,7 @@ use crate::{
         carrier::{self, Carrier, Header},
         catalogue::CatalogueChange,
         leftover,
-        page::{PhysicalEntry, Table},
+        page::{self, ReferenceEntry, Table},
         record::{Change, Record, WindowNumber},
         superblock::{Layout, Leftover},
     },
@@ -202,7 +202,7 @@ impl Engine {
             let carrier = !matches!(role, Role::Raw);
             state.allocator.note(pba, window.number, carrier, fingerprint);
             if let Some(fingerprint) = &fingerprint {
-                self.index.lock().insert(fingerprint, pba);
+                self.index.lock().insert(hash_of(fingerprint.prefix()), pba);
             }
             if carrier {
                 plan.sources.push(Source::Carrier(plan.carriers.len() as u32));
@@ -218,6 +218,10 @@ impl Engine {
             }
         }
         decision.records(window, content, &addresses, &mut plan)?;
+        if self.in_place() {
+            // Until it is counted, a new block may have the count of an earlier life.
+            plan.pins.extend(&addresses);
+        }
         if let Some(flight) = state.flights.iter_mut().find(|flight| flight.window.number == window.number) {
             flight.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
         }
@@ -296,8 +300,9 @@ impl Engine {
             let index = self.index.lock();
             let mut found = Vec::new();
             for (n, fingerprint) in wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted))) {
-                if index.candidates(fingerprint, &mut found) {
-                    on_disk.push((n, hash_of(fingerprint)));
+                let hash = hash_of(fingerprint.prefix());
+                if index.candidates(hash, &mut found) {
+                    on_disk.push((n, hash));
                 }
                 candidates.extend(found.drain(..).map(|pba| (n, pba)));
             }
@@ -307,28 +312,20 @@ impl Engine {
         if candidates.is_empty() {
             return Ok(stored);
         }
-        // Blocks placed since the last checkpoint are known in memory; the others are in the physical table.
+        // Blocks placed since the last checkpoint are known in memory; the others are in the tables.
         let mut entries: Vec<Option<(Fingerprint, bool)>> = {
             let state = self.state.lock();
             candidates.iter().map(|&(_, pba)| state.allocator.fresh(pba)).collect()
         };
-        let per_leaf = Table::Physical.per_leaf();
-        let mut leaves: Vec<u64> =
-            candidates.iter().zip(&entries).filter(|(_, entry)| entry.is_none()).map(|(&(_, pba), _)| pba.0 / per_leaf).collect();
-        leaves.sort_unstable();
-        leaves.dedup();
-        let root = &snapshot.state.physical;
         // A page that can't be read costs duplicates, not the write.
-        let pages = self
-            .pages
-            .leaves(Table::Physical, 0, root, &leaves, true)
-            .unwrap_or_else(|_| leaves.iter().map(|&leaf| self.pages.leaf(Table::Physical, 0, root, leaf).unwrap_or_default()).collect());
+        let older = || candidates.iter().zip(&entries).filter(|(_, entry)| entry.is_none()).map(|(&(_, pba), _)| pba.0);
+        let references = self.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, older());
+        let fingerprints = self.pages.holding_if_whole(Table::Fingerprints, 0, &snapshot.state.fingerprints, older());
         for (&(_, pba), entry) in candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none()) {
-            let at = leaves.partition_point(|&leaf| leaf < pba.0 / per_leaf);
-            if let Some((_, page)) = &pages[at] {
-                let found = PhysicalEntry::get(page, pba.0 % per_leaf);
+            if let (Some(((_, counts), at)), Some(((_, page), slot))) = (references.get(pba.0), fingerprints.get(pba.0)) {
+                let found = ReferenceEntry::get(counts, at);
                 if found.references > 0 || self.settings.has(PlantedBug::DuplicateOntoFree) {
-                    *entry = Some((found.fingerprint, found.carried));
+                    *entry = Some((page::fingerprint(page, slot), found.carried));
                 }
             }
         }
@@ -344,13 +341,10 @@ impl Engine {
     /// Adds what the index on disk knows; its pages are read together. One that can't be read knows nothing.
     fn candidates_on_disk(&self, snapshot: &Snapshot, hashes: &[(usize, u64)], candidates: &mut Vec<(usize, Pba)>) {
         let bits = snapshot.state.index_bits;
-        let mut numbers: Vec<u64> = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits)).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let Ok(pages) = self.pages.leaves(Table::Index, 0, &snapshot.state.index, &numbers, true) else { return };
+        let numbers = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits));
+        let pages = self.pages.holding_if_whole(Table::Index, 0, &snapshot.state.index, numbers);
         for &(n, hash) in hashes {
-            let at = numbers.partition_point(|&number| number < paged::page_of(hash, bits));
-            if let Some((_, page)) = &pages[at] {
+            if let Some(((_, page), _)) = pages.get(paged::page_of(hash, bits)) {
                 candidates.extend(paged::entries(page).filter(|entry| entry.hash == hash).map(|entry| (n, entry.pba)));
             }
         }

@@ -59,15 +59,10 @@ impl Engine {
         let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
             return Ok(vec![MapEntry::Hole; lbas.len()]);
         };
-        let per_leaf = Table::Map.per_leaf();
-        let mut numbers: Vec<u64> = lbas.iter().map(|lba| lba.0 / per_leaf).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let leaves = self.pages.leaves(Table::Map, volume.0, &root, &numbers, true)?;
+        let leaves = self.pages.holding(Table::Map, volume.0, &root, lbas.iter().map(|lba| lba.0))?;
         lbas.iter()
             .map(|&lba| {
-                let at = numbers.partition_point(|&number| number < lba.0 / per_leaf);
-                let leaf = leaves[at].as_ref().map(|(pointer, page)| (pointer, &**page));
+                let leaf = leaves.get(lba.0).map(|((pointer, page), _)| (pointer, &**page));
                 entry_in(&snapshot.discards, volume, lba, leaf).ok_or_else(|| {
                     onefold_core::Error::new(onefold_core::Kind::Corrupt, format!("the map entry of block {lba} is damaged"))
                 })

@@ -2,15 +2,15 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use onefold_core::Result;
+use onefold_core::{Fingerprint, Pba, Result};
 
 use super::{Engine, checkpoint::Reason};
 use crate::{
-    format::page::{PhysicalEntry, Pointer, Table},
-    index::paged,
+    format::page::{self, Pointer, ReferenceEntry, Table},
+    index::{hash_of, paged},
 };
 
-/// Leaves of the physical table that one step looks through.
+/// Leaves, of fingerprints or of the index on disk, that one step looks through.
 const INDEX_LEAVES: usize = 64;
 
 /// How long no client asked for anything.
@@ -30,7 +30,7 @@ impl Engine {
     /// # Errors
     /// The first failed write stops all writes.
     pub fn tidy_step(&self, leisure: Leisure) -> Result<bool> {
-        if self.complete_filter() || self.complete_index()? || self.load_free_space()? {
+        if self.complete_filter() || self.complete_index()? || self.load_free_space()? || self.write_delayed()? || self.recount_step()? {
             return Ok(true);
         }
         Ok(leisure == Leisure::Long && self.compact_step()? || leisure >= Leisure::Short && self.note_durable()?)
@@ -56,8 +56,7 @@ impl Engine {
         true
     }
 
-    /// Adds blocks of the physical table that the index may not know: after opening it knows none. A page that can't be read is passed
-    /// over: the index is a hint.
+    /// Adds blocks that the index may not know: after opening it knows none. A page that can't be read is passed over: the index is a hint.
     fn complete_index(&self) -> Result<bool> {
         let cursor = self.index_cursor.load(Relaxed);
         if cursor == u64::MAX {
@@ -78,11 +77,11 @@ impl Engine {
             return Ok(true);
         }
         let snapshot = self.state.lock().snapshot.clone();
-        let root = snapshot.state.physical;
+        let root = snapshot.state.fingerprints;
         let mut leaves = Vec::with_capacity(INDEX_LEAVES);
         let mut next = cursor;
         while leaves.len() < INDEX_LEAVES {
-            match self.pages.next_leaf(Table::Physical, 0, &root, next) {
+            match self.pages.next_leaf(Table::Fingerprints, 0, &root, next) {
                 Ok(Some(leaf)) => {
                     leaves.push(leaf);
                     next = leaf + 1;
@@ -93,13 +92,17 @@ impl Engine {
                 }
             }
         }
-        let per_leaf = Table::Physical.per_leaf();
+        let per_leaf = Table::Fingerprints.per_leaf();
         // Pages that did not change since the index was written to disk are in it.
-        let pointers = self.pages.leaf_pointers(Table::Physical, 0, &root, &leaves).unwrap_or_default();
-        let younger = |pointer: &Option<Pointer>| pointer.is_some_and(|pointer| pointer.birth > snapshot.state.index_birth);
+        let pointers = self.pages.leaf_pointers(Table::Fingerprints, 0, &root, &leaves).unwrap_or_default();
+        let younger =
+            |pointer: &Option<Pointer>| pointer.is_some_and(|pointer| pointer.is_in_place() || pointer.birth > snapshot.state.index_birth);
         let mut pointers = pointers.iter().map(younger).chain(std::iter::repeat(true));
         leaves.retain(|_| pointers.next() == Some(true));
-        let pages = self.pages.leaves(Table::Physical, 0, &root, &leaves, false).unwrap_or_default();
+        let pages = self.pages.leaves(Table::Fingerprints, 0, &root, &leaves, false).unwrap_or_default();
+        // One of references covers four of fingerprints.
+        let blocks = leaves.iter().map(|leaf| leaf * per_leaf);
+        let references = self.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, blocks);
         for (leaf, page) in leaves.iter().zip(pages) {
             let Some((_, page)) = page else { continue };
             let mut index = self.index.lock();
@@ -108,9 +111,11 @@ impl Engine {
                 break;
             }
             for slot in 0..per_leaf {
-                let entry = PhysicalEntry::get(&page, slot);
-                if entry.references > 0 {
-                    index.insert(&entry.fingerprint, onefold_core::Pba(leaf * per_leaf + slot));
+                let pba = Pba(leaf * per_leaf + slot);
+                let fingerprint = page::fingerprint(&page, slot);
+                let known = !self.in_place() || fingerprint != Fingerprint::default();
+                if known && references.get(pba.0).is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references > 0) {
+                    index.insert(hash_of(fingerprint.prefix()), pba);
                 }
             }
         }

@@ -142,6 +142,25 @@ impl<'a> Carrier<'a> {
         (carrier.header.address == address && checksum::forgery_proof(&identity.secret, &zeroed.0) == found).then_some(carrier)
     }
 
+    /// Those of some blocks, each with the address that it was read at, that are carriers by [`proven`](Self::proven), with their places
+    /// among them. Hashed together; the checksums in the blocks are gone after that.
+    #[must_use]
+    pub fn proven_among(identity: &Identity, blocks: &'a mut [(&mut Block, Pba)]) -> Vec<(usize, Carrier<'a>)> {
+        let mut told = Vec::with_capacity(blocks.len());
+        for (block, _) in blocks.iter_mut() {
+            told.push(Raw::mut_from_prefix(&mut block.0).map_or([0; 16], |(raw, _)| std::mem::take(&mut raw.checksum)));
+        }
+        let contents: Vec<&Block> = blocks.iter().map(|(block, _)| &**block).collect();
+        let proofs = checksum::forgery_proofs(&identity.secret, &contents);
+        let whole = told.into_iter().zip(proofs).map(|(told, proof)| told == proof);
+        let places = blocks.iter().enumerate().zip(whole).filter(|(_, whole)| *whole).map(|(place, _)| place);
+        places
+            .filter_map(|(n, (block, address))| {
+                Some((n, Carrier::shape(identity, block)?)).filter(|found| found.1.header.address == *address)
+            })
+            .collect()
+    }
+
     /// Its records. `None` stands for one that can't be read, which a checksum that agrees rules out.
     pub fn records(&self) -> impl Iterator<Item = Option<Record>> + 'a {
         let (records, _) = self.records.as_chunks();
@@ -224,6 +243,11 @@ mod tests {
         assert!(Carrier::proven(&identity, &block, Pba(4243)).is_none());
         let foreign = Identity::new([3; 16], [8; 32], Algorithm::Blake3);
         assert!(Carrier::proven(&foreign, &block, Pba(4242)).is_none());
+        let (mut here, mut there, mut torn) = ((*block).clone(), (*block).clone(), (*block).clone());
+        torn.0[4095] ^= 1;
+        let mut blocks = [(&mut there, Pba(4243)), (&mut here, Pba(4242)), (&mut torn, Pba(4242))];
+        let found = Carrier::proven_among(&identity, &mut blocks);
+        assert_eq!(found.iter().map(|(n, carrier)| (*n, carrier.header)).collect::<Vec<_>>(), [(1, header)]);
         for bit in 0..4096 * 8 {
             block.0[bit / 8] ^= 1 << (bit % 8);
             assert!(Carrier::proven(&identity, &block, Pba(4242)).is_none(), "bit {bit}");

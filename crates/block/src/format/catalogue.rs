@@ -233,7 +233,10 @@ mod tests {
             id: VolumeId(7),
             name: "é".repeat(127),
             blocks: VOLUME_BLOCKS_MAX,
-            map: Root { page: Pointer { address: onefold_core::Pba(5), birth: WindowNumber(6), checksum: 7 }, height: 3 },
+            map: Root {
+                page: Pointer { address: onefold_core::Pba(5), birth: WindowNumber(6), checksum: 7, ..Pointer::default() },
+                height: 3,
+            },
         };
         volume.set(&mut page, 7);
         assert_eq!(Volume::get(&page, 7), Some(volume));

@@ -6,6 +6,7 @@
 pub mod carrier;
 pub mod catalogue;
 pub mod geometry;
+pub mod in_place;
 pub mod leftover;
 pub mod page;
 pub mod record;

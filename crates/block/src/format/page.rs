@@ -28,21 +28,24 @@ pub const FANOUT: u64 = (BODY_BYTES / Pointer::BYTES) as u64;
 pub enum Table {
     /// Logical to physical addresses of one volume.
     Map = 1,
-    /// Fingerprint and reference count of each physical block.
-    Physical = 2,
+    /// Reference count of each physical block.
+    References = 2,
+    /// Fingerprint of each physical block.
+    Fingerprints = 3,
     /// Allocation bitmap of each zone.
-    Zones = 3,
+    Zones = 4,
     /// The volumes.
-    Catalogue = 4,
+    Catalogue = 5,
     /// Long ranges that are still to be applied.
-    Discards = 5,
+    Discards = 6,
     /// The part of the fingerprint index that is on disk.
-    Index = 6,
+    Index = 7,
 }
 
 impl Table {
     /// All tables.
-    pub const ALL: [Table; 6] = [Table::Map, Table::Physical, Table::Zones, Table::Catalogue, Table::Discards, Table::Index];
+    pub const ALL: [Table; 7] =
+        [Table::Map, Table::References, Table::Fingerprints, Table::Zones, Table::Catalogue, Table::Discards, Table::Index];
 
     /// Entries of a leaf.
     #[must_use]
@@ -55,7 +58,8 @@ impl Table {
     pub fn entry_bytes(self) -> usize {
         match self {
             Table::Map => MapEntry::BYTES,
-            Table::Physical => PhysicalEntry::BYTES,
+            Table::References => ReferenceEntry::BYTES,
+            Table::Fingerprints => size_of::<Fingerprint>(),
             Table::Zones => ZoneEntry::BYTES,
             Table::Catalogue => super::catalogue::BYTES,
             Table::Discards => super::catalogue::DISCARD_BYTES,
@@ -79,15 +83,22 @@ pub struct PageId {
 }
 
 /// Where a page is, since when, and its checksum: what a parent holds of its child. A lost write leaves a page that does not agree.
+///
+/// Of a leaf that is written in place it tells both places and which life of the leaf this is; what the leaf holds changes without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Pointer {
     /// Address of the page; 0 for none.
     pub address: Pba,
-    /// The last window that the page contains.
+    /// The second place of a leaf that is written in place; 0 for any other page.
+    pub twin: Pba,
+    /// The last window that the page contains; of a leaf in place, that of the checkpoint that made it.
     pub birth: WindowNumber,
-    /// Checksum of the page.
+    /// Checksum of the page; of a leaf in place, 24 bits that differ from checkpoint to checkpoint.
     pub checksum: u64,
 }
+
+/// Set in the encoded birth of a leaf that is written in place.
+const IN_PLACE: u64 = 1 << 63;
 
 impl Pointer {
     /// Bytes of an encoded pointer.
@@ -99,24 +110,35 @@ impl Pointer {
         self.address.0 == 0
     }
 
+    /// True for a leaf that is written in place.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        self.twin.0 != 0
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
+        let (birth, checksum) = match self.is_in_place() {
+            true => (self.birth.0 | IN_PLACE, self.twin.0 | self.checksum << 40),
+            false => (self.birth.0, self.checksum),
+        };
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.address.0.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.birth.0.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes[8..16].copy_from_slice(&birth.to_le_bytes());
+        bytes[16..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
     /// The pointer in its bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Pointer {
-        Pointer {
-            address: Pba(from_low_bytes(&bytes[..8])),
-            birth: WindowNumber(from_low_bytes(&bytes[8..16])),
-            checksum: from_low_bytes(&bytes[16..24]),
-        }
+        let (birth, checksum) = (from_low_bytes(&bytes[8..16]), from_low_bytes(&bytes[16..24]));
+        let (twin, checksum) = match birth & IN_PLACE != 0 {
+            true => (Pba(checksum & Pba::MAX.0), checksum >> 40),
+            false => (Pba(0), checksum),
+        };
+        Pointer { address: Pba(from_low_bytes(&bytes[..8])), twin, birth: WindowNumber(birth & !IN_PLACE), checksum }
     }
 }
 
@@ -162,7 +184,7 @@ pub fn seal(identity: &Identity, id: PageId, address: Pba, birth: WindowNumber, 
     let checksum = checksum::fast(identity.key, &page.0);
     raw.checksum = U64::new(checksum);
     page.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
-    Pointer { address, birth, checksum }
+    Pointer { address, twin: Pba(0), birth, checksum }
 }
 
 /// Compares a page that was read with what its parent says of it.
@@ -211,7 +233,8 @@ pub fn header(identity: &Identity, page: &Page) -> Option<(PageId, Pointer)> {
     let table = Table::ALL.into_iter().find(|&table| table as u8 == raw.table)?;
     let ours = raw.magic.get() == MAGIC && raw.store.get() == identity.id && raw.birth.get() <= WindowNumber::MAX.0;
     let id = PageId { table, volume: raw.volume.get(), level: raw.level, index: raw.index.get() };
-    let pointer = Pointer { address: Pba(raw.address.get()), birth: WindowNumber(raw.birth.get()), checksum: raw.checksum.get() };
+    let (birth, checksum) = (WindowNumber(raw.birth.get()), raw.checksum.get());
+    let pointer = Pointer { address: Pba(raw.address.get()), twin: Pba(0), birth, checksum };
     (ours && raw.level < 9 && checksum_of(identity, raw, page) == pointer.checksum).then_some((id, pointer))
 }
 
@@ -222,8 +245,8 @@ pub fn body(page: &Page) -> &[u8] {
 }
 
 /// The body of a page, writable.
-pub fn body_mut(page: &mut Block) -> &mut [u8] {
-    &mut page.0[HEADER_BYTES..]
+pub fn body_mut(page: &mut Page) -> &mut [u8] {
+    &mut page[HEADER_BYTES..]
 }
 
 /// Pointer number `slot` of an inner page.
@@ -233,7 +256,7 @@ pub fn pointer(page: &Page, slot: u64) -> Pointer {
 }
 
 /// Sets pointer number `slot` of an inner page.
-pub fn set_pointer(page: &mut Block, slot: u64, pointer: &Pointer) {
+pub fn set_pointer(page: &mut Page, slot: u64, pointer: &Pointer) {
     body_mut(page)[slot as usize * Pointer::BYTES..][..Pointer::BYTES].copy_from_slice(&pointer.encode());
 }
 
@@ -278,7 +301,7 @@ impl MapEntry {
     }
 
     /// Sets entry number `slot` of a leaf.
-    pub fn set(self, page: &mut Block, slot: u64) {
+    pub fn set(self, page: &mut Page, slot: u64) {
         let bytes = &mut body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES];
         bytes.fill(0);
         match self {
@@ -294,40 +317,47 @@ impl MapEntry {
     }
 }
 
-/// What is known of a physical block.
+/// Who needs a physical block, and how it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct PhysicalEntry {
-    /// Of its content. Of a free block it means nothing.
-    pub fingerprint: Fingerprint,
+pub struct ReferenceEntry {
     /// Logical addresses that name it. At [`Self::SATURATED`] it never falls again.
     pub references: u32,
     /// True when the block is compressed in a carrier.
     pub carried: bool,
 }
 
-impl PhysicalEntry {
+impl ReferenceEntry {
     /// Bytes of an entry.
-    pub const BYTES: usize = 20;
+    pub const BYTES: usize = 4;
 
     /// The count that stands for "this many or more".
     pub const SATURATED: u32 = (1 << 31) - 1;
 
     /// Entry number `slot` of a leaf.
     #[must_use]
-    pub fn get(page: &Page, slot: u64) -> PhysicalEntry {
-        let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
-        let mut fingerprint = [0; 16];
-        fingerprint.copy_from_slice(&bytes[..16]);
-        let count = from_low_bytes(&bytes[16..]) as u32;
-        PhysicalEntry { fingerprint: Fingerprint(fingerprint), references: count & Self::SATURATED, carried: count >> 31 != 0 }
+    pub fn get(page: &Page, slot: u64) -> ReferenceEntry {
+        let count = from_low_bytes(&body(page)[slot as usize * Self::BYTES..][..Self::BYTES]) as u32;
+        ReferenceEntry { references: count & Self::SATURATED, carried: count >> 31 != 0 }
     }
 
     /// Sets entry number `slot` of a leaf.
-    pub fn set(self, page: &mut Block, slot: u64) {
-        let bytes = &mut body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES];
-        bytes[..16].copy_from_slice(&self.fingerprint.0);
-        bytes[16..].copy_from_slice(&(self.references | u32::from(self.carried) << 31).to_le_bytes());
+    pub fn set(self, page: &mut Page, slot: u64) {
+        let count = self.references | u32::from(self.carried) << 31;
+        body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES].copy_from_slice(&count.to_le_bytes());
     }
+}
+
+/// Fingerprint number `slot` of a leaf: of the block's content. Of a free block it means nothing.
+#[must_use]
+pub fn fingerprint(page: &Page, slot: u64) -> Fingerprint {
+    let mut fingerprint = Fingerprint::default();
+    fingerprint.0.copy_from_slice(&body(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()]);
+    fingerprint
+}
+
+/// Sets fingerprint number `slot` of a leaf.
+pub fn set_fingerprint(page: &mut Page, slot: u64, fingerprint: &Fingerprint) {
+    body_mut(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()].copy_from_slice(&fingerprint.0);
 }
 
 /// What is known of a zone: which of its blocks are in use, by data or by tables.
@@ -349,7 +379,7 @@ impl ZoneEntry {
     }
 
     /// Sets entry number `slot` of a leaf.
-    pub fn set(self, page: &mut Block, slot: u64) {
+    pub fn set(self, page: &mut Page, slot: u64) {
         body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES].copy_from_slice(&self.used.to_bytes());
     }
 }
@@ -369,11 +399,13 @@ mod tests {
             entry.set(&mut page, 287);
             assert_eq!(MapEntry::get(&page, 287), Some(entry));
         }
-        let entry = PhysicalEntry { fingerprint: Fingerprint([5; 16]), references: PhysicalEntry::SATURATED, carried: true };
-        entry.set(&mut page, 200);
-        assert_eq!(PhysicalEntry::get(&page, 200), entry);
+        let entry = ReferenceEntry { references: ReferenceEntry::SATURATED, carried: true };
+        entry.set(&mut page, 1007);
+        assert_eq!(ReferenceEntry::get(&page, 1007), entry);
+        set_fingerprint(&mut page, 250, &Fingerprint([5; 16]));
+        assert_eq!((fingerprint(&page, 250), fingerprint(&page, 249)), (Fingerprint([5; 16]), Fingerprint::default()));
         assert_eq!(Table::Map.per_leaf(), 288);
-        assert_eq!(Table::Physical.per_leaf(), 201);
+        assert_eq!((Table::References.per_leaf(), Table::Fingerprints.per_leaf()), (4 * 252, 252));
         assert_eq!(FANOUT, 168);
     }
 

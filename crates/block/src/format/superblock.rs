@@ -35,11 +35,13 @@ pub enum SchemeName {
     Cow,
     /// Not at all: for measuring only.
     Ideal,
+    /// Not at all: the tables themselves change in place, in order (OrderMergeDedup).
+    OrderMerge,
 }
 
 impl SchemeName {
     /// All of them, by their code on disk.
-    pub const ALL: [SchemeName; 4] = [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow, SchemeName::Ideal];
+    pub const ALL: [SchemeName; 5] = [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow, SchemeName::Ideal, SchemeName::OrderMerge];
 }
 
 /// How a window's blocks lie.
@@ -73,6 +75,14 @@ pub struct Fixed {
     pub layout: Layout,
     /// How records become durable.
     pub scheme: SchemeName,
+}
+
+impl Fixed {
+    /// True when the leaves of maps, references and fingerprints change in place, between checkpoints.
+    #[must_use]
+    pub fn writes_in_place(&self) -> bool {
+        crate::scheme::scheme(self.scheme).records() == crate::scheme::Records::InPlace
+    }
 }
 
 /// The root of a table: its top page and its height (0 when empty, 1 when the top page is a leaf).
@@ -128,8 +138,10 @@ pub struct State {
     pub volumes: u32,
     /// Entries of the table of pending discards.
     pub discards: u32,
-    /// Physical table.
-    pub physical: Root,
+    /// Table of references.
+    pub references: Root,
+    /// Table of fingerprints.
+    pub fingerprints: Root,
     /// Zone table.
     pub zones: Root,
     /// Catalogue.
@@ -142,8 +154,10 @@ pub struct State {
     pub index_bits: u32,
     /// Entries of it.
     pub index_entries: u64,
-    /// It holds every block of physical pages that are not younger than this window.
+    /// It holds every block of pages of fingerprints that are not younger than this window.
     pub index_birth: WindowNumber,
+    /// With leaves in place: a crash may have left counts that are too high, which no recount has found yet.
+    pub inexact: bool,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
     pub cuts: Vec<Cut>,
 }
@@ -219,7 +233,8 @@ struct Raw {
     mapped_blocks: U64,
     volumes: U32,
     discards: U32,
-    physical: RawRoot,
+    references: RawRoot,
+    fingerprints: RawRoot,
     zone_table: RawRoot,
     catalogue: RawRoot,
     pending: RawRoot,
@@ -231,6 +246,7 @@ struct Raw {
     cut: [RawCut; CUTS_MAX],
     scheme: U64,
     oldest_generation: U64,
+    inexact: U64,
 }
 
 const _: () = assert!(size_of::<Raw>() <= 4096);
@@ -288,7 +304,8 @@ impl Superblock {
             mapped_blocks: U64::new(state.mapped_blocks),
             volumes: U32::new(state.volumes),
             discards: U32::new(state.discards),
-            physical: state.physical.into(),
+            references: state.references.into(),
+            fingerprints: state.fingerprints.into(),
             zone_table: state.zones.into(),
             catalogue: state.catalogue.into(),
             pending: state.pending.into(),
@@ -300,6 +317,7 @@ impl Superblock {
             cut,
             scheme: U64::new(fixed.scheme as u64),
             oldest_generation: U64::new(state.oldest_generation),
+            inexact: U64::new(u64::from(state.inexact)),
         };
         let mut block = Block::zeroed();
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -391,11 +409,13 @@ impl Raw {
                 used_blocks: (self.used_blocks.get() <= blocks).then_some(self.used_blocks.get())?,
                 next_generation: self.next_generation.get(),
                 oldest_generation: self.oldest_generation.get(),
+                inexact: self.inexact.get() != 0,
                 live_blocks: self.live_blocks.get(),
                 mapped_blocks: self.mapped_blocks.get(),
                 volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX).then_some(self.volumes.get())?,
                 discards: (self.discards.get() <= super::catalogue::DISCARDS_MAX).then_some(self.discards.get())?,
-                physical: self.physical.root()?,
+                references: self.references.root()?,
+                fingerprints: self.fingerprints.root()?,
                 zones: self.zone_table.root()?,
                 catalogue: self.catalogue.root()?,
                 pending: self.pending.root()?,

@@ -1,7 +1,7 @@
 //! The fingerprint index: a hint that leads from a fingerprint to physical blocks that may hold it.
 //!
-//! It is never believed: a candidate counts only when the fingerprint stored with the physical block agrees. It can be dropped at any
-//! time and is rebuilt from the physical table.
+//! It is never believed: a candidate counts only when the block has references and the fingerprint that the tables hold for it agrees. It
+//! can be dropped at any time and is rebuilt from the tables.
 //!
 //! New entries go into memory (`memory.rs`). When its share is used up, a checkpoint *spills* it: entries are merged into a paged hash table on
 //! disk (`paged.rs`), a shadow-paged tree like the others, in front of which a filter (`filter.rs`) tells for most new blocks that no page
@@ -13,7 +13,7 @@ pub(crate) mod paged;
 
 use std::sync::Arc;
 
-use onefold_core::{Fingerprint, Pba};
+use onefold_core::Pba;
 
 pub(crate) use filter::Filter;
 pub(crate) use memory::MemoryIndex;
@@ -21,9 +21,9 @@ pub(crate) use memory::MemoryIndex;
 /// Bits of a fingerprint that the index keeps: chance agreement of two of 2^28 blocks costs a page read for one lookup in 256.
 pub(crate) const HASH_BITS: u32 = 36;
 
-/// The bits of a fingerprint that the index keeps.
-pub(crate) fn hash_of(fingerprint: &Fingerprint) -> u64 {
-    fingerprint.prefix() >> (64 - HASH_BITS)
+/// The bits of a fingerprint's prefix that the index keeps.
+pub(crate) fn hash_of(prefix: u64) -> u64 {
+    prefix >> (64 - HASH_BITS)
 }
 
 /// An entry: the hash, and a block that may hold it.
@@ -64,13 +64,12 @@ impl Index {
     }
 
     /// Adds an entry; without room it is counted as refused, until the next spill.
-    pub(crate) fn insert(&mut self, fingerprint: &Fingerprint, pba: Pba) {
-        self.memory.insert(hash_of(fingerprint), pba);
+    pub(crate) fn insert(&mut self, hash: u64, pba: Pba) {
+        self.memory.insert(hash, pba);
     }
 
     /// Drops an entry.
-    pub(crate) fn remove(&mut self, fingerprint: &Fingerprint, pba: Pba) {
-        let hash = hash_of(fingerprint);
+    pub(crate) fn remove(&mut self, hash: u64, pba: Pba) {
         let on_disk = self.filter.is_some() || self.spilling.is_some();
         if !self.memory.remove(hash, pba) && on_disk && self.gone.len() < GONE_MAX {
             self.gone.push(Entry { hash, pba });
@@ -78,8 +77,7 @@ impl Index {
     }
 
     /// The blocks that may hold a fingerprint, as far as memory tells. Returns true when the table on disk may know more.
-    pub(crate) fn candidates(&self, fingerprint: &Fingerprint, into: &mut Vec<Pba>) -> bool {
-        let hash = hash_of(fingerprint);
+    pub(crate) fn candidates(&self, hash: u64, into: &mut Vec<Pba>) -> bool {
         self.memory.candidates(hash, into);
         if let Some(spilling) = &self.spilling {
             spilling.candidates(hash, into);

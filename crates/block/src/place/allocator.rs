@@ -461,6 +461,24 @@ impl Allocator {
         data.fresh.get(offset).then(|| (data.fingerprints[offset], data.carried.get(offset)))
     }
 
+    /// Forgets what was placed in a block that is about to be free.
+    pub(crate) fn forget(&mut self, pba: Pba) {
+        let offset = self.geometry.offset_of(pba);
+        if let Some(data) = self.data_zone_mut(pba) {
+            data.fresh.clear(offset);
+        }
+    }
+
+    /// True when a block is not free.
+    pub(crate) fn is_used(&self, pba: Pba, source: &dyn ZoneSource) -> Result<bool> {
+        let (zone, offset) = (self.geometry.zone_of(pba), self.geometry.offset_of(pba));
+        Ok(match self.active.get(&zone) {
+            Some(active) => active.used.get(offset),
+            None if zone.0 >= self.high_water => false,
+            None => self.held.contains(&pba) || source.bitmaps(zone, 1)?.pop().is_some_and(|used| used.get(offset)),
+        })
+    }
+
     /// Takes a block for a table page; from data zones when nothing else is left.
     pub(crate) fn place_page(&mut self, source: &dyn ZoneSource) -> Result<Pba> {
         let mut rewound = false;

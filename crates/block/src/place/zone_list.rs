@@ -60,7 +60,8 @@ pub(crate) struct ZoneList {
     free: Vec<(u32, u32)>,
     next_generation: u64,
     recovering: bool,
-    /// Places in which an entry must be before its zone is used: both, or none when nothing in the zones is to be found again.
+    /// Places in which an entry must be before its zone is used: both, or none when nothing in the zones is to be found again. Then no zone is listed,
+    /// and there is no limit of them.
     places: u64,
 }
 
@@ -118,7 +119,7 @@ impl ZoneList {
 
     /// True when another zone can be listed. Two places are left to recovery, which must be able to write down what it found.
     pub(crate) fn has_room(&self) -> bool {
-        self.free.len() > if self.recovering { 0 } else { SLOTS_FOR_RECOVERY }
+        self.places == 0 || self.free.len() > if self.recovering { 0 } else { SLOTS_FOR_RECOVERY }
     }
 
     /// Whether the places left to recovery may be used.
@@ -145,6 +146,9 @@ impl ZoneList {
     pub(crate) fn add(&mut self, zone: ZoneId) -> u64 {
         let generation = self.next_generation;
         self.next_generation += 1;
+        if self.places == 0 {
+            return generation;
+        }
         let place = self.free.pop();
         assert!(place.is_some(), "the zone list has room");
         let Some((page, slot)) = place else { return generation };
@@ -158,7 +162,7 @@ impl ZoneList {
 
     /// True when the zone's entry is durable in both places, so that carriers may be written into it.
     pub(crate) fn is_durable(&self, zone: ZoneId) -> bool {
-        self.slots.get(&zone).is_some_and(|slot| slot.version <= self.pages[slot.page as usize].durable)
+        self.places == 0 || self.slots.get(&zone).is_some_and(|slot| slot.version <= self.pages[slot.page as usize].durable)
     }
 
     /// Treats every entry as durable: a planted bug.
@@ -183,7 +187,7 @@ impl ZoneList {
         entry.carriers = Some(carriers);
         page.filled += 1;
         let all = page.page.entries.iter().flatten().all(|entry| entry.carriers.is_some());
-        page.touched |= self.places > 0 && (all || page.filled >= FILLED_MAX);
+        page.touched |= all || page.filled >= FILLED_MAX;
     }
 
     /// Drops a zone that a durable checkpoint holds. Written when its page is: a stale entry costs recovery a look, nothing else.

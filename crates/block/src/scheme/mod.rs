@@ -1,6 +1,7 @@
 //! Metadata schemes: how the records of a window become durable.
 //!
-//! Everything else is common to all: windows, duplicates, placement, and the checkpoints that carry records into the structured tables.
+//! Everything else is common to all: windows, duplicates, placement, and the checkpoints that carry records into the structured tables. Only
+//! [`ordermerge`] writes the tables' leaves itself.
 //! Nothing outside this folder asks which scheme runs.
 //!
 //! | scheme | records of a window | flushes for a window |
@@ -8,12 +9,14 @@
 //! | [`thin`] (ThinDedup) | beside the data, in blocks that compress; the rest in one more block, or in place | 1 |
 //! | [`ordered`] (ThinDedup's OrderedWrites) | in place, after a flush of the data | 2 |
 //! | [`cow`] (Dmdedup) | a transaction of the copy-on-write trees | 3 |
+//! | [`ordermerge`] (OrderMergeDedup) | none: the tables' leaves in place, counts before links before the rest | 2, shared by the windows that wait |
 //! | [`ideal`] | none: for measuring only | 1 |
 
 mod cow;
 mod ideal;
 pub(crate) mod in_place;
 mod ordered;
+pub(crate) mod ordermerge;
 mod thin;
 
 use onefold_core::{Block, compress::Lz4};
@@ -42,6 +45,8 @@ pub(crate) enum Records {
     AfterData,
     /// Not at all: a checkpoint makes the window durable.
     ByCheckpoint,
+    /// Not at all: the leaves of the tables themselves are written, in place and in order.
+    InPlace,
     /// Not at all: a crash loses everything.
     Nowhere,
 }
@@ -66,5 +71,6 @@ pub(crate) fn scheme(name: SchemeName) -> Box<dyn Scheme> {
         SchemeName::Ordered => Box::new(ordered::Ordered),
         SchemeName::Cow => Box::new(cow::Cow),
         SchemeName::Ideal => Box::new(ideal::Ideal),
+        SchemeName::OrderMerge => Box::new(ordermerge::OrderMerge),
     }
 }

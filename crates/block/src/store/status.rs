@@ -33,6 +33,8 @@ pub struct Status {
     pub uncommitted_records: u64,
     /// See [`uncommitted_records`](Self::uncommitted_records).
     pub records_max: u64,
+    /// With leaves in place: those with changes that wait for another write of theirs.
+    pub delayed_leaves: u64,
     /// Zones that no checkpoint holds, and the most there may be.
     pub uncommitted_zones: u64,
     /// See [`uncommitted_zones`](Self::uncommitted_zones).
@@ -72,7 +74,7 @@ impl Engine {
         };
         let memory_bytes = self.memory();
         let index_complete = self.index_complete();
-        let reserve = self.reserve();
+        let (reserve, delayed_leaves) = (self.reserve(), self.delayed());
         let state = self.state.lock();
         let tables = &state.snapshot.state;
         let mut volumes: Vec<VolumeStatus> =
@@ -88,6 +90,7 @@ impl Engine {
             pending_blocks: state.snapshot.discards.iter().map(|(_, start, span)| span.end - start).sum(),
             uncommitted_records: state.uncommitted_records(),
             records_max: self.settings.records_max,
+            delayed_leaves,
             uncommitted_zones: state.allocator.uncommitted_zones() as u64,
             zones_max: state.allocator.list.limit() as u64,
             index_entries,

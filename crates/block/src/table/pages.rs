@@ -5,11 +5,13 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use onefold_core::{Block, Disk, Error, Kind, Read, Result};
+use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result};
+use parking_lot::{Mutex, MutexGuard};
 use quick_cache::sync::Cache;
 
+use super::held::{self, HeldLeaves};
 use crate::format::{
-    Identity,
+    Identity, in_place,
     page::{self, FANOUT, Page, PageId, Pointer, Table},
     superblock::Root,
 };
@@ -27,6 +29,29 @@ const PAGE_MEMORY: u64 = 4096 + 128;
 /// A leaf, and the pointer to it.
 pub(crate) type Leaf = (Pointer, Arc<Page>);
 
+/// The leaves of a table that hold some of its entries.
+pub(crate) struct Holding {
+    per_leaf: u64,
+    /// Rising.
+    numbers: Vec<u64>,
+    leaves: Vec<Option<Leaf>>,
+}
+
+impl Holding {
+    fn numbers(table: Table, entries: impl Iterator<Item = u64>) -> Vec<u64> {
+        let mut numbers: Vec<u64> = entries.map(|entry| entry / table.per_leaf()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    /// The leaf of one of the entries, and its place there. `None` where there is none, or it can't be read.
+    pub(crate) fn get(&self, entry: u64) -> Option<(&Leaf, u64)> {
+        let at = self.numbers.binary_search(&(entry / self.per_leaf)).ok()?;
+        self.leaves[at].as_ref().map(|leaf| (leaf, entry % self.per_leaf))
+    }
+}
+
 /// Sees the pages of a walk.
 pub(crate) type See<'s> = &'s mut dyn FnMut(PageId, &Pointer, Result<Arc<Page>>) -> Result<()>;
 
@@ -37,6 +62,8 @@ pub(crate) struct Pages {
     cache: Cache<(u64, u64), Arc<Page>, quick_cache::UnitWeighter, MixHash>,
     pub(crate) hits: AtomicU64,
     pub(crate) misses: AtomicU64,
+    /// Leaves in place whose newest content is in memory alone, or not durable.
+    held: Mutex<HeldLeaves>,
     compare_checksums: bool,
 }
 
@@ -50,11 +77,18 @@ impl Pages {
             Ok(options) => Cache::with_options(options, quick_cache::UnitWeighter, MixHash, Default::default()),
             Err(_) => Cache::with(capacity, capacity as u64, quick_cache::UnitWeighter, MixHash, Default::default()),
         };
-        Pages { disk, identity, cache, hits: AtomicU64::new(0), misses: AtomicU64::new(0), compare_checksums }
+        Pages { disk, identity, cache, hits: AtomicU64::new(0), misses: AtomicU64::new(0), held: Mutex::default(), compare_checksums }
     }
 
-    fn key(pointer: &Pointer) -> (u64, u64) {
-        (pointer.address.0, pointer.checksum)
+    /// The leaves in place that memory holds.
+    pub(crate) fn held(&self) -> MutexGuard<'_, HeldLeaves> {
+        self.held.lock()
+    }
+
+    /// The page in memory, if it is there.
+    fn known(&self, pointer: &Pointer) -> Option<Arc<Page>> {
+        let held = if pointer.is_in_place() { self.held.lock().get(pointer) } else { None };
+        held.or_else(|| self.cache.get(&held::key(pointer)))
     }
 
     /// The page that `pointer` names.
@@ -62,7 +96,7 @@ impl Pages {
     /// # Errors
     /// `Io` or `Corrupt`.
     pub(crate) fn get(&self, id: PageId, pointer: &Pointer) -> Result<Arc<Page>> {
-        if let Some(page) = self.cache.get(&Self::key(pointer)) {
+        if let Some(page) = self.known(pointer) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(page);
         }
@@ -75,7 +109,7 @@ impl Pages {
     pub(crate) fn load(&self, wanted: &mut [(PageId, Pointer, Option<Arc<Page>>)], keep: bool) -> Result<()> {
         let mut missing = Vec::new();
         for (n, (_, pointer, page)) in wanted.iter_mut().enumerate() {
-            *page = self.cache.get(&Self::key(pointer));
+            *page = self.known(pointer);
             if page.is_none() {
                 missing.push(n);
             }
@@ -83,23 +117,20 @@ impl Pages {
         self.hits.fetch_add((wanted.len() - missing.len()) as u64, Ordering::Relaxed);
         self.misses.fetch_add(missing.len() as u64, Ordering::Relaxed);
         for batch in missing.chunks(BATCH) {
-            let mut buffer = Block::zeroed_vec(batch.len());
-            let mut reads: Vec<Read<'_>> =
-                batch.iter().zip(buffer.chunks_mut(1)).map(|(&n, into)| Read::new(wanted[n].1.address, into)).collect();
-            if reads.iter().any(|read| read.at.0 >= self.disk.blocks()) {
-                return Err(Error::new(Kind::Corrupt, "a table page lies beyond the end of the disk"));
-            }
-            self.disk.read(&mut reads);
-            let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
-            for ((&n, result), block) in batch.iter().zip(results).zip(&buffer) {
-                let (id, pointer, page) = &mut wanted[n];
-                result.map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
-                if self.compare_checksums {
-                    page::verify(&self.identity, *id, pointer, &block.0)?;
+            let pages: Vec<(PageId, Pointer)> = batch.iter().map(|&n| (wanted[n].0, wanted[n].1)).collect();
+            let let_go = self.held.lock().let_go;
+            for (&n, found) in batch.iter().zip(self.read(&pages)) {
+                let (_, pointer, page) = &mut wanted[n];
+                // A leaf that is being written may look damaged; whoever writes it holds it.
+                let held = self.held.lock();
+                if let Some(newer) = held.get(pointer) {
+                    *page = Some(newer);
+                    continue;
                 }
-                let read = Arc::new(block.0);
-                if keep {
-                    self.cache.insert(Self::key(pointer), read.clone());
+                let read = found.map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
+                // One that was held meanwhile is in the cache, newer than what was read.
+                if keep && (!pointer.is_in_place() || held.let_go == let_go) {
+                    self.cache.insert(held::key(pointer), read.clone());
                 }
                 *page = Some(read);
             }
@@ -107,14 +138,68 @@ impl Pages {
         Ok(())
     }
 
-    /// Puts a page that was just written into the cache.
-    pub(crate) fn insert(&self, pointer: &Pointer, page: Arc<Page>) {
-        self.cache.insert(Self::key(pointer), page);
+    /// Reads pages together, each with its own result.
+    fn read(&self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
+        let beyond = |at: Pba| at.0 >= self.disk.blocks();
+        if pages.iter().any(|(_, pointer)| beyond(pointer.address) || beyond(pointer.twin)) {
+            let error = Error::new(Kind::Corrupt, "a table page lies beyond the end of the disk");
+            return vec![Err(error); pages.len()];
+        }
+        let mut buffer = Block::zeroed_vec(pages.iter().map(|(_, pointer)| 1 + usize::from(pointer.is_in_place())).sum());
+        let places = pages.iter().flat_map(|(_, pointer)| [pointer.address, pointer.twin]).filter(|at| at.0 != 0);
+        let mut reads: Vec<Read<'_>> = places.zip(buffer.chunks_mut(1)).map(|(at, into)| Read::new(at, into)).collect();
+        self.disk.read(&mut reads);
+        let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
+        let mut at = 0;
+        pages
+            .iter()
+            .map(|(id, pointer)| {
+                let places = at..at + 1 + usize::from(pointer.is_in_place());
+                at = places.end;
+                results[places.clone()].iter().cloned().collect::<Result<()>>()?;
+                match &buffer[places] {
+                    [one, other] => in_place::decode(&self.identity, *id, pointer, [one, other]).map(Arc::from),
+                    blocks => {
+                        if self.compare_checksums {
+                            page::verify(&self.identity, *id, pointer, &blocks[0].0)?;
+                        }
+                        Ok(Arc::new(blocks[0].0))
+                    }
+                }
+            })
+            .collect()
     }
 
-    /// Bytes of the pages in the cache.
+    /// Holds leaves in place in memory, so that they can be changed. Nobody else may change them meanwhile.
+    ///
+    /// # Errors
+    /// `Io` or `Corrupt`.
+    pub(crate) fn hold(&self, leaves: &[(PageId, Pointer)]) -> Result<()> {
+        for batch in leaves.chunks(BATCH) {
+            let mut wanted: Vec<_> = batch.iter().map(|&(id, pointer)| (id, pointer, None)).collect();
+            self.load(&mut wanted, false)?;
+            let mut held = self.held.lock();
+            wanted.into_iter().for_each(|(id, pointer, page)| page.into_iter().for_each(|page| held.hold(id, pointer, page)));
+        }
+        Ok(())
+    }
+
+    /// A flush with this number succeeded: leaves whose newest version it made durable need not be held any more.
+    pub(crate) fn flushed(&self, flush: u64) {
+        let mut held = self.held.lock();
+        for (pointer, page) in held.flushed(flush) {
+            self.cache.insert(held::key(&pointer), page);
+        }
+    }
+
+    /// Puts a page that was just written into the cache.
+    pub(crate) fn insert(&self, pointer: &Pointer, page: Arc<Page>) {
+        self.cache.insert(held::key(pointer), page);
+    }
+
+    /// Bytes of the pages in memory.
     pub(crate) fn memory(&self) -> u64 {
-        self.cache.len() as u64 * PAGE_MEMORY
+        self.cache.len() as u64 * PAGE_MEMORY + self.held.lock().memory()
     }
 
     /// Pointers to the leaves numbered `leaves` (rising), level by level, each level read together. `None` where there is no leaf.
@@ -165,6 +250,22 @@ impl Pages {
                 page.map(|page| (pointer, page))
             })
             .collect())
+    }
+
+    /// The leaves that hold `entries`, in any order, read together.
+    pub(crate) fn holding(&self, table: Table, volume: u32, root: &Root, entries: impl Iterator<Item = u64>) -> Result<Holding> {
+        let numbers = Holding::numbers(table, entries);
+        let leaves = self.leaves(table, volume, root, &numbers, true)?;
+        Ok(Holding { per_leaf: table.per_leaf(), numbers, leaves })
+    }
+
+    /// As [`holding`](Self::holding), those that can be read.
+    pub(crate) fn holding_if_whole(&self, table: Table, volume: u32, root: &Root, entries: impl Iterator<Item = u64>) -> Holding {
+        let numbers = Holding::numbers(table, entries);
+        let leaves = self
+            .leaves(table, volume, root, &numbers, true)
+            .unwrap_or_else(|_| numbers.iter().map(|&leaf| self.leaf(table, volume, root, leaf).unwrap_or_default()).collect());
+        Holding { per_leaf: table.per_leaf(), numbers, leaves }
     }
 
     /// The leaf numbered `leaf`.

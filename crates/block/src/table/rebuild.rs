@@ -5,6 +5,7 @@ use onefold_core::{Block, BlockRef, Class, Disk, Pba, Result, Run};
 use super::Pages;
 use crate::format::{
     Identity,
+    in_place::{self, Version},
     page::{self, FANOUT, PageId, Pointer, Table},
     record::WindowNumber,
     superblock::Root,
@@ -72,6 +73,8 @@ pub(crate) struct Rebuild<'a, 'd, S> {
     pub(crate) writer: &'a mut PageWriter<'d>,
     /// The last window that the new version contains.
     pub(crate) birth: WindowNumber,
+    /// New leaves are written in place from now on, and this tells their life from others.
+    pub(crate) in_place: Option<u64>,
 }
 
 /// Rewrites the leaves numbered `leaves` (rising, distinct) of the tree at `root`, and the pages above them. `change` gets the number of
@@ -130,10 +133,17 @@ impl<S: PageSpace> Rebuild<'_, '_, S> {
     /// Writes the new version of a page and lets the old one go.
     fn replace(&mut self, id: PageId, old: Option<Pointer>, new: Option<Box<Block>>) -> Result<Pointer> {
         if let Some(old) = old {
-            self.space.release(old.address);
+            in_place::places(&old).into_iter().filter(|at| at.0 != 0).for_each(|at| self.space.release(at));
         }
         let Some(mut page) = new else { return Ok(Pointer::default()) };
         let address = self.space.allocate()?;
+        if let Some(life) = self.in_place.filter(|_| id.level == 0) {
+            let pointer = Pointer { address, twin: self.space.allocate()?, birth: self.birth, checksum: life };
+            for (version, at) in [Version(0), Version(1)].into_iter().zip(in_place::places(&pointer)) {
+                self.writer.push(at, in_place::encode(self.identity, id, &pointer, version, &page.0))?;
+            }
+            return Ok(pointer);
+        }
         let pointer = page::seal(self.identity, id, address, self.birth, &mut page);
         if id.level > 0 {
             self.pages.insert(&pointer, std::sync::Arc::new(page.0));

@@ -123,11 +123,14 @@ impl Subject {
         subject
     }
 
-    /// Ten volumes; one with data, duplicates, zeroes and holes, over several checkpoints.
+    /// Ten volumes; one with data, duplicates, zeroes and holes, over several checkpoints. Every table has inner pages.
     pub fn filled() -> Subject {
         let mut subject = Subject::new();
         for n in 0..10 {
             subject.create(&format!("volume {n}"), 2000 + n);
+        }
+        for n in 0..1000 {
+            subject.write("volume 5", n, 30_000 + n * 3);
         }
         for round in 0..3 {
             for n in 0..400 {
@@ -301,7 +304,8 @@ pub fn forge_superblock(disk: &MemoryDisk, change: impl FnOnce(&mut Superblock))
 pub fn root(disk: &MemoryDisk, table: Table, volume: u32) -> Root {
     let superblock = superblock(disk);
     match table {
-        Table::Physical => superblock.state.physical,
+        Table::References => superblock.state.references,
+        Table::Fingerprints => superblock.state.fingerprints,
         Table::Zones => superblock.state.zones,
         Table::Catalogue => superblock.state.catalogue,
         Table::Discards => superblock.state.pending,

@@ -157,16 +157,11 @@ impl Counts {
     /// What happened after `earlier` was taken from the same device.
     #[must_use]
     pub fn since(&self, earlier: &Counts) -> Counts {
-        Counts {
-            data_blocks: self.data_blocks - earlier.data_blocks,
-            carrier_blocks: self.carrier_blocks - earlier.carrier_blocks,
-            table_blocks: self.table_blocks - earlier.table_blocks,
-            super_blocks: self.super_blocks - earlier.super_blocks,
-            runs: self.runs - earlier.runs,
-            flushes: self.flushes - earlier.flushes,
-            durable_writes: self.durable_writes - earlier.durable_writes,
-            read_blocks: self.read_blocks - earlier.read_blocks,
-        }
+        between!(
+            earlier,
+            self,
+            Counts { data_blocks, carrier_blocks, table_blocks, super_blocks, runs, flushes, durable_writes, read_blocks }
+        )
     }
 
     fn write(&mut self, blocks: &[BlockRef<'_>]) {

@@ -40,6 +40,8 @@ pub struct Outcome {
     pub live_blocks: u64,
     /// Different contents among them.
     pub live_contents: u64,
+    /// Blocks that the store then has in use, for contents and tables together.
+    pub stored_blocks: Option<u64>,
     /// Blocks that were read at the end and had the right content.
     pub verified_blocks: u64,
     /// Real time that the replay took.

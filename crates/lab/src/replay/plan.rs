@@ -86,10 +86,14 @@ impl FromStr for Anticipation {
     fn from_str(text: &str) -> Result<Anticipation> {
         let micros = |text: &str| text.parse::<u64>().ok().filter(|&us| us <= 1_000_000).map(Duration::from_micros);
         match text {
-            "none" => Ok(Anticipation::None),
+            "none" | "0" => Ok(Anticipation::None),
             "returning" => Ok(Anticipation::Returning),
+            "1ms" => Ok(Anticipation::Idle(Duration::from_millis(1))),
             _ => text.strip_suffix("us").and_then(micros).map(Anticipation::Idle).ok_or_else(|| {
-                Error::new(Kind::InvalidInput, "anticipation is none, returning, or a time of up to a second in microseconds, like 1000us")
+                Error::new(
+                    Kind::InvalidInput,
+                    "anticipation is none, returning, 1ms, or a time of up to a second in microseconds, like 1000us",
+                )
             }),
         }
     }
@@ -153,6 +157,9 @@ pub struct Setting {
     pub anticipation: String,
     /// Blocks written before anything counted.
     pub warm_up_blocks: u64,
+    /// With ordermerge: how long changes that nobody waited for waited to be merged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delay_seconds: Option<f64>,
 }
 
 impl Plan {
@@ -174,6 +181,7 @@ impl Plan {
             wait_for_flush: self.clients.wait_for_flush,
             anticipation: self.anticipation.to_string(),
             warm_up_blocks: self.warm_up_blocks,
+            delay_seconds: (choice.scheme == Scheme::OrderMerge).then_some(choice.delay.as_secs_f64()),
         }
     }
 }

@@ -442,6 +442,7 @@ impl<'a> Run<'a> {
             zero_blocks: tally.zero_blocks,
             live_blocks: self.oracle.live_blocks(),
             live_contents: self.oracle.live_contents(),
+            stored_blocks: self.subject.stored_blocks(),
             verified_blocks,
             wall_seconds: 0.0,
             cut_off: false,

@@ -22,7 +22,7 @@ figcaption{font-weight:600;margin-bottom:.4rem}figcaption small{display:block;fo
 svg.plot{width:100%;height:auto;display:block}svg.plot text{fill:var(--ink);font-family:system-ui,sans-serif}
 .grid{stroke:var(--line)}.axis{stroke:var(--soft)}.mark{stroke:var(--ink);stroke-width:2.5;stroke-dasharray:5 3}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;width:100%}
-th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid var(--line);vertical-align:top}td.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid var(--line);vertical-align:top}.n{text-align:right}figure td{white-space:nowrap}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
 .good{color:var(--good);font-weight:600}.bad{color:var(--bad);font-weight:600}";
 
 /// The whole page.
@@ -50,17 +50,18 @@ fn paragraphs(out: &mut String, about: &[String]) {
 fn statements(out: &mut String, report: &Report) {
     let (good, possible) = report.score();
     let _ = writeln!(out, "<h2>Statements</h2><p>{good} of {possible} reproduced or better.</p><div class=\"scroll\"><table><thead><tr>");
-    for name in ["", "Statement", "Here", "Counts as reproduced when", "Verdict", "Blocks", "Seconds"] {
+    for name in ["", "Statement", "Here", "Counts as reproduced when", "Verdict"] {
         let _ = write!(out, "<th scope=\"col\">{name}</th>");
     }
+    out.push_str("<th scope=\"col\" class=\"n\">Blocks</th><th scope=\"col\" class=\"n\">Seconds</th>");
     out.push_str("</tr></thead><tbody>\n");
     for Statement { item, says, found, band, verdict, remark, fitted, blocks, wall_seconds } in &report.statements {
-        let (class, word) = match verdict {
-            Verdict::Reproduced => ("good", "reproduced"),
-            Verdict::Better => ("good", "better"),
-            Verdict::NotReproduced => ("bad", "not reproduced"),
-            Verdict::OutOfScope => ("soft", "out of scope"),
+        let class = match verdict {
+            Verdict::Reproduced | Verdict::Better => "good",
+            Verdict::NotReproduced => "bad",
+            Verdict::NotRun | Verdict::OutOfScope => "soft",
         };
+        let word = verdict.word();
         let note = if *fitted { "<br><span class=\"soft\">fitted device</span>" } else { "" };
         let remark = if remark.is_empty() { String::new() } else { format!("<br><span class=\"soft\">{}</span>", escaped(remark)) };
         let _ = writeln!(
@@ -115,15 +116,17 @@ fn drawn(out: &mut String, title: &str, note: &str, plot: &str, names: &[&str], 
 fn tabled(out: &mut String, table: &Table) {
     let _ =
         write!(out, "<figure class=\"wide\"><figcaption>{}</figcaption><div class=\"scroll\"><table><thead><tr>", escaped(&table.title));
-    for name in &table.columns {
-        let _ = write!(out, "<th scope=\"col\">{}</th>", escaped(name));
+    let number = |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || "+−-".contains(c));
+    let class = |number| if number { " class=\"n\"" } else { "" };
+    for (n, name) in table.columns.iter().enumerate() {
+        let numbers = table.rows.iter().filter_map(|row| row.get(n)).any(number);
+        let _ = write!(out, "<th scope=\"col\"{}>{}</th>", class(numbers), escaped(name));
     }
     out.push_str("</tr></thead><tbody>\n");
     for row in &table.rows {
         out.push_str("<tr>");
         for cell in row {
-            let number = cell.starts_with(|c: char| c.is_ascii_digit() || "+−-".contains(c));
-            let _ = write!(out, "<td{}>{}</td>", if number { " class=\"n\"" } else { "" }, escaped(cell));
+            let _ = write!(out, "<td{}>{}</td>", class(number(cell)), escaped(cell));
         }
         out.push_str("</tr>\n");
     }

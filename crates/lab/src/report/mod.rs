@@ -57,6 +57,20 @@ pub struct Axis {
     pub scale: Scale,
 }
 
+impl Axis {
+    /// Even, from zero on.
+    #[must_use]
+    pub fn linear(label: impl Into<String>) -> Axis {
+        Axis { label: label.into(), scale: Scale::Linear }
+    }
+
+    /// By logarithms.
+    #[must_use]
+    pub fn logarithmic(label: impl Into<String>) -> Axis {
+        Axis { label: label.into(), scale: Scale::Logarithmic }
+    }
+}
+
 /// How numbers are spread along an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scale {
@@ -153,8 +167,24 @@ pub enum Verdict {
     Better,
     /// It was not found.
     NotReproduced,
+    /// What it needs is not there yet.
+    NotRun,
     /// It can't be looked at here.
     OutOfScope,
+}
+
+impl Verdict {
+    /// In words.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::Reproduced => "reproduced",
+            Verdict::Better => "better",
+            Verdict::NotReproduced => "not reproduced",
+            Verdict::NotRun => "not run",
+            Verdict::OutOfScope => "out of scope",
+        }
+    }
 }
 
 impl Report {
@@ -168,7 +198,7 @@ impl Report {
     #[must_use]
     pub fn score(&self) -> (usize, usize) {
         let good = self.statements.iter().filter(|statement| matches!(statement.verdict, Verdict::Reproduced | Verdict::Better));
-        let possible = self.statements.iter().filter(|statement| statement.verdict != Verdict::OutOfScope);
+        let possible = self.statements.iter().filter(|statement| !matches!(statement.verdict, Verdict::NotRun | Verdict::OutOfScope));
         (good.count(), possible.count())
     }
 }

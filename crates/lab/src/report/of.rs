@@ -3,12 +3,9 @@
 use super::{Axis, Bars, Figure, Lines, Report, Scale, Section, Series, Table, svg::shown};
 use crate::{
     replay::{Latency, Outcome, Setting},
+    subject::Scheme,
     sweep::Point,
 };
-
-fn axis(label: &str, scale: Scale) -> Axis {
-    Axis { label: label.to_owned(), scale }
-}
 
 fn seen<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut all = Vec::new();
@@ -36,7 +33,7 @@ pub fn of_replays(results: &[(Setting, Outcome)]) -> Report {
     let schemes = seen(results.iter().map(|(setting, _)| setting.scheme.to_string()));
     let bars = |title: &str, label: &str, note: &str, value: &dyn Fn(&Outcome) -> f64| Bars {
         title: title.to_owned(),
-        y: axis(label, Scale::Linear),
+        y: Axis::linear(label),
         groups: groups.iter().map(|group| format!("{group} persistence")).collect(),
         series: schemes
             .iter()
@@ -95,11 +92,11 @@ pub(crate) fn distribution<'a>(title: &str, of: impl Iterator<Item = (String, &'
         Series { name, points: kept.map(|&(ms, share)| (if scale == Scale::Linear { ms } else { ms.max(1e-3) }, share * 100.0)).collect() }
     });
     let series: Vec<Series> = series.collect();
-    let (title, x) = (title.to_owned(), axis("milliseconds", scale));
+    let (title, x) = (title.to_owned(), Axis { label: "milliseconds".to_owned(), scale });
     let plot = Lines {
         title,
         x,
-        y: axis("% of requests that took no longer", Scale::Linear),
+        y: Axis::linear("% of requests that took no longer"),
         series,
         steps: true,
         note: "Up to the 99th of a hundred.".to_owned(),
@@ -186,29 +183,20 @@ pub fn of_points(points: &[Point]) -> Report {
             let records = point.outcome.records.max(1) as f64;
             (records - point.outcome.hidden_records as f64) * 100.0 / records
         };
-        let explicit = "% of records that found no room";
         for (x, label, scale) in [
             (window, "blocks of a window", Scale::Logarithmic),
             (ratio, "blocks written for each different one", Scale::Linear),
             (compressible, "% of contents that compress", Scale::Linear),
         ] {
             if seen(here.iter().map(|point| x(point))).len() > 1 {
-                figures.push(Figure::Lines(over(
-                    &here,
-                    "Throughput",
-                    axis(label, scale),
-                    axis("blocks a second", Scale::Linear),
-                    x,
-                    throughput,
-                )));
-                figures.push(Figure::Lines(over(
-                    &here,
-                    "Records written explicitly",
-                    axis(label, scale),
-                    axis(explicit, Scale::Linear),
-                    x,
-                    hidden,
-                )));
+                let x_axis = || Axis { label: label.to_owned(), scale };
+                figures.push(Figure::Lines(over(&here, "Throughput", x_axis(), Axis::linear("blocks a second"), x, throughput)));
+                // The others hide none.
+                let thin: Vec<&Point> = here.iter().filter(|point| point.setting.scheme == Scheme::Thin).copied().collect();
+                if !thin.is_empty() {
+                    let explicit = Axis::linear("% of records that found no room");
+                    figures.push(Figure::Lines(over(&thin, "Records written explicitly", x_axis(), explicit, x, hidden)));
+                }
             }
         }
         let largest = here.iter().max_by_key(|point| point.setting.window_blocks).map_or(0, |point| point.setting.window_blocks);

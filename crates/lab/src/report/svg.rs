@@ -142,9 +142,16 @@ fn frame(title: &str, x_label: &str, y: &Axis, ruler: &Ruler) -> String {
         let _ = write!(out, r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#, LEFT - 7.0, at + 4.5, shown(tick));
     }
     let middle = (TOP + HEIGHT - BOTTOM) / 2.0;
-    let _ = write!(out, r#"<text transform="translate(17 {middle:.1}) rotate(-90)" text-anchor="middle">{}</text>"#, escaped(&y.label));
+    let _ = write!(
+        out,
+        r#"<text class="unit" transform="translate(17 {middle:.1}) rotate(-90)" text-anchor="middle">{}</text>"#,
+        escaped(&y.label)
+    );
     let centre = (LEFT + WIDTH - RIGHT) / 2.0;
-    let _ = write!(out, r#"<text x="{centre:.1}" y="{:.1}" text-anchor="middle">{}</text>"#, HEIGHT - 10.0, escaped(x_label));
+    if !x_label.is_empty() {
+        let _ =
+            write!(out, r#"<text class="unit" x="{centre:.1}" y="{:.1}" text-anchor="middle">{}</text>"#, HEIGHT - 10.0, escaped(x_label));
+    }
     let _ = write!(out, r#"<line class="axis" x1="{LEFT}" y1="{0:.1}" x2="{1:.1}" y2="{0:.1}"/>"#, HEIGHT - BOTTOM, WIDTH - RIGHT);
     out
 }

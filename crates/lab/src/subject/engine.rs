@@ -2,17 +2,27 @@
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
-use onefold_block::{CheckpointStep, Engine, Format, Leisure, Settings, format::superblock::SchemeName};
-use onefold_core::{BLOCK_BYTES, Block, BlockRead, Clock, Error, Kind, Lba, Result, VolumeId, block};
+use onefold_block::{
+    Branch, CheckpointStep, Engine, Format, Leisure, Settings,
+    format::{
+        Identity,
+        geometry::Geometry,
+        superblock::{Fixed, SchemeName},
+    },
+};
+use onefold_core::{BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, block};
 
-use super::{Choice, Quiet, Scheme, Subject, Tally, device_blocks};
-use crate::{VirtualClock, device::Device};
+use super::{Choice, Quiet, Scheme, Subject, Tally};
+use crate::VirtualClock;
+
+/// The volume of every store.
+const VOLUME: &str = "volume";
 
 /// How long a checkpoint waits for a window's flush before it flushes by itself; the product's.
 const RIDE_WAIT: Duration = Duration::from_millis(200);
 
 /// A store of the block engine.
-pub(super) struct Store {
+pub(crate) struct Store {
     engine: Engine,
     clock: Arc<VirtualClock>,
     volume: VolumeId,
@@ -22,35 +32,68 @@ pub(super) struct Store {
     asked: Cell<Option<Duration>>,
 }
 
+/// A store that was opened again, and how its recovery went.
+pub(crate) struct Recovered {
+    pub(crate) store: Store,
+    /// Zones that were scanned for records.
+    pub(crate) zones: u64,
+    /// Newer records that were believed, and those whose block was not there.
+    pub(crate) believed: u64,
+    pub(crate) refused: u64,
+}
+
 impl Store {
-    pub(super) fn open(choice: &Choice, volume_blocks: u64, device: Arc<Device>, clock: Arc<VirtualClock>) -> Result<Store> {
+    /// Makes a store of `device_blocks` blocks, and opens it.
+    pub(crate) fn make(
+        choice: &Choice,
+        volume_blocks: u64,
+        device_blocks: u64,
+        device: Arc<dyn Disk>,
+        clock: Arc<VirtualClock>,
+    ) -> Result<Store> {
         let scheme = match choice.scheme {
             Scheme::Thin => SchemeName::Thin,
             Scheme::Ordered => SchemeName::Ordered,
             Scheme::Cow => SchemeName::Cow,
             Scheme::Ideal => SchemeName::Ideal,
-            Scheme::OrderMerge | Scheme::Original => {
+            Scheme::OrderMerge => SchemeName::OrderMerge,
+            Scheme::Original => {
                 return Err(Error::new(Kind::Unsupported, format!("the engine does not have the scheme '{}'", choice.scheme)));
             }
         };
         // The same store in every run: its id and secret take part in what is written.
-        let format = Format {
-            scheme,
-            leftover: choice.leftover,
-            layout: choice.layout,
-            ..Format::new([1; 16], [2; 32], device_blocks(volume_blocks))
-        };
+        let Choice { leftover, layout, zone_blocks, .. } = *choice;
+        let format = Format { scheme, leftover, layout, zone_blocks, ..Format::new([1; 16], [2; 32], device_blocks) };
         Engine::format(&*device, &format)?;
-        let mut settings = Settings { persistence: choice.persistence, ..Settings::for_memory(choice.memory_bytes) };
-        settings.window_blocks = choice.window_blocks.unwrap_or(settings.window_blocks);
-        let engine = Engine::open(device, clock.clone(), settings)?;
-        let (volume, _) = engine.create_volume("volume", volume_blocks)?;
-        let tables = scheme != SchemeName::Ideal;
-        let store = Store { engine, clock, volume, tables, asked: Cell::new(None) };
+        let engine = Engine::open(device, clock.clone(), settings(choice))?;
+        let (volume, _) = engine.create_volume(VOLUME, volume_blocks)?;
+        let store = Store { tables: !engine.loses_everything(), engine, clock, volume, asked: Cell::new(None) };
         store.finish()?;
         // Learns where space is, which a store that was just made knows at once.
         store.background(Quiet::Short)?;
         Ok(store)
+    }
+
+    /// Opens what a crash left.
+    pub(crate) fn open(choice: &Choice, device: Arc<dyn Disk>, clock: Arc<VirtualClock>) -> Result<Recovered> {
+        let engine = Engine::open(device, clock.clone(), settings(choice))?;
+        let reached = engine.reached();
+        let count = |branch| reached.iter().find(|(known, _)| *known == branch).map_or(0, |&(_, n)| n);
+        let (zones, believed, refused) = (count(Branch::ZoneScanned), count(Branch::NewerBelieved), count(Branch::NewerFallsBack));
+        let volume = engine.find_volume(VOLUME)?;
+        let store = Store { tables: !engine.loses_everything(), engine, clock, volume, asked: Cell::new(None) };
+        Ok(Recovered { store, zones, believed, refused })
+    }
+
+    /// Where things lie.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.engine.geometry()
+    }
+
+    /// By what its blocks are known.
+    pub(crate) fn identity(&self) -> Identity {
+        let Fixed { id, secret, algorithm, .. } = *self.engine.fixed();
+        Identity::new(id, secret, algorithm)
     }
 
     /// Steps of a checkpoint, as far as they need no flush of their own.
@@ -143,12 +186,19 @@ impl Subject for Store {
             hidden_records: counts.hidden_records,
             record_blocks: counts.record_blocks,
             duplicate_blocks: counts.duplicate_blocks,
+            in_place_blocks: counts.in_place_blocks,
+            delayed_blocks: counts.delayed_blocks,
             zero_blocks: counts.zero_blocks,
             checkpoint_blocks: counts.checkpoint_blocks + counts.super_blocks,
             leftover_records: counts.leftover_records,
             leftover_blocks: counts.leftover_blocks,
             checkpoints: counts.checkpoints,
         }
+    }
+
+    fn stored_blocks(&self) -> Option<u64> {
+        let status = self.engine.status();
+        Some(status.live_blocks + status.table_blocks)
     }
 
     fn unflushed_blocks(&self) -> usize {
@@ -158,4 +208,9 @@ impl Subject for Store {
     fn window_blocks(&self) -> usize {
         self.engine.settings().window_blocks
     }
+}
+
+fn settings(choice: &Choice) -> Settings {
+    let settings = Settings { persistence: choice.persistence, delay: choice.delay, ..Settings::for_memory(choice.memory_bytes) };
+    Settings { window_blocks: choice.window_blocks.unwrap_or(settings.window_blocks), ..settings }
 }

@@ -6,11 +6,16 @@
 mod engine;
 mod original;
 
-use std::{fmt, str::FromStr, sync::Arc};
+pub(crate) use self::engine::{Recovered, Store};
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use onefold_block::{
     Persistence,
-    format::superblock::{Layout, Leftover},
+    format::{
+        geometry::ZONE_BLOCKS_MAX,
+        superblock::{Layout, Leftover},
+    },
 };
 use onefold_core::{Block, Error, Kind, Lba, Result};
 use serde::{Deserialize, Serialize};
@@ -84,13 +89,30 @@ pub struct Choice {
     pub window_blocks: Option<usize>,
     /// Memory for caches, index and uncommitted records.
     pub memory_bytes: u64,
+    /// How long OrderMergeDedup delays updates that nobody waits for.
+    pub delay: Duration,
+    /// Blocks of a zone.
+    pub zone_blocks: u32,
 }
+
+/// OrderMergeDedup's.
+const DELAY: Duration = Duration::from_secs(30);
 
 impl Choice {
     /// The product's choices, for a scheme.
     #[must_use]
     pub fn new(scheme: Scheme, persistence: Persistence) -> Choice {
-        Choice { scheme, leftover: Leftover::Log, layout: Layout::Run, persistence, window_blocks: None, memory_bytes: 512 << 20 }
+        let (leftover, layout) = (Leftover::Log, Layout::Run);
+        Choice {
+            scheme,
+            leftover,
+            layout,
+            persistence,
+            window_blocks: None,
+            memory_bytes: 512 << 20,
+            delay: DELAY,
+            zone_blocks: ZONE_BLOCKS_MAX,
+        }
     }
 }
 
@@ -111,6 +133,12 @@ pub struct Tally {
     pub leftover_blocks: u64,
     /// Blocks that were stored already.
     pub duplicate_blocks: u64,
+    /// Leaves of tables written in place.
+    #[serde(default)]
+    pub in_place_blocks: u64,
+    /// Those of them that were written for changes alone that nobody waited for.
+    #[serde(default)]
+    pub delayed_blocks: u64,
     /// Blocks of zeroes, which are stored nowhere.
     pub zero_blocks: u64,
     /// Blocks written to carry records into the tables.
@@ -123,18 +151,24 @@ impl Tally {
     /// What happened after `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Tally) -> Tally {
-        Tally {
-            windows: self.windows - earlier.windows,
-            records: self.records - earlier.records,
-            hidden_records: self.hidden_records - earlier.hidden_records,
-            record_blocks: self.record_blocks - earlier.record_blocks,
-            leftover_records: self.leftover_records - earlier.leftover_records,
-            leftover_blocks: self.leftover_blocks - earlier.leftover_blocks,
-            duplicate_blocks: self.duplicate_blocks - earlier.duplicate_blocks,
-            zero_blocks: self.zero_blocks - earlier.zero_blocks,
-            checkpoint_blocks: self.checkpoint_blocks - earlier.checkpoint_blocks,
-            checkpoints: self.checkpoints - earlier.checkpoints,
-        }
+        between!(
+            earlier,
+            self,
+            Tally {
+                windows,
+                records,
+                hidden_records,
+                record_blocks,
+                leftover_records,
+                leftover_blocks,
+                duplicate_blocks,
+                in_place_blocks,
+                delayed_blocks,
+                zero_blocks,
+                checkpoint_blocks,
+                checkpoints
+            }
+        )
     }
 }
 
@@ -202,6 +236,9 @@ pub trait Subject {
     /// What it counted.
     fn tally(&self) -> Tally;
 
+    /// Blocks in use by contents and tables, as of what is in the tables; none for a subject that keeps no account.
+    fn stored_blocks(&self) -> Option<u64>;
+
     /// Most blocks that may be answered and not durable.
     fn unflushed_blocks(&self) -> usize;
 
@@ -222,6 +259,6 @@ pub fn device_blocks(volume_blocks: u64) -> u64 {
 pub fn open(choice: &Choice, volume_blocks: u64, device: Arc<Device>, clock: Arc<VirtualClock>) -> Result<Box<dyn Subject>> {
     Ok(match choice.scheme {
         Scheme::Original => Box::new(original::Original::new(choice, volume_blocks, device)),
-        _ => Box::new(engine::Store::open(choice, volume_blocks, device, clock)?),
+        _ => Box::new(Store::make(choice, volume_blocks, device_blocks(volume_blocks), device, clock)?),
     })
 }

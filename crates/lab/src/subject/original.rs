@@ -116,6 +116,10 @@ impl Subject for Original {
         Tally { windows: self.windows.get(), zero_blocks: self.zero_blocks.get(), ..Tally::default() }
     }
 
+    fn stored_blocks(&self) -> Option<u64> {
+        None
+    }
+
     fn unflushed_blocks(&self) -> usize {
         UNFLUSHED_BLOCKS
     }

@@ -4,9 +4,7 @@
 //! passed over; there are no flushes. The text does not tell how blocks compress: that is [`Assumed`].
 
 use std::{
-    fs::File,
     io::{BufRead, BufReader, Read},
-    path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
 };
@@ -14,7 +12,10 @@ use std::{
 use blake2::{Blake2b, Digest, digest::consts::U16};
 use onefold_core::{Error, Kind, Lba, Result};
 
-use super::reader::ZSTD_MAGIC;
+use super::{
+    Input,
+    reader::{WINDOW_LOG_MAX, ZSTD_MAGIC},
+};
 use crate::{
     Content,
     request::{Request, Source, What},
@@ -55,9 +56,9 @@ impl Assumed {
 }
 
 /// The requests of a text. It is read twice: first for the size of the device.
-pub(super) fn source(path: &Path, assumed: Assumed) -> Result<Source> {
+pub(super) fn source(input: &Input, assumed: Assumed) -> Result<Source> {
     let (mut end, mut steps) = (0, 0);
-    for line in Lines::open(path, assumed)? {
+    for line in Lines::open(input, assumed)? {
         let (number, request) = line?;
         steps = number;
         if let What::Write { first, blocks, .. } = &request.what {
@@ -65,13 +66,13 @@ pub(super) fn source(path: &Path, assumed: Assumed) -> Result<Source> {
         }
     }
     if end == 0 {
-        return Err(Error::new(Kind::Corrupt, format!("{} has no write in it", path.display())));
+        return Err(Error::new(Kind::Corrupt, format!("{input} has no write in it")));
     }
-    Ok(Source { volume_blocks: end, steps, requests: Box::new(Lines::open(path, assumed)?), cut: Rc::default() })
+    Ok(Source { volume_blocks: end, steps, requests: Box::new(Lines::open(input, assumed)?), cut: Rc::default() })
 }
 
 struct Lines {
-    path: PathBuf,
+    input: Input,
     assumed: Assumed,
     text: Box<dyn BufRead>,
     number: u64,
@@ -81,25 +82,27 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(path: &Path, assumed: Assumed) -> Result<Lines> {
-        let failed = |error| Error::from_io(format!("trace {}", path.display()), error);
-        let mut file = BufReader::new(File::open(path).map_err(failed)?);
-        let compressed = file.fill_buf().map_err(failed)?.starts_with(&ZSTD_MAGIC);
+    fn open(input: &Input, assumed: Assumed) -> Result<Lines> {
+        let failed = |error| input.failed(error);
+        let mut stream = input.open()?;
+        let compressed = stream.fill_buf().map_err(failed)?.starts_with(&ZSTD_MAGIC);
         let text: Box<dyn BufRead> = if compressed {
-            Box::new(BufReader::new(zstd::stream::read::Decoder::with_buffer(file).map_err(failed)?))
+            let mut expanded = zstd::stream::read::Decoder::with_buffer(stream).map_err(failed)?;
+            expanded.window_log_max(WINDOW_LOG_MAX).map_err(failed)?;
+            Box::new(BufReader::new(expanded))
         } else {
-            Box::new(file)
+            stream
         };
-        Ok(Lines { path: path.to_owned(), assumed, text, number: 0, begun: None, last: 0, ended: false })
+        Ok(Lines { input: input.clone(), assumed, text, number: 0, begun: None, last: 0, ended: false })
     }
 
     fn wrong(&self, what: &str) -> Error {
-        Error::new(Kind::Corrupt, format!("trace {}, line {}: {what}", self.path.display(), self.number))
+        Error::new(Kind::Corrupt, format!("trace {}, line {}: {what}", self.input, self.number))
     }
 
     fn line(&mut self) -> Result<Option<String>> {
         let mut bytes = Vec::new();
-        let failed = |error| Error::from_io(format!("trace {}", self.path.display()), error);
+        let failed = |error| self.input.failed(error);
         self.text.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes).map_err(failed)?;
         if bytes.is_empty() {
             return Ok(None);

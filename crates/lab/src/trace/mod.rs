@@ -19,9 +19,15 @@ mod reader;
 mod record;
 mod writer;
 
-use std::path::Path;
+use std::{
+    fmt,
+    fs::File,
+    io::{self, BufRead, BufReader, Cursor},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use onefold_core::Result;
+use onefold_core::{Error, Result};
 
 pub use blkparse::Assumed;
 pub(crate) use blkparse::blake2b_128;
@@ -36,5 +42,46 @@ use crate::request::Source;
 /// # Errors
 /// Those of the system; `Corrupt` for what is neither.
 pub fn open(path: &Path, assumed: Assumed) -> Result<Source> {
-    if reader::is_dtrace(path)? { reader::source(path) } else { blkparse::source(path, assumed) }
+    source(Input::File(path.to_owned()), assumed)
+}
+
+/// As [`open`], of a trace in memory.
+///
+/// # Errors
+/// As [`open`].
+pub fn of_bytes(bytes: Arc<[u8]>, assumed: Assumed) -> Result<Source> {
+    source(Input::Memory(bytes), assumed)
+}
+
+fn source(input: Input, assumed: Assumed) -> Result<Source> {
+    if reader::is_dtrace(&input)? { reader::source(input) } else { blkparse::source(&input, assumed) }
+}
+
+/// Where a trace is; it can be read several times.
+#[derive(Clone)]
+enum Input {
+    File(PathBuf),
+    Memory(Arc<[u8]>),
+}
+
+impl Input {
+    fn open(&self) -> Result<Box<dyn BufRead>> {
+        Ok(match self {
+            Input::File(path) => Box::new(BufReader::new(File::open(path).map_err(|error| self.failed(error))?)),
+            Input::Memory(bytes) => Box::new(Cursor::new(bytes.clone())),
+        })
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        Error::from_io(format!("trace {self}"), error)
+    }
+}
+
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Input::File(path) => path.display().fmt(f),
+            Input::Memory(_) => f.write_str("in memory"),
+        }
+    }
 }

@@ -2,9 +2,8 @@
 
 use std::{
     cell::Cell,
-    fs::File,
-    io::{BufReader, ErrorKind, Read},
-    path::{Path, PathBuf},
+    io::{BufRead, ErrorKind, Read},
+    path::Path,
     rc::Rc,
     time::Duration,
 };
@@ -12,14 +11,17 @@ use std::{
 use onefold_core::{Error, Kind, Result};
 use zstd::stream::read::Decoder;
 
-use super::record::{BYTES, Header, Op, Record, UNFINISHED};
+use super::{
+    Input,
+    record::{BYTES, Header, Op, Record, UNFINISHED},
+};
 use crate::{
     Content,
     request::{Request, Source, What},
 };
 
 /// Largest window of a zstd stream, as a power of two: what the format says, and a bound of our memory.
-const WINDOW_LOG_MAX: u32 = 23;
+pub(super) const WINDOW_LOG_MAX: u32 = 23;
 
 /// Most blocks of a request that are kept together: 16 MiB, more than any recorder's.
 const REQUEST_BLOCKS_MAX: usize = 4096;
@@ -29,8 +31,8 @@ pub(super) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Reads the records of a trace.
 pub struct Reader {
-    path: PathBuf,
-    stream: Decoder<'static, BufReader<File>>,
+    input: Input,
+    stream: Decoder<'static, Box<dyn BufRead>>,
     header: Header,
     read: u64,
     last: u64,
@@ -45,17 +47,20 @@ impl Reader {
     /// # Errors
     /// `Corrupt` when it is none, and those of the system.
     pub fn open(path: &Path) -> Result<Reader> {
-        let failed = |error| Error::from_io(format!("trace {}", path.display()), error);
-        let file = File::open(path).map_err(failed)?;
-        let mut stream = Decoder::new(file).map_err(failed)?;
+        Reader::of(Input::File(path.to_owned()))
+    }
+
+    pub(super) fn of(input: Input) -> Result<Reader> {
+        let failed = |error| input.failed(error);
+        let mut stream = Decoder::with_buffer(input.open()?).map_err(failed)?;
         stream.window_log_max(WINDOW_LOG_MAX).map_err(failed)?;
         let mut bytes = [0; BYTES];
         let header = match stream.read_exact(&mut bytes) {
             Ok(()) => Header::decode(&bytes),
             Err(error) => Err(Error::new(Kind::Corrupt, format!("it can't be expanded: {error}"))),
         };
-        let header = header.map_err(|error| error.context(format!("{} is no trace", path.display())))?;
-        Ok(Reader { path: path.to_owned(), stream, header, read: 0, last: 0, ended: false, cut: false })
+        let header = header.map_err(|error| error.context(format!("{input} is no trace")))?;
+        Ok(Reader { input, stream, header, read: 0, last: 0, ended: false, cut: false })
     }
 
     /// Blocks of the device that was recorded.
@@ -78,7 +83,7 @@ impl Reader {
 
     fn corrupt(&mut self, what: &str) -> Error {
         self.ended = true;
-        Error::new(Kind::Corrupt, format!("trace {}, record {}: {what}", self.path.display(), self.read))
+        Error::new(Kind::Corrupt, format!("trace {}, record {}: {what}", self.input, self.read))
     }
 
     /// The next 32 bytes; none at the end, where that may be.
@@ -131,23 +136,21 @@ impl Iterator for Reader {
     }
 }
 
-/// True when the file begins as a `.dtrace.zst` does.
-pub(super) fn is_dtrace(path: &Path) -> Result<bool> {
-    let failed = |error| Error::from_io(format!("trace {}", path.display()), error);
-    let mut start = [0; 4];
-    let n = File::open(path).and_then(|mut file| file.read(&mut start)).map_err(failed)?;
-    if n < 4 || start != ZSTD_MAGIC {
+/// True when it begins as a `.dtrace.zst` does.
+pub(super) fn is_dtrace(input: &Input) -> Result<bool> {
+    let mut stream = input.open()?;
+    if !stream.fill_buf().map_err(|error| input.failed(error))?.starts_with(&ZSTD_MAGIC) {
         return Ok(false);
     }
     let mut magic = [0; 8];
-    let mut stream = File::open(path).and_then(Decoder::new).map_err(failed)?;
+    let mut stream = Decoder::with_buffer(stream).map_err(|error| input.failed(error))?;
     // What can't be expanded is told by whoever reads it then.
     Ok(stream.window_log_max(WINDOW_LOG_MAX).is_ok() && stream.read_exact(&mut magic).is_ok() && magic.starts_with(b"DTRC"))
 }
 
 /// The requests of a trace.
-pub(super) fn source(path: &Path) -> Result<Source> {
-    let reader = Reader::open(path)?;
+pub(super) fn source(input: Input) -> Result<Source> {
+    let reader = Reader::of(input)?;
     let volume_blocks = reader.device_blocks();
     let steps = reader.records().unwrap_or(0);
     let cut = Rc::new(Cell::new(false));

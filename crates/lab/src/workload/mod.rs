@@ -1,7 +1,7 @@
 //! Generated workloads: writes whose addresses, duplicates and compressibility follow from a few numbers and a seed.
 //!
 //! A duplicate is a block whose content some address holds at that moment, chosen evenly among the live contents; every other block
-//! has a content that never was. So the share of duplicates comes out as asked for, measured among live contents. Whether a content compresses
+//! has a content that never was. So the share of duplicates comes out as asked for, measured among live contents. They come by chance, or evenly. Whether a content compresses
 //! is drawn for each content, and its bytes are made like those of traces ([`Content`]).
 
 mod live;
@@ -106,6 +106,8 @@ pub struct Workload {
     pub request_blocks: u64,
     /// Blocks written before deduplication for each one written after it; 1 is no duplicates.
     pub ratio: f64,
+    /// Duplicates come evenly, a new content after every `ratio` blocks; otherwise by chance.
+    pub even: bool,
     /// Share of the contents that compress.
     pub compressible: f64,
     /// How many times smaller those become.
@@ -128,6 +130,7 @@ impl Workload {
             blocks,
             request_blocks: 1,
             ratio: 2.0,
+            even: false,
             compressible: 0.8,
             compression: 1.25,
             flush_every: 0,
@@ -153,8 +156,9 @@ struct Writes {
     workload: Workload,
     rng: Rng,
     live: Live,
-    /// Blocks written.
+    /// Blocks written, and those whose content was chosen.
     done: u64,
+    blocks: u64,
     /// Requests since the last flush.
     unflushed: u64,
     requests: u64,
@@ -169,7 +173,18 @@ struct Writes {
 impl Writes {
     fn new(workload: Workload) -> Writes {
         let rng = Rng::new(workload.seed);
-        Writes { workload, rng, live: Live::default(), done: 0, unflushed: 0, requests: 0, end: 0, numbers: 0, places: Vec::new() }
+        Writes {
+            workload,
+            rng,
+            live: Live::default(),
+            done: 0,
+            blocks: 0,
+            unflushed: 0,
+            requests: 0,
+            end: 0,
+            numbers: 0,
+            places: Vec::new(),
+        }
     }
 
     /// Where the next request of `blocks` blocks goes.
@@ -194,10 +209,11 @@ impl Writes {
     }
 
     fn content(&mut self) -> Content {
-        let Workload { ratio, compressible, compression, seed, .. } = self.workload;
-        if self.rng.chance(1.0 - 1.0 / ratio)
-            && let Some(content) = self.live.pick(&mut self.rng)
-        {
+        let Workload { ratio, even, compressible, compression, seed, .. } = self.workload;
+        let blocks = self.blocks as f64;
+        self.blocks += 1;
+        let new = if even { (blocks / ratio).floor() != ((blocks - 1.0) / ratio).floor() } else { !self.rng.chance(1.0 - 1.0 / ratio) };
+        if !new && let Some(content) = self.live.pick(&mut self.rng) {
             return content;
         }
         self.numbers += 1;
@@ -271,6 +287,9 @@ mod tests {
             assert!((points - (1.0 - 1.0 / ratio) * 100.0).abs() < 1.0, "{pattern:?} {ratio}: {points}");
             assert!((compressible - 0.8).abs() < 0.03, "{compressible}");
         }
+        let even = Workload { ratio: 8.0, even: true, ..Workload::paper(Pattern::Random, 8000) };
+        let (points, ..) = measure(&even);
+        assert!((points - 87.5).abs() < 0.1, "{points}");
         // Also where everything is overwritten all the time.
         for pattern in [Pattern::Random, Pattern::Sequential] {
             let small = Workload { volume_blocks: 500, ratio: 3.0, ..Workload::paper(pattern, 30_000) };

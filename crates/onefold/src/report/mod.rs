@@ -79,6 +79,9 @@ pub(crate) struct Uncommitted {
     pub(crate) records_max: u64,
     pub(crate) zones: u64,
     pub(crate) zones_max: u64,
+    /// Leaves of tables with changes that wait to be merged into others.
+    #[serde(default)]
+    pub(crate) delayed_leaves: u64,
 }
 
 /// A server and its counts.
@@ -127,6 +130,14 @@ pub(crate) struct Writes {
     /// Carriers that hold only records.
     pub(crate) record_blocks: u64,
     pub(crate) leftover_blocks: u64,
+    /// Changes of entries of tables in place, and the leaves written for them.
+    #[serde(default)]
+    pub(crate) in_place_changes: u64,
+    #[serde(default)]
+    pub(crate) in_place_blocks: u64,
+    /// Those of them that were written for changes alone that nobody waited for.
+    #[serde(default)]
+    pub(crate) delayed_blocks: u64,
     pub(crate) list_blocks: u64,
     pub(crate) checkpoint_blocks: u64,
     pub(crate) super_blocks: u64,
@@ -225,6 +236,7 @@ impl Report {
                 records_max: status.records_max,
                 zones: status.uncommitted_zones,
                 zones_max: status.zones_max,
+                delayed_leaves: status.delayed_leaves,
             },
             epoch: status.epoch,
             clean: None,
@@ -239,6 +251,7 @@ impl From<&Counts> for Writes {
         let device_blocks = counts.data_blocks
             + counts.carrier_blocks
             + counts.leftover_blocks
+            + counts.in_place_blocks
             + counts.list_blocks
             + counts.checkpoint_blocks
             + counts.super_blocks;
@@ -252,6 +265,9 @@ impl From<&Counts> for Writes {
             carrier_blocks: counts.carrier_blocks,
             record_blocks: counts.record_blocks,
             leftover_blocks: counts.leftover_blocks,
+            in_place_changes: counts.in_place_changes,
+            in_place_blocks: counts.in_place_blocks,
+            delayed_blocks: counts.delayed_blocks,
             list_blocks: counts.list_blocks,
             checkpoint_blocks: counts.checkpoint_blocks,
             super_blocks: counts.super_blocks,

@@ -34,11 +34,15 @@ impl Display for Report {
             f,
             "uncommitted",
             format_args!(
-                "{} of {} records, {} of {} zones wait for a checkpoint",
+                "{} of {} records, {} of {} zones wait for a checkpoint{}",
                 grouped(records.records),
                 grouped(records.records_max),
                 zones.zones,
-                zones.zones_max
+                zones.zones_max,
+                match self.uncommitted.delayed_leaves {
+                    0 => String::new(),
+                    leaves => format!(", {} leaves for another write of theirs", grouped(leaves)),
+                }
             ),
         )?;
         if let Some(server) = &self.server {
@@ -168,6 +172,20 @@ impl Server {
                 blocks(writes.list_blocks + writes.super_blocks)
             ),
         )?;
+        if writes.in_place_blocks > 0 {
+            let merged = writes.in_place_changes.saturating_sub(writes.in_place_blocks);
+            row(
+                f,
+                "in place",
+                format_args!(
+                    "{} in {} leaves, {} changes merged; {} for delayed changes alone",
+                    blocks(writes.in_place_blocks),
+                    grouped(writes.in_place_blocks),
+                    grouped(merged),
+                    grouped(writes.delayed_blocks)
+                ),
+            )?;
+        }
         row(f, "read", format_args!("{} by clients", blocks(self.reads.client_blocks)))?;
         let cache = &self.page_cache;
         row(

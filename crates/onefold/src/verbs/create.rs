@@ -122,6 +122,8 @@ enum Scheme {
     Ordered,
     /// By a transaction of copy-on-write trees for each flush (Dmdedup)
     Cow,
+    /// The tables themselves change in place, in an order that is safe (OrderMergeDedup)
+    Ordermerge,
 }
 
 impl From<Scheme> for SchemeName {
@@ -130,6 +132,7 @@ impl From<Scheme> for SchemeName {
             Scheme::Thin => SchemeName::Thin,
             Scheme::Ordered => SchemeName::Ordered,
             Scheme::Cow => SchemeName::Cow,
+            Scheme::Ordermerge => SchemeName::OrderMerge,
         }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Inspect(options) => inspect::run(&options),
         Verb::Estimate(options) => estimate::run(&options),
         Verb::Cluster(options) => cluster::run(options),
-        Verb::Lab(options) => lab::run(options),
+        Verb::Lab(options) => lab::run(*options),
         Verb::Man(options) => manual::run(&options),
     }
 }

@@ -73,9 +73,17 @@ fn show_tables(view: &View<'_>, pba: Pba, out: &mut String) {
         Ok(zone) => field(out, "zone table", if zone.used.get(geometry.offset_of(pba)) { "in use" } else { "free" }),
         Err(e) => field(out, "zone table", e),
     }
-    match view.physical(pba) {
-        Ok(entry) => field(out, "physical table", page::physical_text(&entry)),
-        Err(e) => field(out, "physical table", e),
+    let entry = view.references(pba);
+    match &entry {
+        Ok(entry) => field(out, "references", page::references_text(entry)),
+        Err(e) => field(out, "references", e),
+    }
+    // Of a block without references it means nothing.
+    if !entry.is_ok_and(|entry| entry.references == 0) {
+        match view.fingerprint(pba) {
+            Ok(fingerprint) => field(out, "fingerprint", fingerprint),
+            Err(e) => field(out, "fingerprint", e),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Table pages and their entries.
 
-use onefold_core::{Block, Pba};
+use onefold_core::{Block, Fingerprint, Pba};
 
 use super::{field, line, pointer_text};
 use crate::index::paged;
@@ -8,7 +8,7 @@ use crate::{
     check::{report::Named, walk::children},
     format::{
         catalogue::{Discard, Volume},
-        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry},
+        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
     },
 };
 
@@ -32,12 +32,12 @@ pub(super) fn kind(carried: bool) -> &'static str {
     if carried { "in a carrier" } else { "raw" }
 }
 
-/// A physical entry for people.
-pub(super) fn physical_text(entry: &PhysicalEntry) -> String {
+/// An entry of references for people.
+pub(super) fn references_text(entry: &ReferenceEntry) -> String {
     match entry.references {
         0 => "no references".to_owned(),
-        PhysicalEntry::SATURATED => format!("saturated references, {}, fingerprint {}", kind(entry.carried), entry.fingerprint),
-        references => format!("{references} references, {}, fingerprint {}", kind(entry.carried), entry.fingerprint),
+        ReferenceEntry::SATURATED => format!("saturated references, {}", kind(entry.carried)),
+        references => format!("{references} references, {}", kind(entry.carried)),
     }
 }
 
@@ -70,9 +70,13 @@ pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, o
                 Some(entry) => map_entry_text(entry),
                 None => "can't be read".to_owned(),
             },
-            Table::Physical => match PhysicalEntry::get(page, slot) {
-                entry if entry == PhysicalEntry::default() => continue,
-                entry => physical_text(&entry),
+            Table::References => match ReferenceEntry::get(page, slot) {
+                entry if entry == ReferenceEntry::default() => continue,
+                entry => references_text(&entry),
+            },
+            Table::Fingerprints => match page::fingerprint(page, slot) {
+                fingerprint if fingerprint == Fingerprint::default() => continue,
+                fingerprint => format!("fingerprint {fingerprint}"),
             },
             Table::Zones => match ZoneEntry::get(page, slot).used {
                 used if used.count() == 0 => continue,

@@ -62,9 +62,14 @@ fn describe(superblock: &Superblock, out: &mut String) {
     );
     field(out, "mapped", format_args!("{} logical blocks", state.mapped_blocks));
     field(out, "generation", format_args!("{} is the next zone's", state.next_generation));
-    for (name, root) in
-        [("physical", state.physical), ("zone table", state.zones), ("catalogue", state.catalogue), ("pending", state.pending)]
-    {
+    let roots = [
+        ("references", state.references),
+        ("fingerprints", state.fingerprints),
+        ("zone table", state.zones),
+        ("catalogue", state.catalogue),
+        ("pending", state.pending),
+    ];
+    for (name, root) in roots {
         field(out, name, root_text(&root));
     }
     for cut in &state.cuts {

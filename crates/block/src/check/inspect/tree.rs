@@ -1,6 +1,6 @@
 //! Trees: the way to an entry, volumes, and addresses.
 
-use onefold_core::{Block, Disk, Error, Kind, Lba, Pba, Result, VolumeId};
+use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
 
 use super::{block, field, line, page::map_entry_text, pointer_text, superblock::root_text};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     format::{
         Identity,
         catalogue::{Discard, Volume},
-        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table, ZoneEntry},
+        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         record::WindowNumber,
         superblock::{Root, Superblock},
     },
@@ -72,7 +72,8 @@ impl View<'_> {
         let state = &self.superblock.state;
         match table {
             Table::Map => self.volumes().into_iter().find(|known| known.id.0 == volume).map(|known| known.map),
-            Table::Physical => Some(state.physical),
+            Table::References => Some(state.references),
+            Table::Fingerprints => Some(state.fingerprints),
             Table::Zones => Some(state.zones),
             Table::Catalogue => Some(state.catalogue),
             Table::Discards => Some(state.pending),
@@ -113,11 +114,18 @@ impl View<'_> {
         counted.filter(|discard| discard.volume == volume).collect()
     }
 
-    /// What the physical table says of a block: an error when its page is damaged, the default when there is none.
-    pub(super) fn physical(&self, pba: Pba) -> Result<PhysicalEntry> {
-        let way = self.way(Table::Physical, 0, &self.superblock.state.physical, pba.0);
-        let slot = pba.0 % Table::Physical.per_leaf();
-        leaf(way).map(|page| page.map_or_else(PhysicalEntry::default, |page| PhysicalEntry::get(&page, slot)))
+    /// What the table of references says of a block: an error when its page is damaged, the default when there is none.
+    pub(super) fn references(&self, pba: Pba) -> Result<ReferenceEntry> {
+        let way = self.way(Table::References, 0, &self.superblock.state.references, pba.0);
+        let slot = pba.0 % Table::References.per_leaf();
+        leaf(way).map(|page| page.map_or_else(ReferenceEntry::default, |page| ReferenceEntry::get(&page, slot)))
+    }
+
+    /// The fingerprint of a block, likewise.
+    pub(super) fn fingerprint(&self, pba: Pba) -> Result<Fingerprint> {
+        let way = self.way(Table::Fingerprints, 0, &self.superblock.state.fingerprints, pba.0);
+        let slot = pba.0 % Table::Fingerprints.per_leaf();
+        leaf(way).map(|page| page.map_or_else(Fingerprint::default, |page| page::fingerprint(&page, slot)))
     }
 
     /// The bitmap of a zone.

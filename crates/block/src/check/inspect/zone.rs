@@ -7,7 +7,7 @@ use crate::{
     check::{batch::read_one, places, rot},
     format::{
         geometry::Geometry,
-        page::{PhysicalEntry, header},
+        page::{ReferenceEntry, header},
         zone_list::Page,
     },
     place::bitmap::ZoneBitmap,
@@ -95,9 +95,9 @@ fn mark(view: &View<'_>, pba: Pba, n: usize, used: &ZoneBitmap) -> char {
     if !used.get(n) {
         return '.';
     }
-    match view.physical(pba) {
-        Ok(PhysicalEntry { references: 1.., carried: true, .. }) => 'c',
-        Ok(PhysicalEntry { references: 1.., .. }) => 'r',
+    match view.references(pba) {
+        Ok(ReferenceEntry { references: 1.., carried: true }) => 'c',
+        Ok(ReferenceEntry { references: 1.., carried: false }) => 'r',
         _ => {
             let page = read_one(view.disk, pba).ok().and_then(|block| header(view.identity, &block));
             if page.is_some_and(|(_, pointer)| pointer.address == pba) { 't' } else { '?' }

@@ -5,11 +5,13 @@
 //!    damaged to whole, so that a crash leaves one or the other.
 //! 3. *tables*: when they still disagree, the maps are the truth. A damaged page of a map gives way to one that says that its addresses are
 //!    lost; its children, if it has any, are found again by their own headers where nothing else can be meant. Entries that name nothing
-//!    possible become lost as well. Then the physical table and the zone table are built anew from the maps: counts as they are, saturated
+//!    possible become lost as well. Then references, fingerprints and the zone table are built anew from the maps: counts as they are, saturated
 //!    ones too; leaked blocks become free. All of it is written to blocks that nothing uses, flushed, and becomes true with one superblock, as
 //!    a checkpoint does: a crash before leaves the store as it was.
 //! 4. *records*: a store that was not shut down cleanly is recovered, checkpointed and closed. Windows whose records are missing although they
 //!    were durable are void; that is told.
+//!
+//! With leaves in place (`ordermerge`) step 3 is left out, and step 4 counts all links, so that counts that a crash left too high fall.
 //!
 //! What a repair never does: guess. It makes no data readable that was not written there; what it can't know reads as an error until it is
 //! written again. It does not mend damaged data (raw blocks, the content of carriers), a catalogue or a table of discards with more than a
@@ -20,7 +22,7 @@ mod fixed;
 mod heal;
 mod maps;
 mod named;
-mod physical;
+mod references;
 mod room;
 mod salvage;
 mod tables;
@@ -28,7 +30,7 @@ mod zones;
 
 use std::sync::Arc;
 
-use onefold_core::{Clock, Disk, Lba, Pba, Result, VolumeId};
+use onefold_core::{Clock, Disk, Lba, Result, VolumeId};
 
 use super::{
     MEMORY, Phase, Progress, Report, check_within, leftover::rotten_pages, places, recovered::rotten_carriers, tables::Checker,
@@ -101,7 +103,7 @@ pub fn repair_within(
     let identity = Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
     fixed::zone_list(&**disk, &identity, &superblock, &mut repaired)?;
     let sound = repair_tables(&**disk, &superblock, &identity, memory, progress, &mut repaired)?;
-    if !superblock.state.clean && sound {
+    if (!superblock.state.clean || superblock.state.inexact) && sound {
         for (pba, bit, block) in rotten_carriers(&**disk, &superblock, &identity) {
             heal::write(&**disk, pba, &block)?;
             repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
@@ -148,6 +150,10 @@ fn repair_tables(
         return Ok(false);
     }
     let damaged = checker.damaged_carriers.len() as u64;
+    if checker.in_place {
+        // What is wrong stays as it is: of two versions of a leaf nobody can tell what a damaged one said.
+        return Ok(checker.report.problems_found == 0);
+    }
     if checker.report.problems_found > damaged || checker.report.saturated_blocks > 0 {
         tables::rebuild(&mut checker, superblock, repaired)?;
     }
@@ -159,6 +165,8 @@ fn recover(disk: &Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: &Settings, rep
     let settings = Settings { accept_loss: true, ..settings.clone() };
     let closed = Engine::open(disk.clone(), clock, settings).and_then(|engine| {
         repaired.lost_windows = engine.lost_windows();
+        // Counts that a crash left too high.
+        while engine.recount_step()? {}
         engine.close()
     });
     match closed {
@@ -168,9 +176,4 @@ fn recover(disk: &Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: &Settings, rep
     for (first, last) in &repaired.lost_windows {
         repaired.left.push(format!("the records of windows {first} to {last} are lost: their addresses hold what was there before"));
     }
-}
-
-/// The number of the leaf that holds an entry, and its place there.
-fn place_of(pba: Pba, per_leaf: u64) -> (u64, u64) {
-    (pba.0 / per_leaf, pba.0 % per_leaf)
 }

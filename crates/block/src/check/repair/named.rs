@@ -1,14 +1,13 @@
 //! What the maps name, and which of their entries can't be true.
 //!
 //! An entry is wrong when it can't be read, or names a block that is not there or holds a table page, or when the content of its block shows
-//! that it is another one. Where the physical table contradicts an entry, the content decides; an entry that is right by it stays, and the
-//! table follows. Wrong entries read as errors already; they become lost, so that writing to them works again.
+//! that it is another one. Where the tables contradict an entry, the content decides; an entry that is right by it stays, and the tables
+//! follow. Wrong entries read as errors already; they become lost, so that writing to them works again.
 
 use std::collections::BTreeMap;
 
 use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
 
-use super::place_of;
 use crate::{
     check::{batch::read_one, tables::Checker, usage::BlockSet, usage::Named as Verdict, usage::Usage},
     format::{
@@ -29,7 +28,7 @@ pub(super) struct Named {
     pub(super) wrong: BTreeMap<(VolumeId, Lba), MapEntry>,
 }
 
-/// An entry that the physical table contradicts.
+/// An entry that the tables contradict.
 struct Contradiction {
     volume: VolumeId,
     lba: Lba,
@@ -42,8 +41,8 @@ struct Contradiction {
 pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
     let mut named = Named { data: BlockSet::new(checker.geometry), wrong: BTreeMap::new() };
     for stretch in checker.stretches.clone() {
-        let mut usage = Usage::counting(checker.geometry, stretch);
-        checker.load_physical(&mut usage);
+        let mut usage = Usage::counting(checker.geometry, stretch, &checker.dark);
+        checker.load_blocks(&mut usage, |_, _, _| {});
         let mut contradictions = Vec::new();
         for v in 0..checker.volumes.len() {
             let (volume, blocks, map) = (checker.volumes[v].id, checker.volumes[v].blocks, checker.volumes[v].map);
@@ -107,21 +106,5 @@ impl Checker<'_> {
     pub(super) fn can_be_data(&self, pba: Pba) -> bool {
         let used = self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.state.high_water;
         used && !self.pages.contains(pba)
-    }
-
-    /// Notes what the physical table says of the blocks of a stretch.
-    pub(super) fn load_physical(&mut self, usage: &mut Usage) {
-        let blocks = usage.stretch.start * self.geometry.zone_blocks..usage.stretch.end * self.geometry.zone_blocks;
-        let per_leaf = Table::Physical.per_leaf();
-        let leaves = place_of(Pba(blocks.start), per_leaf).0..blocks.end.div_ceil(per_leaf);
-        self.walk(Table::Physical, 0, &self.state.physical, Some(leaves), &mut |_, id, _, page| {
-            for slot in 0..per_leaf {
-                let pba = Pba(id.index * per_leaf + slot);
-                let entry = crate::format::page::PhysicalEntry::get(page, slot);
-                if entry.references > 0 && blocks.contains(&pba.0) {
-                    usage.physical(pba, &entry);
-                }
-            }
-        });
     }
 }

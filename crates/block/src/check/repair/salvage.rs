@@ -2,7 +2,7 @@
 //!
 //! Old versions of a page are freed by the checkpoint that replaces them. So of the blocks in use that are not data and that nothing
 //! reachable names, those that are whole map pages are the lost children, each of them the only one of its kind; and when every such block
-//! is one, what is not found was not there. This needs the zone table and the physical table whole; without them, or with a block that is
+//! is one, what is not found was not there. This needs the zone table and the table of references whole; without them, or with a block that is
 //! none of all this, nothing that is missing is taken for a hole.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use onefold_core::{Pba, ZoneId};
 use super::named::Named;
 use crate::{
     check::{batch::read_each, tables::Checker, usage::BlockSet, walk::children},
-    format::page::{FANOUT, PageId, PhysicalEntry, Pointer, Table, ZoneEntry, header},
+    format::page::{FANOUT, PageId, Pointer, ReferenceEntry, Table, ZoneEntry, header},
 };
 
 /// What became of a child.
@@ -54,15 +54,15 @@ impl Salvage {
 
 impl Orphans {
     fn find(checker: &mut Checker<'_>, named: &Named) -> Orphans {
-        let mut orphans = Orphans { complete: checker.dark.zones.is_empty() && checker.dark.blocks.is_empty(), ..Orphans::default() };
+        let mut orphans = Orphans { complete: checker.dark.zones.is_empty() && checker.dark.references.is_empty(), ..Orphans::default() };
         if !orphans.complete {
             return orphans;
         }
         let mut counted = BlockSet::new(checker.geometry);
-        checker.walk(Table::Physical, 0, &checker.state.physical, Some(0..u64::MAX), &mut |checker, id, _, page| {
-            for slot in 0..Table::Physical.per_leaf() {
-                let pba = Pba(id.index * Table::Physical.per_leaf() + slot);
-                if PhysicalEntry::get(page, slot).references > 0 && checker.geometry.holds(pba) {
+        checker.walk(Table::References, 0, &checker.state.references, Some(0..u64::MAX), &mut |checker, id, _, page| {
+            for slot in 0..Table::References.per_leaf() {
+                let pba = Pba(id.index * Table::References.per_leaf() + slot);
+                if ReferenceEntry::get(page, slot).references > 0 && checker.geometry.holds(pba) {
                     counted.insert(pba);
                 }
             }

@@ -2,7 +2,7 @@
 
 use onefold_core::{Block, Result, ZoneId};
 
-use super::{Repaired, build::Builder, heal, maps::Mend, named, physical, room::Room, salvage::Salvage, zones};
+use super::{Repaired, build::Builder, heal, maps::Mend, named, references, room::Room, salvage::Salvage, zones};
 use crate::{
     check::{tables::Checker, usage::BlockSet, walk::Visit},
     format::{
@@ -50,9 +50,9 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
     }
     builder.writer.finish()?;
     checker.volumes = volumes;
-    let physical = physical::build(checker, &mut builder)?;
+    let blocks = references::build(checker, &mut builder)?;
     let catalogue = catalogue(checker, &mut builder)?;
-    let (zones, used_blocks) = zones::build(&mut builder, committed, &physical.blocks)?;
+    let (zones, used_blocks) = zones::build(&mut builder, committed, &blocks.blocks)?;
     builder.writer.finish()?;
     disk.flush()?;
 
@@ -62,11 +62,12 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
     let mut state = State {
         high_water: builder.room.high_water,
         used_blocks,
-        live_blocks: physical.live,
-        mapped_blocks: physical.mapped,
+        live_blocks: blocks.live,
+        mapped_blocks: blocks.mapped,
         volumes: checker.volumes.len() as u32,
         discards: checker.discards.len() as u32,
-        physical: physical.root,
+        references: blocks.references,
+        fingerprints: blocks.fingerprints,
         zones,
         catalogue,
         ..old
@@ -80,7 +81,7 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
         disk.flush()?;
     }
     let what =
-        format!("reference counts and free space were taken from the maps: {} blocks are in use, {used_blocks} with tables", physical.live);
+        format!("reference counts and free space were taken from the maps: {} blocks are in use, {used_blocks} with tables", blocks.live);
     repaired.restored.push(what);
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{Error, Kind, Lba, Pba, Result, VolumeId};
 
-use super::{Next, Reason};
+use super::{Next, Reason, references::Delta};
 use crate::{
     counters::add,
     engine::{Engine, Snapshot, State, catalogue::apply_catalogue},
@@ -15,6 +15,7 @@ use crate::{
         superblock::{self, Root},
     },
     reached::Branch,
+    scheme::ordermerge::Reclaimed,
     settings::PlantedBug,
     table::{
         PageSpace, rebuild,
@@ -26,9 +27,9 @@ use crate::{
 impl Engine {
     /// Steps 1 and 2.
     pub(super) fn build(&self, deferred: &mut Vec<Pba>, reason: Reason) -> Result<Option<Next>> {
-        let (frozen, old) = {
+        let (frozen, old, leaves_wanted) = {
             let mut state = self.state.lock();
-            let nothing = state.active.is_empty() && state.snapshot.discards.is_empty() && !state.deferred_alone();
+            let nothing = state.active.is_empty() && state.snapshot.discards.is_empty() && !state.deferred_alone() && !state.leaves_wanted;
             if nothing && reason == Reason::Changes {
                 state.checkpoint_wanted = false;
                 return Ok(None);
@@ -38,42 +39,61 @@ impl Engine {
             state.retouch();
             let frozen = Arc::new(frozen);
             state.frozen = Some(frozen.clone());
-            (frozen, state.snapshot.clone())
+            (frozen, state.snapshot.clone(), state.leaves_wanted)
         };
+        // What a recount found before is written with what waits.
+        let exact = self.state.lock().exact;
         let committed = if self.settings.has(PlantedBug::CommitPastDurable) { frozen.last } else { frozen.last.max(old.state.committed) };
         let mut build = Build {
             engine: self,
             old: &old,
             birth: committed,
-            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new() },
+            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new(), pages: Vec::new() },
             writer: PageWriter::new(&*self.disk),
             // For each change the old block and the new one, and each new block once more.
             deltas: Vec::with_capacity(frozen.entries.len() * 3),
             freed: Vec::new(),
             bits: Vec::new(),
+            stored: Vec::new(),
+            in_place: None,
+            block_leaves: self.state.lock().block_leaves,
             mapped: old.state.mapped_blocks,
             live: old.state.live_blocks,
         };
         let mut volumes = old.volumes.clone();
         let mut discards = old.discards.clone();
         apply_catalogue(&mut volumes, &frozen.catalogue);
-        for (volume, start, span) in frozen.ranges.iter() {
+        // In place, ranges are applied when their windows are.
+        for (volume, start, span) in frozen.ranges.iter().filter(|_| !self.in_place()) {
             discards.insert(volume, start, *span);
         }
-        let pending = build.maps(&frozen, &mut volumes, &discards)?;
-        self.reached.add(Branch::DiscardsLeft, pending.iter().count());
-        volumes.retain(|id, volume| !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some());
-        let physical = build.physical(&frozen, std::mem::take(deferred))?;
+        let deferred = std::mem::take(deferred);
+        let (mut pending, mut reclaimed) = (Ranges::default(), Reclaimed::default());
+        let (references, fingerprints);
+        if self.in_place() {
+            ((references, fingerprints), reclaimed) = build.in_place(&frozen, &mut volumes, deferred)?;
+            self.reached.add(Branch::LeavesMade, usize::from(leaves_wanted));
+            self.reached.add(Branch::BlocksReclaimed, reclaimed.blocks.len());
+        } else {
+            pending = build.maps(&frozen, &mut volumes, &discards)?;
+            self.reached.add(Branch::DiscardsLeft, pending.iter().count());
+            volumes.retain(|id, volume| !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some());
+            references = build.references(&frozen, deferred)?;
+            fingerprints = build.fingerprints()?;
+        }
         let catalogue = build.catalogue(&volumes)?;
         let (pending_root, pending_count) = build.discards(&pending)?;
         let index = build.index()?;
         let (zones_root, zones, used_blocks) = build.zones()?;
         build.writer.finish()?;
+        self.forget_counts(&build.space.pages)?;
         add(&self.counters.checkpoint_blocks, build.writer.written);
-        let Build { freed, mapped, live, .. } = build;
+        let Build { freed, mapped, live, block_leaves, .. } = build;
 
         let mut state = self.state.lock();
         state.built = true;
+        state.block_leaves = block_leaves;
+        let inexact = old.state.inexact && !(state.exact && exact);
         let snapshot = Snapshot {
             state: superblock::State {
                 sequence: old.state.sequence + 2,
@@ -91,7 +111,8 @@ impl Engine {
                 mapped_blocks: mapped,
                 volumes: volumes.len() as u32,
                 discards: pending_count,
-                physical,
+                references,
+                fingerprints,
                 zones: zones_root,
                 catalogue,
                 pending: pending_root,
@@ -101,11 +122,12 @@ impl Engine {
                 index_birth: index.birth,
                 // Windows that earlier recoveries voided lie below `committed` now.
                 cuts: Vec::new(),
+                inexact,
             },
             volumes,
             discards: pending,
         };
-        Ok(Some(Next { snapshot: Arc::new(snapshot), freed, zones, filter: index.filter }))
+        Ok(Some(Next { snapshot: Arc::new(snapshot), freed, zones, filter: index.filter, reclaimed, leaves_wanted }))
     }
 }
 
@@ -135,6 +157,8 @@ pub(super) struct Space<'a> {
     pub(super) engine: &'a Engine,
     pub(super) taken: Vec<Pba>,
     pub(super) let_go: Vec<Pba>,
+    /// All pages taken.
+    pages: Vec<Pba>,
 }
 
 impl PageSpace for Space<'_> {
@@ -143,6 +167,7 @@ impl PageSpace for Space<'_> {
         let zones = self.engine.zones(state.zone_table);
         let pba = state.allocator.place_page(&zones)?;
         self.taken.push(pba);
+        self.pages.push(pba);
         Ok(pba)
     }
 
@@ -152,25 +177,32 @@ impl PageSpace for Space<'_> {
 }
 
 /// A checkpoint being built.
-pub(super) struct Build<'a> {
-    pub(super) engine: &'a Engine,
-    pub(super) old: &'a Snapshot,
+pub(crate) struct Build<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) old: &'a Snapshot,
     pub(super) birth: WindowNumber,
     pub(super) space: Space<'a>,
     pub(super) writer: PageWriter<'a>,
-    /// Changes of reference counts: block, difference.
-    pub(super) deltas: Vec<(Pba, i32)>,
-    pub(super) freed: Vec<Pba>,
+    /// Changes of reference counts.
+    pub(super) deltas: Vec<Delta>,
+    pub(crate) freed: Vec<Pba>,
     /// Blocks that came into use, or out of it.
-    pub(super) bits: Vec<(Pba, bool)>,
-    pub(super) mapped: u64,
-    pub(super) live: u64,
+    pub(crate) bits: Vec<(Pba, bool)>,
+    /// Blocks whose fingerprints are to be written, rising.
+    pub(super) stored: Vec<Pba>,
+    /// New leaves are written in place from now on, and this tells their life from others.
+    pub(crate) in_place: Option<u64>,
+    /// Leaves of references and of fingerprints that exist then.
+    pub(crate) block_leaves: [u64; 2],
+    pub(crate) mapped: u64,
+    pub(crate) live: u64,
 }
 
 impl<'a> Build<'a> {
-    pub(super) fn rebuild(&mut self, table: Table, volume: u32, root: &Root, leaves: &[u64], change: Change<'_>) -> Result<Root> {
-        let Build { engine, space, writer, birth, .. } = self;
-        let mut work = Rebuild { pages: &engine.pages, identity: &engine.identity, space, writer, birth: *birth };
+    pub(crate) fn rebuild(&mut self, table: Table, volume: u32, root: &Root, leaves: &[u64], change: Change<'_>) -> Result<Root> {
+        let Build { engine, space, writer, birth, in_place, .. } = self;
+        let in_place = in_place.filter(|_| matches!(table, Table::Map | Table::References | Table::Fingerprints));
+        let mut work = Rebuild { pages: &engine.pages, identity: &engine.identity, space, writer, birth: *birth, in_place };
         rebuild(&mut work, table, volume, root, leaves, change)
     }
 

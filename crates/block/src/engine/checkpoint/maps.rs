@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Block, Error, Kind, Result, VolumeId};
 
-use super::build::Build;
+use super::{
+    build::Build,
+    references::{Delta, Touch},
+};
 use crate::{
     format::{
         catalogue::Volume,
@@ -48,7 +51,7 @@ impl Build<'_> {
             let leaves: Vec<u64> = leaves.into_iter().collect();
             let root = volume.map;
             let bug = self.engine.settings.has(PlantedBug::RangeOverWrite);
-            let decrement = if self.engine.settings.has(PlantedBug::DoubleDecrement) { -2 } else { -1 };
+            let lowered = if self.engine.settings.has(PlantedBug::DoubleDecrement) { 2 } else { 1 };
             let mut deltas = std::mem::take(&mut self.deltas);
             let mut mapped = self.mapped;
             volume.map = self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
@@ -58,12 +61,12 @@ impl Build<'_> {
                     if old == new {
                         return Ok(());
                     }
-                    if let MapEntry::Block { pba, .. } = old {
-                        deltas.push((pba, decrement));
+                    if let MapEntry::Block { pba, prefix, .. } = old {
+                        deltas.extend(std::iter::repeat_n(Delta::new(pba, Touch::Lower, prefix), lowered));
                         mapped -= 1;
                     }
-                    if let MapEntry::Block { pba, .. } = new {
-                        deltas.push((pba, 1));
+                    if let MapEntry::Block { pba, prefix, .. } = new {
+                        deltas.push(Delta::new(pba, Touch::Raise, prefix));
                         mapped += 1;
                     }
                     new.set(page, slot);

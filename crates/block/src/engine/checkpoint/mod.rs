@@ -1,7 +1,7 @@
 //! Checkpoints: the published records go into the structured tables.
 //!
 //! 1. *freeze*: what is published so far is set aside; new windows are published beside it.
-//! 2. *build*: changed pages are written to new places, leaves first: maps, the physical table, catalogue, discards, the index on
+//! 2. *build*: changed pages are written to new places, leaves first: maps, references, fingerprints, catalogue, discards, the index on
 //!    disk, the zone table.
 //! 3. *flush*, which a window's flush does as well.
 //! 4. *superblock*, to the place of the older one.
@@ -19,15 +19,16 @@
 
 mod build;
 mod maps;
-mod physical;
+mod references;
 mod spill;
 mod zones;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use onefold_core::{BlockRef, Class, Error, Kind, Pba, Result, Run, ZoneId};
 
-use super::{Engine, Snapshot, State};
+pub(crate) use self::build::Build;
+use super::{Engine, Snapshot};
 use crate::{
     counters::add,
     format::{
@@ -37,7 +38,7 @@ use crate::{
     index::Filter,
     place::bitmap::ZoneBitmap,
     reached::Branch,
-    scheme::Records,
+    scheme::{Records, ordermerge::Reclaimed},
     settings::{CARRIERS_MAX, PlantedBug},
 };
 
@@ -50,8 +51,9 @@ enum Phase {
     Built(Box<Next>, u64),
     /// Superblock written; a flush that begins after number `.1` makes it durable.
     Named(Box<Next>, u64),
-    /// True, and its twin written; a flush that begins after number `.2` makes that durable.
-    Twinned(Box<Next>, Arc<Snapshot>, u64),
+    /// True, and its twin written; a flush that begins after number `.2` makes that durable. With leaves in place it counts as true only then:
+    /// what is written to leaves that only one superblock names could be lost with that one. `.1` is the version before, if it is.
+    Twinned(Box<Next>, Option<Arc<Snapshot>>, u64),
     /// Durable twice; readers of the old version are waited for.
     Releasing(Box<Next>, Arc<Snapshot>),
 }
@@ -64,6 +66,10 @@ struct Next {
     zones: Vec<(ZoneId, ZoneBitmap)>,
     /// Of the index on disk, when it was written anew.
     filter: Option<Filter>,
+    /// With leaves in place: blocks whose last link went.
+    reclaimed: Reclaimed,
+    /// Likewise: it made the leaves that windows waited for.
+    leaves_wanted: bool,
 }
 
 /// The state of checkpoints.
@@ -106,7 +112,7 @@ pub enum CheckpointStep {
 }
 
 impl Engine {
-    /// True when a checkpoint should begin: three quarters of a limit, or half of the zone list, are used, or somebody waits for one.
+    /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits for one.
     #[must_use]
     pub fn checkpoint_due(&self) -> bool {
         if self.scheme.records() == Records::Nowhere {
@@ -116,7 +122,7 @@ impl Engine {
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 4 * 3
             || state.active.carriers >= CARRIERS_MAX / 4 * 3
-            || state.allocator.uncommitted_zones() * 2 > state.allocator.list.limit()
+            || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
             || state.active.records > 0 && self.spill(&state).is_some()
     }
 
@@ -127,7 +133,7 @@ impl Engine {
             return false;
         }
         let state = self.state.lock();
-        !state.active.is_empty() || state.frozen.is_some() || !state.snapshot.discards.is_empty()
+        !state.active.is_empty() || state.frozen.is_some() || !state.snapshot.discards.is_empty() || state.leaves_wanted
     }
 
     /// True between the steps of a checkpoint.
@@ -142,6 +148,11 @@ impl Engine {
     /// The first failed write or damaged page stops all writes.
     pub fn checkpoint_step(&self) -> Result<CheckpointStep> {
         self.checkpoint_advance(Reason::Changes)
+    }
+
+    /// As [`checkpoint_step`](Self::checkpoint_step), also when nothing was published: windows wait for leaves.
+    pub(crate) fn checkpoint_for_leaves(&self) -> Result<CheckpointStep> {
+        self.checkpoint_advance(Reason::Forced)
     }
 
     /// As [`checkpoint_step`](Self::checkpoint_step), for a reason.
@@ -176,7 +187,10 @@ impl Engine {
                     checkpointer.phase = Phase::Named(next, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                let (next, old) = self.become_true(next);
+                let (next, old) = match self.in_place() {
+                    true => (next, None),
+                    false => self.become_true(next),
+                };
                 self.write_superblock(&next.snapshot, 0).map_err(|e| self.stop(&e))?;
                 checkpointer.phase = Phase::Twinned(next, old, self.want_flush());
             }
@@ -185,13 +199,15 @@ impl Engine {
                     checkpointer.phase = Phase::Twinned(next, old, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                checkpointer.phase = Phase::Releasing(next, old);
+                let (next, old) = if old.is_some() { (next, old) } else { self.become_true(next) };
+                checkpointer.phase = old.map_or(Phase::Idle, |old| Phase::Releasing(next, old));
             }
             Phase::Releasing(next, old) => {
                 if Arc::strong_count(&old) > 1 {
                     checkpointer.phase = Phase::Releasing(next, old);
                     return Ok(CheckpointStep::NeedsReaders);
                 }
+                self.forget_counts(&next.reclaimed.blocks).map_err(|e| self.stop(&e))?;
                 self.release(&mut checkpointer.deferred, *next);
             }
         }
@@ -283,37 +299,39 @@ impl Engine {
     }
 
     /// The superblock is durable: reads go to the new version.
-    fn become_true(&self, mut next: Box<Next>) -> (Box<Next>, Arc<Snapshot>) {
+    fn become_true(&self, mut next: Box<Next>) -> (Box<Next>, Option<Arc<Snapshot>>) {
         add(&self.counters.checkpoints, 1);
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
         state.frozen = None;
         state.built = false;
         state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
+        if self.in_place() && !state.catalogue_waits() {
+            state.acknowledged = state.durable;
+        }
+        state.leaves_wanted &= !next.leaves_wanted;
         state.releasing = true;
         if let Some(filter) = next.filter.take() {
             self.index.lock().finish_spill(filter);
         }
-        (next, old)
+        (next, Some(old))
     }
 
     /// Makes free what the new version does not need, but for blocks that newer records name.
     fn release(&self, deferred: &mut Vec<Pba>, next: Next) {
         let mut state = self.state.lock();
-        let mut pinned: BTreeSet<Pba> = BTreeSet::new();
-        let State { flights, open, active, .. } = &*state;
-        pinned.extend(flights.iter().filter_map(|flight| flight.plan.as_ref()).flat_map(|plan| plan.pins.iter().copied()));
-        let windows = flights.iter().map(|flight| &*flight.window).chain([open]);
-        pinned.extend(windows.flat_map(|window| &window.blocks).filter_map(|block| block.placed).map(|placed| placed.pba));
-        let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(|pba| pinned.contains(pba) || active.pins.contains(pba));
+        let pinned = state.pinned();
+        let named = |pba: &&Pba| !self.in_place() && (pinned.contains(pba) || state.active.pins.contains(*pba));
+        let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(named);
         state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
         state.zone_table = next.snapshot.state.zones;
         state.releases += 1;
         state.releasing = false;
         state.checkpoint_wanted = false;
-        state.deferred = kept.len();
         self.reached.add(Branch::BlocksKept, kept.len());
         *deferred = kept;
+        deferred.extend(next.reclaimed.put_off);
+        state.deferred = deferred.len();
     }
 
     /// Releases before the superblock is durable: a planted bug.

@@ -93,7 +93,7 @@ impl Build<'_> {
             Ok(())
         })?;
         engine.state.lock().spilling_pages = 0;
-        // Entries that had found no room are looked for again in the physical table; until that is done the table does not count as complete.
+        // Entries that had found no room are looked for again in the tables; until that is done the table does not count as complete.
         let mut birth = self.birth;
         if memory.refused > 0 || !engine.index_complete() {
             birth = old.index_birth;

@@ -71,8 +71,8 @@ impl Build<'_> {
         let leaves: Vec<u64> = nodes.iter().filter(|node| node.0 == 0).map(|node| node.1).collect();
         taken.sort_unstable();
         let mut beforehand = Beforehand(taken.into_iter());
-        let mut work =
-            Rebuild { pages, identity: &self.engine.identity, space: &mut beforehand, writer: &mut self.writer, birth: self.birth };
+        let (identity, birth) = (&self.engine.identity, self.birth);
+        let mut work = Rebuild { pages, identity, space: &mut beforehand, writer: &mut self.writer, birth, in_place: None };
         let bitmaps = &edits.bitmaps;
         let root = rebuild(&mut work, Table::Zones, 0, &root, &leaves, &mut |leaf, _, page| {
             for (&zone, &used) in bitmaps.range(ZoneId(leaf * per_leaf)..ZoneId((leaf + 1) * per_leaf)) {

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 
-use super::scan::SCAN_BLOCKS;
 use crate::{
     engine::{Engine, Snapshot, catalogue::apply_catalogue},
     format::{
@@ -16,6 +15,28 @@ use crate::{
     settings::PlantedBug,
     window::ranges::{Ranges, Span},
 };
+
+/// Blocks that are read and hashed together.
+const BLOCKS: usize = 2048;
+
+/// A block that a record names.
+struct Named {
+    /// The record.
+    n: usize,
+    pba: Pba,
+    carried: bool,
+    fingerprint: Fingerprint,
+}
+
+impl Named {
+    fn of(n: usize, record: &Record) -> Option<Named> {
+        match record.change {
+            Change::Block { pba, carried, fingerprint } => Some(Named { n, pba, carried, fingerprint }),
+            Change::Catalogue { pba, fingerprint } => Some(Named { n, pba, carried: true, fingerprint }),
+            Change::Range { .. } => None,
+        }
+    }
+}
 
 impl Engine {
     /// What the believed records mean when parts of their windows are missing: records of volumes that were never made, or of addresses that
@@ -72,45 +93,44 @@ impl Engine {
         if self.settings.has(PlantedBug::BelievedUnseen) {
             return Ok(newer);
         }
-        let blocks = self.fixed.geometry.blocks();
-        let mut believed = Vec::with_capacity(newer.len());
-        for batch in newer.chunks(SCAN_BLOCKS) {
-            let named: Vec<(usize, Pba, bool, Fingerprint)> = batch
-                .iter()
-                .enumerate()
-                .filter_map(|(n, record)| match record.change {
-                    Change::Block { pba, carried, fingerprint } => Some((n, pba, carried, fingerprint)),
-                    Change::Catalogue { pba, fingerprint } => Some((n, pba, true, fingerprint)),
-                    Change::Range { .. } => None,
-                })
-                .filter(|&(_, pba, ..)| pba.0 < blocks)
-                .collect();
-            let mut buffer = Block::zeroed_vec(named.len());
-            let mut reads: Vec<Read<'_>> = named.iter().zip(buffer.chunks_mut(1)).map(|(named, into)| Read::new(named.1, into)).collect();
-            self.disk.read(&mut reads);
-            let mut good: BTreeSet<usize> = (0..batch.len()).filter(|&n| matches!(batch[n].change, Change::Range { .. })).collect();
-            self.reached.add(Branch::RangeBelieved, good.len());
-            let ranges = good.len();
-            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
-            for (&(n, pba, carried, fingerprint), block) in named.iter().zip(&buffer) {
-                if self.hashes_to(block, pba, carried, &fingerprint) {
-                    good.insert(n);
-                }
+        let mut good: Vec<bool> = newer.iter().map(|record| matches!(record.change, Change::Range { .. })).collect();
+        let ranges = good.iter().filter(|good| **good).count();
+        let mut named: Vec<Named> = (0..).zip(&newer).filter_map(|(n, record)| Named::of(n, record)).collect();
+        named.retain(|named| named.pba.0 < self.fixed.geometry.blocks());
+        // Neighbours are read together.
+        named.sort_by_key(|named| named.pba);
+        for batch in named.chunks(BLOCKS) {
+            let mut buffer = Block::zeroed_vec(batch.len());
+            let mut reads: Vec<Read<'_>> = Vec::new();
+            let mut free = &mut buffer[..];
+            for run in batch.chunk_by(|one, other| one.pba.plus(1) == other.pba) {
+                let (into, left) = free.split_at_mut(run.len());
+                reads.push(Read::new(run[0].pba, into));
+                free = left;
             }
-            self.reached.add(Branch::NewerBelieved, good.len() - ranges);
-            self.reached.add(Branch::NewerFallsBack, batch.len() - good.len());
-            believed.extend(good.into_iter().map(|n| batch[n]));
+            self.disk.read(&mut reads);
+            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
+            let expanded = batch.iter().zip(&mut buffer).map(|(named, block)| !named.carried || self.expand_in_place(block, named.pba));
+            let whole: Vec<bool> = expanded.collect();
+            let found = self.identity.fingerprinter.many(&buffer.iter().collect::<Vec<_>>());
+            for ((named, whole), found) in batch.iter().zip(whole).zip(found) {
+                good[named.n] = whole && found == named.fingerprint;
+            }
         }
+        let believed: Vec<Record> = newer.iter().zip(&good).filter(|(_, good)| **good).map(|(record, _)| *record).collect();
+        self.reached.add(Branch::RangeBelieved, ranges);
+        self.reached.add(Branch::NewerBelieved, believed.len() - ranges);
+        self.reached.add(Branch::NewerFallsBack, newer.len() - believed.len());
         Ok(believed)
     }
 
-    fn hashes_to(&self, raw: &Block, pba: Pba, carried: bool, fingerprint: &Fingerprint) -> bool {
-        if !carried {
-            return self.identity.fingerprinter.one(raw) == *fingerprint;
-        }
-        let mut expanded = Block::zeroed();
-        Carrier::proven(&self.identity, raw, pba)
-            .is_some_and(|carrier| carrier.expand(&mut expanded).is_ok() && self.identity.fingerprinter.one(&expanded) == *fingerprint)
+    /// Puts what a carrier carries in its place. False when it is none, or damaged.
+    fn expand_in_place(&self, block: &mut Block, pba: Pba) -> bool {
+        let mut content = Block::zeroed();
+        let carrier = Carrier::proven(&self.identity, block, pba);
+        let whole = carrier.is_some_and(|carrier| carrier.expand(&mut content).is_ok());
+        block.0 = content.0;
+        whole
     }
 
     pub(in crate::engine) fn read_change(&self, pba: Pba, fingerprint: &Fingerprint) -> Result<CatalogueChange> {

@@ -34,6 +34,7 @@ use crate::{
         superblock::{self, CUTS_MAX, Cut},
         zone_list::Entry,
     },
+    overlay::Overlay,
     reached::Branch,
     settings::PlantedBug,
     window::Window,
@@ -54,8 +55,14 @@ impl Engine {
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let oldest = snapshot.state.oldest_generation;
         let entries: Vec<Entry> = newest_entries(geometry, &pages)?.into_iter().filter(|entry| entry.generation >= oldest).collect();
+        if self.in_place() {
+            return self.recover_in_place(&snapshot, pages, &entries);
+        }
+        self.reached.add(Branch::ZoneScanned, entries.len());
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
+        // Whichever thread found them; their records are in order then.
+        carriers.sort_by_key(|found| (found.header.window, found.header.position));
 
         self.reached.add(Branch::VoidCarrier, void.len());
         let leftover = self.read_leftover(&snapshot.state)?;
@@ -80,8 +87,10 @@ impl Engine {
         }
 
         let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
+        let in_carriers = records.len();
         records.extend(leftover.records(&known).filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))));
-        records.sort_unstable_by_key(|record| record.timestamp);
+        self.note_in_index(records[in_carriers..].iter());
+        records.sort_by_key(|record| record.timestamp);
         // Both places of a leftover page may hold a record.
         records.dedup_by_key(|record| record.timestamp);
         let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
@@ -95,17 +104,15 @@ impl Engine {
 
         // What is published, and which space is in use, have nothing to do with each other.
         let space = || self.recover_space(&snapshot, pages, entries, &carriers, &records, &believed);
-        let overlay = if records.len() < RECORDS_WORTH_A_THREAD {
-            space()?;
-            overlay_of(&records, &believed)
+        let (pins, overlay) = if records.len() < RECORDS_WORTH_A_THREAD {
+            (space()?, overlay_of(&records, &believed))
         } else {
             std::thread::scope(|scope| {
                 let overlay = scope.spawn(|| overlay_of(&records, &believed));
-                space()?;
-                Ok(overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                Ok((space()?, overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
             })?
         };
-        self.state.lock().active = overlay;
+        self.state.lock().active = Overlay { pins, ..overlay };
         self.adopt_changes(&snapshot, &records)?;
         {
             let mut state = self.state.lock();
@@ -150,7 +157,7 @@ impl Engine {
     }
 
     /// Writes the superblock of the next epoch, and its twin, each with a flush.
-    fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+    pub(crate) fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
         let (durable, last) = {
             let state = self.state.lock();
             (state.durable, WindowNumber(state.open.number.0 - 1))

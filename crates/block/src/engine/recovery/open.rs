@@ -100,6 +100,7 @@ impl Engine {
         let identity = settings.identity(&fixed);
         let compare = !settings.has(PlantedBug::ChecksumIgnored);
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
+        pages.held().bug = settings.planted();
         let snapshot = load_snapshot(&pages, state)?;
         let volumes = visible(&snapshot.volumes);
         let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);
@@ -128,6 +129,9 @@ impl Engine {
             flushes_done: 0,
             releasing: false,
             releases: 0,
+            leaves_wanted: false,
+            exact: false,
+            block_leaves: [0; 2],
             pool: Vec::new(),
         };
         Ok(Engine {
@@ -142,6 +146,7 @@ impl Engine {
             state: Mutex::new(state),
             preparing: Mutex::new(Preparer::default()),
             settling: Mutex::new(()),
+            merging: Mutex::default(),
             checkpointing: Mutex::new(Checkpointer::default()),
             compacting: Mutex::default(),
             counters: Counters::default(),

@@ -1,24 +1,30 @@
 //! The carriers in the listed zones that no checkpoint holds.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use onefold_core::{Block, Pba, Read, Result};
 
 use crate::{
     engine::Engine,
     format::{
         carrier::{Carrier, Header},
-        record::Record,
+        record::{Change, Record},
         superblock,
         zone_list::Entry,
     },
+    index::hash_of,
     settings::PlantedBug,
 };
 
 /// Blocks read at once while zones are scanned.
-pub(super) const SCAN_BLOCKS: usize = 256;
+const SCAN_BLOCKS: usize = 256;
 
 /// Blocks, and reads, of a scan that are under way together.
 const SCAN_BATCH_BLOCKS: usize = 4096;
 const SCAN_BATCH_READS: usize = 256;
+
+/// So many batches are worth a second thread.
+const BATCHES_WORTH_A_THREAD: usize = 4;
 
 /// Carriers of a full zone that lie this close are read in one go.
 const SCAN_GAP: usize = 8;
@@ -68,7 +74,6 @@ impl Engine {
                 }
             }
         }
-        let mut found = Vec::new();
         let mut batches: Vec<Vec<Stretch>> = Vec::new();
         let mut together = SCAN_BATCH_BLOCKS;
         for (entry, start, blocks) in stretches {
@@ -80,24 +85,25 @@ impl Engine {
             let at = geometry.start_of(entry.zone).plus(start as u64);
             batches.last_mut().into_iter().for_each(|batch| batch.push(Stretch { at, blocks, generation: entry.generation }));
         }
-        // While one batch is proven the next one is read.
-        let (mut proven, mut read) = (Vec::new(), Vec::new());
-        for (n, batch) in batches.iter().enumerate() {
-            if n == 0 {
-                self.read_stretches(batch, &mut proven)?;
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let (mut found, mut buffer) = (Vec::new(), Vec::new());
+            while let Some(batch) = batches.get(next.fetch_add(1, Relaxed)) {
+                self.read_stretches(batch, &mut buffer)?;
+                self.prove(batch, &mut buffer, state, &mut found);
             }
-            let more = match batches.get(n + 1) {
-                None => self.prove(batch, &proven, state),
-                Some(next) => std::thread::scope(|scope| {
-                    let reading = scope.spawn(|| self.read_stretches(next, &mut read));
-                    let more = self.prove(batch, &proven, state);
-                    reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map(|()| more)
-                })?,
-            };
-            found.extend(more);
-            std::mem::swap(&mut proven, &mut read);
+            Ok(found)
+        };
+        if batches.len() < BATCHES_WORTH_A_THREAD {
+            return work();
         }
-        Ok(found)
+        // While one proves the other reads.
+        std::thread::scope(|scope| {
+            let other = scope.spawn(work);
+            let mut found = work()?;
+            found.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+            Ok(found)
+        })
     }
 
     fn read_stretches(&self, batch: &[Stretch], buffer: &mut Vec<Block>) -> Result<()> {
@@ -116,30 +122,49 @@ impl Engine {
         reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))
     }
 
-    fn prove(&self, batch: &[Stretch], blocks: &[Block], state: &superblock::State) -> Vec<Found> {
+    /// Finds the carriers in blocks that were read, those of this store, zone and time that still count.
+    fn prove(&self, batch: &[Stretch], blocks: &mut [Block], state: &superblock::State, found: &mut Vec<Found>) {
         let places = batch.iter().flat_map(|stretch| (0..stretch.blocks as u64).map(|n| (stretch.at.plus(n), stretch.generation)));
-        places.zip(blocks).filter_map(|((at, generation), block)| self.believable(block, at, generation, state)).collect()
+        let forged = self.settings.has(PlantedBug::ForgedCarrier);
+        let before = found.len();
+        let mut likely: Vec<(&mut Block, Pba)> = Vec::new();
+        for ((at, generation), block) in places.zip(blocks) {
+            let Some(shape) = Carrier::shape(&self.identity, block).filter(|shape| shape.header.window > state.committed) else { continue };
+            if forged {
+                found.push(Found {
+                    header: Header { address: at, ..shape.header },
+                    records: shape.records().flatten().collect(),
+                    void: false,
+                });
+            } else if shape.header.generation == generation {
+                likely.push((block, at));
+            }
+        }
+        for (_, carrier) in Carrier::proven_among(&self.identity, &mut likely) {
+            if let Some(records) = carrier.records().collect() {
+                found.push(Found { header: carrier.header, records, void: is_void(&carrier.header, state) });
+            }
+        }
+        self.note_in_index(found[before..].iter().filter(|found| !found.void).flat_map(|found| &found.records));
     }
 
-    /// The carrier in a block, if it is one of this store, zone and time that still counts.
-    fn believable(&self, block: &Block, at: Pba, generation: u64, state: &superblock::State) -> Option<Found> {
-        let shape = Carrier::shape(&self.identity, block)?;
-        if self.settings.has(PlantedBug::ForgedCarrier) {
-            let header = Header { address: at, ..shape.header };
-            return (header.window > state.committed).then(|| Found { header, records: shape.records().flatten().collect(), void: false });
+    /// Tells the index where records say that blocks are: a hint, whether they are believed or not.
+    pub(super) fn note_in_index<'r>(&self, records: impl Iterator<Item = &'r Record>) {
+        let mut index = self.index.lock();
+        for record in records {
+            if let Change::Block { pba, fingerprint, .. } = record.change {
+                index.insert(hash_of(fingerprint.prefix()), pba);
+            }
         }
-        let Header { epoch, window, .. } = shape.header;
-        if shape.header.generation != generation || window <= state.committed {
-            return None;
-        }
-        let void = match state.cuts.iter().find(|cut| cut.epoch == epoch) {
-            Some(cut) => window > cut.window,
-            None => epoch != state.epoch,
-        };
-        // A recovery that crashed wrote windows of the next epoch, too; the one after it began behind them.
-        let void = void || state.cuts.iter().any(|cut| cut.epoch < epoch && window < cut.resume);
-        let carrier = Carrier::proven(&self.identity, block, at)?;
-        let records = carrier.records().collect::<Option<Vec<Record>>>()?;
-        Some(Found { header: carrier.header, records, void })
     }
+}
+
+/// True for a carrier that a recovery made count for nothing.
+fn is_void(&Header { epoch, window, .. }: &Header, state: &superblock::State) -> bool {
+    let cut = match state.cuts.iter().find(|cut| cut.epoch == epoch) {
+        Some(cut) => window > cut.window,
+        None => epoch != state.epoch,
+    };
+    // A recovery that crashed wrote windows of the next epoch, too; the one after it began behind them.
+    cut || state.cuts.iter().any(|cut| cut.epoch < epoch && window < cut.resume)
 }

@@ -11,13 +11,15 @@ use crate::{
         record::{Change, Record, WindowNumber},
         zone_list::{Entry, Page},
     },
+    hash::MixSet,
     overlay::Overlay,
     place::{Allocator, zone_list::ZoneList},
     reached::Branch,
 };
 
 impl Engine {
-    /// Sets up the allocator: the listed zones are active again, and what is named in them is in use and known to the index.
+    /// Sets up the allocator: the listed zones are active again, and what is named in them is in use. Returns the blocks that records name:
+    /// what believed ones name is held as well, until they are appended again.
     pub(super) fn recover_space(
         &self,
         snapshot: &Snapshot,
@@ -26,7 +28,7 @@ impl Engine {
         carriers: &[Found],
         records: &[Record],
         believed: &[Record],
-    ) -> Result<()> {
+    ) -> Result<MixSet<Pba>> {
         let geometry = self.fixed.geometry;
         let mut state = self.state.lock();
         let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
@@ -63,13 +65,14 @@ impl Engine {
             in_use(&mut allocator, found.header.address)?;
             allocator.note(found.header.address, found.header.window, true, None);
         }
-        let mut index = self.index.lock();
+        let mut pins = MixSet::default();
+        pins.reserve(records.len() + believed.len());
         for record in records.iter().chain(believed) {
             match record.change {
                 Change::Block { pba, carried, fingerprint } => {
+                    pins.insert(pba);
                     in_use(&mut allocator, pba)?;
                     allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
-                    index.insert(&fingerprint, pba);
                 }
                 // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
                 Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
@@ -81,21 +84,15 @@ impl Engine {
         state.deferred = deferred.len();
         self.reached.add(Branch::HeldBlock, deferred.len());
         *self.checkpointing.lock() = Checkpointer::new(deferred);
-        Ok(())
+        Ok(pins)
     }
 }
 
-/// The overlay that durable records make; what believed ones name is held as well, until they are appended again.
+/// The overlay that durable records make; the pages of believed ones are counted as well.
 pub(super) fn overlay_of(records: &[Record], believed: &[Record]) -> Overlay {
     let mut overlay = Overlay::default();
-    overlay.pins.reserve(records.len());
     overlay.entries.reserve(records);
-    for record in records.iter().chain(believed) {
-        if let Change::Block { pba, .. } = record.change {
-            overlay.pins.insert(pba);
-        }
-        overlay.touch(record);
-    }
+    records.iter().chain(believed).for_each(|record| overlay.touch(record));
     records.iter().for_each(|record| overlay.publish(record));
     overlay
 }

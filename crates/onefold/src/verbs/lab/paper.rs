@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_lab::{
-    paper::{Extent, Results, thindedup, word},
+    paper::{Extent, Results, ordermerge, thindedup},
     report::Statement,
 };
 
@@ -19,7 +19,9 @@ use crate::{failure::Failure, output, progress::Progress, size::grouped};
 /// Every figure comes from the real engine, over modelled devices in virtual time.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(after_help = "Examples:\n  onefold lab paper thindedup --quick\n  onefold lab paper thindedup --only 3a,7 --out figures --json")]
+#[command(
+    after_help = "Examples:\n  onefold lab paper thindedup --quick\n  onefold lab paper ordermerge --traces vm1.dtrace.zst --out figures --json"
+)]
 pub(super) struct Options {
     #[command(subcommand)]
     paper: Paper,
@@ -29,10 +31,32 @@ pub(super) struct Options {
 enum Paper {
     /// ThinDedup: metadata hidden in compressed data
     ///
-    /// Ideal, thin, ordered writes and Dmdedup over windows, duplicates, compressibility and the shapes of FIU's traces. A directory gets
-    /// report.html, a page with the paper's plots drawn again, and thindedup.json with every figure.
+    /// Ideal, thin, ordered writes and Dmdedup over windows, duplicates, compressibility and the shapes of FIU's traces; and power failures at
+    /// every point of short workloads. A directory gets report.html, a page with the paper's plots drawn again, and thindedup.json with every figure.
     #[command(after_help = "Examples:\n  onefold lab paper thindedup --quick\n  onefold lab paper thindedup --only 3a,7 --json")]
-    Thindedup(PaperOptions),
+    Thindedup {
+        #[command(flatten)]
+        options: PaperOptions,
+
+        /// Only these: setup, 3a to 3d, 4, 5, abstract, 6, 7, 8, text, 9, 10, recovery
+        #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = thindedup::NAMES)]
+        only: Vec<String>,
+    },
+    /// OrderMergeDedup: metadata writes ordered, delayed and merged
+    ///
+    /// Its six workloads by their shapes, and recorded traces: write volume and time with weak and with strong persistence, on the original, Dmdedup,
+    /// each of the paper's steps, and thin. A directory gets report.html and ordermerge.json.
+    #[command(
+        after_help = "Examples:\n  onefold lab paper ordermerge --quick\n  onefold lab paper ordermerge --traces vm1.dtrace.zst,mail.blkparse.zst --only 2a,2b"
+    )]
+    Ordermerge {
+        #[command(flatten)]
+        options: PaperOptions,
+
+        /// Only these: shares, 2a, 2b, 3a, 3b, space, energy, crash, target
+        #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = ordermerge::NAMES)]
+        only: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -41,17 +65,13 @@ struct PaperOptions {
     #[arg(long)]
     quick: bool,
 
-    /// Directory for report.html and thindedup.json
-    #[arg(long, default_value = "thindedup", value_name = "DIR")]
-    out: PathBuf,
+    /// Directory for report.html and the figures [default: the paper's name]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 
-    /// Recorded traces, which are replayed beside the generated ones
+    /// Recorded traces, which are replayed beside the generated workloads: .dtrace.zst, or text of blkparse
     #[arg(long, value_delimiter = ',', value_name = "FILES")]
     traces: Vec<PathBuf>,
-
-    /// Only these: setup, 3a to 3d, 4, 5, abstract, 6, 7, 8, text, 9, 10, recovery
-    #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = thindedup::NAMES)]
-    only: Vec<String>,
 
     /// Prints the figures as JSON
     #[arg(long)]
@@ -60,16 +80,20 @@ struct PaperOptions {
 
 /// Runs the experiments, prints them and writes the files.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let Paper::Thindedup(options) = &options.paper;
-    make(&options.out)?;
-    let bar = Progress::of("ThinDedup's experiments", "blocks");
+    let (name, title, options, only, experiments): (_, _, _, _, Experiments) = match &options.paper {
+        Paper::Thindedup { options, only } => ("thindedup", "ThinDedup's experiments", options, only, thindedup::run),
+        Paper::Ordermerge { options, only } => ("ordermerge", "OrderMergeDedup's experiments", options, only, ordermerge::run),
+    };
+    let out = options.out.clone().unwrap_or_else(|| name.into());
+    make(&out)?;
+    let bar = Progress::of(title, "blocks");
     let extent = Extent { quick: options.quick, traces: options.traces.clone() };
-    let results = thindedup::run(&options.only, &extent, &mut |done, total| bar.set(done, total))?;
+    let results = experiments(only, &extent, &mut |done, total| bar.set(done, total))?;
     drop(bar);
     let text = serde_json::to_string_pretty(&results).map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?;
-    let path = options.out.join("thindedup.json");
+    let path = out.join(format!("{name}.json"));
     fs::write(&path, &text).map_err(|e| Failure::new(format!("the figures can't be written into {}: {e}", path.display())))?;
-    let page = options.out.join("report.html");
+    let page = out.join("report.html");
     write_page(&page, &results.report)?;
     if options.json {
         output::line(text);
@@ -80,6 +104,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A paper's experiments.
+type Experiments = fn(&[String], &Extent, &mut dyn FnMut(u64, u64)) -> onefold_core::Result<Results>;
+
 fn make(directory: &Path) -> Result<(), Failure> {
     fs::create_dir_all(directory).map_err(|e| Failure::new(format!("the directory {} can't be made: {e}", directory.display())))
 }
@@ -88,7 +115,7 @@ fn print(results: &Results) {
     for statement in &results.statements {
         let Statement { item, says, found, band, verdict, remark, fitted, blocks, wall_seconds } = statement;
         let fitted = if *fitted { ", fitted device" } else { "" };
-        output::line(format_args!("{item}: {}{fitted}; {} blocks, {wall_seconds:.1} s", word(*verdict).to_uppercase(), grouped(*blocks)));
+        output::line(format_args!("{item}: {}{fitted}; {} blocks, {wall_seconds:.1} s", verdict.word().to_uppercase(), grouped(*blocks)));
         for (label, text) in [("paper", says), ("here", found), ("band", band), ("note", remark)] {
             if !text.is_empty() {
                 output::line(format_args!("  {label:<6}{text}"));

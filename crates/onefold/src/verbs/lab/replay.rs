@@ -67,7 +67,7 @@ pub(super) struct Options {
     #[arg(long, default_value_t = 128, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     in_flight: u64,
 
-    /// How long a commit waits for company: none, returning (the product's), or always a time like 1000us when requests are frequent
+    /// How long a commit waits for company: none (or 0), returning (the product's), or always a time like 1ms or 1000us when requests are frequent
     #[arg(long, default_value = "returning")]
     anticipation: Anticipation,
 

@@ -1,5 +1,7 @@
 //! Which store runs on which device: what `replay` and `sweep` have in common.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 use onefold_block::{
     MEMORY_MIN, Persistence,
@@ -50,6 +52,16 @@ pub(super) struct StoreOptions {
     /// Memory for caches, index and uncommitted records together
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     memory: Size,
+
+    /// With ordermerge: how long changes of tables that nobody waits for wait to be merged into others: 0, or seconds like 30s
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = delay)]
+    delay: u16,
+}
+
+/// Seconds.
+fn delay(text: &str) -> Result<u16, String> {
+    let seconds = text.strip_suffix('s').or((text == "0").then_some("0")).and_then(|seconds| seconds.parse().ok());
+    seconds.filter(|&seconds| seconds <= 3600).ok_or_else(|| "0, or seconds up to an hour, like 30s".to_owned())
 }
 
 impl StoreOptions {
@@ -73,6 +85,7 @@ impl StoreOptions {
             },
             window_blocks: window.map(|blocks| blocks as usize),
             memory_bytes: self.memory.0,
+            delay: Duration::from_secs(self.delay.into()),
             ..Choice::new(scheme, persistence)
         })
     }

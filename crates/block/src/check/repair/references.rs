@@ -1,10 +1,10 @@
-//! The physical table, built anew: counts from the maps, fingerprints from the old table, or from the content where that can't tell.
+//! References and fingerprints, built anew: counts from the maps, fingerprints from the old table, or from the content where that can't tell.
 
 use std::collections::BTreeMap;
 
 use onefold_core::{Block, Fingerprint, Pba, Result};
 
-use super::{build::Builder, named::content, place_of};
+use super::{build::Builder, named::content};
 use crate::{
     check::{
         report::{Phase, Progress},
@@ -12,35 +12,36 @@ use crate::{
         usage::{BlockSet, Named, Usage},
     },
     format::{
-        page::{MapEntry, PageId, PhysicalEntry, Pointer, Table},
+        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table},
         superblock::Root,
     },
 };
 
-/// Leaves of the old table that are looked at together.
+/// Leaves of old fingerprints that are looked at together.
 const LEAVES: u64 = 64;
 
-/// What the new table holds.
-pub(super) struct Physical {
-    pub(super) root: Root,
+/// What the new tables hold.
+pub(super) struct Rebuilt {
+    pub(super) references: Root,
+    pub(super) fingerprints: Root,
     pub(super) live: u64,
     pub(super) mapped: u64,
     /// Blocks with references.
     pub(super) blocks: BlockSet,
 }
 
-/// Builds the table from the maps of `checker.volumes`, whose pages are all on the disk.
-pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Result<Physical> {
-    let mut leaves = Leaves { pending: None, written: Vec::new() };
+/// Builds the tables from the maps of `checker.volumes`, whose pages are all on the disk.
+pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Result<Rebuilt> {
+    let (mut references, mut fingerprints) = (Leaves::of(Table::References), Leaves::of(Table::Fingerprints));
     let (mut live, mut mapped) = (0, 0);
     let mut blocks = BlockSet::new(checker.geometry);
-    let per_leaf = Table::Physical.per_leaf();
+    let per_leaf = Table::Fingerprints.per_leaf();
     let stretches = checker.stretches.clone();
     for (n, stretch) in stretches.iter().enumerate() {
         (checker.progress)(Progress { what: Phase::Rebuild, done: n as u64, total: stretches.len() as u64 });
-        let mut usage = Usage::counting(checker.geometry, stretch.clone());
-        checker.load_physical(&mut usage);
-        // Blocks of which the maps, proven by content, say something else than the old table.
+        let mut usage = Usage::counting(checker.geometry, stretch.clone(), &checker.dark);
+        checker.load_blocks(&mut usage, |_, _, _| {});
+        // Blocks of which the maps, proven by content, say something else than the old tables.
         let mut corrected: BTreeMap<Pba, (bool, u64)> = BTreeMap::new();
         for v in 0..checker.volumes.len() {
             let (volume, map) = (checker.volumes[v].id, checker.volumes[v].map);
@@ -67,37 +68,35 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
         for group in named.chunk_by(|one, other| one.0.0 / per_leaf / LEAVES == other.0.0 / per_leaf / LEAVES) {
             let mut old: BTreeMap<u64, Box<Block>> = BTreeMap::new();
             let first = group[0].0.0 / per_leaf / LEAVES * LEAVES;
-            checker.walk(Table::Physical, 0, &checker.state.physical, Some(first..first + LEAVES), &mut |_, id, _, page| {
+            checker.walk(Table::Fingerprints, 0, &checker.state.fingerprints, Some(first..first + LEAVES), &mut |_, id, _, page| {
                 old.insert(id.index, Box::new(page.clone()));
             });
             for &(pba, counted) in group {
-                let (leaf, slot) = place_of(pba, per_leaf);
-                let old = old.get(&leaf).map_or_else(PhysicalEntry::default, |page| PhysicalEntry::get(page, slot));
                 let offset = checker.geometry.offset_of(pba);
                 let fact = usage.zones.get(&checker.geometry.zone_of(pba).0).map(|zone| zone.blocks[offset]).unwrap_or_default();
+                let old = old.get(&(pba.0 / per_leaf)).filter(|_| fact.references() > 0);
                 let (disk, identity) = (checker.walker.disk, checker.walker.identity);
                 let proven =
                     corrected.get(&pba).and_then(|&(carried, prefix)| Some((carried, content(disk, identity, pba, carried, prefix)?)));
-                let (carried, fingerprint) = match proven {
-                    Some(proven) => proven,
-                    None if old.references > 0 => (old.carried, old.fingerprint),
-                    None => {
+                let (carried, fingerprint) = match (proven, old) {
+                    (Some(proven), _) => proven,
+                    (None, Some(page)) => (fact.carried(), page::fingerprint(page, pba.0 % per_leaf)),
+                    (None, None) => {
                         let found = content(disk, identity, pba, fact.carried(), fact.prefix);
                         (fact.carried(), found.unwrap_or_else(|| cut(fact.prefix)))
                     }
                 };
                 blocks.insert(pba);
-                let references = counted.min(PhysicalEntry::SATURATED);
-                leaves.page(builder, checker, leaf)?;
-                if let Some((_, page)) = &mut leaves.pending {
-                    PhysicalEntry { fingerprint, references, carried }.set(page, slot);
-                }
+                let entry = ReferenceEntry { references: counted.min(ReferenceEntry::SATURATED), carried };
+                let (page, slot) = references.holding(builder, checker, pba)?;
+                entry.set(page, slot);
+                let (page, slot) = fingerprints.holding(builder, checker, pba)?;
+                page::set_fingerprint(page, slot, &fingerprint);
             }
         }
     }
-    leaves.finish(builder, checker)?;
-    let root = builder.tree(Table::Physical, checker.state.committed, leaves.written)?;
-    Ok(Physical { root, live, mapped, blocks })
+    let (references, fingerprints) = (references.tree(builder, checker)?, fingerprints.tree(builder, checker)?);
+    Ok(Rebuilt { references, fingerprints, live, mapped, blocks })
 }
 
 /// What is known of the fingerprint of a block whose content is damaged. Nothing that is written later can be taken for its duplicate.
@@ -107,26 +106,36 @@ fn cut(prefix: u64) -> Fingerprint {
     Fingerprint(bytes)
 }
 
-/// The leaves, in rising order; the last one may still get entries.
+/// The leaves of a table, in rising order; the last one may still get entries.
 struct Leaves {
+    table: Table,
     pending: Option<(u64, Box<Block>)>,
     written: Vec<(u64, Pointer)>,
 }
 
 impl Leaves {
-    /// Goes on to a leaf.
-    fn page(&mut self, builder: &mut Builder<'_>, checker: &Checker<'_>, leaf: u64) -> Result<()> {
-        if self.pending.as_ref().is_none_or(|(at, _)| *at != leaf) {
+    fn of(table: Table) -> Leaves {
+        Leaves { table, pending: None, written: Vec::new() }
+    }
+
+    /// The leaf with the entry of a block, and its place there.
+    fn holding(&mut self, builder: &mut Builder<'_>, checker: &Checker<'_>, pba: Pba) -> Result<(&mut Block, u64)> {
+        let (leaf, slot) = (pba.0 / self.table.per_leaf(), pba.0 % self.table.per_leaf());
+        if self.pending.as_ref().is_some_and(|(at, _)| *at != leaf) {
             self.finish(builder, checker)?;
-            self.pending = Some((leaf, Block::zeroed()));
         }
-        Ok(())
+        Ok((&mut self.pending.get_or_insert_with(|| (leaf, Block::zeroed())).1, slot))
     }
 
     fn finish(&mut self, builder: &mut Builder<'_>, checker: &Checker<'_>) -> Result<()> {
         let Some((index, page)) = self.pending.take() else { return Ok(()) };
-        let id = PageId { table: Table::Physical, volume: 0, level: 0, index };
+        let id = PageId { table: self.table, volume: 0, level: 0, index };
         self.written.push((index, builder.page(id, checker.state.committed, page)?));
         Ok(())
+    }
+
+    fn tree(mut self, builder: &mut Builder<'_>, checker: &Checker<'_>) -> Result<Root> {
+        self.finish(builder, checker)?;
+        builder.tree(self.table, checker.state.committed, self.written)
     }
 }

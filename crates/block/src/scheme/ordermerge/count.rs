@@ -1,0 +1,165 @@
+//! Level 0: the data of a window, and the counts of all blocks that its links will name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use onefold_core::{BlockRef, Class, Fingerprint, Pba, Result, Run, VolumeId};
+
+use super::place_in;
+use crate::{
+    counters::add,
+    engine::{Engine, Snapshot, Stage, list_refs, list_runs},
+    format::{
+        page::{PageId, Pointer, ReferenceEntry, Table},
+        record::Change,
+    },
+    settings::PlantedBug,
+    table::held::Written,
+    window::{Plan, Window},
+};
+
+impl Engine {
+    /// Writes the data of the oldest prepared window, and counts its links. False when there is none, or when it needs leaves that only a
+    /// checkpoint makes: it is asked for then.
+    ///
+    /// # Errors
+    /// The first failed write stops all writes.
+    pub(crate) fn write_counted(&self) -> Result<bool> {
+        let mut merger = self.merging.lock();
+        let Some((window, plan, snapshot)) = self.next_prepared() else { return Ok(false) };
+        let Some(leaves) = self.leaves_of(&snapshot, &window, &plan).map_err(|e| self.stop(&e))? else {
+            let mut state = self.state.lock();
+            state.leaves_wanted = true;
+            state.checkpoint_wanted = true;
+            return Ok(false);
+        };
+        let due = {
+            let mut state = self.state.lock();
+            state.set_stage(window.number, Stage::Writing);
+            let durable = state.durable;
+            state.allocator.due_list_pages(&self.identity, durable)
+        };
+        self.pages.hold(&leaves).map_err(|e| self.stop(&e))?;
+        if !self.settings.has(PlantedBug::LinkBeforeCount) {
+            self.count_links(&plan, &leaves);
+        }
+        let pointers: Vec<Pointer> = leaves.iter().map(|(_, pointer)| *pointer).collect();
+        let (note, pages) = self.versions_of(&pointers);
+        let blocks = plan.blocks(&window);
+        let mut runs = plan.runs(&blocks);
+        let (due_refs, page_refs) = (list_refs(&due), refs_of(&pages));
+        runs.extend(list_runs(&due, &due_refs));
+        runs.extend(runs_of(&pages, &page_refs));
+        if !runs.is_empty() {
+            self.disk.write(&runs).map_err(|e| self.stop(&e))?;
+        }
+        add(&self.counters.data_blocks, blocks.len() as u64);
+        add(&self.counters.list_blocks, due.len() as u64);
+        add(&self.counters.in_place_blocks, pages.len() as u64);
+        if self.settings.has(PlantedBug::LinkBeforeCount) {
+            merger.uncounted.push((plan.clone(), leaves));
+        }
+        let mut state = self.state.lock();
+        state.allocator.list.written(&due);
+        state.set_stage(window.number, Stage::Written);
+        if let Some(flight) = state.flights.iter_mut().find(|flight| flight.window.number == window.number) {
+            flight.written_before = note;
+        }
+        Ok(true)
+    }
+
+    fn next_prepared(&self) -> Option<(Arc<Window>, Arc<Plan>, Arc<Snapshot>)> {
+        let state = self.state.lock();
+        if state.stopped.is_some() {
+            return None;
+        }
+        let flight = state.flights.iter().find(|flight| flight.stage == Stage::Prepared)?;
+        Some((flight.window.clone(), flight.plan.clone()?, state.snapshot.clone()))
+    }
+
+    /// The leaves that count the window's links. `None` when one of them, or of those that its later steps change, does not exist.
+    fn leaves_of(&self, snapshot: &Snapshot, window: &Window, plan: &Plan) -> Result<Option<Vec<(PageId, Pointer)>>> {
+        for (volume, leaves) in window.map_leaves() {
+            let Some(volume_now) = snapshot.volumes.get(&volume) else { return Ok(None) };
+            let pointers = self.pages.leaf_pointers(Table::Map, volume.0, &volume_now.map, &leaves)?;
+            if pointers.contains(&None) {
+                return Ok(None);
+            }
+        }
+        if self.block_leaves(snapshot, Table::Fingerprints, plan.addresses())?.is_none() {
+            return Ok(None);
+        }
+        self.block_leaves(snapshot, Table::References, plan.links().map(|(pba, _)| pba))
+    }
+
+    /// Counts the links of a window: a new block begins with its own reference.
+    pub(super) fn count_links(&self, plan: &Plan, leaves: &[(PageId, Pointer)]) {
+        let mut links: BTreeMap<Pba, u32> = BTreeMap::new();
+        plan.links().for_each(|(pba, _)| *links.entry(pba).or_default() += 1);
+        let new: BTreeSet<Pba> = plan.addresses().collect();
+        add(&self.counters.in_place_changes, links.len() as u64);
+        let now = self.clock.now();
+        let mut held = self.pages.held();
+        for (pba, links) in links {
+            let Some((pointer, slot)) = place_in(leaves, pba.0) else { continue };
+            held.change(pointer, now, |page| {
+                let before = if new.contains(&pba) { 1 } else { ReferenceEntry::get(page, slot).references };
+                let references = before.saturating_add(links).min(ReferenceEntry::SATURATED);
+                ReferenceEntry { references, carried: false }.set(page, slot);
+                true
+            });
+        }
+    }
+
+    /// The next versions of leaves that changed, and the number of the last flush that began before they are written.
+    pub(super) fn versions_of(&self, leaves: &[Pointer]) -> (u64, Vec<Written>) {
+        let note = self.state.lock().flushes_begun;
+        (note, self.pages.held().write(&self.identity, leaves, note))
+    }
+
+    /// Writes the next versions of leaves that changed. They are durable with the next flush.
+    pub(super) fn write_leaves(&self, leaves: &[Pointer]) -> Result<u64> {
+        let (_, pages) = self.versions_of(leaves);
+        let refs = refs_of(&pages);
+        let runs: Vec<Run<'_>> = runs_of(&pages, &refs).collect();
+        if !runs.is_empty() {
+            self.disk.write(&runs)?;
+        }
+        Ok(pages.len() as u64)
+    }
+}
+
+fn refs_of(pages: &[Written]) -> Vec<BlockRef<'_>> {
+    pages.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect()
+}
+
+fn runs_of<'a>(pages: &[Written], refs: &'a [BlockRef<'a>]) -> impl Iterator<Item = Run<'a>> {
+    pages.iter().map(|page| page.at).zip(refs.chunks(1)).map(|(at, blocks)| Run { at, blocks })
+}
+
+impl Plan {
+    /// The blocks that the window's links name, each as often as they do, with their fingerprints.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (Pba, Fingerprint)> {
+        self.records.iter().filter_map(|record| match record.change {
+            Change::Block { pba, fingerprint, .. } => Some((pba, fingerprint)),
+            _ => None,
+        })
+    }
+}
+
+impl Window {
+    /// The leaves of maps in which the window has blocks.
+    pub(crate) fn map_leaves(&self) -> BTreeMap<VolumeId, Vec<u64>> {
+        let mut leaves: BTreeMap<VolumeId, Vec<u64>> = BTreeMap::new();
+        for block in self.blocks.iter().filter(|block| block.live) {
+            leaves.entry(block.volume).or_default().push(block.lba.0 / Table::Map.per_leaf());
+        }
+        for leaves in leaves.values_mut() {
+            leaves.sort_unstable();
+            leaves.dedup();
+        }
+        leaves
+    }
+}
