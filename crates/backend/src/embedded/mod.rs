@@ -119,6 +119,12 @@ impl EmbeddedStore {
         EmbeddedStore::open(folder)
     }
 
+    /// True when there is a store in a folder.
+    #[must_use]
+    pub fn is_at(folder: &Path) -> bool {
+        folder.join(TABLES).exists()
+    }
+
     /// Opens the store in a folder.
     ///
     /// # Errors

@@ -226,11 +226,6 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
     }
 }
 
-/// True when there is a store of the cluster engine at `path`.
-pub(crate) fn is_store(path: &Path) -> bool {
-    path.is_dir()
-}
-
 /// A store that this process owns, with a session. The session goes before the store.
 struct Opened {
     session: Arc<Session>,

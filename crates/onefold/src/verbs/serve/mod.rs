@@ -17,6 +17,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_backend::{
+    EmbeddedStore,
     signals::{Stop, StopSignals},
     systemd::{Notifier, Service, Socket},
 };
@@ -34,7 +35,7 @@ use crate::{
     failure::Failure,
     size::{Size, grouped},
     store_file::{StoreFile, WorkingStore},
-    verbs::cluster::{Pace, is_store},
+    verbs::cluster::Pace,
 };
 
 /// How long clients may take to send no more and read their answers when the server stops.
@@ -161,7 +162,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     let signals = StopSignals::install()?;
-    if is_store(&options.store) {
+    if EmbeddedStore::is_at(&options.store) {
         return cluster::run(options, service, signals);
     }
     let file = StoreFile::look(&options.store)?;
