@@ -60,6 +60,20 @@ pub struct Source {
 }
 
 impl Source {
+    /// Only what came from the mark `name` on, as if it were the beginning.
+    #[must_use]
+    pub fn from_mark(self, name: &'static str) -> Source {
+        let is_mark = move |item: &Result<(u64, Request)>| matches!(item, Ok((_, Request { what: What::Phase(mark), .. })) if mark == name);
+        let mut begun = None;
+        let rest = self.requests.skip_while(move |item| item.is_ok() && !is_mark(item)).map(move |item| {
+            item.map(|(done, Request { at, what })| {
+                let (before, first) = *begun.get_or_insert((done - 1, at));
+                (done - before, Request { at: at.saturating_sub(first), what })
+            })
+        });
+        Source { requests: Box::new(rest), ..self }
+    }
+
     /// Only what came within the first `steps` steps.
     #[must_use]
     pub fn first(self, steps: u64) -> Source {

@@ -9,7 +9,7 @@ mod disk;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use onefold_block::{
@@ -17,7 +17,7 @@ use onefold_block::{
     check::check,
     format::{Identity, geometry::Geometry, zone_list::Page},
 };
-use onefold_core::{Block, Disk, Error, Kind, Lba, Read, Result};
+use onefold_core::{Block, Clock, Disk, Error, Kind, Lba, Read, Result};
 use serde::{Deserialize, Serialize};
 
 use self::disk::{Journal, Left, Medium, Step};
@@ -35,6 +35,13 @@ const SPARE_BLOCKS: u64 = 4096;
 
 /// Windows between two idle moments, in which everything is carried into the tables.
 const BUSY_WINDOWS: u64 = 24;
+
+/// Time that passes with each window, so that what is delayed comes due, and after a recovery, so that what it left is tidied up.
+const WINDOW_TIME: Duration = Duration::from_secs(1);
+const IDLE_TIME: Duration = Duration::from_secs(120);
+
+/// Times that a store is used a little and idle after its recovery, before its metadata is checked: garbage is found in one and given back in the next.
+const IDLE_ROUNDS: u32 = 2;
 
 /// Failures that are told.
 const TOLD: usize = 3;
@@ -135,6 +142,7 @@ fn judge(versions: &[Version], block: &Block, step: usize) -> Held {
 
 /// A run of the workload.
 struct Life {
+    clock: Arc<VirtualClock>,
     journal: Arc<Journal>,
     history: History,
     geometry: Geometry,
@@ -158,9 +166,11 @@ fn live(source: Source, choice: &Choice) -> Result<Life> {
     let volume_blocks = numbers.len().max(1) as u64;
     let device_blocks = (volume_blocks + blocks + SPARE_BLOCKS).next_multiple_of(u64::from(ZONE_BLOCKS));
     let journal = Arc::new(Journal::new(device_blocks, HashMap::new()));
-    let store = Store::make(choice, volume_blocks, device_blocks, journal.clone(), Arc::default())?;
+    let clock = Arc::<VirtualClock>::default();
+    let store = Store::make(choice, volume_blocks, device_blocks, journal.clone(), clock.clone())?;
     let before = store.tally().checkpoints;
     let mut life = Life {
+        clock,
         begun: journal.len(),
         history: History::default(),
         geometry: store.geometry(),
@@ -210,6 +220,7 @@ impl Life {
         self.history.acknowledge(self.journal.len());
         *gathered = 0;
         *windows += 1;
+        self.clock.advance_to(self.clock.now() + WINDOW_TIME);
         store.background(if windows.is_multiple_of(BUSY_WINDOWS) { Quiet::Long } else { Quiet::No })
     }
 
@@ -283,14 +294,29 @@ impl Outcome {
         }
     }
 
+    /// The store is used a little, and has time: what recovery finds to be garbage is given back with the checkpoints that follow.
+    fn go_on(&self, store: &Store, clock: &VirtualClock) -> Result<()> {
+        for (round, number) in (1..=IDLE_ROUNDS).zip(0..) {
+            let mut block = Block::zeroed_vec(1);
+            Content::numbered(u64::MAX, number, 4096).fill(&mut block[0]);
+            store.write(Lba(0), &block, &mut 0)?;
+            store.commit()?;
+            clock.advance_to(IDLE_TIME * round);
+            store.background(Quiet::Long)?;
+            store.finish()?;
+        }
+        Ok(())
+    }
+
     fn recover(&mut self, life: &Life, choice: &Choice, disk: &Arc<Journal>, step: usize) -> Result<(), String> {
         let marked = life.marked(&**disk);
+        let clock = Arc::<VirtualClock>::default();
         let broken = |outcome: &mut Outcome, error: Error| {
             outcome.broken += 1;
             error.to_string()
         };
         let Recovered { store, zones, believed, refused } =
-            Store::open(choice, disk.clone(), Arc::<VirtualClock>::default()).map_err(|error| broken(self, error))?;
+            Store::open(choice, disk.clone(), clock.clone()).map_err(|error| broken(self, error))?;
         self.believed += believed;
         self.refused += refused;
         self.zones_scanned = self.zones_scanned.max(zones);
@@ -315,7 +341,7 @@ impl Outcome {
                 }
             }
         }
-        store.finish().map_err(|error| broken(self, error))?;
+        self.go_on(&store, &clock).and_then(|()| store.close()).map_err(|error| broken(self, error))?;
         drop(store);
         let disk: Arc<dyn Disk> = disk.clone();
         let report = check(&disk, &mut |_| {}).map_err(|error| broken(self, error))?;

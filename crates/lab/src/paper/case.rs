@@ -109,10 +109,12 @@ impl System {
 pub enum Load {
     /// Generated.
     Generated(Workload),
-    /// The beginning of a recorded trace.
+    /// A recorded trace.
     Recorded {
         /// Its file.
         path: PathBuf,
+        /// From this mark on; none for from its beginning.
+        from: Option<&'static str>,
         /// So many records; none for all.
         records: Option<u64>,
     },
@@ -133,8 +135,9 @@ impl Load {
     pub fn source(&self) -> Result<Source> {
         match self {
             Load::Generated(workload) => Ok(workload.source()),
-            Load::Recorded { path, records } => {
+            Load::Recorded { path, from, records } => {
                 let source = trace::open(path, Assumed::default())?;
+                let source = if let Some(mark) = from { source.from_mark(mark) } else { source };
                 Ok(if let Some(records) = records { source.first(*records) } else { source })
             }
         }

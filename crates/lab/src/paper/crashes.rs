@@ -25,9 +25,10 @@ const TORN: usize = 2;
 
 /// The workloads: generated, and the beginning of each trace.
 fn loads(extent: &Extent) -> Vec<(String, Load)> {
-    let (blocks, records) = if extent.quick { (400, 150) } else { (2500, 1500) };
+    let (blocks, records) = if extent.quick { (400, 400) } else { (2500, 1500) };
     let generated = Workload { volume_blocks: ADDRESSES, ..Workload::paper(Pattern::Random, blocks) };
-    let recorded = |path: &std::path::PathBuf| (Load::name_of(path), Load::Recorded { path: path.clone(), records: Some(records) });
+    let recorded =
+        |path: &std::path::PathBuf| (Load::name_of(path), Load::Recorded { path: path.clone(), from: None, records: Some(records) });
     [("random".to_owned(), Load::Generated(generated))].into_iter().chain(extent.traces.iter().map(recorded)).collect()
 }
 

@@ -85,6 +85,11 @@ impl Store {
         Ok(Recovered { store, zones, believed, refused })
     }
 
+    /// Closes the store cleanly.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.engine.close()
+    }
+
     /// Where things lie.
     pub(crate) fn geometry(&self) -> Geometry {
         self.engine.geometry()

@@ -38,9 +38,8 @@ const BOTH: [Persistence; 2] = [Persistence::Weak, Persistence::Strong];
 /// Traces whose figures the bands are for.
 const JUDGED: [&str; 3] = ["apt", "pgbench", "srcver"];
 
-/// Records of a trace in the short form: of `apt` so many that packages are installed.
+/// Records of a trace in the short form: its beginning, and of `apt` that of the installation, which flushes often.
 const QUICK_RECORDS: u64 = 25_000;
-const QUICK_APT_RECORDS: u64 = 120_000;
 
 /// The workloads with their names: the six, and the traces.
 fn loads(extent: &Extent) -> Vec<(String, Load)> {
@@ -52,8 +51,8 @@ fn loads(extent: &Extent) -> Vec<(String, Load)> {
 fn recorded(extent: &Extent) -> Vec<(String, Load)> {
     let load = |path: &std::path::PathBuf| {
         let name = Load::name_of(path);
-        let quick = if name == "apt" { QUICK_APT_RECORDS } else { QUICK_RECORDS };
-        (name, Load::Recorded { path: path.clone(), records: extent.quick.then_some(quick) })
+        let from = (extent.quick && name == "apt").then_some("install");
+        (name, Load::Recorded { path: path.clone(), from, records: extent.quick.then_some(QUICK_RECORDS) })
     };
     extent.traces.iter().map(load).collect()
 }
@@ -63,11 +62,16 @@ fn judged(extent: &Extent) -> Vec<(String, Load)> {
     recorded(extent).into_iter().filter(|(name, _)| JUDGED.contains(&name.as_str())).collect()
 }
 
+/// Those that are there as a whole, or so that bands for the whole make sense: not the installation alone, which has next to no duplicates.
+fn whole(extent: &Extent) -> Vec<(String, Load)> {
+    judged(extent).into_iter().filter(|(name, _)| !(extent.quick && name == "apt")).collect()
+}
+
 /// So much of the traces as is replayed block by block.
 fn beginnings(extent: &Extent) -> Vec<(String, Load)> {
     let few = if extent.quick { 3000 } else { 40_000 };
     let cut = |(name, load)| match load {
-        Load::Recorded { path, .. } => (name, Load::Recorded { path, records: Some(few) }),
+        Load::Recorded { path, from, .. } => (name, Load::Recorded { path, from, records: Some(few) }),
         generated => (name, generated),
     };
     judged(extent).into_iter().map(cut).collect()

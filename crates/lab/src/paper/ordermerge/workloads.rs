@@ -112,7 +112,7 @@ impl Shape {
     /// The workload that it stands for.
     pub(super) fn load(&self, extent: &Extent) -> Load {
         let Shape { share, sequential, again, request_blocks, flush_every, gap_microseconds, volume_blocks, .. } = *self;
-        let blocks = if extent.quick { 8000 } else { 30_000 };
+        let blocks = if extent.quick { 6000 } else { 30_000 };
         let ratio = 100.0 / (100.0 - share);
         let pattern = Pattern::Runs { sequential, again };
         let usual = Workload::paper(pattern, blocks);

@@ -71,7 +71,7 @@ fn segment(extent: &Extent, number: usize, device: DeviceKind, system: System) -
 
 fn recorded(extent: &Extent, path: &Path, device: DeviceKind, system: System) -> Case {
     let records = if extent.quick { 4000 } else { 60_000 };
-    let load = Load::Recorded { path: path.to_owned(), records: Some(records) };
+    let load = Load::Recorded { path: path.to_owned(), from: None, records: Some(records) };
     Case { name: Load::name_of(path), load, warm_up: 0, device, pace: Pace::Windows(8), system }
 }
 
