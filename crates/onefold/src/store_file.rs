@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use onefold_backend::{Access, FileDisk, MonotonicClock, peek};
@@ -19,6 +20,9 @@ use onefold_block::{
 use onefold_core::{Disk, Error, Kind, Pba, Result};
 
 use crate::control;
+
+/// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of a server that was killed.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A file or device that holds a store, as it was when it was looked at.
 #[derive(Clone)]
@@ -95,12 +99,21 @@ impl StoreFile {
     /// # Errors
     /// `Busy`, which names the server when there is one, and those of the system.
     pub(crate) fn open(&self, access: Access) -> Result<FileDisk> {
-        FileDisk::open(&self.path, access).map_err(|error| match error.kind() {
-            Kind::Busy => control::Client::connect(self).ok().and_then(|mut server| server.pid().ok()).map_or(error, |pid| {
-                Error::new(Kind::Busy, format!("store {} is served by process {pid}; stop it first", self.path.display()))
-            }),
-            _ => error,
-        })
+        let begun = Instant::now();
+        loop {
+            let error = match FileDisk::open(&self.path, access) {
+                Err(error) if error.kind() == Kind::Busy => error,
+                opened => return opened,
+            };
+            if let Some(pid) = control::Client::connect(self).ok().and_then(|mut server| server.pid().ok()) {
+                let message = format!("store {} is served by process {pid}; stop it first", self.path.display());
+                return Err(Error::new(Kind::Busy, message));
+            }
+            if begun.elapsed() > LOCK_WAIT {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Opens it for reading; others may read it too.
