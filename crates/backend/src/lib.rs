@@ -5,6 +5,7 @@
 //! | [`file_disk`] | [`FileDisk`]: a regular file or a block device, by io_uring or plain system calls |
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
 //! | [`embedded`] | [`EmbeddedStore`]: an object store in a folder |
+//! | [`rados`] | [`RadosObjects`]: an object store in two pools of a Ceph cluster |
 //! | [`memory_objects`] | [`MemoryObjects`]: an object store in memory, for tests |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`counted`] | what these two have in common |
@@ -29,6 +30,7 @@ pub mod memory_objects;
 pub mod metadata_disk;
 pub mod peer;
 pub mod process;
+pub mod rados;
 pub mod random;
 mod range;
 pub mod signals;
@@ -42,3 +44,4 @@ pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, pe
 pub use memory_disk::MemoryDisk;
 pub use memory_objects::MemoryObjects;
 pub use metadata_disk::MetadataDisk;
+pub use rados::RadosObjects;
