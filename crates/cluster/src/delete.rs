@@ -39,7 +39,7 @@ impl Session {
                 Err(refusal) => return Err(refusal),
             }
         }
-        drops.iter().try_for_each(|(chunk, _)| self.collect(chunk).map(|_| ()))
+        self.collect_all(drops.iter().map(|(chunk, _)| *chunk)).map(|_| ())
     }
 
     /// Removes a metadata object with its references; nothing when it is not there.
@@ -79,11 +79,9 @@ impl Session {
     /// The store's.
     pub fn delete_step(&self) -> Result<bool> {
         let mut any = false;
-        for shard in self.name_shards() {
-            for record in self.records(&shard)? {
-                let failed = |refusal| failed(format_args!("what was deleted ({}) can't be removed", record.named.id), refusal);
-                any |= self.delete_record(&shard, &record).map_err(failed)?;
-            }
+        for (shard, record) in self.records()? {
+            let failed = |refusal| failed(format_args!("what was deleted ({}) can't be removed", record.named.id), refusal);
+            any |= self.delete_record(&shard, &record).map_err(failed)?;
         }
         Ok(any)
     }

@@ -66,8 +66,8 @@ impl Session {
     }
 
     /// The shards of the names.
-    pub(crate) fn name_shards(&self) -> impl Iterator<Item = ObjectName> + use<> {
-        (0..self.format.shards).map(|shard| ObjectName::metadata(format!("n.{shard:02x}")))
+    fn name_shards(&self) -> Vec<ObjectName> {
+        (0..self.format.shards).map(|shard| ObjectName::metadata(format!("n.{shard:02x}"))).collect()
     }
 
     /// What a name stands for.
@@ -93,23 +93,27 @@ impl Session {
     /// The store's.
     pub fn names(&self) -> Result<Vec<(String, Named)>> {
         let mut all = Vec::new();
-        for shard in self.name_shards() {
-            let keys = self.all_keys(&shard, Vec::new()).map_err(|refusal| failed("the names can't be read", refusal))?;
-            for (key, value) in keys {
-                if let Some(name) = key.strip_prefix(&[NAME]) {
-                    all.push((String::from_utf8_lossy(name).into_owned(), Named::decode(&value)?));
-                }
+        let shards = self.all_keys_of(&self.name_shards(), &[]).map_err(|refusal| failed("the names can't be read", refusal))?;
+        for (key, value) in shards.into_iter().flatten() {
+            if let Some(name) = key.strip_prefix(&[NAME]) {
+                all.push((String::from_utf8_lossy(name).into_owned(), Named::decode(&value)?));
             }
         }
         all.sort_by(|one, other| one.0.cmp(&other.0));
         Ok(all)
     }
 
-    /// All records of a shard of the names.
-    pub(crate) fn records(&self, shard: &ObjectName) -> Result<Vec<Record>> {
-        let keys = self.all_keys(shard, vec![RECORD]).map_err(|refusal| failed("the names can't be read", refusal))?;
-        let records = keys.into_iter().filter(|(key, _)| key.first() == Some(&RECORD));
-        records.map(|(_, value)| Record::decode(&value)).collect()
+    /// All records, with their shards.
+    pub(crate) fn records(&self) -> Result<Vec<(ObjectName, Record)>> {
+        let shards = self.name_shards();
+        let keys = self.all_keys_of(&shards, &[RECORD]).map_err(|refusal| failed("the names can't be read", refusal))?;
+        let mut all = Vec::new();
+        for (shard, keys) in shards.into_iter().zip(keys) {
+            for (_, value) in keys.into_iter().filter(|(key, _)| key.first() == Some(&RECORD)) {
+                all.push((shard.clone(), Record::decode(&value)?));
+            }
+        }
+        Ok(all)
     }
 
     /// Notes that something without a name is being filled by us.

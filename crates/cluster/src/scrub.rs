@@ -25,7 +25,7 @@ use crate::{
         key,
     },
     map::Map,
-    names::FILL,
+    names::{FILL, Record},
     session::{Session, failed},
     settings::PlantedBug,
     volume::header,
@@ -103,11 +103,8 @@ impl Scrub {
         // Whatever gets its number after this is not judged.
         let before = session.new_id()?;
         let mut known = BTreeMap::new();
-        for shard in session.name_shards() {
-            for record in session.records(&shard)? {
-                let named = record.named;
-                known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: false });
-            }
+        for (_, Record { named, .. }) in session.records()? {
+            known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: false });
         }
         for (_, named) in session.names()? {
             known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: true });
@@ -190,10 +187,8 @@ impl Scrub {
 
     fn is_nobodys(&self, id: u64) -> Result<bool, Refusal> {
         let fail = |error| Refusal::Failed(error);
-        for shard in self.session.name_shards() {
-            if self.session.records(&shard).map_err(fail)?.iter().any(|record| record.named.id == id) {
-                return Ok(false);
-            }
+        if self.session.records().map_err(fail)?.iter().any(|(_, record)| record.named.id == id) {
+            return Ok(false);
         }
         Ok(self.session.names().map_err(fail)?.iter().all(|(_, named)| named.id != id))
     }

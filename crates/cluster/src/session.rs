@@ -127,6 +127,9 @@ impl Session {
             }
         }
         let Some(format) = format else { return Err(failed("the catalogue can't be read", Refusal::Unknown)) };
+        if format.chunks != store.kind(Pool::Chunks) {
+            return Err(Error::new(Kind::InvalidInput, "the chunk pool is not the one that the store was made with: it is of another kind"));
+        }
         let mut session = Session {
             store,
             format,
@@ -208,6 +211,14 @@ impl Session {
         result
     }
 
+    /// As [`write_one`](Self::write_one) for a batch.
+    pub(crate) fn write_all(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        let results = self.store.write(batch);
+        let unknown = results.iter().filter(|result| matches!(result, Err(Refusal::Unknown))).count();
+        self.counts.unknown.fetch_add(unknown as u64, Relaxed);
+        results
+    }
+
     /// Applies an operation that does the same when it is applied twice: without a reply it is sent again.
     pub(crate) fn insist(&self, op: &Write) -> Result<Version, Refusal> {
         let mut result = Err(Refusal::Unknown);
@@ -265,5 +276,25 @@ impl Session {
                 _ => return Ok(all),
             }
         }
+    }
+
+    /// As [`all_keys`](Self::all_keys) for many objects, whose first pages are in flight together.
+    pub(crate) fn all_keys_of(&self, objects: &[ObjectName], after: &[u8]) -> Result<Vec<Vec<(Vec<u8>, Vec<u8>)>>, Refusal> {
+        let look = |object: &ObjectName| Read { object: object.clone(), looks: vec![Look::Page(after.to_vec(), 1000)] };
+        let first = self.read_all(&objects.iter().map(look).collect::<Vec<_>>());
+        let rest = |(object, sight): (&ObjectName, Result<Sight, Refusal>)| {
+            let sight = match sight {
+                Err(Refusal::Missing) => return Ok(Vec::new()),
+                other => other?,
+            };
+            let (pairs, more) = sight.pairs(0);
+            let mut all = pairs.to_vec();
+            if let Some((last, _)) = all.last().filter(|_| more) {
+                let last = last.clone();
+                all.extend(self.all_keys(object, last)?);
+            }
+            Ok(all)
+        };
+        objects.iter().zip(first).map(rest).collect()
     }
 }

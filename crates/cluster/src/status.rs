@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use onefold_core::{
     Result,
-    object::{Look, Pool, Refusal, Seen, Space},
+    object::{Look, ObjectName, Pool, Refusal, Seen, Space},
 };
 
 use crate::{
@@ -52,10 +52,9 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn backlog(&self) -> Result<u64> {
-        (0..self.format.shards).try_fold(0, |sum, shard| {
-            let keys = self.all_keys(&shard_name(shard), Vec::new()).map_err(|refusal| failed("the dirty list can't be read", refusal))?;
-            Ok(sum + keys.len() as u64)
-        })
+        let shards: Vec<ObjectName> = (0..self.format.shards).map(shard_name).collect();
+        let keys = self.all_keys_of(&shards, &[]).map_err(|refusal| failed("the dirty list can't be read", refusal))?;
+        Ok(keys.iter().map(|keys| keys.len() as u64).sum())
     }
 
     /// Looks at everything once.
@@ -117,7 +116,7 @@ impl Session {
     }
 
     fn size_of_chunk(&self, name: &str, status: &mut Status) -> Result<(), Refusal> {
-        match self.read_one(&onefold_core::object::ObjectName::chunk(name), vec![Look::Stat]) {
+        match self.read_one(&ObjectName::chunk(name), vec![Look::Stat]) {
             Ok(sight) => {
                 status.chunks += 1;
                 if let Some(Seen::Stat { bytes, .. }) = sight.seen.first() {

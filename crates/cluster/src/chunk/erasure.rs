@@ -4,11 +4,11 @@
 //! version at which there was no reference; the data at the version that it had while the state was still ours; then the object. Who adds
 //! meanwhile sets *pending* and writes the data anew, which has another version then.
 
-use onefold_core::object::{Change, Guard, Look, ObjectName, Refusal, Write};
+use onefold_core::object::{Change, Guard, Look, ObjectName, Refusal, Version, Write};
 
 use super::{SPREAD, TURNS};
 use crate::{
-    format::{Chunk, Reference, Stamp, key},
+    format::{Chunk, ChunkId, Reference, Stamp, key},
     session::Session,
     settings::PlantedBug,
 };
@@ -35,6 +35,53 @@ impl Session {
     fn state(&self, object: &ObjectName) -> Result<Vec<u8>, Refusal> {
         let sight = self.read_one(object, vec![Look::Keys(vec![key::STATE.to_vec()])])?;
         Ok(sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
+    }
+
+    /// Adds references to chunks whose data is known to be there.
+    pub(super) fn add_all_present(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Vec<Result<Version, Refusal>> {
+        let op = |(id, _, reference): &(ChunkId, &[u8], Reference)| {
+            let chunk = Chunk { id: *id, copy: 0 };
+            let guards = [Some(Guard::Exists), Some(Guard::Omap(key::STATE.to_vec(), present())), Session::spread_guard(&chunk, 0)];
+            Write {
+                object: ObjectName::metadata(chunk.name()),
+                guards: guards.into_iter().flatten().collect(),
+                changes: vec![Change::SetOmap(vec![(self.reference_key(reference), Vec::new())])],
+            }
+        };
+        self.insist_all(&wanted.iter().map(op).collect::<Vec<_>>())
+    }
+
+    /// Makes chunks that are not there: references with *pending*, then the data of those, then *present*.
+    pub(super) fn add_all_new(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Vec<Result<Version, Refusal>> {
+        let stamps: Vec<Stamp> = wanted.iter().map(|_| self.stamp()).collect();
+        let references = |n: usize| ObjectName::metadata(Chunk { id: wanted[n].0, copy: 0 }.name());
+        let pending = |n: usize| (key::STATE.to_vec(), state(PENDING, stamps[n]));
+        let create = |n: usize| Write {
+            object: references(n),
+            guards: vec![Guard::Absent],
+            changes: vec![
+                Change::SetOmap(vec![(self.reference_key(&wanted[n].2), Vec::new()), pending(n)]),
+                Change::SetXattr(SPREAD, vec![0]),
+            ],
+        };
+        let data = |n: usize| Write {
+            object: ObjectName::chunk(Chunk { id: wanted[n].0, copy: 0 }.name()),
+            guards: Vec::new(),
+            changes: self.body(wanted[n].1),
+        };
+        let finish = |n: usize| Write {
+            object: references(n),
+            guards: vec![Guard::Omap(key::STATE.to_vec(), pending(n).1)],
+            changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), present())])],
+        };
+        let mut results: Vec<Result<Version, Refusal>> = wanted.iter().map(|_| Ok(Version(0))).collect();
+        let steps: [&dyn Fn(usize) -> Write; 3] = [&create, &data, &finish];
+        for step in steps {
+            let open: Vec<usize> = (0..wanted.len()).filter(|n| results[*n].is_ok()).collect();
+            let ops: Vec<Write> = open.iter().map(|n| step(*n)).collect();
+            open.into_iter().zip(self.insist_all(&ops)).for_each(|(n, result)| results[n] = result);
+        }
+        results
     }
 
     /// Adds the reference and writes the data where it is not known to be there; true when it wrote.

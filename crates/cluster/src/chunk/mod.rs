@@ -11,7 +11,7 @@ mod erasure;
 mod read;
 mod replicated;
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
 
 use onefold_core::{
     checksum, compress,
@@ -90,35 +90,35 @@ impl Session {
         Err(Refusal::Mismatch)
     }
 
-    /// Adds many references, those of a replicated pool in flight together: to chunks that are there, then to new ones; what is left one by one.
+    /// Adds many references, in flight together: to chunks that are there, then to new ones; what is left one by one.
     ///
     /// # Errors
     /// As [`add_reference`](Self::add_reference) for each.
     pub(crate) fn add_references(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<Vec<Chunk>, Refusal> {
         let mut added: Vec<Option<Chunk>> = vec![None; wanted.len()];
-        // A chunk with several copies takes the long way.
-        let plain = |id: &ChunkId| !self.spreads.lock().contains_key(id);
-        let counts =
-            |reference: &Reference| checksum::fast(2, &key::reference(reference)).is_multiple_of(self.settings.count_one_in.max(1));
-        if self.format.chunks == PoolKind::Replicated {
-            for new in [false, true] {
-                let open: Vec<usize> =
-                    (0..wanted.len()).filter(|n| added[*n].is_none() && plain(&wanted[*n].0) && (new || !counts(&wanted[*n].2))).collect();
-                let op = |n: &usize| {
-                    let (id, data, reference) = &wanted[*n];
-                    self.add_op(&Chunk { id: *id, copy: 0 }, new.then_some(*data), reference, 0)
-                };
-                let ops: Vec<Write> = open.iter().map(op).collect();
-                for (n, result) in open.into_iter().zip(self.insist_all(&ops)) {
-                    match result {
-                        Ok(_) => {
-                            added[n] = Some(Chunk { id: wanted[n].0, copy: 0 });
-                            let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
-                            counter.fetch_add(1, Relaxed);
-                        }
-                        Err(Refusal::Missing | Refusal::Exists | Refusal::Mismatch) => {}
-                        Err(refusal) => return Err(refusal),
+        for new in [false, true] {
+            // A chunk with several copies takes the long way, and so does a reference that counts the others.
+            let plain = |n: &usize| {
+                let (id, _, reference) = &wanted[*n];
+                let counts = checksum::fast(2, &key::reference(reference)).is_multiple_of(self.settings.count_one_in.max(1));
+                added[*n].is_none() && !self.spreads.lock().contains_key(id) && (new || !counts)
+            };
+            let open: Vec<usize> = (0..wanted.len()).filter(plain).collect();
+            let some: Vec<_> = open.iter().map(|n| wanted[*n]).collect();
+            let results = match (self.format.chunks, new) {
+                (PoolKind::Replicated, _) => self.add_all_replicated(&some, new),
+                (PoolKind::Erasure, false) => self.add_all_present(&some),
+                (PoolKind::Erasure, true) => self.add_all_new(&some),
+            };
+            for (n, result) in open.into_iter().zip(results) {
+                match result {
+                    Ok(_) => {
+                        added[n] = Some(Chunk { id: wanted[n].0, copy: 0 });
+                        let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                        counter.fetch_add(1, Relaxed);
                     }
+                    Err(Refusal::Missing | Refusal::Exists | Refusal::Mismatch) => {}
+                    Err(refusal) => return Err(refusal),
                 }
             }
         }
@@ -194,11 +194,26 @@ impl Session {
     /// # Errors
     /// The store's.
     pub(crate) fn collect(&self, chunk: &Chunk) -> Result<bool, Refusal> {
-        let removed = match self.format.chunks {
-            PoolKind::Replicated => self.collect_replicated(chunk)?,
-            PoolKind::Erasure => self.collect_erasure(chunk)?,
-        };
-        self.counts.collected.fetch_add(u64::from(removed), Relaxed);
+        Ok(self.collect_all([*chunk])? > 0)
+    }
+
+    /// Removes those chunks that nothing refers to; returns how many.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn collect_all(&self, chunks: impl IntoIterator<Item = Chunk>) -> Result<u64, Refusal> {
+        let chunks: BTreeSet<Chunk> = chunks.into_iter().collect();
+        let chunks: Vec<Chunk> = chunks.into_iter().collect();
+        let mut removed = 0;
+        match self.format.chunks {
+            PoolKind::Replicated => removed = self.collect_replicated(&chunks)?,
+            PoolKind::Erasure => {
+                for chunk in &chunks {
+                    removed += u64::from(self.collect_erasure(chunk)?);
+                }
+            }
+        }
+        self.counts.collected.fetch_add(removed, Relaxed);
         Ok(removed)
     }
 

@@ -9,11 +9,15 @@
 mod dedup;
 mod rate;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use onefold_core::{
     Result,
-    object::{Look, ObjectName, Refusal},
+    object::{Look, ObjectName, Read, Refusal},
 };
 
 pub(crate) use dedup::is_stale;
@@ -52,8 +56,9 @@ pub struct Progress {
 /// A worker; one thread calls its steps.
 pub struct Worker {
     session: Arc<Session>,
-    shard: u16,
-    /// Where the next step goes on in the shard.
+    /// Shards of this round that had something on their list, the next one first.
+    shards: VecDeque<u16>,
+    /// Where the next step goes on in the first of them.
     after: Vec<u8>,
     /// When an object may be tried again, and how often it failed.
     waiting: BTreeMap<ObjectId, (Duration, u32)>,
@@ -64,8 +69,7 @@ impl Worker {
     /// A worker that starts at a shard of its own.
     #[must_use]
     pub fn new(session: Arc<Session>, marks: Marks) -> Worker {
-        let shard = (session.number() % u64::from(session.format.shards)) as u16;
-        Worker { session, shard, after: Vec::new(), waiting: BTreeMap::new(), rate: Rate::new(marks) }
+        Worker { session, shards: VecDeque::new(), after: Vec::new(), waiting: BTreeMap::new(), rate: Rate::new(marks) }
     }
 
     /// Its session.
@@ -88,19 +92,44 @@ impl Worker {
     /// # Errors
     /// The store's; the next step goes on behind what failed.
     pub fn step(&mut self) -> Result<Progress> {
-        let shard = shard_name(self.shard);
-        let result = self.shard_step(&shard).map_err(|refusal| failed("deduplication", refusal));
-        if !matches!(&result, Ok(progress) if progress.seen > 0) {
+        let deduplication = |refusal| failed("deduplication", refusal);
+        if self.shards.is_empty() {
+            self.shards = self.look().map_err(deduplication)?;
+        }
+        let Some(shard) = self.shards.front().copied() else {
+            self.rate.spent(1);
+            return Ok(Progress { operations: 1, round: true, ..Progress::default() });
+        };
+        let result = self.shard_step(&shard_name(shard)).map_err(deduplication);
+        if self.shards.front() == Some(&shard) && !matches!(&result, Ok(progress) if progress.seen > 0) {
             self.next_shard();
         }
         let mut progress = result?;
-        progress.round = self.after.is_empty() && u64::from(self.shard) == self.session.number() % u64::from(self.session.format.shards);
+        progress.round = self.shards.is_empty();
         self.rate.spent(progress.operations);
         Ok(progress)
     }
 
+    /// The shards that have something on their list, from ours on.
+    fn look(&self) -> Result<VecDeque<u16>, Refusal> {
+        let shards = self.session.format.shards;
+        let own = (self.session.number() % u64::from(shards)) as u16;
+        let all: Vec<u16> = (own..shards).chain(0..own).collect();
+        let look = |shard: &u16| Read { object: shard_name(*shard), looks: vec![Look::Page(Vec::new(), 1)] };
+        let sights = self.session.read_all(&all.iter().map(look).collect::<Vec<_>>());
+        let mut found = VecDeque::new();
+        for (shard, sight) in all.into_iter().zip(sights) {
+            match sight {
+                Ok(sight) if !sight.pairs(0).0.is_empty() => found.push_back(shard),
+                Ok(_) | Err(Refusal::Missing) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(found)
+    }
+
     fn next_shard(&mut self) {
-        self.shard = (self.shard + 1) % self.session.format.shards;
+        self.shards.pop_front();
         self.after.clear();
     }
 

@@ -293,5 +293,11 @@ fn chunk_pool(bench: &Bench<'_>) -> Result<(), String> {
     let later = ok(bench.write(&object, &[], &[Change::Full(vec![8; 10])]))?;
     refused(bench.write(&object, &[Guard::Version(version)], &[Change::Remove]), &Refusal::Mismatch)?;
     ok(bench.write(&object, &[Guard::Version(later)], &[Change::Remove]))?;
-    refused(bench.read(&object, &[Look::Stat]), &Refusal::Missing)
+    refused(bench.read(&object, &[Look::Stat]), &Refusal::Missing)?;
+    let again = ok(bench.write(&object, &[Guard::Absent], &[Change::Full(vec![7; 10])]))?;
+    if again <= later {
+        return Err(format!("{again:?} follows {later:?} after a removal"));
+    }
+    bench.remove(&object);
+    Ok(())
 }

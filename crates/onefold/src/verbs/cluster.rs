@@ -1,26 +1,36 @@
 //! `onefold cluster`: stores of the cluster engine.
 //!
-//! A store is a folder, which one process owns at a time: while it is served, the other verbs say so.
+//! A store is a folder, which one process owns at a time: while it is served, the other verbs say so. Or it is in two pools of a Ceph cluster, where
+//! everybody may come at any time.
 
 use std::{
+    convert::Infallible,
+    fmt,
     fs::File,
     io,
     path::{Path, PathBuf},
+    str::FromStr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use clap::{Args, Subcommand, ValueEnum};
-use onefold_backend::{EmbeddedStore, random::random_bytes, signals::StopSignals};
+use onefold_backend::{
+    EmbeddedStore, RadosObjects,
+    rados::{Connection, Location, TIMEOUT},
+    random::random_bytes,
+    signals::StopSignals,
+};
 use onefold_cluster::{Cut, Format, Marks, Scrub, Session, Settings, What, Worker, create};
-use onefold_core::{Error, Kind, object::PoolKind};
+use onefold_core::{Error, Kind, object::{ObjectStore, PoolKind}};
 use serde_json::json;
 
 use crate::{failure::Failure, output, size::Size};
 
-/// Stores of the cluster engine: deduplicated in the background, in a folder
+/// Stores of the cluster engine: deduplicated in the background, in a folder or on Ceph
 ///
-/// Writes are acknowledged when they are durable; workers deduplicate what was not written to for a while. `onefold serve FOLDER` serves the volumes.
+/// A store is a folder, which one process uses at a time, or two pools of a Ceph cluster: rados:[CONF][#METADATA-POOL]. Writes are acknowledged when they
+/// are durable; workers deduplicate what was not written to for a while. `onefold serve STORE` serves the volumes.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  onefold cluster create pool\n  onefold cluster volume create pool vm1 --size 1T\n  \
@@ -32,11 +42,21 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Makes an empty store in a new folder
-    #[command(after_help = "Examples:\n  onefold cluster create pool\n  onefold cluster create pool --chunk 64K --cut static")]
+    /// Makes an empty store in a new folder, or in two pools of a Ceph cluster
+    #[command(after_help = "Examples:\n  onefold cluster create pool\n  onefold cluster create pool --chunk 64K --cut static\n  \
+                            onefold cluster create rados: --metadata-pool meta --chunk-pool chunks")]
     Create {
-        /// A folder that is not there yet, or empty
-        store: PathBuf,
+        /// A folder that is not there yet, or empty; or rados:[CONF]
+        store: Url,
+        /// The replicated pool for metadata and for what is not deduplicated yet; it holds nothing else. Only with rados:
+        #[arg(long, value_name = "POOL")]
+        metadata_pool: Option<String>,
+        /// The pool for chunks, replicated or erasure-coded. Only with rados:
+        #[arg(long, value_name = "POOL")]
+        chunk_pool: Option<String>,
+        /// Takes pools that go on with a single copy
+        #[arg(long)]
+        force: bool,
         /// Size of a chunk of a volume, and the average of a chunk that is cut by its content: 16K, 32K or 64K
         #[arg(long, default_value = "32K")]
         chunk: Size,
@@ -51,8 +71,8 @@ enum Verb {
     /// Stores a file, or standard input, under a name
     #[command(after_help = "Examples:\n  onefold cluster put pool backup.tar backup.tar\n  onefold cluster put pool images/vm1 -")]
     Put {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
         /// The name; what has it already is replaced
         name: String,
         /// The file; - for standard input
@@ -62,8 +82,8 @@ enum Verb {
     /// Writes what is stored under a name to a file, or to standard output
     #[command(after_help = "Examples:\n  onefold cluster get pool backup.tar restored.tar\n  onefold cluster get pool images/vm1 -")]
     Get {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
         /// The name
         name: String,
         /// The file, which must not be there yet; - for standard output
@@ -73,14 +93,14 @@ enum Verb {
     /// Lists what was put, with sizes
     #[command(after_help = "Examples:\n  onefold cluster ls pool")]
     Ls {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
     },
     /// Removes what was put under a name
     #[command(after_help = "Examples:\n  onefold cluster rm pool backup.tar")]
     Rm {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
         /// The name
         name: String,
     },
@@ -88,8 +108,8 @@ enum Verb {
     /// Shows what a store holds, what deduplication saves, and what is still to do
     #[command(after_help = "Examples:\n  onefold cluster status pool\n  onefold cluster status pool --json")]
     Status {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
         /// Prints JSON
         #[arg(long)]
         json: bool,
@@ -97,8 +117,8 @@ enum Verb {
     /// Compares maps and references, and repairs what is wrong between them; damage of data is reported
     #[command(after_help = "Examples:\n  onefold cluster scrub pool\n  onefold cluster scrub pool --deep")]
     Scrub {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
         /// Reads and hashes every chunk
         #[arg(long)]
         deep: bool,
@@ -127,8 +147,8 @@ enum VolumeVerb {
     /// Creates an empty volume; it takes no space before it is written
     #[command(after_help = "Examples:\n  onefold cluster volume create pool vm1 --size 1T")]
     Create {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
         /// Name of the new volume, at most 255 bytes
         name: String,
         /// Size of the volume, rounded up to 4096 bytes
@@ -138,14 +158,14 @@ enum VolumeVerb {
     /// Lists all volumes with their sizes
     #[command(after_help = "Examples:\n  onefold cluster volume list pool")]
     List {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
     },
     /// Changes the size of a volume; what lies beyond a smaller size is lost and becomes free
     #[command(after_help = "Examples:\n  onefold cluster volume resize pool vm1 --size 2T")]
     Resize {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
         /// The volume
         name: String,
         /// Its new size, rounded up to 4096 bytes
@@ -155,8 +175,8 @@ enum VolumeVerb {
     /// Deletes a volume; workers make what only it holds free
     #[command(after_help = "Examples:\n  onefold cluster volume delete pool vm1")]
     Delete {
-        /// The store
-        store: PathBuf,
+        /// The store: a folder, or rados:[CONF]
+        store: Url,
         /// The volume
         name: String,
     },
@@ -166,11 +186,14 @@ enum VolumeVerb {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold cluster worker pool\n  onefold cluster worker pool --once --cold 0")]
 struct WorkerOptions {
-    /// The store
-    store: PathBuf,
+    /// The store: a folder, or rados:[CONF]
+    store: Url,
     /// Ends when nothing is left to do
     #[arg(long)]
     once: bool,
+    /// Threads
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
+    threads: usize,
     #[command(flatten)]
     pace: Pace,
 }
@@ -193,9 +216,22 @@ pub(crate) struct Pace {
     /// The same as --high-iops for bytes a second
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     high_bytes: Size,
+    /// Seconds until an operation without a reply of Ceph is asked for again; after five of these it is an error
+    #[arg(long, default_value_t = TIMEOUT.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+}
+
+/// A number of threads.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    const MOST: usize = 64;
+    text.parse().ok().filter(|n| *n <= MOST).ok_or_else(|| format!("a number up to {MOST}"))
 }
 
 impl Pace {
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
     pub(crate) fn marks(&self) -> Marks {
         Marks { operations: (self.low_iops, self.high_iops), bytes: (self.low_bytes.0, self.high_bytes.0) }
     }
@@ -208,7 +244,10 @@ impl Pace {
 /// Does what was asked for.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::Create { store, chunk, cut, no_compression } => make(&store, chunk, cut, !no_compression),
+        Verb::Create { store, metadata_pool, chunk_pool, force, chunk, cut, no_compression } => {
+            let format = format(chunk, cut, !no_compression)?;
+            make(&store, metadata_pool.as_deref(), chunk_pool.as_deref(), force, &format)
+        }
         Verb::Volume(options) => volume(options.verb),
         Verb::Put { store, name, file } => put(&store, &name, &file),
         Verb::Get { store, name, file } => get(&store, &name, &file),
@@ -226,21 +265,82 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
     }
 }
 
-/// A store that this process owns, with a session. The session goes before the store.
-struct Opened {
-    session: Arc<Session>,
-    store: EmbeddedStore,
+/// Where a store is.
+#[derive(Clone, Debug)]
+pub(crate) enum Url {
+    /// In a folder of this machine.
+    Folder(PathBuf),
+    /// In two pools of a Ceph cluster.
+    Rados(String, Location),
 }
 
-impl Opened {
-    fn open(folder: &Path, settings: Settings) -> Result<Opened, Failure> {
-        let store = EmbeddedStore::open(folder)?;
-        let session = Session::open(Arc::new(store.session()), settings).map_err(|e| e.context(folder.display()))?;
-        Ok(Opened { session: Arc::new(session), store })
+impl FromStr for Url {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Url, Infallible> {
+        Ok(match Location::parse(text) {
+            Some(location) => Url::Rados(text.to_owned(), location),
+            None => Url::Folder(text.into()),
+        })
     }
 }
 
-fn make(folder: &Path, chunk: Size, cut: CutName, compress: bool) -> Result<(), Failure> {
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Url::Folder(path) => path.display().fmt(f),
+            Url::Rados(text, _) => f.write_str(text),
+        }
+    }
+}
+
+/// An object store that sessions can be opened on. Those of a folder go before it.
+pub(crate) enum Backing {
+    Folder(EmbeddedStore),
+    Rados(Location, Duration),
+}
+
+impl Backing {
+    pub(crate) fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {
+        Ok(match url {
+            Url::Folder(path) => Backing::Folder(EmbeddedStore::open(path)?),
+            Url::Rados(_, location) => Backing::Rados(location.clone(), timeout),
+        })
+    }
+
+    /// Another session, which can be fenced without the others.
+    pub(crate) fn session(&self, settings: Settings) -> Result<Session, Error> {
+        let store: Arc<dyn ObjectStore> = match self {
+            Backing::Folder(store) => Arc::new(store.session()),
+            Backing::Rados(location, timeout) => {
+                let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
+                let (metadata, chunks) = connection.find(location)?;
+                Arc::new(RadosObjects::new(connection, &metadata, &chunks)?)
+            }
+        };
+        Session::open(store, settings)
+    }
+}
+
+/// A store with a session. The session goes before the store.
+struct Opened {
+    session: Arc<Session>,
+    _backing: Backing,
+}
+
+impl Opened {
+    fn open(url: &Url, settings: Settings) -> Result<Opened, Failure> {
+        Opened::with(url, settings, TIMEOUT)
+    }
+
+    fn with(url: &Url, settings: Settings, timeout: Duration) -> Result<Opened, Failure> {
+        let backing = Backing::open(url, timeout)?;
+        let session = backing.session(settings).map_err(|e| e.context(url))?;
+        Ok(Opened { session: Arc::new(session), _backing: backing })
+    }
+}
+
+fn format(chunk: Size, cut: CutName, compress: bool) -> Result<Format, Failure> {
     let sizes = [16 << 10, 32 << 10, 64 << 10];
     let Some(chunk_bytes) = u32::try_from(chunk.0).ok().filter(|bytes| sizes.contains(bytes)) else {
         return Err(Failure::usage("--chunk is 16K, 32K or 64K"));
@@ -249,10 +349,27 @@ fn make(folder: &Path, chunk: Size, cut: CutName, compress: bool) -> Result<(), 
         CutName::Content => Cut::Content,
         CutName::Static => Cut::Static,
     };
-    let format = Format { chunk_bytes, cut, compress, ..Format::new(random_bytes()?, random_bytes()?, PoolKind::Replicated) };
-    let store = EmbeddedStore::create(folder, PoolKind::Replicated)?;
-    create(&store.session(), &format)?;
-    output::line(format_args!("created {}", folder.display()));
+    Ok(Format { chunk_bytes, cut, compress, ..Format::new(random_bytes()?, random_bytes()?, PoolKind::Replicated) })
+}
+
+fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, format: &Format) -> Result<(), Failure> {
+    match (url, metadata, chunks) {
+        (Url::Folder(folder), None, None) => {
+            let store = EmbeddedStore::create(folder, PoolKind::Replicated)?;
+            create(&store.session(), format)?;
+        }
+        (Url::Folder(_), ..) => return Err(Failure::usage("a folder has no pools; they are for rados:")),
+        (Url::Rados(_, location), Some(metadata), Some(chunks)) if metadata != chunks => {
+            let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
+            let (metadata, chunks) = (connection.pool(metadata)?, connection.pool(chunks)?);
+            connection.check_pools(&[&metadata, &chunks], force)?;
+            let store = RadosObjects::new(connection.clone(), &metadata, &chunks)?;
+            create(&store, &Format { chunks: chunks.kind, ..format.clone() })?;
+            connection.tag(&metadata, &chunks)?;
+        }
+        (Url::Rados(..), ..) => return Err(Failure::usage("rados: needs --metadata-pool and --chunk-pool, two different ones")),
+    }
+    output::line(format_args!("created {url}"));
     Ok(())
 }
 
@@ -283,7 +400,7 @@ fn volume(verb: VolumeVerb) -> Result<(), Failure> {
     Ok(())
 }
 
-fn list(store: &Path, what: What) -> Result<(), Failure> {
+fn list(store: &Url, what: What) -> Result<(), Failure> {
     let names = Opened::open(store, Settings::default())?.session.names()?;
     let mut any = false;
     for (name, named) in names.iter().filter(|(_, named)| named.what == what) {
@@ -296,7 +413,7 @@ fn list(store: &Path, what: What) -> Result<(), Failure> {
     Ok(())
 }
 
-fn put(store: &Path, name: &str, file: &Path) -> Result<(), Failure> {
+fn put(store: &Url, name: &str, file: &Path) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let bytes = if file.as_os_str() == "-" {
         opened.session.put(name, &mut io::stdin().lock())?
@@ -309,7 +426,7 @@ fn put(store: &Path, name: &str, file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn get(store: &Path, name: &str, file: &Path) -> Result<(), Failure> {
+fn get(store: &Url, name: &str, file: &Path) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     if file.as_os_str() == "-" {
         opened.session.get(name, &mut io::stdout().lock())?;
@@ -329,14 +446,16 @@ fn get(store: &Path, name: &str, file: &Path) -> Result<(), Failure> {
 }
 
 fn work(options: &WorkerOptions) -> Result<(), Failure> {
-    let opened = Opened::open(&options.store, options.pace.settings())?;
     if !options.once {
         let mut signals = StopSignals::install()?;
-        let workers = Workers::start(&opened.store, 1, &options.pace)?;
+        let backing = Backing::open(&options.store, options.pace.timeout())?;
+        let workers = Workers::start(&backing, options.threads, &options.pace)?;
+        tracing::info!("deduplicating {}", options.store);
         signals.wait();
         workers.stop();
         return Ok(());
     }
+    let opened = Opened::with(&options.store, options.pace.settings(), options.pace.timeout())?;
     let mut worker = Worker::new(opened.session.clone(), options.pace.marks());
     let mut flipped = 0;
     loop {
@@ -354,7 +473,7 @@ fn work(options: &WorkerOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-fn status(store: &Path, as_json: bool) -> Result<(), Failure> {
+fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let status = opened.session.status()?;
     let stored = status.cached_bytes + status.chunk_bytes;
@@ -386,7 +505,7 @@ fn status(store: &Path, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn scrub(store: &Path, deep: bool) -> Result<(), Failure> {
+fn scrub(store: &Url, deep: bool) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let mut scrub = Scrub::new(opened.session.clone(), deep)?;
     while scrub.step()? {}
@@ -399,7 +518,7 @@ fn scrub(store: &Path, deep: bool) -> Result<(), Failure> {
     report.damage.iter().for_each(output::line);
     match report.damage.len() {
         0 => Ok(()),
-        n => Err(Failure::new(format!("{} is damaged in {n} places", store.display()))),
+        n => Err(Failure::new(format!("{store} is damaged in {n} places"))),
     }
 }
 
@@ -414,10 +533,10 @@ impl Workers {
     ///
     /// # Errors
     /// The store's and the system's.
-    pub(crate) fn start(store: &EmbeddedStore, count: usize, pace: &Pace) -> Result<Workers, Error> {
+    pub(crate) fn start(backing: &Backing, count: usize, pace: &Pace) -> Result<Workers, Error> {
         let mut workers = Workers { threads: Vec::new(), stop: Vec::new() };
         for n in 0..count {
-            let session = Arc::new(Session::open(Arc::new(store.session()), pace.settings())?);
+            let session = Arc::new(backing.session(pace.settings())?);
             let worker = Worker::new(session, pace.marks());
             let (stop, stopped) = std::sync::mpsc::channel();
             let thread = std::thread::Builder::new().name(format!("worker {n}")).spawn(move || labour(worker, &stopped));
@@ -437,8 +556,11 @@ impl Workers {
     }
 }
 
-/// How long a worker waits when it may not, need not or can't do anything.
+/// How long a worker waits when it may not do anything.
 const IDLE: Duration = Duration::from_millis(200);
+
+/// How long it waits at most when there is nothing to do: each look is a read of every shard.
+const IDLE_MAX: Duration = Duration::from_secs(2);
 
 /// How often a worker looks at the load.
 const LOOK: Duration = Duration::from_secs(1);
@@ -448,7 +570,7 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
     use std::sync::mpsc::RecvTimeoutError::Timeout;
     let begun = Instant::now();
     let (mut looked, mut allowed, mut flipped) = (None::<Duration>, u64::MAX, 0);
-    let mut pause = Duration::ZERO;
+    let (mut pause, mut idle) = (Duration::ZERO, IDLE);
     while stopped.recv_timeout(pause).is_err_and(|error| error == Timeout) {
         let now = begun.elapsed();
         let mut step = || -> Result<Duration, Error> {
@@ -469,7 +591,8 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
             }
             let busy = worker.session().delete_step()? || flipped > 0;
             flipped = 0;
-            Ok(if busy { Duration::ZERO } else { IDLE })
+            idle = if busy { IDLE } else { (idle * 2).min(IDLE_MAX) };
+            Ok(if busy { Duration::ZERO } else { idle })
         };
         pause = match step() {
             Ok(pause) => pause,

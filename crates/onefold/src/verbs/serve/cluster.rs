@@ -1,6 +1,7 @@
-//! `onefold serve FOLDER`: the volumes of a store of the cluster engine, with workers inside.
+//! `onefold serve` for a store of the cluster engine, in a folder or on Ceph: its volumes, with workers inside.
 //!
-//! *Crash argument:* what was acknowledged is durable in the folder; volumes that were open are looked through when they are attached again.
+//! *Crash argument:* what was acknowledged is durable in the object store; volumes that were open are looked through when they are attached again.
+//! A server whose volume was taken over is fenced: nothing of it is applied any more, and it ends.
 
 use std::{
     path::PathBuf,
@@ -8,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::{EmbeddedStore, signals::StopSignals, systemd::Service};
-use onefold_cluster::{ClusterExports, Mode, Session};
+use onefold_backend::{signals::StopSignals, systemd::Service};
+use onefold_cluster::{ClusterExports, Mode, Settings};
 use onefold_core::{Error, Exports, Kind};
 use onefold_serve::nbd;
 
@@ -18,7 +19,10 @@ use super::{
     address::{self, Address, uri},
     listen, note,
 };
-use crate::{failure::Failure, verbs::cluster::Workers};
+use crate::{
+    failure::Failure,
+    verbs::cluster::{Backing, Url, Workers},
+};
 
 /// How often locks are renewed: three times a lease.
 const RENEW: Duration = Duration::from_secs(10);
@@ -27,26 +31,52 @@ const RENEW: Duration = Duration::from_secs(10);
 const TEND: Duration = Duration::from_millis(200);
 
 /// Serves until a signal comes.
-pub(super) fn run(options: &Options, service: Service, mut signals: StopSignals) -> Result<(), Failure> {
+pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: StopSignals) -> Result<(), Failure> {
     let limits = options.limits()?;
-    let shown = options.store.display().to_string();
-    let store = EmbeddedStore::open(&options.store)?;
-    let session = Session::open(Arc::new(store.session()), options.pace.settings()).map_err(|e| e.context(&shown))?;
-    let exports = Arc::new(ClusterExports::new(Arc::new(session), Mode::Own));
+    let shown = url.to_string();
+    let mode = match (options.read_only, options.take_over) {
+        (true, _) => Mode::Read,
+        (false, true) => Mode::TakeOver,
+        (false, false) => Mode::Own,
+    };
+    let usual = match url {
+        Url::Folder(folder) => Some(Address::Unix(socket(folder))),
+        Url::Rados(..) if options.nbd.is_empty() && service.sockets.is_empty() => {
+            return Err(Failure::usage("say with --nbd where clients connect, as --nbd unix:/run/onefold.sock"));
+        }
+        Url::Rados(..) => None,
+    };
+    let backing = Backing::open(url, options.pace.timeout())?;
+    let settings = Settings { cache_bytes: options.cache_bytes.0, ..options.pace.settings() };
+    let session = backing.session(settings).map_err(|e| e.context(&shown))?;
+    let exports = Arc::new(ClusterExports::new(Arc::new(session), mode));
 
     let mut server = nbd::Server::new(exports.clone(), limits);
-    let usual = service.sockets.is_empty().then(|| Address::Unix(socket(&options.store)));
+    let usual = usual.filter(|_| service.sockets.is_empty());
     let mut listeners = listen(options, usual, &mut server)?;
     for socket in service.sockets {
         listeners.push(address::of_socket(&socket.fd));
         server.add_listener(socket.fd).map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
     }
-    let workers = Workers::start(&store, options.workers, &options.pace)?;
+    let workers = Workers::start(&backing, options.workers, &options.pace)?;
     server.start()?;
     let (stop, stopped) = mpsc::channel();
-    let tended = exports.clone();
-    let tender = std::thread::Builder::new().name("volumes".into()).spawn(move || tend(&tended, &stopped));
+    let (end, ended) = mpsc::channel();
+    let (tended, fenced) = (exports.clone(), end.clone());
+    let tender = std::thread::Builder::new().name("volumes".into()).spawn(move || {
+        if let Err(error) = tend(&tended, &stopped) {
+            // The other side is gone only when the server is ending anyway.
+            let _ = fenced.send(Some(error));
+        }
+    });
     let tender = tender.map_err(|e| Error::from_io("cannot start a thread for the volumes", e))?;
+    let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
+        signals.wait();
+        let _ = end.send(None);
+        // Kept until the end of the process, so that a second signal ends it at once.
+        std::thread::park();
+    });
+    waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
 
     let volumes = exports.list();
     let uris: Vec<String> =
@@ -56,15 +86,22 @@ pub(super) fn run(options: &Options, service: Service, mut signals: StopSignals)
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),
     }
     note(service.notifier.ready(&format!("serving {} volumes of {shown} at {}", volumes.len(), listeners.join(" and "))));
-    signals.wait();
-    tracing::info!("stopping");
+    let lost = ended.recv().ok().flatten();
+    match &lost {
+        Some(error) => tracing::error!("{error}; stopping"),
+        None => tracing::info!("stopping"),
+    }
     note(service.notifier.stopping());
     let gone = server.stop(CLIENT_GRACE);
     drop(stop);
     // Their panics, if any, were printed.
     let _ = tender.join();
     workers.stop();
-    gone.and_then(|()| exports.close())?;
+    let closed = gone.and_then(|()| exports.close());
+    if let Some(error) = lost {
+        return Err(error.into());
+    }
+    closed?;
     tracing::info!("closed {shown}");
     Ok(())
 }
@@ -77,8 +114,8 @@ fn socket(folder: &std::path::Path) -> PathBuf {
     name.into()
 }
 
-/// Does what is due for volumes that are open, until the other side of `stopped` is gone.
-fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) {
+/// Does what is due for volumes that are open, until the other side of `stopped` is gone, or an error after which nothing is taken from us any more.
+fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) -> Result<(), Error> {
     let mut renewed = Instant::now();
     let mut pause = TEND;
     let mut published = Instant::now();
@@ -98,10 +135,12 @@ fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) {
             Ok(true) => Duration::ZERO,
             Ok(false) => TEND,
             Err(error) if error.kind() == Kind::NoSpace => TEND,
+            Err(error) if error.kind() == Kind::Stopped => return Err(error),
             Err(error) => {
                 tracing::warn!("{error}");
                 RENEW / 10
             }
         };
     }
+    Ok(())
 }

@@ -35,7 +35,7 @@ use crate::{
     failure::Failure,
     size::{Size, grouped},
     store_file::{StoreFile, WorkingStore},
-    verbs::cluster::Pace,
+    verbs::cluster::{Pace, Url, threads},
 };
 
 /// How long clients may take to send no more and read their answers when the server stops.
@@ -58,9 +58,10 @@ const URIS_MAX: usize = 16;
 #[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
                         onefold serve disk.onefold --nbd unix:/run/onefold.sock --nbd tcp:127.0.0.1:10809\n  \
                         onefold serve /dev/sdb --persistence strong --memory 2G\n  \
-                        onefold serve pool --workers 2")]
+                        onefold serve pool --workers 2\n  \
+                        onefold serve rados: --nbd unix:/run/onefold.sock")]
 pub(crate) struct Options {
-    /// The store; a folder holds one of the cluster engine, whose writes are always acknowledged when they are durable
+    /// The store; a folder holds one of the cluster engine, whose writes are always acknowledged when they are durable, and rados:[CONF] is one on Ceph
     store: PathBuf,
 
     /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT; can be given several times
@@ -92,8 +93,20 @@ pub(crate) struct Options {
     handshake_timeout: u64,
 
     /// Threads that deduplicate in the background, for a store of the cluster engine
-    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = workers)]
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
     pub(crate) workers: usize,
+
+    /// Most that chunks kept beside their deduplicated copies may take, for a store of the cluster engine; reading what is hot costs no more than this
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    pub(crate) cache_bytes: Size,
+
+    /// Takes volumes over from another server, which is shut out even when it only seems to be gone; for a store of the cluster engine
+    #[arg(long, conflicts_with = "read_only")]
+    pub(crate) take_over: bool,
+
+    /// Serves volumes for reading, also while another server writes to them; for a store of the cluster engine
+    #[arg(long)]
+    pub(crate) read_only: bool,
 
     #[command(flatten)]
     pub(crate) pace: Pace,
@@ -109,11 +122,6 @@ enum PersistenceName {
     Weak,
     /// Acknowledged when durable
     Strong,
-}
-
-fn workers(text: &str) -> Result<usize, String> {
-    const MOST: usize = 64;
-    text.parse().ok().filter(|n| *n <= MOST).ok_or_else(|| format!("a number up to {MOST}"))
 }
 
 fn connections(text: &str) -> Result<usize, String> {
@@ -162,8 +170,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     let signals = StopSignals::install()?;
-    if EmbeddedStore::is_at(&options.store) {
-        return cluster::run(options, service, signals);
+    let url = options.store.to_string_lossy().parse::<Url>().unwrap_or_else(|never| match never {});
+    if matches!(url, Url::Rados(..)) || EmbeddedStore::is_at(&options.store) {
+        return cluster::run(options, &url, service, signals);
     }
     let file = StoreFile::look(&options.store)?;
 
