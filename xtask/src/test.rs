@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
-    clients,
+    ceph, clients,
     demo::{self, Tools},
     docs, fuzz, licences, machine, packages, pages, paper,
     product::Build,
@@ -46,7 +46,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 19] = [
+const STEPS: [Step; 20] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -58,6 +58,7 @@ const STEPS: [Step; 19] = [
     Step { name: "bugs", about: "each planted bug is found", run: || bugs(&["--bugs"]) },
     Step { name: "cluster-sim", about: "the cluster engine: kept seeds, 2,000 seeds", run: cluster_simulation },
     Step { name: "cluster-bugs", about: "each bug planted in the cluster engine is found", run: || bugs(&["cluster", "--bugs"]) },
+    Step { name: "ceph", about: "the object store and the cluster engine on a real Ceph cluster", run: ceph::test },
     Step { name: "papers", about: "the short form of the papers' experiments", run: paper::short },
     Step { name: "pages", about: "their pages in a browser: every label readable, with legends and units", run: pages::run },
     Step { name: "fuzz", about: "every fuzz target for a short time", run: fuzz::smoke },
