@@ -12,7 +12,7 @@ use onefold_core::{
     Error, Kind, Result,
     object::{Change, Guard, Holder, Refusal, Write},
 };
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::{
     Volume,
@@ -67,6 +67,8 @@ impl Volume {
             discards: Mutex::default(),
             last_discard: Mutex::default(),
             cache: Mutex::default(),
+            queue: Mutex::default(),
+            queue_changed: Condvar::new(),
         };
         if mode == Mode::Read {
             volume.load()?;
@@ -194,6 +196,7 @@ impl Volume {
             return Ok(());
         }
         let failed = |refusal| failed(format_args!("volume {:?} can't be closed", self.name), refusal);
+        self.drain();
         let owed = self.objects.lock().values().any(|object| !object.lock().owed.is_empty());
         if !owed {
             let op = Write {

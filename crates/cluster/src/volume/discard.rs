@@ -25,6 +25,7 @@ impl Volume {
     pub fn discard(&self, offset: u64, bytes: u64) -> Result<()> {
         self.writable()?;
         self.within(offset, bytes)?;
+        self.drain();
         self.foreground(0);
         let end = offset + bytes;
         let whole = offset.div_ceil(self.object_bytes())..end / self.object_bytes();
@@ -96,7 +97,7 @@ impl Volume {
         if !known.exists || known.discarded >= stamp {
             return Ok(());
         }
-        self.fill_object(index, object, 0..self.session.format.object_bytes, Fill::Zeroes, Some(stamp))
+        self.fill_object(index, object, &[(0..self.session.format.object_bytes, Fill::Zeroes)], Some(stamp))
     }
 
     /// Takes long discards one object further; false when there is none.

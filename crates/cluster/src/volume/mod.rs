@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`attach`] | the owner's lock, takeover with fencing, the rescan after a crash |
 //! | [`header`] | size, owner, bitmap of objects, long discards: keys of the volume's header |
-//! | [`write`], [`read`] | the foreground |
+//! | [`queue`], [`write`], [`read`] | the foreground |
 //! | [`discard`] | long trims, applied later and honoured at once |
 //! | [`cache`] | hot chunks that are kept in metadata objects |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
@@ -13,6 +13,7 @@ mod attach;
 mod cache;
 mod discard;
 pub(crate) mod header;
+mod queue;
 mod read;
 mod serve;
 mod write;
@@ -26,7 +27,7 @@ use std::{
 };
 
 use onefold_core::{Error, Kind, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 pub use attach::Mode;
 pub use serve::ClusterExports;
@@ -50,6 +51,9 @@ pub struct Volume {
     discards: Mutex<Vec<header::Discard>>,
     last_discard: Mutex<header::LastDiscard>,
     cache: Mutex<cache::Cache>,
+    queue: Mutex<queue::Queue>,
+    /// A group of writes is over.
+    queue_changed: Condvar,
 }
 
 /// What the owner remembers of an object; it may be out of date, and every operation that changes something compares it.

@@ -34,6 +34,7 @@ impl Volume {
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.within(offset, into.len() as u64)?;
         self.foreground(into.len() as u64);
+        self.drain_place(offset..offset + into.len() as u64);
         let mut done = 0;
         while done < into.len() {
             let at = offset + done as u64;

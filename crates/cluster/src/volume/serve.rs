@@ -1,4 +1,4 @@
-//! Volumes for servers. A write is durable when it returns, so that a flush has nothing to wait for.
+//! Volumes for servers. A write is acknowledged when it is durable, so that those that come together go out together.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,7 +20,11 @@ impl onefold_core::Volume for Volume {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
-        self.write_at(offset, data).map(|()| Ticket(0))
+        self.write_later(offset, data)
+    }
+
+    fn acknowledges_late(&self) -> bool {
+        true
     }
 
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
@@ -37,16 +41,19 @@ impl onefold_core::Volume for Volume {
         self.discard(offset, bytes).map(|()| Ticket(0))
     }
 
-    fn wait(&self, _ticket: Ticket) -> Result<()> {
-        Ok(())
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.wait_for(ticket)
     }
 
     fn flush(&self) -> Result<()> {
+        // Who wrote hears of failures by the tickets.
+        self.drain();
         Ok(())
     }
 
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         self.within(offset, bytes)?;
+        self.drain_place(offset..offset + bytes);
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
         while at < end {
             let (bytes, kind) = self.extent(at)?;

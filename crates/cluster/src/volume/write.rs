@@ -5,11 +5,11 @@
 //! applied, the old one that it may be sent again as it was. A copy of the operation that comes late finds another value, since no entry value ever
 //! comes back, and does nothing.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use onefold_core::{
     Result,
-    object::{Change, Guard, Refusal, Write},
+    object::{Change, Guard, Refusal, Version, Write},
 };
 
 use super::{Known, Object, Volume};
@@ -31,16 +31,16 @@ pub(super) enum Fill<'a> {
 }
 
 /// What a write does to one object, as decided from a known map.
-struct Plan {
+pub(super) struct Plan {
     id: ObjectId,
     /// The object is there, as far as it is known.
     exists: bool,
-    op: Write,
+    pub(super) op: Write,
     stamp: Stamp,
     /// Entries with their new values.
-    entries: Vec<(u32, Entry)>,
+    entries: BTreeMap<u32, Entry>,
     /// The list stamp that it sets.
-    listed: Option<Stamp>,
+    pub(super) listed: Option<Stamp>,
     discarded: Option<Stamp>,
 }
 
@@ -59,20 +59,8 @@ impl Volume {
     /// # Errors
     /// `NoSpace` when the store is full, `Stopped` when another server took the volume over.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.writable()?;
-        self.within(offset, data.len() as u64)?;
-        self.foreground(data.len() as u64);
-        let mut done = 0;
-        while done < data.len() {
-            let at = offset + done as u64;
-            let index = at / self.object_bytes();
-            let within = at % self.object_bytes();
-            let bytes = (self.object_bytes() - within).min((data.len() - done) as u64) as usize;
-            let range = within as u32..within as u32 + bytes as u32;
-            self.fill(index, range, Fill::Bytes(&data[done..done + bytes])).map_err(|refusal| self.failed(index, refusal))?;
-            done += bytes;
-        }
-        Ok(())
+        let ticket = self.write_later(offset, data)?;
+        self.wait_for(ticket)
     }
 
     /// Makes a range of one object read as `fill`.
@@ -80,37 +68,51 @@ impl Volume {
         let object = self.object(index);
         let mut object = object.lock();
         self.discard_first(index, &mut object)?;
-        self.fill_object(index, &mut object, range, fill, None)
+        self.fill_object(index, &mut object, &[(range, fill)], None)
     }
 
-    /// The same with the object in hand; `discarded` notes the long discard that it is part of.
+    /// The same for several, in their order, with the object in hand; `discarded` notes the long discard that they are part of.
     pub(super) fn fill_object(
         &self,
         index: u64,
         object: &mut Object,
-        range: Range<u32>,
-        fill: Fill<'_>,
+        fills: &[(Range<u32>, Fill<'_>)],
         discarded: Option<Stamp>,
     ) -> Result<(), Refusal> {
         for _ in 0..TURNS {
             let known = self.known(index, object)?;
-            let Some(plan) = self.plan(index, &known, range.clone(), fill, discarded)? else {
+            let Some(plan) = self.plan(index, &known, fills, discarded)? else {
                 // An earlier write may have failed on its way to the list.
                 return if object.owed.is_empty() || !known.exists { Ok(()) } else { self.settle(index, object) };
             };
             // Until it is known that it was not applied, the list waits for it.
             object.owed.extend(plan.listed);
-            match self.send(index, object, &plan)? {
-                Sent::Applied => object.learn(Some(after(known, &plan))),
-                Sent::Found => {}
-                Sent::Again => {
-                    object.owed.retain(|stamp| Some(*stamp) != plan.listed);
-                    continue;
-                }
+            let first = self.session.write_one(&plan.op);
+            if self.conclude(index, object, known, &plan, first)? {
+                return self.settle(index, object);
             }
-            return self.settle(index, object);
         }
         Err(Refusal::Mismatch)
+    }
+
+    /// Learns what became of a plan that was sent once; false when it must be decided again.
+    pub(super) fn conclude(
+        &self,
+        index: u64,
+        object: &mut Object,
+        known: Known,
+        plan: &Plan,
+        first: Result<Version, Refusal>,
+    ) -> Result<bool, Refusal> {
+        match self.follow(index, object, plan, first)? {
+            Sent::Applied => object.learn(Some(after(known, plan))),
+            Sent::Found => {}
+            Sent::Again => {
+                object.owed.retain(|stamp| Some(*stamp) != plan.listed);
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The map as it is remembered, or read.
@@ -126,12 +128,11 @@ impl Volume {
     }
 
     /// Decides what to write; `None` when there is nothing to do.
-    fn plan(
+    pub(super) fn plan(
         &self,
         index: u64,
         known: &Known,
-        range: Range<u32>,
-        fill: Fill<'_>,
+        fills: &[(Range<u32>, Fill<'_>)],
         discarded: Option<Stamp>,
     ) -> Result<Option<Plan>, Refusal> {
         let id = self.object_id(index);
@@ -141,21 +142,22 @@ impl Volume {
             exists: known.exists,
             op: Write { object: id.name(), guards: Vec::new(), changes: Vec::new() },
             stamp,
-            entries: Vec::new(),
+            entries: BTreeMap::new(),
             listed: None,
             discarded,
         };
         let chunk_bytes = self.chunk_bytes();
-        let mut offset = range.start / chunk_bytes * chunk_bytes;
-        while offset < range.end {
-            let part = range.start.max(offset)..range.end.min(offset + chunk_bytes);
-            let old = known.entries.get(&offset).copied();
-            let fill = match fill {
-                Fill::Bytes(bytes) => Fill::Bytes(&bytes[(part.start - range.start) as usize..(part.end - range.start) as usize]),
-                Fill::Zeroes => Fill::Zeroes,
-            };
-            self.plan_chunk(&mut plan, offset, part, old, fill)?;
-            offset += chunk_bytes;
+        for (range, fill) in fills {
+            let mut offset = range.start / chunk_bytes * chunk_bytes;
+            while offset < range.end {
+                let part = range.start.max(offset)..range.end.min(offset + chunk_bytes);
+                let fill = match fill {
+                    Fill::Bytes(bytes) => Fill::Bytes(&bytes[(part.start - range.start) as usize..(part.end - range.start) as usize]),
+                    Fill::Zeroes => Fill::Zeroes,
+                };
+                self.plan_chunk(&mut plan, offset, part, known.entries.get(&offset).copied(), fill)?;
+                offset += chunk_bytes;
+            }
         }
         if plan.entries.is_empty() && discarded.is_none_or(|_| !known.exists) {
             return Ok(None);
@@ -183,7 +185,9 @@ impl Volume {
     fn plan_chunk(&self, plan: &mut Plan, offset: u32, part: Range<u32>, old: Option<Entry>, fill: Fill<'_>) -> Result<(), Refusal> {
         let length = self.chunk_bytes();
         let none = Entry { length, dirty: false, mask: 0, base: None, stamp: Stamp(0) };
-        let entry = old.unwrap_or(none);
+        // An earlier part of the same operation may have been there.
+        let planned = plan.entries.get(&offset).copied();
+        let entry = planned.or(old).unwrap_or(none);
         let zeroes = entry.base.is_none() && entry.mask == 0;
         if zeroes && matches!(fill, Fill::Zeroes) {
             return Ok(());
@@ -192,7 +196,7 @@ impl Volume {
         let mut mask = entry.mask;
         (first..=last).for_each(|block| mask |= 1 << block);
         let new = if self.session.planted(PlantedBug::MaskBitLost) && entry.base.is_some() { mask & !entry.mask } else { mask };
-        if plan.exists && !self.session.planted(PlantedBug::BlindEntry) {
+        if plan.exists && planned.is_none() && !self.session.planted(PlantedBug::BlindEntry) {
             let value = old.map_or_else(Vec::new, |old| old.encode(plan.id, offset));
             plan.op.guards.push(Guard::Omap(key::entry(offset), value));
         }
@@ -219,14 +223,15 @@ impl Volume {
                 }
             }
         }
-        plan.entries.push((offset, Entry { dirty: true, mask: new, stamp: plan.stamp, ..entry }));
+        plan.entries.insert(offset, Entry { dirty: true, mask: new, stamp: plan.stamp, ..entry });
         Ok(())
     }
 
-    /// Sends it until it is known what became of it.
-    fn send(&self, index: u64, object: &mut Object, plan: &Plan) -> Result<Sent, Refusal> {
+    /// Sends it again until it is known what became of it.
+    fn follow(&self, index: u64, object: &mut Object, plan: &Plan, first: Result<Version, Refusal>) -> Result<Sent, Refusal> {
+        let mut first = Some(first);
         for _ in 0..self.session.settings.tries.max(1) {
-            let result = self.session.write_one(&plan.op);
+            let result = first.take().unwrap_or_else(|| self.session.write_one(&plan.op));
             match result {
                 Ok(_) => return Ok(Sent::Applied),
                 Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
@@ -240,7 +245,7 @@ impl Volume {
             let now = self.known(index, object)?;
             // A worker may have been there since: then it is the stamp of the reference.
             let ours = |entry: &Entry| entry.stamp == plan.stamp || entry.base.is_some_and(|base| base.stamp == plan.stamp);
-            let applied = match plan.entries.first() {
+            let applied = match plan.entries.first_key_value() {
                 Some((offset, _)) => now.entries.get(offset).is_some_and(ours),
                 None => plan.discarded.is_some_and(|stamp| now.discarded >= stamp),
             };
@@ -254,7 +259,7 @@ impl Volume {
     }
 
     /// Does what the acknowledgement waits for: the bit of a new object, and the place on the dirty list.
-    fn settle(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+    pub(super) fn settle(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
         // The list comes last: while something is owed to it, the bit may be missing too.
         self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
         while let Some(stamp) = object.owed.last() {
@@ -288,7 +293,7 @@ impl Volume {
 /// The map after a plan was applied to it.
 fn after(mut known: Known, plan: &Plan) -> Known {
     known.exists = true;
-    known.entries.extend(plan.entries.iter().copied());
+    known.entries.extend(plan.entries.iter().map(|(offset, entry)| (*offset, *entry)));
     known.listed = known.listed.or(plan.listed);
     known.discarded = known.discarded.max(plan.discarded.unwrap_or_default());
     known

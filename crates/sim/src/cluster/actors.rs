@@ -91,7 +91,8 @@ fn call(world: &Arc<World>, session: &Arc<Session>, volume: &Volume, actor: usiz
         (inner.rng.below(100), sectors, chunk)
     };
     match what {
-        0..35 => {
+        0..10 => write_together(world, volume, actor, at, sectors, chunk),
+        10..35 => {
             let (from, tokens) = draw_write(world, sectors, chunk);
             world.inner().model.begin(at, actor, from, &tokens);
             let done = volume.write_at((from * SECTOR) as u64, &content(&tokens));
@@ -123,6 +124,27 @@ fn call(world: &Arc<World>, session: &Arc<Session>, volume: &Volume, actor: usiz
             Ok(())
         }
     }
+}
+
+/// Several writes that wait together; those that failed may be there or not.
+fn write_together(world: &Arc<World>, volume: &Volume, actor: usize, at: usize, sectors: usize, chunk: usize) -> Result<(), Error> {
+    let count = world.inner().rng.within(2, 4);
+    let mut taken = Vec::new();
+    for _ in 0..count {
+        let (from, tokens) = draw_write(world, sectors, chunk);
+        world.inner().model.begin(at, actor, from, &tokens);
+        taken.push((volume.write_later((from * SECTOR) as u64, &content(&tokens))?, from, tokens));
+    }
+    let over: Vec<_> = taken.into_iter().map(|(ticket, from, tokens)| (volume.wait_for(ticket), from, tokens)).collect();
+    world.inner().reach.hit("writes go out together");
+    let mut failed = Ok(());
+    for (done, from, tokens) in over {
+        if done.is_err() {
+            world.inner().model.begin(at, actor, from, &tokens);
+        }
+        failed = acknowledged(world, volume, actor, at, from, &tokens, done).and(failed);
+    }
+    failed
 }
 
 fn acknowledged(
