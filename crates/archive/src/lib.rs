@@ -26,6 +26,7 @@ pub mod format;
 pub mod get;
 pub mod index;
 mod memory;
+pub mod nodes;
 pub mod pipeline;
 pub mod put;
 mod segments;
