@@ -1,10 +1,14 @@
 //! A file with a copy on each of the first `2f + 1` nodes: log, tables, index.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{Error, File, Files, Kind, Result};
+use onefold_core::{File, Files, Kind, Result};
+use parking_lot::Mutex;
 
-use super::{Shared, bits, is_segment, label::NODE};
+use super::{
+    Shared, bits, is_segment,
+    label::{CURSOR, NODE},
+};
 use crate::{
     archive::{find_label, log_name},
     format::frame,
@@ -15,55 +19,57 @@ const STEP: usize = 1 << 20;
 
 /// Makes the file on all copies.
 pub(super) fn create(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
-    let mut copies = Vec::new();
+    let mut copies = BTreeMap::new();
     for n in shared.writable_copies()? {
         match shared.directory(n)?.create(name) {
-            Ok(file) => copies.push((n, file)),
+            Ok(file) => drop(copies.insert(n, file)),
             Err(error) if matches!(error.kind(), Kind::Exists | Kind::NoSpace) => return Err(error),
             Err(_) => shared.lose(n),
         }
     }
     shared.writable_copies()?;
-    Ok(Arc::new(Copies { shared: shared.clone(), copies }))
+    Ok(Arc::new(Copies { shared: shared.clone(), name: name.to_owned(), copies: Mutex::new(copies) }))
 }
 
-/// Opens the file on all copies.
+/// Opens the file on the copy that is read; on others when they are written.
 pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
-    let here = shared.here() & shared.copies_mask();
-    let primary = shared.state.lock().primary;
-    let mut copies = Vec::new();
-    // The primary is asked first: what it does not have is not there.
-    for n in std::iter::once(primary).chain(bits(here).filter(|&n| n != primary)) {
-        match shared.directory(n)?.open(name) {
-            Ok(file) => copies.push((n, file)),
-            Err(error) if error.kind() == Kind::NotFound && n == primary => return Err(error),
-            // It lost a file, or fails.
-            Err(_) => shared.lose(n),
+    let copies = Copies { shared: shared.clone(), name: name.to_owned(), copies: Mutex::default() };
+    loop {
+        let primary = shared.primary()?;
+        match copies.copy(primary) {
+            Err(error) if error.kind() != Kind::NotFound => shared.lose(primary),
+            // What the primary does not have is not there.
+            opened => return opened.map(|_| Arc::new(copies) as Arc<dyn File>),
         }
     }
-    if copies.is_empty() {
-        return Err(Error::new(Kind::NotFound, format!("{name} is not there")));
-    }
-    Ok(Arc::new(Copies { shared: shared.clone(), copies }))
 }
 
 struct Copies {
     shared: Arc<Shared>,
-    /// The primary as of the opening first.
-    copies: Vec<(usize, Arc<dyn File>)>,
+    name: String,
+    copies: Mutex<BTreeMap<usize, Arc<dyn File>>>,
 }
 
 impl Copies {
-    /// Does it on all copies; who fails is left out.
+    /// The copy on a node.
+    fn copy(&self, n: usize) -> Result<Arc<dyn File>> {
+        if let Some(file) = self.copies.lock().get(&n) {
+            return Ok(file.clone());
+        }
+        let file = self.shared.directory(n)?.open(&self.name)?;
+        self.copies.lock().insert(n, file.clone());
+        Ok(file)
+    }
+
+    /// Does it on all copies; who fails, or lost the file, is left out.
     fn all(&self, does: impl Fn(&dyn File) -> Result<()>) -> Result<()> {
-        let writable = self.shared.writable_copies()?;
         let (mut done, mut last) = (0, None);
-        for (n, file) in self.copies.iter().filter(|(n, _)| writable.contains(n)) {
-            match does(&**file) {
+        for n in self.shared.writable_copies()? {
+            match self.copy(n).and_then(|file| does(&*file)) {
                 Ok(()) => done += 1,
                 Err(error) if error.kind() == Kind::NoSpace => return Err(error),
                 Err(error) => {
-                    self.shared.lose(*n);
+                    self.shared.lose(n);
                     last = Some(error);
                 }
             }
@@ -74,20 +80,15 @@ impl Copies {
         Ok(())
     }
 
-    /// Asks one after the other.
+    /// Asks the primary; when that fails, the next one is.
     fn any<T>(&self, mut does: impl FnMut(&dyn File) -> Result<T>) -> Result<T> {
-        let mut last = None;
-        let here = self.shared.here();
-        for (n, file) in self.copies.iter().filter(|(n, _)| here >> n & 1 == 1) {
-            match does(&**file) {
+        loop {
+            let primary = self.shared.primary()?;
+            match self.copy(primary).and_then(|file| does(&*file)) {
                 Ok(found) => return Ok(found),
-                Err(error) => {
-                    self.shared.lose(*n);
-                    last = Some(error);
-                }
+                Err(_) => self.shared.lose(primary),
             }
         }
-        Err(last.unwrap_or_else(|| super::too_few(0, self.shared.quorum())))
     }
 }
 
@@ -173,7 +174,7 @@ fn is_lock(name: &str) -> bool {
 
 /// Copies log and tables to another node; durable on return. The label comes last.
 pub(super) fn copy_all(from: &dyn Files, to: &dyn Files) -> Result<()> {
-    let wanted = |name: &String| !is_segment(name) && name != NODE;
+    let wanted = |name: &String| !is_segment(name) && name != NODE && name != CURSOR;
     let (mut names, old): (Vec<String>, Vec<String>) =
         (from.names()?.into_iter().filter(wanted).collect(), to.names()?.into_iter().filter(wanted).collect());
     names.sort_by_key(|name| (name == crate::archive::LABEL, name.clone()));

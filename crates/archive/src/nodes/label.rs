@@ -4,7 +4,7 @@
 //! twice to each member, *proposed* first and *settled* when all have it. So a label that is settled anywhere was read by all its members, and who of them
 //! shows an older one is an old copy; one that is nowhere settled may not have reached everybody, and nothing was written since.
 
-use onefold_core::{Error, Files, Kind, Result};
+use onefold_core::{Error, File, Files, Kind, Result};
 
 use crate::format::{
     Identity,
@@ -13,6 +13,8 @@ use crate::format::{
 
 /// The file.
 pub(super) const NODE: &str = "node";
+/// How far the filling of a directory is: it is no node yet.
+pub(super) const CURSOR: &str = "rebuild";
 
 /// Nodes of an archive at most.
 pub const NODES_MAX: usize = 64;
@@ -136,19 +138,31 @@ impl NodeLabel {
             _ => Absent::Gone(error.to_string()),
         };
         let file = files.open(NODE).map_err(gone)?;
-        let mut bytes = vec![0; 2 * PLACE_BYTES];
-        let n = file.read_at(0, &mut bytes).map_err(gone)?;
-        let place = |at: usize| NodeLabel::decode(bytes[..n].get(at..at + PLACE_BYTES).unwrap_or_default()).ok().flatten();
-        [place(0), place(PLACE_BYTES)].into_iter().flatten().max_by_key(NodeLabel::generation).ok_or(Absent::Unlabelled)
+        NodeLabel::newest(&*file).map_err(gone)?.map(|(_, label)| label).ok_or(Absent::Unlabelled)
     }
 
-    /// Writes the label; durable on return.
+    /// The newest label that is whole, and its place.
+    fn newest(file: &dyn File) -> Result<Option<(usize, NodeLabel)>> {
+        let mut bytes = vec![0; 2 * PLACE_BYTES];
+        let n = file.read_at(0, &mut bytes)?;
+        let place =
+            |at: usize| NodeLabel::decode(bytes[..n].get(at * PLACE_BYTES..(at + 1) * PLACE_BYTES).unwrap_or_default()).ok().flatten();
+        let found = [0, 1].into_iter().filter_map(|at| Some((at, place(at)?)));
+        Ok(found.max_by_key(|(_, label)| label.generation()))
+    }
+
+    /// Writes the label where the older of the two places is, so that the newest one is never torn; durable on return.
     pub(super) fn write(&self, files: &dyn Files) -> Result<()> {
         let file = match files.open(NODE) {
             Err(error) if error.kind() == Kind::NotFound => files.create(NODE)?,
             opened => opened?,
         };
-        file.write_at(self.generation() % 2 * PLACE_BYTES as u64, &self.encode())?;
+        let (newest, known) = NodeLabel::newest(&*file)?.map_or((1, None), |(place, label)| (place, Some(label)));
+        if known.is_some_and(|known| known.view == self.view && known.number == self.number && known.settled >= self.settled) {
+            // It may be in memory only.
+            return file.sync();
+        }
+        file.write_at((1 - newest as u64) * PLACE_BYTES as u64, &self.encode())?;
         file.sync()?;
         files.sync_names()
     }

@@ -24,9 +24,12 @@ use parking_lot::Mutex;
 
 use self::{
     code::Code,
-    label::{Absent, NODE, NODES_MAX, NodeLabel, View},
+    label::{Absent, CURSOR, NODE, NODES_MAX, NodeLabel, View},
 };
-use crate::format::Identity;
+use crate::{
+    format::Identity,
+    settings::{PlantedBug, Settings},
+};
 
 /// The nodes of an archive.
 pub struct Nodes {
@@ -42,6 +45,8 @@ pub(crate) struct Shared {
     /// Puts go on with `k + 1` columns.
     degraded: bool,
     state: Mutex<State>,
+    /// For defects that the simulator must find.
+    settings: Settings,
 }
 
 struct State {
@@ -106,11 +111,19 @@ impl Nodes {
         Nodes::open(directories.into_iter().map(Some).collect(), false)
     }
 
+    /// Opens the nodes, as [`open_with`](Self::open_with) with the usual settings.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(directories: Vec<Option<Arc<dyn Files>>>, degraded: bool) -> Result<Nodes> {
+        Nodes::open_with(directories, degraded, &Settings::default())
+    }
+
     /// Looks which of the directories are nodes of one archive, and current. With `degraded`, puts go on while `k + 1` columns of a stripe can be written.
     ///
     /// # Errors
     /// `NotFound` when there is no node, `Corrupt` when the labels contradict each other.
-    pub fn open(directories: Vec<Option<Arc<dyn Files>>>, degraded: bool) -> Result<Nodes> {
+    pub fn open_with(directories: Vec<Option<Arc<dyn Files>>>, degraded: bool, settings: &Settings) -> Result<Nodes> {
         let labels: Vec<_> = directories.iter().map(|files| read_label(files.as_deref())).collect();
         // The archive of most of them.
         let count = |label: &NodeLabel| labels.iter().flatten().filter(|other| other.archive == label.archive).count();
@@ -128,6 +141,7 @@ impl Nodes {
             secret: first.secret,
             degraded,
             state: Mutex::new(State { view: first.view, here: 0, missed: 0, primary: 0, compared: false, absent: Vec::new() }),
+            settings: settings.clone(),
         };
         shared.look()?;
         Ok(Nodes { shared: Arc::new(shared) })
@@ -172,7 +186,7 @@ impl Shared {
 
     /// Copies that must take a change.
     fn quorum(&self) -> u32 {
-        self.code.parity() as u32 + 1
+        self.code.parity() as u32 + u32::from(!self.settings.has(PlantedBug::FewCopies))
     }
 
     /// Reads all labels: who is current?
@@ -186,6 +200,12 @@ impl Shared {
             });
             found.push(label.map_err(|why| absent.push((n, why))).ok());
         }
+        if self.settings.has(PlantedBug::MountFilled) {
+            for (n, _) in absent.extract_if(.., |(_, why)| *why == Absent::Unlabelled) {
+                let known = found.iter().flatten().next().cloned();
+                found[n] = known.map(|label| NodeLabel { number: n as u8, ..label });
+            }
+        }
         let Some((view, here)) = label::current(&found) else {
             return Err(Error::new(Kind::Corrupt, "the labels of the nodes contradict each other"));
         };
@@ -194,11 +214,8 @@ impl Shared {
         let mut state = self.state.lock();
         state.missed &= view.members;
         (state.view, state.here, state.absent) = (view, here, absent);
-        let copies = state.readable() & self.copies_mask();
-        if copies >> state.primary & 1 == 0 {
-            state.primary = bits(copies).next().ok_or_else(|| Error::new(Kind::Corrupt, "no node with the archive's log is there"))?;
-        }
-        Ok(())
+        drop(state);
+        self.primary().map(|_| ())
     }
 
     /// The directory of a node that is there.
@@ -222,6 +239,16 @@ impl Shared {
         Ok(bits(here).collect())
     }
 
+    /// The copy that is read: the same one as long as it is there.
+    fn primary(&self) -> Result<usize> {
+        let mut state = self.state.lock();
+        let copies = state.readable() & self.copies_mask();
+        if copies >> state.primary & 1 == 0 {
+            state.primary = bits(copies).next().ok_or_else(|| Error::new(Kind::Corrupt, "no node with the archive's log is there"))?;
+        }
+        Ok(state.primary)
+    }
+
     /// A node failed: it is left out.
     pub(crate) fn lose(&self, n: usize) {
         self.state.lock().missed |= 1 << n;
@@ -241,6 +268,15 @@ impl Shared {
 
     /// Gives all members a new view: proposed, then settled; and so to a node that joins them. Who can't be written is left out of the next one.
     fn change_view(&self, mut view: View, joining: Option<(usize, &dyn Files)>) -> Result<()> {
+        // Nobody may be two views behind: who is current gets the present one first.
+        let (now, here) = {
+            let state = self.state.lock();
+            (state.view.clone(), state.here & !state.missed & view.members)
+        };
+        for n in bits(here & !joining.map_or(0, |(n, _)| 1 << n)) {
+            self.label(n, &now, false).write(&**self.directory(n)?).unwrap_or_else(|_| self.lose(n));
+        }
+        view.members &= !self.state.lock().missed | joining.map_or(0, |(n, _)| 1 << n);
         loop {
             let failed = self.write_view(&view, joining)?;
             if failed == 0 {
@@ -314,7 +350,9 @@ impl Files for Nodes {
         let here = self.shared.here();
         for n in bits(here) {
             match self.shared.directory(n)?.names() {
-                Ok(names) => all.extend(names.into_iter().filter(|name| name != NODE && (is_segment(name) || n < self.shared.copies()))),
+                Ok(names) => all.extend(
+                    names.into_iter().filter(|name| name != NODE && name != CURSOR && (is_segment(name) || n < self.shared.copies())),
+                ),
                 Err(_) => self.shared.lose(n),
             }
         }

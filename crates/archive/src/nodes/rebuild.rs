@@ -5,13 +5,16 @@ use std::{collections::BTreeMap, sync::Arc};
 use onefold_core::{Error, Files, Hold, Kind, Result};
 
 use super::{
-    Nodes, bits, copies,
-    label::{NODE, NodeLabel, View},
+    Nodes, copies,
+    label::{CURSOR, NODE, NodeLabel, View},
     stripe::{Repaired, Segment},
 };
 use crate::{
     archive::{Archive, COLLECTOR, IMPORTER, WRITER, segment_name},
-    format::record::Place,
+    format::{
+        bytes::{Reader, Writer},
+        record::Place,
+    },
 };
 
 /// A directory that takes the place of a node.
@@ -91,12 +94,11 @@ pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement,
     if shared.here() >> number & 1 == 1 {
         return Err(Error::new(Kind::InvalidInput, format!("node {number} is there, and whole: only a node that is absent is replaced")));
     }
-    let cursor = begin(nodes, replacement)?;
-    let _locks = [WRITER, COLLECTOR, IMPORTER].map(|name| archive.files.lock(name, Hold::Alone, true));
-    if let Some(error) = _locks.iter().find_map(|lock| lock.as_ref().err()) {
-        return Err(error.clone());
-    }
+    let _locks =
+        [WRITER, COLLECTOR, IMPORTER].into_iter().map(|name| archive.files.lock(name, Hold::Alone, true)).collect::<Result<Vec<_>>>()?;
     archive.refresh()?;
+    let cursor = begin(nodes, replacement)?;
+    let epoch = shared.state.lock().view.epoch;
     let (places, mut done) = (places(archive), Rebuilt { nodes: 1, ..Rebuilt::default() });
     let (total, mut filled) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
     for (segment, places) in places {
@@ -107,7 +109,7 @@ pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement,
             continue;
         };
         // Whole as far as the cursor says.
-        if cursor.is_some_and(|cursor| segment <= cursor) && files.open(&name).is_ok() {
+        if segment <= cursor && files.open(&name).is_ok() {
             filled += places.len() as u64;
             continue;
         }
@@ -119,7 +121,7 @@ pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement,
         }
         file.sync()?;
         files.sync_names()?;
-        remember(&**files, archive, segment)?;
+        Cursor { segment, epoch }.write(nodes, &**files)?;
     }
     if done.lost_containers > 0 {
         let why = format!("{} containers can't be made from the nodes that are there", done.lost_containers);
@@ -130,7 +132,6 @@ pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement,
             let primary = shared.state.lock().primary;
             copies::copy_all(&**shared.directory(primary)?, &**files)?;
         }
-        forget(&**files)?;
         let mut view: View = shared.state.lock().view.clone();
         view.ids[number] = id;
         // Who is a member and absent, and missed nothing so far, stays one only if it gets the new view: it can't.
@@ -138,61 +139,78 @@ pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement,
         view = View { epoch: view.epoch + 1, members: (view.members & here) | 1 << number, ids: view.ids };
         shared.change_view(view, Some((number, &**files)))
     })?;
+    files.remove(CURSOR)?;
+    files.sync_names()?;
     Ok(done)
 }
 
-/// How far a rebuild of this directory is: the last segment that is filled.
-const CURSOR: &str = "rebuild";
-
-/// Clears the directory, unless it was being filled already; gives how far it is.
-fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<Option<u32>> {
+/// Clears a directory unless it was being filled already; gives the last segment that is filled.
+///
+/// The cursor is there before anything else, and names the view of who is current: with another one, shards may be missing that were there.
+fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
     let (shared, files) = (nodes.shared(), &replacement.files);
-    if let Ok(label) = NodeLabel::read(&**files)
-        && label.identity().key == shared.identity.key
-        && bits(shared.here()).any(|n| usize::from(label.number) == n && shared.state.lock().view.ids[n] == label.view.ids[n])
-    {
-        return Err(Error::new(Kind::InvalidInput, format!("this directory is node {}, which counts", label.number)));
-    }
-    if let Ok(file) = files.open(CURSOR) {
-        let mut bytes = [0; 28];
-        let n = file.read_at(0, &mut bytes)?;
-        let sum = shared.identity.checksum(&bytes[..20]).to_le_bytes();
-        if n == bytes.len() && bytes[..16] == shared.identity.id && bytes[20..] == sum {
-            let mut number = [0; 4];
-            number.copy_from_slice(&bytes[16..20]);
-            return Ok(Some(u32::from_le_bytes(number)));
+    let view = shared.state.lock().view.clone();
+    let label = NodeLabel::read(&**files).ok().filter(|label| label.identity().key == shared.identity.key);
+    if let Some(label) = &label {
+        let number = usize::from(label.number);
+        if shared.here() >> number & 1 == 1 && view.ids.get(number) == label.view.ids.get(number) {
+            return Err(Error::new(Kind::InvalidInput, format!("this directory is node {number}, which counts")));
         }
     }
+    let cursor = Cursor::read(nodes, &**files)?;
+    if let Some(cursor) = &cursor
+        && cursor.epoch == view.epoch
+        && label.is_none()
+    {
+        return Ok(cursor.segment);
+    }
     let names = files.names()?;
-    let label = NodeLabel::read(&**files).ok();
-    let ours = label.is_some_and(|label| label.identity().key == shared.identity.key);
-    if !names.is_empty() && !ours && !names.iter().all(|name| name == CURSOR) {
+    if label.is_none() && cursor.is_none() && !names.is_empty() {
         return Err(Error::new(Kind::Exists, "the directory is not empty, and no node of this archive"));
     }
+    Cursor { segment: 0, epoch: view.epoch }.write(nodes, &**files)?;
     // The label goes first: what is half cleared is no node.
-    for name in names.iter().filter(|name| *name == NODE).chain(names.iter().filter(|name| *name != NODE)) {
-        files.remove(name)?;
+    let (first, rest): (Vec<&String>, Vec<&String>) = names.iter().filter(|name| *name != CURSOR).partition(|name| *name == NODE);
+    for names in [first, rest] {
+        names.into_iter().try_for_each(|name| files.remove(name))?;
         files.sync_names()?;
     }
-    Ok(None)
+    Ok(0)
 }
 
-fn remember(files: &dyn Files, archive: &Archive, segment: u32) -> Result<()> {
-    let mut bytes = archive.identity.id.to_vec();
-    bytes.extend(segment.to_le_bytes());
-    bytes.extend(archive.identity.checksum(&bytes).to_le_bytes());
-    let file = match files.open(CURSOR) {
-        Err(error) if error.kind() == Kind::NotFound => files.create(CURSOR)?,
-        opened => opened?,
-    };
-    file.write_at(0, &bytes)?;
-    file.sync()?;
-    files.sync_names()
+/// How far the filling of a directory is.
+struct Cursor {
+    /// The last segment that is filled.
+    segment: u32,
+    /// Of the view when it began.
+    epoch: u64,
 }
 
-fn forget(files: &dyn Files) -> Result<()> {
-    match files.remove(CURSOR) {
-        Err(error) if error.kind() != Kind::NotFound => Err(error),
-        _ => files.sync_names(),
+impl Cursor {
+    fn read(nodes: &Nodes, files: &dyn Files) -> Result<Option<Cursor>> {
+        let Ok(file) = files.open(CURSOR) else { return Ok(None) };
+        let mut bytes = [0; 36];
+        let n = file.read_at(0, &mut bytes)?;
+        let mut r = Reader(&bytes);
+        let (id, segment, epoch, sum) = (r.array::<16>()?, r.u32()?, r.u64()?, r.u64()?);
+        let identity = &nodes.shared().identity;
+        // A torn one is still the sign of a directory that was being filled.
+        let whole = n == bytes.len() && id == identity.id && sum == identity.checksum(&bytes[..28]);
+        Ok(Some(if whole { Cursor { segment, epoch } } else { Cursor { segment: 0, epoch: 0 } }))
+    }
+
+    /// Durable on return.
+    fn write(&self, nodes: &Nodes, files: &dyn Files) -> Result<()> {
+        let mut w = Writer::default();
+        w.raw(&nodes.shared().identity.id).u32(self.segment).u64(self.epoch);
+        let checksum = nodes.shared().identity.checksum(&w.0);
+        w.u64(checksum);
+        let file = match files.open(CURSOR) {
+            Err(error) if error.kind() == Kind::NotFound => files.create(CURSOR)?,
+            opened => opened?,
+        };
+        file.write_at(0, &w.0)?;
+        file.sync()?;
+        files.sync_names()
     }
 }
