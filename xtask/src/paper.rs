@@ -18,7 +18,7 @@ cargo xtask paper thindedup|ordermerge|rad [--quick]
 
 /// Longest that they may take, in short and in full.
 const QUICK_LIMIT: Duration = Duration::from_secs(60);
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(3600);
 
 /// A paper, the statements of it that are known not to be reproduced, for which docs/laboratory.md says why, and what is replayed, too.
 type Paper = (&'static str, &'static [&'static str], &'static [&'static str]);

@@ -17,6 +17,24 @@ impl Fingerprint {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
+
+    /// What stands for content that must not be shared, in place of its fingerprint: all bits turned. Nobody who looks for the content finds it.
+    #[must_use]
+    pub fn unshared(&self) -> Fingerprint {
+        Fingerprint(self.0.map(|byte| !byte))
+    }
+
+    /// True when `kept` stands for the content that has this fingerprint, shared or not.
+    #[must_use]
+    pub fn agrees(&self, kept: &Fingerprint) -> bool {
+        self == kept || self.unshared() == *kept
+    }
+
+    /// True when the prefix that is kept in a map entry is that of content with this fingerprint, shared or not.
+    #[must_use]
+    pub fn has_prefix(&self, prefix: u64) -> bool {
+        self.prefix() == prefix || self.prefix() == !prefix
+    }
 }
 
 impl fmt::Display for Fingerprint {

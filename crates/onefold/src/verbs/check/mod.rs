@@ -112,6 +112,7 @@ fn counts(report: &Report) {
     let notes = [
         (report.leaked_blocks, "in use that nothing names", "block"),
         (report.saturated_blocks, "with more references than can be counted", "block"),
+        (report.shared_critical, "in critical ranges and shared all the same, since before these were set", "block"),
         (report.pending_discards, "still to be freed", "dropped range"),
     ];
     for (number, what, of) in notes.iter().filter(|(number, ..)| *number > 0) {
