@@ -25,7 +25,7 @@ use crate::{
     tables::Tables,
 };
 
-const LABEL: &str = "label";
+pub(crate) const LABEL: &str = "label";
 const VOUCHED: &str = "vouched";
 const RESERVE: &str = "reserve";
 const COMMIT: &str = "lock-commit";
@@ -108,6 +108,7 @@ impl Archive {
             segment_bytes: format.segment_bytes,
             generation: 1,
             snapshot: 1,
+            spread: files.spread(),
         };
         for name in [VOUCHED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
             fresh(files, name)?;
@@ -115,7 +116,7 @@ impl Archive {
         let reserve = fresh(files, RESERVE)?;
         fill(&*reserve, format.reserve_bytes)?;
         reserve.sync()?;
-        write_snapshot(files, &label.identity(), 1, &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::default() })?;
+        write_snapshot(files, &label.identity(), 1, &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::aligned(files.spread()) })?;
         fresh(files, &log_name(1))?.sync()?;
         files.sync_names()?;
         // The label comes last: without it there is no archive.
@@ -131,22 +132,49 @@ impl Archive {
     /// # Errors
     /// `NotFound` when there is none, `Corrupt`, `Unsupported`, and those of the system.
     pub fn open(files: Arc<dyn Files>, writes: bool, settings: Settings) -> Result<Archive> {
-        let label = find_label(&*files)?;
-        let (identity, _lock) = (label.identity(), files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?);
-        let label = find_label(&*files)?;
-        let view = View::load(&files, &identity, &label, &settings)?;
+        loop {
+            match Archive::try_open(&files, writes, &settings) {
+                // What is damaged in one copy may be whole in another.
+                Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
+                opened => return opened,
+            }
+        }
+    }
+
+    fn try_open(files: &Arc<dyn Files>, writes: bool, settings: &Settings) -> Result<Archive> {
+        if files.spread() == [1, 1, 0] {
+            find_label(&**files)?;
+        }
+        let _lock = files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?;
+        files.settle(writes)?;
+        let label = find_label(&**files)?;
+        if label.spread != files.spread() {
+            let what = if label.spread[0] > 1 {
+                "this is one node of an archive; name the archive, or give all nodes"
+            } else {
+                "this archive has one node"
+            };
+            return Err(Error::new(Kind::Unsupported, what));
+        }
+        let identity = label.identity();
+        let view = View::load(files, &identity, &label, settings)?;
         let archive = Archive {
             fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
             identity,
             label,
             writes,
-            settings,
+            settings: settings.clone(),
             files: files.clone(),
             view: Mutex::new(view),
             spare: Arc::default(),
         };
         archive.read_on(&mut archive.view.lock())?;
         Ok(archive)
+    }
+
+    /// Containers begin at multiples of this.
+    pub(crate) fn place_align(&self) -> u64 {
+        crate::tables::PLACE_ALIGN * u64::from(self.label.spread[1])
     }
 
     /// What the label says.
@@ -213,9 +241,17 @@ impl Archive {
         Ok(view.tables.clone())
     }
 
+    /// Does something while nobody else changes the archive: its log is read to the end.
+    pub(crate) fn exclusively<T>(&self, does: impl FnOnce() -> Result<T>) -> Result<T> {
+        let (mut view, _lock) = self.locked()?;
+        self.read_on(&mut view)?;
+        does()
+    }
+
     fn locked(&self) -> Result<(MutexGuard<'_, View>, Box<dyn Lock>)> {
         let view = self.view.lock();
         let lock = self.files.lock(COMMIT, if self.writes { Hold::Alone } else { Hold::Shared }, true)?;
+        self.files.settle(self.writes)?;
         Ok((view, lock))
     }
 
@@ -231,7 +267,7 @@ impl Archive {
             self.settle_label(view)?;
         }
         let written = loop {
-            match view.log.write_at(view.end, &bytes).and_then(|()| view.log.sync()) {
+            match view.log.write_at(view.end, &bytes).and_then(|()| view.log.sync()).and_then(|()| self.files.confirm()) {
                 Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
                 done => break done,
             }
@@ -305,6 +341,7 @@ impl Archive {
             let place = view.end + frames.iter().rev().skip(1).map(|frame| frame.bytes.len() as u64).sum::<u64>();
             view.log.write_at(place, &last.bytes)?;
             view.log.sync()?;
+            self.files.confirm()?;
             self.settle_label(view)?;
             self.vouch(last_sequence, view.snapshot)?;
         } else if unsure {
@@ -356,6 +393,7 @@ impl Archive {
         let file = self.files.open(LABEL)?;
         file.write_at(label.place(), &label.encode())?;
         file.sync()?;
+        self.files.confirm()?;
         (view.generation, view.snapshot, view.log, view.end, view.label_sure) = (label.generation, number, log, 0, true);
         for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
             match self.files.remove(&name) {
@@ -553,7 +591,7 @@ fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64) -> Result<
     if identity.checksum(&body) != sum {
         return Err(damaged("it fails its checksum"));
     }
-    Tables::decode(&body).map_err(|e| e.context(format!("snapshot {number}")))
+    Tables::decode(&body, files.spread()).map_err(|e| e.context(format!("snapshot {number}")))
 }
 
 /// Writes `bytes` bytes that take space.

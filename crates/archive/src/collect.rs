@@ -26,7 +26,7 @@ use crate::{
     put,
     segments::{Appender, Ids, Shelves},
     settings::PlantedBug,
-    tables::{Container, Tables, taken},
+    tables::{Container, Tables},
 };
 
 /// How collection is done.
@@ -562,7 +562,7 @@ impl Collection {
         }
         for place in &places {
             self.shelves.free(place)?;
-            self.done.freed_bytes += taken(place);
+            self.done.freed_bytes += tables.taken(place);
         }
         self.archive.commit(true, |_| Ok(vec![Record::Freed { places }]))?;
         self.remove_orphans()

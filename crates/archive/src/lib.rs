@@ -12,6 +12,7 @@
 //! | [`archive`] | label, snapshot, operations log, locks |
 //! | [`tables`] | what the log says, applied |
 //! | [`segments`] | where containers are written and read |
+//! | [`nodes`] | several directories as one, of which some may be lost |
 //! | [`format`](mod@format) | the bytes |
 //!
 //! *Invariant:* no file, clock or randomness but through the traits; no thread but in [`pipeline`]. A process may end at any point, as after a
@@ -26,6 +27,7 @@ pub mod format;
 pub mod get;
 pub mod index;
 mod memory;
+pub mod nodes;
 pub mod pipeline;
 pub mod put;
 mod segments;

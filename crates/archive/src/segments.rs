@@ -16,7 +16,7 @@ use crate::{
         record::{Owner, Place, Record, Stored},
     },
     settings::{ID_RANGE, PlantedBug},
-    tables::{Container, PLACE_ALIGN, Tables, taken},
+    tables::{Container, Tables},
 };
 
 /// Gives container ids to one owner.
@@ -91,14 +91,18 @@ impl Appender {
     /// True when the container begins another segment. What was written to the one before must be listed first: a segment that holds nothing listed, and
     /// is not its owner's last, counts as empty.
     pub(crate) fn turns(&self, packed: &Packed) -> bool {
-        let needed = packed.bytes().next_multiple_of(PLACE_ALIGN);
+        let needed = self.needed(packed);
         self.open.as_ref().is_none_or(|open| open.end > 0 && open.end + needed > self.archive.label().segment_bytes)
+    }
+
+    fn needed(&self, packed: &Packed) -> u64 {
+        packed.bytes().next_multiple_of(self.archive.place_align())
     }
 
     /// Writes a container; durable after [`sync`](Self::sync).
     pub(crate) fn write(&mut self, packed: &Packed) -> Result<Stored> {
         let bytes = packed.bytes();
-        let needed = bytes.next_multiple_of(PLACE_ALIGN);
+        let needed = self.needed(packed);
         if self.turns(packed) {
             self.next_segment(needed)?;
         }
@@ -109,8 +113,7 @@ impl Appender {
             open.taken = open.end + ahead;
         }
         let place = Place { segment: open.number, at: open.end, bytes: bytes as u32, meta_bytes: packed.meta.len() as u32 };
-        open.file.write_at(open.end, &packed.meta)?;
-        open.file.write_at(open.end + packed.meta.len() as u64, &packed.body)?;
+        open.file.write_parts(open.end, &[&packed.meta, &packed.body])?;
         open.end += needed;
         if self.unsynced.last().is_none_or(|file| !Arc::ptr_eq(file, &open.file)) {
             self.unsynced.push(open.file.clone());
@@ -149,8 +152,13 @@ impl Appender {
         let first = self.open.is_none();
         self.trim()?;
         self.archive.commit(owner == Owner::Collector, |tables| {
-            // The last one goes on when a process begins, and only then: this process has filled it.
+            // The last one goes on when a process begins, and only then: this process has filled it. Not where a node of it is absent.
             chosen = last_segment(tables, owner).filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
+            if let Some((number, _)) = chosen
+                && !self.archive.files.is_whole(&segment_name(number))?
+            {
+                chosen = None;
+            }
             if chosen.is_some() {
                 return Ok(Vec::new());
             }
@@ -226,7 +234,7 @@ impl Shelves {
     /// Frees the space of a place.
     pub(crate) fn free(&self, place: &Place) -> Result<()> {
         match self.file(place.segment) {
-            Ok(file) => file.punch(place.at, taken(place)),
+            Ok(file) => file.punch(place.at, self.archive.tables().taken(place)),
             // Removed by a collector that was killed before it could say so.
             Err(error) if error.kind() == Kind::Corrupt => Ok(()),
             Err(error) => Err(error),

@@ -289,11 +289,19 @@ pub enum PlantedBug {
     RotCopied,
     /// A removed recipe is counted twice.
     CountedTwice,
+    /// A container is logged although a node did not take its shard, and the node counts on.
+    ShardMissing,
+    /// A shard counts whose checksum is wrong.
+    RottenShard,
+    /// A directory without label counts as the node that should be there.
+    MountFilled,
+    /// One copy fewer than needed takes a change.
+    FewCopies,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 13] = [
+    pub const ALL: [(&'static str, PlantedBug); 17] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -307,5 +315,9 @@ impl PlantedBug {
         ("id-twice", PlantedBug::IdTwice),
         ("rot-copied", PlantedBug::RotCopied),
         ("counted-twice", PlantedBug::CountedTwice),
+        ("shard-missing", PlantedBug::ShardMissing),
+        ("rotten-shard", PlantedBug::RottenShard),
+        ("mount-filled", PlantedBug::MountFilled),
+        ("few-copies", PlantedBug::FewCopies),
     ];
 }

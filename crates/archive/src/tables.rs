@@ -90,12 +90,26 @@ pub struct Tables {
     pub counted: u64,
     /// Recipes that came and went since.
     pub differences: Vec<Difference>,
+    /// Containers begin at multiples of this in a segment: a row of stripes.
+    pub align: u64,
 }
 
-/// Segments are read and written from multiples of this.
+/// Bytes of one column in a row; with one node, what segments are read and written by multiples of.
 pub const PLACE_ALIGN: u64 = 4096;
 
 impl Tables {
+    /// Empty ones of an archive that spreads so.
+    #[must_use]
+    pub fn aligned([_, data, _]: [u8; 3]) -> Tables {
+        Tables { align: PLACE_ALIGN * u64::from(data), ..Tables::default() }
+    }
+
+    /// Bytes of a segment that a place takes.
+    #[must_use]
+    pub fn taken(&self, place: &Place) -> u64 {
+        u64::from(place.bytes).next_multiple_of(self.align.max(PLACE_ALIGN))
+    }
+
     /// The container that holds what was stored as `id`.
     #[must_use]
     pub fn home(&self, id: ContainerId) -> Option<&Container> {
@@ -204,8 +218,9 @@ impl Tables {
             Record::Freed { places } => {
                 self.leaving.retain(|(place, _)| !places.contains(place));
                 for place in places {
+                    let taken = self.taken(&place);
                     if let Some(segment) = self.segments.get_mut(&place.segment) {
-                        segment.used = segment.used.saturating_sub(taken(&place));
+                        segment.used = segment.used.saturating_sub(taken);
                     }
                 }
                 self.drop_empty_segments();
@@ -223,10 +238,11 @@ impl Tables {
     }
 
     fn list(&mut self, stored: Stored, logged: u64) -> Result<()> {
+        let taken = self.taken(&stored.place);
         let segment = self.segments.get_mut(&stored.place.segment);
         let segment = segment.ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
-        segment.end = segment.end.max(stored.place.at + taken(&stored.place));
-        segment.used += taken(&stored.place);
+        segment.end = segment.end.max(stored.place.at + taken);
+        segment.used += taken;
         self.next_id = self.next_id.max(stored.id.0 + 1);
         let id = stored.id;
         if self.containers.insert(id, Container { stored, merged: Vec::new(), logged }).is_some() || self.homes.contains_key(&id) {
@@ -300,10 +316,16 @@ impl Tables {
     ///
     /// # Errors
     /// `Corrupt`.
-    pub fn decode(bytes: &[u8]) -> Result<Tables> {
+    pub fn decode(bytes: &[u8], spread: [u8; 3]) -> Result<Tables> {
         let r = &mut Reader(bytes);
-        let mut tables =
-            Tables { sequence: r.u64()?, chain: r.u64()?, epoch: r.u32()?, next_id: r.u64()?, next_segment: r.u32()?, ..Tables::default() };
+        let mut tables = Tables {
+            sequence: r.u64()?,
+            chain: r.u64()?,
+            epoch: r.u32()?,
+            next_id: r.u64()?,
+            next_segment: r.u32()?,
+            ..Tables::aligned(spread)
+        };
         for _ in 0..r.count(45)? {
             let name = r.text()?;
             tables.streams.insert(name, Stream::decode(r)?);
@@ -339,12 +361,6 @@ impl Tables {
         r.end()?;
         Ok(tables)
     }
-}
-
-/// Bytes of a segment that a place takes.
-#[must_use]
-pub fn taken(place: &Place) -> u64 {
-    u64::from(place.bytes).next_multiple_of(PLACE_ALIGN)
 }
 
 /// A name that a stream can have.

@@ -53,6 +53,40 @@ pub trait Files: Send + Sync {
     /// # Errors
     /// `Busy` when somebody holds it otherwise and nobody waits.
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>>;
+
+    /// Nodes, and columns of data and of parity in a stripe; one directory is `[1, 1, 0]`.
+    fn spread(&self) -> [u8; 3] {
+        [1, 1, 0]
+    }
+
+    /// True when what is written to this file is as safe as it can be: no node of it is absent.
+    ///
+    /// # Errors
+    /// `Stopped` when no new file would be.
+    fn is_whole(&self, _name: &str) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// Looks which nodes count, and makes their copies equal. Called whenever the files are locked for a change (`alone`) or for reading.
+    ///
+    /// # Errors
+    /// `Stopped` when too few are there; those of the system.
+    fn settle(&self, _alone: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes sure that no node counts any more that missed what was written. Called before a change is acknowledged, under the same lock.
+    ///
+    /// # Errors
+    /// `Stopped` when too few are left; those of the system.
+    fn confirm(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Reads from another copy from now on; false when there is none.
+    fn another_copy(&self) -> bool {
+        false
+    }
 }
 
 /// A file. Reads see writes at once; a write is durable after a later [`sync`](File::sync), and torn at any 512 bytes until then.
@@ -74,6 +108,19 @@ pub trait File: Send + Sync {
     /// # Errors
     /// `NoSpace`, and those of the system; any part may have been written.
     fn write_at(&self, at: u64, data: &[u8]) -> Result<()>;
+
+    /// Writes parts one behind the other, as one piece where that matters.
+    ///
+    /// # Errors
+    /// As [`write_at`](File::write_at).
+    fn write_parts(&self, at: u64, parts: &[&[u8]]) -> Result<()> {
+        let mut at = at;
+        for part in parts {
+            self.write_at(at, part)?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
 
     /// Makes all that was written before durable, and the length with it.
     ///

@@ -1,18 +1,28 @@
 //! An archive's directory: found, opened for what a verb wants, and named in errors.
+//!
+//! An archive on one node is its directory. One on several has a directory with the file `nodes`, which says where they are; it holds nothing else, and
+//! can be made again from the nodes.
 
 use std::{
+    fs::{self, File},
+    io::Write,
     path::{Path, PathBuf},
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use onefold_archive::{Archive, Settings, archive::find_label};
+use onefold_archive::{Archive, Settings, archive::find_label, nodes::Nodes};
 use onefold_backend::Directory;
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Files, Kind, Result};
+
+/// Names the directories of an archive's nodes, a line each, the first that of node 0.
+const NODES: &str = "nodes";
 
 /// The directory of an archive.
 pub(crate) struct ArchiveDir {
     path: PathBuf,
+    /// Those of its nodes, when there are several.
+    nodes: Option<Vec<PathBuf>>,
 }
 
 impl ArchiveDir {
@@ -26,15 +36,84 @@ impl ArchiveDir {
     /// # Errors
     /// One sentence for what is missing or no archive.
     pub(crate) fn look(path: &Path) -> Result<ArchiveDir> {
+        if let Some(nodes) = read_nodes(path)? {
+            let directory = ArchiveDir { path: path.to_owned(), nodes: Some(nodes) };
+            let nodes = directory.nodes(false, false)?;
+            for (number, why) in nodes.iter().flat_map(|nodes| nodes.absent()) {
+                tracing::warn!("node {number} ({}) does not count: {why}", directory.node(number).display());
+            }
+            return Ok(directory);
+        }
         let found = Directory::open(path, false).and_then(|files| find_label(&files));
         match found {
-            Ok(_) => Ok(ArchiveDir { path: path.to_owned() }),
+            Ok(_) => Ok(ArchiveDir { path: path.to_owned(), nodes: None }),
             Err(error) => Err(name_archive(path, error)),
         }
     }
 
+    /// Makes the directory of an archive whose nodes are elsewhere; durable on return.
+    ///
+    /// # Errors
+    /// `Exists` when something is in it, and those of the system.
+    pub(crate) fn create(path: &Path, nodes: &[PathBuf]) -> Result<ArchiveDir> {
+        drop(Directory::create(path)?);
+        let whole = |node: &PathBuf| {
+            let whole = std::path::absolute(node).map_err(|e| Error::from_io(node.display(), e))?;
+            match whole.to_str() {
+                Some(text) if !text.contains('\n') => Ok(whole),
+                _ => Err(Error::new(Kind::InvalidInput, format!("{} can't be written into a list", whole.display()))),
+            }
+        };
+        let directory = ArchiveDir { path: path.to_owned(), nodes: Some(nodes.iter().map(whole).collect::<Result<_>>()?) };
+        directory.write_nodes()?;
+        Ok(directory)
+    }
+
+    /// Says where a node is from now on; durable on return.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn move_node(&mut self, number: usize, to: &Path) -> Result<()> {
+        let to = std::path::absolute(to).map_err(|e| Error::from_io(to.display(), e))?;
+        if let Some(place) = self.nodes.as_mut().and_then(|nodes| nodes.get_mut(number)) {
+            *place = to;
+        }
+        self.write_nodes()
+    }
+
+    fn write_nodes(&self) -> Result<()> {
+        let wrong = |e| Error::from_io(self.path.join(NODES).display(), e);
+        let (file, new) = (self.path.join(NODES), self.path.join("nodes.new"));
+        let mut out = File::create(&new).map_err(wrong)?;
+        for node in self.nodes.iter().flatten() {
+            writeln!(out, "{}", node.display()).map_err(wrong)?;
+        }
+        out.sync_all().map_err(wrong)?;
+        fs::rename(&new, &file).map_err(wrong)?;
+        File::open(&self.path).and_then(|directory| directory.sync_all()).map_err(wrong)
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The directory of a node.
+    pub(crate) fn node(&self, number: usize) -> PathBuf {
+        self.nodes.as_ref().and_then(|nodes| nodes.get(number)).cloned().unwrap_or_default()
+    }
+
+    /// Its nodes, when there are several.
+    ///
+    /// # Errors
+    /// Those of looking at them.
+    pub(crate) fn nodes(&self, writes: bool, degraded: bool) -> Result<Option<Arc<Nodes>>> {
+        let Some(nodes) = &self.nodes else { return Ok(None) };
+        let open = |path: &PathBuf| Some(Arc::new(Directory::open(path, writes).ok()?) as Arc<dyn Files>);
+        let nodes = Nodes::open(nodes.iter().map(open).collect(), degraded);
+        nodes.map(|nodes| Some(Arc::new(nodes))).map_err(|error| match error.kind() {
+            Kind::NotFound => Error::new(Kind::NotFound, format!("none of the nodes of {} is there", self.path.display())),
+            _ => name_archive(&self.path, error),
+        })
     }
 
     /// Opens it for changes.
@@ -42,8 +121,21 @@ impl ArchiveDir {
     /// # Errors
     /// Those of opening.
     pub(crate) fn open(&self, settings: Settings) -> Result<Arc<Archive>> {
-        let files = Directory::open(&self.path, true).map_err(|e| name_archive(&self.path, e))?;
-        Archive::open(Arc::new(files), true, settings).map(Arc::new).map_err(|e| name_archive(&self.path, e))
+        self.open_nodes(settings, false).map(|(archive, _)| archive)
+    }
+
+    /// The same with its nodes, when there are several. With `degraded` puts go on while `k + 1` nodes of a stripe are there.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub(crate) fn open_nodes(&self, settings: Settings, degraded: bool) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
+        let nodes = self.nodes(true, degraded)?;
+        let files: Arc<dyn Files> = match &nodes {
+            Some(nodes) => nodes.clone(),
+            None => Arc::new(Directory::open(&self.path, true).map_err(|e| name_archive(&self.path, e))?),
+        };
+        let archive = Archive::open(files, true, settings).map_err(|e| name_archive(&self.path, e))?;
+        Ok((Arc::new(archive), nodes))
     }
 
     /// Opens it for looking; it may be on a file system that takes no writes.
@@ -55,8 +147,20 @@ impl ArchiveDir {
         if let Ok(archive) = self.open(Settings::default()) {
             return Ok(archive);
         }
-        let files = Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?;
-        Archive::open(Arc::new(files), false, Settings::default()).map(Arc::new).map_err(|e| name_archive(&self.path, e))
+        let files: Arc<dyn Files> = match self.nodes(false, false)? {
+            Some(nodes) => nodes,
+            None => Arc::new(Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?),
+        };
+        Archive::open(files, false, Settings::default()).map(Arc::new).map_err(|e| name_archive(&self.path, e))
+    }
+}
+
+/// The list of nodes in a directory, if there is one.
+fn read_nodes(path: &Path) -> Result<Option<Vec<PathBuf>>> {
+    match fs::read_to_string(path.join(NODES)) {
+        Ok(text) => Ok(Some(text.lines().map(PathBuf::from).collect())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::from_io(path.join(NODES).display(), e)),
     }
 }
 

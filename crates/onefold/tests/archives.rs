@@ -244,3 +244,56 @@ fn rot_is_told_and_healed_by_the_same_bytes() {
     desk.ok("put a t file --filters container-cache,bloom,chunk-index,byte-compare");
     assert!(get(&desk, "t") == bytes);
 }
+
+#[test]
+fn an_archive_on_several_nodes_survives_what_its_code_says() {
+    let desk = Desk::new();
+    let nodes = "n0,n1,n2,n3,n4";
+    desk.fails(&format!("archive create a --nodes {nodes}"), 2, &["--code"]);
+    desk.fails("archive create a --nodes n0,n1 --code 2,1", 1, &["3 for the log alone"]);
+    ["a", "n0", "n1"].iter().for_each(|name| fs::remove_dir_all(desk.path(name)).unwrap());
+    assert!(desk.ok(&format!("archive create a --nodes {nodes} --code 5,3")).contains("on 5 nodes of which 2 may be lost"));
+    let bytes = noise(7, 3_000_000);
+    fs::write(desk.path("file"), &bytes).unwrap();
+    desk.ok("put a one file");
+    let stats = |desk: &Desk| -> serde_json::Value { serde_json::from_str(&desk.ok("stats a --json")).unwrap() };
+    assert_eq!((&stats(&desk)["nodes"], &stats(&desk)["code"][1], stats(&desk)["absent"].as_array().unwrap().len()), (&5.into(), &3.into(), 0));
+    // One node alone is no archive.
+    desk.fails("ls n0", 1, &["one node of an archive"]);
+
+    for (one, other) in [("n0", "n4"), ("n1", "n2")] {
+        [one, other].iter().for_each(|name| fs::rename(desk.path(name), desk.path(&format!("{name}-away"))).unwrap());
+        assert!(get(&desk, "one") == bytes);
+        [one, other].iter().for_each(|name| fs::rename(desk.path(&format!("{name}-away")), desk.path(name)).unwrap());
+    }
+
+    // A node is lost; an empty directory in its place is not filled, a put asks before it goes on, and the node is replaced elsewhere.
+    fs::rename(desk.path("n3"), desk.path("n3-lost")).unwrap();
+    fs::create_dir(desk.path("n3")).unwrap();
+    desk.fails("put a two file", 1, &["--degraded"]);
+    desk.ok("put a two file --degraded");
+    assert_eq!(fs::read_dir(desk.path("n3")).unwrap().count(), 0);
+    assert_eq!(stats(&desk)["absent"][0]["node"], 3);
+    desk.fails("archive rebuild a --replace 7=new", 1, &["there is no node 7"]);
+    desk.ok("archive rebuild a --replace 3=new");
+    assert_eq!(stats(&desk)["absent"].as_array().unwrap().len(), 0);
+    desk.ok("put a three file");
+
+    // Rot is mended by scrub.
+    let segment = desk.path("n1").join("segment-00000001");
+    let mut rotten = fs::read(&segment).unwrap();
+    rotten[10_000] ^= 1;
+    fs::write(&segment, &rotten).unwrap();
+    let scrubbed: serde_json::Value = serde_json::from_str(&desk.ok("scrub a --json")).unwrap();
+    assert_eq!((&scrubbed["bad_units"], &scrubbed["repaired_units"], &scrubbed["well"]), (&1.into(), &1.into(), &true.into()));
+    assert!(desk.ok("archive rebuild a").contains(": 0 bad"));
+    ["n0", "n2"].iter().for_each(|name| fs::remove_dir_all(desk.path(name)).unwrap());
+    assert!(["one", "two", "three"].iter().all(|name| get(&desk, name) == bytes));
+
+    // The archive's own directory only tells where the nodes are.
+    fs::remove_dir_all(desk.path("a")).unwrap();
+    desk.ok("archive attach a --nodes n0,n1,n2,new,n4");
+    desk.ok("rm a two");
+    desk.ok("gc a");
+    assert!(get(&desk, "three") == bytes);
+}

@@ -33,6 +33,8 @@ pub struct Label {
     pub generation: u64,
     /// The number of the snapshot that counts, and of the log that begins behind it.
     pub snapshot: u64,
+    /// Nodes, and columns of data and of parity in a stripe.
+    pub spread: [u8; 3],
 }
 
 /// What a place of the label holds.
@@ -64,8 +66,8 @@ impl Label {
         let mut w = Writer::default();
         w.raw(MAGIC).u32(VERSION).u32(0).raw(&self.id).raw(&self.secret).raw(&self.node);
         let (kind, mean) = self.chunking.code();
-        // Node 0 of 1; one data shard, no parity.
-        w.u8(kind).u8(self.compression.code()).u8(0).u8(1).u8(1).u8(0).u16(0).u32(mean).u32(0);
+        let [nodes, data, parity] = self.spread;
+        w.u8(kind).u8(self.compression.code()).u8(0).u8(nodes).u8(data).u8(parity).u16(0).u32(mean).u32(0);
         w.u64(self.segment_bytes).u64(self.generation).u64(self.snapshot);
         w.0.resize(LABEL_BYTES - 8, 0);
         let checksum = self.identity().checksum(&w.0);
@@ -98,9 +100,7 @@ impl Label {
         r.u16()?;
         let mean = r.u32()?;
         r.u32()?;
-        if code != [0, 1, 1, 0] {
-            return Err(Error::new(Kind::Unsupported, "the archive spreads over several nodes, which this version does not read"));
-        }
+        let [0, nodes, data, parity] = code else { return Err(corrupt("the label's code can't be true")) };
         Ok(Label {
             id,
             secret,
@@ -110,6 +110,7 @@ impl Label {
             segment_bytes: r.u64()?,
             generation: r.u64()?,
             snapshot: r.u64()?,
+            spread: [nodes, data, parity],
         })
     }
 }

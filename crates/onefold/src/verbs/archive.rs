@@ -1,21 +1,34 @@
 //! `onefold archive`: makes archives, and what is rarely done to them.
 
-use std::path::PathBuf;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use clap::{Args, Subcommand};
-use onefold_archive::{Archive, Chunking, Compression, Format, Settings};
+use onefold_archive::{
+    Archive, Chunking, Compression, Format, Settings,
+    nodes::{
+        Nodes, Spread,
+        rebuild::{self, Rebuilt, Replacement},
+    },
+};
 use onefold_backend::{Directory, random::random_bytes};
+use onefold_core::{Files, Result};
+use serde::Serialize;
 
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
     failure::Failure,
     output,
+    progress::Progress,
+    size::{counted, grouped},
 };
 
 /// Makes archives: streams and directories, cut by their content, each chunk stored once
 ///
-/// An archive is a directory. Any number of readers, one `put` and one `gc` work on it at the same time, and a kill at any point loses nothing that
-/// was acknowledged.
+/// An archive is a directory, or several of them with parity. Any number of readers, one `put` and one `gc` work on it at the same time, and a kill at any
+/// point loses nothing that was acknowledged.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  onefold archive create backups\n  onefold archive rename backups monday tuesday")]
@@ -27,8 +40,11 @@ pub(crate) struct Options {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Makes an empty archive in a new or empty directory
+    ///
+    /// With --nodes containers are cut into shards with parity, and log and tables have copies, on nodes of which N-K may be lost; the archive's own directory only tells
+    /// where they are.
     #[command(
-        after_help = "Examples:\n  onefold archive create backups\n  onefold archive create images --chunking static:4K --compress lz4"
+        after_help = "Examples:\n  onefold archive create backups\n  onefold archive create images --chunking static:4K --compress lz4\n  onefold archive create safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2"
     )]
     Create {
         /// The directory
@@ -39,6 +55,35 @@ enum Verb {
         /// How chunks are compressed: zstd, lz4 or none
         #[arg(long, default_value = "zstd", value_name = "KIND")]
         compress: Compression,
+        /// New or empty directories that each may be lost, on disks of their own
+        #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "DIRS", requires = "code")]
+        nodes: Vec<PathBuf>,
+        /// Shards of a container with and without parity: N-K nodes may be lost
+        #[arg(long, value_name = "N,K", value_parser = code, requires = "nodes")]
+        code: Option<(usize, usize)>,
+    },
+    /// Makes the directory of an archive again that tells where its nodes are
+    #[command(after_help = "Examples:\n  onefold archive attach safe --nodes /mnt/a,/mnt/b,/mnt/c")]
+    Attach {
+        /// The directory, new or empty
+        archive: PathBuf,
+        /// All nodes, node 0 first; of one that is lost any name
+        #[arg(long, value_delimiter = ',', num_args = 1.., required = true, value_name = "DIRS")]
+        nodes: Vec<PathBuf>,
+    },
+    /// Makes lost shards anew: on nodes that are there, or on a directory that takes the place of one
+    ///
+    /// Without --replace every shard is looked at, and bad ones are mended. With it the directory is filled with all that the node must have; puts and gc wait meanwhile.
+    #[command(after_help = "Examples:\n  onefold archive rebuild safe\n  onefold archive rebuild safe --replace 2=/mnt/new")]
+    Rebuild {
+        /// The archive
+        archive: PathBuf,
+        /// The number of a node that is absent, and an empty directory, or its own that missed changes
+        #[arg(long, value_name = "NUMBER=DIR", value_parser = replacement)]
+        replace: Vec<(usize, PathBuf)>,
+        /// Prints JSON, whose keys are stable
+        #[arg(long)]
+        json: bool,
     },
     /// Gives a stream another name
     #[command(after_help = "Examples:\n  onefold archive rename backups monday tuesday")]
@@ -52,19 +97,120 @@ enum Verb {
     },
 }
 
+fn code(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once(',').and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
+    numbers.ok_or_else(|| "a code is two numbers N,K: shards with and without parity".to_owned())
+}
+
+fn replacement(text: &str) -> Result<(usize, PathBuf), String> {
+    let parts = text.split_once('=').and_then(|(number, path)| Some((number.parse().ok()?, PathBuf::from(path))));
+    parts.ok_or_else(|| "a replacement is NUMBER=DIR".to_owned())
+}
+
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::Create { archive, chunking, compress } => {
-            let files = Directory::create(&archive)?;
+        Verb::Create { archive, chunking, compress, nodes, code } => {
             let format = Format { chunking, compression: compress, ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?) };
-            Archive::create(&files, &format).map_err(|e| name_archive(&archive, e))?;
-            output::line(format_args!("created {}: chunks by {chunking}, compressed by {compress}", archive.display()));
+            let made = match code {
+                Some(code) => create_on(&archive, &nodes, code, &format)?,
+                None => {
+                    let files = Directory::create(&archive)?;
+                    Archive::create(&files, &format).map_err(|e| name_archive(&archive, e))?;
+                    String::new()
+                }
+            };
+            output::line(format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}", archive.display()));
         }
+        Verb::Attach { archive, nodes } => {
+            let directory = ArchiveDir::create(&archive, &nodes)?;
+            directory.open_to_read()?;
+            output::line(format_args!("attached {}", archive.display()));
+        }
+        Verb::Rebuild { archive, replace, json } => rebuild(&archive, &replace, json)?,
         Verb::Rename { archive, name, new_name } => {
             ArchiveDir::look(&archive)?.open(Settings::default())?.rename(&name, &new_name)?;
             output::line(format_args!("renamed {name:?} to {new_name:?}"));
         }
+    }
+    Ok(())
+}
+
+/// Makes an archive on several nodes; says how.
+fn create_on(archive: &Path, nodes: &[PathBuf], (n, k): (usize, usize), format: &Format) -> Result<String, Failure> {
+    let directories = nodes.iter().map(|node| Ok(Arc::new(Directory::create(node)?) as Arc<dyn Files>)).collect::<Result<Vec<_>>>()?;
+    let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
+    // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
+    ArchiveDir::create(archive, nodes)?;
+    let files = Nodes::create(directories, &Spread { n, k, ids }, format.id, format.secret)?;
+    Archive::create(&files, format).map_err(|e| name_archive(archive, e))?;
+    Ok(format!(", on {} of which {} may be lost", counted(nodes.len() as u64, "node"), n - k))
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+struct Done {
+    replaced_nodes: u64,
+    /// Units of 4 KiB looked at or written.
+    units: u64,
+    bad_units: u64,
+    repaired_units: u64,
+    lost_containers: u64,
+}
+
+fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), Failure> {
+    let mut directory = ArchiveDir::look(path)?;
+    let mut all = Rebuilt::default();
+    let bar = Progress::of("rebuilding", "containers");
+    for (number, to) in replace {
+        let (archive, nodes) = several(&directory)?;
+        let files: Arc<dyn Files> = match Directory::create(to) {
+            Ok(files) => Arc::new(files),
+            // The engine looks what is in it.
+            Err(_) => Arc::new(Directory::open(to, true)?),
+        };
+        let replacement = Replacement { number: *number, files, id: random_bytes()? };
+        let done = rebuild::replace(&archive, &nodes, &replacement, &mut |done, total| bar.set(done, total))?;
+        directory.move_node(*number, to)?;
+        all.nodes += done.nodes;
+        all.units.units += done.units.units;
+    }
+    if replace.is_empty() {
+        let (archive, nodes) = several(&directory)?;
+        all = rebuild::repair(&archive, &nodes, &mut |done, total| bar.set(done, total))?;
+    }
+    drop(bar);
+    tell(path, &all, json)
+}
+
+fn several(directory: &ArchiveDir) -> Result<(Arc<Archive>, Arc<Nodes>), Failure> {
+    match directory.open_nodes(Settings::default(), true)? {
+        (archive, Some(nodes)) => Ok((archive, nodes)),
+        (_, None) => Err(Failure::new(format!("{} has one node, and nothing to rebuild it from", directory.path().display()))),
+    }
+}
+
+fn tell(path: &Path, all: &Rebuilt, json: bool) -> Result<(), Failure> {
+    let units = all.units;
+    if json {
+        let done = Done {
+            replaced_nodes: all.nodes,
+            units: units.units,
+            bad_units: units.bad_units,
+            repaired_units: units.repaired_units,
+            lost_containers: all.lost_containers,
+        };
+        let text = serde_json::to_string_pretty(&done).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
+        output::line(text);
+    } else if all.nodes > 0 {
+        output::line(format_args!("filled {} with {} units of 4 KiB", counted(all.nodes, "node"), grouped(units.units)));
+    } else {
+        let (bad, mended) = (grouped(units.bad_units), grouped(units.repaired_units));
+        output::line(format_args!("{} units of 4 KiB: {bad} bad, {mended} made anew", grouped(units.units)));
+    }
+    if all.lost_containers > 0 {
+        let lost = counted(all.lost_containers, "container");
+        return Err(Failure::new(format!("{} lost data in {lost}; `onefold scrub` tells which streams it hits", path.display())));
     }
     Ok(())
 }

@@ -57,6 +57,10 @@ pub(crate) struct Options {
     #[arg(short, long, value_name = "DIR", conflicts_with = "file")]
     recursive: Option<PathBuf>,
 
+    /// Of an archive on several nodes: goes on with nodes absent, while one more than the data needs are there
+    #[arg(long)]
+    degraded: bool,
+
     /// Fails when another put is running, instead of waiting for it
     #[arg(long)]
     no_wait: bool,
@@ -94,7 +98,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.filters.contains(&FilterName::ChunkIndex) {
         return Err(Failure::usage("--filters without chunk-index would find no duplicates of earlier streams"));
     }
-    let archive = directory.open(Settings { filters: options.filters.clone(), ..Settings::default() })?;
+    let settings = Settings { filters: options.filters.clone(), ..Settings::default() };
+    let (archive, _) = directory.open_nodes(settings, options.degraded)?;
     let begun = Instant::now();
     let (gauge, total) = (Gauge::default(), total(options)?);
     let ended = AtomicBool::new(false);

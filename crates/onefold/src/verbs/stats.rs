@@ -50,6 +50,19 @@ struct Stats {
     /// Held back for deletion on a full disk.
     reserve_bytes: u64,
     epoch: u32,
+    /// Nodes, and shards of a container with and without parity.
+    nodes: u64,
+    code: [u64; 2],
+    /// Nodes that do not count, and why.
+    absent: Vec<Absent>,
+}
+
+/// A node that does not count.
+#[derive(Debug, Serialize)]
+struct Absent {
+    node: usize,
+    directory: String,
+    why: String,
 }
 
 /// Tells.
@@ -59,7 +72,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 /// Tells about the archive at `path`.
 pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
-    let archive = ArchiveDir::look(path)?.open_to_read()?;
+    let directory = ArchiveDir::look(path)?;
+    let archive = directory.open_to_read()?;
+    let nodes = directory.nodes(false, false)?;
+    let absent = nodes.iter().flat_map(|nodes| nodes.absent()).map(|(node, why)| Absent {
+        node,
+        directory: directory.node(node).display().to_string(),
+        why: why.to_string(),
+    });
+    let code = nodes.as_ref().map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
     let tables = archive.tables();
     let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
     let stored_bytes = tables.stored_bytes();
@@ -80,6 +101,9 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
         index_files: tables.index.files.len() as u64,
         reserve_bytes: archive.reserve_bytes()?,
         epoch: tables.epoch,
+        nodes: nodes.as_ref().map_or(1, |nodes| nodes.count() as u64),
+        code,
+        absent: absent.collect(),
     };
     if json {
         let text = serde_json::to_string_pretty(&stats).map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?;
@@ -89,6 +113,11 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
     let row = |label: &str, text: String| output::line(format_args!("{label:<15}{text}"));
     row("archive", stats.archive.clone());
     row("created", format!("chunks by {}, compressed by {}", stats.chunking, stats.compression));
+    if stats.nodes > 1 {
+        let [n, k] = stats.code;
+        row("nodes", format!("{}, containers in {n} shards of which any {k} are enough", stats.nodes));
+        stats.absent.iter().for_each(|absent| row("absent", format!("node {} ({}): {}", absent.node, absent.directory, absent.why)));
+    }
     row("streams", format!("{} with {}", grouped(stats.streams), Size(stats.bytes)));
     let ratio = stats.ratio.map_or_else(String::new, |ratio| format!(", {ratio:.2} times less"));
     row("stored", format!("{} in {}{ratio}", Size(stats.stored_bytes), counted(stats.containers, "container")));

@@ -36,13 +36,17 @@ const STOP_AFTER: usize = 10;
 const KEPT: &str = include_str!("../../archive_seeds.txt");
 
 /// What an ordinary run must have met.
-const BRANCHES: [&str; 20] = [
+const BRANCHES: [&str; 26] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
     "a put met a full disk",
     "a put was there without its acknowledgement",
+    "a node that came back was outdated",
+    "a node was lost",
+    "a node was replaced",
     "a reader read what it had opened",
+    "an empty mount point",
     "checked after a crash",
     "collection waits for older puts",
     "containers dropped",
@@ -56,6 +60,8 @@ const BRANCHES: [&str; 20] = [
     "imported at the end",
     "imported under way",
     "places held back by readers",
+    "rot was mended",
+    "too many nodes were lost",
     "processes killed, power stays",
 ];
 

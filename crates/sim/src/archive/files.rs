@@ -135,6 +135,26 @@ impl VirtualFiles {
         assert!(state.locks.values().all(Vec::is_empty), "a process is still there");
     }
 
+    /// Makes names durable that begin so.
+    ///
+    /// # Errors
+    /// As [`sync_names`](Files::sync_names).
+    pub fn sync_names_of(&self, prefix: &str) -> Result<()> {
+        let mut state = self.0.lock();
+        if state.change(b"names", true)? {
+            return Err(power_failed());
+        }
+        let (these, others) = std::mem::take(&mut state.unsynced_names).into_iter().partition(|(name, _)| name.starts_with(prefix));
+        state.unsynced_names = others;
+        for (name, id) in Vec::<(String, Option<u64>)>::from_iter(these) {
+            match id {
+                Some(id) => state.durable_names.insert(name, id),
+                None => state.durable_names.remove(&name),
+            };
+        }
+        Ok(())
+    }
+
     /// A bit of a byte of a file whose name begins so rots; false when there is none.
     pub fn rot(&self, prefix: &str) -> bool {
         let mut state = self.0.lock();

@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod files;
+mod mount;
 mod run;
 
 pub use run::{Outcome, Params, run_params, run_seed};

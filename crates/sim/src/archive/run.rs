@@ -1,17 +1,25 @@
 //! One seed: parameters, what the processes do in turn, crashes, and the comparison with the model.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_archive::{
     Archive, Chunking, Compression, Format, PlantedBug, Settings, check,
     collect::{Collection, Options},
     format::record::Shape,
     get::{Content, Reader, Verify},
+    nodes::{
+        Nodes, Spread,
+        label::Absent,
+        rebuild::{Replacement, repair, replace},
+    },
     put::{Cutting, Ended, Session, Stower, Writing},
 };
 use onefold_core::{Error, Files, Kind};
 
-use super::files::VirtualFiles;
+use super::{files::VirtualFiles, mount::Mount};
 use crate::{
     checker::{Checker, Failure},
     reach::Reach,
@@ -65,6 +73,8 @@ pub struct Params {
     pub crash_within: u64,
     /// The share of crashes that are kills, in percent.
     pub kills: u64,
+    /// Nodes, and shards of a container with and without parity; nothing for one directory.
+    pub spread: Option<(usize, usize, usize)>,
     /// The planted bug.
     pub bug: Option<usize>,
 }
@@ -92,8 +102,13 @@ impl Params {
             moves: choose(rng, &[15, 40, 100, 200]),
             crash_within: choose(rng, &[10, 40, 150, 500]),
             kills: choose(rng, &[0, 30, 60]),
+            spread: None,
             bug: None,
         };
+        if profile == Profile::Crashes && rng.percent(35) {
+            let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
+            return Params { spread: Some(spread), moves: params.moves.min(100), ..params };
+        }
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not expand.
             return Params { collects: true, compression: Compression::None, moves: params.moves.max(100), crash_within: 1_000, ..params };
@@ -191,6 +206,14 @@ struct Sim {
     streams: BTreeMap<String, Arc<Vec<u8>>>,
     unsure: Option<Unsure>,
     now: u64,
+    mounts: Vec<Mount>,
+    /// Nodes that are gone, outdated or rotten: never more than parity.
+    bad: BTreeSet<usize>,
+    /// Those of them that rotted.
+    rotten: BTreeSet<usize>,
+    /// Directories that are being filled, and how many there were.
+    filling: BTreeMap<usize, Mount>,
+    mounted: usize,
     /// Something rotted: errors are right answers from now on.
     damaged: bool,
     pool: Vec<Vec<u8>>,
@@ -218,6 +241,11 @@ impl Sim {
             streams: BTreeMap::new(),
             unsure: None,
             now: 1_000,
+            mounts: Vec::new(),
+            bad: BTreeSet::new(),
+            rotten: BTreeSet::new(),
+            filling: BTreeMap::new(),
+            mounted: 0,
             damaged: false,
             pool,
             reach: Reach::default(),
@@ -247,17 +275,39 @@ impl Sim {
     }
 
     fn open(&mut self, writes: bool) -> Result<Arc<Archive>, Stop> {
-        let files: Arc<dyn Files> = Arc::new(self.files.clone());
+        self.open_nodes(writes).map(|(archive, _)| archive)
+    }
+
+    fn open_nodes(&mut self, writes: bool) -> Result<(Arc<Archive>, Option<Arc<Nodes>>), Stop> {
+        let nodes = match self.params.spread {
+            Some(_) => {
+                let mounts = self.mounts.iter().map(|mount| Some(Arc::new(mount.clone()) as Arc<dyn Files>)).collect();
+                match Nodes::open_with(mounts, self.rng.percent(60), &self.settings()) {
+                    Ok(nodes) => Some(Arc::new(nodes)),
+                    Err(error) => return Err(self.judge("open", &error)),
+                }
+            }
+            None => None,
+        };
+        let files: Arc<dyn Files> = match &nodes {
+            Some(nodes) => nodes.clone(),
+            None => Arc::new(self.files.clone()),
+        };
         match Archive::open(files, writes, self.settings()) {
-            Ok(archive) => Ok(Arc::new(archive)),
+            Ok(archive) => Ok((Arc::new(archive), nodes)),
             Err(error) => Err(self.judge("open", &error)),
         }
+    }
+
+    /// Puts and collections may say that too few nodes are there.
+    fn excuses(&self, what: &str) -> bool {
+        !self.bad.is_empty() && matches!(what, "put" | "begin" | "gc" | "abandon")
     }
 
     /// What an error means: the end of the life, or a failure that nothing explains.
     fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
-        if self.files.is_down() || self.files.take_failed() || self.damaged {
+        if self.files.is_down() || self.files.take_failed() || self.damaged || self.excuses(what) {
             return Stop::Down;
         }
         let checker = if error.kind() == Kind::NoSpace { Checker::SpaceReserved } else { Checker::Unexplained };
@@ -268,7 +318,16 @@ impl Sim {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
         (format.segment_bytes, format.reserve_bytes) = (self.params.segment_bytes, 256 << 10);
-        Archive::create(&self.files, &format).map_err(|e| Failure::new(Checker::Unexplained, format!("create: {e:?}")))?;
+        let created = match self.params.spread {
+            None => Archive::create(&self.files, &format),
+            Some((count, n, k)) => {
+                self.mounts = (0..count).map(|node| Mount::new(&self.files, &format!("n{node}"))).collect();
+                let mounts = self.mounts.iter().map(|mount| Arc::new(mount.clone()) as Arc<dyn Files>).collect();
+                let spread = Spread { n, k, ids: (0..count).map(|node| [node as u8 + 1; 16]).collect() };
+                Nodes::create(mounts, &spread, format.id, format.secret).and_then(|nodes| Archive::create(&nodes, &format))
+            }
+        };
+        created.map_err(|e| Failure::new(Checker::Unexplained, format!("create: {e:?}")))?;
         for round in 0..self.params.rounds {
             self.say(|| format!("life {round}"));
             match self.life() {
@@ -330,17 +389,135 @@ impl Sim {
     fn one_move(&mut self) -> Flow {
         let collects = u32::from(self.params.collects);
         let rots = if self.params.profile == Profile::Damage { 4 } else { 0 };
-        match self.rng.weighted(&[20, 4, 2, 3, 8 * collects, 1, rots]) {
+        let nodes = if self.params.spread.is_some() { 4 } else { 0 };
+        match self.rng.weighted(&[20, 4, 2, 3, 8 * collects, 1, rots, nodes]) {
             0 => self.put_move(),
             1 => self.read_move(),
             2 => self.remove(),
             3 => self.look_at_names(),
             4 => self.collect_move(),
             5 => self.rename(),
+            7 => self.node_move(),
             _ => {
                 self.damaged |= self.files.rot("segment-");
                 Ok(())
             }
+        }
+    }
+
+    /// A node goes, comes back, rots, is replaced or mended.
+    fn node_move(&mut self) -> Flow {
+        let Some((count, n, k)) = self.params.spread else { return Ok(()) };
+        if self.bad.is_empty() && self.rng.percent(15) {
+            return self.too_many(n - k);
+        }
+        let good: Vec<usize> = (0..count).filter(|node| !self.bad.contains(node)).collect();
+        if self.bad.len() < n - k && self.rng.percent(60) {
+            let Some(&node) = self.rng.pick(&good) else { return Ok(()) };
+            if self.rng.percent(20) {
+                self.say(|| format!("an empty directory is in place of node {node}"));
+                self.reach.hit("an empty mount point");
+                self.mounted += 1;
+                self.mounts[node] = Mount::new(&self.files, &format!("e{}", self.mounted));
+                self.bad.insert(node);
+            } else if self.rng.percent(70) {
+                self.say(|| format!("node {node} is gone"));
+                self.reach.hit("a node was lost");
+                self.mounts[node].set_gone(true);
+                self.bad.insert(node);
+            } else {
+                let prefix = format!("{}segment-", self.mounts[node].prefix());
+                let rotten = (0..self.rng.within(1, 20)).filter(|_| self.files.rot(&prefix)).count();
+                if rotten > 0 {
+                    self.say(|| format!("node {node} rots in {rotten} places"));
+                    self.rotten.insert(node);
+                    self.bad.insert(node);
+                }
+            }
+            return Ok(());
+        }
+        let bad: Vec<usize> = self.bad.iter().copied().collect();
+        match self.rng.pick(&bad) {
+            Some(&node) => self.heal(node),
+            None => Ok(()),
+        }
+    }
+
+    /// More nodes go than may be lost: nothing is changed then, and nothing is forgotten when they come back.
+    fn too_many(&mut self, parity: usize) -> Flow {
+        self.actors = Actors::default();
+        let mut copies: Vec<usize> = (0..=2 * parity).collect();
+        while copies.len() > parity {
+            let n = self.rng.below(copies.len() as u64) as usize;
+            copies.swap_remove(n);
+        }
+        let names: Vec<String> = self.streams.keys().cloned().collect();
+        let (Some(name), false) = (self.rng.pick(&names).cloned(), copies.is_empty()) else { return Ok(()) };
+        let set_gone = |sim: &Sim, gone: &dyn Fn(usize) -> bool| (0..=2 * parity).for_each(|node| sim.mounts[node].set_gone(gone(node)));
+        set_gone(self, &|node| !copies.contains(&node));
+        let removed = {
+            let mounts = self.mounts.iter().map(|mount| Some(Arc::new(mount.clone()) as Arc<dyn Files>)).collect();
+            let nodes = Nodes::open_with(mounts, false, &self.settings());
+            nodes.and_then(|nodes| Archive::open(Arc::new(nodes), true, self.settings())).and_then(|archive| archive.remove(&name))
+        };
+        self.reach.hit("too many nodes were lost");
+        if removed.is_ok() {
+            self.streams.remove(&name);
+        }
+        set_gone(self, &|node| copies.contains(&node));
+        let others = if removed.is_ok() { self.look_at_names() } else { Ok(()) };
+        set_gone(self, &|_| false);
+        if self.files.is_down() { Err(Stop::Down) } else { others }
+    }
+
+    /// Brings a bad node back, replaces it, or mends it.
+    fn heal(&mut self, node: usize) -> Flow {
+        // Filling waits for puts and collections, which here are of the same thread. Processes that saw a node fail leave it out.
+        if self.actors.putting.is_some() || self.actors.collection.is_some() {
+            return Ok(());
+        }
+        self.actors = Actors::default();
+        if self.mounts[node].is_gone() && self.rng.percent(60) {
+            self.mounts[node].set_gone(false);
+        }
+        let (archive, nodes) = self.open_nodes(true)?;
+        let Some(nodes) = nodes else { return Ok(()) };
+        let count = self.mounted;
+        if let Some((_, why)) = nodes.absent().into_iter().find(|(absent, _)| *absent == node) {
+            self.say(|| format!("node {node} is replaced: {why}"));
+            self.reach.hit(if why == Absent::Outdated { "a node that came back was outdated" } else { "a node was replaced" });
+            let to = self.filling.entry(node).or_insert_with(|| Mount::new(&self.files, &format!("r{count}"))).clone();
+            self.mounted += 1;
+            let replacement = Replacement { number: node, files: Arc::new(to.clone()), id: [100 + count as u8; 16] };
+            match replace(&archive, &nodes, &replacement, &mut |_, _| {}) {
+                Ok(_) => {
+                    self.mounts[node] = to;
+                    self.filling.remove(&node);
+                    self.rotten.remove(&node);
+                    self.bad.remove(&node);
+                    self.actors.admin = None;
+                }
+                Err(error) => return Err(self.judge("replace", &error)),
+            }
+            return Ok(());
+        }
+        match repair(&archive, &nodes, &mut |_, _| {}) {
+            Ok(done) if done.lost_containers == 0 => {
+                if done.units.repaired_units > 0 {
+                    self.reach.hit("rot was mended");
+                }
+                if done.units.bad_units > 0 && self.rotten.is_empty() && self.bad.len() == 1 {
+                    let message = format!("node {node} counts, and lacks {} units", done.units.bad_units);
+                    return Err(Failure::new(Checker::DurableSurvives, message).into());
+                }
+                if !self.mounts[node].is_gone() {
+                    self.rotten.remove(&node);
+                    self.bad.remove(&node);
+                }
+                Ok(())
+            }
+            Ok(done) => Err(Failure::new(Checker::DurableSurvives, format!("{done:?}")).into()),
+            Err(error) => Err(self.judge("repair", &error)),
         }
     }
 
@@ -720,6 +897,10 @@ impl Sim {
 
     fn last(&mut self) -> Flow {
         self.files.set_capacity(None);
+        self.actors = Actors::default();
+        while let Some(&node) = self.bad.first() {
+            self.heal(node)?;
+        }
         for _ in 0..30 {
             self.put_move()?;
             self.read_move()?;

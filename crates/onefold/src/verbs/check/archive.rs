@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use onefold_archive::{Settings, check, index};
+use onefold_archive::{
+    Settings, check, index,
+    nodes::rebuild::{self, Rebuilt},
+};
 use serde::Serialize;
 
 use crate::{
@@ -25,12 +28,17 @@ struct Found {
     problems_found: u64,
     /// Streams that lost something.
     damaged_streams: Vec<String>,
+    /// Units of 4 KiB that were bad on a node, and how many of them were made anew.
+    bad_units: u64,
+    repaired_units: u64,
     well: bool,
 }
 
 /// Checks the archive at `path`; with `data` all of its data too.
 pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
-    let archive = ArchiveDir::look(path)?.open_to_read()?;
+    let directory = ArchiveDir::look(path)?;
+    let archive = directory.open_to_read()?;
+    let mended = if data { mend(&directory)? } else { None };
     let bar = if data { Progress::new("scrubbing") } else { Progress::of("checking", "parts") };
     let report = check::check(&archive, data, &mut |what, done, total| {
         bar.stage(&format!("{} {what}", if data { "scrubbing" } else { "checking" }));
@@ -48,6 +56,8 @@ pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
             problems: report.problems.clone(),
             problems_found: report.problems_found,
             damaged_streams: report.hit.iter().cloned().collect(),
+            bad_units: mended.map_or(0, |mended| mended.units.bad_units),
+            repaired_units: mended.map_or(0, |mended| mended.units.repaired_units),
             well,
         };
         let text = serde_json::to_string_pretty(&found).map_err(|e| Failure::new(format!("the report can't be written: {e}")))?;
@@ -61,6 +71,10 @@ pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
         ));
         if data {
             output::line(format_args!("{} of data were read", Size(report.bytes)));
+        }
+        if let Some(mended) = mended.filter(|mended| mended.units.bad_units > 0) {
+            let (bad, anew) = (grouped(mended.units.bad_units), grouped(mended.units.repaired_units));
+            output::line(format_args!("{bad} units of 4 KiB were bad on their nodes, {anew} were made anew"));
         }
         report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
         let unnamed = report.problems_found - report.problems.len() as u64;
@@ -78,6 +92,13 @@ pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(format!("{shown} is damaged: {}", counted(report.problems_found, "problem"))))
+}
+
+/// Looks at every shard of an archive on several nodes, parity included, and mends what is bad; where nothing may be written, nothing is done.
+fn mend(directory: &ArchiveDir) -> Result<Option<Rebuilt>, Failure> {
+    let Ok((archive, Some(nodes))) = directory.open_nodes(Settings::default(), false) else { return Ok(None) };
+    let bar = Progress::of("mending", "containers");
+    Ok(Some(rebuild::repair(&archive, &nodes, &mut |done, total| bar.set(done, total))?))
 }
 
 /// Makes the chunk index of the archive at `path` anew.

@@ -1,0 +1,290 @@
+//! Archives on several nodes: what is lost, late, foreign or rotten.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use onefold_archive::{
+    Archive, Format, Settings,
+    check::check,
+    format::record::Shape,
+    get::{Content, Reader, Verify},
+    nodes::{
+        Nodes, Spread,
+        label::Absent,
+        rebuild::{Rebuilt, Replacement, repair, replace},
+    },
+    pipeline::{Gauge, Request, put},
+};
+use onefold_backend::Directory;
+use onefold_core::{Files, Kind, Result};
+
+struct Desk {
+    dir: tempfile::TempDir,
+    count: usize,
+}
+
+impl Desk {
+    fn new(count: usize, n: usize, k: usize) -> Desk {
+        let dir = tempfile::Builder::new().prefix("nodes").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let desk = Desk { dir, count };
+        let directories = (0..count).map(|node| Arc::new(Directory::create(&desk.path(node)).unwrap()) as Arc<dyn Files>).collect();
+        let mut format = Format::new([1; 16], [2; 32], [3; 16]);
+        format.reserve_bytes = 1 << 20;
+        let spread = Spread { n, k, ids: (0..count).map(|node| [node as u8; 16]).collect() };
+        let nodes = Nodes::create(directories, &spread, format.id, format.secret).unwrap();
+        Archive::create(&nodes, &format).unwrap();
+        desk
+    }
+
+    fn path(&self, node: usize) -> PathBuf {
+        self.dir.path().join(format!("n{node}"))
+    }
+
+    fn lose(&self, node: usize) {
+        fs::rename(self.path(node), self.dir.path().join(format!("lost{node}"))).unwrap();
+    }
+
+    fn bring_back(&self, node: usize) {
+        let _ = fs::remove_dir_all(self.path(node));
+        fs::rename(self.dir.path().join(format!("lost{node}")), self.path(node)).unwrap();
+    }
+
+    fn open(&self, degraded: bool) -> Result<(Arc<Nodes>, Arc<Archive>)> {
+        let directory = |node| Some(Arc::new(Directory::open(&self.path(node), true).ok()?) as Arc<dyn Files>);
+        let nodes = Arc::new(Nodes::open((0..self.count).map(directory).collect(), degraded)?);
+        let archive = Arc::new(Archive::open(nodes.clone(), true, Settings::default())?);
+        Ok((nodes, archive))
+    }
+
+    fn absent(&self) -> Vec<(usize, Absent)> {
+        self.open(false).unwrap().0.absent()
+    }
+
+    fn try_put(&self, name: &str, bytes: &[u8], degraded: bool) -> Result<()> {
+        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+        put(&self.open(degraded)?.1, request, &Gauge::default(), |feeder| feeder.bytes(bytes)).map(|_| ())
+    }
+
+    fn get(&self, name: &str) -> Result<Vec<u8>> {
+        let mut reader = Reader::new(&self.open(false)?.1)?;
+        let stream = reader.stream(name)?;
+        let mut bytes = Vec::new();
+        reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
+            match content {
+                Content::Bytes(part) => bytes.extend_from_slice(part),
+                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+            }
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    fn replace(&self, node: usize, to: &Path) -> Result<Rebuilt> {
+        let (nodes, archive) = self.open(false)?;
+        let files: Arc<dyn Files> = Arc::new(Directory::open(to, true)?);
+        replace(&archive, &nodes, &Replacement { number: node, files, id: [77; 16] }, &mut |_, _| {})
+    }
+
+    fn repair(&self) -> Rebuilt {
+        let (nodes, archive) = self.open(false).unwrap();
+        repair(&archive, &nodes, &mut |_, _| {}).unwrap()
+    }
+
+    fn is_well(&self) -> bool {
+        check(&self.open(false).unwrap().1, true, &mut |_, _, _| {}).unwrap().is_well()
+    }
+}
+
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(bytes).collect()
+}
+
+/// All choices of `lost` of `n`.
+fn choices(n: usize, lost: usize) -> Vec<Vec<usize>> {
+    let all = (0u32..1 << n).filter(|bits| bits.count_ones() as usize == lost);
+    all.map(|bits| (0..n).filter(|column| bits >> column & 1 == 1).collect()).collect()
+}
+
+#[test]
+fn every_choice_of_lost_nodes_is_read_and_one_more_is_told() {
+    for (count, n, k) in [(3, 3, 2), (5, 5, 3), (6, 5, 3)] {
+        let desk = Desk::new(count, n, k);
+        let (one, two) = (noise(1, 3_000_000), noise(2, 9_000));
+        desk.try_put("one", &one, false).unwrap();
+        desk.try_put("two", &two, false).unwrap();
+        for lost in choices(count, n - k) {
+            lost.iter().for_each(|&node| desk.lose(node));
+            assert!(desk.get("one").unwrap() == one && desk.get("two").unwrap() == two, "({n}, {k}) without {lost:?}");
+            assert!(desk.is_well());
+            lost.iter().for_each(|&node| desk.bring_back(node));
+        }
+        (0..=n - k).for_each(|node| desk.lose(node));
+        let error = desk.get("one").unwrap_err();
+        assert!(matches!(error.kind(), Kind::Stopped | Kind::Corrupt), "{error:?}");
+    }
+}
+
+#[test]
+fn a_long_code_loses_its_two_nodes() {
+    let desk = Desk::new(16, 14, 12);
+    let one = noise(3, 6_000_000);
+    desk.try_put("one", &one, false).unwrap();
+    for lost in [[0, 1], [2, 9], [4, 15], [12, 13]] {
+        lost.iter().for_each(|&node| desk.lose(node));
+        assert!(desk.get("one").unwrap() == one, "without {lost:?}");
+        lost.iter().for_each(|&node| desk.bring_back(node));
+    }
+}
+
+#[test]
+fn puts_use_other_nodes_or_say_that_they_can_not() {
+    let desk = Desk::new(7, 5, 3);
+    desk.try_put("one", &noise(1, 200_000), false).unwrap();
+    [1, 5].iter().for_each(|&node| desk.lose(node));
+    let two = noise(2, 2_000_000);
+    desk.try_put("two", &two, false).unwrap();
+    // What was written now survives two more, as long as the log does.
+    [0, 6].iter().for_each(|&node| desk.lose(node));
+    assert!(desk.get("two").unwrap() == two);
+
+    let desk = Desk::new(5, 5, 3);
+    desk.lose(4);
+    let error = desk.try_put("one", &two, false).unwrap_err();
+    assert!(error.to_string().contains("--degraded"), "{error}");
+    desk.try_put("one", &two, true).unwrap();
+    assert!(desk.get("one").unwrap() == two);
+    desk.lose(3);
+    assert!(desk.try_put("two", &two, true).is_err(), "only k nodes are left");
+    assert!(desk.get("one").unwrap() == two);
+}
+
+#[test]
+fn a_node_that_missed_changes_does_not_count_when_it_comes_back() {
+    let desk = Desk::new(5, 5, 3);
+    desk.try_put("one", &noise(1, 100_000), false).unwrap();
+    desk.try_put("two", &noise(2, 100_000), false).unwrap();
+    desk.lose(0);
+    desk.open(false).unwrap().1.remove("one").unwrap();
+    desk.bring_back(0);
+    assert_eq!(desk.absent(), [(0, Absent::Outdated)]);
+    assert_eq!(desk.get("one").unwrap_err().kind(), Kind::NotFound);
+    // Neither does it together with others that it could outvote.
+    desk.lose(3);
+    assert_eq!(desk.get("one").unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(desk.get("two").unwrap(), noise(2, 100_000));
+    desk.bring_back(3);
+    // Who was only away while nothing happened counts.
+    desk.lose(2);
+    assert_eq!(desk.get("two").unwrap(), noise(2, 100_000));
+    desk.bring_back(2);
+    assert_eq!(desk.absent(), [(0, Absent::Outdated)]);
+}
+
+#[test]
+fn an_empty_mount_point_is_not_filled_and_no_foreign_directory_is_believed() {
+    let desk = Desk::new(5, 5, 3);
+    desk.try_put("one", &noise(1, 100_000), false).unwrap();
+    desk.lose(1);
+    fs::create_dir(desk.path(1)).unwrap();
+    assert_eq!(desk.absent(), [(1, Absent::Unlabelled)]);
+    desk.try_put("two", &noise(2, 100_000), true).unwrap();
+    assert_eq!(fs::read_dir(desk.path(1)).unwrap().count(), 0);
+
+    // A node of another archive, and another node of this one.
+    let other = Desk::new(5, 5, 3);
+    other.lose(1);
+    fs::remove_dir(desk.path(1)).unwrap();
+    fs::rename(desk.dir.path().join("lost1"), desk.dir.path().join("kept1")).unwrap();
+    fs::create_dir(desk.path(1)).unwrap();
+    for entry in fs::read_dir(desk.path(2)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), desk.path(1).join(entry.file_name())).unwrap();
+    }
+    assert_eq!(desk.absent(), [(1, Absent::Foreign)]);
+    assert_eq!(desk.get("two").unwrap(), noise(2, 100_000));
+}
+
+#[test]
+fn a_replaced_node_carries_its_share() {
+    let desk = Desk::new(6, 5, 3);
+    let (one, two) = (noise(1, 2_000_000), noise(2, 2_000_000));
+    desk.try_put("one", &one, false).unwrap();
+    for node in [0, 5, 3] {
+        desk.lose(node);
+        fs::create_dir(desk.path(node)).unwrap();
+        let rebuilt = desk.replace(node, &desk.path(node)).unwrap();
+        assert_eq!((rebuilt.nodes, rebuilt.lost_containers), (1, 0));
+        assert_eq!(desk.absent(), []);
+        fs::remove_dir_all(desk.dir.path().join(format!("lost{node}"))).unwrap();
+    }
+    desk.try_put("two", &two, false).unwrap();
+    assert_eq!(desk.repair().units.bad_units, 0);
+    for lost in choices(6, 2) {
+        lost.iter().for_each(|&node| desk.lose(node));
+        assert!(desk.get("one").unwrap() == one && desk.get("two").unwrap() == two, "without {lost:?}");
+        lost.iter().for_each(|&node| desk.bring_back(node));
+    }
+    // What counts is not replaced, and what counts does not replace.
+    let spare = desk.dir.path().join("spare");
+    fs::create_dir(&spare).unwrap();
+    assert_eq!(desk.replace(1, &spare).unwrap_err().kind(), Kind::InvalidInput);
+    desk.lose(1);
+    assert_eq!(desk.replace(1, &desk.path(2)).unwrap_err().kind(), Kind::InvalidInput);
+    fs::write(spare.join("somebody's"), "data").unwrap();
+    assert_eq!(desk.replace(1, &spare).unwrap_err().kind(), Kind::Exists);
+}
+
+#[test]
+fn an_outdated_node_is_filled_again_when_that_is_asked_for() {
+    let desk = Desk::new(3, 3, 2);
+    let (one, two) = (noise(1, 500_000), noise(2, 500_000));
+    desk.try_put("one", &one, false).unwrap();
+    desk.lose(2);
+    desk.open(false).unwrap().1.rename("one", "uno").unwrap();
+    desk.bring_back(2);
+    desk.replace(2, &desk.path(2)).unwrap();
+    assert_eq!(desk.absent(), []);
+    desk.try_put("two", &two, false).unwrap();
+    desk.lose(0);
+    assert!(desk.get("uno").unwrap() == one && desk.get("two").unwrap() == two);
+}
+
+#[test]
+fn rot_is_read_around_and_mended() {
+    let desk = Desk::new(5, 5, 3);
+    let one = noise(1, 3_000_000);
+    desk.try_put("one", &one, false).unwrap();
+    let segment = |node: usize| desk.path(node).join("segment-00000001");
+    // Never in the same row: with the third column gone, two of a row are all that may be lost.
+    for (node, from, every) in [(0, 5_000, 50_000), (3, 30_000, 70_000)] {
+        let mut bytes = fs::read(segment(node)).unwrap();
+        (from..900_000).step_by(every).for_each(|at| bytes[at] ^= 0x40);
+        fs::write(segment(node), bytes).unwrap();
+    }
+    fs::remove_file(segment(4)).unwrap();
+    assert!(desk.get("one").unwrap() == one);
+    let mended = desk.repair();
+    assert!(mended.units.repaired_units > 100 && mended.lost_containers == 0, "{mended:?}");
+    assert_eq!(desk.repair().units.bad_units, 0);
+    for lost in choices(5, 2) {
+        lost.iter().for_each(|&node| desk.lose(node));
+        assert!(desk.get("one").unwrap() == one, "without {lost:?}");
+        lost.iter().for_each(|&node| desk.bring_back(node));
+    }
+    // Log and tables have copies: damage in one of them is read around.
+    for name in ["label", "snapshot-0000000001", "log-0000000001"] {
+        fs::write(desk.path(0).join(name), [0x55; 9000]).unwrap();
+        assert!(desk.get("one").unwrap() == one, "{name}");
+    }
+}
