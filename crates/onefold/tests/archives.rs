@@ -257,7 +257,10 @@ fn an_archive_on_several_nodes_survives_what_its_code_says() {
     fs::write(desk.path("file"), &bytes).unwrap();
     desk.ok("put a one file");
     let stats = |desk: &Desk| -> serde_json::Value { serde_json::from_str(&desk.ok("stats a --json")).unwrap() };
-    assert_eq!((&stats(&desk)["nodes"], &stats(&desk)["code"][1], stats(&desk)["absent"].as_array().unwrap().len()), (&5.into(), &3.into(), 0));
+    assert_eq!(
+        (&stats(&desk)["nodes"], &stats(&desk)["code"][1], stats(&desk)["absent"].as_array().unwrap().len()),
+        (&5.into(), &3.into(), 0)
+    );
     // One node alone is no archive.
     desk.fails("ls n0", 1, &["one node of an archive"]);
 
