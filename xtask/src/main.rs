@@ -4,6 +4,7 @@
 //! sockets, and the tests that cargo runs.
 
 mod bench;
+mod ceph;
 mod chroot;
 mod cleanup;
 mod clients;
@@ -29,10 +30,12 @@ use anyhow::{Result, bail};
 const USAGE: &str = "\
 cargo xtask demo                    a disk image over NBD, deduplicated, read back, and a server killed; needs no root
 cargo xtask test [STEP…] [--list]   everything CI runs, or the steps named
-cargo xtask sim [archive] [--seed N | --seeds A..B | --long | --bugs | --exhaust]
-                                    crash and fault simulation of the real engines
+cargo xtask sim [archive|cluster] [--seed N | --seeds A..B | --long | --bugs | --exhaust]
+                                    crash and fault simulation of the real engines; --exhaust is the block engine's
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
+cargo xtask ceph start|stop|status|test
+                                    a real Ceph cluster on this host, and what the cluster engine must do on it
 cargo xtask bench block [--quick] [--only TEXT]
                                     speed through NBD beside qemu-nbd on a raw file; 28 GiB of free space
 cargo xtask bench engine [--quick] [--only TEXT]
@@ -70,6 +73,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "test" => test::run(arguments),
         "sim" => sim::run(arguments),
         "fuzz" => fuzz::run(arguments),
+        "ceph" => ceph::run(arguments),
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),
         "man" => man::run(arguments),

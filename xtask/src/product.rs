@@ -108,8 +108,13 @@ impl Onefold {
 
     /// Serves a store, and returns when it answers. What the server prints goes to a file beside the store.
     pub(crate) fn serve(&self, store: &Path, listeners: &[String], more: &[&str]) -> Result<Server> {
-        let log = store.with_extension("log");
-        let mut command = self.command(["serve", path(store)]);
+        self.serve_to(path(store), &store.with_extension("log"), listeners, more)
+    }
+
+    /// The same for a store that is no file, with a file for what the server prints.
+    pub(crate) fn serve_to(&self, store: &str, log: &Path, listeners: &[String], more: &[&str]) -> Result<Server> {
+        let log = log.to_owned();
+        let mut command = self.command(["serve", store]);
         for listener in listeners {
             command.args(["--nbd", listener]);
         }
@@ -166,6 +171,11 @@ impl Server {
             ensure!(begun.elapsed() < START_LIMIT, "{} does not answer on {listener}:\n{}", self.what, self.said());
             thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn ended(&mut self, limit: Duration) -> Result<std::process::ExitStatus> {
+        self.running.wait(limit)?.with_context(|| format!("{} does not end:\n{}", self.what, self.said()))
     }
 
     /// What it printed so far.

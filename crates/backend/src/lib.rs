@@ -4,6 +4,9 @@
 //! |---|---|
 //! | [`file_disk`] | [`FileDisk`]: a regular file or a block device, by io_uring or plain system calls |
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
+//! | [`embedded`] | [`EmbeddedStore`]: an object store in a folder |
+//! | [`rados`] | [`RadosObjects`]: an object store in two pools of a Ceph cluster |
+//! | [`memory_objects`] | [`MemoryObjects`]: an object store in memory, for tests |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`directory`] | [`Directory`]: named files in a directory, for an archive |
 //! | [`counted`] | what these two have in common |
@@ -23,11 +26,14 @@ pub mod clock;
 pub mod counted;
 pub mod counters;
 pub mod directory;
+pub mod embedded;
 pub mod file_disk;
 pub mod memory_disk;
+pub mod memory_objects;
 pub mod metadata_disk;
 pub mod peer;
 pub mod process;
+pub mod rados;
 pub mod random;
 mod range;
 pub mod signals;
@@ -38,6 +44,9 @@ pub mod tree;
 pub use clock::MonotonicClock;
 pub use counters::{Counters, Counts};
 pub use directory::Directory;
+pub use embedded::{EmbeddedObjects, EmbeddedStore};
 pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 pub use memory_disk::MemoryDisk;
+pub use memory_objects::MemoryObjects;
 pub use metadata_disk::MetadataDisk;
+pub use rados::RadosObjects;

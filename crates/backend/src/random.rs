@@ -29,6 +29,6 @@ mod tests {
         let (a, b) = (random_bytes::<4096>().unwrap(), random_bytes::<4096>().unwrap());
         assert_ne!(a, b);
         assert!(a.chunks(64).all(|part| part.iter().any(|&x| x != 0)));
-        assert_eq!(random_bytes::<0>().unwrap(), []);
+        assert_eq!(random_bytes::<0>().unwrap(), [0u8; 0]);
     }
 }

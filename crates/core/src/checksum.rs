@@ -17,6 +17,12 @@ pub fn forgery_proof(secret: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
     short
 }
 
+/// 256-bit keyed BLAKE3 of `bytes`: names a chunk whose bytes are never compared.
+#[must_use]
+pub fn chunk_name(secret: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
+    *blake3::keyed_hash(secret, bytes).as_bytes()
+}
+
 /// [`forgery_proof`] of many blocks, in their order; about twice as fast.
 #[must_use]
 pub fn forgery_proofs(secret: &[u8; 32], blocks: &[&Block]) -> Vec<[u8; 16]> {

@@ -1,4 +1,4 @@
-//! LZ4 of single blocks (ThinDedup III-A).
+//! LZ4 of single blocks (ThinDedup III-A) and of whole chunks.
 
 use crate::{BLOCK_BYTES, Block, Error, Kind, Result};
 
@@ -36,5 +36,23 @@ pub fn expand(compressed: &[u8], into: &mut Block) -> Result<()> {
         Ok(BLOCK_BYTES) => Ok(()),
         Ok(n) => Err(Error::new(Kind::Corrupt, format!("compressed block expands to {n} bytes"))),
         Err(e) => Err(Error::new(Kind::Corrupt, format!("compressed block is damaged: {e}"))),
+    }
+}
+
+/// `chunk` compressed.
+#[must_use]
+pub fn pack(chunk: &[u8]) -> Vec<u8> {
+    lz4_flex::block::compress(chunk)
+}
+
+/// Expands what [`pack`] made of `length` bytes. Takes hostile bytes.
+///
+/// # Errors
+/// `Corrupt` unless the result is exactly so long.
+pub fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>> {
+    match lz4_flex::block::decompress(packed, length) {
+        Ok(chunk) if chunk.len() == length => Ok(chunk),
+        Ok(chunk) => Err(Error::new(Kind::Corrupt, format!("compressed chunk expands to {} bytes instead of {length}", chunk.len()))),
+        Err(e) => Err(Error::new(Kind::Corrupt, format!("compressed chunk is damaged: {e}"))),
     }
 }

@@ -58,6 +58,12 @@ pub trait Volume: Send + Sync {
     /// may be there.
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket>;
 
+    /// True when a client may hear of a write only after [`wait`](Volume::wait) on its ticket. Then writes that come together are made durable
+    /// together, and may still fail until then.
+    fn acknowledges_late(&self) -> bool {
+        false
+    }
+
     /// Drops the whole blocks within `bytes` bytes at `offset`: they read as zeroes and become free. Blocks that the range covers in part are
     /// left as they are: trimming is advice. Durability as [`write`](Volume::write).
     ///

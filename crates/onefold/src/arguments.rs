@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use crate::verbs::{
-    archive, check, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status, volume,
+    archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status, volume,
 };
 
 /// Deduplicating block volumes in one file or device
@@ -42,6 +42,7 @@ pub(crate) enum Verb {
     Scrub(scrub::Options),
     Inspect(inspect::Options),
     Estimate(estimate::Options),
+    Cluster(cluster::Options),
     Lab(Box<lab::Options>),
     Archive(archive::Options),
     Put(put::Options),

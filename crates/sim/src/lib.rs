@@ -9,7 +9,9 @@
 //! - [`archive`] is the archive engine under simulation, over files instead of a disk;
 //! - [`subject`] is the seam: what the block engine under simulation must offer; [`engine`] is the one behind it.
 //!
-//! *Invariant:* one seed is one thread; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
+//! [`cluster`] simulates the cluster engine in the same spirit, over an object store.
+//!
+//! *Invariant:* one seed is one thread, or several of which one runs at a time; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
 
 pub mod archive;
 mod catalogue;
@@ -17,6 +19,7 @@ pub mod checker;
 pub mod cli;
 mod client;
 mod clock;
+pub mod cluster;
 pub mod content;
 pub mod disk;
 pub mod engine;

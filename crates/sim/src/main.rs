@@ -9,5 +9,8 @@ fn main() -> ExitCode {
     if arguments.next_if(|argument| argument == "archive").is_some() {
         return onefold_sim::archive::cli::run(arguments);
     }
+    if arguments.next_if(|argument| argument == "cluster").is_some() {
+        return onefold_sim::cluster::cli::run(arguments);
+    }
     onefold_sim::cli::run::<Thin>(arguments)
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod archive;
 pub(crate) mod check;
+pub(crate) mod cluster;
 pub(crate) mod create;
 pub(crate) mod estimate;
 pub(crate) mod gc;
@@ -43,6 +44,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Scrub(options) => scrub::run(&options),
         Verb::Inspect(options) => inspect::run(&options),
         Verb::Estimate(options) => estimate::run(&options),
+        Verb::Cluster(options) => cluster::run(options),
         Verb::Lab(options) => lab::run(*options),
         Verb::Archive(options) => archive::run(options),
         Verb::Put(options) => put::run(&options),

@@ -331,6 +331,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         self.batch = 1;
         let (mut offset, end) = (request.offset, request.offset + request.length);
         let piece = inbox.capacity() as u64 / 2;
+        let late = self.volume().acknowledges_late();
         let mut result = Ok(Ticket(0));
         while result.is_ok() && offset < end {
             // Pieces end where blocks end, so that no block is written twice.
@@ -338,6 +339,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             let bytes = (next - offset) as usize;
             inbox.need(bytes)?;
             result = self.volume().write(offset, &inbox.unread()[..bytes]);
+            if late && let Ok(ticket) = result {
+                result = self.volume().wait(ticket).map(|()| ticket);
+            }
             inbox.consume(bytes);
             offset = next;
         }
@@ -354,7 +358,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     /// Answers a change, with FUA when it is durable.
     fn changed(&mut self, request: &Request, result: VolumeResult<Ticket>, more: bool) -> Result<(), Ending> {
         match result {
-            Ok(ticket) if request.has(command_flag::FUA) => self.answer_when(Until::Ticket(ticket), request.into(), more),
+            Ok(ticket) if request.has(command_flag::FUA) || self.volume().acknowledges_late() => {
+                self.answer_when(Until::Ticket(ticket), request.into(), more)
+            }
             other => {
                 self.answer(request.into(), other.map(drop));
                 Ok(())

@@ -6,6 +6,7 @@
 //! *Crash argument:* the process may end at any point, as after a power cut: the store recovers when it is opened again.
 
 pub(super) mod address;
+mod cluster;
 mod commands;
 
 use std::{
@@ -16,6 +17,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_backend::{
+    EmbeddedStore,
     signals::{Stop, StopSignals},
     systemd::{Notifier, Service, Socket},
 };
@@ -34,6 +36,7 @@ use crate::{
     failure::Failure,
     size::{Size, grouped},
     store_file::{StoreFile, WorkingStore},
+    verbs::cluster::{Pace, Url, threads},
 };
 
 /// How long clients may take to send no more and read their answers when the server stops.
@@ -55,9 +58,11 @@ const URIS_MAX: usize = 16;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
                         onefold serve disk.onefold --nbd unix:/run/onefold.sock --nbd tcp:127.0.0.1:10809\n  \
-                        onefold serve /dev/sdb --persistence strong --memory 2G")]
+                        onefold serve /dev/sdb --persistence strong --memory 2G\n  \
+                        onefold serve pool --workers 2\n  \
+                        onefold serve rados: --nbd unix:/run/onefold.sock")]
 pub(crate) struct Options {
-    /// The store
+    /// The store; a folder holds one of the cluster engine, whose writes are always acknowledged when they are durable, and rados:[CONF] is one on Ceph
     store: PathBuf,
 
     /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT; can be given several times
@@ -87,6 +92,25 @@ pub(crate) struct Options {
     /// Seconds that a client may take for its handshake
     #[arg(long, default_value_t = nbd::limits::HANDSHAKE.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     handshake_timeout: u64,
+
+    /// Threads that deduplicate in the background, for a store of the cluster engine
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
+    pub(crate) workers: usize,
+
+    /// Most that chunks kept beside their deduplicated copies may take, for a store of the cluster engine; reading what is hot costs no more than this
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    pub(crate) cache_bytes: Size,
+
+    /// Takes volumes over from another server, which is shut out even when it only seems to be gone; for a store of the cluster engine
+    #[arg(long, conflicts_with = "read_only")]
+    pub(crate) take_over: bool,
+
+    /// Serves volumes for reading, also while another server writes to them; for a store of the cluster engine
+    #[arg(long)]
+    pub(crate) read_only: bool,
+
+    #[command(flatten)]
+    pub(crate) pace: Pace,
 
     /// Seconds that a client may take to read its replies
     #[arg(long, default_value_t = nbd::limits::SEND.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -150,6 +174,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if ArchiveDir::is_there(&options.store) && ArchiveDir::look(&options.store).is_ok() {
         let shown = options.store.display();
         return Err(Failure::new(format!("{shown} is an archive, which is used by its own verbs and is not served")));
+    }
+    let url = options.store.to_string_lossy().parse::<Url>().unwrap_or_else(|never| match never {});
+    if matches!(url, Url::Rados(..)) || EmbeddedStore::is_at(&options.store) {
+        return cluster::run(options, &url, service, signals);
     }
     let file = StoreFile::look(&options.store)?;
 

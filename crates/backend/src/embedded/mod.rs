@@ -1,0 +1,349 @@
+//! An object store in a folder, for one machine: `redb` holds objects, keys and where data lies, a plain file holds the data.
+//!
+//! | module | what |
+//! |---|---|
+//! | this one | sessions, locks, fences, the queue |
+//! | [`tables`] | what `redb` holds, and one operation on it |
+//! | [`blocks`] | the data file: free blocks, writing, punching |
+//!
+//! *Threads:* one thread takes all operations that wait, applies each whole or not at all, writes their data into free blocks, makes the data durable,
+//! commits one transaction, and then replies to all of them (group commit). Reads see what is committed.
+//!
+//! *Crash argument:* data goes into blocks that nothing names, and is durable before the commit that names it. Blocks that a commit lets go are used
+//! again only after it is durable and no read that began before it is left. What lay in blocks that no commit names is lost, as it should be.
+//!
+//! *Invariant:* one process owns the folder; `redb` holds a lock on its file. Locks and fences of sessions are in memory, since no session outlives the
+//! process.
+
+mod blocks;
+mod tables;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write},
+};
+use parking_lot::{Mutex, RwLock};
+
+use self::{blocks::Blocks, tables::Tables};
+use crate::memory_objects::wall_time;
+
+/// The file of `redb`.
+const TABLES: &str = "objects.redb";
+
+/// The file with the data.
+const DATA: &str = "data";
+
+/// Operations in one commit, at most.
+const GROUP: usize = 256;
+
+/// Left free on the host's file system: what commits and removals need.
+const RESERVE: u64 = 1 << 30;
+
+/// Where a reply goes: its place in the batch, and what became of it.
+type Answer = mpsc::Sender<(usize, Result<Version, Refusal>)>;
+
+/// Operations of one session that go into one commit, in their order.
+struct Job {
+    identity: String,
+    ops: Vec<Write>,
+    answer: Answer,
+}
+
+/// What the committing thread is told.
+enum Message {
+    Job(Job),
+    /// The store is closed; nothing that comes after it is taken.
+    End,
+}
+
+/// A lock and when it ends.
+struct Lock {
+    holder: Holder,
+    until: Option<Duration>,
+}
+
+struct Shared {
+    tables: Tables,
+    blocks: Mutex<Blocks>,
+    /// Held for reading while data of a committed state is read; taken for writing before blocks are used again.
+    reading: RwLock<()>,
+    kind: PoolKind,
+    fenced: Mutex<BTreeSet<String>>,
+    locks: Mutex<BTreeMap<(ObjectName, &'static str), Lock>>,
+    sessions: AtomicU64,
+    /// The first failure of a commit: nothing is taken any more.
+    broken: Mutex<Option<Error>>,
+}
+
+/// The folder, while this process owns it.
+pub struct EmbeddedStore {
+    shared: Arc<Shared>,
+    queue: mpsc::Sender<Message>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One session of an embedded store.
+pub struct EmbeddedObjects {
+    shared: Arc<Shared>,
+    queue: mpsc::Sender<Message>,
+    identity: String,
+}
+
+impl EmbeddedStore {
+    /// Makes an empty store in a folder that is not there yet, or empty.
+    ///
+    /// # Errors
+    /// `Exists` when something is in it, and those of the system.
+    pub fn create(folder: &Path, chunks: PoolKind) -> Result<EmbeddedStore> {
+        let failed = |e| Error::from_io(folder.display(), e);
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        if std::fs::read_dir(folder).map_err(failed)?.next().is_some() {
+            return Err(Error::new(Kind::Exists, format!("{} is not empty", folder.display())));
+        }
+        Tables::create(&folder.join(TABLES), chunks)?;
+        Blocks::create(&folder.join(DATA))?;
+        let sync = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
+        sync.map_err(failed)?;
+        EmbeddedStore::open(folder)
+    }
+
+    /// True when there is a store in a folder.
+    #[must_use]
+    pub fn is_at(folder: &Path) -> bool {
+        folder.join(TABLES).exists()
+    }
+
+    /// Opens the store in a folder.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy` when another process owns it, `Corrupt`, and those of the system.
+    pub fn open(folder: &Path) -> Result<EmbeddedStore> {
+        let (tables, kind) = Tables::open(&folder.join(TABLES)).map_err(|e| e.context(folder.display()))?;
+        let used = tables.used_blocks()?;
+        let blocks = Blocks::open(&folder.join(DATA), &used)?;
+        let shared = Arc::new(Shared {
+            tables,
+            blocks: Mutex::new(blocks),
+            reading: RwLock::new(()),
+            kind,
+            fenced: Mutex::default(),
+            locks: Mutex::default(),
+            sessions: AtomicU64::new(0),
+            broken: Mutex::default(),
+        });
+        let (queue, jobs) = mpsc::channel();
+        let committer = shared.clone();
+        let thread = std::thread::Builder::new().name("commit".into()).spawn(move || committer.commit_all(&jobs));
+        let thread = thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?;
+        Ok(EmbeddedStore { shared, queue, thread: Some(thread) })
+    }
+
+    /// Another session. Nothing of it is taken any more once the store is dropped.
+    #[must_use]
+    pub fn session(&self) -> EmbeddedObjects {
+        let number = self.shared.sessions.fetch_add(1, Relaxed) + 1;
+        let identity = format!("local.{}.{}.{number}", wall_time().as_nanos(), std::process::id());
+        EmbeddedObjects { shared: self.shared.clone(), queue: self.queue.clone(), identity }
+    }
+}
+
+impl Drop for EmbeddedStore {
+    /// Waits until what was sent is committed.
+    fn drop(&mut self) {
+        // It fails when the thread is gone already.
+        let _ = self.queue.send(Message::End);
+        if let Some(thread) = self.thread.take() {
+            // Its panic, if any, was printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn commit_all(&self, jobs: &mpsc::Receiver<Message>) {
+        let mut open = true;
+        while open && let Ok(Message::Job(first)) = jobs.recv() {
+            let mut group = vec![first];
+            let mut count = group[0].ops.len();
+            while count < GROUP
+                && let Ok(message) = jobs.try_recv()
+            {
+                let Message::Job(job) = message else {
+                    open = false;
+                    break;
+                };
+                count += job.ops.len();
+                group.push(job);
+            }
+            self.commit(&group);
+        }
+    }
+
+    /// Applies the operations of a group in one transaction, and replies to all of them once it is durable.
+    fn commit(&self, group: &[Job]) {
+        let broken = self.broken.lock().clone();
+        let results = match broken {
+            Some(error) => Err(error),
+            None => self.apply(group).inspect_err(|error| *self.broken.lock() = Some(error.clone())),
+        };
+        match results {
+            Ok(results) => {
+                let mut results = results.into_iter();
+                for job in group {
+                    for n in 0..job.ops.len() {
+                        // Who asked may be gone.
+                        let _ = job.answer.send((n, results.next().unwrap_or(Err(Refusal::Unknown))));
+                    }
+                }
+            }
+            Err(error) => {
+                for job in group {
+                    (0..job.ops.len()).for_each(|n| drop(job.answer.send((n, Err(Refusal::Failed(error.clone()))))));
+                }
+            }
+        }
+    }
+
+    fn apply(&self, group: &[Job]) -> Result<Vec<Result<Version, Refusal>>> {
+        let mut transaction = self.tables.begin()?;
+        let mut blocks = self.blocks.lock();
+        let full = blocks.host_free()? < RESERVE;
+        let mut results = Vec::new();
+        for job in group {
+            let fenced = self.fenced.lock().contains(&job.identity);
+            for op in &job.ops {
+                results.push(if fenced {
+                    Err(Refusal::Fenced)
+                } else {
+                    transaction.apply(op, &mut blocks, self.kind, wall_time(), full)?
+                });
+            }
+        }
+        blocks.sync()?;
+        transaction.commit()?;
+        // Reads that began before the commit may still look at what it let go.
+        drop(self.reading.write());
+        blocks.release()?;
+        drop(blocks);
+        for (op, result) in group.iter().flat_map(|job| &job.ops).zip(&results) {
+            if result.is_ok() && op.changes.contains(&onefold_core::object::Change::Remove) {
+                self.locks.lock().retain(|(object, _), _| *object != op.object);
+            }
+        }
+        Ok(results)
+    }
+}
+
+impl EmbeddedObjects {
+    fn check(&self) -> Result<(), Refusal> {
+        if self.shared.fenced.lock().contains(&self.identity) { Err(Refusal::Fenced) } else { Ok(()) }
+    }
+
+    fn me(&self, cookie: &str) -> Holder {
+        Holder { identity: self.identity.clone(), cookie: cookie.into() }
+    }
+}
+
+impl ObjectStore for EmbeddedObjects {
+    fn kind(&self, pool: Pool) -> PoolKind {
+        if pool == Pool::Metadata { PoolKind::Replicated } else { self.shared.kind }
+    }
+
+    fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        let mut results: Vec<Result<Version, Refusal>> = batch.iter().map(|_| Err(Refusal::Unknown)).collect();
+        let (answer, answers) = mpsc::channel();
+        if self.queue.send(Message::Job(Job { identity: self.identity.clone(), ops: batch.to_vec(), answer })).is_err() {
+            return results;
+        }
+        for (n, result) in answers.iter().take(batch.len()) {
+            results[n] = result;
+        }
+        results
+    }
+
+    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+        let _reading = self.shared.reading.read();
+        let look = |op: &Read| {
+            self.check()?;
+            self.shared.tables.read(op, self.shared.kind)
+        };
+        batch.iter().map(look).collect()
+    }
+
+    fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
+        self.check()?;
+        self.shared.tables.list(pool, from, most)
+    }
+
+    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+        self.check()?;
+        let (now, me) = (wall_time(), self.me(cookie));
+        {
+            let mut locks = self.shared.locks.lock();
+            let key = (object.clone(), lock);
+            if locks.get(&key).is_some_and(|lock| lock.holder != me && lock.until.is_none_or(|until| now < until)) {
+                return Err(Refusal::Busy);
+            }
+            locks.insert(key, Lock { holder: me, until: lease.map(|lease| now + lease) });
+        }
+        let there = self.read(&[Read { object: object.clone(), looks: Vec::new() }]).remove(0);
+        if matches!(there, Err(Refusal::Missing)) {
+            self.write(&[Write { object: object.clone(), guards: Vec::new(), changes: Vec::new() }]).remove(0)?;
+        }
+        Ok(())
+    }
+
+    fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
+        self.break_lock(object, lock, &self.me(cookie))
+    }
+
+    fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
+        let locks = self.shared.locks.lock();
+        let lock = locks.get(&(object.clone(), lock)).filter(|lock| lock.until.is_none_or(|until| wall_time() < until));
+        Ok(lock.map(|lock| lock.holder.clone()))
+    }
+
+    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+        self.check()?;
+        self.shared.locks.lock().retain(|key, lock_| key.0 != *object || key.1 != lock || lock_.holder != *holder);
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    fn fence(&self, identity: &str) -> Result<(), Refusal> {
+        self.check()?;
+        self.shared.fenced.lock().insert(identity.to_owned());
+        // What is in the queue before this is through when it is.
+        let (answer, answers) = mpsc::channel();
+        let nothing = Job { identity: self.identity.clone(), ops: Vec::new(), answer };
+        self.queue.send(Message::Job(nothing)).map_err(|_| Refusal::Unknown)?;
+        let _ = answers.recv();
+        Ok(())
+    }
+
+    fn time(&self) -> Duration {
+        wall_time()
+    }
+
+    fn space(&self) -> Result<Space, Refusal> {
+        let blocks = self.shared.blocks.lock();
+        let used = blocks.used_bytes() + self.shared.tables.file_bytes();
+        let free = blocks.host_free().map_err(Refusal::Failed)?;
+        Ok(Space { total: used + free.saturating_sub(RESERVE), used })
+    }
+}

@@ -1,0 +1,527 @@
+//! What `redb` holds: objects by pool and name, and by the object's number its keys, attributes, and for each 64 KiB where its blocks lie.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use onefold_core::{
+    BLOCK_BYTES, Error, Kind, Result, checksum,
+    object::{Change, Guard, Look, Page, Pool, PoolKind, Read, Refusal, Seen, Sight, Version, Write},
+};
+use redb::{Database, DatabaseError, Durability, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
+
+use super::blocks::Blocks;
+
+/// Pool and name → the object.
+const OBJECTS: TableDefinition<(u8, &str), (u64, u64, u64, u64)> = TableDefinition::new("objects");
+/// The object's number and key → value.
+const KEYS: TableDefinition<(u64, &[u8]), &[u8]> = TableDefinition::new("keys");
+/// The object's number and name → value.
+const XATTRS: TableDefinition<(u64, &str), &[u8]> = TableDefinition::new("xattrs");
+/// The object's number and which 64 KiB → places and checksums of its blocks.
+const EXTENTS: TableDefinition<(u64, u32), &[u8]> = TableDefinition::new("extents");
+/// Counters, and what the store is.
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+
+/// Blocks of an extent: 64 KiB.
+const EXTENT: u32 = 16;
+
+/// Bytes of a block in an extent: its place and one, 0 for zeroes, and its checksum.
+const SLOT: usize = 8;
+
+/// The format of the folder.
+const FORMAT: u64 = 1;
+
+/// Memory for pages.
+const CACHE_BYTES: usize = 64 << 20;
+
+/// An object as its row has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Object {
+    number: u64,
+    version: u64,
+    bytes: u64,
+    changed: u64,
+}
+
+impl Object {
+    fn row(self) -> (u64, u64, u64, u64) {
+        (self.number, self.version, self.bytes, self.changed)
+    }
+
+    fn of((number, version, bytes, changed): (u64, u64, u64, u64)) -> Object {
+        Object { number, version, bytes, changed }
+    }
+}
+
+fn pool_number(pool: Pool) -> u8 {
+    match pool {
+        Pool::Metadata => 0,
+        Pool::Chunks => 1,
+    }
+}
+
+fn failed(error: impl Into<redb::Error>) -> Error {
+    let error = error.into();
+    let kind = match &error {
+        redb::Error::Corrupted(_) => Kind::Corrupt,
+        redb::Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => Kind::NoSpace,
+        _ => Kind::Io,
+    };
+    Error::new(kind, format!("the tables of the store: {error}"))
+}
+
+/// Blocks that an operation changes, by their number in the object; `None` for zeroes.
+type Overlay = BTreeMap<u32, Option<Box<[u8; BLOCK_BYTES]>>>;
+
+/// The database and the data file, for reading.
+pub(super) struct Tables {
+    database: Database,
+    path: PathBuf,
+    data: File,
+}
+
+/// A transaction at work.
+pub(super) struct Transaction {
+    inner: WriteTransaction,
+    version: u64,
+    number: u64,
+    data: File,
+}
+
+impl Tables {
+    pub(super) fn create(path: &Path, chunks: PoolKind) -> Result<()> {
+        let database = Database::create(path).map_err(failed)?;
+        let transaction = database.begin_write().map_err(failed)?;
+        {
+            let mut meta = transaction.open_table(META).map_err(failed)?;
+            for (key, value) in [("format", FORMAT), ("erasure", u64::from(chunks == PoolKind::Erasure)), ("version", 0), ("number", 0)] {
+                meta.insert(key, value).map_err(failed)?;
+            }
+            transaction.open_table(OBJECTS).map_err(failed)?;
+            transaction.open_table(KEYS).map_err(failed)?;
+            transaction.open_table(XATTRS).map_err(failed)?;
+            transaction.open_table(EXTENTS).map_err(failed)?;
+        }
+        transaction.commit().map_err(failed)
+    }
+
+    pub(super) fn open(path: &Path) -> Result<(Tables, PoolKind)> {
+        if !path.exists() {
+            return Err(Error::new(Kind::NotFound, "there is no store in this folder; onefold cluster create makes one"));
+        }
+        let database = Database::builder().set_cache_size(CACHE_BYTES).open(path).map_err(|error| match error {
+            DatabaseError::DatabaseAlreadyOpen => Error::new(
+                Kind::Busy,
+                "another process has the store open; an embedded store has one owner (workers run inside onefold serve)",
+            ),
+            error => failed(error),
+        })?;
+        let data = path.with_file_name(super::DATA);
+        let data = File::open(&data).map_err(|e| Error::from_io(data.display(), e))?;
+        let tables = Tables { database, path: path.to_owned(), data };
+        let reading = tables.database.begin_read().map_err(failed)?;
+        let meta = reading.open_table(META).map_err(failed)?;
+        let number = |key: &str| -> Result<u64> { Ok(meta.get(key).map_err(failed)?.map_or(0, |value| value.value())) };
+        if number("format")? != FORMAT {
+            return Err(Error::new(Kind::Unsupported, "the store was made by a newer version"));
+        }
+        let kind = if number("erasure")? == 1 { PoolKind::Erasure } else { PoolKind::Replicated };
+        drop((meta, reading));
+        Ok((tables, kind))
+    }
+
+    /// The blocks of the data file that are in use.
+    pub(super) fn used_blocks(&self) -> Result<Vec<u32>> {
+        let reading = self.database.begin_read().map_err(failed)?;
+        let extents = reading.open_table(EXTENTS).map_err(failed)?;
+        let mut used = Vec::new();
+        for row in extents.iter().map_err(failed)? {
+            let (_, value) = row.map_err(failed)?;
+            used.extend(slots(value.value()).filter_map(|(place, _)| place));
+        }
+        Ok(used)
+    }
+
+    pub(super) fn file_bytes(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(&self.path).map_or(0, |metadata| metadata.blocks() * 512)
+    }
+
+    pub(super) fn begin(&self) -> Result<Transaction> {
+        let mut inner = self.database.begin_write().map_err(failed)?;
+        inner.set_durability(Durability::Immediate);
+        let (version, number) = {
+            let meta = inner.open_table(META).map_err(failed)?;
+            let of = |key: &str| -> Result<u64> { Ok(meta.get(key).map_err(failed)?.map_or(0, |value| value.value())) };
+            (of("version")?, of("number")?)
+        };
+        let data = self.data.try_clone().map_err(|e| Error::from_io("the data file of the store", e))?;
+        Ok(Transaction { inner, version, number, data })
+    }
+
+    pub(super) fn read(&self, op: &Read, chunks: PoolKind) -> Result<Sight, Refusal> {
+        let omap = |look: &Look| matches!(look, Look::Keys(_) | Look::Page(..));
+        if op.object.pool == Pool::Chunks && chunks == PoolKind::Erasure && op.looks.iter().any(omap) {
+            return Err(Refusal::Unsupported);
+        }
+        let fail = |error: Error| Refusal::Failed(error);
+        let reading = self.database.begin_read().map_err(failed).map_err(fail)?;
+        let objects = reading.open_table(OBJECTS).map_err(failed).map_err(fail)?;
+        let row = objects.get((pool_number(op.object.pool), op.object.name.as_str())).map_err(failed).map_err(fail)?;
+        let object = Object::of(row.ok_or(Refusal::Missing)?.value());
+        let seen = op.looks.iter().map(|look| self.see(&reading, object, look)).collect::<Result<_>>().map_err(fail)?;
+        Ok(Sight { version: Version(object.version), seen })
+    }
+
+    fn see(&self, reading: &ReadTransaction, object: Object, look: &Look) -> Result<Seen> {
+        Ok(match look {
+            Look::Stat => Seen::Stat { bytes: object.bytes, changed: Duration::from_nanos(object.changed) },
+            Look::Data(at, bytes) => {
+                let extents = reading.open_table(EXTENTS).map_err(failed)?;
+                let from = (*at).min(object.bytes);
+                let to = at.saturating_add(*bytes).min(object.bytes);
+                Seen::Data(read_data(&extents, &self.data, object.number, from, to)?)
+            }
+            Look::Keys(wanted) => {
+                let keys = reading.open_table(KEYS).map_err(failed)?;
+                let mut found = BTreeMap::new();
+                for key in wanted {
+                    if let Some(value) = keys.get((object.number, key.as_slice())).map_err(failed)? {
+                        found.insert(key.clone(), value.value().to_vec());
+                    }
+                }
+                Seen::Pairs { pairs: found.into_iter().collect(), more: false }
+            }
+            Look::Page(after, most) => {
+                let keys = reading.open_table(KEYS).map_err(failed)?;
+                let (mut pairs, mut more) = (Vec::new(), false);
+                for row in keys.range((object.number, after.as_slice())..).map_err(failed)? {
+                    let (key, value) = row.map_err(failed)?;
+                    let (number, key) = key.value();
+                    if number != object.number {
+                        break;
+                    }
+                    if key == after.as_slice() {
+                        continue;
+                    }
+                    if pairs.len() == *most {
+                        more = true;
+                        break;
+                    }
+                    pairs.push((key.to_vec(), value.value().to_vec()));
+                }
+                Seen::Pairs { pairs, more }
+            }
+            Look::Xattr(name) => {
+                let xattrs = reading.open_table(XATTRS).map_err(failed)?;
+                Seen::Xattr(xattrs.get((object.number, *name)).map_err(failed)?.map(|value| value.value().to_vec()))
+            }
+        })
+    }
+
+    pub(super) fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
+        let list = || -> Result<Page> {
+            let reading = self.database.begin_read().map_err(failed)?;
+            let objects = reading.open_table(OBJECTS).map_err(failed)?;
+            let mut page = Page::default();
+            for row in objects.range((pool_number(pool), from.unwrap_or_default())..).map_err(failed)? {
+                let (key, _) = row.map_err(failed)?;
+                let (there, name) = key.value();
+                if there != pool_number(pool) {
+                    break;
+                }
+                if Some(name) == from {
+                    continue;
+                }
+                if page.names.len() == most.max(1) {
+                    page.next = page.names.last().cloned();
+                    break;
+                }
+                page.names.push(name.to_owned());
+            }
+            Ok(page)
+        };
+        list().map_err(Refusal::Failed)
+    }
+}
+
+/// Places and checksums of an extent.
+fn slots(value: &[u8]) -> impl Iterator<Item = (Option<u32>, u32)> + '_ {
+    value.chunks_exact(SLOT).map(|slot| {
+        let number = |at: usize| u32::from_le_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]);
+        (number(0).checked_sub(1), number(4))
+    })
+}
+
+fn check(block: &[u8]) -> u32 {
+    checksum::fast(6, block) as u32
+}
+
+/// Reads one block where it lies.
+fn read_block(data: &File, place: u32, expected: u32) -> Result<Box<[u8; BLOCK_BYTES]>> {
+    let mut block = Box::new([0; BLOCK_BYTES]);
+    data.read_exact_at(&mut block[..], u64::from(place) * BLOCK_BYTES as u64)
+        .map_err(|e| Error::from_io("the data file of the store", e))?;
+    if check(&block[..]) != expected {
+        return Err(Error::new(Kind::Corrupt, format!("block {place} of the store's data file is damaged")));
+    }
+    Ok(block)
+}
+
+fn read_data(extents: &impl ReadableTable<(u64, u32), &'static [u8]>, data: &File, number: u64, from: u64, to: u64) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; (to - from) as usize];
+    if bytes.is_empty() {
+        return Ok(bytes);
+    }
+    let block_bytes = BLOCK_BYTES as u64;
+    let extent_bytes = block_bytes * u64::from(EXTENT);
+    let range = (number, (from / extent_bytes) as u32)..=(number, ((to - 1) / extent_bytes) as u32);
+    for row in extents.range(range).map_err(failed)? {
+        let (key, value) = row.map_err(failed)?;
+        let first = u64::from(key.value().1) * extent_bytes;
+        for (n, (place, sum)) in slots(value.value()).enumerate() {
+            let start = first + n as u64 * block_bytes;
+            let (low, high) = (start.max(from), (start + block_bytes).min(to));
+            if let Some(place) = place
+                && low < high
+            {
+                let block = read_block(data, place, sum)?;
+                bytes[(low - from) as usize..(high - from) as usize]
+                    .copy_from_slice(&block[(low - start) as usize..(high - start) as usize]);
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+impl Transaction {
+    /// Applies an operation whole or not at all. The outer error breaks the store.
+    pub(super) fn apply(
+        &mut self,
+        op: &Write,
+        blocks: &mut Blocks,
+        chunks: PoolKind,
+        now: Duration,
+        full: bool,
+    ) -> Result<Result<Version, Refusal>> {
+        let part = |change: &Change| matches!(change, Change::SetOmap(_) | Change::DropOmap(_) | Change::Write(..) | Change::Zero(..));
+        let erasure = op.object.pool == Pool::Chunks && chunks == PoolKind::Erasure;
+        if erasure && (op.changes.iter().any(part) || op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..)))) {
+            return Ok(Err(Refusal::Unsupported));
+        }
+        let row = (pool_number(op.object.pool), op.object.name.as_str());
+        let mut objects = self.inner.open_table(OBJECTS).map_err(failed)?;
+        let there = objects.get(row).map_err(failed)?.map(|object| Object::of(object.value()));
+        let mut keys = self.inner.open_table(KEYS).map_err(failed)?;
+        let mut xattrs = self.inner.open_table(XATTRS).map_err(failed)?;
+        for guard in &op.guards {
+            let Some(object) = there else {
+                if *guard == Guard::Absent {
+                    continue;
+                }
+                return Ok(Err(Refusal::Missing));
+            };
+            let holds = match guard {
+                Guard::Absent => return Ok(Err(Refusal::Exists)),
+                Guard::Exists => true,
+                Guard::Version(version) => object.version == version.0,
+                Guard::Omap(key, value) => {
+                    keys.get((object.number, key.as_slice())).map_err(failed)?.map_or(value.is_empty(), |found| found.value() == value)
+                }
+                Guard::Xattr(name, value) => {
+                    xattrs.get((object.number, *name)).map_err(failed)?.map_or(value.is_empty(), |found| found.value() == value)
+                }
+            };
+            if !holds {
+                return Ok(Err(Refusal::Mismatch));
+            }
+        }
+        let mut extents = self.inner.open_table(EXTENTS).map_err(failed)?;
+        if op.changes.contains(&Change::Remove) {
+            let Some(object) = there else { return Ok(Err(Refusal::Missing)) };
+            objects.remove(row).map_err(failed)?;
+            keys.retain_in((object.number, &[][..])..(object.number + 1, &[][..]), |_, _| false).map_err(failed)?;
+            xattrs.retain_in((object.number, "")..(object.number + 1, ""), |_, _| false).map_err(failed)?;
+            let whole = (object.number, 0)..(object.number + 1, 0);
+            for row in extents.range(whole.clone()).map_err(failed)? {
+                slots(row.map_err(failed)?.1.value()).filter_map(|(place, _)| place).for_each(|place| blocks.let_go(place));
+            }
+            extents.retain_in(whole, |_, _| false).map_err(failed)?;
+            self.version += 1;
+            return Ok(Ok(Version(self.version)));
+        }
+        let grows = |change: &Change| !matches!(change, Change::DropOmap(_) | Change::Zero(..));
+        if full && op.changes.iter().any(grows) {
+            return Ok(Err(Refusal::Full));
+        }
+        let mut object = match there {
+            Some(object) => object,
+            None => {
+                self.number += 1;
+                Object { number: self.number, version: 0, bytes: 0, changed: 0 }
+            }
+        };
+        if let Err(refusal) = write_data(&mut object, op, &mut extents, blocks, &self.data)? {
+            return Ok(Err(refusal));
+        }
+        for change in &op.changes {
+            match change {
+                Change::SetOmap(pairs) => {
+                    for (key, value) in pairs {
+                        keys.insert((object.number, key.as_slice()), value.as_slice()).map_err(failed)?;
+                    }
+                }
+                Change::DropOmap(gone) => {
+                    for key in gone {
+                        keys.remove((object.number, key.as_slice())).map_err(failed)?;
+                    }
+                }
+                Change::SetXattr(name, value) => {
+                    xattrs.insert((object.number, *name), value.as_slice()).map_err(failed)?;
+                }
+                Change::Write(..) | Change::Full(_) | Change::Zero(..) | Change::Remove => {}
+            }
+        }
+        self.version += 1;
+        object.version = self.version;
+        object.changed = now.as_nanos() as u64;
+        objects.insert(row, object.row()).map_err(failed)?;
+        Ok(Ok(Version(self.version)))
+    }
+
+    pub(super) fn commit(self) -> Result<()> {
+        {
+            let mut meta = self.inner.open_table(META).map_err(failed)?;
+            meta.insert("version", self.version).map_err(failed)?;
+            meta.insert("number", self.number).map_err(failed)?;
+        }
+        self.inner.commit().map_err(failed)
+    }
+}
+
+/// Does the changes of data: into free blocks, all of them or none.
+fn write_data(
+    object: &mut Object,
+    op: &Write,
+    extents: &mut Table<'_, (u64, u32), &'static [u8]>,
+    blocks: &mut Blocks,
+    data: &File,
+) -> Result<Result<(), Refusal>> {
+    let mut overlay = Overlay::new();
+    let mut bytes = object.bytes;
+    for change in &op.changes {
+        let (at, fill, length) = match change {
+            Change::Write(at, fill) => (*at, Some(fill.as_slice()), fill.len() as u64),
+            Change::Full(fill) => {
+                // What was there before goes.
+                (0..bytes.div_ceil(BLOCK_BYTES as u64) as u32).for_each(|block| drop(overlay.insert(block, None)));
+                bytes = 0;
+                (0, Some(fill.as_slice()), fill.len() as u64)
+            }
+            Change::Zero(at, length) => (*at, None, (*at + *length).min(bytes).saturating_sub(*at)),
+            _ => continue,
+        };
+        bytes = bytes.max(at + if fill.is_some() { length } else { 0 });
+        overlay_range(&mut overlay, extents, data, object.number, at, length, fill)?;
+    }
+    if overlay.is_empty() {
+        object.bytes = bytes;
+        return Ok(Ok(()));
+    }
+    let contents: Vec<(u32, &[u8])> = overlay
+        .iter()
+        .filter_map(|(block, content)| Some((*block, &content.as_ref()?[..])))
+        .filter(|(_, content)| !onefold_core::block::is_zero(content))
+        .collect();
+    let places = match blocks.write(&contents.iter().map(|(_, content)| *content).collect::<Vec<_>>()) {
+        Ok(places) => places,
+        Err(Refusal::Failed(error)) => return Err(error),
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let written: BTreeMap<u32, (u32, u32)> =
+        contents.iter().zip(places).map(|((block, content), place)| (*block, (place, check(content)))).collect();
+    let mut touched: Vec<u32> = overlay.keys().map(|block| block / EXTENT).collect();
+    touched.dedup();
+    for extent in touched {
+        let old: Vec<u8> = extents.get((object.number, extent)).map_err(failed)?.map_or_else(Vec::new, |value| value.value().to_vec());
+        let mut new = old.clone();
+        new.resize(EXTENT as usize * SLOT, 0);
+        for (block, _) in overlay.range(extent * EXTENT..(extent + 1) * EXTENT) {
+            let at = (block % EXTENT) as usize * SLOT;
+            if let Some(place) = slots(&new[at..at + SLOT]).next().and_then(|(place, _)| place) {
+                blocks.let_go(place);
+            }
+            let (place, sum) = written.get(block).map_or((0, 0), |(place, sum)| (place + 1, *sum));
+            new[at..at + 4].copy_from_slice(&place.to_le_bytes());
+            new[at + 4..at + SLOT].copy_from_slice(&sum.to_le_bytes());
+        }
+        if slots(&new).all(|(place, _)| place.is_none()) {
+            extents.remove((object.number, extent)).map_err(failed)?;
+        } else {
+            extents.insert((object.number, extent), new.as_slice()).map_err(failed)?;
+        }
+    }
+    object.bytes = bytes;
+    Ok(Ok(()))
+}
+
+/// Puts `fill`, or zeroes, over a range of blocks; those that it covers in part are read first.
+fn overlay_range(
+    overlay: &mut Overlay,
+    extents: &Table<'_, (u64, u32), &'static [u8]>,
+    data: &File,
+    number: u64,
+    at: u64,
+    length: u64,
+    fill: Option<&[u8]>,
+) -> Result<()> {
+    let block_bytes = BLOCK_BYTES as u64;
+    let mut done = 0;
+    while done < length {
+        let position = at + done;
+        let (block, within) = ((position / block_bytes) as u32, (position % block_bytes) as usize);
+        let part = ((block_bytes - within as u64).min(length - done)) as usize;
+        if fill.is_none() && part == BLOCK_BYTES {
+            overlay.insert(block, None);
+        } else {
+            let mut content = match overlay.remove(&block) {
+                Some(content) => content.unwrap_or_else(|| Box::new([0; BLOCK_BYTES])),
+                None if part == BLOCK_BYTES => Box::new([0; BLOCK_BYTES]),
+                None => stored(extents, data, number, block)?,
+            };
+            match fill {
+                Some(fill) => content[within..within + part].copy_from_slice(&fill[done as usize..done as usize + part]),
+                None => content[within..within + part].fill(0),
+            }
+            overlay.insert(block, Some(content));
+        }
+        done += part as u64;
+    }
+    Ok(())
+}
+
+/// A block as the object has it.
+fn stored(extents: &Table<'_, (u64, u32), &'static [u8]>, data: &File, number: u64, block: u32) -> Result<Box<[u8; BLOCK_BYTES]>> {
+    let row = extents.get((number, block / EXTENT)).map_err(failed)?;
+    let slot = row.and_then(|value| slots(value.value()).nth((block % EXTENT) as usize));
+    match slot {
+        Some((Some(place), sum)) => read_block(data, place, sum),
+        _ => Ok(Box::new([0; BLOCK_BYTES])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_tell_places_from_zeroes() {
+        let value = [[1, 0, 0, 0, 9, 0, 0, 0], [0; 8], [0, 1, 0, 0, 0, 0, 0, 0]].concat();
+        assert_eq!(slots(&value).collect::<Vec<_>>(), [(Some(0), 9), (None, 0), (Some(255), 0)]);
+    }
+}

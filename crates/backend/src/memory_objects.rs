@@ -1,0 +1,124 @@
+//! An object store in memory, for tests inside one process.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use onefold_core::object::{
+    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write, model::Objects,
+};
+use parking_lot::Mutex;
+
+/// One session of an object store in memory.
+pub struct MemoryObjects {
+    objects: Arc<Mutex<Objects>>,
+    identity: String,
+}
+
+impl MemoryObjects {
+    /// An empty store and its first session.
+    #[must_use]
+    pub fn new(chunks: PoolKind) -> MemoryObjects {
+        MemoryObjects { objects: Arc::new(Mutex::new(Objects::new(chunks))), identity: "first".into() }
+    }
+
+    /// Another session of the same store.
+    #[must_use]
+    pub fn session(&self, identity: &str) -> MemoryObjects {
+        MemoryObjects { objects: self.objects.clone(), identity: identity.into() }
+    }
+
+    fn me(&self, cookie: &str) -> Holder {
+        Holder { identity: self.identity.clone(), cookie: cookie.into() }
+    }
+}
+
+/// The time of this host since 1970.
+pub(crate) fn wall_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl ObjectStore for MemoryObjects {
+    fn kind(&self, pool: Pool) -> PoolKind {
+        self.objects.lock().kind(pool)
+    }
+
+    fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        let mut objects = self.objects.lock();
+        let fenced = objects.is_fenced(&self.identity);
+        let mut one = |op: &Write| if fenced { Err(Refusal::Fenced) } else { objects.write(op, wall_time(), 0) };
+        batch.iter().map(&mut one).collect()
+    }
+
+    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+        let objects = self.objects.lock();
+        batch.iter().map(|op| if objects.is_fenced(&self.identity) { Err(Refusal::Fenced) } else { objects.read(op) }).collect()
+    }
+
+    fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
+        Ok(self.objects.lock().list(pool, from, most))
+    }
+
+    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+        let mut objects = self.objects.lock();
+        if objects.is_fenced(&self.identity) {
+            return Err(Refusal::Fenced);
+        }
+        objects.lock(object, lock, self.me(cookie), wall_time(), lease)
+    }
+
+    fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
+        self.break_lock(object, lock, &self.me(cookie))
+    }
+
+    fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
+        Ok(self.objects.lock().holder(object, lock, wall_time()))
+    }
+
+    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+        self.objects.lock().break_lock(object, lock, holder);
+        Ok(())
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    fn fence(&self, identity: &str) -> Result<(), Refusal> {
+        self.objects.lock().fence(identity);
+        Ok(())
+    }
+
+    fn time(&self) -> Duration {
+        wall_time()
+    }
+
+    fn space(&self) -> Result<Space, Refusal> {
+        Ok(Space { total: u64::MAX, used: self.objects.lock().bytes() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_core::object::contract;
+
+    use super::*;
+
+    #[test]
+    fn memory_keeps_the_contract_of_object_stores() {
+        for kind in [PoolKind::Replicated, PoolKind::Erasure] {
+            assert_eq!(contract::hold(&MemoryObjects::new(kind), "t."), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_fenced_session_is_shut_out() {
+        let one = MemoryObjects::new(PoolKind::Replicated);
+        let two = one.session("second");
+        two.fence("first").unwrap();
+        let op = Write { object: ObjectName::metadata("x"), guards: vec![], changes: vec![] };
+        assert!(matches!(one.write(std::slice::from_ref(&op))[0], Err(Refusal::Fenced)));
+        assert!(two.write(&[op])[0].is_ok());
+    }
+}

@@ -1,0 +1,358 @@
+//! A connection to a Ceph cluster: what its monitors say, and I/O contexts for its pools.
+#![allow(
+    unsafe_code,
+    reason = "librados is called with handles that live as long as what owns them here, and with texts that outlive the call"
+)]
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int},
+    io,
+    path::Path,
+    ptr,
+    sync::Arc,
+    time::Duration,
+};
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Holder, Refusal},
+};
+use serde_json::Value;
+
+use super::library::{Handle, Library, ListItem, TimeVal, library};
+
+/// How long a fence lasts. The cluster's map keeps each address for so long.
+const FENCE: Duration = Duration::from_secs(365 * 86_400);
+
+/// `LIBRADOS_LOCK_FLAG_MAY_RENEW`.
+const MAY_RENEW: u8 = 1;
+
+/// Bytes of lockers' names that are asked for: an exclusive lock has one holder.
+const LOCKERS: usize = 4096;
+
+/// A connection. It ends when the last I/O context is gone.
+pub struct Connection {
+    library: &'static Library,
+    cluster: Handle,
+}
+
+// SAFETY: librados takes calls on a cluster from any thread.
+unsafe impl Send for Connection {}
+// SAFETY: as above.
+unsafe impl Sync for Connection {}
+
+/// A text for librados; those with a zero byte inside are refused.
+pub(super) fn text(what: impl Into<Vec<u8>>) -> Result<CString, Refusal> {
+    CString::new(what).map_err(|e| Refusal::Failed(Error::new(Kind::InvalidInput, "a name or key with a zero byte").caused_by(e)))
+}
+
+/// The error of a call that gave a negative number.
+fn failed(what: impl std::fmt::Display, code: c_int) -> Error {
+    Error::from_io(what, io::Error::from_raw_os_error(-code))
+}
+
+/// Why an operation was refused.
+pub(super) fn refusal(code: c_int) -> Refusal {
+    use rustix::io::Errno;
+    match Errno::from_raw_os_error(-code) {
+        Errno::NOENT => Refusal::Missing,
+        Errno::EXIST => Refusal::Exists,
+        // A comparison, and an older or newer version.
+        Errno::CANCELED | Errno::RANGE | Errno::OVERFLOW => Refusal::Mismatch,
+        Errno::BUSY => Refusal::Busy,
+        Errno::NOSPC | Errno::DQUOT => Refusal::Full,
+        // What Ceph calls EBLOCKLISTED.
+        Errno::SHUTDOWN => Refusal::Fenced,
+        Errno::TIMEDOUT => Refusal::Unknown,
+        Errno::OPNOTSUPP | Errno::ACCESS | Errno::PERM => Refusal::Unsupported,
+        _ => Refusal::Failed(failed("the Ceph cluster", code)),
+    }
+}
+
+pub(super) fn done(code: c_int) -> Result<(), Refusal> {
+    if code < 0 { Err(refusal(code)) } else { Ok(()) }
+}
+
+impl Connection {
+    /// Connects with a configuration file, or with the one that Ceph's own commands would take; `CEPH_ARGS` counts too.
+    /// An operation without a reply is given up after `timeout`, as not known.
+    ///
+    /// # Errors
+    /// `Unsupported` without librados, and those of the cluster.
+    pub fn open(configuration: Option<&Path>, timeout: Duration) -> Result<Arc<Connection>> {
+        let library = library()?;
+        let mut cluster = ptr::null_mut();
+        // SAFETY: the handle is written before it is read.
+        let code = unsafe { (library.create)(&raw mut cluster, ptr::null()) };
+        if code < 0 {
+            return Err(failed("a connection to Ceph can't be made", code));
+        }
+        // From here on it is shut down when it goes.
+        let connection = Connection { library, cluster };
+        let path = configuration.map(|path| text(path.as_os_str().as_encoded_bytes())).transpose().map_err(as_error)?;
+        let shown = configuration.map_or_else(|| "Ceph's configuration".to_owned(), |path| path.display().to_string());
+        // SAFETY: a path or null, which means the usual places.
+        let code = unsafe { (library.conf_read_file)(cluster, path.as_ref().map_or(ptr::null(), |path| path.as_ptr())) };
+        if code < 0 {
+            return Err(failed(shown, code));
+        }
+        // SAFETY: null means CEPH_ARGS.
+        let code = unsafe { (library.conf_parse_env)(cluster, ptr::null()) };
+        if code < 0 {
+            return Err(failed("CEPH_ARGS", code));
+        }
+        let seconds = timeout.as_secs().max(1).to_string();
+        for option in ["rados_osd_op_timeout", "rados_mon_op_timeout", "client_mount_timeout"] {
+            connection.set(option, &seconds)?;
+        }
+        // SAFETY: the cluster was made above.
+        let code = unsafe { (library.connect)(cluster) };
+        if code < 0 {
+            return Err(failed(format_args!("the Ceph cluster of {shown} does not answer"), code));
+        }
+        Ok(Arc::new(connection))
+    }
+
+    fn set(&self, option: &str, value: &str) -> Result<()> {
+        let (name, value) = (text(option).map_err(as_error)?, text(value).map_err(as_error)?);
+        // SAFETY: both texts live until the call returns.
+        let code = unsafe { (self.library.conf_set)(self.cluster, name.as_ptr(), value.as_ptr()) };
+        if code < 0 { Err(failed(format_args!("option {option} of Ceph"), code)) } else { Ok(()) }
+    }
+
+    /// The address of this client, which no other client ever has.
+    pub(super) fn address(&self) -> Result<String> {
+        let mut addresses: *mut c_char = ptr::null_mut();
+        // SAFETY: the library gives a text that it takes back below.
+        let code = unsafe { (self.library.getaddrs)(self.cluster, &raw mut addresses) };
+        if code < 0 || addresses.is_null() {
+            return Err(failed("the address of this client", code));
+        }
+        // SAFETY: it ends with a zero byte.
+        let address = unsafe { CStr::from_ptr(addresses) }.to_string_lossy().into_owned();
+        // SAFETY: nobody reads it after this.
+        unsafe { (self.library.buffer_free)(addresses) };
+        Ok(plain_address(&address))
+    }
+
+    /// Asks the monitors; the answer is JSON where the command has one.
+    ///
+    /// # Errors
+    /// The cluster's, with the sentence that the monitors gave.
+    pub fn command(&self, command: &Value) -> Result<Value> {
+        let line = text(command.to_string()).map_err(as_error)?;
+        let (mut out, mut out_bytes, mut said, mut said_bytes) = (ptr::null_mut(), 0usize, ptr::null_mut(), 0usize);
+        let lines = [line.as_ptr()];
+        let (outs, says) = ((&raw mut out, &raw mut out_bytes), (&raw mut said, &raw mut said_bytes));
+        // SAFETY: one command, no input, and places for two buffers that are given back below.
+        let code = unsafe { (self.library.mon_command)(self.cluster, lines.as_ptr(), 1, ptr::null(), 0, outs.0, outs.1, says.0, says.1) };
+        let take = |buffer: *mut c_char, bytes: usize| {
+            if buffer.is_null() {
+                return Vec::new();
+            }
+            // SAFETY: the library gave so many bytes.
+            let taken = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) }.to_vec();
+            // SAFETY: they were copied.
+            unsafe { (self.library.buffer_free)(buffer) };
+            taken
+        };
+        let (out, said) = (take(out, out_bytes), take(said, said_bytes));
+        if code < 0 {
+            let what = format!("{}: {}", command["prefix"].as_str().unwrap_or("a command"), String::from_utf8_lossy(&said));
+            return Err(failed(what, code));
+        }
+        Ok(serde_json::from_slice(&out).unwrap_or(Value::Null))
+    }
+
+    /// Shuts a client out by its address, and waits until nothing of it can be applied to what we look at from now on.
+    pub(super) fn fence(&self, address: &str) -> Result<(), Refusal> {
+        let address = text(address)?;
+        // SAFETY: the text lives until the call returns; it is not written to.
+        done(unsafe { (self.library.blocklist_add)(self.cluster, address.as_ptr().cast_mut(), FENCE.as_secs() as u32) })?;
+        // Our own operations carry the new map's number: a disk that takes one of them knows the fence.
+        // SAFETY: the cluster is connected.
+        done(unsafe { (self.library.wait_for_latest_osdmap)(self.cluster) })
+    }
+}
+
+/// A refusal where an error is due.
+pub(super) fn as_error(refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Failed(error) => error,
+        other => Error::new(Kind::Io, other.to_string()),
+    }
+}
+
+/// An address as lockers show it: without brackets and without the protocol's name.
+fn plain_address(address: &str) -> String {
+    let inner = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+    let first = inner.split(',').next().unwrap_or_default();
+    ["v2:", "v1:", "any:"].iter().find_map(|kind| first.strip_prefix(kind)).unwrap_or(first).to_owned()
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: I/O contexts hold the connection, so that none is left.
+        unsafe { (self.library.shutdown)(self.cluster) };
+    }
+}
+
+/// An I/O context: one pool of a connection.
+pub(super) struct PoolIo {
+    pub(super) library: &'static Library,
+    pub(super) io: Handle,
+    _connection: Arc<Connection>,
+}
+
+// SAFETY: librados takes calls on an I/O context from any thread; what belongs to it as a whole, as its last version, is not used.
+unsafe impl Send for PoolIo {}
+// SAFETY: as above.
+unsafe impl Sync for PoolIo {}
+
+/// Where a listing goes on.
+pub(super) struct Cursor {
+    pool: Arc<PoolIo>,
+    cursor: Handle,
+}
+
+// SAFETY: a cursor is only read, by one call at a time.
+unsafe impl Send for Cursor {}
+
+impl Drop for Cursor {
+    fn drop(&mut self) {
+        // SAFETY: it was made by this context.
+        unsafe { (self.pool.library.object_list_cursor_free)(self.pool.io, self.cursor) };
+    }
+}
+
+impl Drop for PoolIo {
+    fn drop(&mut self) {
+        // SAFETY: whoever has operations in flight waits for them.
+        unsafe { (self.library.ioctx_destroy)(self.io) };
+    }
+}
+
+impl PoolIo {
+    pub(super) fn open(connection: &Arc<Connection>, pool: i64) -> Result<Arc<PoolIo>> {
+        let mut io = ptr::null_mut();
+        // SAFETY: the handle is written before it is read.
+        let code = unsafe { (connection.library.ioctx_create2)(connection.cluster, pool, &raw mut io) };
+        if code < 0 {
+            return Err(failed(format_args!("pool {pool}"), code));
+        }
+        Ok(Arc::new(PoolIo { library: connection.library, io, _connection: connection.clone() }))
+    }
+
+    pub(super) fn lock(&self, object: &str, lock: &str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+        let (object, lock, cookie, about) = (text(object)?, text(lock)?, text(cookie)?, text("onefold")?);
+        let mut lease = lease.map(|lease| TimeVal { seconds: lease.as_secs() as i64, microseconds: lease.subsec_micros().into() });
+        let lease = lease.as_mut().map_or(ptr::null_mut(), |lease| &raw mut *lease);
+        let (object, lock, cookie, about) = (object.as_ptr(), lock.as_ptr(), cookie.as_ptr(), about.as_ptr());
+        // SAFETY: texts and time live until the call returns.
+        done(unsafe { (self.library.lock_exclusive)(self.io, object, lock, cookie, about, lease, MAY_RENEW) })
+    }
+
+    pub(super) fn unlock(&self, object: &str, lock: &str, cookie: &str) -> Result<(), Refusal> {
+        let (object, lock, cookie) = (text(object)?, text(lock)?, text(cookie)?);
+        // SAFETY: the texts live until the call returns.
+        done(unsafe { (self.library.unlock)(self.io, object.as_ptr(), lock.as_ptr(), cookie.as_ptr()) })
+    }
+
+    /// The holder of an exclusive lock, and the name under which Ceph knows it.
+    pub(super) fn locker(&self, object: &str, lock: &str) -> Result<Option<(Holder, String)>, Refusal> {
+        let (object, lock) = (text(object)?, text(lock)?);
+        let mut exclusive = 0;
+        let mut buffers: [Vec<u8>; 4] = std::array::from_fn(|_| vec![0u8; LOCKERS]);
+        let mut lengths = [LOCKERS; 4];
+        let at: Vec<(*mut c_char, *mut usize)> =
+            buffers.iter_mut().zip(&mut lengths).map(|(buffer, length)| (buffer.as_mut_ptr().cast(), &raw mut *length)).collect();
+        // SAFETY: four buffers with their lengths, and texts that live until the call returns.
+        let count = unsafe {
+            (self.library.list_lockers)(
+                self.io,
+                object.as_ptr(),
+                lock.as_ptr(),
+                &raw mut exclusive,
+                at[0].0,
+                at[0].1,
+                at[1].0,
+                at[1].1,
+                at[2].0,
+                at[2].1,
+                at[3].0,
+                at[3].1,
+            )
+        };
+        if count <= 0 {
+            return if count == 0 { Ok(None) } else { Err(refusal(count as c_int)) };
+        }
+        // A tag, then clients, cookies and addresses, each ended by a zero byte; the first of each is the one.
+        let first = |n: usize| {
+            let bytes = &buffers[n];
+            String::from_utf8_lossy(&bytes[..bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len())]).into_owned()
+        };
+        Ok(Some((Holder { identity: plain_address(&first(3)), cookie: first(2) }, first(1))))
+    }
+
+    pub(super) fn break_lock(&self, object: &str, lock: &str, client: &str, cookie: &str) -> Result<(), Refusal> {
+        let (object, lock, client, cookie) = (text(object)?, text(lock)?, text(client)?, text(cookie)?);
+        // SAFETY: the texts live until the call returns.
+        done(unsafe { (self.library.break_lock)(self.io, object.as_ptr(), lock.as_ptr(), client.as_ptr(), cookie.as_ptr()) })
+    }
+
+    /// Some names from a cursor on, and the cursor behind them.
+    pub(super) fn list(self: &Arc<Self>, from: Option<&Cursor>, most: usize) -> Result<(Vec<String>, Option<Cursor>), Refusal> {
+        let cursor = |cursor| Cursor { pool: self.clone(), cursor };
+        // SAFETY: each call gives a new cursor, freed by its owner.
+        let (begin, end) = unsafe { ((self.library.object_list_begin)(self.io), (self.library.object_list_end)(self.io)) };
+        let (begin, end) = (cursor(begin), cursor(end));
+        let empty = || ListItem {
+            name_bytes: 0,
+            name: ptr::null_mut(),
+            namespace_bytes: 0,
+            namespace: ptr::null_mut(),
+            locator_bytes: 0,
+            locator: ptr::null_mut(),
+        };
+        let mut items: Vec<ListItem> = (0..most.max(1)).map(|_| empty()).collect();
+        // The library writes over a cursor that is there already.
+        let next = cursor(
+            // SAFETY: as above.
+            unsafe { (self.library.object_list_begin)(self.io) },
+        );
+        let mut place = next.cursor;
+        let start = from.unwrap_or(&begin).cursor;
+        let (room, items_at) = (items.len(), items.as_mut_ptr());
+        // SAFETY: so many items, all cursors of this context.
+        let count = unsafe { (self.library.object_list)(self.io, start, end.cursor, room, ptr::null(), 0, items_at, &raw mut place) };
+        if count < 0 {
+            return Err(refusal(count));
+        }
+        let name = |item: &ListItem| {
+            if item.name.is_null() {
+                return String::new();
+            }
+            // SAFETY: the library gave so many bytes.
+            String::from_utf8_lossy(unsafe { std::slice::from_raw_parts(item.name.cast::<u8>(), item.name_bytes) }).into_owned()
+        };
+        let names = items[..count as usize].iter().map(name).collect();
+        // SAFETY: the items that the call filled; the names were copied.
+        unsafe { (self.library.object_list_free)(count as usize, items_at) };
+        // SAFETY: a cursor of this context.
+        let is_end = unsafe { (self.library.object_list_is_end)(self.io, next.cursor) } != 0;
+        Ok((names, (!is_end).then_some(next)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_shown_one_way() {
+        for shown in ["127.0.0.1:0/42", "v2:127.0.0.1:0/42", "[v2:127.0.0.1:0/42,v1:127.0.0.1:0/42]", "any:127.0.0.1:0/42"] {
+            assert_eq!(plain_address(shown), "127.0.0.1:0/42");
+        }
+        assert_eq!((plain_address("v2:[::1]:0/7"), plain_address("[::1]:0/7")), ("[::1]:0/7".into(), "[::1]:0/7".into()));
+    }
+}

@@ -1,0 +1,270 @@
+//! An object store in two pools of a Ceph cluster, through librados, which is found when the program runs.
+//!
+//! | module | what |
+//! |---|---|
+//! | this one | sessions: each is a connection of its own, since Ceph shuts out whole clients |
+//! | [`library`] | librados' functions |
+//! | [`connection`] | monitors, locks, listings |
+//! | [`operation`] | compound operations in flight |
+//! | [`pools`] | what the cluster says about its pools, and where a store is |
+//!
+//! How the trait's words are said to RADOS: [`Guard::Absent`](onefold_core::object::Guard) is an exclusive create, a version is the object's user
+//! version as *assert-version* compares it, a fence is an entry of the blocklist. A batch is sent whole before its first reply is waited for;
+//! librados keeps the order of operations on one object. An operation without a reply for so long as was said is [`Refusal::Unknown`].
+//!
+//! *Threads:* librados has its own; ours only wait.
+
+mod connection;
+mod library;
+mod operation;
+mod pools;
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Change, Holder, Look, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write},
+};
+use parking_lot::Mutex;
+
+pub use connection::Connection;
+pub use pools::{Location, PoolInfo, TIMEOUT};
+
+use self::{
+    connection::{Cursor, PoolIo},
+    operation::Flight,
+};
+use crate::memory_objects::wall_time;
+
+/// Listings that can go on, for each session; the oldest is forgotten.
+const LISTINGS: usize = 64;
+
+/// Bytes in flight that one batch has at most; the rest of it waits for replies.
+const FLIGHT_BYTES: usize = 32 << 20;
+
+/// Operations of a batch in flight together.
+const FLIGHT: usize = 128;
+
+/// How old what is known of the free space may be.
+const SPACE_AGE: Duration = Duration::from_secs(2);
+
+/// Clients' writes are refused when less is left: a hundredth of the cluster, and 1 GiB at least, for what makes room.
+const RESERVE: u64 = 1 << 30;
+
+/// What is known of the free space.
+struct Free {
+    at: Option<Instant>,
+    enough: bool,
+}
+
+/// Where listings go on.
+#[derive(Default)]
+struct Listings {
+    next: u64,
+    cursors: BTreeMap<u64, Arc<Mutex<Cursor>>>,
+}
+
+/// One session of a store in two pools.
+pub struct RadosObjects {
+    // Before the connection, which they keep.
+    metadata: Arc<PoolIo>,
+    chunks: Arc<PoolIo>,
+    connection: Arc<Connection>,
+    kind: PoolKind,
+    names: [String; 2],
+    identity: String,
+    listings: Mutex<Listings>,
+    free: Mutex<Free>,
+}
+
+impl RadosObjects {
+    /// A session on two pools of a connection that nobody else uses.
+    ///
+    /// # Errors
+    /// `Unsupported` when a pool can't hold a store, and the cluster's.
+    pub fn new(connection: Arc<Connection>, metadata: &PoolInfo, chunks: &PoolInfo) -> Result<RadosObjects> {
+        if metadata.kind != PoolKind::Replicated {
+            let what = format!("the metadata pool {:?} is erasure-coded, and has no omap; it must be replicated", metadata.name);
+            return Err(Error::new(Kind::Unsupported, what));
+        }
+        Ok(RadosObjects {
+            metadata: PoolIo::open(&connection, metadata.id)?,
+            chunks: PoolIo::open(&connection, chunks.id)?,
+            identity: connection.address()?,
+            connection,
+            kind: chunks.kind,
+            names: [metadata.name.clone(), chunks.name.clone()],
+            listings: Mutex::default(),
+            free: Mutex::new(Free { at: None, enough: true }),
+        })
+    }
+
+    fn pool(&self, pool: Pool) -> &Arc<PoolIo> {
+        match pool {
+            Pool::Metadata => &self.metadata,
+            Pool::Chunks => &self.chunks,
+        }
+    }
+
+    /// The pool of an operation, when it can do that.
+    fn pool_for(&self, object: &ObjectName, omap: bool, partial: bool) -> Result<&Arc<PoolIo>, Refusal> {
+        if (omap || partial) && self.kind(object.pool) == PoolKind::Erasure {
+            return Err(Refusal::Unsupported);
+        }
+        Ok(self.pool(object.pool))
+    }
+
+    fn send(&self, op: &Write) -> Result<Flight, Refusal> {
+        use onefold_core::object::Guard;
+        let omap = op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..)))
+            || op.changes.iter().any(|change| matches!(change, Change::SetOmap(_) | Change::DropOmap(_)));
+        let partial = op.changes.iter().any(|change| matches!(change, Change::Write(..) | Change::Zero(..)));
+        let pool = self.pool_for(&op.object, omap, partial)?;
+        // Chunks are what makes room in the end.
+        let grows = op.object.pool == Pool::Metadata && bytes(op) > 0;
+        if grows && !self.has_space() {
+            return Err(Refusal::Full);
+        }
+        Flight::write(pool, op)
+    }
+
+    fn ask(&self, op: &Read) -> Result<Flight, Refusal> {
+        let omap = op.looks.iter().any(|look| matches!(look, Look::Keys(_) | Look::Page(..)));
+        Flight::read(self.pool_for(&op.object, omap, false)?, op)
+    }
+
+    /// True while the cluster has more than the reserve.
+    fn has_space(&self) -> bool {
+        let mut free = self.free.lock();
+        if free.at.is_none_or(|at| at.elapsed() >= SPACE_AGE) {
+            free.at = Some(Instant::now());
+            // Whether it is known or not: the cluster refuses by itself in the end.
+            if let Ok(left) = self.connection.left(&self.names[0]) {
+                free.enough = left.free > RESERVE.max(left.total / 100);
+            }
+        }
+        free.enough
+    }
+}
+
+/// Bytes of data that an operation writes.
+fn bytes(op: &Write) -> usize {
+    let of = |change: &Change| match change {
+        Change::Write(_, bytes) | Change::Full(bytes) => bytes.len(),
+        _ => 0,
+    };
+    op.changes.iter().map(of).sum()
+}
+
+/// Sends a batch, so much in flight together, and collects the replies in order.
+fn fly<O, T>(
+    batch: &[O],
+    weight: impl Fn(&O) -> usize,
+    send: impl Fn(&O) -> Result<Flight, Refusal>,
+    end: impl Fn(Flight) -> Result<T, Refusal>,
+) -> Vec<Result<T, Refusal>> {
+    let mut results = Vec::with_capacity(batch.len());
+    let mut rest = batch;
+    while !rest.is_empty() {
+        let mut sum = 0;
+        let count = rest.iter().take(FLIGHT).take_while(|op| {
+            sum += weight(op);
+            sum <= FLIGHT_BYTES
+        });
+        let (now, later) = rest.split_at(count.count().max(1));
+        let flights: Vec<Result<Flight, Refusal>> = now.iter().map(&send).collect();
+        results.extend(flights.into_iter().map(|flight| flight.and_then(&end)));
+        rest = later;
+    }
+    results
+}
+
+impl ObjectStore for RadosObjects {
+    fn kind(&self, pool: Pool) -> PoolKind {
+        if pool == Pool::Metadata { PoolKind::Replicated } else { self.kind }
+    }
+
+    fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        fly(batch, bytes, |op| self.send(op), Flight::written)
+    }
+
+    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+        let wanted = |look: &Look| if let Look::Data(_, bytes) = look { *bytes as usize } else { 0 };
+        let weight = |op: &Read| op.looks.iter().map(wanted).sum();
+        fly(batch, weight, |op| self.ask(op), Flight::seen)
+    }
+
+    fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
+        let begin = from.map(|from| {
+            let token = from.parse::<u64>().ok().and_then(|token| self.listings.lock().cursors.get(&token).cloned());
+            token.ok_or_else(|| Refusal::Failed(Error::new(Kind::NotFound, "the listing was given up, and must begin anew")))
+        });
+        let begin = begin.transpose()?;
+        let (names, next) = match &begin {
+            Some(cursor) => self.pool(pool).list(Some(&*cursor.lock()), most)?,
+            None => self.pool(pool).list(None, most)?,
+        };
+        let next = next.map(|cursor| {
+            let mut listings = self.listings.lock();
+            listings.next += 1;
+            let token = listings.next;
+            listings.cursors.insert(token, Arc::new(Mutex::new(cursor)));
+            while listings.cursors.len() > LISTINGS {
+                listings.cursors.pop_first();
+            }
+            token.to_string()
+        });
+        Ok(Page { names, next })
+    }
+
+    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+        self.pool(object.pool).lock(&object.name, lock, cookie, lease)
+    }
+
+    fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
+        match self.pool(object.pool).unlock(&object.name, lock, cookie) {
+            Err(Refusal::Missing) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
+        match self.pool(object.pool).locker(&object.name, lock) {
+            Err(Refusal::Missing) => Ok(None),
+            other => other.map(|locker| locker.map(|(holder, _)| holder)),
+        }
+    }
+
+    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+        let pool = self.pool(object.pool);
+        let locker = match pool.locker(&object.name, lock) {
+            Err(Refusal::Missing) => None,
+            other => other?,
+        };
+        let Some((_, client)) = locker.filter(|(now, _)| now == holder) else { return Ok(()) };
+        match pool.break_lock(&object.name, lock, &client, &holder.cookie) {
+            Err(Refusal::Missing) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    fn fence(&self, identity: &str) -> Result<(), Refusal> {
+        self.connection.fence(identity)
+    }
+
+    fn time(&self) -> Duration {
+        wall_time()
+    }
+
+    fn space(&self) -> Result<Space, Refusal> {
+        self.connection.space(&self.names).map_err(Refusal::Failed)
+    }
+}

@@ -1,0 +1,359 @@
+//! Compound operations in flight: built, sent, waited for.
+//!
+//! *Invariant:* what an operation reads from or writes to belongs to its [`Flight`], which waits for the reply before it goes.
+#![allow(unsafe_code, reason = "librados builds operations behind handles, and writes replies into places that a flight owns")]
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int},
+    ptr,
+    sync::Arc,
+    time::Duration,
+};
+
+use onefold_core::object::{Change, Guard, Look, Read, Refusal, Seen, Sight, Version, Write};
+
+use super::{
+    connection::{PoolIo, refusal, text},
+    library::{Handle, Library, Text},
+};
+
+/// `LIBRADOS_CMPXATTR_OP_EQ`.
+const EQUAL: u8 = 1;
+
+/// `LIBRADOS_OPERATION_FULL_TRY`: a full cluster answers, where it would let us wait.
+const FULL_TRY: c_int = 64;
+
+/// `LIBRADOS_OPERATION_FULL_FORCE`: taken by a full cluster all the same.
+const FULL_FORCE: c_int = 128;
+
+/// Bytes that one look is given at most; objects are smaller.
+const LOOK_MAX: u64 = 32 << 20;
+
+/// An operation on its way.
+pub(super) struct Flight {
+    pool: Arc<PoolIo>,
+    completion: Handle,
+    operation: Handle,
+    reads: bool,
+    sent: bool,
+    looks: Vec<Eye>,
+}
+
+/// Where a look is answered.
+enum Eye {
+    Data { bytes: Vec<u8>, got: Box<(usize, c_int)> },
+    Pairs { iterator: Box<(Handle, u8, c_int)>, _keys: Vec<CString> },
+    Xattrs { name: &'static str, iterator: Box<(Handle, c_int)> },
+    Stat { at: Box<(u64, i64, c_int)> },
+}
+
+impl Flight {
+    fn new(pool: &Arc<PoolIo>, reads: bool) -> Result<Flight, Refusal> {
+        let mut completion = ptr::null_mut();
+        // SAFETY: no callback; the handle is written before it is read.
+        let code = unsafe { (pool.library.aio_create_completion2)(ptr::null_mut(), None, &raw mut completion) };
+        if code < 0 {
+            return Err(refusal(code));
+        }
+        // SAFETY: no conditions.
+        let operation = unsafe { if reads { (pool.library.create_read_op)() } else { (pool.library.create_write_op)() } };
+        Ok(Flight { pool: pool.clone(), completion, operation, reads, sent: false, looks: Vec::new() })
+    }
+
+    fn library(&self) -> &'static Library {
+        self.pool.library
+    }
+
+    /// Waits for the reply.
+    fn wait(&self) -> Result<Version, Refusal> {
+        let library = self.library();
+        // SAFETY: the completion was given to an operation that was sent.
+        let code = unsafe {
+            (library.aio_wait_for_complete)(self.completion);
+            (library.aio_get_return_value)(self.completion)
+        };
+        if code < 0 {
+            return Err(refusal(code));
+        }
+        // SAFETY: as above.
+        Ok(Version(unsafe { (library.aio_get_version)(self.completion) }))
+    }
+
+    /// Takes note that the operation is on its way, so that its reply is waited for.
+    fn sent(mut self, code: c_int) -> Result<Flight, Refusal> {
+        self.sent = code >= 0;
+        if self.sent { Ok(self) } else { Err(refusal(code)) }
+    }
+
+    /// Sends a write.
+    pub(super) fn write(pool: &Arc<PoolIo>, op: &Write) -> Result<Flight, Refusal> {
+        let name = text(op.object.name.as_str())?;
+        let flight = Flight::new(pool, false)?;
+        let (library, operation) = (flight.library(), flight.operation);
+        guard(library, operation, op)?;
+        for change in &op.changes {
+            apply(library, operation, change)?;
+        }
+        let (io, completion) = (pool.io, flight.completion);
+        // SAFETY: the operation has copies of all bytes; the name is copied too.
+        let code =
+            unsafe { (library.aio_write_op_operate)(operation, io, completion, name.as_ptr(), ptr::null_mut(), when_full(&op.changes)) };
+        flight.sent(code)
+    }
+
+    /// What became of a write.
+    pub(super) fn written(self) -> Result<Version, Refusal> {
+        self.wait()
+    }
+
+    /// Sends a read.
+    pub(super) fn read(pool: &Arc<PoolIo>, op: &Read) -> Result<Flight, Refusal> {
+        let name = text(op.object.name.as_str())?;
+        let mut flight = Flight::new(pool, true)?;
+        let (library, operation) = (flight.library(), flight.operation);
+        // SAFETY: the operation is being built. Without it a read of nothing does not tell that the object is missing.
+        unsafe { (library.read_op_assert_exists)(operation) };
+        for look in &op.looks {
+            let eye = look_at(library, operation, look)?;
+            flight.looks.push(eye);
+        }
+        let (io, completion) = (pool.io, flight.completion);
+        // SAFETY: replies go to places on the heap that the flight owns; the name is copied.
+        let code = unsafe { (library.aio_read_op_operate)(operation, io, completion, name.as_ptr(), 0) };
+        flight.sent(code)
+    }
+
+    /// What a read saw.
+    pub(super) fn seen(mut self) -> Result<Sight, Refusal> {
+        let version = self.wait()?;
+        let library = self.library();
+        let looks = std::mem::take(&mut self.looks);
+        let seen = looks.into_iter().map(|eye| see(library, eye)).collect::<Result<Vec<Seen>, Refusal>>()?;
+        Ok(Sight { version, seen })
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let library = self.library();
+        // SAFETY: after the reply librados touches none of these any more.
+        unsafe {
+            if self.sent {
+                (library.aio_wait_for_complete)(self.completion);
+            }
+            (library.aio_release)(self.completion);
+            if self.reads { (library.release_read_op)(self.operation) } else { (library.release_write_op)(self.operation) }
+        }
+        self.looks.drain(..).for_each(|eye| free(library, &eye));
+    }
+}
+
+/// Removals and what makes room are taken by a full cluster.
+fn when_full(changes: &[Change]) -> c_int {
+    let room = |change: &Change| matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));
+    let data = |change: &Change| matches!(change, Change::Write(..) | Change::Full(_));
+    if changes.iter().any(room) && !changes.iter().any(data) { FULL_FORCE } else { FULL_TRY }
+}
+
+/// What must hold. The order decides which refusal is given: first that the object is there, or is not.
+fn guard(library: &Library, operation: Handle, op: &Write) -> Result<(), Refusal> {
+    let absent = op.guards.contains(&Guard::Absent);
+    let removes = op.changes.contains(&Change::Remove);
+    // SAFETY: the operation is being built; it copies what it is given.
+    unsafe {
+        if absent {
+            (library.write_op_create)(operation, 1, ptr::null());
+        } else if !op.guards.is_empty() {
+            (library.write_op_assert_exists)(operation);
+        } else if !removes {
+            (library.write_op_create)(operation, 0, ptr::null());
+        }
+    }
+    for guard in &op.guards {
+        match guard {
+            Guard::Absent | Guard::Exists => {}
+            // SAFETY: as above.
+            Guard::Version(version) => unsafe { (library.write_op_assert_version)(operation, version.0) },
+            Guard::Omap(key, value) => {
+                let key = text(key.as_slice())?;
+                // SAFETY: as above; nobody looks at the single result.
+                unsafe {
+                    (library.write_op_omap_cmp)(operation, key.as_ptr(), EQUAL, value.as_ptr().cast(), value.len(), ptr::null_mut());
+                }
+            }
+            Guard::Xattr(name, value) => {
+                let name = text(*name)?;
+                // SAFETY: as above.
+                unsafe { (library.write_op_cmpxattr)(operation, name.as_ptr(), EQUAL, value.as_ptr().cast(), value.len()) };
+            }
+        }
+    }
+    Ok(())
+}
+
+fn apply(library: &Library, operation: Handle, change: &Change) -> Result<(), Refusal> {
+    let keys = |keys: &mut dyn Iterator<Item = &Vec<u8>>| keys.map(|key| text(key.as_slice())).collect::<Result<Vec<CString>, Refusal>>();
+    let pointers = |keys: &[CString]| keys.iter().map(|key| key.as_ptr()).collect::<Vec<Text>>();
+    // SAFETY of all: the operation is being built; it copies what it is given.
+    match change {
+        // SAFETY: see above.
+        Change::Write(offset, bytes) => unsafe { (library.write_op_write)(operation, bytes.as_ptr().cast(), bytes.len(), *offset) },
+        // SAFETY: see above.
+        Change::Full(bytes) => unsafe { (library.write_op_write_full)(operation, bytes.as_ptr().cast(), bytes.len()) },
+        // SAFETY: see above.
+        Change::Zero(offset, bytes) => unsafe { (library.write_op_zero)(operation, *offset, *bytes) },
+        Change::SetOmap(pairs) => {
+            let names = keys(&mut pairs.iter().map(|(key, _)| key))?;
+            let values: Vec<Text> = pairs.iter().map(|(_, value)| value.as_ptr().cast()).collect();
+            let lengths: Vec<usize> = pairs.iter().map(|(_, value)| value.len()).collect();
+            let names = (pointers(&names), names);
+            // SAFETY: see above; three arrays of one length.
+            unsafe { (library.write_op_omap_set)(operation, names.0.as_ptr(), values.as_ptr(), lengths.as_ptr(), lengths.len()) };
+        }
+        Change::DropOmap(dropped) => {
+            let names = keys(&mut dropped.iter())?;
+            let names = (pointers(&names), names);
+            // SAFETY: see above.
+            unsafe { (library.write_op_omap_rm_keys)(operation, names.0.as_ptr(), names.0.len()) };
+        }
+        Change::SetXattr(name, value) => {
+            let name = text(*name)?;
+            // SAFETY: see above.
+            unsafe { (library.write_op_setxattr)(operation, name.as_ptr(), value.as_ptr().cast(), value.len()) };
+        }
+        // SAFETY: see above.
+        Change::Remove => unsafe { (library.write_op_remove)(operation) },
+    }
+    Ok(())
+}
+
+fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Refusal> {
+    Ok(match look {
+        Look::Data(offset, bytes) => {
+            let mut bytes = vec![0u8; (*bytes).min(LOOK_MAX) as usize];
+            let mut got = Box::new((0usize, 0));
+            let (into, room, at) = (bytes.as_mut_ptr().cast(), bytes.len(), (&raw mut got.0, &raw mut got.1));
+            // SAFETY: both places are on the heap, and stay until the reply.
+            unsafe { (library.read_op_read)(operation, *offset, room, into, at.0, at.1) };
+            Eye::Data { bytes, got }
+        }
+        Look::Keys(keys) => {
+            let keys = keys.iter().map(|key| text(key.as_slice())).collect::<Result<Vec<CString>, Refusal>>()?;
+            let pointers: Vec<Text> = keys.iter().map(|key| key.as_ptr()).collect();
+            let mut iterator = Box::new((ptr::null_mut(), 0, 0));
+            let at = (&raw mut iterator.0, &raw mut iterator.2);
+            // SAFETY: as above; the keys are copied.
+            unsafe { (library.read_op_omap_get_vals_by_keys)(operation, pointers.as_ptr(), pointers.len(), at.0, at.1) };
+            Eye::Pairs { iterator, _keys: keys }
+        }
+        Look::Page(after, most) => {
+            let after = text(after.as_slice())?;
+            let none = c"";
+            let mut iterator = Box::new((ptr::null_mut(), 0, 0));
+            let at = (&raw mut iterator.0, &raw mut iterator.1, &raw mut iterator.2);
+            // SAFETY: as above.
+            unsafe { (library.read_op_omap_get_vals2)(operation, after.as_ptr(), none.as_ptr(), *most as u64, at.0, at.1, at.2) };
+            Eye::Pairs { iterator, _keys: vec![after] }
+        }
+        Look::Xattr(name) => {
+            let mut iterator = Box::new((ptr::null_mut(), 0));
+            let at = (&raw mut iterator.0, &raw mut iterator.1);
+            // SAFETY: as above.
+            unsafe { (library.read_op_getxattrs)(operation, at.0, at.1) };
+            Eye::Xattrs { name, iterator }
+        }
+        Look::Stat => {
+            let mut at = Box::new((0u64, 0i64, 0));
+            let places = (&raw mut at.0, &raw mut at.1, &raw mut at.2);
+            // SAFETY: as above.
+            unsafe { (library.read_op_stat)(operation, places.0, places.1, places.2) };
+            Eye::Stat { at }
+        }
+    })
+}
+
+/// Gives back what librados allocated for a look.
+fn free(library: &Library, eye: &Eye) {
+    match eye {
+        // SAFETY: made by the look, and not used again.
+        Eye::Pairs { iterator, .. } if !iterator.0.is_null() => unsafe { (library.omap_get_end)(iterator.0) },
+        // SAFETY: as above.
+        Eye::Xattrs { iterator, .. } if !iterator.0.is_null() => unsafe { (library.getxattrs_end)(iterator.0) },
+        _ => {}
+    }
+}
+
+fn see(library: &Library, eye: Eye) -> Result<Seen, Refusal> {
+    let result = match &eye {
+        Eye::Data { got, .. } => got.1,
+        Eye::Pairs { iterator, .. } => iterator.2,
+        Eye::Xattrs { iterator, .. } => iterator.1,
+        Eye::Stat { at } => at.2,
+    };
+    if result < 0 {
+        free(library, &eye);
+        return Err(refusal(result));
+    }
+    Ok(match eye {
+        Eye::Data { mut bytes, got } => {
+            bytes.truncate(got.0);
+            Seen::Data(bytes)
+        }
+        Eye::Pairs { ref iterator, .. } => {
+            let pairs = pairs(library, iterator.0);
+            let more = iterator.1 != 0;
+            free(library, &eye);
+            Seen::Pairs { pairs: pairs?, more }
+        }
+        Eye::Xattrs { name, ref iterator } => {
+            let value = xattr(library, iterator.0, name);
+            free(library, &eye);
+            Seen::Xattr(value?)
+        }
+        Eye::Stat { at } => Seen::Stat { bytes: at.0, changed: Duration::from_secs(at.1.max(0) as u64) },
+    })
+}
+
+/// Bytes that librados owns, copied.
+fn copy(at: *const c_char, bytes: usize) -> Vec<u8> {
+    if at.is_null() || bytes == 0 {
+        return Vec::new();
+    }
+    // SAFETY: librados gave so many bytes, and keeps them until its iterator ends.
+    unsafe { std::slice::from_raw_parts(at.cast::<u8>(), bytes) }.to_vec()
+}
+
+fn pairs(library: &Library, iterator: Handle) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
+    let mut pairs = Vec::new();
+    loop {
+        let (mut key, mut value, mut bytes) = (ptr::null_mut(), ptr::null_mut(), 0);
+        // SAFETY: the iterator was filled by the reply.
+        let code = unsafe { (library.omap_get_next)(iterator, &raw mut key, &raw mut value, &raw mut bytes) };
+        if code < 0 {
+            return Err(refusal(code));
+        }
+        if key.is_null() {
+            return Ok(pairs);
+        }
+        // SAFETY: keys end with a zero byte.
+        pairs.push((unsafe { CStr::from_ptr(key) }.to_bytes().to_vec(), copy(value, bytes)));
+    }
+}
+
+fn xattr(library: &Library, iterator: Handle, wanted: &str) -> Result<Option<Vec<u8>>, Refusal> {
+    loop {
+        let (mut name, mut value, mut bytes) = (ptr::null(), ptr::null(), 0);
+        // SAFETY: the iterator was filled by the reply.
+        let code = unsafe { (library.getxattrs_next)(iterator, &raw mut name, &raw mut value, &raw mut bytes) };
+        if code < 0 {
+            return Err(refusal(code));
+        }
+        if name.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: names end with a zero byte.
+        if unsafe { CStr::from_ptr(name) }.to_bytes() == wanted.as_bytes() {
+            return Ok(Some(copy(value, bytes)));
+        }
+    }
+}

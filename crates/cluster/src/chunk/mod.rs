@@ -1,0 +1,242 @@
+//! Chunk objects: named by their content (double hashing), with the references that keep them.
+//!
+//! A reference may be false, never missing. It is added before a map names the chunk and dropped after no map does; a chunk without
+//! references is removed at the version at which they were read empty, so that an add in between makes the removal fail, and a later one
+//! creates the chunk again.
+//!
+//! With a replicated pool the references are keys of the chunk object; with an erasure-coded one they are in a replicated object of the same
+//! name, see [`erasure`].
+
+mod erasure;
+mod read;
+mod replicated;
+
+use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
+
+use onefold_core::{
+    checksum, compress,
+    object::{Change, Guard, Look, ObjectName, PoolKind, Refusal, Write},
+};
+
+use crate::{
+    format::{BLOCK, Chunk, ChunkId, Reference, Stamp, key},
+    session::Session,
+    settings::PlantedBug,
+};
+
+/// Codec and lengths of the data.
+const HEAD: &str = "h";
+
+/// How often the copies of a chunk were doubled.
+const SPREAD: &str = "n";
+
+/// The copies of a chunk are doubled so often at most: to 256.
+const SPREAD_MAX: u8 = 8;
+
+/// Turns from one way of adding to the other until it is an error.
+const TURNS: u32 = 8;
+
+/// Keys of a page of references.
+const PAGE: usize = 1000;
+
+impl Session {
+    /// The name of a chunk with this content.
+    pub(crate) fn chunk_id(&self, data: &[u8]) -> ChunkId {
+        ChunkId { hash: checksum::chunk_name(&self.format.secret, data), length: data.len() as u32 }
+    }
+
+    /// The object with the references of a chunk.
+    pub(crate) fn references(&self, chunk: &Chunk) -> ObjectName {
+        match self.format.chunks {
+            PoolKind::Replicated => ObjectName::chunk(chunk.name()),
+            PoolKind::Erasure => ObjectName::metadata(chunk.name()),
+        }
+    }
+
+    /// The key of a reference.
+    pub(crate) fn reference_key(&self, reference: &Reference) -> Vec<u8> {
+        let stamp = if self.planted(PlantedBug::ReferenceWithoutStamp) { Stamp(0) } else { reference.stamp };
+        key::reference(&Reference { stamp, ..*reference })
+    }
+
+    /// Adds a reference to a chunk with this content, which is made where it is not there. Returns the copy that has the reference.
+    ///
+    /// # Errors
+    /// The store's; the reference may be there all the same.
+    pub(crate) fn add_reference(&self, id: ChunkId, data: &[u8], reference: &Reference) -> Result<Chunk, Refusal> {
+        for _ in 0..TURNS {
+            let spread = self.spreads.lock().get(&id).copied().unwrap_or(0);
+            let key = key::reference(reference);
+            let copy = checksum::fast(1, &key) & ((1 << spread) - 1);
+            let chunk = Chunk { id, copy: copy as u8 };
+            let added = match self.format.chunks {
+                PoolKind::Replicated => self.add_replicated(&chunk, data, reference, spread),
+                PoolKind::Erasure => self.add_erasure(&chunk, data, reference, spread),
+            };
+            match added {
+                Ok(new) => {
+                    let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                    counter.fetch_add(1, Relaxed);
+                    if !new && checksum::fast(2, &key).is_multiple_of(self.settings.count_one_in.max(1)) {
+                        self.spread_out(&chunk, spread)?;
+                    }
+                    return Ok(chunk);
+                }
+                // The number of copies is another one.
+                Err(Refusal::Mismatch) => self.learn_spread(id)?,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Mismatch)
+    }
+
+    /// Adds many references, in flight together: to chunks that are there, then to new ones; what is left one by one.
+    ///
+    /// # Errors
+    /// As [`add_reference`](Self::add_reference) for each.
+    pub(crate) fn add_references(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<Vec<Chunk>, Refusal> {
+        let mut added: Vec<Option<Chunk>> = vec![None; wanted.len()];
+        for new in [false, true] {
+            // A chunk with several copies takes the long way, and so does a reference that counts the others.
+            let plain = |n: &usize| {
+                let (id, _, reference) = &wanted[*n];
+                let counts = checksum::fast(2, &key::reference(reference)).is_multiple_of(self.settings.count_one_in.max(1));
+                added[*n].is_none() && !self.spreads.lock().contains_key(id) && (new || !counts)
+            };
+            let open: Vec<usize> = (0..wanted.len()).filter(plain).collect();
+            let some: Vec<_> = open.iter().map(|n| wanted[*n]).collect();
+            let results = match (self.format.chunks, new) {
+                (PoolKind::Replicated, _) => self.add_all_replicated(&some, new),
+                (PoolKind::Erasure, false) => self.add_all_present(&some),
+                (PoolKind::Erasure, true) => self.add_all_new(&some),
+            };
+            for (n, result) in open.into_iter().zip(results) {
+                match result {
+                    Ok(_) => {
+                        added[n] = Some(Chunk { id: wanted[n].0, copy: 0 });
+                        let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                        counter.fetch_add(1, Relaxed);
+                    }
+                    Err(Refusal::Missing | Refusal::Exists | Refusal::Mismatch) => {}
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+        }
+        let rest = |(n, chunk): (usize, Option<Chunk>)| match chunk {
+            Some(chunk) => Ok(chunk),
+            None => self.add_reference(wanted[n].0, wanted[n].1, &wanted[n].2),
+        };
+        added.into_iter().enumerate().map(rest).collect()
+    }
+
+    /// The guard that finds out that the number of copies is another one.
+    fn spread_guard(chunk: &Chunk, spread: u8) -> Option<Guard> {
+        (chunk.copy == 0).then(|| Guard::Xattr(SPREAD, vec![spread]))
+    }
+
+    fn learn_spread(&self, id: ChunkId) -> Result<(), Refusal> {
+        let first = self.references(&Chunk { id, copy: 0 });
+        let spread = match self.read_one(&first, vec![Look::Xattr(SPREAD)]) {
+            Ok(sight) => sight.xattr(0).and_then(|value| value.first().copied()).unwrap_or(0).min(SPREAD_MAX),
+            Err(Refusal::Missing) => 0,
+            Err(refusal) => return Err(refusal),
+        };
+        self.spreads.lock().insert(id, spread);
+        Ok(())
+    }
+
+    /// Doubles the copies of a chunk of which one has too many references.
+    fn spread_out(&self, chunk: &Chunk, spread: u8) -> Result<(), Refusal> {
+        let (object, mut after, mut count) = (self.references(chunk), Vec::new(), 0);
+        while count < self.settings.spread_at {
+            let sight = match self.read_one(&object, vec![Look::Page(after, PAGE)]) {
+                Err(Refusal::Missing) => return Ok(()),
+                other => other?,
+            };
+            let (pairs, more) = sight.pairs(0);
+            count += pairs.len();
+            match pairs.last() {
+                Some((last, _)) if more => after = last.clone(),
+                _ => break,
+            }
+        }
+        if count < self.settings.spread_at || spread >= SPREAD_MAX {
+            return Ok(());
+        }
+        let object = self.references(&Chunk { id: chunk.id, copy: 0 });
+        let guards = vec![Guard::Xattr(SPREAD, vec![spread])];
+        match self.insist(&Write { object, guards, changes: vec![Change::SetXattr(SPREAD, vec![spread + 1])] }) {
+            // The number is a hint.
+            Ok(_) | Err(Refusal::Mismatch | Refusal::Missing | Refusal::Full) => Ok(()),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Drops exactly this reference; one that is not there is no error.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn drop_reference(&self, chunk: &Chunk, reference: &Reference) -> Result<(), Refusal> {
+        match self.insist(&self.drop_op(chunk, reference)) {
+            Ok(_) | Err(Refusal::Missing) => Ok(()),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// The operation that drops exactly this reference.
+    pub(crate) fn drop_op(&self, chunk: &Chunk, reference: &Reference) -> Write {
+        let keys = vec![self.reference_key(reference)];
+        Write { object: self.references(chunk), guards: vec![Guard::Exists], changes: vec![Change::DropOmap(keys)] }
+    }
+
+    /// Removes a chunk when nothing refers to it; true when it did.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn collect(&self, chunk: &Chunk) -> Result<bool, Refusal> {
+        Ok(self.collect_all([*chunk])? > 0)
+    }
+
+    /// Removes those chunks that nothing refers to; returns how many.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn collect_all(&self, chunks: impl IntoIterator<Item = Chunk>) -> Result<u64, Refusal> {
+        let chunks: BTreeSet<Chunk> = chunks.into_iter().collect();
+        let chunks: Vec<Chunk> = chunks.into_iter().collect();
+        let mut removed = 0;
+        match self.format.chunks {
+            PoolKind::Replicated => removed = self.collect_replicated(&chunks)?,
+            PoolKind::Erasure => {
+                for chunk in &chunks {
+                    removed += u64::from(self.collect_erasure(chunk)?);
+                }
+            }
+        }
+        self.counts.collected.fetch_add(removed, Relaxed);
+        Ok(removed)
+    }
+
+    /// True when the chunk has this reference and its data.
+    ///
+    /// # Errors
+    /// `Missing` when there is no such chunk, and the store's.
+    pub(crate) fn has_reference(&self, chunk: &Chunk, reference: &Reference) -> Result<bool, Refusal> {
+        let key = self.reference_key(reference);
+        let sight = self.read_one(&self.references(chunk), vec![Look::Keys(vec![key, key::STATE.to_vec()])])?;
+        let (pairs, _) = sight.pairs(0);
+        if self.format.chunks == PoolKind::Erasure && !erasure::is_present(pairs) {
+            return Err(Refusal::Missing);
+        }
+        Ok(pairs.iter().any(|(key, _)| key != key::STATE))
+    }
+
+    /// Data and attribute of a chunk object: compressed where that saves a block of the store.
+    fn body(&self, data: &[u8]) -> Vec<Change> {
+        let blocks = |bytes: usize| bytes.div_ceil(BLOCK as usize);
+        let packed = self.format.compress.then(|| compress::pack(data)).filter(|packed| blocks(packed.len()) < blocks(data.len()));
+        let mut head = vec![u8::from(packed.is_some())];
+        head.extend((data.len() as u32).to_le_bytes());
+        vec![Change::Full(packed.unwrap_or_else(|| data.to_vec())), Change::SetXattr(HEAD, head)]
+    }
+}

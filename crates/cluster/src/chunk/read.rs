@@ -1,0 +1,38 @@
+//! Reading chunks: what comes back is what its name says, or an error.
+
+use onefold_core::{
+    checksum, compress,
+    object::{Look, ObjectName, Read, Refusal, Sight},
+};
+
+use super::HEAD;
+use crate::{
+    format::{CHUNK_MAX, Chunk, corrupt},
+    session::Session,
+};
+
+/// The content of a chunk, when it is what the name says.
+fn checked(secret: &[u8; 32], chunk: &Chunk, sight: &Sight) -> Result<Vec<u8>, Refusal> {
+    let damaged = || Refusal::Failed(corrupt(format_args!("chunk {} is damaged", chunk.name())));
+    let head = sight.xattr(1).ok_or_else(damaged)?;
+    if head.len() != 5 || head[1..] != chunk.id.length.to_le_bytes() {
+        return Err(damaged());
+    }
+    let data = match head[0] {
+        0 => sight.data(0).to_vec(),
+        1 => compress::unpack(sight.data(0), chunk.id.length as usize).map_err(|_| damaged())?,
+        _ => return Err(damaged()),
+    };
+    let named = data.len() == chunk.id.length as usize && checksum::chunk_name(secret, &data) == chunk.id.hash;
+    if named { Ok(data) } else { Err(damaged()) }
+}
+
+impl Session {
+    /// Reads chunks, all in flight together; each is hashed against its name.
+    pub(crate) fn read_chunks(&self, chunks: &[Chunk]) -> Vec<Result<Vec<u8>, Refusal>> {
+        let looks = || vec![Look::Data(0, 2 * u64::from(CHUNK_MAX)), Look::Xattr(HEAD)];
+        let batch: Vec<Read> = chunks.iter().map(|chunk| Read { object: ObjectName::chunk(chunk.name()), looks: looks() }).collect();
+        let sights = self.read_all(&batch);
+        chunks.iter().zip(sights).map(|(chunk, sight)| checked(&self.format.secret, chunk, &sight?)).collect()
+    }
+}

@@ -1,0 +1,166 @@
+//! The catalogue: what the store is, and what its names stand for.
+
+use onefold_core::{Error, Kind, Result, object::PoolKind};
+
+use super::{BLOCK, CHUNK_MAX, OBJECT_MAX, corrupt};
+
+/// The version of the format.
+const VERSION: u16 = 1;
+
+const MAGIC: &[u8; 8] = b"ONEFOLDC";
+
+/// How bytes that are put are cut into chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// All of the chunk size.
+    Static,
+    /// At places that the content decides, of the chunk size on average.
+    Content,
+}
+
+/// What was decided when the store was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Format {
+    /// The store's id.
+    pub id: [u8; 16],
+    /// The key of the hashes that name chunks.
+    pub secret: [u8; 32],
+    /// Bytes of a chunk of a volume: 16, 32 or 64 KiB.
+    pub chunk_bytes: u32,
+    /// Bytes of a metadata object.
+    pub object_bytes: u32,
+    /// Objects of the dirty list, and of the names.
+    pub shards: u16,
+    /// How objects that are put are cut.
+    pub cut: Cut,
+    /// Chunks are compressed where that saves space.
+    pub compress: bool,
+    /// What the chunk pool was.
+    pub chunks: PoolKind,
+}
+
+impl Format {
+    /// The usual one with chunks of 32 KiB.
+    #[must_use]
+    pub fn new(id: [u8; 16], secret: [u8; 32], chunks: PoolKind) -> Format {
+        Format { id, secret, chunk_bytes: 32 << 10, object_bytes: OBJECT_MAX, shards: 256, cut: Cut::Content, compress: true, chunks }
+    }
+
+    /// Checks its numbers.
+    ///
+    /// # Errors
+    /// `InvalidInput` with a sentence.
+    pub fn check(&self) -> Result<()> {
+        let chunk = self.chunk_bytes;
+        let fits = chunk.is_multiple_of(BLOCK) && (BLOCK..=CHUNK_MAX).contains(&chunk) && self.object_bytes.is_multiple_of(chunk);
+        let entries = self.object_bytes / chunk.max(1);
+        if !fits || self.object_bytes > OBJECT_MAX || entries > 256 || !(1..=256).contains(&self.shards) {
+            return Err(Error::new(Kind::InvalidInput, "chunks have 16, 32 or 64 KiB, and divide the object"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut value = MAGIC.to_vec();
+        value.extend(VERSION.to_le_bytes());
+        // No feature yet, neither of those that an older version must not write with, nor of those that it must not even read with.
+        value.extend([0; 16]);
+        value.extend(self.id);
+        value.extend(self.secret);
+        value.extend(self.chunk_bytes.to_le_bytes());
+        value.extend(self.object_bytes.to_le_bytes());
+        value.extend(self.shards.to_le_bytes());
+        value.push(u8::from(self.cut == Cut::Content));
+        value.push(u8::from(self.compress));
+        value.push(u8::from(self.chunks == PoolKind::Erasure));
+        value
+    }
+
+    pub(crate) fn decode(value: &[u8]) -> Result<Format> {
+        let bad = || corrupt("the catalogue of the store is damaged");
+        let array = |at: usize, bytes: usize| value.get(at..at + bytes).ok_or_else(bad);
+        if array(0, 8)? != MAGIC {
+            return Err(bad());
+        }
+        let version = u16::from_le_bytes(array(8, 2)?.try_into().map_err(|_| bad())?);
+        if version != VERSION || array(10, 16)?.iter().any(|byte| *byte != 0) {
+            return Err(Error::new(Kind::Unsupported, format!("the store was made by a newer version (format {version})")));
+        }
+        let number = |at: usize| -> Result<u32> { Ok(u32::from_le_bytes(array(at, 4)?.try_into().map_err(|_| bad())?)) };
+        let flag = |at: usize| -> Result<bool> { Ok(*value.get(at).ok_or_else(bad)? != 0) };
+        let format = Format {
+            id: array(26, 16)?.try_into().map_err(|_| bad())?,
+            secret: array(42, 32)?.try_into().map_err(|_| bad())?,
+            chunk_bytes: number(74)?,
+            object_bytes: number(78)?,
+            shards: u16::from_le_bytes(array(82, 2)?.try_into().map_err(|_| bad())?),
+            cut: if flag(84)? { Cut::Content } else { Cut::Static },
+            compress: flag(85)?,
+            chunks: if flag(86)? { PoolKind::Erasure } else { PoolKind::Replicated },
+        };
+        format.check().map_err(|_| bad())?;
+        Ok(format)
+    }
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A volume.
+    Volume,
+    /// An object that was put.
+    Put,
+}
+
+/// A name's value, or what is left to delete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// What it is.
+    pub what: What,
+    /// Its number: the `volume` of its objects.
+    pub id: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// How many objects an object that was put has; how often a volume was resized.
+    pub pieces: u64,
+}
+
+impl Named {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut value = vec![u8::from(self.what == What::Put) + 1];
+        [self.id, self.bytes, self.pieces].iter().for_each(|number| value.extend(number.to_le_bytes()));
+        value
+    }
+
+    pub(crate) fn decode(value: &[u8]) -> Result<Named> {
+        let bad = || corrupt("a name in the catalogue is damaged");
+        let number =
+            |at: usize| -> Result<u64> { Ok(u64::from_le_bytes(value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?)) };
+        let what = match value.first() {
+            Some(1) => What::Volume,
+            Some(2) => What::Put,
+            _ => return Err(bad()),
+        };
+        Ok(Named { what, id: number(1)?, bytes: number(9)?, pieces: number(17)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_catalogue_comes_back_and_a_newer_one_is_refused() {
+        let format = Format::new([1; 16], [2; 32], PoolKind::Erasure);
+        let value = format.encode();
+        assert_eq!(Format::decode(&value).unwrap(), format);
+        for (at, kind) in [(0, Kind::Corrupt), (8, Kind::Unsupported), (12, Kind::Unsupported), (75, Kind::Corrupt)] {
+            let mut other = value.clone();
+            other[at] ^= 0x81;
+            assert_eq!(Format::decode(&other).unwrap_err().kind(), kind, "byte {at}");
+        }
+        assert!((0..value.len()).all(|length| Format::decode(&value[..length]).is_err()));
+        let named = Named { what: What::Put, id: 5, bytes: 6, pieces: 7 };
+        assert_eq!(Named::decode(&named.encode()).unwrap(), named);
+    }
+}

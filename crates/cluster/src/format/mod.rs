@@ -1,0 +1,153 @@
+//! The bytes of names, keys and values; the tables are in `docs/cluster-format.md`.
+//!
+//! Keys hold no zero byte, since the clients of some stores end them there, and sort like what they name.
+//!
+//! *Invariant:* a decoder takes hostile bytes and gives a typed value or `Corrupt`; it never panics.
+
+pub(crate) mod catalogue;
+pub mod entry;
+pub mod key;
+
+use std::fmt;
+
+use onefold_core::{Error, Kind, object::ObjectName};
+
+/// Bytes of a block: what a mask bit stands for.
+pub const BLOCK: u32 = 4096;
+
+/// Most bytes of a chunk: a mask has 16 bits.
+pub const CHUNK_MAX: u32 = 16 * BLOCK;
+
+/// Most bytes of a metadata object.
+pub const OBJECT_MAX: u32 = 4 << 20;
+
+/// Most entries of a metadata object.
+pub const ENTRIES_MAX: usize = 256;
+
+/// Most pending drops of a metadata object.
+pub const PENDING_MAX: usize = 256;
+
+/// More keys than a metadata object ever has.
+pub(crate) const MAP_PAGE: usize = ENTRIES_MAX + PENDING_MAX + 8;
+
+/// Made from a session's number and a counter of the session; never used twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(pub u64);
+
+impl Stamp {
+    /// Bits of the counter.
+    pub(crate) const COUNTER_BITS: u32 = 40;
+}
+
+/// A metadata object: a piece of a volume, or of an object that was put. Never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId {
+    /// The volume, or the object that was put; 40 bits.
+    pub volume: u64,
+    /// Which piece of it; 40 bits.
+    pub index: u64,
+}
+
+impl fmt::Debug for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}.{:x}", self.volume, self.index)
+    }
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl ObjectId {
+    /// Its name in the store.
+    #[must_use]
+    pub fn name(self) -> ObjectName {
+        ObjectName::metadata(format!("o.{:010x}.{:010x}", self.volume, self.index))
+    }
+
+    /// The object that a name stands for.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<ObjectId> {
+        let (volume, index) = name.strip_prefix("o.")?.split_once('.')?;
+        let number = |text: &str| (text.len() == 10).then(|| u64::from_str_radix(text, 16).ok()).flatten();
+        Some(ObjectId { volume: number(volume)?, index: number(index)? })
+    }
+
+    pub(crate) fn bytes(self) -> [u8; 10] {
+        let mut bytes = [0; 10];
+        bytes[..5].copy_from_slice(&self.volume.to_be_bytes()[3..]);
+        bytes[5..].copy_from_slice(&self.index.to_be_bytes()[3..]);
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ObjectId> {
+        let number = |part: &[u8]| part.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        (bytes.len() == 10).then(|| ObjectId { volume: number(&bytes[..5]), index: number(&bytes[5..]) })
+    }
+}
+
+/// A chunk: the hash of its bytes and their number. Its name is its content.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkId {
+    /// Keyed hash of the bytes.
+    pub hash: [u8; 32],
+    /// How many bytes.
+    pub length: u32,
+}
+
+impl fmt::Debug for ChunkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02x}{:02x}{:02x}{:02x}+{}", self.hash[0], self.hash[1], self.hash[2], self.hash[3], self.length)
+    }
+}
+
+/// One of the copies of a chunk; a chunk has one, unless very many refer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Chunk {
+    /// The chunk.
+    pub id: ChunkId,
+    /// Which copy.
+    pub copy: u8,
+}
+
+impl Chunk {
+    /// The name of its object; with erasure code also of the object that holds its references.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let hash: String = self.id.hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("c.0.{hash}.{:x}.{:x}", self.id.length, self.copy)
+    }
+
+    /// The chunk that a name stands for.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Chunk> {
+        let mut parts = name.strip_prefix("c.0.")?.split('.');
+        let (text, length, copy) = (parts.next()?, parts.next()?, parts.next()?);
+        if text.len() != 64 || !text.is_ascii() || parts.next().is_some() {
+            return None;
+        }
+        let mut hash = [0; 32];
+        for (byte, pair) in hash.iter_mut().zip(text.as_bytes().chunks(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        let length = u32::from_str_radix(length, 16).ok().filter(|length| (1..=CHUNK_MAX).contains(length))?;
+        Some(Chunk { id: ChunkId { hash, length }, copy: u8::from_str_radix(copy, 16).ok()? })
+    }
+}
+
+/// Who refers to a chunk: an entry, and the stamp that it had when it was dirty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reference {
+    /// The metadata object.
+    pub object: ObjectId,
+    /// The offset of the entry in it.
+    pub offset: u32,
+    /// The dirty entry's stamp.
+    pub stamp: Stamp,
+}
+
+pub(crate) fn corrupt(what: impl fmt::Display) -> Error {
+    Error::new(Kind::Corrupt, what.to_string())
+}

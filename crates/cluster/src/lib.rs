@@ -1,0 +1,43 @@
+//! The cluster engine: global deduplication over an object store that is atomic on one object, and on nothing more.
+//!
+//! Writes go to metadata objects; workers move what is dirty to chunk objects, named by their content (double hashing). Anyone may stop,
+//! hang or lose a reply at any step; what keeps data safe is that every operation compares what it was decided from, and that no entry value ever
+//! comes back.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`session`] | a session: stamps, retries, the catalogue |
+//! | [`map`] | the chunk map of a metadata object, and its place on the dirty list |
+//! | [`chunk`] | chunk objects and their references, on replicated and on erasure-coded pools |
+//! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
+//! | [`put`], [`names`], [`delete`] | whole objects, names, deleting |
+//! | [`worker`] | deduplication in the background, and its rate |
+//! | [`scrub`] | references, lists and bitmaps compared and repaired while all goes on |
+//! | [`status`] | counts and sizes |
+//!
+//! *Invariant:* no thread, clock or randomness of its own: each step is a call that returns, made of operations of the store.
+//!
+//! *Invariant:* an entry names a chunk only while that chunk has the entry's reference.
+
+mod chunk;
+mod delete;
+pub mod format;
+mod map;
+mod names;
+mod put;
+mod scrub;
+mod session;
+mod settings;
+mod status;
+mod volume;
+mod worker;
+
+pub use format::catalogue::{Cut, Format, Named, What};
+pub use scrub::{Report, Scrub};
+pub use session::{Counts, Session, create};
+#[cfg(feature = "planted-bugs")]
+pub use settings::PlantedBug;
+pub use settings::Settings;
+pub use status::Status;
+pub use volume::{ClusterExports, Mode, Volume};
+pub use worker::{Marks, Progress, Rate, Worker};

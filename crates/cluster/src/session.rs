@@ -1,0 +1,303 @@
+//! A session: the store, the format, a number that the catalogue gave, and stamps that nobody uses again.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Change, Guard, Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal, Sight, Version, Write},
+};
+use parking_lot::Mutex;
+
+use crate::{
+    format::{ChunkId, Stamp, catalogue::Format},
+    settings::{PlantedBug, Settings},
+};
+
+/// The object that says what the store is.
+const CATALOGUE: &str = "catalogue";
+
+const FORMAT: &[u8] = b"format";
+
+/// The number of the next session.
+const SESSIONS: &[u8] = b"sessions";
+
+/// The number of the next volume or object that is put.
+const IDS: &[u8] = b"ids";
+
+/// Sessions that a store can have: 24 bits.
+const SESSIONS_MAX: u64 = 1 << (64 - Stamp::COUNTER_BITS);
+
+/// What the sessions of a process did.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Operations of clients.
+    pub foreground: AtomicU64,
+    /// Bytes that clients wrote and read.
+    pub foreground_bytes: AtomicU64,
+    /// Operations of deduplication.
+    pub background: AtomicU64,
+    /// Chunks that were new.
+    pub chunks_new: AtomicU64,
+    /// Chunks that were there.
+    pub chunks_found: AtomicU64,
+    /// Flips that came too late.
+    pub flips_failed: AtomicU64,
+    /// Chunks that were removed.
+    pub collected: AtomicU64,
+    /// Chunks that were promoted.
+    pub promoted: AtomicU64,
+    /// Operations whose reply was lost.
+    pub unknown: AtomicU64,
+}
+
+/// A session of the store. All methods may be called from many threads at once.
+pub struct Session {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) format: Format,
+    pub(crate) settings: Settings,
+    /// What was done.
+    pub counts: Counts,
+    number: u64,
+    counter: AtomicU64,
+    /// How often the copies of a chunk were doubled, as far as it is known here; a hint.
+    pub(crate) spreads: Mutex<BTreeMap<ChunkId, u8>>,
+}
+
+/// A refusal as the sentence that a person reads.
+pub(crate) fn failed(what: impl std::fmt::Display, refusal: Refusal) -> Error {
+    let kind = match refusal {
+        Refusal::Missing => Kind::NotFound,
+        Refusal::Exists => Kind::Exists,
+        Refusal::Mismatch | Refusal::Busy => Kind::Busy,
+        Refusal::Full => Kind::NoSpace,
+        Refusal::Fenced => Kind::Stopped,
+        Refusal::Unknown => Kind::Io,
+        Refusal::Unsupported => Kind::Unsupported,
+        Refusal::Failed(error) => return error.context(what),
+    };
+    Error::new(kind, format!("{what}: {refusal}"))
+}
+
+/// Makes a store.
+///
+/// # Errors
+/// `Exists` when there is one already, `Unsupported` when a pool can't hold it, and the object store's.
+pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
+    format.check()?;
+    if store.kind(Pool::Metadata) != PoolKind::Replicated {
+        return Err(Error::new(Kind::Unsupported, "the metadata pool is erasure-coded, and has no omap; it must be replicated"));
+    }
+    let first = |key: &[u8]| (key.to_vec(), 1u64.to_le_bytes().to_vec());
+    let op = Write {
+        object: ObjectName::metadata(CATALOGUE),
+        guards: vec![Guard::Absent],
+        changes: vec![Change::SetOmap(vec![(FORMAT.to_vec(), format.encode()), first(SESSIONS), first(IDS)])],
+    };
+    match store.write(&[op]).remove(0) {
+        Ok(_) => Ok(()),
+        Err(Refusal::Exists) => Err(Error::new(Kind::Exists, "there is a store already")),
+        Err(refusal) => Err(failed("the store can't be made", refusal)),
+    }
+}
+
+impl Session {
+    /// Opens the store with a new session.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no store, `Unsupported` when it is of a newer version, and the object store's.
+    pub fn open(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
+        let catalogue = Read { object: ObjectName::metadata(CATALOGUE), looks: vec![Look::Keys(vec![FORMAT.to_vec()])] };
+        let mut format = None;
+        for _ in 0..settings.tries.max(1) {
+            match store.read(std::slice::from_ref(&catalogue)).remove(0) {
+                Ok(sight) => {
+                    let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+                    format = Some(Format::decode(&value)?);
+                    break;
+                }
+                Err(Refusal::Unknown) => {}
+                Err(Refusal::Missing) => return Err(Error::new(Kind::NotFound, "there is no store; onefold cluster create makes one")),
+                Err(refusal) => return Err(failed("the catalogue can't be read", refusal)),
+            }
+        }
+        let Some(format) = format else { return Err(failed("the catalogue can't be read", Refusal::Unknown)) };
+        if format.chunks != store.kind(Pool::Chunks) {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "the chunk pool is not the one that the store was made with: it is of another kind",
+            ));
+        }
+        let mut session = Session {
+            store,
+            format,
+            settings,
+            counts: Counts::default(),
+            number: 0,
+            counter: AtomicU64::new(1),
+            spreads: Mutex::default(),
+        };
+        session.number = session.next(SESSIONS)?;
+        if session.number >= SESSIONS_MAX {
+            return Err(Error::new(Kind::Unsupported, "the store had all the sessions that it can have"));
+        }
+        Ok(session)
+    }
+
+    /// What was decided when the store was made.
+    #[must_use]
+    pub fn format(&self) -> &Format {
+        &self.format
+    }
+
+    /// The object store.
+    #[must_use]
+    pub fn store(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    /// The number of this session; higher ones began later.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// A stamp that nobody else has, and that nobody had.
+    pub(crate) fn stamp(&self) -> Stamp {
+        let step = u64::from(!self.planted(PlantedBug::StampReused));
+        Stamp(self.number << Stamp::COUNTER_BITS | self.counter.fetch_add(step, Relaxed))
+    }
+
+    pub(crate) fn planted(&self, bug: PlantedBug) -> bool {
+        self.settings.planted(bug)
+    }
+
+    /// A number that nobody else gets.
+    pub(crate) fn new_id(&self) -> Result<u64> {
+        self.next(IDS)
+    }
+
+    /// Takes a number of the catalogue. One whose reply is lost is skipped.
+    fn next(&self, key: &[u8]) -> Result<u64> {
+        let what = "the catalogue can't be changed";
+        let object = ObjectName::metadata(CATALOGUE);
+        for _ in 0..1000 {
+            let sight = self.read_one(&object, vec![Look::Keys(vec![key.to_vec()])]).map_err(|refusal| failed(what, refusal))?;
+            let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+            let number =
+                value.clone().try_into().map(u64::from_le_bytes).map_err(|_| crate::format::corrupt("the catalogue is damaged"))?;
+            let op = Write {
+                object: object.clone(),
+                guards: vec![Guard::Omap(key.to_vec(), value)],
+                changes: vec![Change::SetOmap(vec![(key.to_vec(), (number + 1).to_le_bytes().to_vec())])],
+            };
+            match self.write_one(&op) {
+                Ok(_) => return Ok(number),
+                Err(Refusal::Mismatch | Refusal::Unknown) => {}
+                Err(refusal) => return Err(failed(what, refusal)),
+            }
+        }
+        Err(failed(what, Refusal::Unknown))
+    }
+
+    /// Applies one operation; its reply may be lost.
+    pub(crate) fn write_one(&self, op: &Write) -> Result<Version, Refusal> {
+        let result = self.store.write(std::slice::from_ref(op)).pop().unwrap_or(Err(Refusal::Unknown));
+        if matches!(result, Err(Refusal::Unknown)) {
+            self.counts.unknown.fetch_add(1, Relaxed);
+        }
+        result
+    }
+
+    /// As [`write_one`](Self::write_one) for a batch.
+    pub(crate) fn write_all(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        let results = self.store.write(batch);
+        let unknown = results.iter().filter(|result| matches!(result, Err(Refusal::Unknown))).count();
+        self.counts.unknown.fetch_add(unknown as u64, Relaxed);
+        results
+    }
+
+    /// Applies an operation that does the same when it is applied twice: without a reply it is sent again.
+    pub(crate) fn insist(&self, op: &Write) -> Result<Version, Refusal> {
+        let mut result = Err(Refusal::Unknown);
+        for _ in 0..self.settings.tries.max(1) {
+            result = self.write_one(op);
+            if !matches!(result, Err(Refusal::Unknown)) {
+                break;
+            }
+        }
+        result
+    }
+
+    /// As [`insist`](Self::insist) for a batch.
+    pub(crate) fn insist_all(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        let mut results = self.store.write(batch);
+        for (op, result) in batch.iter().zip(&mut results) {
+            if matches!(result, Err(Refusal::Unknown)) {
+                *result = self.insist(op);
+            }
+        }
+        results
+    }
+
+    /// Reads one object; without a reply it is asked again.
+    pub(crate) fn read_one(&self, object: &ObjectName, looks: Vec<Look>) -> Result<Sight, Refusal> {
+        self.read_all(&[Read { object: object.clone(), looks }]).pop().unwrap_or(Err(Refusal::Unknown))
+    }
+
+    /// As [`read_one`](Self::read_one) for a batch.
+    pub(crate) fn read_all(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+        let mut results = self.store.read(batch);
+        for (op, result) in batch.iter().zip(&mut results) {
+            for _ in 1..self.settings.tries.max(1) {
+                if !matches!(result, Err(Refusal::Unknown)) {
+                    break;
+                }
+                *result = self.store.read(std::slice::from_ref(op)).pop().unwrap_or(Err(Refusal::Unknown));
+            }
+        }
+        results
+    }
+
+    /// All keys of an object after `after`, page by page; nothing when it is missing.
+    pub(crate) fn all_keys(&self, object: &ObjectName, mut after: Vec<u8>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
+        let mut all = Vec::new();
+        loop {
+            let sight = match self.read_one(object, vec![Look::Page(after, 1000)]) {
+                Err(Refusal::Missing) => return Ok(all),
+                other => other?,
+            };
+            let (pairs, more) = sight.pairs(0);
+            all.extend_from_slice(pairs);
+            match all.last() {
+                Some((last, _)) if more => after = last.clone(),
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// As [`all_keys`](Self::all_keys) for many objects, whose first pages are in flight together.
+    pub(crate) fn all_keys_of(&self, objects: &[ObjectName], after: &[u8]) -> Result<Vec<Vec<(Vec<u8>, Vec<u8>)>>, Refusal> {
+        let look = |object: &ObjectName| Read { object: object.clone(), looks: vec![Look::Page(after.to_vec(), 1000)] };
+        let first = self.read_all(&objects.iter().map(look).collect::<Vec<_>>());
+        let rest = |(object, sight): (&ObjectName, Result<Sight, Refusal>)| {
+            let sight = match sight {
+                Err(Refusal::Missing) => return Ok(Vec::new()),
+                other => other?,
+            };
+            let (pairs, more) = sight.pairs(0);
+            let mut all = pairs.to_vec();
+            if let Some((last, _)) = all.last().filter(|_| more) {
+                let last = last.clone();
+                all.extend(self.all_keys(object, last)?);
+            }
+            Ok(all)
+        };
+        objects.iter().zip(first).map(rest).collect()
+    }
+}

@@ -1,0 +1,114 @@
+//! How the engine works; nothing here is part of the format.
+
+use std::time::Duration;
+
+/// What a session may do and how long it waits.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Times that an operation without a reply is sent or looked for, until it is an error.
+    pub tries: u32,
+    /// Objects that changed within this time are not deduplicated.
+    pub cold: Duration,
+    /// How long a lock lasts when it is not renewed.
+    pub lease: Duration,
+    /// References at which a chunk gets twice as many copies.
+    pub spread_at: usize,
+    /// One add in so many counts the references.
+    pub count_one_in: u64,
+    /// Objects that a trim clears by itself; longer ones leave a record.
+    pub direct_objects: u64,
+    /// Reads of a chunk within a minute that make it hot; 0 for never.
+    pub hit_count: u32,
+    /// Bytes of clean chunks kept in metadata objects by this server.
+    pub cache_bytes: u64,
+    /// Objects of a volume whose maps are remembered.
+    pub known_objects: usize,
+    /// Objects that a worker takes from a shard of the dirty list in one step.
+    pub objects_per_step: usize,
+    /// The planted bug.
+    #[cfg(feature = "planted-bugs")]
+    pub bug: Option<PlantedBug>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            tries: 5,
+            cold: Duration::from_secs(10),
+            lease: Duration::from_secs(30),
+            spread_at: 8192,
+            count_one_in: 256,
+            direct_objects: 16,
+            hit_count: 8,
+            cache_bytes: 64 << 20,
+            known_objects: 4096,
+            objects_per_step: 16,
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+        }
+    }
+}
+
+impl Settings {
+    /// True when `bug` is planted.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn planted(&self, bug: PlantedBug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Never, in a product.
+    #[cfg(not(feature = "planted-bugs"))]
+    #[allow(clippy::unused_self)]
+    pub(crate) const fn planted(&self, _: PlantedBug) -> bool {
+        false
+    }
+}
+
+macro_rules! bugs {
+    ($($bug:ident $name:literal,)*) => {
+        /// A deliberate defect, each at the place where the rule is kept that it breaks.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[cfg_attr(not(feature = "planted-bugs"), allow(unreachable_pub))]
+        pub enum PlantedBug {
+            $(#[doc = $name] $bug,)*
+        }
+
+        #[cfg(feature = "planted-bugs")]
+        impl PlantedBug {
+            /// All of them.
+            pub const ALL: &'static [PlantedBug] = &[$(PlantedBug::$bug,)*];
+
+            /// Its name.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(PlantedBug::$bug => $name,)*
+                }
+            }
+        }
+    };
+}
+
+bugs! {
+    DropBeforeFlip "drop-before-flip",
+    FlipBeforeReference "flip-before-reference",
+    BlindEntry "blind-foreground-entry",
+    ReferenceWithoutStamp "reference-without-stamp",
+    LosersDrop "losers-drop",
+    RemovalWithoutVersion "removal-without-version",
+    ScrubByAge "scrub-by-age",
+    ListKeyWithoutStamp "list-key-without-stamp",
+    ListedNotCompared "listed-key-not-compared",
+    InsertNotAwaited "insert-not-awaited",
+    StampReused "stamp-reused",
+    TakeoverWithoutFence "takeover-without-fence",
+    PunchOutsideFlip "punch-outside-flip",
+    ReadApart "entries-and-data-read-apart",
+    RemovingTrusted "removing-trusted",
+    RemovedBeforeDrops "object-removed-before-its-drops",
+    NewStampOnRetry "new-stamp-on-retry",
+    PromotionClearsDirty "promotion-clears-dirty",
+    MissingAsZeroes "missing-object-as-zeroes",
+    MaskBitLost "mask-bit-lost",
+    OldDiscard "old-discard-over-newer-write",
+}

@@ -1,0 +1,138 @@
+//! Counts and sizes, by looking at the lists and the pools.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use onefold_core::{
+    Result,
+    object::{Look, ObjectName, Pool, Refusal, Seen, Space},
+};
+
+use crate::{
+    format::{Chunk, ObjectId, catalogue::What},
+    map::shard_name,
+    session::{Session, failed},
+};
+
+/// What a store holds. Sizes are before replication; while others write they are of no one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Volumes.
+    pub volumes: u64,
+    /// Their sizes together.
+    pub volume_bytes: u64,
+    /// Objects that were put.
+    pub puts: u64,
+    /// Their sizes together.
+    pub put_bytes: u64,
+    /// Metadata objects.
+    pub objects: u64,
+    /// Entries of their maps.
+    pub entries: u64,
+    /// Bytes of chunks that the maps name or hold, each as often as it is named.
+    pub logical_bytes: u64,
+    /// Bytes that stand in metadata objects.
+    pub cached_bytes: u64,
+    /// Bytes of these that are to be deduplicated.
+    pub dirty_bytes: u64,
+    /// Chunk objects.
+    pub chunks: u64,
+    /// Bytes of their data.
+    pub chunk_bytes: u64,
+    /// Bytes of keys and values of map entries.
+    pub map_bytes: u64,
+    /// Objects on the dirty list.
+    pub backlog: u64,
+    /// Space of the object store, with everything in it.
+    pub space: Space,
+}
+
+impl Session {
+    /// Objects on the dirty list.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn backlog(&self) -> Result<u64> {
+        let shards: Vec<ObjectName> = (0..self.format.shards).map(shard_name).collect();
+        let keys = self.all_keys_of(&shards, &[]).map_err(|refusal| failed("the dirty list can't be read", refusal))?;
+        Ok(keys.iter().map(|keys| keys.len() as u64).sum())
+    }
+
+    /// Looks at everything once.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn status(&self) -> Result<Status> {
+        let mut status = Status { backlog: self.backlog()?, ..Status::default() };
+        for (_, named) in self.names()? {
+            let (count, bytes) = match named.what {
+                What::Volume => (&mut status.volumes, &mut status.volume_bytes),
+                What::Put => (&mut status.puts, &mut status.put_bytes),
+            };
+            *count += 1;
+            *bytes += named.bytes;
+        }
+        self.sizes(&mut status).map_err(|refusal| failed("the pools can't be read", refusal))?;
+        Ok(status)
+    }
+
+    fn sizes(&self, status: &mut Status) -> Result<(), Refusal> {
+        status.space = self.store.space()?;
+        for pool in [Pool::Metadata, Pool::Chunks] {
+            let mut from = None;
+            loop {
+                let page = self.store.list(pool, from.as_deref(), 1000)?;
+                for name in &page.names {
+                    if let Some(object) = ObjectId::parse(name) {
+                        self.size_of(object, status)?;
+                    } else if pool == Pool::Chunks && Chunk::parse(name).is_some() {
+                        self.size_of_chunk(name, status)?;
+                    }
+                }
+                from = page.next;
+                if from.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn size_of(&self, object: ObjectId, status: &mut Status) -> Result<(), Refusal> {
+        let Some(map) = self.read_map(object)? else { return Ok(()) };
+        status.objects += 1;
+        for entry in map.entries.values() {
+            let cached = u64::from(entry.mask.count_ones()) * 4096;
+            status.entries += 1;
+            status.map_bytes += (crate::format::entry::ENTRY_BYTES + 3) as u64;
+            status.cached_bytes += cached.min(entry.length.into());
+            if entry.dirty {
+                status.dirty_bytes += cached.min(entry.length.into());
+            }
+            if entry.base.is_some() || entry.mask != 0 {
+                status.logical_bytes += u64::from(entry.length);
+            }
+        }
+        Ok(())
+    }
+
+    fn size_of_chunk(&self, name: &str, status: &mut Status) -> Result<(), Refusal> {
+        match self.read_one(&ObjectName::chunk(name), vec![Look::Stat]) {
+            Ok(sight) => {
+                status.chunks += 1;
+                if let Some(Seen::Stat { bytes, .. }) = sight.seen.first() {
+                    status.chunk_bytes += bytes;
+                }
+                Ok(())
+            }
+            Err(Refusal::Missing) => Ok(()),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Client operations and their bytes, and operations whose reply was lost, since this session began.
+    #[must_use]
+    pub fn traffic(&self) -> (u64, u64, u64) {
+        let counts = &self.counts;
+        (counts.foreground.load(Relaxed), counts.foreground_bytes.load(Relaxed), counts.unknown.load(Relaxed))
+    }
+}

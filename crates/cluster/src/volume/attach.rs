@@ -1,0 +1,224 @@
+//! Attaching: one writer a volume, by the store's exclusive lock and by fencing.
+//!
+//! The lock tells a second server that it comes second. What keeps a server away that was stopped and wakes up again is the fence: nothing of the session
+//! that owned the volume before is applied any more once ours begins, whether its lock has expired or not.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Change, Guard, Holder, Refusal, Write},
+};
+use parking_lot::{Condvar, Mutex};
+
+use super::{
+    Volume,
+    cache::Cache,
+    header::{Bits, Discard, LAST_DISCARD, LOCK, OWNER, name},
+};
+use crate::{
+    format::catalogue::{Named, What},
+    session::{Session, failed},
+    settings::PlantedBug,
+};
+
+/// How a volume is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// For writing; `Busy` when somebody else does.
+    Own,
+    /// For writing; who else does is fenced.
+    TakeOver,
+    /// For reading only, whoever writes.
+    Read,
+}
+
+/// The owner as the header names it: `!` and its identity while it is at work, `=` and its identity after it closed.
+fn owner(at_work: bool, identity: &str) -> Vec<u8> {
+    [if at_work { b"!" } else { b"=" }, identity.as_bytes()].concat()
+}
+
+fn parse_owner(value: &[u8]) -> Option<(bool, String)> {
+    let (first, identity) = value.split_first()?;
+    Some((*first == b'!', String::from_utf8_lossy(identity).into_owned()))
+}
+
+impl Volume {
+    /// Attaches the volume called `name`.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy` when another server writes to it, `Denied` or `Unsupported` when its last owner can't be fenced.
+    pub fn attach(session: &Arc<Session>, name: &str, mode: Mode) -> Result<Volume> {
+        let named = session.find(name)?;
+        let Some(named) = named.filter(|named| named.what == What::Volume) else {
+            return Err(Error::new(Kind::NotFound, format!("there is no volume {name:?}")));
+        };
+        let volume = Volume {
+            session: session.clone(),
+            id: named.id,
+            name: name.to_owned(),
+            size: AtomicU64::new(named.bytes),
+            read_only: mode == Mode::Read,
+            objects: Mutex::default(),
+            bits: Mutex::default(),
+            discards: Mutex::default(),
+            last_discard: Mutex::default(),
+            cache: Mutex::default(),
+            queue: Mutex::default(),
+            queue_changed: Condvar::new(),
+        };
+        if mode == Mode::Read {
+            volume.load()?;
+            return Ok(volume);
+        }
+        let clean = volume.own(mode == Mode::TakeOver).map_err(|refusal| match refusal {
+            Refusal::Busy => Error::new(Kind::Busy, format!("volume {name:?} is being written by another server")),
+            refusal => failed(format_args!("volume {name:?} can't be taken"), refusal),
+        })?;
+        volume.load()?;
+        // The size may have changed until the lock was ours.
+        let size = session.find(name)?.filter(|again| again.id == named.id);
+        let Some(Named { bytes, .. }) = size else { return Err(Error::new(Kind::NotFound, format!("there is no volume {name:?}"))) };
+        volume.size.store(bytes, std::sync::atomic::Ordering::Relaxed);
+        if !clean {
+            (0..bytes.div_ceil(volume.object_bytes())).try_for_each(|index| volume.rescan(index))?;
+        }
+        Ok(volume)
+    }
+
+    fn cookie(&self) -> String {
+        format!("session {}", self.session.number())
+    }
+
+    fn me(&self) -> Vec<u8> {
+        owner(true, &self.session.store.identity())
+    }
+
+    /// Takes the lock and becomes the owner; true when the owner before closed in order.
+    fn own(&self, take_over: bool) -> Result<bool, Refusal> {
+        let (store, header) = (&self.session.store, name(self.id));
+        let mut result = Err(Refusal::Unknown);
+        for _ in 0..self.session.settings.tries.max(1) {
+            result = store.lock(&header, LOCK, &self.cookie(), Some(self.session.settings.lease));
+            match &result {
+                Ok(()) => break,
+                Err(Refusal::Busy) if take_over => {
+                    if let Some(holder) = store.holder(&header, LOCK)? {
+                        self.fence(&holder.identity)?;
+                        store.break_lock(&header, LOCK, &holder)?;
+                    }
+                }
+                Err(Refusal::Unknown) => {}
+                Err(_) => break,
+            }
+        }
+        result?;
+        for _ in 0..self.session.settings.tries.max(1) {
+            let keys = vec![onefold_core::object::Look::Keys(vec![OWNER.to_vec()])];
+            let sight = self.session.read_one(&header, keys)?;
+            let before = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+            let parsed = parse_owner(&before);
+            // Also one that closed: a copy of its last operations may still come.
+            if let Some((_, identity)) = &parsed
+                && before != self.me()
+            {
+                self.fence(identity)?;
+            }
+            let op = Write {
+                object: header.clone(),
+                guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), before)],
+                changes: vec![Change::SetOmap(vec![(OWNER.to_vec(), self.me())])],
+            };
+            match self.session.write_one(&op) {
+                Ok(_) => return Ok(parsed.is_none_or(|(at_work, _)| !at_work)),
+                // Then all is looked at: it costs time only.
+                Err(Refusal::Unknown | Refusal::Mismatch) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Unknown)
+    }
+
+    fn fence(&self, identity: &str) -> Result<(), Refusal> {
+        if identity == self.session.store.identity() || self.session.planted(PlantedBug::TakeoverWithoutFence) {
+            return Ok(());
+        }
+        self.session.store.fence(identity)
+    }
+
+    /// Reads the header.
+    fn load(&self) -> Result<()> {
+        let failed = |refusal| failed(format_args!("the header of volume {:?} can't be read", self.name), refusal);
+        let (mut bits, mut discards, mut cache) = (Bits::default(), BTreeMap::new(), Cache::default());
+        for (key, value) in self.session.all_keys(&name(self.id), Vec::new()).map_err(failed)? {
+            if bits.learn(&key, &value).map_err(failed)? {
+                continue;
+            }
+            if let Some(discard) = Discard::decode(&key, &value).map_err(failed)? {
+                discards.insert(discard.stamp, discard);
+            } else if key == LAST_DISCARD {
+                self.last_discard.lock().number = value.as_slice().try_into().map_or(0, u64::from_le_bytes);
+            } else {
+                cache.learn(&key, self.chunk_bytes());
+            }
+        }
+        *self.bits.lock() = bits;
+        *self.discards.lock() = discards.into_values().collect();
+        *self.cache.lock() = cache;
+        Ok(())
+    }
+
+    /// Keeps the lock; to be called three times a lease.
+    ///
+    /// # Errors
+    /// `Busy` when another server has it.
+    pub fn renew(&self) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        let lease = Some(self.session.settings.lease);
+        match self.session.store.lock(&name(self.id), LOCK, &self.cookie(), lease) {
+            // It is asked again soon, and the fence decides.
+            Ok(()) | Err(Refusal::Unknown) => Ok(()),
+            Err(refusal) => Err(failed(format_args!("the lock of volume {:?} is lost", self.name), refusal)),
+        }
+    }
+
+    /// Closes in order: what was written is there, and the next owner need not look for it.
+    ///
+    /// # Errors
+    /// `Stopped` when another server took the volume over.
+    pub fn detach(self) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        let failed = |refusal| failed(format_args!("volume {:?} can't be closed", self.name), refusal);
+        self.drain();
+        let owed = self.objects.lock().values().any(|object| !object.lock().owed.is_empty());
+        if !owed {
+            let op = Write {
+                object: name(self.id),
+                guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
+                changes: vec![Change::SetOmap(vec![(OWNER.to_vec(), owner(false, &self.session.store.identity()))])],
+            };
+            match self.session.insist(&op) {
+                // Applied before, with the reply lost; or somebody else's: then they looked.
+                Ok(_) | Err(Refusal::Mismatch) => {}
+                Err(refusal) => return Err(failed(refusal)),
+            }
+        }
+        let me = Holder { identity: self.session.store.identity(), cookie: self.cookie() };
+        self.session.store.unlock(&name(self.id), LOCK, &me.cookie).map_err(failed)
+    }
+
+    /// Changes the size of a volume that is attached for writing, without touching what lies beyond it.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn note_size(&self, bytes: u64) {
+        self.size.store(bytes, std::sync::atomic::Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,220 @@
+//! Hot chunks that are kept in metadata objects though they are clean (the paper's cache manager).
+//!
+//! Reads are noted in Bloom filters, one a second for a minute. A chunk that many of them hold is promoted: its data is written into the object where its
+//! entry is still the same. Keys of the header name what is kept, so that whoever comes after us can bring it back to the chunks.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use onefold_core::{
+    checksum,
+    object::{Change, Guard, Refusal, Write},
+};
+
+use super::{
+    Volume,
+    header::{CACHED, name},
+    read::entry_key,
+};
+use crate::{
+    format::{BLOCK, OBJECT_MAX, entry::Entry, key},
+    settings::PlantedBug,
+};
+
+/// Seconds that reads are remembered for.
+const SECONDS: usize = 60;
+
+/// Bits of a filter: 64 KiB.
+const FILTER_BITS: u64 = 64 * 1024 * 8;
+
+/// Chunks that are noted as kept, at most.
+const CACHED_MAX: usize = 65_536;
+
+/// A Bloom filter for one second, made when the first read comes.
+struct Filter {
+    second: u64,
+    bits: Vec<u64>,
+}
+
+/// The hit set, and what is kept.
+#[derive(Default)]
+pub(super) struct Cache {
+    filters: VecDeque<Filter>,
+    /// Chunks that are kept, by place, with when they were read last.
+    kept: BTreeMap<u64, u64>,
+    bytes: u64,
+    reads: u64,
+}
+
+/// A chunk of a volume as a number.
+fn place(index: u64, offset: u32) -> u64 {
+    index * u64::from(OBJECT_MAX / BLOCK) + u64::from(offset / BLOCK)
+}
+
+fn parse(place: u64) -> (u64, u32) {
+    let blocks = u64::from(OBJECT_MAX / BLOCK);
+    (place / blocks, (place % blocks) as u32 * BLOCK)
+}
+
+impl Cache {
+    /// Takes over what the header names.
+    pub(super) fn learn(&mut self, key: &[u8], chunk_bytes: u32) {
+        if let Some(place) = key::parse_numbered(CACHED, key) {
+            self.kept.insert(place, 0);
+            self.bytes += u64::from(chunk_bytes);
+        }
+    }
+
+    /// Notes a read; in how many seconds the chunk was read.
+    fn hit(&mut self, place: u64, second: u64) -> u32 {
+        self.reads += 1;
+        if let Some(kept) = self.kept.get_mut(&place) {
+            *kept = self.reads;
+        }
+        if self.filters.back().is_none_or(|filter| filter.second != second) {
+            self.filters.push_back(Filter { second, bits: vec![0; FILTER_BITS as usize / 64] });
+        }
+        self.filters.retain(|filter| filter.second + SECONDS as u64 > second);
+        let hash = checksum::fast(4, &place.to_le_bytes());
+        let at = [hash % FILTER_BITS, (hash >> 32) % FILTER_BITS];
+        if let Some(filter) = self.filters.back_mut() {
+            at.iter().for_each(|bit| filter.bits[*bit as usize / 64] |= 1 << (bit % 64));
+        }
+        let holds = |filter: &&Filter| at.iter().all(|bit| filter.bits[*bit as usize / 64] >> (bit % 64) & 1 == 1);
+        self.filters.iter().filter(holds).count() as u32
+    }
+}
+
+impl Volume {
+    /// Bytes of clean chunks that are kept in metadata objects.
+    #[must_use]
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.lock().bytes
+    }
+
+    /// Notes a read of chunks, and promotes those that are hot. It is advice: what goes wrong is left for the next time.
+    pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<Vec<u8>>]) {
+        let hits = self.session.settings.hit_count;
+        if hits == 0 || self.read_only {
+            return;
+        }
+        let second = self.session.store.time().as_secs();
+        for ((offset, entry), content) in parts.iter().zip(contents) {
+            let hot = self.cache.lock().hit(place(index, *offset), second) >= hits;
+            let clears_dirty = self.session.planted(PlantedBug::PromotionClearsDirty);
+            if let Some(content) = content
+                && hot
+                && (!entry.dirty || clears_dirty)
+            {
+                let _ = self.promote(index, *offset, entry, content);
+            }
+        }
+    }
+
+    /// Writes a hot chunk into its object, where its entry is still the same.
+    fn promote(&self, index: u64, offset: u32, entry: &Entry, content: &[u8]) -> Result<(), Refusal> {
+        let place = place(index, offset);
+        {
+            let mut cache = self.cache.lock();
+            let room = cache.bytes + u64::from(entry.length) <= self.session.settings.cache_bytes && cache.kept.len() < CACHED_MAX;
+            if !room || cache.kept.contains_key(&place) {
+                return Ok(());
+            }
+            let reads = cache.reads;
+            cache.kept.insert(place, reads);
+            cache.bytes += u64::from(self.chunk_bytes());
+        }
+        let object = self.object(index);
+        let mut object = object.lock();
+        let note = Change::SetOmap(vec![(key::numbered(CACHED, place), Vec::new())]);
+        self.session.insist(&Write { object: name(self.id), guards: vec![Guard::Exists], changes: vec![note] })?;
+        let id = self.object_id(index);
+        let new = Entry { mask: Entry::full_mask(entry.length), dirty: false, stamp: self.session.stamp(), ..*entry };
+        let op = Write {
+            object: id.name(),
+            guards: vec![Guard::Omap(entry_key(offset), entry.encode(id, offset))],
+            changes: vec![
+                Change::Write(offset.into(), content.to_vec()),
+                Change::SetOmap(vec![(entry_key(offset), new.encode(id, offset))]),
+            ],
+        };
+        let done = self.session.write_one(&op);
+        object.learn(None);
+        done?;
+        self.session.counts.promoted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes the chunk that was read longest ago out of its object again, when more is kept than may be; false when there is nothing to do.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn evict_step(&self) -> onefold_core::Result<bool> {
+        let oldest = {
+            let cache = self.cache.lock();
+            let over = cache.bytes + u64::from(self.chunk_bytes()) > self.session.settings.cache_bytes;
+            cache.kept.iter().filter(|_| over).min_by_key(|(_, read)| **read).map(|(place, _)| *place)
+        };
+        let Some(place) = oldest else { return Ok(false) };
+        let (index, offset) = parse(place);
+        self.evict(index, offset, place).map_err(|refusal| self.failed(index, refusal))?;
+        Ok(true)
+    }
+
+    fn evict(&self, index: u64, offset: u32, place: u64) -> Result<(), Refusal> {
+        let object = self.object(index);
+        let mut object = object.lock();
+        object.learn(None);
+        let id = self.object_id(index);
+        let known = self.known(index, &mut object)?;
+        if let Some(entry) = known.entries.get(&offset)
+            && !entry.dirty
+            && entry.mask != 0
+            && entry.base.is_some()
+        {
+            let new = Entry { mask: 0, stamp: self.session.stamp(), ..*entry };
+            let op = Write {
+                object: id.name(),
+                guards: vec![Guard::Omap(entry_key(offset), entry.encode(id, offset))],
+                changes: vec![
+                    Change::Zero(offset.into(), entry.length.into()),
+                    Change::SetOmap(vec![(entry_key(offset), new.encode(id, offset))]),
+                ],
+            };
+            object.learn(None);
+            match self.session.insist(&op) {
+                Ok(_) | Err(Refusal::Mismatch) => {}
+                Err(refusal) => return Err(refusal),
+            }
+            // It is looked at once more: what somebody else changed meanwhile may still be kept.
+            let again = self.known(index, &mut object)?;
+            if again.entries.get(&offset).is_some_and(|now| !now.dirty && now.mask != 0) {
+                return Ok(());
+            }
+        }
+        let note = Change::DropOmap(vec![key::numbered(CACHED, place)]);
+        self.session.insist(&Write { object: name(self.id), guards: vec![Guard::Exists], changes: vec![note] })?;
+        let mut cache = self.cache.lock();
+        if cache.kept.remove(&place).is_some() {
+            cache.bytes = cache.bytes.saturating_sub(u64::from(self.chunk_bytes()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hits_are_counted_by_seconds_and_forgotten_after_a_minute() {
+        let mut cache = Cache::default();
+        assert_eq!((cache.hit(7, 10), cache.hit(7, 10), cache.hit(7, 11), cache.hit(8, 11)), (1, 1, 2, 1));
+        assert_eq!(cache.hit(7, 69), 3);
+        assert_eq!(cache.hit(7, 200), 1);
+    }
+
+    #[test]
+    fn places_come_back() {
+        assert_eq!(parse(place(77, 5 * BLOCK)), (77, 5 * BLOCK));
+    }
+}

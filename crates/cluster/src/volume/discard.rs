@@ -1,0 +1,155 @@
+//! Trims. Whole chunks become zeroes that keep their base until a worker drops it; single blocks are punched. A long range is a record in the
+//! header, honoured at once, that reaches its objects later.
+//!
+//! *Crash argument:* the record stays until its cursor has passed all objects. Each object notes the number of the last long discard that reached it, in
+//! the same operation, and an object that is created meanwhile notes it too: a discard that is done again after a crash skips what was
+//! written since.
+
+use onefold_core::{
+    Result,
+    object::{Change, Guard, Look, Refusal, Write},
+};
+
+use super::{
+    Object, Volume,
+    header::{Discard, LAST_DISCARD, LastDiscard, name},
+    write::Fill,
+};
+use crate::{format::Stamp, map::stamp_value, settings::PlantedBug};
+
+impl Volume {
+    /// Makes a range read as zeroes; durable on return.
+    ///
+    /// # Errors
+    /// As [`write_at`](Volume::write_at).
+    pub fn discard(&self, offset: u64, bytes: u64) -> Result<()> {
+        self.writable()?;
+        self.within(offset, bytes)?;
+        self.drain();
+        self.foreground(0);
+        let end = offset + bytes;
+        let whole = offset.div_ceil(self.object_bytes())..end / self.object_bytes();
+        if whole.start < whole.end && whole.end - whole.start > self.session.settings.direct_objects {
+            self.zero(offset, whole.start * self.object_bytes())?;
+            self.record(whole.start, whole.end).map_err(|refusal| self.failed(whole.start, refusal))?;
+            return self.zero(whole.end * self.object_bytes(), end);
+        }
+        self.zero(offset, end)
+    }
+
+    /// Zeroes a range object by object; those that are not there are zeroes.
+    fn zero(&self, mut at: u64, end: u64) -> Result<()> {
+        while at < end {
+            let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
+            let bytes = (self.object_bytes() - u64::from(within)).min(end - at) as u32;
+            self.fill(index, within..within + bytes, Fill::Zeroes).map_err(|refusal| self.failed(index, refusal))?;
+            at += u64::from(bytes);
+        }
+        Ok(())
+    }
+
+    /// Records a long discard. Their numbers are compared, which makes sure that a copy of the operation that comes late does nothing.
+    fn record(&self, from: u64, to: u64) -> Result<(), Refusal> {
+        let mut last = self.last_discard.lock();
+        self.resolve(&mut last)?;
+        let discard = Discard { stamp: Stamp(last.number + 1), from, to, cursor: from };
+        last.doubt = Some(discard);
+        self.resolve(&mut last)
+    }
+
+    /// Sends a discard of which it is not known whether it is recorded, until it is. Nobody else writes the header.
+    fn resolve(&self, last: &mut LastDiscard) -> Result<(), Refusal> {
+        let Some(discard) = last.doubt else { return Ok(()) };
+        let before = if last.number == 0 { Vec::new() } else { last.number.to_le_bytes().to_vec() };
+        let op = Write {
+            object: name(self.id),
+            guards: vec![Guard::Exists, Guard::Omap(LAST_DISCARD.to_vec(), before)],
+            changes: vec![Change::SetOmap(vec![(discard.key(), discard.encode()), (LAST_DISCARD.to_vec(), stamp_value(discard.stamp))])],
+        };
+        match self.session.insist(&op) {
+            // A mismatch is our own, whose reply was lost.
+            Ok(_) | Err(Refusal::Mismatch) => {}
+            Err(refusal) => return Err(refusal),
+        }
+        *last = LastDiscard { number: discard.stamp.0, doubt: None };
+        self.discards.lock().push(discard);
+        Ok(())
+    }
+
+    /// The newest long discard that an object that is made now is part of.
+    pub(super) fn newest_discard(&self, index: u64) -> Option<Stamp> {
+        self.discards.lock().iter().filter(|discard| discard.covers(index, Stamp(0))).map(|discard| discard.stamp).max()
+    }
+
+    /// Before a write into an object: long discards reach it.
+    pub(super) fn discard_first(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+        self.resolve(&mut self.last_discard.lock())?;
+        let Some(stamp) = self.newest_discard(index) else { return Ok(()) };
+        if self.session.planted(PlantedBug::OldDiscard) {
+            return Ok(());
+        }
+        self.reach(index, object, stamp)
+    }
+
+    /// Makes an object zeroes, unless this discard or a later one was there.
+    fn reach(&self, index: u64, object: &mut Object, stamp: Stamp) -> Result<(), Refusal> {
+        let known = self.known(index, object)?;
+        if !known.exists || known.discarded >= stamp {
+            return Ok(());
+        }
+        self.fill_object(index, object, &[(0..self.session.format.object_bytes, Fill::Zeroes)], Some(stamp))
+    }
+
+    /// Takes long discards one object further; false when there is none.
+    ///
+    /// # Errors
+    /// As [`write_at`](Volume::write_at).
+    pub fn discard_step(&self) -> Result<bool> {
+        let Some(discard) = self.discards.lock().first().copied() else { return Ok(false) };
+        self.step(discard).map_err(|refusal| self.failed(discard.cursor, refusal))?;
+        Ok(true)
+    }
+
+    fn step(&self, discard: Discard) -> Result<(), Refusal> {
+        let index = discard.cursor;
+        if index < discard.to {
+            let object = self.object(index);
+            let mut object = object.lock();
+            self.reach(index, &mut object, discard.stamp)?;
+        }
+        let next = (index + 1..discard.to).find(|index| self.may_be_there(*index)).unwrap_or(discard.to);
+        let further = Discard { cursor: next, ..discard };
+        let change = if next >= discard.to {
+            Change::DropOmap(vec![discard.key()])
+        } else {
+            Change::SetOmap(vec![(discard.key(), further.encode())])
+        };
+        let guards = vec![Guard::Exists, Guard::Omap(discard.key(), discard.encode())];
+        let further = match self.session.insist(&Write { object: name(self.id), guards, changes: vec![change] }) {
+            Ok(_) => (next < discard.to).then_some(further),
+            // An earlier step of ours, whose reply was lost.
+            Err(Refusal::Mismatch) => self.recorded(discard)?,
+            Err(refusal) => return Err(refusal),
+        };
+        let mut discards = self.discards.lock();
+        discards.retain_mut(|one| {
+            if let (true, Some(further)) = (one.stamp == discard.stamp, further) {
+                *one = further;
+            }
+            one.stamp != discard.stamp || further.is_some()
+        });
+        Ok(())
+    }
+
+    /// False for an object that is not there: it need not be looked at. One whose first write failed on its way may have no bit.
+    fn may_be_there(&self, index: u64) -> bool {
+        let remembered = self.objects.lock().get(&index).cloned();
+        self.bits.lock().has(index) || remembered.is_some_and(|object| !object.lock().owed.is_empty())
+    }
+
+    /// A discard as the header has it.
+    fn recorded(&self, discard: Discard) -> Result<Option<Discard>, Refusal> {
+        let sight = self.session.read_one(&name(self.id), vec![Look::Keys(vec![discard.key()])])?;
+        sight.pairs(0).0.first().map_or(Ok(None), |(key, value)| Discard::decode(key, value))
+    }
+}

@@ -1,0 +1,151 @@
+//! Volumes: striped over metadata objects, one writer each.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`attach`] | the owner's lock, takeover with fencing, the rescan after a crash |
+//! | [`header`] | size, owner, bitmap of objects, long discards: keys of the volume's header |
+//! | [`queue`], [`write`], [`read`] | the foreground |
+//! | [`discard`] | long trims, applied later and honoured at once |
+//! | [`cache`] | hot chunks that are kept in metadata objects |
+//! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
+
+mod attach;
+mod cache;
+mod discard;
+pub(crate) mod header;
+mod queue;
+mod read;
+mod serve;
+mod write;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use onefold_core::{Error, Kind, Result};
+use parking_lot::{Condvar, Mutex};
+
+pub use attach::Mode;
+pub use serve::ClusterExports;
+
+use crate::{
+    format::{ObjectId, Stamp, entry::Entry},
+    map::Map,
+    session::Session,
+};
+
+/// A volume that is attached.
+pub struct Volume {
+    session: Arc<Session>,
+    id: u64,
+    name: String,
+    size: AtomicU64,
+    /// Nobody writes through it.
+    read_only: bool,
+    objects: Mutex<BTreeMap<u64, Arc<Mutex<Object>>>>,
+    bits: Mutex<header::Bits>,
+    discards: Mutex<Vec<header::Discard>>,
+    last_discard: Mutex<header::LastDiscard>,
+    cache: Mutex<cache::Cache>,
+    queue: Mutex<queue::Queue>,
+    /// A group of writes is over.
+    queue_changed: Condvar,
+}
+
+/// What the owner remembers of an object; it may be out of date, and every operation that changes something compares it.
+#[derive(Default)]
+struct Object {
+    known: Option<Known>,
+    /// Rises with every change of `known`.
+    turn: u64,
+    /// List stamps that may be in the object and are not known to be on the list.
+    owed: Vec<Stamp>,
+}
+
+/// The map of an object, or that there is none.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    exists: bool,
+    entries: BTreeMap<u32, Entry>,
+    listed: Option<Stamp>,
+    discarded: Stamp,
+}
+
+impl Known {
+    fn of(map: Option<Map>) -> Known {
+        map.map_or_else(Known::default, |map| Known { exists: true, entries: map.entries, listed: map.listed, discarded: map.discarded })
+    }
+}
+
+impl Object {
+    fn learn(&mut self, known: Option<Known>) {
+        self.known = known;
+        self.turn += 1;
+    }
+}
+
+impl Volume {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.size.load(Relaxed)
+    }
+
+    fn object_id(&self, index: u64) -> ObjectId {
+        ObjectId { volume: self.id, index }
+    }
+
+    fn object_bytes(&self) -> u64 {
+        u64::from(self.session.format.object_bytes)
+    }
+
+    fn chunk_bytes(&self) -> u32 {
+        self.session.format.chunk_bytes
+    }
+
+    /// What is remembered of an object.
+    fn object(&self, index: u64) -> Arc<Mutex<Object>> {
+        let mut objects = self.objects.lock();
+        if objects.len() >= self.session.settings.known_objects.max(1) && !objects.contains_key(&index) {
+            // What nobody holds is read again when it is needed.
+            objects.retain(|_, object| Arc::strong_count(object) > 1 || !object.lock().owed.is_empty());
+        }
+        objects.entry(index).or_default().clone()
+    }
+
+    fn within(&self, offset: u64, bytes: u64) -> Result<()> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes() => Ok(()),
+            _ => Err(Error::new(Kind::InvalidInput, format!("{bytes} bytes at {offset} lie beyond the end of volume {:?}", self.name))),
+        }
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Error::new(Kind::Denied, "the volume is attached for reading")) } else { Ok(()) }
+    }
+
+    fn foreground(&self, bytes: u64) {
+        self.session.counts.foreground.fetch_add(1, Relaxed);
+        self.session.counts.foreground_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    fn failed(&self, index: u64, refusal: onefold_core::object::Refusal) -> Error {
+        crate::session::failed(format_args!("object {index} of volume {:?}", self.name), refusal)
+    }
+}

@@ -1,0 +1,184 @@
+//! Volumes for servers. A write is acknowledged when it is durable, so that those that come together go out together.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{BLOCK_BYTES, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, VolumeInfo, block::bytes_mut};
+use parking_lot::Mutex;
+
+use super::{Mode, Volume};
+use crate::{format::catalogue::What, session::Session};
+
+impl onefold_core::Volume for Volume {
+    fn size(&self) -> u64 {
+        self.bytes()
+    }
+
+    fn read(&self, reads: &mut [BlockRead<'_>]) {
+        for read in reads {
+            read.result = self.read_at(read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into));
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.write_later(offset, data)
+    }
+
+    fn acknowledges_late(&self) -> bool {
+        true
+    }
+
+    fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.within(offset, bytes)?;
+        let block = BLOCK_BYTES as u64;
+        let (start, end) = (offset.next_multiple_of(block), (offset + bytes) / block * block);
+        if start < end {
+            self.discard(start, end - start)?;
+        }
+        Ok(Ticket(0))
+    }
+
+    fn write_zeroes(&self, offset: u64, bytes: u64, _keep: bool) -> Result<Ticket> {
+        self.discard(offset, bytes).map(|()| Ticket(0))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.wait_for(ticket)
+    }
+
+    fn flush(&self) -> Result<()> {
+        // Who wrote hears of failures by the tickets.
+        self.drain();
+        Ok(())
+    }
+
+    fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.within(offset, bytes)?;
+        self.drain_place(offset..offset + bytes);
+        let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
+        while at < end {
+            let (bytes, kind) = self.extent(at)?;
+            let bytes = bytes.min(end - at);
+            let full = extents.len() == limit.max(1);
+            match extents.last_mut() {
+                Some(last) if last.kind == kind => last.bytes += bytes,
+                _ if full => break,
+                _ => extents.push(Extent { bytes, kind }),
+            }
+            at += bytes;
+        }
+        Ok(extents)
+    }
+
+    fn prefetch(&self, offset: u64, bytes: u64) -> Result<()> {
+        self.within(offset, bytes)
+    }
+}
+
+impl Volume {
+    /// What is at `at`, and for how many bytes at least.
+    fn extent(&self, at: u64) -> Result<(u64, ExtentKind)> {
+        let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
+        let rest = self.object_bytes() - u64::from(within);
+        if !self.read_only && !self.bits.lock().has(index) {
+            return Ok((rest, ExtentKind::Hole));
+        }
+        let object = self.object(index);
+        let mut object = object.lock();
+        if self.read_only {
+            object.learn(None);
+        }
+        let known = self.known(index, &mut object).map_err(|refusal| self.failed(index, refusal))?;
+        if self.is_discarded(index, known.discarded) {
+            return Ok((rest, ExtentKind::Hole));
+        }
+        let chunk = self.chunk_bytes();
+        let bytes = u64::from(chunk - within % chunk);
+        let entry = known.entries.get(&(within / chunk * chunk));
+        let data = entry.is_some_and(|entry| entry.base.is_some() || entry.mask != 0);
+        Ok((bytes, if data { ExtentKind::Data } else { ExtentKind::Hole }))
+    }
+}
+
+/// The volumes of a session for a server: each is attached when a client asks for it first.
+pub struct ClusterExports {
+    session: Arc<Session>,
+    mode: Mode,
+    open: Mutex<BTreeMap<String, Arc<Volume>>>,
+}
+
+impl ClusterExports {
+    /// All volumes of the session's store.
+    #[must_use]
+    pub fn new(session: Arc<Session>, mode: Mode) -> ClusterExports {
+        ClusterExports { session, mode, open: Mutex::default() }
+    }
+
+    /// Does what is due for the volumes that are open: locks, long trims, evictions, the published load. True when there is more to do.
+    ///
+    /// # Errors
+    /// The store's; `Busy` or `Stopped` when a volume was taken over.
+    pub fn tend(&self) -> Result<bool> {
+        let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
+        let mut more = false;
+        for volume in volumes.iter().filter(|volume| !volume.read_only) {
+            more |= volume.discard_step()?;
+            more |= volume.evict_step()?;
+        }
+        Ok(more)
+    }
+
+    /// Publishes the load for workers. It is advice: the next one says more.
+    pub fn publish(&self) {
+        let _ = self.session.publish(false);
+    }
+
+    /// Keeps the locks of the volumes that are open.
+    ///
+    /// # Errors
+    /// As [`tend`](Self::tend).
+    pub fn renew(&self) -> Result<()> {
+        let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
+        volumes.iter().try_for_each(|volume| volume.renew())
+    }
+
+    /// Closes all volumes. Nobody else may use them any more.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn close(&self) -> Result<()> {
+        let mut first = Ok(());
+        for (name, volume) in std::mem::take(&mut *self.open.lock()) {
+            let closed = match Arc::try_unwrap(volume) {
+                Ok(volume) => volume.detach(),
+                Err(_) => Err(Error::new(Kind::Busy, format!("volume {name:?} is still in use"))),
+            };
+            first = first.and(closed);
+        }
+        let _ = self.session.unpublish();
+        first
+    }
+
+    /// Clean chunks that are kept in the objects of the volumes that are open.
+    #[must_use]
+    pub fn cached_bytes(&self) -> u64 {
+        self.open.lock().values().map(|volume| volume.cached_bytes()).sum()
+    }
+}
+
+impl Exports for ClusterExports {
+    fn list(&self) -> Vec<VolumeInfo> {
+        let names = self.session.names().unwrap_or_default();
+        let volumes = names.into_iter().filter(|(_, named)| named.what == What::Volume);
+        volumes.map(|(name, named)| VolumeInfo { name, size: named.bytes }).collect()
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
+        let mut open = self.open.lock();
+        if let Some(volume) = open.get(name) {
+            return Ok(volume.clone());
+        }
+        let volume = Arc::new(Volume::attach(&self.session, name, self.mode)?);
+        open.insert(name.to_owned(), volume.clone());
+        Ok(volume)
+    }
+}

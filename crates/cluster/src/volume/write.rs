@@ -1,0 +1,300 @@
+//! Foreground writes: one operation an object, which compares every entry that it changes with the value known.
+//!
+//! The write sets the entries dirty, widens their masks, and keeps their bases; a partial overwrite of a deduplicated chunk reads nothing but edges
+//! inside a block. On a mismatch the map is read, and it is decided again. A lost reply is answered by reading: our stamp says that it was
+//! applied, the old one that it may be sent again as it was. A copy of the operation that comes late finds another value, since no entry value ever
+//! comes back, and does nothing.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use onefold_core::{
+    Result,
+    object::{Change, Guard, Refusal, Version, Write},
+};
+
+use super::{Known, Object, Volume};
+use crate::{
+    format::{BLOCK, ObjectId, Stamp, entry::Entry, key},
+    map::stamp_value,
+    session::failed,
+    settings::PlantedBug,
+};
+
+/// Decisions about one write until it is an error; each needs somebody else's change in between.
+const TURNS: u32 = 100;
+
+/// What a range of an object gets.
+#[derive(Clone, Copy)]
+pub(super) enum Fill<'a> {
+    Bytes(&'a [u8]),
+    Zeroes,
+}
+
+/// What a write does to one object, as decided from a known map.
+pub(super) struct Plan {
+    id: ObjectId,
+    /// The object is there, as far as it is known.
+    exists: bool,
+    pub(super) op: Write,
+    stamp: Stamp,
+    /// Entries with their new values.
+    entries: BTreeMap<u32, Entry>,
+    /// The list stamp that it sets.
+    pub(super) listed: Option<Stamp>,
+    discarded: Option<Stamp>,
+}
+
+/// What became of it.
+enum Sent {
+    Applied,
+    /// It was, and the map that is remembered was read afterwards.
+    Found,
+    /// The map is another one.
+    Again,
+}
+
+impl Volume {
+    /// Writes `data` at byte `offset`; durable on return.
+    ///
+    /// # Errors
+    /// `NoSpace` when the store is full, `Stopped` when another server took the volume over.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let ticket = self.write_later(offset, data)?;
+        self.wait_for(ticket)
+    }
+
+    /// Makes a range of one object read as `fill`.
+    pub(super) fn fill(&self, index: u64, range: Range<u32>, fill: Fill<'_>) -> Result<(), Refusal> {
+        let object = self.object(index);
+        let mut object = object.lock();
+        self.discard_first(index, &mut object)?;
+        self.fill_object(index, &mut object, &[(range, fill)], None)
+    }
+
+    /// The same for several, in their order, with the object in hand; `discarded` notes the long discard that they are part of.
+    pub(super) fn fill_object(
+        &self,
+        index: u64,
+        object: &mut Object,
+        fills: &[(Range<u32>, Fill<'_>)],
+        discarded: Option<Stamp>,
+    ) -> Result<(), Refusal> {
+        for _ in 0..TURNS {
+            let known = self.known(index, object)?;
+            let Some(plan) = self.plan(index, &known, fills, discarded)? else {
+                // An earlier write may have failed on its way to the list.
+                return if object.owed.is_empty() || !known.exists { Ok(()) } else { self.settle(index, object) };
+            };
+            // Until it is known that it was not applied, the list waits for it.
+            object.owed.extend(plan.listed);
+            let first = self.session.write_one(&plan.op);
+            if self.conclude(index, object, known, &plan, first)? {
+                return self.settle(index, object);
+            }
+        }
+        Err(Refusal::Mismatch)
+    }
+
+    /// Learns what became of a plan that was sent once; false when it must be decided again.
+    pub(super) fn conclude(
+        &self,
+        index: u64,
+        object: &mut Object,
+        known: Known,
+        plan: &Plan,
+        first: Result<Version, Refusal>,
+    ) -> Result<bool, Refusal> {
+        match self.follow(index, object, plan, first)? {
+            Sent::Applied => object.learn(Some(after(known, plan))),
+            Sent::Found => {}
+            Sent::Again => {
+                object.owed.retain(|stamp| Some(*stamp) != plan.listed);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The map as it is remembered, or read.
+    pub(super) fn known(&self, index: u64, object: &mut Object) -> Result<Known, Refusal> {
+        if object.known.is_none() {
+            let known = Known::of(self.session.read_map(self.object_id(index))?);
+            if !known.exists && self.bits.lock().has(index) && !self.session.planted(PlantedBug::MissingAsZeroes) {
+                return Err(self.lost(index));
+            }
+            object.learn(Some(known));
+        }
+        Ok(object.known.clone().unwrap_or_default())
+    }
+
+    /// Decides what to write; `None` when there is nothing to do.
+    pub(super) fn plan(
+        &self,
+        index: u64,
+        known: &Known,
+        fills: &[(Range<u32>, Fill<'_>)],
+        discarded: Option<Stamp>,
+    ) -> Result<Option<Plan>, Refusal> {
+        let id = self.object_id(index);
+        let stamp = self.session.stamp();
+        let mut plan = Plan {
+            id,
+            exists: known.exists,
+            op: Write { object: id.name(), guards: Vec::new(), changes: Vec::new() },
+            stamp,
+            entries: BTreeMap::new(),
+            listed: None,
+            discarded,
+        };
+        let chunk_bytes = self.chunk_bytes();
+        for (range, fill) in fills {
+            let mut offset = range.start / chunk_bytes * chunk_bytes;
+            while offset < range.end {
+                let part = range.start.max(offset)..range.end.min(offset + chunk_bytes);
+                let fill = match fill {
+                    Fill::Bytes(bytes) => Fill::Bytes(&bytes[(part.start - range.start) as usize..(part.end - range.start) as usize]),
+                    Fill::Zeroes => Fill::Zeroes,
+                };
+                self.plan_chunk(&mut plan, offset, part, known.entries.get(&offset).copied(), fill)?;
+                offset += chunk_bytes;
+            }
+        }
+        if plan.entries.is_empty() && discarded.is_none_or(|_| !known.exists) {
+            return Ok(None);
+        }
+        let mut pairs: Vec<_> = plan.entries.iter().map(|(offset, entry)| (key::entry(*offset), entry.encode(id, *offset))).collect();
+        if known.exists {
+            let listed = known.listed.map_or_else(Vec::new, stamp_value);
+            if !self.session.planted(PlantedBug::ListedNotCompared) {
+                plan.op.guards.push(Guard::Omap(key::LISTED.to_vec(), listed));
+            }
+        } else {
+            plan.op.guards.push(Guard::Absent);
+            plan.discarded = plan.discarded.or(self.newest_discard(index));
+        }
+        if known.listed.is_none() && !plan.entries.is_empty() {
+            plan.listed = Some(stamp);
+            pairs.push((key::LISTED.to_vec(), stamp_value(stamp)));
+        }
+        pairs.extend(plan.discarded.map(|stamp| (key::DISCARDED.to_vec(), stamp_value(stamp))));
+        plan.op.changes.push(Change::SetOmap(pairs));
+        Ok(Some(plan))
+    }
+
+    /// Adds the part of a write that falls on one chunk.
+    fn plan_chunk(&self, plan: &mut Plan, offset: u32, part: Range<u32>, old: Option<Entry>, fill: Fill<'_>) -> Result<(), Refusal> {
+        let length = self.chunk_bytes();
+        let none = Entry { length, dirty: false, mask: 0, base: None, stamp: Stamp(0) };
+        // An earlier part of the same operation may have been there.
+        let planned = plan.entries.get(&offset).copied();
+        let entry = planned.or(old).unwrap_or(none);
+        let zeroes = entry.base.is_none() && entry.mask == 0;
+        if zeroes && matches!(fill, Fill::Zeroes) {
+            return Ok(());
+        }
+        let (first, last) = ((part.start - offset) / BLOCK, (part.end - 1 - offset) / BLOCK);
+        let mut mask = entry.mask;
+        (first..=last).for_each(|block| mask |= 1 << block);
+        let new = if self.session.planted(PlantedBug::MaskBitLost) && entry.base.is_some() { mask & !entry.mask } else { mask };
+        if plan.exists && planned.is_none() && !self.session.planted(PlantedBug::BlindEntry) {
+            let value = old.map_or_else(Vec::new, |old| old.encode(plan.id, offset));
+            plan.op.guards.push(Guard::Omap(key::entry(offset), value));
+        }
+        match fill {
+            Fill::Bytes(bytes) => plan.op.changes.push(Change::Write(part.start.into(), bytes.to_vec())),
+            Fill::Zeroes => plan.op.changes.push(Change::Zero(part.start.into(), (part.end - part.start).into())),
+        }
+        // What the base has in blocks that are written in part comes along.
+        let cut = |block: u32, part: &Range<u32>| {
+            let whole = offset + block * BLOCK..(offset + (block + 1) * BLOCK).min(offset + length);
+            (part.start > whole.start || part.end < whole.end).then_some(whole)
+        };
+        let edges = [first, last];
+        let mut edges: Vec<u32> = edges.into_iter().filter(|block| entry.mask >> block & 1 == 0 && cut(*block, &part).is_some()).collect();
+        edges.dedup();
+        if let Some(base) = entry.base.filter(|_| !edges.is_empty()) {
+            let content = self.session.read_chunks(&[base.chunk]).remove(0)?;
+            for whole in edges.into_iter().filter_map(|block| cut(block, &part)) {
+                let from_base = |range: Range<u32>| content[(range.start - offset) as usize..(range.end - offset) as usize].to_vec();
+                for side in [whole.start..part.start.min(whole.end), part.end.max(whole.start)..whole.end] {
+                    if side.start < side.end {
+                        plan.op.changes.push(Change::Write(side.start.into(), from_base(side)));
+                    }
+                }
+            }
+        }
+        plan.entries.insert(offset, Entry { dirty: true, mask: new, stamp: plan.stamp, ..entry });
+        Ok(())
+    }
+
+    /// Sends it again until it is known what became of it.
+    fn follow(&self, index: u64, object: &mut Object, plan: &Plan, first: Result<Version, Refusal>) -> Result<Sent, Refusal> {
+        let mut first = Some(first);
+        for _ in 0..self.session.settings.tries.max(1) {
+            let result = first.take().unwrap_or_else(|| self.session.write_one(&plan.op));
+            match result {
+                Ok(_) => return Ok(Sent::Applied),
+                Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
+                Err(refusal) => return Err(refusal),
+            }
+            if matches!(result, Err(Refusal::Unknown)) && self.session.planted(PlantedBug::NewStampOnRetry) {
+                object.learn(None);
+                return Ok(Sent::Again);
+            }
+            object.learn(None);
+            let now = self.known(index, object)?;
+            // A worker may have been there since: then it is the stamp of the reference.
+            let ours = |entry: &Entry| entry.stamp == plan.stamp || entry.base.is_some_and(|base| base.stamp == plan.stamp);
+            let applied = match plan.entries.first_key_value() {
+                Some((offset, _)) => now.entries.get(offset).is_some_and(ours),
+                None => plan.discarded.is_some_and(|stamp| now.discarded >= stamp),
+            };
+            match result {
+                _ if applied => return Ok(Sent::Found),
+                Err(Refusal::Unknown) => {}
+                _ => return Ok(Sent::Again),
+            }
+        }
+        Err(Refusal::Unknown)
+    }
+
+    /// Does what the acknowledgement waits for: the bit of a new object, and the place on the dirty list.
+    pub(super) fn settle(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+        // The list comes last: while something is owed to it, the bit may be missing too.
+        self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
+        while let Some(stamp) = object.owed.last() {
+            if !self.session.planted(PlantedBug::InsertNotAwaited) {
+                self.session.insist(&self.session.list_insert(self.object_id(index), *stamp))?;
+            }
+            object.owed.pop();
+        }
+        Ok(())
+    }
+
+    /// The error of an object that should be there.
+    pub(super) fn lost(&self, index: u64) -> Refusal {
+        Refusal::Failed(crate::format::corrupt(format_args!("object {} of volume {:?} is missing", self.object_id(index), self.name)))
+    }
+
+    /// Does what a crash of the owner before us may have left undone for one object: its bit, and its place on the dirty list.
+    pub(super) fn rescan(&self, index: u64) -> Result<()> {
+        let id = self.object_id(index);
+        let again = || -> Result<(), Refusal> {
+            if let Some(map) = self.session.read_map(id)? {
+                self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
+                self.session.list_again(id, &map)?;
+            }
+            Ok(())
+        };
+        again().map_err(|refusal| failed(format_args!("object {id}"), refusal))
+    }
+}
+
+/// The map after a plan was applied to it.
+fn after(mut known: Known, plan: &Plan) -> Known {
+    known.exists = true;
+    known.entries.extend(plan.entries.iter().map(|(offset, entry)| (*offset, *entry)));
+    known.listed = known.listed.or(plan.listed);
+    known.discarded = known.discarded.max(plan.discarded.unwrap_or_default());
+    known
+}

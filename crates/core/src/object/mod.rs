@@ -1,0 +1,333 @@
+//! The object store, as the cluster engine sees it: compound operations, atomic on one object and on nothing more.
+//!
+//! | module | what |
+//! |---|---|
+//! | this one | [`ObjectStore`], its operations and what it refuses |
+//! | [`model`] | what each operation means, on objects in memory |
+//! | [`contract`] | what every store must keep; run on all of them |
+
+pub mod contract;
+pub mod model;
+
+use std::{fmt, time::Duration};
+
+use crate::Error;
+
+/// Which of the two pools an object is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pool {
+    /// Metadata objects, lists, catalogue: replicated, with omap.
+    Metadata,
+    /// Chunk objects: replicated or erasure-coded, as the user made it.
+    Chunks,
+}
+
+/// What a pool can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKind {
+    /// Everything.
+    Replicated,
+    /// No omap and no partial overwrite.
+    Erasure,
+}
+
+/// Names an object.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName {
+    /// Its pool.
+    pub pool: Pool,
+    /// Its name there.
+    pub name: String,
+}
+
+impl ObjectName {
+    /// `name` in the metadata pool.
+    pub fn metadata(name: impl Into<String>) -> ObjectName {
+        ObjectName { pool: Pool::Metadata, name: name.into() }
+    }
+
+    /// `name` in the chunk pool.
+    pub fn chunk(name: impl Into<String>) -> ObjectName {
+        ObjectName { pool: Pool::Chunks, name: name.into() }
+    }
+}
+
+impl fmt::Debug for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}/{}", self.pool, self.name)
+    }
+}
+
+/// Counts the changes of an object: it rises, by any step, and never repeats under one name, not even after removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(pub u64);
+
+/// What must hold for an operation to be applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// The object is not there; else [`Refusal::Exists`]. The operation creates it.
+    Absent,
+    /// It is there; else [`Refusal::Missing`].
+    Exists,
+    /// It has this version; else [`Refusal::Mismatch`].
+    Version(Version),
+    /// The key has this value; an absent key has the empty one.
+    Omap(Vec<u8>, Vec<u8>),
+    /// The attribute has this value; an absent one has the empty one.
+    Xattr(&'static str, Vec<u8>),
+}
+
+/// What an operation changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Bytes at an offset.
+    Write(u64, Vec<u8>),
+    /// The whole data.
+    Full(Vec<u8>),
+    /// So many bytes at an offset read as zeroes and take no space; the object grows no longer by it.
+    Zero(u64, u64),
+    /// Keys and their values.
+    SetOmap(Vec<(Vec<u8>, Vec<u8>)>),
+    /// Keys that go; those that are not there are no error.
+    DropOmap(Vec<Vec<u8>>),
+    /// An attribute.
+    SetXattr(&'static str, Vec<u8>),
+    /// The object goes, with all that is in it. The only change of its operation.
+    Remove,
+}
+
+/// A compound change of one object: all guards hold and all changes are made, or nothing is. Durable when it is acknowledged.
+///
+/// Without [`Guard::Absent`] or [`Guard::Exists`] an object that is not there is created, but any other guard finds it missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// The object.
+    pub object: ObjectName,
+    /// What must hold.
+    pub guards: Vec<Guard>,
+    /// What changes, in this order.
+    pub changes: Vec<Change>,
+}
+
+/// What a read looks at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// So many bytes at an offset; fewer at the end of the object.
+    Data(u64, u64),
+    /// The values of these keys; those that are not there are left out.
+    Keys(Vec<Vec<u8>>),
+    /// Keys after this one in the order of their bytes, at most so many.
+    Page(Vec<u8>, usize),
+    /// An attribute.
+    Xattr(&'static str),
+    /// Length and time of the last change.
+    Stat,
+}
+
+/// A compound read of one object, all of it at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// The object.
+    pub object: ObjectName,
+    /// What is looked at.
+    pub looks: Vec<Look>,
+}
+
+/// What one look saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// For [`Look::Data`].
+    Data(Vec<u8>),
+    /// For [`Look::Keys`] and [`Look::Page`]; `more` tells that keys follow. A page may be shorter than was asked for.
+    Pairs {
+        /// In the order of the keys.
+        pairs: Vec<(Vec<u8>, Vec<u8>)>,
+        /// Keys follow.
+        more: bool,
+    },
+    /// For [`Look::Xattr`].
+    Xattr(Option<Vec<u8>>),
+    /// For [`Look::Stat`].
+    Stat {
+        /// Length of the data.
+        bytes: u64,
+        /// Time of the last change, by the store's clock, since 1970.
+        changed: Duration,
+    },
+}
+
+/// What a read saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sight {
+    /// The version of the object at that moment.
+    pub version: Version,
+    /// In the order of the looks.
+    pub seen: Vec<Seen>,
+}
+
+impl Sight {
+    /// The bytes of look `n`; empty when that looked at something else.
+    #[must_use]
+    pub fn data(&self, n: usize) -> &[u8] {
+        match self.seen.get(n) {
+            Some(Seen::Data(bytes)) => bytes,
+            _ => &[],
+        }
+    }
+
+    /// The keys of look `n`, and whether more follow.
+    #[must_use]
+    pub fn pairs(&self, n: usize) -> (&[(Vec<u8>, Vec<u8>)], bool) {
+        match self.seen.get(n) {
+            Some(Seen::Pairs { pairs, more }) => (pairs, *more),
+            _ => (&[], false),
+        }
+    }
+
+    /// The attribute of look `n`.
+    #[must_use]
+    pub fn xattr(&self, n: usize) -> Option<&[u8]> {
+        match self.seen.get(n) {
+            Some(Seen::Xattr(value)) => value.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+/// Why an operation was not applied, or is not known to be.
+#[derive(Clone, Debug)]
+pub enum Refusal {
+    /// There is no such object.
+    Missing,
+    /// [`Guard::Absent`] found one.
+    Exists,
+    /// Another guard does not hold.
+    Mismatch,
+    /// Somebody else holds the lock.
+    Busy,
+    /// The store is full; removals are taken all the same.
+    Full,
+    /// This session was fenced: nothing of it is taken any more.
+    Fenced,
+    /// No reply: the operation was applied, or will be, or never.
+    Unknown,
+    /// The pool can't do that.
+    Unsupported,
+    /// The store failed otherwise; nothing was applied.
+    Failed(Error),
+}
+
+impl Refusal {
+    /// True for two of a kind.
+    #[must_use]
+    pub fn is(&self, other: &Refusal) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::Missing => "there is no such object",
+            Refusal::Exists => "the object is there already",
+            Refusal::Mismatch => "the object is not as it was expected",
+            Refusal::Busy => "somebody else holds the lock",
+            Refusal::Full => "the object store is full",
+            Refusal::Fenced => "this session was fenced by another one",
+            Refusal::Unknown => "the object store did not reply",
+            Refusal::Unsupported => "the pool can't do that",
+            Refusal::Failed(error) => return error.fmt(f),
+        })
+    }
+}
+
+/// Who holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The session, as [`ObjectStore::identity`] gave it there.
+    pub identity: String,
+    /// What it called itself.
+    pub cookie: String,
+}
+
+/// A page of a pool's listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// Names, in no order. Objects that come or go meanwhile may be there or not.
+    pub names: Vec<String>,
+    /// Where the next page begins; `None` at the end.
+    pub next: Option<String>,
+}
+
+/// Space of the store, before replication is taken out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes that it has.
+    pub total: u64,
+    /// Bytes that are taken.
+    pub used: u64,
+}
+
+/// A store of objects in two pools. A value is one *session*: what it sent is no longer applied once it was fenced.
+///
+/// All methods may be called from many threads at once. Operations of one session on one object are applied in the order in which they
+/// were sent; once [`Refusal::Unknown`] was given, that operation may still be applied at any later time, also more than once, until the
+/// session is fenced.
+pub trait ObjectStore: Send + Sync {
+    /// What the pool can do.
+    fn kind(&self, pool: Pool) -> PoolKind;
+
+    /// Applies each of a batch, all in flight together; operations of one batch on one object in their order.
+    fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>>;
+
+    /// Reads each of a batch, all in flight together.
+    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>>;
+
+    /// A page of the names in a pool.
+    ///
+    /// # Errors
+    /// As operations.
+    fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal>;
+
+    /// Takes an exclusive lock, or renews it; it ends after `lease` by the store's clock, or never. The object is created.
+    ///
+    /// # Errors
+    /// `Busy` when somebody else holds it.
+    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal>;
+
+    /// Gives a lock back; no error when it is not held.
+    ///
+    /// # Errors
+    /// As operations.
+    fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal>;
+
+    /// Who holds a lock now.
+    ///
+    /// # Errors
+    /// As operations.
+    fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal>;
+
+    /// Takes a lock away from its holder; no error when that does not hold it any more.
+    ///
+    /// # Errors
+    /// As operations.
+    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal>;
+
+    /// The name of this session for [`fence`](ObjectStore::fence); no other one ever has it.
+    fn identity(&self) -> String;
+
+    /// Shuts a session out for good. On return nothing of it is applied any more, whatever was in flight.
+    ///
+    /// # Errors
+    /// `Unsupported` where this session has not the right to.
+    fn fence(&self, identity: &str) -> Result<(), Refusal>;
+
+    /// The time by the clock of this host, since 1970.
+    fn time(&self) -> Duration;
+
+    /// Space of both pools together.
+    ///
+    /// # Errors
+    /// As operations.
+    fn space(&self) -> Result<Space, Refusal>;
+}

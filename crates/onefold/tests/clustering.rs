@@ -1,0 +1,73 @@
+//! Stores of the cluster engine: objects that are put, volumes that are served, a server that is killed.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::{fs, time::Duration};
+
+use support::{Desk, noise, qemu_io};
+
+fn status(desk: &Desk) -> serde_json::Value {
+    serde_json::from_str(&desk.ok("cluster status a --json")).unwrap()
+}
+
+#[test]
+fn what_is_put_twice_is_stored_once_and_comes_back() {
+    let desk = Desk::new();
+    let data = noise(1, 3 << 20);
+    fs::write(desk.path("one"), &data).unwrap();
+    fs::write(desk.path("two"), [&data[..500], &data[..]].concat()).unwrap();
+    desk.ok("cluster create a");
+    desk.ok("cluster put a one one");
+    desk.ok("cluster put a two two");
+    assert_eq!(status(&desk)["dirty_bytes"], (6 << 20) + 500);
+    assert!(desk.ok("cluster worker a --once --cold 0").starts_with("deduplicated"));
+    let found = status(&desk);
+    assert_eq!((&found["dirty_bytes"], &found["backlog"], &found["cached_bytes"]), (&0.into(), &0.into(), &0.into()));
+    let stored = found["chunk_bytes"].as_u64().unwrap();
+    assert!(((3 << 20)..(3 << 20) + (200 << 10)).contains(&stored), "{stored}");
+    desk.ok("cluster get a two copy");
+    assert!(fs::read(desk.path("copy")).unwrap() == fs::read(desk.path("two")).unwrap());
+    desk.fails("cluster get a two copy", 1, &["copy"]);
+    desk.ok("cluster rm a one");
+    desk.ok("cluster put a two one");
+    desk.ok("cluster worker a --once --cold 0");
+    assert!(desk.ok("cluster scrub a --deep").contains(" 0 stale and 0 missing references"));
+    desk.ok("cluster rm a two");
+    desk.ok("cluster worker a --once --cold 0");
+    assert_eq!((&status(&desk)["chunks"], &status(&desk)["objects"]), (&0.into(), &0.into()));
+    desk.fails("cluster get a two -", 1, &["there is no object"]);
+    desk.fails("cluster create a", 1, &["not empty"]);
+    desk.fails("cluster ls none", 1, &["there is no store"]);
+}
+
+#[test]
+fn volumes_are_served_deduplicated_and_there_after_a_kill() {
+    let desk = Desk::new();
+    desk.ok("cluster create a");
+    desk.ok("cluster volume create a v --size 64M");
+    desk.fails("cluster volume create a v --size 64M", 1, &["is there already"]);
+    let data = desk.path("data");
+    fs::write(&data, noise(2, 4 << 20)).unwrap();
+    let uri = desk.uri("a", "v");
+    let serving = desk.serve("a --cold 0 --workers 2");
+    desk.fails("cluster status a", 1, &["one owner"]);
+    let write = |at: &str| format!("write -s {} {at} 4M", data.display());
+    qemu_io(&uri, &[&write("0"), &write("8M"), "write -P 0x11 1M 4k", "discard 9M 1M", "write -z 10M 64k"]);
+    std::thread::sleep(Duration::from_millis(500));
+    qemu_io(&uri, &["write -P 0x22 2M 5000", "read -P 0x11 1M 4k"]);
+    serving.kill();
+    let serving = desk.serve("a --cold 0");
+    qemu_io(&uri, &["read -P 0x11 1M 4k", "read -P 0x22 2M 5000", "read -P 0 9M 1M", "read -P 0 10M 64k", "read -P 0 16M 1M"]);
+    let (ended, log) = serving.terminate();
+    assert!(ended.success() && log.contains("closed a"), "{log}");
+    desk.ok("cluster worker a --once --cold 0");
+    let found = status(&desk);
+    assert!(found["chunk_bytes"].as_u64().unwrap() < (4 << 20) + (200 << 10), "{found}");
+    assert!(desk.ok("cluster scrub a --deep").contains("repaired    0 stale and 0 missing"));
+    desk.ok("cluster volume resize a v --size 4M");
+    assert!(desk.ok("cluster volume list a").contains("4.00 MiB  v"));
+    desk.ok("cluster volume delete a v");
+    desk.ok("cluster worker a --once --cold 0");
+    assert_eq!(status(&desk)["chunks"], 0);
+}

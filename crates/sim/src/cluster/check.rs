@@ -1,0 +1,155 @@
+//! What must hold after every single operation, and once all is quiet.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_cluster::format::{Chunk, ObjectId, Reference, Stamp, entry, entry::Entry, key};
+use onefold_core::object::{
+    Change, ObjectName, Pool, PoolKind, Write,
+    model::{Object, Objects},
+};
+
+use super::model::Finding;
+
+/// Entries and pending drops of a metadata object.
+pub(super) struct Map {
+    pub(super) entries: BTreeMap<u32, Entry>,
+    pub(super) pending: Vec<(Chunk, Reference)>,
+    pub(super) listed: Option<Stamp>,
+}
+
+pub(super) fn parse(id: ObjectId, object: &Object) -> Result<Map, Finding> {
+    let damaged = |error: onefold_core::Error| Finding::new("Format", error.to_string());
+    let mut map = Map { entries: BTreeMap::new(), pending: Vec::new(), listed: None };
+    for (key, value) in &object.omap {
+        if let Some(offset) = key::offset(key) {
+            map.entries.insert(offset, Entry::decode(id, offset, value).map_err(damaged)?);
+        } else if let Some((offset, stamp)) = key::parse_pending(key) {
+            let chunk = entry::decode_pending(id, offset, value).map_err(damaged)?;
+            map.pending.push((chunk, Reference { object: id, offset, stamp }));
+        } else if key == key::LISTED {
+            map.listed = value.as_slice().try_into().ok().map(|bytes| Stamp(u64::from_le_bytes(bytes)));
+        }
+    }
+    Ok(map)
+}
+
+fn references(objects: &Objects, chunk: &Chunk) -> ObjectName {
+    match objects.kind(Pool::Chunks) {
+        PoolKind::Replicated => ObjectName::chunk(chunk.name()),
+        PoolKind::Erasure => ObjectName::metadata(chunk.name()),
+    }
+}
+
+/// True when a chunk has its data and the reference. A reference without a stamp counts, so that it takes a lost chunk to find that one.
+fn is_kept(objects: &Objects, chunk: &Chunk, reference: &Reference) -> bool {
+    let has = objects.get(&references(objects, chunk)).is_some_and(|object| {
+        let without = Reference { stamp: Stamp(0), ..*reference };
+        object.omap.contains_key(&key::reference(reference)) || object.omap.contains_key(&key::reference(&without))
+    });
+    has && objects.get(&ObjectName::chunk(chunk.name())).is_some()
+}
+
+/// False for an object that was deleted, and that a late copy of the operation that made it brought back: nobody reads it, and a scrub removes it.
+fn belongs(objects: &Objects, id: ObjectId) -> bool {
+    let shards = objects.all().filter(|(name, _)| name.name.starts_with("n."));
+    let of = |value: &Vec<u8>| value.get(1..9) == Some(&id.volume.to_le_bytes()[..]);
+    shards.into_iter().any(|(_, object)| object.omap.iter().any(|(key, value)| matches!(key.first(), Some(b'n' | b'x')) && of(value)))
+}
+
+/// Every entry of an object names a chunk that is there and has the reference.
+fn maps_hold(objects: &Objects, id: ObjectId, object: &Object) -> Option<Finding> {
+    let map = match parse(id, object) {
+        Ok(map) => map,
+        Err(finding) => return Some(finding),
+    };
+    for (offset, entry) in &map.entries {
+        if let Some((chunk, reference)) = entry.reference(id, *offset)
+            && !is_kept(objects, &chunk, &reference)
+            && belongs(objects, id)
+        {
+            let message = format!("object {id}, offset {offset} names {:?} without a reference (stamp {:x})", chunk.id, reference.stamp.0);
+            return Some(Finding::new("NoChunkLost", message));
+        }
+    }
+    (object.omap.len() > 520).then(|| Finding::new("Bounds", format!("object {id} has {} keys", object.omap.len())))
+}
+
+/// Checks what an operation that was applied may have broken.
+pub(super) fn after(objects: &Objects, name: &ObjectName, before: Option<&Object>, op: &Write) -> Option<Finding> {
+    if let Some(id) = ObjectId::parse(&name.name) {
+        if op.changes.contains(&Change::Remove) {
+            let map = parse(id, before?).ok()?;
+            let named = map.entries.values().any(|entry| entry.base.is_some()) || !map.pending.is_empty();
+            return named.then(|| Finding::new("NoReferenceLeaked", format!("object {id} went while it names chunks")));
+        }
+        return maps_hold(objects, id, objects.get(name)?);
+    }
+    let takes_away = op.changes.iter().any(|change| matches!(change, Change::Remove | Change::DropOmap(_)));
+    if takes_away && Chunk::parse(&name.name).is_some() {
+        return objects.all().find_map(|(name, object)| maps_hold(objects, ObjectId::parse(&name.name)?, object));
+    }
+    None
+}
+
+/// An object that was written and acknowledged is on the dirty list, while it has something to do.
+pub(super) fn is_listed(objects: &Objects, id: ObjectId) -> Option<Finding> {
+    let object = objects.get(&id.name())?;
+    let map = parse(id, object).ok()?;
+    if map.pending.is_empty() && map.entries.values().all(|entry| !entry.dirty) {
+        return None;
+    }
+    let keys: BTreeSet<(ObjectId, Stamp)> = objects
+        .all()
+        .filter(|(name, _)| name.name.starts_with("d."))
+        .flat_map(|(_, object)| object.omap.keys().filter_map(|key| key::parse_listed(key)))
+        .collect();
+    let listed = map.listed.is_some_and(|stamp| keys.contains(&(id, stamp)) || keys.contains(&(id, Stamp(0))));
+    (!listed).then(|| Finding::new("Listed", format!("object {id} is dirty, and on no list")))
+}
+
+/// Once all is quiet: everything is clean, and references are exactly the truth.
+pub(super) fn quiet(objects: &Objects) -> Result<(), Finding> {
+    let mut truth: BTreeSet<(Chunk, Reference)> = BTreeSet::new();
+    for (name, object) in objects.all() {
+        let Some(id) = ObjectId::parse(&name.name) else { continue };
+        let map = parse(id, object)?;
+        for (offset, entry) in &map.entries {
+            if entry.dirty {
+                return Err(Finding::new("Progress", format!("object {id}, offset {offset} is still dirty")));
+            }
+            truth.extend(entry.reference(id, *offset));
+            let block = |n: usize| object.data.iter().skip(*offset as usize + n * 4096).take(4096);
+            let left = (0..entry.length.div_ceil(4096) as usize).find(|n| entry.mask >> n & 1 == 0 && block(*n).any(|byte| *byte != 0));
+            if let Some(n) = left {
+                return Err(Finding::new(
+                    "Space",
+                    format!("object {id}, offset {offset} has bytes in block {n}, which its mask does not name"),
+                ));
+            }
+        }
+        if !map.pending.is_empty() || map.listed.is_some() {
+            return Err(Finding::new("Progress", format!("object {id} has pending drops, or is listed")));
+        }
+    }
+    let mut found = BTreeSet::new();
+    for (name, object) in objects.all() {
+        let Some(chunk) = Chunk::parse(&name.name) else { continue };
+        if *name == references(objects, &chunk) {
+            let keys = object.omap.keys().filter_map(|key| key::parse_reference(key));
+            let before = found.len();
+            found.extend(keys.map(|reference| (chunk, reference)));
+            if found.len() == before {
+                return Err(Finding::new("Collected", format!("{:?} has no reference, and is there", chunk.id)));
+            }
+        } else if objects.get(&references(objects, &chunk)).is_none() {
+            return Err(Finding::new("Collected", format!("{:?} has data alone", chunk.id)));
+        }
+    }
+    if let Some((chunk, reference)) = found.difference(&truth).next() {
+        return Err(Finding::new("ReferencesConverge", format!("{:?} has a false reference of {}", chunk.id, reference.object)));
+    }
+    match truth.difference(&found).next() {
+        Some((chunk, reference)) => Err(Finding::new("NoChunkLost", format!("{:?} lacks the reference of {}", chunk.id, reference.object))),
+        None => Ok(()),
+    }
+}

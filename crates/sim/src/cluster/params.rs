@@ -1,0 +1,147 @@
+//! What a seed stands for: all parameters of a run, drawn before it begins, and printed when it fails.
+
+use std::time::Duration;
+
+use onefold_cluster::{Cut, Format, PlantedBug, Settings};
+use onefold_core::object::PoolKind;
+
+use crate::rng::Rng;
+
+/// All parameters of a run.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// The seed.
+    pub seed: u64,
+    /// The chunk pool.
+    pub chunks: PoolKind,
+    /// Volumes.
+    pub volumes: usize,
+    /// Bytes of a volume.
+    pub volume_bytes: u64,
+    /// Bytes of a metadata object, and of a chunk.
+    pub object_bytes: u32,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u32,
+    /// Shards of the lists.
+    pub shards: u16,
+    /// Clients that want each volume.
+    pub clients: usize,
+    /// Workers.
+    pub workers: usize,
+    /// There is somebody who puts objects.
+    pub puts: bool,
+    /// There is a scrub under way.
+    pub scrubs: bool,
+    /// Different contents of chunks that clients write again and again.
+    pub palette: u32,
+    /// Writes that take one of these, in percent.
+    pub duplicates: u64,
+    /// Events until all calm down.
+    pub events: u64,
+    /// Replies lost, in thousandths of operations.
+    pub unknown: u64,
+    /// Operations of which a copy comes late, in thousandths.
+    pub copies: u64,
+    /// Late copies that come, in thousandths of events.
+    pub late: u64,
+    /// Actors that are killed, in thousandths of events.
+    pub kills: u64,
+    /// Actors that are stopped or continued, in thousandths of events.
+    pub stops: u64,
+    /// Jumps of the time, in thousandths of events.
+    pub jumps: u64,
+    /// Operations that find the store full, in thousandths.
+    pub full: u64,
+    /// Milliseconds that clocks differ by, at most.
+    pub drift: u64,
+    /// Longest page of a listing.
+    pub page: usize,
+    /// Milliseconds that an object must be unchanged before it is deduplicated.
+    pub cold: u64,
+    /// Reads that make a chunk hot; 0 for never.
+    pub hit_count: u32,
+    /// Chunks that are kept although they are clean.
+    pub cached: u64,
+    /// References at which a chunk gets more copies.
+    pub spread_at: usize,
+    /// Maps that a client remembers.
+    pub known_objects: usize,
+    /// A metadata object is lost in the end.
+    pub loss: bool,
+    /// The planted bug, by its index.
+    pub bug: Option<usize>,
+}
+
+impl Params {
+    /// The parameters of a seed.
+    #[must_use]
+    pub fn draw(seed: u64) -> Params {
+        let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6401);
+        let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let chunk_bytes = of(&[8192, 8192, 16384]) as u32;
+        let object_bytes = chunk_bytes * of(&[1, 2, 4]) as u32;
+        Params {
+            seed,
+            chunks: if of(&[0, 0, 1]) == 1 { PoolKind::Erasure } else { PoolKind::Replicated },
+            volumes: of(&[1, 2, 2]) as usize,
+            volume_bytes: u64::from(object_bytes) * of(&[1, 3, 6]),
+            object_bytes,
+            chunk_bytes,
+            shards: of(&[1, 2, 4]) as u16,
+            clients: of(&[1, 1, 2]) as usize,
+            workers: of(&[1, 2, 3]) as usize,
+            puts: of(&[0, 0, 1]) == 1,
+            scrubs: of(&[0, 1, 1]) == 1,
+            palette: of(&[1, 2, 4]) as u32,
+            duplicates: of(&[20, 60, 90]),
+            events: of(&[1500, 3000, 6000]),
+            unknown: of(&[0, 10, 50, 150]),
+            copies: of(&[0, 20, 150]),
+            late: of(&[5, 30, 100]),
+            kills: of(&[0, 3, 8]),
+            stops: of(&[0, 5, 20]),
+            jumps: of(&[0, 3, 20]),
+            full: of(&[0, 0, 0, 30]),
+            drift: of(&[0, 0, 3000]),
+            page: of(&[2, 5, 1000]) as usize,
+            cold: of(&[0, 0, 20]),
+            hit_count: of(&[0, 1, 2]) as u32,
+            cached: of(&[1, 3]),
+            spread_at: of(&[2, 4, 8192]) as usize,
+            known_objects: of(&[1, 2, 64]) as usize,
+            loss: of(&[0, 0, 0, 1]) == 1,
+            bug: None,
+        }
+    }
+
+    /// How a session works.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings {
+            tries: 12,
+            cold: Duration::from_millis(self.cold),
+            lease: Duration::from_secs(30),
+            spread_at: self.spread_at,
+            count_one_in: 1,
+            direct_objects: 1,
+            hit_count: self.hit_count,
+            cache_bytes: u64::from(self.chunk_bytes) * self.cached,
+            known_objects: self.known_objects,
+            objects_per_step: 2,
+            bug: self.bug.map(|bug| PlantedBug::ALL[bug]),
+        }
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        Format {
+            chunk_bytes: self.chunk_bytes,
+            object_bytes: self.object_bytes,
+            shards: self.shards,
+            cut: if self.seed.is_multiple_of(2) { Cut::Static } else { Cut::Content },
+            compress: self.seed.is_multiple_of(3),
+            ..Format::new([1; 16], [2; 32], self.chunks)
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `cargo xtask ceph`: a real Ceph cluster on this host, and what Onefold must do on it.
+
+mod cluster;
+mod proof;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Result, bail};
+
+use self::cluster::Cluster;
+use crate::{
+    cleanup::Scratch,
+    machine,
+    product::path,
+    program::{cargo, show},
+    test::Tally,
+};
+
+/// OSDs of a cluster: an erasure-coded pool 4+2 needs six.
+const OSDS: usize = 6;
+
+/// Size of each.
+const GIGABYTES: usize = 4;
+
+/// Longest that the tests of the object store may take.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Where the cluster is that `start` leaves running.
+fn folder() -> PathBuf {
+    machine::root().join("target").join("ceph")
+}
+
+/// Does what the command line says.
+pub(crate) fn run(arguments: &[String]) -> Result<bool> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["start"] => {
+            println!("{}", cluster::ensure_installed()?);
+            let cluster = Cluster::create(&folder(), OSDS, GIGABYTES)?;
+            cluster.replicated("meta", 2)?;
+            cluster.replicated("chunks", 2)?;
+            cluster.wait_clean()?;
+            let configuration = cluster.configuration();
+            println!("a cluster with {OSDS} OSDs is up, with pools meta and chunks; try\n    export CEPH_CONF={}", configuration.display());
+            println!("    onefold cluster create rados: --metadata-pool meta --chunk-pool chunks --force");
+            cluster.keep();
+            Ok(true)
+        }
+        ["stop"] => {
+            Cluster::at(&folder())?.stop()?;
+            println!("stopped, and removed {}", folder().display());
+            Ok(true)
+        }
+        ["status"] => {
+            let cluster = Cluster::at(&folder())?;
+            println!("{}", cluster.ceph(&["-s"])?);
+            for (name, process) in cluster.daemons() {
+                println!("{name:<8} {}", process.map_or_else(|| "does not run".into(), |process| format!("process {process}")));
+            }
+            Ok(true)
+        }
+        ["test"] => {
+            let tally = test()?;
+            println!("{} passed, {} failed", tally.passed, tally.failed);
+            Ok(tally.failed == 0)
+        }
+        _ => bail!("cargo xtask ceph start|stop|status|test"),
+    }
+}
+
+/// The contract of object stores on every kind of pool, then the proof of the engine; on a cluster of its own.
+pub(crate) fn test() -> Result<Tally> {
+    println!("    {}", cluster::ensure_installed()?);
+    let scratch = Scratch::new("ceph")?;
+    let cluster = Cluster::create(&scratch.file("c"), OSDS, GIGABYTES)?;
+    for pool in ["meta", "chunks-2", "meta-2", "meta-ec"] {
+        cluster.replicated(pool, 2)?;
+    }
+    cluster.erasure("chunks-ec21", 2, 1)?;
+    cluster.erasure("chunks-ec42", 4, 2)?;
+    cluster.wait_clean()?;
+    let mut tally = contract(&cluster)?;
+    let proof = proof::run(&cluster, &scratch)?;
+    tally.passed += proof.passed;
+    tally.failed += proof.failed;
+    Ok(tally)
+}
+
+fn contract(cluster: &Cluster) -> Result<Tally> {
+    let mut command =
+        cargo(["test", "--quiet", "--locked", "--package", "onefold-backend", "--test", "rados", "--", "--ignored", "--test-threads", "1"]);
+    command.env("ONEFOLD_TEST_CEPH", path(&cluster.configuration()));
+    let ended = show(command, LIMIT)?;
+    Ok(if ended.status.success() { Tally::pass("") } else { Tally::fail("the contract of object stores on RADOS") })
+}

@@ -1,0 +1,305 @@
+//! What the cluster engine must do on a real cluster: nothing is lost while disks, workers and servers are killed, stopped and continued, and the
+//! cluster gets full.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::cluster::Cluster;
+use crate::{
+    cleanup::Scratch,
+    clients::{check, sample},
+    nbd::{Client, REQUEST_BYTES},
+    product::{Build, Onefold, Server, compare, path, uri},
+    program::{Running, program, run as run_program, spawn},
+    test::Tally,
+};
+
+/// Bytes of an image; half of it is zeroes or repeats itself.
+const IMAGE: usize = 384 << 20;
+
+/// Bytes that are written under takeover and kills.
+const SMALL: usize = 96 << 20;
+
+/// Longest that one client may take.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Longest that a full cluster may take to say so.
+const FULL: Duration = Duration::from_secs(60);
+
+/// A store on the cluster, and what is served of it.
+struct Site<'a> {
+    cluster: &'a Cluster,
+    onefold: Onefold,
+    store: String,
+    folder: PathBuf,
+}
+
+/// Runs the proof on a replicated chunk pool, and a shorter one on an erasure-coded pool.
+pub(super) fn run(cluster: &Cluster, scratch: &Scratch) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let onefold = Onefold::build(Build::Test)?;
+    sample(&scratch.file("image"), IMAGE)?;
+    sample(&scratch.file("old"), SMALL)?;
+    let mut other = fs::read(scratch.file("old"))?;
+    other.iter_mut().for_each(|byte| *byte ^= 0x5a);
+    fs::write(scratch.file("new"), &other)?;
+    for (metadata, chunks) in [("meta-2", "chunks-2"), ("meta-ec", "chunks-ec21")] {
+        let store = format!("rados:{}#{metadata}", cluster.configuration().display());
+        let folder = scratch.path().to_owned();
+        let site = Site { cluster, onefold: onefold.clone(), store, folder };
+        let mut step = |name: &str, run: &dyn Fn() -> Result<()>| check(&mut tally, &format!("{chunks}: {name}"), run);
+        step("a store is made once", &|| site.create(metadata, chunks));
+        step("images and fio while disk and worker are killed", &|| site.load());
+        step("all is deduplicated, and scrubbed clean", &|| site.settle());
+        step("every byte is there after a disk was lost", &|| site.lose_disk());
+        step("a server is killed while it writes", &|| site.kill_server());
+        step("a stopped server is taken over, and wakes up", &|| site.take_over());
+        if chunks == "chunks-2" {
+            step("a full cluster says so, and goes on when there is room", &|| site.full());
+        }
+        step("what was deleted gives its space back", &|| site.delete());
+    }
+    Ok(tally)
+}
+
+impl Site<'_> {
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn cluster_verb(&self, verb: &[&str], more: &[&str]) -> Result<String> {
+        let arguments = [&["cluster"], verb, &[&self.store], more].concat();
+        self.onefold.verb(arguments)
+    }
+
+    fn create(&self, metadata: &str, chunks: &str) -> Result<()> {
+        let store = self.store.split('#').next().unwrap_or_default();
+        let pools = ["cluster", "create", store, "--metadata-pool", metadata, "--chunk-pool", chunks];
+        let careful = self.onefold.verb(pools);
+        ensure!(careful.is_err_and(|error| format!("{error:#}").contains("--force")), "a pool with min_size 1 was taken without --force");
+        self.onefold.verb([&pools[..], &["--force"]].concat())?;
+        let again = self.onefold.verb([&pools[..], &["--force"]].concat());
+        ensure!(
+            again.is_err_and(|error| format!("{error:#}").contains("there is a store already")),
+            "a second store was made over the first"
+        );
+        for (name, size) in [("one", "384M"), ("two", "384M"), ("load", "128M"), ("small", "96M")] {
+            self.cluster_verb(&["volume", "create"], &[name, "--size", size])?;
+        }
+        Ok(())
+    }
+
+    /// A server of its own socket.
+    fn serve(&self, name: &str, more: &[&str]) -> Result<(Server, PathBuf)> {
+        let socket = self.file(&format!("{name}.sock"));
+        let _ = fs::remove_file(&socket);
+        let listeners = [format!("unix:{}", socket.display())];
+        let more = [&["--workers", "0"], more].concat();
+        Ok((self.onefold.serve_to(&self.store, &self.file(&format!("{name}.log")), &listeners, &more)?, socket))
+    }
+
+    /// A worker that load does not slow down.
+    fn worker(&self) -> Result<Running> {
+        let fast = ["--cold", "1", "--low-iops", "1000000", "--low-bytes", "100G"];
+        let mut command = self.onefold.command([&["cluster", "worker", &self.store], &fast[..]].concat());
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.file("worker.log"))?;
+        command.stdout(log.try_clone()?).stderr(log);
+        spawn(&mut command)
+    }
+
+    fn status(&self) -> Result<Value> {
+        let output = self.onefold.command(["cluster", "status", &self.store, "--json"]).output()?;
+        ensure!(output.status.success(), "cluster status failed");
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    fn load(&self) -> Result<()> {
+        let (server, socket) = self.serve("load", &[])?;
+        let mut workers = [self.worker()?, self.worker()?];
+        let mut fio = program("fio");
+        let target = format!("--uri={}", uri(&socket, "load"));
+        fio.args(["--name=load", "--ioengine=nbd", &target, "--rw=randwrite", "--bsrange=4k-64k", "--bs_unaligned=0", "--size=128m"]);
+        fio.args(["--iodepth=8", "--loops=2", "--rate_iops=400", "--dedupe_percentage=30", "--verify=crc32c", "--do_verify=1"]);
+        fio.args(["--verify_fatal=1", "--output-format=terse"]).current_dir(&self.folder);
+        thread::scope(|scope| {
+            let fio = scope.spawn(|| run_program(fio, LIMIT));
+            let copies: Vec<_> =
+                ["one", "two"].map(|name| scope.spawn(|| self.copy_in("image", &uri(&socket, name)))).into_iter().collect();
+            thread::sleep(Duration::from_secs(4));
+            self.cluster.kill_osd(1)?;
+            workers[0].kill();
+            workers[0] = self.worker()?;
+            thread::sleep(Duration::from_secs(2));
+            self.cluster.start_osd(1)?;
+            for copy in copies {
+                copy.join().ok().context("a thread panicked")??;
+            }
+            fio.join().ok().context("a thread panicked")??;
+            anyhow::Ok(())
+        })?;
+        self.same(&socket, &["one", "two"], "image")?;
+        for mut worker in workers {
+            worker.signal(Signal::TERM);
+            let ended = worker.wait(Duration::from_secs(60))?.context("a worker does not end")?;
+            ensure!(ended.success(), "a worker ended with {ended}:\n{}", fs::read_to_string(self.file("worker.log"))?);
+        }
+        server.stop()
+    }
+
+    fn copy_in(&self, file: &str, uri: &str) -> Result<()> {
+        let mut command = program("nbdcopy");
+        command.args(["--flush", "--requests=16", path(&self.file(file)), uri]);
+        run_program(command, LIMIT).map(|_| ())
+    }
+
+    fn same(&self, socket: &Path, volumes: &[&str], file: &str) -> Result<()> {
+        volumes.iter().try_for_each(|volume| compare(socket, volume, &self.file(file)))
+    }
+
+    /// Nothing is dirty any more, and a second scrub finds nothing to do.
+    fn settle(&self) -> Result<()> {
+        self.cluster.wait_clean()?;
+        self.cluster_verb(&["worker"], &["--once", "--cold", "0"])?;
+        // What was killed may have left references that nobody has a use for.
+        self.cluster_verb(&["scrub"], &[])?;
+        let report = self.cluster_verb(&["scrub"], &["--deep"])?;
+        let quiet = "0 stale and 0 missing references, 0 unused chunks, 0 restored chunks, 0 unlisted objects, 0 orphans";
+        ensure!(report.contains(quiet), "the second scrub had something to do:\n{report}");
+        let status = self.status()?;
+        let number = |key: &str| status[key].as_u64().unwrap_or(u64::MAX);
+        ensure!(number("dirty_bytes") == 0 && number("backlog") == 0, "something is left to do: {status}");
+        // One half of the image is stored once, for both volumes; what fio wrote stands for itself.
+        let most = (IMAGE / 2 + (128 << 20)) as u64 * 105 / 100;
+        let stored = number("chunk_bytes") + number("cached_bytes");
+        ensure!(stored <= most, "{stored} bytes are stored, more than {most}");
+        println!("        {} MiB of content in {} MiB of chunks", number("logical_bytes") >> 20, stored >> 20);
+        Ok(())
+    }
+
+    fn lose_disk(&self) -> Result<()> {
+        self.cluster.lose_osd(2)?;
+        self.cluster.wait_clean()?;
+        let (server, socket) = self.serve("lost", &[])?;
+        self.same(&socket, &["one", "two"], "image")?;
+        server.stop()?;
+        let report = self.cluster_verb(&["scrub"], &["--deep"])?;
+        ensure!(report.contains(" 0 stale and 0 missing references"), "the scrub after a disk was lost:\n{report}");
+        Ok(())
+    }
+
+    /// What was flushed is there after SIGKILL; what was on its way is there or not, in blocks.
+    fn kill_server(&self) -> Result<()> {
+        let (old, new) = (fs::read(self.file("old"))?, fs::read(self.file("new"))?);
+        let (server, socket) = self.serve("killed", &[])?;
+        write(&socket, &old, 0..SMALL)?;
+        let worker = self.worker()?;
+        write(&socket, &new, 0..SMALL / 4)?;
+        thread::scope(|scope| {
+            let rest = scope.spawn(|| write(&socket, &new, SMALL / 4..SMALL));
+            thread::sleep(Duration::from_millis(400));
+            server.kill();
+            // It ends with an error, or was faster.
+            let _ = rest.join();
+        });
+        drop(worker);
+        let (server, socket) = self.serve("again", &["--take-over"])?;
+        let mut found = vec![0; SMALL];
+        let mut client = Client::connect(&socket, "small")?;
+        client.read_all(SMALL as u64, |at, bytes| {
+            found[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        })?;
+        client.disconnect()?;
+        ensure!(found[..SMALL / 4] == new[..SMALL / 4], "something that was flushed is lost");
+        for (n, block) in found.chunks(4096).enumerate() {
+            let range = n * 4096..n * 4096 + block.len();
+            ensure!(block == &old[range.clone()] || block == &new[range], "block {n} is neither old nor new");
+        }
+        server.stop()
+    }
+
+    /// A server that was stopped in the middle of writes is taken over; when it goes on, nothing of it is applied, and it ends by itself.
+    fn take_over(&self) -> Result<()> {
+        let (old, new) = (fs::read(self.file("old"))?, fs::read(self.file("new"))?);
+        let (mut first, socket) = self.serve("first", &[])?;
+        write(&socket, &old, 0..SMALL / 4)?;
+        thread::scope(|scope| {
+            let queued = scope.spawn(|| write(&socket, &old, 0..SMALL));
+            thread::sleep(Duration::from_millis(300));
+            first.signal(Signal::STOP);
+            let (second, other) = self.serve("second", &["--take-over"])?;
+            write(&other, &new, 0..SMALL)?;
+            first.signal(Signal::CONT);
+            let ended = first.ended(Duration::from_secs(90));
+            if ended.is_err() {
+                first.signal(Signal::KILL);
+            }
+            let _ = queued.join();
+            let status = ended?;
+            ensure!(
+                !status.success() && first.said().contains("fenced"),
+                "the first server does not say that it was fenced:\n{}",
+                first.said()
+            );
+            self.same(&other, &["small"], "new")?;
+            second.stop()
+        })
+    }
+
+    fn full(&self) -> Result<()> {
+        let set = |full: &str, rest: &str| {
+            self.cluster.ceph(&["osd", "set-nearfull-ratio", rest])?;
+            self.cluster.ceph(&["osd", "set-backfillfull-ratio", rest])?;
+            self.cluster.ceph(&["osd", "set-full-ratio", full])
+        };
+        let (server, socket) = self.serve("full", &["--take-over"])?;
+        let new = fs::read(self.file("new"))?;
+        write(&socket, &new, 0..REQUEST_BYTES)?;
+        set("0.011", "0.01")?;
+        let begun = Instant::now();
+        let mut told = None;
+        while told.is_none() && begun.elapsed() < FULL {
+            told = write(&socket, &new, 0..1 << 20).err();
+        }
+        // Room again, whatever was found.
+        self.cluster.ceph(&["osd", "set-full-ratio", "0.95"])?;
+        set("0.95", "0.9")?;
+        let told = told.context("writes to a full cluster are taken")?;
+        ensure!(format!("{told:#}").contains("ENOSPC"), "a full cluster gives another error: {told:#}");
+        let begun = Instant::now();
+        while let Err(error) = write(&socket, &new, 0..1 << 20) {
+            ensure!(begun.elapsed() < FULL, "the cluster has room again, and writes still fail: {error:#}");
+            thread::sleep(Duration::from_millis(500));
+        }
+        server.stop()
+    }
+
+    fn delete(&self) -> Result<()> {
+        for name in ["one", "two", "load", "small"] {
+            self.cluster_verb(&["volume", "delete"], &[name])?;
+        }
+        self.cluster_verb(&["worker"], &["--once", "--cold", "0"])?;
+        self.cluster_verb(&["scrub"], &[])?;
+        let status = self.status()?;
+        ensure!(status["chunks"] == 0 && status["objects"] == 0, "something is left: {status}");
+        Ok(())
+    }
+}
+
+/// Writes a range of `data` to where it belongs in volume `small`, and flushes.
+fn write(socket: &Path, data: &[u8], range: std::ops::Range<usize>) -> Result<()> {
+    let mut client = Client::connect(socket, "small")?;
+    let start = range.start as u64;
+    let pieces = data[range].chunks(REQUEST_BYTES).enumerate().map(|(n, piece)| (start + (n * REQUEST_BYTES) as u64, piece));
+    client.write_all(pieces)?;
+    client.flush()?;
+    client.disconnect()
+}
