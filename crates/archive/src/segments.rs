@@ -44,14 +44,15 @@ impl Ids {
     fn take_range(&mut self) -> Result<()> {
         let mut first = 0;
         let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
+        let several = self.archive.label().spread[0] > 1;
         let unsafe_range = self.archive.settings.has(PlantedBug::IdTwice);
         self.archive.commit(self.owner == Owner::Collector, |tables| {
             first = tables.next_id;
             if first + ID_RANGE > ContainerId::END {
                 return Err(Error::new(Kind::NoSpace, "the archive has no container numbers left"));
             }
-            // The first range brings the first segment along.
-            let room = last_segment(tables, owner).is_some_and(|(_, end)| end < segment_bytes);
+            // The first range brings the first segment along; on several nodes one is used by whoever reserved it only.
+            let room = several || last_segment(tables, owner).is_some_and(|(_, end)| end < segment_bytes);
             let segment = (!room).then_some(tables.next_segment);
             let count = if unsafe_range { 0 } else { ID_RANGE };
             Ok(vec![Record::Reserved { owner, first: ContainerId(first), count, segment }])

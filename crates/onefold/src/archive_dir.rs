@@ -38,10 +38,7 @@ impl ArchiveDir {
     pub(crate) fn look(path: &Path) -> Result<ArchiveDir> {
         if let Some(nodes) = read_nodes(path)? {
             let directory = ArchiveDir { path: path.to_owned(), nodes: Some(nodes) };
-            let nodes = directory.nodes(false, false)?;
-            for (number, why) in nodes.iter().flat_map(|nodes| nodes.absent()) {
-                tracing::warn!("node {number} ({}) does not count: {why}", directory.node(number).display());
-            }
+            directory.nodes(false, false)?;
             return Ok(directory);
         }
         let found = Directory::open(path, false).and_then(|files| find_label(&files));
@@ -95,6 +92,12 @@ impl ArchiveDir {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A sentence for each node that does not count.
+    pub(crate) fn notes(&self, nodes: &Nodes) -> Vec<String> {
+        let note = |(number, why)| format!("node {number} ({}) does not count: {why}", self.node(number).display());
+        nodes.absent().into_iter().map(note).collect()
     }
 
     /// The directory of a node.

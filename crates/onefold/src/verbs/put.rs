@@ -99,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::usage("--filters without chunk-index would find no duplicates of earlier streams"));
     }
     let settings = Settings { filters: options.filters.clone(), ..Settings::default() };
-    let (archive, _) = directory.open_nodes(settings, options.degraded)?;
+    let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
     let begun = Instant::now();
     let (gauge, total) = (Gauge::default(), total(options)?);
     let ended = AtomicBool::new(false);
@@ -111,7 +111,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         ended.store(true, Relaxed);
         report
     })?;
-    tell(options, &report, begun)
+    tell(options, &report, begun)?;
+    if !options.json {
+        nodes.iter().flat_map(|nodes| directory.notes(nodes)).for_each(|note| output::line(format_args!("note: {note}")));
+    }
+    Ok(())
 }
 
 fn store(archive: &Arc<Archive>, request: Request, gauge: &Gauge, options: &Options) -> Result<Report> {
