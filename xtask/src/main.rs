@@ -45,7 +45,7 @@ cargo xtask bench engine [--quick] [--only TEXT]
 cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of free space
 cargo xtask bench hot               the hot parts one by one
-cargo xtask paper thindedup|ordermerge [--quick]
+cargo xtask paper thindedup|ordermerge|global [--quick]
                                     the experiments of a paper on device models: one minute, or ten
 cargo xtask man [DIRECTORY]         the manual pages
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";

@@ -13,7 +13,7 @@ use crate::{
 };
 
 const USAGE: &str = "\
-cargo xtask paper thindedup|ordermerge [--quick]
+cargo xtask paper thindedup|ordermerge|global [--quick]
                                     the experiments of a paper, on device models in virtual time";
 
 /// Longest that they may take, in short and in full.
@@ -21,9 +21,10 @@ const QUICK_LIMIT: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// The papers, and the statements of each that are known not to be reproduced; docs/laboratory.md says why.
-const PAPERS: [(&str, &[&str]); 2] = [
+const PAPERS: [(&str, &[&str]); 3] = [
     ("thindedup", &[]),
     ("ordermerge", &["Fig 2A: write volume, weak persistence", "Fig 2B: time, weak persistence", "Section 4.4: space"]),
+    ("global", &[]),
 ];
 
 /// Traces that are replayed, too.
@@ -57,7 +58,7 @@ pub(crate) fn directory(paper: &str) -> PathBuf {
 }
 
 /// The papers' names.
-pub(crate) fn names() -> [&'static str; 2] {
+pub(crate) fn names() -> [&'static str; 3] {
     PAPERS.map(|(name, _)| name)
 }
 

@@ -36,8 +36,7 @@ const END: Duration = Duration::from_secs(15);
 const FOLDER_MAX: usize = 80;
 
 /// Programs of Ceph and the Debian packages that have them.
-const PROGRAMS: [(&str, &str); 4] =
-    [("ceph-mon", "ceph-mon"), ("ceph-mgr", "ceph-mgr"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")];
+const PROGRAMS: [(&str, &str); 4] = [("ceph-mon", "ceph-mon"), ("ceph-mgr", "ceph-mgr"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")];
 
 /// A cluster.
 pub(crate) struct Cluster {
@@ -53,7 +52,11 @@ pub(crate) fn ensure_installed() -> Result<String> {
         return Ok("Ceph is installed".into());
     }
     let packages: Vec<&str> = missing().collect();
-    ensure!(machine::is_root(), "Ceph is missing; type this, then try again:\n    sudo apt-get install --no-install-recommends {}", packages.join(" "));
+    ensure!(
+        machine::is_root(),
+        "Ceph is missing; type this, then try again:\n    sudo apt-get install --no-install-recommends {}",
+        packages.join(" ")
+    );
     let apt = |arguments: &[&str]| {
         let mut command = program("apt-get");
         command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
@@ -69,7 +72,11 @@ impl Cluster {
     /// Makes a cluster with so many OSDs of `gigabytes` each in a folder that is empty or not there, and waits until it is up. It is stopped
     /// when the value goes, unless it is [kept](Self::keep).
     pub(crate) fn create(folder: &Path, osds: usize, gigabytes: usize) -> Result<Cluster> {
-        ensure!(path(folder).len() <= FOLDER_MAX, "{} is too long for UNIX sockets in it: {FOLDER_MAX} characters at most", folder.display());
+        ensure!(
+            path(folder).len() <= FOLDER_MAX,
+            "{} is too long for UNIX sockets in it: {FOLDER_MAX} characters at most",
+            folder.display()
+        );
         ensure!(!folder.exists() || fs::read_dir(folder)?.next().is_none(), "{} is not empty", folder.display());
         for name in ["run", "log", "crash", "mon.a", "mgr.x"] {
             fs::create_dir_all(folder.join(name))?;
@@ -80,7 +87,9 @@ impl Cluster {
             let _ = Cluster { folder: stopped, guard: None }.stop();
         });
         let cluster = Cluster { folder, guard: Some(guard) };
-        cluster.start(osds, gigabytes).map_err(|error| error.context(format!("the cluster did not start; its logs are in {}", cluster.folder.join("log").display())))?;
+        cluster.start(osds, gigabytes).map_err(|error| {
+            error.context(format!("the cluster did not start; its logs are in {}", cluster.folder.join("log").display()))
+        })?;
         Ok(cluster)
     }
 
@@ -232,7 +241,12 @@ impl Cluster {
             if self.ask(&["status"]).is_ok_and(|status| done(&status)) {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < limit, "the cluster is not {what} after {} s:\n{}", limit.as_secs(), self.ceph(&["-s"]).unwrap_or_default());
+            ensure!(
+                begun.elapsed() < limit,
+                "the cluster is not {what} after {} s:\n{}",
+                limit.as_secs(),
+                self.ceph(&["-s"]).unwrap_or_default()
+            );
             thread::sleep(Duration::from_millis(300));
         }
     }

@@ -87,7 +87,8 @@ pub(crate) fn test() -> Result<Tally> {
 }
 
 fn contract(cluster: &Cluster) -> Result<Tally> {
-    let mut command = cargo(["test", "--quiet", "--locked", "--package", "onefold-backend", "--test", "rados", "--", "--ignored", "--test-threads", "1"]);
+    let mut command =
+        cargo(["test", "--quiet", "--locked", "--package", "onefold-backend", "--test", "rados", "--", "--ignored", "--test-threads", "1"]);
     command.env("ONEFOLD_TEST_CEPH", path(&cluster.configuration()));
     let ended = show(command, LIMIT)?;
     Ok(if ended.status.success() { Tally::pass("") } else { Tally::fail("the contract of object stores on RADOS") })

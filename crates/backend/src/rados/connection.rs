@@ -1,5 +1,8 @@
 //! A connection to a Ceph cluster: what its monitors say, and I/O contexts for its pools.
-#![allow(unsafe_code, reason = "librados is called with handles that live as long as what owns them here, and with texts that outlive the call")]
+#![allow(
+    unsafe_code,
+    reason = "librados is called with handles that live as long as what owns them here, and with texts that outlive the call"
+)]
 
 use std::{
     ffi::{CStr, CString, c_char, c_int},

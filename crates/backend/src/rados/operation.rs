@@ -96,9 +96,8 @@ impl Flight {
         }
         let (io, completion) = (pool.io, flight.completion);
         // SAFETY: the operation has copies of all bytes; the name is copied too.
-        let code = unsafe {
-            (library.aio_write_op_operate)(operation, io, completion, name.as_ptr(), ptr::null_mut(), when_full(&op.changes))
-        };
+        let code =
+            unsafe { (library.aio_write_op_operate)(operation, io, completion, name.as_ptr(), ptr::null_mut(), when_full(&op.changes)) };
         flight.sent(code)
     }
 

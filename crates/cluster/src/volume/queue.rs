@@ -201,11 +201,7 @@ impl Volume {
     }
 
     /// Reads the maps that are not remembered, in flight together.
-    fn learn_all<'a>(
-        &self,
-        indexes: impl Iterator<Item = u64>,
-        objects: impl Iterator<Item = &'a mut Object>,
-    ) -> Vec<Result<(), Refusal>> {
+    fn learn_all<'a>(&self, indexes: impl Iterator<Item = u64>, objects: impl Iterator<Item = &'a mut Object>) -> Vec<Result<(), Refusal>> {
         let mut results = Vec::new();
         let mut unknown = Vec::new();
         for (n, (index, object)) in indexes.zip(objects).enumerate() {

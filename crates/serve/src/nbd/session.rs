@@ -358,7 +358,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     /// Answers a change, with FUA when it is durable.
     fn changed(&mut self, request: &Request, result: VolumeResult<Ticket>, more: bool) -> Result<(), Ending> {
         match result {
-            Ok(ticket) if request.has(command_flag::FUA) || self.volume().acknowledges_late() => self.answer_when(Until::Ticket(ticket), request.into(), more),
+            Ok(ticket) if request.has(command_flag::FUA) || self.volume().acknowledges_late() => {
+                self.answer_when(Until::Ticket(ticket), request.into(), more)
+            }
             other => {
                 self.answer(request.into(), other.map(drop));
                 Ok(())
