@@ -30,10 +30,8 @@ use anyhow::{Result, bail};
 const USAGE: &str = "\
 cargo xtask demo                    a disk image over NBD, deduplicated, read back, and a server killed; needs no root
 cargo xtask test [STEP…] [--list]   everything CI runs, or the steps named
-cargo xtask sim [--seed N | --seeds A..B | --long | --bugs | --exhaust]
-                                    crash and fault simulation of the real engine
-cargo xtask sim cluster [--seed N | --seeds A..B | --long | --bugs]
-                                    the same for the cluster engine over a simulated object store
+cargo xtask sim [archive|cluster] [--seed N | --seeds A..B | --long | --bugs | --exhaust]
+                                    crash and fault simulation of the real engines; --exhaust is the block engine's
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
 cargo xtask ceph start|stop|status|test
@@ -44,8 +42,10 @@ cargo xtask bench engine [--quick] [--only TEXT]
                                     speed of the engine alone beside io_uring on a raw file; 26 GiB of free space
 cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of free space
+cargo xtask bench archive [--quick] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+                                    an archive's speed and size beside restic and borg
 cargo xtask bench hot               the hot parts one by one
-cargo xtask paper thindedup|ordermerge|global [--quick]
+cargo xtask paper thindedup|ordermerge|global|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten
 cargo xtask man [DIRECTORY]         the manual pages
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";

@@ -13,22 +13,29 @@ use crate::{
 };
 
 const USAGE: &str = "\
-cargo xtask paper thindedup|ordermerge|global [--quick]
+cargo xtask paper thindedup|ordermerge|global|rad [--quick]
                                     the experiments of a paper, on device models in virtual time";
 
 /// Longest that they may take, in short and in full.
 const QUICK_LIMIT: Duration = Duration::from_secs(60);
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(3600);
 
-/// The papers, and the statements of each that are known not to be reproduced; docs/laboratory.md says why.
-const PAPERS: [(&str, &[&str]); 3] = [
-    ("thindedup", &[]),
-    ("ordermerge", &["Fig 2A: write volume, weak persistence", "Fig 2B: time, weak persistence", "Section 4.4: space"]),
-    ("global", &[]),
+/// A paper, the statements of it that are known not to be reproduced, for which docs/laboratory.md says why, and what is replayed, too.
+type Paper = (&'static str, &'static [&'static str], &'static [&'static str]);
+
+/// Recorded block traces.
+const TRACES: &[&str] = &["apt.dtrace.zst", "pgbench.dtrace.zst", "srcver.dtrace.zst"];
+
+/// Manifests of releases.
+const MANIFESTS: &[&str] =
+    &["rad/rocksdb-far.manifest.zst", "rad/rocksdb.manifest.zst", "rad/spdk.manifest.zst", "rad/archives.manifest.zst"];
+
+const PAPERS: [Paper; 4] = [
+    ("thindedup", &[], TRACES),
+    ("ordermerge", &["Fig 2A: write volume, weak persistence", "Fig 2B: time, weak persistence", "Section 4.4: space"], TRACES),
+    ("global", &[], TRACES),
+    ("rad", &[], MANIFESTS),
 ];
-
-/// Traces that are replayed, too.
-const TRACES: [&str; 3] = ["apt", "pgbench", "srcver"];
 
 /// Runs a paper's experiments; `Ok(false)` when a statement is missed that used to be reproduced.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
@@ -37,7 +44,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         [paper, quick] if quick == "--quick" => (paper, true),
         _ => bail!("which?\n\n{USAGE}"),
     };
-    let Some(paper) = PAPERS.into_iter().find(|(name, _)| name == paper) else { bail!("there is no paper '{paper}'\n\n{USAGE}") };
+    let Some(paper) = PAPERS.into_iter().find(|(name, ..)| name == paper) else { bail!("there is no paper '{paper}'\n\n{USAGE}") };
     Ok(experiments(&Onefold::build(Build::Release)?, paper, quick)?.failed == 0)
 }
 
@@ -58,15 +65,15 @@ pub(crate) fn directory(paper: &str) -> PathBuf {
 }
 
 /// The papers' names.
-pub(crate) fn names() -> [&'static str; 3] {
-    PAPERS.map(|(name, _)| name)
+pub(crate) fn names() -> [&'static str; 4] {
+    PAPERS.map(|(name, ..)| name)
 }
 
 /// Runs one paper's experiments. A statement fails that is missed and not known to be.
-fn experiments(onefold: &Onefold, (paper, known): (&str, &[&str]), quick: bool) -> Result<Tally> {
+fn experiments(onefold: &Onefold, (paper, known, replayed): Paper, quick: bool) -> Result<Tally> {
     let out = directory(paper);
     let data = machine::root().join("crates").join("lab").join("data");
-    let traces = TRACES.map(|name| path(&data.join(format!("{name}.dtrace.zst"))).to_owned()).join(",");
+    let traces = replayed.iter().map(|name| path(&data.join(name)).to_owned()).collect::<Vec<_>>().join(",");
     let mut arguments = vec!["lab", "paper", paper, "--out", path(&out), "--traces", &traces];
     if quick {
         arguments.push("--quick");

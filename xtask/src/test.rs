@@ -46,7 +46,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 20] = [
+const STEPS: [Step; 22] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -56,6 +56,8 @@ const STEPS: [Step; 20] = [
     Step { name: "device", about: "a loop device as a store's disk; root only", run: device },
     Step { name: "sim", about: "kept seeds, 2,000 seeds, the exhaustive case", run: simulation },
     Step { name: "bugs", about: "each planted bug is found", run: || bugs(&["--bugs"]) },
+    Step { name: "archive-sim", about: "the archive engine: kept seeds, 2,000 seeds", run: archive_simulation },
+    Step { name: "archive-bugs", about: "each bug planted in the archive engine is found", run: || bugs(&["archive", "--bugs"]) },
     Step { name: "cluster-sim", about: "the cluster engine: kept seeds, 2,000 seeds", run: cluster_simulation },
     Step { name: "cluster-bugs", about: "each bug planted in the cluster engine is found", run: || bugs(&["cluster", "--bugs"]) },
     Step { name: "ceph", about: "the object store and the cluster engine on a real Ceph cluster", run: ceph::test },
@@ -148,6 +150,10 @@ fn device() -> Result<Tally> {
 
 fn simulation() -> Result<Tally> {
     simulate(tests(&["--package", "onefold-sim"])?, &[])
+}
+
+fn archive_simulation() -> Result<Tally> {
+    simulate(Tally::default(), &["archive"])
 }
 
 fn cluster_simulation() -> Result<Tally> {

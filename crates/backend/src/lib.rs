@@ -8,9 +8,11 @@
 //! | [`rados`] | [`RadosObjects`]: an object store in two pools of a Ceph cluster |
 //! | [`memory_objects`] | [`MemoryObjects`]: an object store in memory, for tests |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
+//! | [`directory`] | [`Directory`]: named files in a directory, for an archive |
 //! | [`counted`] | what these two have in common |
 //! | [`counters`] | what a disk was asked to do, by class of block |
 //! | [`sparse`] | where a file has data, so that holes need not be read |
+//! | [`tree`] | directory trees: read for an archive, and made again from one |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -23,6 +25,7 @@ compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and 
 pub mod clock;
 pub mod counted;
 pub mod counters;
+pub mod directory;
 pub mod embedded;
 pub mod file_disk;
 pub mod memory_disk;
@@ -36,9 +39,11 @@ mod range;
 pub mod signals;
 pub mod sparse;
 pub mod systemd;
+pub mod tree;
 
 pub use clock::MonotonicClock;
 pub use counters::{Counters, Counts};
+pub use directory::Directory;
 pub use embedded::{EmbeddedObjects, EmbeddedStore};
 pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 pub use memory_disk::MemoryDisk;

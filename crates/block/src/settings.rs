@@ -290,11 +290,13 @@ pub enum PlantedBug {
     ReclaimedInUse,
     /// A recount does not see the links that are on their way.
     RecountBlind,
+    /// Critical blocks are stored as duplicates like all others.
+    CriticalShared,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 28] = [
+    pub const ALL: [(&'static str, PlantedBug); 29] = [
         ("skipped-flush", PlantedBug::SkippedFlush),
         ("early-reuse", PlantedBug::EarlyReuse),
         ("believed-unseen", PlantedBug::BelievedUnseen),
@@ -323,5 +325,6 @@ impl PlantedBug {
         ("fingerprint-stays", PlantedBug::FingerprintStays),
         ("reclaimed-in-use", PlantedBug::ReclaimedInUse),
         ("recount-blind", PlantedBug::RecountBlind),
+        ("critical-shared", PlantedBug::CriticalShared),
     ];
 }

@@ -3,10 +3,7 @@
 
 mod damage;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use damage::*;
 use onefold_backend::{MemoryDisk, MonotonicClock};
@@ -20,7 +17,7 @@ use onefold_block::{
         superblock::Root,
     },
 };
-use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result, Run};
+use onefold_core::{Block, Disk, Kind, Pba};
 
 fn repaired(disk: &Arc<MemoryDisk>) -> Repaired {
     let disk: Arc<dyn Disk> = disk.clone();
@@ -398,36 +395,6 @@ fn durable_windows_whose_records_are_gone_are_given_up_and_told() {
     }
 }
 
-/// A disk that takes only so many writes, like a machine that loses power during a repair.
-struct Dying {
-    disk: Arc<MemoryDisk>,
-    left: AtomicU64,
-}
-
-impl Disk for Dying {
-    fn blocks(&self) -> u64 {
-        self.disk.blocks()
-    }
-    fn read(&self, reads: &mut [Read<'_>]) {
-        self.disk.read(reads);
-    }
-    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
-        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
-            return Err(Error::new(Kind::Io, "no power"));
-        }
-        self.disk.write(runs)
-    }
-    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
-        self.write(std::slice::from_ref(run))
-    }
-    fn flush(&self) -> Result<()> {
-        self.disk.flush()
-    }
-    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
-        self.disk.allocate(at, blocks)
-    }
-}
-
 #[test]
 fn an_interrupted_repair_can_be_run_again() {
     for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
@@ -442,7 +409,7 @@ fn an_interrupted_repair_can_be_run_again() {
         let mut ended = false;
         for writes in 0..200 {
             let copy = copy(&disk);
-            let dying: Arc<dyn Disk> = Arc::new(Dying { disk: copy.clone(), left: AtomicU64::new(writes) });
+            let dying: Arc<dyn Disk> = Arc::new(Dying::new(&copy, writes));
             let outcome = repair(&dying, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {});
             ended = outcome.is_ok_and(|repaired| repaired.after.is_well());
             let again = repaired(&copy);

@@ -17,6 +17,24 @@ impl Fingerprint {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
+
+    /// What stands for content that must not be shared, in place of its fingerprint: all bits turned. Nobody who looks for the content finds it.
+    #[must_use]
+    pub fn unshared(&self) -> Fingerprint {
+        Fingerprint(self.0.map(|byte| !byte))
+    }
+
+    /// True when `kept` stands for the content that has this fingerprint, shared or not.
+    #[must_use]
+    pub fn agrees(&self, kept: &Fingerprint) -> bool {
+        self == kept || self.unshared() == *kept
+    }
+
+    /// True when the prefix that is kept in a map entry is that of content with this fingerprint, shared or not.
+    #[must_use]
+    pub fn has_prefix(&self, prefix: u64) -> bool {
+        self.prefix() == prefix || self.prefix() == !prefix
+    }
 }
 
 impl fmt::Display for Fingerprint {
@@ -177,6 +195,121 @@ impl Fingerprinter {
         all.extend(roots.chunks_exact(32).take(n).map(|root| self.short(root)));
     }
 
+    /// The fingerprint of bytes of any length.
+    #[must_use]
+    pub fn bytes(&self, bytes: &[u8]) -> Fingerprint {
+        use sha2::Digest;
+        match self.algorithm {
+            Algorithm::Blake3 => self.short(blake3::keyed_hash(&self.key, bytes).as_bytes()),
+            Algorithm::Sha256 => self.short(&sha2::Sha256::digest(bytes)),
+            Algorithm::Sha1 => self.short(&sha1::Sha1::digest(bytes)),
+            Algorithm::Md5 => self.short(&md5::Md5::digest(bytes)),
+        }
+    }
+
+    /// The fingerprints of many chunks, in their order; the same as [`bytes`](Self::bytes) of each. Each vector lane works on another
+    /// chunk, leaf by leaf.
+    #[must_use]
+    pub fn chunks(&self, chunks: &[&[u8]]) -> Vec<Fingerprint> {
+        if self.algorithm != Algorithm::Blake3 || chunks.len() < BATCH_MIN {
+            return chunks.iter().map(|chunk| self.bytes(chunk)).collect();
+        }
+        let mut all = vec![Fingerprint::default(); chunks.len()];
+        // Chunks of like length keep the lanes full.
+        let mut order: Vec<usize> = (0..chunks.len()).filter(|&n| chunks[n].len() > CHUNK).collect();
+        order.sort_unstable_by_key(|&n| chunks[n].len());
+        for (n, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.len() <= CHUNK) {
+            all[n] = self.bytes(chunk);
+        }
+        let key = blake3::platform::words_from_le_bytes_32(&self.key);
+        let mut values: Vec<Vec<[u8; 32]>> = vec![Vec::new(); BATCH];
+        for lane_chunks in order.chunks(BATCH) {
+            let longest = lane_chunks.last().map_or(0, |&n| chunks[n].len());
+            for (values, &n) in values.iter_mut().zip(lane_chunks) {
+                values.clear();
+                values.resize(chunks[n].len().div_ceil(CHUNK), [0; 32]);
+            }
+            for leaf in 0..longest.div_ceil(CHUNK) {
+                self.leaves(&key, leaf, lane_chunks, chunks, &mut values);
+            }
+            self.trees(&key, lane_chunks, &mut values, &mut all);
+        }
+        all
+    }
+
+    /// The chaining values of leaf number `leaf` of each chunk that has it.
+    fn leaves(&self, key: &[u32; 8], leaf: usize, lanes: &[usize], chunks: &[&[u8]], values: &mut [Vec<[u8; 32]>]) {
+        const EMPTY: &[u8; CHUNK] = &[0; CHUNK];
+        let (mut inputs, mut which, mut n) = ([EMPTY; BATCH], [0; BATCH], 0);
+        for (lane, &chunk) in lanes.iter().enumerate() {
+            let bytes = chunks[chunk];
+            if let Some(Ok(whole)) = bytes.get(leaf * CHUNK..(leaf + 1) * CHUNK).map(<&[u8; CHUNK]>::try_from) {
+                (inputs[n], which[n]) = (whole, lane);
+                n += 1;
+            } else if leaf * CHUNK < bytes.len() {
+                values[lane][leaf] = self.last_leaf(key, leaf, &bytes[leaf * CHUNK..]);
+            }
+        }
+        let mut out = [0u8; 32 * BATCH];
+        self.platform.hash_many(&inputs[..n], key, leaf as u64, IncrementCounter::No, KEYED_HASH, CHUNK_START, CHUNK_END, &mut out);
+        for (value, &lane) in out.as_chunks::<32>().0.iter().zip(&which[..n]) {
+            values[lane][leaf] = *value;
+        }
+    }
+
+    /// The chaining value of a leaf that is not whole.
+    fn last_leaf(&self, key: &[u32; 8], leaf: usize, bytes: &[u8]) -> [u8; 32] {
+        let mut value = *key;
+        let blocks = bytes.len().div_ceil(64);
+        for (n, part) in bytes.chunks(64).enumerate() {
+            let mut block = [0; 64];
+            block[..part.len()].copy_from_slice(part);
+            let start = if n == 0 { CHUNK_START } else { 0 };
+            let end = if n + 1 == blocks { CHUNK_END } else { 0 };
+            self.platform.compress_in_place(&mut value, &block, part.len() as u8, leaf as u64, KEYED_HASH | start | end);
+        }
+        blake3::platform::le_bytes_from_words_32(&value)
+    }
+
+    /// Joins the leaves of each lane, level by level; an odd one goes up as it is.
+    fn trees(&self, key: &[u32; 8], lanes: &[usize], values: &mut [Vec<[u8; 32]>], all: &mut [Fingerprint]) {
+        let mut pairs: Vec<([u8; 64], usize, usize)> = Vec::new();
+        while values[..lanes.len()].iter().any(|values| values.len() > 1) {
+            // Roots have a flag of their own, so they are hashed apart.
+            for root in [false, true] {
+                pairs.clear();
+                for (lane, values) in values[..lanes.len()].iter().enumerate().filter(|(_, v)| v.len() > 1 && (v.len() == 2) == root) {
+                    pairs.extend(values.as_chunks::<2>().0.iter().enumerate().map(|(n, [left, right])| {
+                        let mut pair = [0; 64];
+                        pair[..32].copy_from_slice(left);
+                        pair[32..].copy_from_slice(right);
+                        (pair, lane, n)
+                    }));
+                }
+                for batch in pairs.chunks(BATCH) {
+                    let inputs: [&[u8; 64]; BATCH] = std::array::from_fn(|b| &batch[b.min(batch.len() - 1)].0);
+                    let mut out = [0u8; 32 * BATCH];
+                    let flags = KEYED_HASH | PARENT | if root { ROOT } else { 0 };
+                    self.platform.hash_many(&inputs[..batch.len()], key, 0, IncrementCounter::No, flags, 0, 0, &mut out);
+                    for (value, &(_, lane, n)) in out.as_chunks::<32>().0.iter().zip(batch) {
+                        if root {
+                            all[lanes[lane]] = self.short(value);
+                        } else {
+                            values[lane][n] = *value;
+                        }
+                    }
+                }
+                for values in values[..lanes.len()].iter_mut().filter(|v| v.len() > 1 && (v.len() == 2) == root) {
+                    let half = values.len() / 2;
+                    if !values.len().is_multiple_of(2) {
+                        values[half] = values[values.len() - 1];
+                    }
+                    values.truncate(values.len().div_ceil(2));
+                }
+            }
+        }
+    }
+
     /// The parents of `n` pairs of chaining values.
     fn parents(&self, key: &[u32; 8], left: &[u8; 32 * BATCH], right: &[u8; 32 * BATCH], n: usize, root: u8) -> [u8; 32 * BATCH] {
         let mut pairs = [[0u8; 64]; BATCH];
@@ -228,6 +361,23 @@ mod tests {
                 let printer = Fingerprinter::new(algorithm, [7; 32]);
                 let singly: Vec<_> = refs.iter().map(|block| printer.one(block)).collect();
                 assert_eq!(printer.many(&refs), singly, "{algorithm}, {n} blocks");
+            }
+        }
+    }
+
+    #[test]
+    fn batches_of_chunks_give_the_same_digests_as_single_ones() {
+        let bytes = blocks(40);
+        let bytes = crate::block::bytes(&bytes);
+        for (algorithm, ..) in Algorithm::ALL {
+            let printer = Fingerprinter::new(algorithm, [7; 32]);
+            for lengths in [
+                vec![1; 5],
+                vec![0, 1, 1023, 1024, 1025, 2048, 2049, 3072, 4096, 5000, 65_536, 7, 9_000, 12_345, 16_384, 16_385, 30_000, 31],
+            ] {
+                let chunks: Vec<&[u8]> = lengths.iter().enumerate().map(|(n, &length)| &bytes[n * 13..n * 13 + length]).collect();
+                let singly: Vec<_> = chunks.iter().map(|chunk| printer.bytes(chunk)).collect();
+                assert_eq!(printer.chunks(&chunks), singly, "{algorithm}");
             }
         }
     }

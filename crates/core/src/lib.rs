@@ -2,7 +2,7 @@
 //!
 //! Everything that more than one crate must agree on lives here: units as types, the 4 KiB [`Block`], errors by what
 //! the caller should do, fingerprints, block compression, and the traits through which engines reach the world
-//! ([`Disk`], [`ObjectStore`], [`Clock`]) and servers reach engines ([`Volume`], [`Exports`]).
+//! ([`Disk`], [`Files`], [`ObjectStore`], [`Clock`]) and servers reach engines ([`Volume`], [`Exports`]).
 //!
 //! *Invariant:* this crate performs no I/O and knows no engine and no protocol.
 
@@ -12,8 +12,10 @@ pub mod clock;
 pub mod compress;
 pub mod disk;
 pub mod error;
+pub mod files;
 pub mod fingerprint;
 pub mod object;
+pub mod tree;
 pub mod units;
 pub mod volume;
 
@@ -21,6 +23,7 @@ pub use block::{BLOCK_BYTES, Block};
 pub use clock::{Clock, Crowd};
 pub use disk::{BlockRef, Class, Disk, Read, Run};
 pub use error::{Error, Kind, Result};
+pub use files::{File, Files, Hold, Lock};
 pub use fingerprint::{Algorithm, Fingerprint, Fingerprinter};
 pub use object::ObjectStore;
 pub use units::{Lba, Pba, Timestamp, VolumeId, ZoneId};

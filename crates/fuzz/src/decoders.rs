@@ -155,7 +155,12 @@ pub fn map_page(data: &[u8]) {
 
 pub(crate) fn page_examples() -> Vec<Vec<u8>> {
     let mut examples = corrupt::blocks_of_kind(b"OFp1");
-    let change = CatalogueChange::Create { id: onefold_core::VolumeId(3), name: "volume".into(), blocks: 77 };
+    let change = CatalogueChange::Create {
+        id: onefold_core::VolumeId(3),
+        name: "volume".into(),
+        blocks: 77,
+        critical: onefold_block::Critical::new(vec![2..5, 9..10]).unwrap_or_default(),
+    };
     examples.push(change.encode().0.to_vec());
     examples
 }

@@ -11,6 +11,7 @@
 //! | [`crash`] | power failures at every point of a workload |
 //! | [`report`] | results as a page |
 //! | [`paper`] | the experiments of papers, measured and judged |
+//! | [`rad`] | placement in stripes by reference counts, and its reliability |
 //!
 //! *Invariants:* a replay is one thread, sleeps never, and gives the same figures on every machine (but for devices that are real). Equal hashes are
 //! equal bytes, and the engine is told nothing that it could not find out from them.
@@ -28,6 +29,7 @@ pub mod crash;
 pub mod device;
 mod medium;
 pub mod paper;
+pub mod rad;
 pub mod record;
 pub mod replay;
 pub mod report;

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::verbs::{check, cluster, create, estimate, inspect, lab, manual, scrub, serve, status, volume};
+use crate::verbs::{
+    archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status, volume,
+};
 
 /// Deduplicating block volumes in one file or device
 ///
@@ -42,6 +44,14 @@ pub(crate) enum Verb {
     Estimate(estimate::Options),
     Cluster(cluster::Options),
     Lab(Box<lab::Options>),
+    Archive(archive::Options),
+    Put(put::Options),
+    Get(get::Options),
+    Ls(ls::Options),
+    Rm(rm::Options),
+    Gc(gc::Options),
+    Stats(stats::Options),
+    Reliability(reliability::Options),
     Man(manual::Options),
 }
 

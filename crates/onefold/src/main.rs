@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`arguments`], [`configuration`] | what was asked for, on the command line and in a file |
 //! | [`verbs`] | one file for each verb |
+//! | [`archive_dir`] | an archive's directory |
 //! | [`store_file`] | a store that nobody serves: looked at, or opened for work |
 //! | [`control`] | a store that is served: verbs reach its server through the control socket |
 //! | [`report`] | what `status` tells, as JSON and as text |
@@ -12,6 +13,7 @@
 //! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a wrong command line is 2. Nobody's
 //! closed pipe is a panic.
 
+mod archive_dir;
 mod arguments;
 mod configuration;
 mod control;

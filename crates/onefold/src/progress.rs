@@ -83,6 +83,14 @@ impl Progress {
         }
     }
 
+    /// The same work, and something to say about it.
+    pub(crate) fn note(&self, what: &str) {
+        what.clone_into(&mut self.stage.lock().what);
+        if let Shown::Bar(bar) = &self.shown {
+            bar.set_message(what.to_owned());
+        }
+    }
+
     /// `done` of `total` are done; nobody knows how many there are when `total` is 0.
     pub(crate) fn set(&self, done: u64, total: u64) {
         match &self.shown {

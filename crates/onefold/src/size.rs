@@ -64,6 +64,28 @@ fn text(bytes: u64) -> String {
     }
 }
 
+/// A range of bytes, written like `0-64K` or `128M-129M`; the end is not part of it. Serves as blocks: all that it touches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ByteRange(pub(crate) std::ops::Range<u64>);
+
+impl FromStr for ByteRange {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<ByteRange, Error> {
+        let wrong = || Error::new(Kind::InvalidInput, "a range has a start and an end, which is not part of it, like 0-64K");
+        let (start, end) = text.split_once('-').ok_or_else(wrong)?;
+        let (Size(start), Size(end)) = (start.parse()?, end.parse()?);
+        if start < end { Ok(ByteRange(start..end)) } else { Err(wrong()) }
+    }
+}
+
+impl ByteRange {
+    /// The blocks of 4096 bytes that it touches.
+    pub(crate) fn blocks(&self) -> std::ops::Range<u64> {
+        self.0.start / 4096..self.0.end.div_ceil(4096)
+    }
+}
+
 /// A number with its thousands apart: `1,234,567`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();

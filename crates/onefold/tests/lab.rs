@@ -211,3 +211,37 @@ fn a_papers_figure_is_measured_and_judged() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap()["statements"][0]["verdict"], "Reproduced");
     desk.fails("lab paper thindedup --only 11", 2, &["'11'"]);
 }
+
+#[test]
+fn stripes_by_reference_counts_are_replayed_and_their_reliability_is_told() {
+    let desk = Desk::new();
+    let manifest = trace("x").replace("x.dtrace.zst", "rad/rocksdb.manifest.zst");
+    let found = |more: &str| -> serde_json::Value {
+        serde_json::from_str(&desk.ok(&format!("lab rad {manifest} --code 14,12 --json {more}"))).unwrap()
+    };
+    for (batch, least) in [(2, 0.2), (5, 0.9)] {
+        let [robin, rad] = ["round-robin", "rad"].map(|placement| found(&format!("--batch {batch} --placement {placement}")));
+        let fewer = 1.0 - rad["reencoded_chunks"].as_f64().unwrap() / robin["reencoded_chunks"].as_f64().unwrap();
+        assert!(fewer >= least, "batches of {batch}: {fewer}");
+        let deletions = rad["deletions"].as_array().unwrap();
+        assert_eq!(deletions.len(), 5);
+        for key in ["reencoded_chunks", "broken_stripes", "bytes_written"] {
+            assert_eq!(rad[key], deletions.iter().map(|one| one[key].as_u64().unwrap()).sum::<u64>(), "{key}");
+        }
+        assert!(rad["virtual_seconds"].as_f64() < robin["virtual_seconds"].as_f64() && rad["stripes"].as_u64() > Some(1000));
+    }
+    assert!(desk.ok(&format!("lab rad {manifest} --delay 1")).contains("written for the upload"));
+    desk.fails(&format!("lab rad {manifest} --code 14"), 2, &["N,K"]);
+    desk.fails(&format!("lab rad {manifest} --code 14,14"), 1, &["14,14"]);
+    desk.fails("lab rad no.manifest.zst", 1, &["no.manifest.zst"]);
+
+    let json: serde_json::Value = serde_json::from_str(&desk.ok("reliability --codes 14,10,6 --codes 20,12,5 --alpha 0.2 --json")).unwrap();
+    let tuple = &json["tuples"][0];
+    assert_eq!((&tuple["baseline_storage"], &tuple["physical_alpha_low"]), (&0.8.into(), &serde_json::Value::Null));
+    assert!((tuple["baseline_mttdl_hours"].as_f64().unwrap() / 5.48e11 - 1.0).abs() < 0.005 && tuple["storage"].as_f64() > Some(0.8));
+    assert!((tuple["alpha_low"].as_f64().unwrap() - 0.118).abs() < 0.001 && (tuple["alpha_high"].as_f64().unwrap() - 0.3).abs() < 1e-9);
+    assert!(desk.ok("reliability --codes 14,10,6 --report page.html").contains("never both"));
+    assert!(fs::read_to_string(desk.path("page.html")).unwrap().matches("class=\"plot\"").count() == 2);
+    desk.fails("reliability --codes 14,10", 2, &["A,B,C"]);
+    desk.fails("reliability --codes 6,10,14", 1, &["A > B > C"]);
+}

@@ -93,12 +93,19 @@ fn volumes_come_change_and_go_while_it_is_served() {
     assert!(!try_qemu_io(&desk.uri("a", "w"), &["read 0 4k"]).status.success());
     assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n 2.00 GiB  x\n");
     desk.ok("volume resize a x --size 1G");
+    desk.ok("volume critical a x 0-64K");
     desk.ok("volume delete a v");
-    assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x\n");
+    assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x  (64.0 KiB not deduplicated)\n");
+    // What repeats within the critical range and outside of it is stored three times: twice there, once for all others.
+    qemu_io(&desk.uri("a", "x"), &["write -P 9 0 8k", "write -P 9 128k 8k", "write -P 9 256k 8k", "flush"]);
     let (status, log) = serving.terminate();
     assert!(status.success() && log.contains("deleted volume \"v\""), "{log}");
-    assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x\n");
+    assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x  (64.0 KiB not deduplicated)\n");
+    // And one block of what was written before, 64 KiB of one content.
+    assert_eq!(desk.status("a")["space"]["stored_bytes"], 4 * 4096);
+    assert_eq!(desk.status("a")["space"]["mapped_bytes"], (6 + 16) * 4096);
     desk.ok("check a");
+    desk.ok("scrub a");
 }
 
 #[test]

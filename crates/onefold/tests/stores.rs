@@ -110,6 +110,14 @@ fn volumes_come_change_and_go() {
     assert_eq!(desk.ok("volume list a"), " 8.00 KiB  drei\n 2.00 TiB  one\n");
     let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
     assert_eq!(list[1], serde_json::json!({ "name": "one", "bytes": 2_u64 << 40 }));
+    assert!(desk.ok("volume critical a drei 0-4K 6K-8K").starts_with("8.00 KiB of volume \"drei\""));
+    assert_eq!(desk.ok("volume list a"), " 8.00 KiB  drei  (8.00 KiB not deduplicated)\n 2.00 TiB  one\n");
+    let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
+    assert_eq!(list[0]["critical"], serde_json::json!([{ "start": 0, "end": 8192 }]));
+    desk.fails("volume critical a drei 4K", 2, &["a start and an end"]);
+    desk.fails("volume critical a four 0-4K", 1, &["no volume 'four'"]);
+    desk.ok("volume critical a drei none");
+    assert_eq!(desk.ok("volume list a"), " 8.00 KiB  drei\n 2.00 TiB  one\n");
     desk.ok("volume delete a drei");
     desk.fails("volume delete a drei", 1, &["no volume 'drei'"]);
     desk.fails("volume resize a drei --size 1G", 1, &["no volume 'drei'"]);

@@ -43,6 +43,8 @@ pub enum Checker {
     Progress,
     /// The engine uses the disk as its contract says.
     DiskContract,
+    /// What is stored already is found.
+    DuplicatesFound,
     /// The same seed gives the same run.
     Deterministic,
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_block::{
-    Branch, CheckpointStep, Engine, Format, Persistence, PlantedBug, Settings,
+    Branch, CheckpointStep, Critical, Engine, Format, Persistence, PlantedBug, Settings,
     check::Place,
     format::{
         Identity,
@@ -34,8 +34,8 @@ const WEAK_BITS: u32 = 18;
 /// Blocks that are gathered or written but not flushed, in windows.
 const UNFLUSHED_WINDOWS: usize = 4;
 
-/// The block engine with the thin scheme.
-pub struct Thin(Engine);
+/// The block engine, and the critical blocks of each volume.
+pub struct Thin(Engine, (u64, u64));
 
 impl Thin {
     fn settings(options: &StoreOptions) -> Settings {
@@ -120,7 +120,7 @@ impl Subject for Thin {
     }
 
     fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Thin> {
-        Engine::open(disk, clock, Thin::settings(options)).map(Thin)
+        Engine::open(disk, clock, Thin::settings(options)).map(|engine| Thin(engine, options.critical))
     }
 
     fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>> {
@@ -129,7 +129,9 @@ impl Subject for Thin {
     }
 
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
-        let (id, ticket) = self.0.create_volume(name, size / BLOCK)?;
+        let (start, blocks) = self.1;
+        let critical = Critical::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
+        let (id, ticket) = self.0.create_volume_with(name, size / BLOCK, critical)?;
         Ok((id, Ack::Later(ticket)))
     }
 
@@ -211,7 +213,12 @@ impl Subject for Thin {
         }
         let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
         let found = onefold_block::check::check(&disk, &mut |_| {})?;
-        Ok(Report { problems: found.problems.iter().map(ToString::to_string).collect(), leaked: found.leaked_blocks })
+        let mut problems: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
+        // Every volume has its critical blocks from its making on.
+        if found.shared_critical > 0 {
+            problems.push(format!("{} critical blocks are shared", found.shared_critical));
+        }
+        Ok(Report { problems, leaked: found.leaked_blocks })
     }
 
     /// A carrier with everything right but the secret: epoch and windows of now, for a place in a listed zone where blocks still go.

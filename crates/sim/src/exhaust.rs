@@ -208,6 +208,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         window_blocks: 8,
         record_limit: 256,
         zone_limit: 16,
+        critical: (0, 0),
         no_room: false,
         bug: None,
     }

@@ -6,12 +6,14 @@
 //!
 //! - [`runner`] runs seeds on worker threads, replays one, and shows that planted bugs are found;
 //! - [`exhaust`] tries every crash of a small case;
-//! - [`subject`] is the seam: what the engine under simulation must offer; [`engine`] is the block engine behind it.
+//! - [`archive`] is the archive engine under simulation, over files instead of a disk;
+//! - [`subject`] is the seam: what the block engine under simulation must offer; [`engine`] is the one behind it.
 //!
 //! [`cluster`] simulates the cluster engine in the same spirit, over an object store.
 //!
 //! *Invariant:* one seed is one thread, or several of which one runs at a time; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
 
+pub mod archive;
 mod catalogue;
 pub mod checker;
 pub mod cli;

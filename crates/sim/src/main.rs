@@ -6,6 +6,9 @@ use onefold_sim::engine::Thin;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1).peekable();
+    if arguments.next_if(|argument| argument == "archive").is_some() {
+        return onefold_sim::archive::cli::run(arguments);
+    }
     if arguments.next_if(|argument| argument == "cluster").is_some() {
         return onefold_sim::cluster::cli::run(arguments);
     }

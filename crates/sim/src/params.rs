@@ -146,6 +146,10 @@ impl Params {
         // In place, leaves stay once they are made, and are few in a small store.
         let most = if profile == Profile::Churn && options.scheme != 3 { 60 } else { 3 };
         let spots = spots(rng, volume_blocks, (room / volumes).max(4), most);
+        if apart.percent(15) {
+            let &(start, blocks) = &spots[apart.below(spots.len() as u64) as usize];
+            options.critical = (start, blocks.div_ceil(2));
+        }
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
             duplicates: if matches!(profile, Profile::FullStore | Profile::Churn) { 10 } else { percent(rng, [0, 20, 50, 85]) },
@@ -259,6 +263,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         window_blocks: [1, 2, 4, 8, 32, 128][rng.below(6) as usize],
         record_limit: [64, 256, 2048, 1 << 20][rng.below(4) as usize],
         zone_limit: [3, 6, 128][rng.weighted(&[1, 2, 3])],
+        critical: (0, 0),
         no_room: rng.percent(4),
         bug: None,
     }

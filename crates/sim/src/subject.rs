@@ -44,6 +44,8 @@ pub struct StoreOptions {
     pub record_limit: u32,
     /// Uncommitted zones, at most.
     pub zone_limit: u32,
+    /// Critical blocks of each volume, first and number: never stored as duplicates.
+    pub critical: (u64, u64),
     /// Recovery finds no block to append records to, as on a store that is full and aged.
     pub no_room: bool,
     /// The index of the planted bug in [`Subject::BUGS`].

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measurements, side by side in one run.
 
+mod archive;
 mod block;
 mod counted;
 mod fio;
@@ -20,6 +21,8 @@ const USAGE: &str = "\
 cargo xtask bench block [--quick] [--only TEXT]   through NBD, against qemu-nbd on a raw file
 cargo xtask bench engine [--quick] [--only TEXT]  the engine alone, in process, against the raw file
 cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a kill
+cargo xtask bench archive [--quick] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+                                                  put and get beside restic and borg
 cargo xtask bench hot                             the hot parts one by one";
 
 /// Free space for the engine's two files.
@@ -36,6 +39,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     match arguments.split_first() {
         Some((which, rest)) if which == "block" => block::run(rest),
         Some((which, rest)) if which == "engine" => engine(rest),
+        Some((which, rest)) if which == "archive" => archive::run(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, [])) if which == "hot" => {
             println!("{}", machine_facts(&machine::root(), &[]));

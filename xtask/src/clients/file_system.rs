@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{LIMIT, Served, check};
+use super::{LIMIT, SCHEMES, Served, check};
 use crate::{
     cleanup::Guard,
     machine,
@@ -36,10 +36,13 @@ pub(super) fn run() -> Result<Tally> {
     let mut tally = Tally::default();
     if !machine::is_root() {
         println!("    file systems: FAILED: loop devices and mounting need root; run this step as root");
-        return Ok(Tally { passed: 0, failed: 2, note: "needs root (loop devices, mount)".into() });
+        return Ok(Tally { passed: 0, failed: 2 + SCHEMES.len(), note: "needs root (loop devices, mount)".into() });
     }
     for kind in [Kind::Ext4, Kind::Xfs] {
-        check(&mut tally, &format!("{kind:?}: copied, synced, killed, checked"), || survive(kind));
+        check(&mut tally, &format!("{kind:?}: copied, synced, killed, checked"), || survive(kind, &[]));
+    }
+    for (scheme, options) in SCHEMES {
+        check(&mut tally, &format!("{scheme}: ext4: copied, synced, killed, checked"), || survive(Kind::Ext4, options));
     }
     Ok(tally)
 }
@@ -150,8 +153,9 @@ fn succeeds(name: &str, arguments: &[&str]) -> bool {
     crate::program::finish(command, Duration::from_secs(30), false).is_ok_and(|ended| ended.status.success())
 }
 
-fn survive(kind: Kind) -> Result<()> {
-    let mut served = Served::new("file-system", "2G", &[("disk", "1G")])?;
+fn survive(kind: Kind, options: &[&str]) -> Result<()> {
+    let mut served = Served::new("file-system", "2G", options, &[("disk", "1G")])?;
+    served.onefold.verb(["volume", "critical", path(&served.store), "disk", "0-64K"])?;
     let mount_point = served.file("mnt");
     let mut attached = Attached::new(&served)?;
     kind.make(&attached.device)?;

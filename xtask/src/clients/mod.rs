@@ -20,6 +20,14 @@ use crate::{
 /// Longest that one client may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 
+/// The ways in which metadata is kept that are not the default, as options of `onefold create`.
+pub(crate) const SCHEMES: [(&str, &[&str]); 4] = [
+    ("thin, tables in place", &["--leftover", "table", "--layout", "split"]),
+    ("ordered", &["--scheme", "ordered"]),
+    ("cow", &["--scheme", "cow"]),
+    ("ordermerge", &["--scheme", "ordermerge"]),
+];
+
 /// A store of its own for a few checks, served on both kinds of socket.
 pub(crate) struct Served {
     /// The command.
@@ -36,13 +44,13 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Creates a store with volumes, and serves it.
-    pub(crate) fn new(name: &str, store_size: &str, volumes: &[(&str, &str)]) -> Result<Served> {
+    /// Creates a store with volumes, and serves it. `options` are those of `onefold create`, beside its size.
+    pub(crate) fn new(name: &str, store_size: &str, options: &[&str], volumes: &[(&str, &str)]) -> Result<Served> {
         let onefold = Onefold::build(Build::Test)?;
         let scratch = Scratch::new(name)?;
         let store = scratch.file("onefold.store");
         let volumes: Vec<(&str, String)> = volumes.iter().map(|&(name, size)| (name, size.to_owned())).collect();
-        onefold.create(&store, store_size, &["--preallocate", "none"], &volumes)?;
+        onefold.create(&store, store_size, &[&["--preallocate", "none"], options].concat(), &volumes)?;
         let socket = scratch.file("onefold.sock");
         // A port that was free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();

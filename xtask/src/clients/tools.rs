@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use super::{LIMIT, Served, check, sample};
+use super::{LIMIT, SCHEMES, Served, check, sample};
 use crate::{
     machine,
     product::path,
@@ -18,9 +18,19 @@ const IMAGE_BYTES: usize = 48 << 20;
 /// Runs all checks.
 pub(super) fn run() -> Result<Tally> {
     let mut tally = Tally::default();
-    let mut served = Served::new("clients", "1G", &[("disk", "64M"), ("other", "64M")])?;
+    use_all(&mut tally, "", &[])?;
+    for (scheme, options) in SCHEMES {
+        use_all(&mut tally, scheme, options)?;
+    }
+    Ok(tally)
+}
+
+/// Uses a store with all clients; that of a `scheme` which is not the default on UNIX sockets alone.
+fn use_all(tally: &mut Tally, scheme: &str, options: &[&str]) -> Result<()> {
+    let named = |what: &str| if scheme.is_empty() { what.to_owned() } else { format!("{scheme}: {what}") };
+    let mut served = Served::new("clients", "1G", options, &[("disk", "64M"), ("other", "64M")])?;
     sample(&served.file("image.raw"), IMAGE_BYTES)?;
-    for (kind, uri) in served.uris("disk") {
+    for (kind, uri) in served.uris("disk").into_iter().filter(|(kind, _)| scheme.is_empty() || *kind == "unix") {
         let other = served.uris("other").into_iter().find(|(other, _)| *other == kind).map(|(_, uri)| uri).unwrap_or_default();
         let served = &served;
         let checks: [(&str, &dyn Fn() -> Result<()>); 9] = [
@@ -35,12 +45,14 @@ pub(super) fn run() -> Result<Tally> {
             ("fio, four connections", &|| fio_parallel(served, &other)),
         ];
         for (name, run) in checks {
-            check(&mut tally, &format!("{name} ({kind})"), run);
+            check(tally, &named(&format!("{name} ({kind})")), run);
         }
     }
-    check(&mut tally, "the store is clean and whole afterwards", || served.finish());
-    check(&mut tally, "nbdsh by socket activation", || socket_activation(&served));
-    Ok(tally)
+    check(tally, &named("the store is clean and whole afterwards"), || served.finish());
+    if scheme.is_empty() {
+        check(tally, "nbdsh by socket activation", || socket_activation(&served));
+    }
+    Ok(())
 }
 
 fn client(name: &str, arguments: &[&str]) -> Result<String> {

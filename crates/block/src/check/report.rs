@@ -101,6 +101,9 @@ pub struct Report {
     pub saturated_blocks: u64,
     /// Addresses whose data an earlier repair found to be lost. They read as errors until they are written; nothing is wrong with them otherwise.
     pub lost_addresses: u64,
+    /// Addresses in critical ranges whose block has other names: written before the range was made one. With tables in place not
+    /// counted before a crash's counts are exact again.
+    pub shared_critical: u64,
     /// Ranges that are still to be applied to the maps.
     pub pending_discards: u64,
 }

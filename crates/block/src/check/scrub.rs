@@ -159,7 +159,7 @@ impl Engine {
         let blocks: Vec<&Block> = pending.iter().map(|(.., block)| block).collect();
         let found = self.identity.fingerprinter.many(&blocks);
         for (&(pba, expected, _), found) in pending.iter().zip(found) {
-            if found != expected {
+            if !found.agrees(&expected) {
                 report.add(pba, "does not have the fingerprint that it should have".into());
             }
         }

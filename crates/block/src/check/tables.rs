@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use onefold_core::{Block, Disk, Lba, Pba, Result, VolumeId, ZoneId};
+use onefold_core::{Block, Disk, Lba, Pba, Result, ZoneId};
 
 use super::{
     report::{Phase, Place, Progress, Report},
@@ -206,7 +206,7 @@ impl<'a> Checker<'a> {
     }
 
     /// True when a block may hold data.
-    fn may_hold(&self, pba: Pba) -> bool {
+    pub(crate) fn may_hold(&self, pba: Pba) -> bool {
         self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.zones_in_use()
     }
 
@@ -354,9 +354,10 @@ impl<'a> Checker<'a> {
         });
         let mut mapped = 0;
         for n in 0..self.volumes.len() {
-            let (id, blocks, map) = (self.volumes[n].id, self.volumes[n].blocks, self.volumes[n].map);
+            let volume = self.volumes[n].clone();
+            let (id, map) = (volume.id, volume.map);
             self.walk(Table::Map, id.0, &map, (!first).then_some(0..u64::MAX), &mut |checker, page_id, pointer, page| {
-                mapped += checker.map_leaf(&mut usage, (id, blocks), first, page_id, pointer, page);
+                mapped += checker.map_leaf(&mut usage, &volume, first, page_id, pointer, page);
             });
         }
         if first {
@@ -395,17 +396,17 @@ impl<'a> Checker<'a> {
     }
 
     /// The entries of a map leaf. Returns how many name blocks.
-    fn map_leaf(&mut self, usage: &mut Usage, volume: (VolumeId, u64), first: bool, id: PageId, pointer: &Pointer, page: &Block) -> u64 {
+    fn map_leaf(&mut self, usage: &mut Usage, volume: &Volume, first: bool, id: PageId, pointer: &Pointer, page: &Block) -> u64 {
         let mut mapped = 0;
         for slot in 0..Table::Map.per_leaf() {
             let lba = Lba(id.index * Table::Map.per_leaf() + slot);
-            let place = Place::Address(volume.0, lba);
+            let place = Place::Address(volume.id, lba);
             match MapEntry::get(page, slot) {
                 None if first => self.report.problem(place, "its map entry can't be read"),
                 None | Some(MapEntry::Hole) => {}
                 Some(entry) => {
-                    let dropped = self.discards.get(volume.0, lba.0).is_some_and(|span| span.window > pointer.birth);
-                    if first && lba.0 >= volume.1 && !dropped {
+                    let dropped = self.discards.get(volume.id, lba.0).is_some_and(|span| span.window > pointer.birth);
+                    if first && lba.0 >= volume.blocks && !dropped {
                         self.report.problem(place.clone(), "it is in the map, but beyond the end of the volume");
                     }
                     self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
@@ -417,6 +418,11 @@ impl<'a> Checker<'a> {
                         }
                         continue;
                     }
+                    // With tables in place counts may be too high after a crash.
+                    let exact = !self.in_place || self.state.clean && !self.state.inexact;
+                    let alone = 1 + u32::from(self.in_place);
+                    let shared = exact && volume.critical.holds(lba) && usage.known_references(pba) > alone;
+                    self.report.shared_critical += u64::from(shared);
                     match usage.count(&entry) {
                         Named::Agrees | Named::Elsewhere => {}
                         Named::Free => self.report.problem(place, format!("its map entry names block {pba}, which is free")),

@@ -182,6 +182,12 @@ impl Usage {
         self.zones.get_mut(&zone)
     }
 
+    /// What the table of references was noted to say of a block; 0 outside the stretch.
+    pub(crate) fn known_references(&self, pba: Pba) -> u32 {
+        let zone = self.zones.get(&self.geometry.zone_of(pba).0);
+        zone.map_or(0, |zone| zone.blocks[self.geometry.offset_of(pba)].references())
+    }
+
     /// Notes what the table of references says of a block; false when its zone is free as a whole.
     pub(crate) fn references(&mut self, pba: Pba, entry: &ReferenceEntry) -> bool {
         let offset = self.geometry.offset_of(pba);

@@ -6,7 +6,7 @@ use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
 
 use super::{Engine, State, admission::Purpose};
 use crate::format::{
-    catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, VOLUMES_MAX, Volume, check_name},
+    catalogue::{CatalogueChange, Critical, VOLUME_BLOCKS_MAX, VOLUMES_MAX, Volume, check_name},
     superblock::Root,
 };
 
@@ -17,6 +17,8 @@ pub struct VolumeState {
     pub name: String,
     /// Its size in blocks.
     pub blocks: u64,
+    /// What of it is not deduplicated.
+    pub critical: Critical,
 }
 
 impl State {
@@ -78,6 +80,14 @@ impl Engine {
     /// # Errors
     /// `Exists`, `InvalidInput`, `Busy` (run steps, then ask again), `NoSpace`.
     pub fn create_volume(&self, name: &str, blocks: u64) -> Result<(VolumeId, Ticket)> {
+        self.create_volume_with(name, blocks, Critical::default())
+    }
+
+    /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_volume_with(&self, name: &str, blocks: u64, critical: Critical) -> Result<(VolumeId, Ticket)> {
         let mut state = self.state.lock();
         state.check_new_name(name)?;
         state.check_size(blocks, None)?;
@@ -91,8 +101,8 @@ impl Engine {
         self.admit_known(&mut state, Purpose::Known)?;
         let id = VolumeId(state.next_volume);
         state.next_volume += 1;
-        state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks });
-        let ticket = self.record(&mut state, CatalogueChange::Create { id, name: name.to_owned(), blocks });
+        state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks, critical: critical.clone() });
+        let ticket = self.record(&mut state, CatalogueChange::Create { id, name: name.to_owned(), blocks, critical });
         self.end_change(&mut state);
         Ok((id, ticket))
     }
@@ -132,6 +142,22 @@ impl Engine {
             volume.name = name.to_owned();
         }
         let ticket = self.record(&mut state, CatalogueChange::Rename { id, name: name.to_owned() });
+        self.end_change(&mut state);
+        Ok(ticket)
+    }
+
+    /// Gives a volume other critical ranges. Blocks that were written before stay shared, or alone, until they are written again.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume).
+    pub fn set_critical(&self, id: VolumeId, critical: Critical) -> Result<Ticket> {
+        let mut state = self.state.lock();
+        state.volume(id)?;
+        self.admit_known(&mut state, Purpose::Known)?;
+        if let Some(volume) = state.volumes.get_mut(&id) {
+            volume.critical = critical.clone();
+        }
+        let ticket = self.record(&mut state, CatalogueChange::Critical { id, critical });
         self.end_change(&mut state);
         Ok(ticket)
     }
@@ -176,8 +202,9 @@ impl Engine {
 pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes: &[CatalogueChange]) {
     for change in changes {
         match change {
-            CatalogueChange::Create { id, name, blocks } => {
-                volumes.insert(*id, Volume { id: *id, name: name.clone(), blocks: *blocks, map: Root::default() });
+            CatalogueChange::Create { id, name, blocks, critical } => {
+                let volume = Volume { id: *id, name: name.clone(), blocks: *blocks, map: Root::default(), critical: critical.clone() };
+                volumes.insert(*id, volume);
             }
             CatalogueChange::Resize { id, blocks } => {
                 if let Some(volume) = volumes.get_mut(id) {
@@ -187,6 +214,11 @@ pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes:
             CatalogueChange::Rename { id, name } => {
                 if let Some(volume) = volumes.get_mut(id) {
                     volume.name.clone_from(name);
+                }
+            }
+            CatalogueChange::Critical { id, critical } => {
+                if let Some(volume) = volumes.get_mut(id) {
+                    volume.critical.clone_from(critical);
                 }
             }
             CatalogueChange::Delete { id } => {
@@ -203,6 +235,6 @@ pub(super) fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId
     volumes
         .values()
         .filter(|volume| !volume.name.is_empty())
-        .map(|volume| (volume.id, VolumeState { name: volume.name.clone(), blocks: volume.blocks }))
+        .map(|volume| (volume.id, VolumeState { name: volume.name.clone(), blocks: volume.blocks, critical: volume.critical.clone() }))
         .collect()
 }

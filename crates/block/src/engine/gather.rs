@@ -144,6 +144,10 @@ impl Engine {
                 }
                 Admission::Full => {
                     let releases = state.releases;
+                    // A critical block needs a block of its own.
+                    if state.volume(volume)?.critical.holds(first) {
+                        return Err(full());
+                    }
                     drop(state);
                     placed = Some(self.place_first(&blocks[0])?);
                     state = self.state.lock();

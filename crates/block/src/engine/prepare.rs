@@ -114,7 +114,11 @@ impl Engine {
             .slots
             .iter()
             .zip(&content.fingerprints)
-            .map(|(&slot, fingerprint)| (window.blocks[slot].placed.is_none() && !window.blocks[slot].moved).then_some(fingerprint))
+            .zip(&content.shared)
+            .map(|((&slot, fingerprint), &shared)| {
+                let block = &window.blocks[slot];
+                (shared && block.placed.is_none() && !block.moved).then_some(fingerprint)
+            })
             .collect();
         let mut stored = self.look_up(snapshot, &wanted, &content.blocks)?;
         for (stored, &slot) in stored.iter_mut().zip(&content.slots) {
@@ -148,6 +152,18 @@ impl Engine {
             order.sort_by_key(|&n| matches!(roles[n], Role::Raw) != raw_first);
         }
         Ok(Decision { fates, new, chosen, roles, order, hidden, alone, in_table })
+    }
+
+    /// Which live blocks of a window may be shared: all that are not in a critical range of their volume.
+    fn shared(&self, window: &Window, slots: &[usize]) -> Vec<bool> {
+        let mut shared = Vec::with_capacity(slots.len());
+        let state = self.state.lock();
+        for of_volume in slots.chunk_by(|&one, &other| window.blocks[one].volume == window.blocks[other].volume) {
+            let volume = of_volume.first().and_then(|&slot| state.volumes.get(&window.blocks[slot].volume));
+            let critical = volume.map(|volume| &volume.critical).filter(|_| !self.settings.has(PlantedBug::CriticalShared));
+            shared.extend(of_volume.iter().map(|&slot| !critical.is_some_and(|critical| critical.holds(window.blocks[slot].lba))));
+        }
+        shared
     }
 
     /// True when records are written to the disk before a checkpoint takes them.
@@ -392,6 +408,8 @@ struct Content<'a> {
     slots: Vec<usize>,
     blocks: Vec<&'a Block>,
     fingerprints: Vec<Fingerprint>,
+    /// False for critical blocks: they are no duplicates, and no duplicates of theirs are found.
+    shared: Vec<bool>,
     changes: Vec<Box<Block>>,
     change_fingerprints: Vec<Fingerprint>,
 }
@@ -400,12 +418,16 @@ impl<'a> Content<'a> {
     fn of(engine: &Engine, window: &'a Window) -> Content<'a> {
         let slots: Vec<usize> = (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
-        let fingerprints = engine.identity.fingerprinter.many(&blocks);
+        let mut fingerprints = engine.identity.fingerprinter.many(&blocks);
+        let shared = engine.shared(window, &slots);
+        for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared) {
+            *fingerprint = fingerprint.unshared();
+        }
         // Without records a change of the catalogue waits in memory for its checkpoint.
         let catalogue = if engine.writes_records() { &window.catalogue[..] } else { &[] };
         let changes: Vec<Box<Block>> = catalogue.iter().map(CatalogueChange::encode).collect();
         let change_fingerprints = changes.iter().map(|change| engine.identity.fingerprinter.one(change)).collect();
-        Content { slots, blocks, fingerprints, changes, change_fingerprints }
+        Content { slots, blocks, fingerprints, shared, changes, change_fingerprints }
     }
 }
 
@@ -487,7 +509,9 @@ fn fates(window: &Window, content: &Content<'_>, stored: &[Option<Placed>]) -> (
         let moved = window.blocks[content.slots[n]].moved;
         let fate = match (stored, first.get(fingerprint)) {
             (Some(placed), _) => Fate::Duplicate(*placed),
-            (None, Some(&earlier)) if !moved && content.blocks[earlier].0 == content.blocks[n].0 => Fate::Repeats(earlier),
+            (None, Some(&earlier)) if !moved && content.shared[n] && content.blocks[earlier].0 == content.blocks[n].0 => {
+                Fate::Repeats(earlier)
+            }
             _ => Fate::New(new.len()),
         };
         if let Fate::New(_) = fate {

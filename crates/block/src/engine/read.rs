@@ -224,7 +224,7 @@ impl Engine {
             .collect();
         let blocks: Vec<&Block> = from_disk.iter().map(|&(n, _)| &into[n]).collect();
         for (&(n, wanted), fingerprint) in from_disk.iter().zip(self.identity.fingerprinter.many(&blocks)) {
-            if fingerprint.prefix() != wanted.prefix {
+            if !fingerprint.has_prefix(wanted.prefix) {
                 return Err(bad(n, wanted.pba, "does not match its fingerprint"));
             }
         }

@@ -1,5 +1,7 @@
 //! Volumes, pending discards, and the changes of the catalogue.
 
+use std::ops::Range;
+
 use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -30,6 +32,73 @@ pub const BYTES: usize = 504;
 /// Bytes of a pending discard.
 pub const DISCARD_BYTES: usize = 32;
 
+/// Most critical ranges of a volume.
+pub const CRITICAL_MAX: usize = 12;
+
+/// Blocks of a volume that are never stored as duplicates, nor found as such: a file system that keeps two copies of a block wants two.
+/// (OrderMergeDedup, "File systems maintain redundant durable copies of critical information".) They rise and do not touch.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Critical(Vec<Range<u64>>);
+
+impl Critical {
+    /// Ranges of block addresses in any order; those that overlap or touch become one.
+    ///
+    /// # Errors
+    /// `InvalidInput` when there are more than [`CRITICAL_MAX`], or one is empty or beyond the largest volume.
+    pub fn new(mut ranges: Vec<Range<u64>>) -> Result<Critical> {
+        if let Some(bad) = ranges.iter().find(|range| range.is_empty() || range.end > VOLUME_BLOCKS_MAX) {
+            return Err(Error::new(Kind::InvalidInput, format!("the critical range of blocks {} to {} is none", bad.start, bad.end)));
+        }
+        ranges.sort_by_key(|range| range.start);
+        let mut merged: Vec<Range<u64>> = Vec::new();
+        for range in ranges {
+            match merged.last_mut() {
+                Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+                _ => merged.push(range),
+            }
+        }
+        if merged.len() > CRITICAL_MAX {
+            return Err(Error::new(Kind::InvalidInput, format!("a volume has at most {CRITICAL_MAX} critical ranges")));
+        }
+        Ok(Critical(merged))
+    }
+
+    /// True when there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// True when a block is in one of them.
+    #[must_use]
+    pub fn holds(&self, lba: Lba) -> bool {
+        self.0.iter().any(|range| range.contains(&lba.0))
+    }
+
+    /// The ranges, in blocks.
+    #[must_use]
+    pub fn ranges(&self) -> &[Range<u64>] {
+        &self.0
+    }
+
+    /// Writes them at the beginning of `to`, 16 bytes each, and gives their number.
+    fn encode(&self, to: &mut [u8]) -> u8 {
+        for (range, to) in self.0.iter().zip(to.chunks_exact_mut(16)) {
+            to[..8].copy_from_slice(&range.start.to_le_bytes());
+            to[8..].copy_from_slice(&range.end.to_le_bytes());
+        }
+        self.0.len() as u8
+    }
+
+    /// Reads `count` of them; `None` when they are not as [`encode`](Self::encode) writes them.
+    fn decode(count: u8, from: &[u8]) -> Option<Critical> {
+        let number = |at: &[u8]| super::record::from_low_bytes(at);
+        let ranges: Vec<Range<u64>> = from.chunks_exact(16).take(usize::from(count)).map(|at| number(&at[..8])..number(&at[8..])).collect();
+        let known = Critical::new(ranges.clone()).ok()?;
+        (known.0 == ranges && ranges.len() == usize::from(count)).then_some(known)
+    }
+}
+
 /// A volume in the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
@@ -41,6 +110,8 @@ pub struct Volume {
     pub blocks: u64,
     /// Its map.
     pub map: Root,
+    /// What of it is not deduplicated.
+    pub critical: Critical,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
@@ -48,12 +119,13 @@ pub struct Volume {
 struct RawVolume {
     id: U32,
     height: u8,
-    reserved: u8,
+    critical_ranges: u8,
     name_bytes: U16,
     blocks: U64,
     map: [u8; Pointer::BYTES],
     name: [u8; 256],
-    reserved_too: [u8; 208],
+    critical: [u8; 16 * CRITICAL_MAX],
+    reserved: [u8; 16],
 }
 
 const _: () = assert!(size_of::<RawVolume>() == BYTES);
@@ -63,15 +135,18 @@ impl Volume {
     pub fn set(&self, page: &mut Block, slot: u64) {
         let mut name = [0; 256];
         name[..self.name.len()].copy_from_slice(self.name.as_bytes());
+        let mut critical = [0; 16 * CRITICAL_MAX];
+        let critical_ranges = self.critical.encode(&mut critical);
         let raw = RawVolume {
             id: U32::new(self.id.0),
             height: self.map.height,
-            reserved: 0,
+            critical_ranges,
             name_bytes: U16::new(self.name.len() as u16),
             blocks: U64::new(self.blocks),
             map: self.map.page.encode(),
             name,
-            reserved_too: [0; 208],
+            critical,
+            reserved: [0; 16],
         };
         body_mut(page)[slot as usize * BYTES..][..BYTES].copy_from_slice(raw.as_bytes());
     }
@@ -83,7 +158,8 @@ impl Volume {
         let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?).ok()?.to_owned();
         let map = Root { page: Pointer::decode(&raw.map), height: raw.height };
         let sound = map.height <= 9 && map.page.is_none() == (map.height == 0) && raw.blocks.get() <= VOLUME_BLOCKS_MAX;
-        sound.then_some(Volume { id: VolumeId(raw.id.get()), name, blocks: raw.blocks.get(), map })
+        let critical = Critical::decode(raw.critical_ranges, &raw.critical)?;
+        sound.then_some(Volume { id: VolumeId(raw.id.get()), name, blocks: raw.blocks.get(), map, critical })
     }
 }
 
@@ -135,6 +211,8 @@ pub enum CatalogueChange {
         name: String,
         /// Its size.
         blocks: u64,
+        /// What of it is not deduplicated.
+        critical: Critical,
     },
     /// A new size. Blocks beyond it are dropped by a range record of the same window.
     Resize {
@@ -155,19 +233,31 @@ pub enum CatalogueChange {
         /// Which.
         id: VolumeId,
     },
+    /// Other critical ranges; what was written before stays as it is.
+    Critical {
+        /// Which.
+        id: VolumeId,
+        /// All of them.
+        critical: Critical,
+    },
 }
 
 const CHANGE_MAGIC: u32 = 0x3176_464f; // "OFv1"
+
+/// Where a change has its critical ranges: behind the longest name.
+const CHANGE_CRITICAL: usize = 280;
 
 impl CatalogueChange {
     /// The content of the carrier.
     #[must_use]
     pub fn encode(&self) -> Box<Block> {
-        let (kind, id, blocks, name) = match self {
-            CatalogueChange::Create { id, name, blocks } => (1u8, id, *blocks, name.as_str()),
-            CatalogueChange::Resize { id, blocks } => (2, id, *blocks, ""),
-            CatalogueChange::Rename { id, name } => (3, id, 0, name.as_str()),
-            CatalogueChange::Delete { id } => (4, id, 0, ""),
+        let none = Critical::default();
+        let (kind, id, blocks, name, critical) = match self {
+            CatalogueChange::Create { id, name, blocks, critical } => (1u8, id, *blocks, name.as_str(), critical),
+            CatalogueChange::Resize { id, blocks } => (2, id, *blocks, "", &none),
+            CatalogueChange::Rename { id, name } => (3, id, 0, name.as_str(), &none),
+            CatalogueChange::Delete { id } => (4, id, 0, "", &none),
+            CatalogueChange::Critical { id, critical } => (5, id, 0, "", critical),
         };
         let mut block = Block::zeroed();
         block.0[..4].copy_from_slice(&CHANGE_MAGIC.to_le_bytes());
@@ -176,6 +266,7 @@ impl CatalogueChange {
         block.0[8..12].copy_from_slice(&id.0.to_le_bytes());
         block.0[16..24].copy_from_slice(&blocks.to_le_bytes());
         block.0[24..24 + name.len()].copy_from_slice(name.as_bytes());
+        block.0[5] = critical.encode(&mut block.0[CHANGE_CRITICAL..]);
         block
     }
 
@@ -193,11 +284,13 @@ impl CatalogueChange {
             if number(0, 4) != u64::from(CHANGE_MAGIC) || blocks > VOLUME_BLOCKS_MAX {
                 return None;
             }
+            let critical = Critical::decode(block.0[5], &block.0[CHANGE_CRITICAL..])?;
             Some(match block.0[4] {
-                1 => CatalogueChange::Create { id, name: name()?, blocks },
+                1 => CatalogueChange::Create { id, name: name()?, blocks, critical },
                 2 => CatalogueChange::Resize { id, blocks },
                 3 => CatalogueChange::Rename { id, name: name()? },
                 4 => CatalogueChange::Delete { id },
+                5 => CatalogueChange::Critical { id, critical },
                 _ => return None,
             })
         };
@@ -237,14 +330,19 @@ mod tests {
                 page: Pointer { address: onefold_core::Pba(5), birth: WindowNumber(6), checksum: 7, ..Pointer::default() },
                 height: 3,
             },
+            critical: Critical::new((0..12).map(|n| n * 10..n * 10 + 9).collect()).unwrap(),
         };
         volume.set(&mut page, 7);
         assert_eq!(Volume::get(&page, 7), Some(volume));
         let discard = Discard { volume: VolumeId(3), keep: true, start: 5, end: 1 << 48, window: WindowNumber(8) };
         discard.set(&mut page, 125);
         assert_eq!(Discard::get(&page, 125), Some(discard));
+        let critical = Critical::new(vec![7..9, 0..3, 3..5]).unwrap();
+        assert_eq!(critical.ranges(), [0..5, 7..9]);
         for change in [
-            CatalogueChange::Create { id: VolumeId(1), name: "a".repeat(255), blocks: 12 },
+            CatalogueChange::Create { id: VolumeId(1), name: "a".repeat(255), blocks: 12, critical: Critical::default() },
+            CatalogueChange::Create { id: VolumeId(1), name: "a".repeat(255), blocks: 12, critical: critical.clone() },
+            CatalogueChange::Critical { id: VolumeId(1), critical: critical.clone() },
             CatalogueChange::Resize { id: VolumeId(1), blocks: 99 },
             CatalogueChange::Rename { id: VolumeId(1), name: "b".into() },
             CatalogueChange::Delete { id: VolumeId(1) },

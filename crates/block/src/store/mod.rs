@@ -25,7 +25,7 @@ use parking_lot::{Condvar, Mutex};
 pub use status::{Status, VolumeStatus};
 pub use volume::{BlockVolume, StoreExports};
 
-use crate::{Engine, Persistence, Settings};
+use crate::{Critical, Engine, Persistence, Settings};
 
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
@@ -175,6 +175,25 @@ impl Store {
     /// `Exists`, `InvalidInput`, `NoSpace`, `Stopped`.
     pub fn create_volume(&self, name: &str, bytes: u64) -> Result<VolumeId> {
         self.catalogue_change(|| self.engine.create_volume(name, bytes.div_ceil(4096)))
+    }
+
+    /// As [`create_volume`](Self::create_volume), with blocks that are not deduplicated.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_volume_with(&self, name: &str, bytes: u64, critical: &Critical) -> Result<VolumeId> {
+        self.catalogue_change(|| self.engine.create_volume_with(name, bytes.div_ceil(4096), critical.clone()))
+    }
+
+    /// Gives a volume other critical ranges: blocks that are not deduplicated. Durable on return; what was written before stays as it is.
+    ///
+    /// # Errors
+    /// As [`resize_volume`](Self::resize_volume).
+    pub fn set_critical(&self, name: &str, critical: &Critical) -> Result<()> {
+        self.catalogue_change(|| {
+            let id = self.engine.find_volume(name)?;
+            Ok(((), self.engine.set_critical(id, critical.clone())?))
+        })
     }
 
     /// Changes the size of a volume. Durable on return; what shrinking drops is freed in the background.

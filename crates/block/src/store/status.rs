@@ -1,7 +1,7 @@
 //! What a store can say of itself.
 
 use super::Store;
-use crate::{Counts, Engine};
+use crate::{Counts, Critical, Engine, engine::VolumeState};
 
 /// A volume in a [`Status`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,6 +10,8 @@ pub struct VolumeStatus {
     pub name: String,
     /// Its size in bytes.
     pub bytes: u64,
+    /// What of it is not deduplicated.
+    pub critical: Critical,
 }
 
 /// A store at one moment. Sizes are in blocks of 4096 bytes unless they say otherwise.
@@ -77,8 +79,12 @@ impl Engine {
         let (reserve, delayed_leaves) = (self.reserve(), self.delayed());
         let state = self.state.lock();
         let tables = &state.snapshot.state;
-        let mut volumes: Vec<VolumeStatus> =
-            state.volumes.values().map(|volume| VolumeStatus { name: volume.name.clone(), bytes: volume.blocks * 4096 }).collect();
+        let status_of = |volume: &VolumeState| VolumeStatus {
+            name: volume.name.clone(),
+            bytes: volume.blocks * 4096,
+            critical: volume.critical.clone(),
+        };
+        let mut volumes: Vec<VolumeStatus> = state.volumes.values().map(status_of).collect();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         Status {
             id: self.identity.id,

@@ -1,7 +1,13 @@
 //! Stores with everything in them, and ways to damage them.
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
@@ -10,10 +16,10 @@ use onefold_block::{
         Identity,
         geometry::SUPERBLOCKS,
         page::{self, PageId, Pointer, Table},
-        superblock::{Found, Leftover, Root, Superblock},
+        superblock::{Found, Leftover, Root, SchemeName, Superblock},
     },
 };
-use onefold_core::{Block, BlockRead, BlockRef, Class, Disk, Kind, Lba, Pba, Read, Result, Run, Ticket, VolumeId};
+use onefold_core::{Block, BlockRead, BlockRef, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket, VolumeId};
 
 pub const ZONES: u64 = 640;
 pub const ZONE_BLOCKS: u64 = 16;
@@ -68,12 +74,12 @@ pub struct Subject {
 
 impl Subject {
     pub fn new() -> Subject {
-        Subject::formatted(Leftover::Log)
+        Subject::formatted(Leftover::Log, SchemeName::Thin)
     }
 
     /// Ten volumes in a store with `leftover = table`.
     pub fn with_leftover_table() -> Subject {
-        let mut subject = Subject::formatted(Leftover::Table);
+        let mut subject = Subject::formatted(Leftover::Table, SchemeName::Thin);
         for n in 0..10 {
             subject.create(&format!("volume {n}"), 2000 + n);
         }
@@ -82,9 +88,9 @@ impl Subject {
         subject
     }
 
-    fn formatted(leftover: Leftover) -> Subject {
+    fn formatted(leftover: Leftover, scheme: SchemeName) -> Subject {
         let disk = Arc::new(MemoryDisk::new(ZONES * ZONE_BLOCKS));
-        let format = Format { zone_blocks: ZONE_BLOCKS as u32, leftover, ..Format::new([1; 16], [2; 32], ZONES * ZONE_BLOCKS) };
+        let format = Format { zone_blocks: ZONE_BLOCKS as u32, leftover, scheme, ..Format::new([1; 16], [2; 32], ZONES * ZONE_BLOCKS) };
         Engine::format(&*disk, &format).unwrap();
         let engine = open(&disk).unwrap();
         Subject { disk, engine, model: Model::new() }
@@ -125,7 +131,16 @@ impl Subject {
 
     /// Ten volumes; one with data, duplicates, zeroes and holes, over several checkpoints. Every table has inner pages.
     pub fn filled() -> Subject {
-        let mut subject = Subject::new();
+        Subject::new().fill()
+    }
+
+    /// The same with leaves in place.
+    pub fn filled_in_place() -> Subject {
+        Subject::formatted(Leftover::Log, SchemeName::OrderMerge).fill()
+    }
+
+    fn fill(self) -> Subject {
+        let mut subject = self;
         for n in 0..10 {
             subject.create(&format!("volume {n}"), 2000 + n);
         }
@@ -318,5 +333,41 @@ pub fn root(disk: &MemoryDisk, table: Table, volume: u32) -> Root {
                 .unwrap();
             onefold_block::format::catalogue::Volume::get(&get(disk, leaf.1.address), slot % 8).unwrap().map
         }
+    }
+}
+
+/// A disk that takes only so many writes, like a machine that loses power during a repair.
+pub struct Dying {
+    disk: Arc<MemoryDisk>,
+    left: AtomicU64,
+}
+
+impl Dying {
+    pub fn new(disk: &Arc<MemoryDisk>, writes: u64) -> Dying {
+        Dying { disk: disk.clone(), left: AtomicU64::new(writes) }
+    }
+}
+
+impl Disk for Dying {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+    fn read(&self, reads: &mut [Read<'_>]) {
+        self.disk.read(reads);
+    }
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+            return Err(Error::new(Kind::Io, "no power"));
+        }
+        self.disk.write(runs)
+    }
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.write(std::slice::from_ref(run))
+    }
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()
+    }
+    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(at, blocks)
     }
 }

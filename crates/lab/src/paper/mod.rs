@@ -10,13 +10,14 @@
 //! | `item` | a statement: its cases, its verdict, its plots |
 //! | `crashes` | what power failures come to, for the statements about them |
 //! | `run` | all items of a paper, into results and a page |
-//! | [`thindedup`], [`ordermerge`], [`global`] | the papers |
+//! | [`thindedup`], [`ordermerge`], [`global`], [`rad`] | the papers |
 
 mod case;
 mod crashes;
 pub mod global;
 mod item;
 pub mod ordermerge;
+pub mod rad;
 mod run;
 pub mod thindedup;
 

@@ -66,7 +66,7 @@ impl Store {
         let format = Format { scheme, leftover, layout, zone_blocks, ..Format::new([1; 16], [2; 32], device_blocks) };
         Engine::format(&*device, &format)?;
         let engine = Engine::open(device, clock.clone(), settings(choice))?;
-        let (volume, _) = engine.create_volume(VOLUME, volume_blocks)?;
+        let (volume, _) = engine.create_volume_with(VOLUME, volume_blocks, choice.critical.clone())?;
         let store = Store { tables: !engine.loses_everything(), engine, clock, volume, asked: Cell::new(None) };
         store.finish()?;
         // Learns where space is, which a store that was just made knows at once.

@@ -11,7 +11,7 @@ pub(crate) use self::engine::{Recovered, Store};
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Persistence,
+    Critical, Persistence,
     format::{
         geometry::ZONE_BLOCKS_MAX,
         superblock::{Layout, Leftover},
@@ -93,6 +93,8 @@ pub struct Choice {
     pub delay: Duration,
     /// Blocks of a zone.
     pub zone_blocks: u32,
+    /// Addresses that are not deduplicated.
+    pub critical: Critical,
 }
 
 /// OrderMergeDedup's.
@@ -112,6 +114,7 @@ impl Choice {
             memory_bytes: 512 << 20,
             delay: DELAY,
             zone_blocks: ZONE_BLOCKS_MAX,
+            critical: Critical::default(),
         }
     }
 }

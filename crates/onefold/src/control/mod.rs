@@ -6,6 +6,9 @@
 mod client;
 mod server;
 
+use std::ops::Range;
+
+use onefold_block::VolumeStatus;
 use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
@@ -29,9 +32,16 @@ pub(crate) enum Request {
     /// All volumes.
     VolumeList,
     /// A new volume.
-    VolumeCreate { name: String, bytes: u64 },
+    VolumeCreate {
+        name: String,
+        bytes: u64,
+        #[serde(default)]
+        critical: Vec<Range<u64>>,
+    },
     /// Another size.
     VolumeResize { name: String, bytes: u64 },
+    /// Other critical ranges, in blocks.
+    VolumeCritical { name: String, critical: Vec<Range<u64>> },
     /// Another name.
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
@@ -62,6 +72,16 @@ pub(crate) struct VolumeLine {
     pub(crate) name: String,
     /// Its size.
     pub(crate) bytes: u64,
+    /// Bytes of it that are not deduplicated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) critical: Vec<Range<u64>>,
+}
+
+impl VolumeLine {
+    pub(crate) fn of(volume: &VolumeStatus) -> VolumeLine {
+        let critical = volume.critical.ranges().iter().map(|range| range.start * 4096..range.end * 4096).collect();
+        VolumeLine { name: volume.name.clone(), bytes: volume.bytes, critical }
+    }
 }
 
 /// The kinds by their names on the wire.

@@ -230,7 +230,7 @@ impl Report {
                 pending_bytes: status.pending_blocks.saturating_mul(BLOCK),
                 host_bytes: file.host_bytes(),
             },
-            volumes: status.volumes.iter().map(|volume| VolumeLine { name: volume.name.clone(), bytes: volume.bytes }).collect(),
+            volumes: status.volumes.iter().map(VolumeLine::of).collect(),
             uncommitted: Uncommitted {
                 records: status.uncommitted_records,
                 records_max: status.records_max,

@@ -1,14 +1,22 @@
 //! The verbs, one file each.
 
+pub(crate) mod archive;
 pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod create;
 pub(crate) mod estimate;
+pub(crate) mod gc;
+pub(crate) mod get;
 pub(crate) mod inspect;
 pub(crate) mod lab;
+pub(crate) mod ls;
 pub(crate) mod manual;
+pub(crate) mod put;
+pub(crate) mod reliability;
+pub(crate) mod rm;
 pub(crate) mod scrub;
 pub(crate) mod serve;
+pub(crate) mod stats;
 pub(crate) mod status;
 pub(crate) mod volume;
 
@@ -38,6 +46,14 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Verb::Estimate(options) => estimate::run(&options),
         Verb::Cluster(options) => cluster::run(options),
         Verb::Lab(options) => lab::run(*options),
+        Verb::Archive(options) => archive::run(options),
+        Verb::Put(options) => put::run(&options),
+        Verb::Get(options) => get::run(&options),
+        Verb::Ls(options) => ls::run(&options),
+        Verb::Rm(options) => rm::run(&options),
+        Verb::Gc(options) => gc::run(&options),
+        Verb::Reliability(options) => reliability::run(&options),
+        Verb::Stats(options) => stats::run(&options),
         Verb::Man(options) => manual::run(&options),
     }
 }

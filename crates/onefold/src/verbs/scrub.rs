@@ -10,8 +10,12 @@ use onefold_block::{
 use onefold_core::{BLOCK_BYTES, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{check::show, served_or_not};
+use super::{
+    check::{archive, show},
+    served_or_not,
+};
 use crate::{
+    archive_dir::ArchiveDir,
     control::{Request, Tell},
     failure::Failure,
     output,
@@ -26,7 +30,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json")]
 pub(crate) struct Options {
-    /// The store
+    /// The store, or an archive's directory
     store: PathBuf,
 
     /// Prints JSON, whose keys are stable
@@ -81,6 +85,9 @@ impl From<ScrubReport> for Scrubbed {
 
 /// Scrubs, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if ArchiveDir::is_there(&options.store) {
+        return archive::run(&options.store, true, options.json);
+    }
     let file = StoreFile::look(&options.store)?;
     let bar = Progress::new("scrubbing");
     let scrubbed: Scrubbed = served_or_not(

@@ -1,9 +1,9 @@
 //! `onefold volume`: the volumes of a store, served or not.
 
-use std::path::PathBuf;
+use std::{ops::Range, path::PathBuf};
 
 use clap::{Args, Subcommand};
-use onefold_block::{MEMORY_MIN, Settings, Store};
+use onefold_block::{Critical, MEMORY_MIN, Settings, Store};
 use onefold_core::{Error, Kind, Result};
 
 use super::served_or_not;
@@ -11,7 +11,7 @@ use crate::{
     control::{Request, VolumeLine},
     failure::Failure,
     output,
-    size::Size,
+    size::{ByteRange, Size},
     store_file::StoreFile,
 };
 
@@ -36,6 +36,9 @@ enum Verb {
         /// Size of the volume, rounded up to 4096 bytes
         #[arg(long)]
         size: Option<Size>,
+        /// Bytes that are never stored as duplicates, like 0-64K; up to 12 ranges
+        #[arg(long, value_name = "RANGE", value_delimiter = ',')]
+        critical: Vec<ByteRange>,
     },
     /// Lists all volumes with their sizes
     #[command(after_help = "Examples:\n  onefold volume list disk.onefold\n  onefold volume list disk.onefold --json")]
@@ -56,6 +59,22 @@ enum Verb {
         /// Its new size, rounded up to 4096 bytes
         #[arg(long)]
         size: Option<Size>,
+    },
+    /// Says which blocks of a volume get a place of their own, whatever else is stored; `none` ends it
+    ///
+    /// A file system keeps two copies of what it can't do without. As duplicates both would be one block on the disk. Ranges name the bytes of one
+    /// of the copies. What was written before stays as it is until it is written again.
+    #[command(
+        after_help = "Examples:\n  onefold volume critical disk.onefold vm1 0-64K 128M-129M\n  onefold volume critical disk.onefold vm1 none"
+    )]
+    Critical {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        /// All ranges, like 0-64K: start and end, which is not part of it; or `none`
+        #[arg(required = true, value_name = "RANGE")]
+        ranges: Vec<String>,
     },
     /// Gives a volume another name
     #[command(after_help = "Examples:\n  onefold volume rename disk.onefold vm1 database")]
@@ -81,7 +100,16 @@ enum Verb {
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     let (store, request) = match options.verb {
         Verb::List { store, json } => return list(&store, json),
-        Verb::Create { store, name, size } => (store, Request::VolumeCreate { name, bytes: needed(size)? }),
+        Verb::Create { store, name, size, critical } => {
+            let critical = blocks_of(&critical)?;
+            (store, Request::VolumeCreate { name, bytes: needed(size)?, critical })
+        }
+        Verb::Critical { store, name, ranges } => {
+            let none = ranges.len() == 1 && ranges[0] == "none";
+            let ranges = if none { Ok(Vec::new()) } else { ranges.iter().map(|range| range.parse()).collect::<Result<Vec<ByteRange>>>() };
+            let critical = blocks_of(&ranges.map_err(|e| Failure::usage(e.to_string()))?)?;
+            (store, Request::VolumeCritical { name, critical })
+        }
         Verb::Resize { store, name, size } => (store, Request::VolumeResize { name, bytes: needed(size)? }),
         Verb::Rename { store, name, new_name } => (store, Request::VolumeRename { name, new_name }),
         Verb::Delete { store, name } => (store, Request::VolumeDelete { name }),
@@ -92,12 +120,23 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
 /// What was done, for the person who asked and for the server's log.
 pub(crate) fn said(request: &Request) -> String {
     match request {
-        Request::VolumeCreate { name, bytes } => format!("created volume {name:?} of {}", Size(*bytes)),
+        Request::VolumeCreate { name, bytes, .. } => format!("created volume {name:?} of {}", Size(*bytes)),
         Request::VolumeResize { name, bytes } => format!("resized volume {name:?} to {}", Size(*bytes)),
+        Request::VolumeCritical { name, critical } if critical.is_empty() => format!("volume {name:?} has no critical ranges any more"),
+        Request::VolumeCritical { name, critical } => {
+            let blocks: u64 = critical.iter().map(|range| range.end - range.start).sum();
+            format!("{} of volume {name:?} will not be deduplicated", Size(blocks * 4096))
+        }
         Request::VolumeRename { name, new_name } => format!("renamed volume {name:?} to {new_name:?}"),
         Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
         other => format!("{other:?}"),
     }
+}
+
+/// Critical ranges as blocks.
+fn blocks_of(ranges: &[ByteRange]) -> Result<Vec<Range<u64>>, Failure> {
+    let critical = Critical::new(ranges.iter().map(ByteRange::blocks).collect()).map_err(|e| Failure::usage(e.to_string()))?;
+    Ok(critical.ranges().to_vec())
 }
 
 /// The size as whole blocks.
@@ -126,7 +165,10 @@ fn change(path: &std::path::Path, request: &Request) -> Result<(), Failure> {
 /// A change of the catalogue; durable on return.
 pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
     match request {
-        Request::VolumeCreate { name, bytes } => store.create_volume(name, *bytes).map(|_| ()),
+        Request::VolumeCreate { name, bytes, critical } => {
+            store.create_volume_with(name, *bytes, &Critical::new(critical.clone())?).map(|_| ())
+        }
+        Request::VolumeCritical { name, critical } => store.set_critical(name, &Critical::new(critical.clone())?),
         Request::VolumeResize { name, bytes } => store.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => store.rename_volume(name, new_name),
         Request::VolumeDelete { name } => store.delete_volume(name),
@@ -141,7 +183,7 @@ fn list(path: &std::path::Path, json: bool) -> Result<(), Failure> {
         |server| server.ask(&Request::VolumeList),
         || {
             let status = StoreFile::look(path)?.open_unchanged()?.status();
-            Ok(status.volumes.into_iter().map(|volume| VolumeLine { name: volume.name, bytes: volume.bytes }).collect())
+            Ok(status.volumes.into_iter().map(|volume| VolumeLine::of(&volume)).collect())
         },
     )?;
     if json {
@@ -151,7 +193,9 @@ fn list(path: &std::path::Path, json: bool) -> Result<(), Failure> {
         output::line("no volumes");
     } else {
         for volume in volumes {
-            output::line(format_args!("{:>9}  {}", Size(volume.bytes).to_string(), volume.name.escape_debug()));
+            let critical: u64 = volume.critical.iter().map(|range| range.end - range.start).sum();
+            let critical = if critical > 0 { format!("  ({} not deduplicated)", Size(critical)) } else { String::new() };
+            output::line(format_args!("{:>9}  {}{critical}", Size(volume.bytes).to_string(), volume.name.escape_debug()));
         }
     }
     Ok(())

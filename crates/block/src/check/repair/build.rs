@@ -7,6 +7,7 @@ use crate::{
     check::usage::BlockSet,
     format::{
         Identity,
+        in_place::{self, Version},
         page::{self, FANOUT, PageId, Pointer, Table},
         record::WindowNumber,
         superblock::Root,
@@ -23,6 +24,8 @@ pub(super) struct Builder<'a> {
     pub(super) live: BlockSet,
     /// Places taken beforehand.
     pub(super) places: Vec<Pba>,
+    /// With leaves in place: the life of new ones.
+    pub(super) life: Option<u64>,
 }
 
 impl Builder<'_> {
@@ -47,9 +50,22 @@ impl Builder<'_> {
     /// Writes a page.
     pub(super) fn page_even_empty(&mut self, id: PageId, birth: WindowNumber, mut page: Box<Block>) -> Result<Pointer> {
         let at = self.place()?;
+        let changes_in_place = id.level == 0 && matches!(id.table, Table::Map | Table::References | Table::Fingerprints);
+        if let Some(life) = self.life.filter(|_| changes_in_place) {
+            let pointer = Pointer { address: at, twin: self.place()?, birth, checksum: life };
+            for (version, at) in [Version(0), Version(1)].into_iter().zip(in_place::places(&pointer)) {
+                self.writer.push(at, in_place::encode(self.identity, id, &pointer, version, &page.0))?;
+            }
+            return Ok(pointer);
+        }
         let pointer = page::seal(self.identity, id, at, birth, &mut page);
         self.writer.push(at, page)?;
         Ok(pointer)
+    }
+
+    /// Keeps a page of the old tables.
+    pub(super) fn keep(&mut self, pointer: &Pointer) {
+        in_place::places(pointer).into_iter().filter(|at| at.0 != 0).for_each(|at| _ = self.live.insert(at));
     }
 
     /// The inner pages over leaves, which rise; absent ones are left out.

@@ -4,7 +4,7 @@
 //! its parent knows, so that ranges which are still to be applied to it make zeroes of it, as they would have. A leaf whose parent is gone as
 //! well is taken for newer than any of them: it may have been written after, and errors are never wrong.
 
-use onefold_core::{Block, Error, Kind, Lba, Result};
+use onefold_core::{Block, Error, Kind, Lba, Pba, Result};
 
 use super::{
     Repaired,
@@ -60,7 +60,8 @@ impl Mend<'_, '_, '_> {
             let results = self.checker.walker.read(batch, &mut blocks);
             for ((&(id, pointer), block), result) in batch.iter().zip(&blocks).zip(results) {
                 let geometry = self.checker.geometry;
-                let sound = result.is_ok() && geometry.holds(pointer.address) && !self.builder.live.contains(pointer.address);
+                let free = |at: Pba| geometry.holds(at) && !self.builder.live.contains(at);
+                let sound = result.is_ok() && free(pointer.address) && (!pointer.is_in_place() || free(pointer.twin));
                 new.push(if sound { self.page(volume, id, pointer, block)? } else { Some(self.gone(volume, id, pointer)?) });
             }
         }
@@ -74,7 +75,7 @@ impl Mend<'_, '_, '_> {
             let wrong = self.named.wrong.range((volume.id, Lba(first))..(volume.id, Lba(first + Table::Map.per_leaf())));
             let wrong: Vec<(Lba, MapEntry)> = wrong.map(|(&(_, lba), &entry)| (lba, entry)).collect();
             if wrong.is_empty() {
-                self.builder.live.insert(pointer.address);
+                self.builder.keep(&pointer);
                 return Ok(None);
             }
             let mut page = Box::new(block.clone());
@@ -90,7 +91,7 @@ impl Mend<'_, '_, '_> {
         let named: Vec<(PageId, Pointer)> = children.iter().map(|&(_, child, pointer)| (child, pointer)).collect();
         let new = self.pages(volume, &named)?;
         if new.iter().all(Option::is_none) {
-            self.builder.live.insert(pointer.address);
+            self.builder.keep(&pointer);
             return Ok(None);
         }
         let mut page = Box::new(block.clone());

@@ -11,7 +11,8 @@
 //! 4. *records*: a store that was not shut down cleanly is recovered, checkpointed and closed. Windows whose records are missing although they
 //!    were durable are void; that is told.
 //!
-//! With leaves in place (`ordermerge`) step 3 is left out, and step 4 counts all links, so that counts that a crash left too high fall.
+//! With leaves in place (`ordermerge`) new leaves get two places and a new life, counts include the fingerprint's own reference, and step 4 counts
+//! all links, so that counts that a crash left too high fall. Fingerprints that a crash took are computed again where tables are built anew.
 //!
 //! What a repair never does: guess. It makes no data readable that was not written there; what it can't know reads as an error until it is
 //! written again. It does not mend damaged data (raw blocks, the content of carriers), a catalogue or a table of discards with more than a
@@ -150,10 +151,6 @@ fn repair_tables(
         return Ok(false);
     }
     let damaged = checker.damaged_carriers.len() as u64;
-    if checker.in_place {
-        // What is wrong stays as it is: of two versions of a leaf nobody can tell what a damaged one said.
-        return Ok(checker.report.problems_found == 0);
-    }
     if checker.report.problems_found > damaged || checker.report.saturated_blocks > 0 {
         tables::rebuild(&mut checker, superblock, repaired)?;
     }

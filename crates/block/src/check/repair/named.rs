@@ -89,7 +89,7 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
     Ok(named)
 }
 
-/// The fingerprint of a block's content, when it begins with `prefix`.
+/// What stands for a block's content, its fingerprint shared or not, when it begins with `prefix`.
 pub(super) fn content(disk: &dyn Disk, identity: &Identity, pba: Pba, carried: bool, prefix: u64) -> Option<Fingerprint> {
     let mut block = read_one(disk, pba).ok()?;
     if carried {
@@ -98,13 +98,13 @@ pub(super) fn content(disk: &dyn Disk, identity: &Identity, pba: Pba, carried: b
         carrier.expand(&mut expanded).ok()?;
         block = expanded;
     }
-    Some(identity.fingerprinter.one(&block)).filter(|fingerprint| fingerprint.prefix() == prefix)
+    let fingerprint = identity.fingerprinter.one(&block);
+    [fingerprint, fingerprint.unshared()].into_iter().find(|kept| kept.prefix() == prefix)
 }
 
 impl Checker<'_> {
     /// True for blocks that a map entry may name.
     pub(super) fn can_be_data(&self, pba: Pba) -> bool {
-        let used = self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.state.high_water;
-        used && !self.pages.contains(pba)
+        self.may_hold(pba) && !self.pages.contains(pba)
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
             checker.walk(Table::Map, volume.0, &map, Some(0..u64::MAX), &mut |checker, _, _, page| {
                 for slot in 0..Table::Map.per_leaf() {
                     let Some(entry @ MapEntry::Block { pba, carried, prefix }) = MapEntry::get(page, slot) else { continue };
-                    if !checker.geometry.holds(pba) || checker.geometry.zone_of(pba).0 >= checker.state.high_water {
+                    if !checker.may_hold(pba) {
                         continue;
                     }
                     mapped += u64::from(n == 0);
@@ -74,20 +74,24 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
             for &(pba, counted) in group {
                 let offset = checker.geometry.offset_of(pba);
                 let fact = usage.zones.get(&checker.geometry.zone_of(pba).0).map(|zone| zone.blocks[offset]).unwrap_or_default();
-                let old = old.get(&(pba.0 / per_leaf)).filter(|_| fact.references() > 0);
+                let old =
+                    old.get(&(pba.0 / per_leaf)).filter(|_| fact.references() > 0).map(|page| page::fingerprint(page, pba.0 % per_leaf));
+                // With leaves in place a crash may have taken it.
+                let old = old.filter(|old| *old != Fingerprint::default());
                 let (disk, identity) = (checker.walker.disk, checker.walker.identity);
                 let proven =
                     corrected.get(&pba).and_then(|&(carried, prefix)| Some((carried, content(disk, identity, pba, carried, prefix)?)));
                 let (carried, fingerprint) = match (proven, old) {
                     (Some(proven), _) => proven,
-                    (None, Some(page)) => (fact.carried(), page::fingerprint(page, pba.0 % per_leaf)),
+                    (None, Some(old)) => (fact.carried(), old),
                     (None, None) => {
                         let found = content(disk, identity, pba, fact.carried(), fact.prefix);
                         (fact.carried(), found.unwrap_or_else(|| cut(fact.prefix)))
                     }
                 };
                 blocks.insert(pba);
-                let entry = ReferenceEntry { references: counted.min(ReferenceEntry::SATURATED), carried };
+                let references_of = counted.saturating_add(u32::from(checker.in_place));
+                let entry = ReferenceEntry { references: references_of.min(ReferenceEntry::SATURATED), carried };
                 let (page, slot) = references.holding(builder, checker, pba)?;
                 entry.set(page, slot);
                 let (page, slot) = fingerprints.holding(builder, checker, pba)?;
@@ -123,6 +127,13 @@ impl Leaves {
         let (leaf, slot) = (pba.0 / self.table.per_leaf(), pba.0 % self.table.per_leaf());
         if self.pending.as_ref().is_some_and(|(at, _)| *at != leaf) {
             self.finish(builder, checker)?;
+        }
+        // With leaves in place these two tables have no gaps.
+        let next = self.written.last().map_or(0, |(last, _)| last + 1);
+        let gap = if checker.in_place && self.pending.is_none() { next..leaf } else { 0..0 };
+        for index in gap {
+            let id = PageId { table: self.table, volume: 0, level: 0, index };
+            self.written.push((index, builder.page_even_empty(id, checker.state.committed, Block::zeroed())?));
         }
         Ok((&mut self.pending.get_or_insert_with(|| (leaf, Block::zeroed())).1, slot))
     }

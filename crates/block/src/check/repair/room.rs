@@ -23,8 +23,14 @@ pub(super) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    /// Room outside of `taken`. Reads the carriers in listed zones, since they may name free blocks.
-    pub(super) fn new(disk: &'a dyn Disk, superblock: &'a Superblock, identity: &Identity, mut taken: BlockSet) -> Room<'a> {
+    /// Room outside of `taken`, where zones below `high_water` were used at some time. Reads the carriers in listed zones, since they may name free blocks.
+    pub(super) fn new(
+        disk: &'a dyn Disk,
+        superblock: &'a Superblock,
+        identity: &Identity,
+        mut taken: BlockSet,
+        high_water: u64,
+    ) -> Room<'a> {
         let geometry = superblock.fixed.geometry;
         let entries = places::listed(disk, identity, superblock);
         for entry in entries.iter().filter(|_| !superblock.state.clean) {
@@ -40,7 +46,7 @@ impl<'a> Room<'a> {
             });
         }
         let listed = entries.iter().map(|entry| entry.zone.0).collect();
-        Room { disk, superblock, taken, listed, high_water: superblock.state.high_water, zone: None }
+        Room { disk, superblock, taken, listed, high_water, zone: None }
     }
 
     /// Takes a block: from a zone that was never used while there is one.

@@ -29,12 +29,15 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
             taken.add(ZoneId(id.index * Table::Zones.per_leaf() + slot), &ZoneEntry::get(page, slot).used);
         }
     });
+    // With leaves in place, data may lie in zones that were opened since the checkpoint.
+    let high_water = named.data.zones(0..u64::MAX).map(|(zone, _)| zone + 1).chain([superblock.state.high_water]).max().unwrap_or(0);
     let mut builder = Builder {
         identity,
-        room: Room::new(disk, superblock, identity, taken),
+        room: Room::new(disk, superblock, identity, taken, high_water),
         writer: PageWriter::new(disk),
         live: BlockSet::new(checker.geometry),
         places: Vec::new(),
+        life: checker.in_place.then_some((superblock.state.sequence / 2) & 0xff_ffff),
     };
     checker.walker.walk(Table::Discards, 0, &superblock.state.pending, committed, &mut Keep(&mut builder.live));
     // The index is a hint, kept whole or not at all.

@@ -69,7 +69,9 @@ impl Engine {
             let change = self.read_change(pba, &fingerprint)?;
             let end = match &change {
                 CatalogueChange::Create { .. } => None,
-                CatalogueChange::Rename { id, .. } => volumes.get(id).map(|_| (*id, VOLUME_BLOCKS_MAX)),
+                CatalogueChange::Rename { id, .. } | CatalogueChange::Critical { id, .. } => {
+                    volumes.get(id).map(|_| (*id, VOLUME_BLOCKS_MAX))
+                }
                 CatalogueChange::Resize { id, blocks } => volumes.get(id).map(|_| (*id, *blocks)),
                 CatalogueChange::Delete { id } => volumes.get(id).map(|_| (*id, 0)),
             };
@@ -114,7 +116,7 @@ impl Engine {
             let whole: Vec<bool> = expanded.collect();
             let found = self.identity.fingerprinter.many(&buffer.iter().collect::<Vec<_>>());
             for ((named, whole), found) in batch.iter().zip(whole).zip(found) {
-                good[named.n] = whole && found == named.fingerprint;
+                good[named.n] = whole && found.agrees(&named.fingerprint);
             }
         }
         let believed: Vec<Record> = newer.iter().zip(&good).filter(|(_, good)| **good).map(|(record, _)| *record).collect();

@@ -10,8 +10,9 @@ use onefold_core::{BlockRef, Class, Fingerprint, Pba, Result, Run, VolumeId};
 use super::place_in;
 use crate::{
     counters::add,
-    engine::{Engine, Snapshot, Stage, list_refs, list_runs},
+    engine::{Engine, Snapshot, Stage, State, list_refs, list_runs},
     format::{
+        catalogue::CatalogueChange,
         page::{PageId, Pointer, ReferenceEntry, Table},
         record::Change,
     },
@@ -21,15 +22,17 @@ use crate::{
 };
 
 impl Engine {
-    /// Writes the data of the oldest prepared window, and counts its links. False when there is none, or when it needs leaves that only a
-    /// checkpoint makes: it is asked for then.
+    /// Writes the data of the oldest prepared window, and counts its links. False when there is none, or when it needs leaves, or the new size
+    /// of a volume, that only a checkpoint makes: it is asked for then.
     ///
     /// # Errors
     /// The first failed write stops all writes.
     pub(crate) fn write_counted(&self) -> Result<bool> {
         let mut merger = self.merging.lock();
         let Some((window, plan, snapshot)) = self.next_prepared() else { return Ok(false) };
-        let Some(leaves) = self.leaves_of(&snapshot, &window, &plan).map_err(|e| self.stop(&e))? else {
+        let ready = !self.state.lock().resize_waits(&window);
+        let leaves = if ready { self.leaves_of(&snapshot, &window, &plan).map_err(|e| self.stop(&e))? } else { None };
+        let Some(leaves) = leaves else {
             let mut state = self.state.lock();
             state.leaves_wanted = true;
             state.checkpoint_wanted = true;
@@ -139,6 +142,19 @@ fn runs_of<'a>(pages: &[Written], refs: &'a [BlockRef<'a>]) -> impl Iterator<Ite
     pages.iter().map(|page| page.at).zip(refs.chunks(1)).map(|(at, blocks)| Run { at, blocks })
 }
 
+impl State {
+    /// True when no checkpoint holds a new size, given before `window`, of a volume that the window changes. A crash would leave its links
+    /// beyond the end.
+    fn resize_waits(&self, window: &Window) -> bool {
+        let before = self.flights.iter().map(|flight| &flight.window).take_while(|earlier| earlier.number < window.number);
+        let pending = self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);
+        pending.chain(before.flat_map(|earlier| &earlier.catalogue)).any(|change| match change {
+            CatalogueChange::Resize { id, .. } => window.changes(*id),
+            _ => false,
+        })
+    }
+}
+
 impl Plan {
     /// The blocks that the window's links name, each as often as they do, with their fingerprints.
     pub(crate) fn links(&self) -> impl Iterator<Item = (Pba, Fingerprint)> {
@@ -150,6 +166,11 @@ impl Plan {
 }
 
 impl Window {
+    /// True when the window has blocks or ranges of a volume.
+    fn changes(&self, volume: VolumeId) -> bool {
+        self.blocks.iter().any(|block| block.live && block.volume == volume) || self.ranges.iter().any(|(of, _, _)| of == volume)
+    }
+
     /// The leaves of maps in which the window has blocks.
     pub(crate) fn map_leaves(&self) -> BTreeMap<VolumeId, Vec<u64>> {
         let mut leaves: BTreeMap<VolumeId, Vec<u64>> = BTreeMap::new();

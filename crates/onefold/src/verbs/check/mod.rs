@@ -1,5 +1,6 @@
 //! `onefold check`: are all tables of a store whole, and do they agree?
 
+pub(super) mod archive;
 mod repair;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use onefold_block::check::{self, Phase, Report};
 use onefold_core::{BLOCK_BYTES, Error, Kind};
 
 use crate::{
+    archive_dir::ArchiveDir,
     failure::Failure,
     output,
     progress::Progress,
@@ -25,7 +27,7 @@ use crate::{
     after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair"
 )]
 pub(crate) struct Options {
-    /// The store
+    /// The store, or an archive's directory
     store: PathBuf,
 
     /// Restores what follows with certainty from what is left, and nothing else; what is lost reads as errors until it is written
@@ -35,10 +37,20 @@ pub(crate) struct Options {
     /// Memory for comparing blocks; with too little for all of them the maps are read several times
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     memory: Size,
+
+    /// Prints JSON, whose keys are stable; for archives
+    #[arg(long)]
+    json: bool,
 }
 
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if ArchiveDir::is_there(&options.store) {
+        return if options.repair { archive::repair(&options.store) } else { archive::run(&options.store, false, options.json) };
+    }
+    if options.json {
+        return Err(Failure::usage("--json is for archives"));
+    }
     let file = StoreFile::look(&options.store)?;
     if options.repair {
         return repair::run(&file, options.memory.0);
@@ -100,6 +112,7 @@ fn counts(report: &Report) {
     let notes = [
         (report.leaked_blocks, "in use that nothing names", "block"),
         (report.saturated_blocks, "with more references than can be counted", "block"),
+        (report.shared_critical, "in critical ranges and shared all the same, since before these were set", "block"),
         (report.pending_discards, "still to be freed", "dropped range"),
     ];
     for (number, what, of) in notes.iter().filter(|(number, ..)| *number > 0) {

@@ -1,10 +1,13 @@
 //! `onefold lab`: compares schemes on a workload: recorded, replayed, generated.
 
 mod paper;
+mod rad;
 mod record;
 mod replay;
 mod store_options;
 mod sweep;
+
+pub(crate) use replay::write_page;
 
 use clap::{Args, Subcommand};
 
@@ -31,6 +34,7 @@ enum Verb {
     Replay(replay::Options),
     Sweep(sweep::Options),
     Paper(paper::Options),
+    Rad(rad::Options),
 }
 
 /// Does what was asked for.
@@ -40,5 +44,6 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         Verb::Replay(options) => replay::run(&options),
         Verb::Sweep(options) => sweep::run(&options),
         Verb::Paper(options) => paper::run(&options),
+        Verb::Rad(options) => rad::run(&options),
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_lab::{
-    paper::{Extent, Results, global, ordermerge, thindedup},
+    paper::{Extent, Results, global, ordermerge, rad, thindedup},
     report::Statement,
 };
 
@@ -70,6 +70,18 @@ enum Paper {
         #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = global::NAMES)]
         only: Vec<String>,
     },
+    /// RAD: erasure-coded stripes filled by reference counts
+    ///
+    /// Manifests of releases are given as --traces; one whose name begins with `archives` has compressed files. A directory gets report.html and rad.json.
+    #[command(after_help = "Examples:\n  onefold lab paper rad --traces rocksdb.manifest.zst,archives.manifest.zst --only 7,8,10")]
+    Rad {
+        #[command(flatten)]
+        options: PaperOptions,
+
+        /// Only these: table1, 5, 7, 8, 10, alpha
+        #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = rad::NAMES)]
+        only: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -97,6 +109,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         Paper::Thindedup { options, only } => ("thindedup", "ThinDedup's experiments", options, only, thindedup::run),
         Paper::Global { options, only } => ("global", "Global deduplication's experiments", options, only, global::run),
         Paper::Ordermerge { options, only } => ("ordermerge", "OrderMergeDedup's experiments", options, only, ordermerge::run),
+        Paper::Rad { options, only } => ("rad", "RAD's experiments", options, only, rad::run),
     };
     let out = options.out.clone().unwrap_or_else(|| name.into());
     make(&out)?;

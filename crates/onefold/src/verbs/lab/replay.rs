@@ -193,7 +193,7 @@ fn print_json(options: &Options, results: Vec<(Setting, Outcome)>) -> Result<(),
 }
 
 /// Writes a page, also over an older one.
-pub(super) fn write_page(path: &Path, report: &Report) -> Result<(), Failure> {
+pub(crate) fn write_page(path: &Path, report: &Report) -> Result<(), Failure> {
     fs::write(path, report.html()).map_err(|e| Failure::new(format!("the page can't be written into {}: {e}", path.display())))
 }
 

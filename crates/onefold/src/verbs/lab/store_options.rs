@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use onefold_block::{
-    MEMORY_MIN, Persistence,
+    Critical, MEMORY_MIN, Persistence,
     format::superblock::{Layout, Leftover},
 };
 use onefold_lab::subject::{Choice, Scheme};
 
-use crate::{failure::Failure, size::Size};
+use crate::{
+    failure::Failure,
+    size::{ByteRange, Size},
+};
 
 /// Most blocks of a window.
 pub(super) const WINDOW_MAX: u64 = 256;
@@ -56,6 +59,10 @@ pub(super) struct StoreOptions {
     /// With ordermerge: how long changes of tables that nobody waits for wait to be merged into others: 0, or seconds like 30s
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = delay)]
     delay: u16,
+
+    /// Bytes of the volume that are never stored as duplicates, like 0-64K; up to 12 ranges
+    #[arg(long, value_name = "RANGE", value_delimiter = ',')]
+    critical: Vec<ByteRange>,
 }
 
 /// Seconds.
@@ -86,6 +93,7 @@ impl StoreOptions {
             window_blocks: window.map(|blocks| blocks as usize),
             memory_bytes: self.memory.0,
             delay: Duration::from_secs(self.delay.into()),
+            critical: Critical::new(self.critical.iter().map(ByteRange::blocks).collect()).map_err(|e| Failure::usage(e.to_string()))?,
             ..Choice::new(scheme, persistence)
         })
     }

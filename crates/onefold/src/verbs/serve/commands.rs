@@ -87,7 +87,7 @@ impl Served for Commands {
             Request::Status => json(&self.report()?),
             Request::VolumeList => {
                 let volumes = self.store.status().volumes.into_iter();
-                json(&volumes.map(|volume| VolumeLine { name: volume.name, bytes: volume.bytes }).collect::<Vec<_>>())
+                json(&volumes.map(|volume| VolumeLine::of(&volume)).collect::<Vec<_>>())
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
             change => {

@@ -31,6 +31,7 @@ use self::{
     commands::Commands,
 };
 use crate::{
+    archive_dir::ArchiveDir,
     control,
     failure::Failure,
     size::{Size, grouped},
@@ -170,6 +171,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     let signals = StopSignals::install()?;
+    if ArchiveDir::is_there(&options.store) && ArchiveDir::look(&options.store).is_ok() {
+        let shown = options.store.display();
+        return Err(Failure::new(format!("{shown} is an archive, which is used by its own verbs and is not served")));
+    }
     let url = options.store.to_string_lossy().parse::<Url>().unwrap_or_else(|never| match never {});
     if matches!(url, Url::Rados(..)) || EmbeddedStore::is_at(&options.store) {
         return cluster::run(options, &url, service, signals);

@@ -1,0 +1,570 @@
+//! The archive: its label, snapshot and operations log, and the locks by which processes share it.
+//!
+//! Files: `label`; `snapshot-N` and `log-N`, of the label's number and the one before; `segment-N`; `index-N`; `counts-N`; `reserve`; `vouched`;
+//! and the locks `lock-writer`, `lock-gc`, `lock-importer`, `lock-commit`, `epoch-0`, `epoch-1`.
+//!
+//! *Crash argument:* one append is one frame. Whoever takes the commit lock reads to the end first. The last frame may be of a process that was
+//! killed before its sync: it is written and synced again before anybody sees what it says, unless the file `vouched` names it, which is written
+//! after the sync. A bad frame is the torn end of the log; if a later frame follows it, it is damage.
+
+use std::sync::Arc;
+
+use onefold_core::{Algorithm, Error, File, Files, Fingerprinter, Hold, Kind, Lock, Result};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::{
+    format::{
+        Identity,
+        bytes::{Reader, Writer, corrupt},
+        frame::{self, FRAME_ALIGN},
+        label::{Found, LABEL_BYTES, Label, choose},
+        record::Record,
+    },
+    memory::Spare,
+    settings::{Format, PlantedBug, Settings},
+    tables::Tables,
+};
+
+const LABEL: &str = "label";
+const VOUCHED: &str = "vouched";
+const RESERVE: &str = "reserve";
+const COMMIT: &str = "lock-commit";
+/// Held by the ingesting process.
+pub(crate) const WRITER: &str = "lock-writer";
+/// Held by the collector.
+pub(crate) const COLLECTOR: &str = "lock-gc";
+/// Held while the chunk index is rewritten.
+pub(crate) const IMPORTER: &str = "lock-importer";
+const EPOCHS: [&str; 2] = ["epoch-0", "epoch-1"];
+
+const SNAPSHOT_MAGIC: &[u8; 8] = b"ONEFSNAP";
+const SNAPSHOT_HEADER_BYTES: usize = 40;
+
+/// Bytes of the reserve that are given up at once.
+const RESERVE_STEP: u64 = 4 << 20;
+
+/// An archive in the directory of one node.
+pub struct Archive {
+    pub(crate) files: Arc<dyn Files>,
+    pub(crate) settings: Settings,
+    pub(crate) identity: Identity,
+    pub(crate) fingerprinter: Fingerprinter,
+    label: Label,
+    writes: bool,
+    view: Mutex<View>,
+    /// Memory of containers.
+    pub(crate) spare: Arc<Spare>,
+}
+
+/// What this process has seen.
+struct View {
+    tables: Arc<Tables>,
+    /// The label's generation and number.
+    generation: u64,
+    snapshot: u64,
+    log: Arc<dyn File>,
+    /// Bytes of the log that are applied.
+    end: u64,
+    /// The label is known to be durable.
+    label_sure: bool,
+    /// The first failed write or sync.
+    stopped: Option<Error>,
+}
+
+/// Keeps what is read in this epoch from being freed.
+pub struct Stay {
+    _lock: Box<dyn Lock>,
+    /// The archive as of then.
+    pub tables: Arc<Tables>,
+}
+
+pub(crate) fn log_name(number: u64) -> String {
+    format!("log-{number:010}")
+}
+
+pub(crate) fn snapshot_name(number: u64) -> String {
+    format!("snapshot-{number:010}")
+}
+
+pub(crate) fn segment_name(number: u32) -> String {
+    format!("segment-{number:08}")
+}
+
+impl Archive {
+    /// Makes an archive in an empty directory; durable on return.
+    ///
+    /// # Errors
+    /// `Exists` when there is one, `NoSpace`, and those of the system.
+    pub fn create(files: &dyn Files, format: &Format) -> Result<()> {
+        if find_label(files).is_ok() {
+            return Err(Error::new(Kind::Exists, "there is an archive already"));
+        }
+        let label = Label {
+            id: format.id,
+            secret: format.secret,
+            node: format.node,
+            chunking: format.chunking,
+            compression: format.compression,
+            segment_bytes: format.segment_bytes,
+            generation: 1,
+            snapshot: 1,
+        };
+        for name in [VOUCHED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
+            fresh(files, name)?;
+        }
+        let reserve = fresh(files, RESERVE)?;
+        fill(&*reserve, format.reserve_bytes)?;
+        reserve.sync()?;
+        write_snapshot(files, &label.identity(), 1, &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::default() })?;
+        fresh(files, &log_name(1))?.sync()?;
+        files.sync_names()?;
+        // The label comes last: without it there is no archive.
+        let file = fresh(files, LABEL)?;
+        file.write_at(0, &vec![0; 2 * LABEL_BYTES])?;
+        file.write_at(label.place(), &label.encode())?;
+        file.sync()?;
+        files.sync_names()
+    }
+
+    /// Opens an archive; with `writes` what a killed process left at the log's end is made durable.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, `Corrupt`, `Unsupported`, and those of the system.
+    pub fn open(files: Arc<dyn Files>, writes: bool, settings: Settings) -> Result<Archive> {
+        let label = find_label(&*files)?;
+        let (identity, _lock) = (label.identity(), files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?);
+        let label = find_label(&*files)?;
+        let view = View::load(&files, &identity, &label, &settings)?;
+        let archive = Archive {
+            fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
+            identity,
+            label,
+            writes,
+            settings,
+            files: files.clone(),
+            view: Mutex::new(view),
+            spare: Arc::default(),
+        };
+        archive.read_on(&mut archive.view.lock())?;
+        Ok(archive)
+    }
+
+    /// What the label says.
+    pub fn label(&self) -> &Label {
+        &self.label
+    }
+
+    /// The archive as of the last look at the log.
+    pub fn tables(&self) -> Arc<Tables> {
+        self.view.lock().tables.clone()
+    }
+
+    /// Looks at the log, and gives the archive as of now.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn refresh(&self) -> Result<Arc<Tables>> {
+        let (mut view, _lock) = self.locked()?;
+        self.read_on(&mut view)?;
+        Ok(view.tables.clone())
+    }
+
+    /// Stays in the epoch of now: what the returned tables name can be read until the value is dropped.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn stay(&self) -> Result<Stay> {
+        loop {
+            let epoch = self.refresh()?.epoch;
+            let lock = self.files.lock(EPOCHS[epoch as usize % 2], Hold::Shared, true)?;
+            let tables = self.refresh()?;
+            if tables.epoch == epoch {
+                return Ok(Stay { _lock: lock, tables });
+            }
+        }
+    }
+
+    /// Returns when nobody stays in the epoch before `epoch`, which is the present one.
+    ///
+    /// # Errors
+    /// `Busy` when somebody does and nobody waits.
+    pub(crate) fn drained(&self, epoch: u32, wait: bool) -> Result<()> {
+        self.files.lock(EPOCHS[(epoch as usize + 1) % 2], Hold::Alone, wait).map(|_| ())
+    }
+
+    /// Changes the archive: `decide` sees it as of the log's end and says what changes. Durable on return. `urgent` changes free space, and may
+    /// use the reserve.
+    ///
+    /// # Errors
+    /// Those of `decide`; `NoSpace`; `Stopped` after an earlier failure; those of the system.
+    pub(crate) fn commit(&self, urgent: bool, decide: impl FnOnce(&Tables) -> Result<Vec<Record>>) -> Result<Arc<Tables>> {
+        let (mut view, _lock) = self.locked()?;
+        if let Some(reason) = &view.stopped {
+            return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
+        }
+        self.read_on(&mut view)?;
+        let records = decide(&view.tables)?;
+        if !records.is_empty() {
+            self.append(&mut view, records, urgent)?;
+            if view.end >= self.settings.log_bytes {
+                self.snapshot(&mut view, urgent)?;
+            }
+        }
+        Ok(view.tables.clone())
+    }
+
+    fn locked(&self) -> Result<(MutexGuard<'_, View>, Box<dyn Lock>)> {
+        let view = self.view.lock();
+        let lock = self.files.lock(COMMIT, if self.writes { Hold::Alone } else { Hold::Shared }, true)?;
+        Ok((view, lock))
+    }
+
+    fn append(&self, view: &mut View, records: Vec<Record>, urgent: bool) -> Result<()> {
+        let tables = &view.tables;
+        let sequence = tables.sequence + 1;
+        let mut next = Tables::clone(tables);
+        let payload = Record::encode_all(&records);
+        let (bytes, checksum) = frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
+        next.apply(sequence, records)?;
+        next.chain = checksum;
+        if !view.label_sure {
+            self.settle_label(view)?;
+        }
+        let written = loop {
+            match view.log.write_at(view.end, &bytes).and_then(|()| view.log.sync()) {
+                Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
+                done => break done,
+            }
+        };
+        if let Err(error) = written {
+            // A full disk leaves a torn end, which the next append overwrites.
+            if error.kind() != Kind::NoSpace {
+                view.stopped = Some(error.clone());
+            }
+            return Err(error);
+        }
+        view.end += bytes.len() as u64;
+        view.tables = Arc::new(next);
+        self.vouch(sequence, view.snapshot)
+    }
+
+    /// A label that a killed process wrote may be in memory only. What is appended to the log that it names must not be lost with it.
+    fn settle_label(&self, view: &mut View) -> Result<()> {
+        if self.vouched()?.1 < view.snapshot {
+            let label = Label { generation: view.generation, snapshot: view.snapshot, ..self.label.clone() };
+            let file = self.files.open(LABEL)?;
+            file.write_at(label.place(), &label.encode())?;
+            file.sync()?;
+        }
+        view.label_sure = true;
+        // A crash may have lost the space that was taken for the log. A disk that is full gives none.
+        match view.log.reserve(0, self.settings.log_ahead_bytes) {
+            Err(error) if error.kind() != Kind::NoSpace => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says that frame and label are durable; said after their syncs, so that it is true whenever it is read.
+    fn vouch(&self, sequence: u64, snapshot: u64) -> Result<()> {
+        let mut w = Writer::default();
+        w.u64(sequence).u64(snapshot);
+        let checksum = self.identity.checksum(&w.0);
+        w.u64(checksum);
+        // Only saves the next process a sync.
+        match self.files.open(VOUCHED)?.write_at(0, &w.0) {
+            Err(error) if error.kind() != Kind::NoSpace => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The last frame and the label that are known to be durable.
+    fn vouched(&self) -> Result<(u64, u64)> {
+        let mut bytes = [0; 24];
+        let file = self.files.open(VOUCHED)?;
+        if file.read_at(0, &mut bytes)? < bytes.len() {
+            return Ok((0, 0));
+        }
+        let mut r = Reader(&bytes);
+        let said = (r.u64()?, r.u64()?);
+        Ok(if self.identity.checksum(&bytes[..16]) == r.u64()? { said } else { (0, 0) })
+    }
+
+    /// Reads the log from where this process stopped to its end. The commit lock is held.
+    fn read_on(&self, view: &mut View) -> Result<()> {
+        let label = find_label(&*self.files)?;
+        if label.snapshot != view.snapshot {
+            let stopped = view.stopped.take();
+            *view = View::load(&self.files, &self.identity, &label, &self.settings)?;
+            view.stopped = stopped;
+        }
+        let frames = read_frames(&*view.log, view.end, &self.identity, &view.tables, &self.settings)?;
+        let Some(last) = frames.last() else { return Ok(()) };
+        let last_sequence = last.sequence;
+        let unsure = last_sequence > self.vouched()?.0 && !self.settings.has(PlantedBug::TailShownEarly);
+        if unsure && self.writes {
+            let place = view.end + frames.iter().rev().skip(1).map(|frame| frame.bytes.len() as u64).sum::<u64>();
+            view.log.write_at(place, &last.bytes)?;
+            view.log.sync()?;
+            self.settle_label(view)?;
+            self.vouch(last_sequence, view.snapshot)?;
+        } else if unsure {
+            // Who may not write can still ask for what was written to be made durable.
+            view.log.sync()?;
+        }
+        let mut tables = Tables::clone(&view.tables);
+        for read in frames {
+            tables.apply(read.sequence, read.records).map_err(|e| e.context("the operations log"))?;
+            tables.chain = read.checksum;
+            view.end += read.bytes.len() as u64;
+        }
+        view.tables = Arc::new(tables);
+        Ok(())
+    }
+
+    /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it off.
+    fn snapshot(&self, view: &mut View, urgent: bool) -> Result<()> {
+        loop {
+            match self.try_snapshot(view) {
+                Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    // The log goes on in the space that was taken for it; what is half made makes room.
+                    for name in [snapshot_name(view.snapshot + 1), log_name(view.snapshot + 1)] {
+                        match self.files.remove(&name) {
+                            Err(error) if error.kind() != Kind::NotFound => return Err(error),
+                            _ => {}
+                        }
+                    }
+                    return Ok(());
+                }
+                Err(error) => {
+                    view.stopped = Some(error.clone());
+                    return Err(error);
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    fn try_snapshot(&self, view: &mut View) -> Result<()> {
+        let number = view.snapshot + 1;
+        write_snapshot(&*self.files, &self.identity, number, &view.tables)?;
+        let log = fresh(&*self.files, &log_name(number))?;
+        log.reserve(0, self.settings.log_ahead_bytes)?;
+        log.sync()?;
+        self.files.sync_names()?;
+        let label = Label { generation: view.generation + 1, snapshot: number, ..self.label.clone() };
+        let file = self.files.open(LABEL)?;
+        file.write_at(label.place(), &label.encode())?;
+        file.sync()?;
+        (view.generation, view.snapshot, view.log, view.end, view.label_sure) = (label.generation, number, log, 0, true);
+        for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
+            match self.files.remove(&name) {
+                Err(error) if error.kind() != Kind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a part of the reserve back to the file system; false when nothing is left of it.
+    pub(crate) fn spend_reserve(&self) -> Result<bool> {
+        let reserve = self.files.open(RESERVE)?;
+        let bytes = reserve.bytes()?;
+        if bytes == 0 {
+            return Ok(false);
+        }
+        reserve.set_bytes(bytes.saturating_sub(RESERVE_STEP))?;
+        reserve.sync()?;
+        Ok(true)
+    }
+
+    /// Takes the reserve again after collection; a disk that is still full gives what it has.
+    pub(crate) fn restore_reserve(&self, bytes: u64) -> Result<()> {
+        match fill(&*self.files.open(RESERVE)?, bytes) {
+            Err(error) if error.kind() != Kind::NoSpace => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes held back for deletion on a full disk.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn reserve_bytes(&self) -> Result<u64> {
+        self.files.open(RESERVE)?.bytes()
+    }
+
+    /// Removes the stream `name`; durable on return.
+    ///
+    /// # Errors
+    /// `NotFound`, and as for every change.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let decide = |tables: &Tables| match tables.streams.contains_key(name) {
+            true => Ok(vec![Record::Removed { name: name.to_owned() }]),
+            false => Err(no_stream(name)),
+        };
+        self.commit(true, decide).map(|_| ())
+    }
+
+    /// Gives a stream another name; durable on return.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `InvalidInput`, and as for every change.
+    pub fn rename(&self, from: &str, to: &str) -> Result<()> {
+        crate::tables::valid_name(to)?;
+        let decide = |tables: &Tables| {
+            if !tables.streams.contains_key(from) {
+                return Err(no_stream(from));
+            }
+            if tables.streams.contains_key(to) {
+                return Err(Error::new(Kind::Exists, format!("there is a stream '{to}' already")));
+            }
+            Ok(vec![Record::Renamed { from: from.to_owned(), to: to.to_owned() }])
+        };
+        self.commit(true, decide).map(|_| ())
+    }
+}
+
+/// The error for a name that is not in the catalogue.
+pub(crate) fn no_stream(name: &str) -> Error {
+    Error::new(Kind::NotFound, format!("there is no stream '{}'", name.escape_debug()))
+}
+
+/// The label that counts.
+///
+/// # Errors
+/// `NotFound` when there is no archive, `Corrupt`, `Unsupported`.
+pub fn find_label(files: &dyn Files) -> Result<Label> {
+    let file = files.open(LABEL).map_err(|e| if e.kind() == Kind::NotFound { Error::new(Kind::NotFound, "no archive") } else { e })?;
+    let look = |place: u64| -> Result<Found> {
+        let mut bytes = vec![0; LABEL_BYTES];
+        let n = file.read_at(place, &mut bytes)?;
+        Ok(Label::decode(&bytes[..n]))
+    };
+    choose(look(0)?, look(LABEL_BYTES as u64)?)
+}
+
+impl View {
+    fn load(files: &Arc<dyn Files>, identity: &Identity, label: &Label, settings: &Settings) -> Result<View> {
+        let open = |number| files.open(&log_name(number));
+        let tables = match read_snapshot(&**files, identity, label.snapshot) {
+            Ok(tables) => tables,
+            // The one before, and all of its log, say the same.
+            Err(error) if error.kind() == Kind::Corrupt && label.snapshot > 1 => {
+                let mut tables = read_snapshot(&**files, identity, label.snapshot - 1).map_err(|_| error.clone())?;
+                let old = open(label.snapshot - 1)?;
+                for read in read_frames(&*old, 0, identity, &tables, settings)? {
+                    tables.apply(read.sequence, read.records)?;
+                    tables.chain = read.checksum;
+                }
+                tables
+            }
+            Err(error) => return Err(error),
+        };
+        let log = open(label.snapshot)?;
+        Ok(View {
+            tables: Arc::new(tables),
+            generation: label.generation,
+            snapshot: label.snapshot,
+            log,
+            end: 0,
+            label_sure: false,
+            stopped: None,
+        })
+    }
+}
+
+struct ReadFrame {
+    sequence: u64,
+    checksum: u64,
+    records: Vec<Record>,
+    bytes: Vec<u8>,
+}
+
+/// The frames of a log from byte `from` on, which follow `tables`.
+fn read_frames(log: &dyn File, from: u64, identity: &Identity, tables: &Tables, settings: &Settings) -> Result<Vec<ReadFrame>> {
+    let length = log.bytes()?.saturating_sub(from);
+    let mut bytes = vec![0; usize::try_from(length).map_err(|_| corrupt("the operations log is too long"))?];
+    let n = log.read_at(from, &mut bytes)?;
+    bytes.truncate(n);
+    let (mut frames, mut at) = (Vec::new(), 0);
+    let (mut sequence, mut chain) = (tables.sequence, tables.chain);
+    while let Some((frame, before)) = frame::decode(identity, &bytes[at..], settings.has(PlantedBug::TornTailBelieved)) {
+        if frame.sequence != sequence + 1 || before != chain {
+            break;
+        }
+        let records = Record::decode_all(frame.payload)?;
+        (sequence, chain) = (frame.sequence, frame.checksum);
+        let end = (at + frame.bytes as usize).min(bytes.len());
+        let mut whole = bytes[at..end].to_vec();
+        whole.resize(frame.bytes as usize, 0);
+        frames.push(ReadFrame { sequence, checksum: chain, records, bytes: whole });
+        at = end;
+    }
+    for later in (at..bytes.len()).step_by(FRAME_ALIGN as usize) {
+        if frame::decode(identity, &bytes[later..], false).is_some_and(|(frame, _)| frame.sequence > sequence) {
+            return Err(corrupt(format!(
+                "the operations log is damaged behind change {sequence}: later changes are there, this one is not"
+            )));
+        }
+    }
+    Ok(frames)
+}
+
+/// An empty file of this name; what a crash left there is gone.
+pub(crate) fn fresh(files: &dyn Files, name: &str) -> Result<Arc<dyn File>> {
+    match files.create(name) {
+        Err(error) if error.kind() == Kind::Exists => {
+            files.remove(name)?;
+            files.create(name)
+        }
+        made => made,
+    }
+}
+
+fn write_snapshot(files: &dyn Files, identity: &Identity, number: u64, tables: &Tables) -> Result<()> {
+    let body = tables.encode();
+    let mut w = Writer(Vec::with_capacity(SNAPSHOT_HEADER_BYTES + body.len()));
+    w.raw(SNAPSHOT_MAGIC).u64(number).u64(body.len() as u64).u64(identity.checksum(&body));
+    let checksum = identity.checksum(&w.0);
+    w.u64(checksum).raw(&body);
+    let file = fresh(files, &snapshot_name(number))?;
+    file.write_at(0, &w.0)?;
+    file.sync()
+}
+
+fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64) -> Result<Tables> {
+    let damaged = |why: &str| corrupt(format!("snapshot {number}: {why}"));
+    let file = files.open(&snapshot_name(number)).map_err(|e| if e.kind() == Kind::NotFound { damaged("it is not there") } else { e })?;
+    let mut header = [0; SNAPSHOT_HEADER_BYTES];
+    if file.read_at(0, &mut header)? < SNAPSHOT_HEADER_BYTES {
+        return Err(damaged("it ends too early"));
+    }
+    let mut r = Reader(&header);
+    let (magic, found, length, sum) = (r.take(8)?, r.u64()?, r.u64()?, r.u64()?);
+    if magic != SNAPSHOT_MAGIC || found != number || r.u64()? != identity.checksum(&header[..SNAPSHOT_HEADER_BYTES - 8]) {
+        return Err(damaged("its header is damaged"));
+    }
+    if file.bytes()? < SNAPSHOT_HEADER_BYTES as u64 + length {
+        return Err(damaged("it ends too early"));
+    }
+    let mut body = vec![0; length as usize];
+    file.read_at(SNAPSHOT_HEADER_BYTES as u64, &mut body)?;
+    if identity.checksum(&body) != sum {
+        return Err(damaged("it fails its checksum"));
+    }
+    Tables::decode(&body).map_err(|e| e.context(format!("snapshot {number}")))
+}
+
+/// Writes `bytes` bytes that take space.
+fn fill(file: &dyn File, bytes: u64) -> Result<()> {
+    const STEP: usize = 1 << 20;
+    let noise: Vec<u8> = (0..STEP as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let mut at = file.bytes()?;
+    while at < bytes {
+        let n = STEP.min((bytes - at) as usize);
+        file.write_at(at, &noise[..n])?;
+        at += n as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! The container cache (dedupv1 3.2, after Zhu et al.): the fingerprints of containers that were found lately. Where one chunk of a container comes
+//! back, its neighbours do too.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use onefold_core::{Fingerprint, Result};
+
+use super::{Answer, Best, Filter, Known, Query, is_condemned};
+use crate::{
+    format::{Address, ContainerId, container::Metadata},
+    index::auxiliary::ByFingerprint,
+};
+
+/// Fingerprints of the containers read last.
+pub struct ContainerCache {
+    most: usize,
+    /// The containers' chunks that can be taken, by their addresses.
+    containers: HashMap<ContainerId, Vec<(Address, Fingerprint)>>,
+    /// The container that showed a fingerprint last, and the address in it.
+    by_fingerprint: ByFingerprint<(ContainerId, Address)>,
+    /// The oldest first; one that is used again stands at the end too.
+    order: VecDeque<ContainerId>,
+    uses: HashMap<ContainerId, u32>,
+}
+
+impl ContainerCache {
+    /// A cache for `most` containers.
+    #[must_use]
+    pub fn new(most: usize) -> ContainerCache {
+        ContainerCache {
+            most: most.max(1),
+            containers: HashMap::new(),
+            by_fingerprint: ByFingerprint::default(),
+            order: VecDeque::new(),
+            uses: HashMap::new(),
+        }
+    }
+
+    pub(super) fn holds(&self, container: ContainerId) -> bool {
+        self.containers.contains_key(&container)
+    }
+
+    pub(super) fn insert(&mut self, metadata: Metadata, condemned: &BTreeMap<ContainerId, Vec<u8>>, condemned_too: bool) {
+        while self.containers.len() >= self.most {
+            self.evict();
+        }
+        let id = metadata.id;
+        let bits = condemned.get(&id).filter(|_| !condemned_too);
+        let open = metadata.chunks.iter().enumerate().filter(|(n, _)| bits.is_none_or(|bits| !is_condemned(bits, *n)));
+        let chunks: Vec<(Address, Fingerprint)> = open.map(|(_, chunk)| (chunk.first, chunk.fingerprint)).collect();
+        for &(address, fingerprint) in &chunks {
+            self.by_fingerprint.insert(fingerprint, (id, address));
+        }
+        self.containers.insert(id, chunks);
+        self.touch(id);
+    }
+
+    fn touch(&mut self, id: ContainerId) {
+        if self.order.back() != Some(&id) {
+            self.order.push_back(id);
+            *self.uses.entry(id).or_default() += 1;
+        }
+        // What is used over and over leaves its old places behind.
+        while self.order.len() > 4 * self.most {
+            self.drop_oldest_use();
+        }
+    }
+
+    fn drop_oldest_use(&mut self) -> Option<ContainerId> {
+        let id = self.order.pop_front()?;
+        let uses = self.uses.get_mut(&id)?;
+        *uses -= 1;
+        if *uses > 0 {
+            return None;
+        }
+        self.uses.remove(&id);
+        for (_, fingerprint) in self.containers.remove(&id).unwrap_or_default() {
+            if self.by_fingerprint.get(&fingerprint).is_some_and(|(container, _)| *container == id) {
+                self.by_fingerprint.remove(&fingerprint);
+            }
+        }
+        Some(id)
+    }
+
+    fn evict(&mut self) {
+        while !self.order.is_empty() && self.drop_oldest_use().is_none() {}
+    }
+
+    /// True when the container shows the fingerprint at the address, and the chunk may be taken.
+    pub(super) fn shows(&self, home: ContainerId, fingerprint: &Fingerprint, address: Address) -> bool {
+        let Some(chunks) = self.containers.get(&home) else { return false };
+        chunks.binary_search_by_key(&address, |chunk| chunk.0).is_ok_and(|n| chunks[n].1 == *fingerprint)
+    }
+
+    fn find(&mut self, fingerprint: &Fingerprint) -> Option<Address> {
+        let &(container, address) = self.by_fingerprint.get(fingerprint)?;
+        self.touch(container);
+        Some(address)
+    }
+}
+
+/// The container cache as a filter.
+pub(super) struct CacheFilter;
+
+impl Filter for CacheFilter {
+    fn best(&self) -> Best {
+        Best::StrongMaybe
+    }
+
+    fn check(&mut self, query: &Query<'_>, known: &mut Known<'_>) -> Result<Answer> {
+        Ok(known.cache.find(&query.fingerprint).map_or(Answer::WeakMaybe, Answer::StrongMaybe))
+    }
+}

@@ -1,0 +1,308 @@
+//! The filter chain (dedupv1 3.2): is this chunk stored already?
+//!
+//! Each filter gives one of four answers, and the answer decides which filters are asked next:
+//!
+//! | answer | what is asked next |
+//! |---|---|
+//! | EXISTING | nothing more |
+//! | STRONG-MAYBE | only filters that can say EXISTING |
+//! | WEAK-MAYBE | all later filters |
+//! | NON-EXISTING | nothing more; the chunk is new |
+//!
+//! What turns out to be new is shown to all filters a second time, so that they learn it.
+//!
+//! The chain works on a batch of chunks. A filter that reads the disk is asked in rounds, for a few of those that are undecided, spread evenly; after each
+//! round the containers that were found are loaded into the container cache, and the filters before it are asked again: where chunks come back in
+//! their old order, one index read and one metadata read answer for a whole container.
+//!
+//! *Invariant:* no answer becomes a reference before the container's metadata shows the fingerprint at the address, unless this session made the
+//! container itself. A condemned chunk is no duplicate.
+
+mod bloom;
+mod byte_compare;
+mod chunk_index;
+pub mod container_cache;
+
+use std::sync::Arc;
+
+use onefold_core::{Fingerprint, Result};
+use parking_lot::Mutex;
+
+use self::{bloom::Bloom, byte_compare::ByteCompare, chunk_index::IndexFilter, container_cache::ContainerCache};
+use crate::{
+    archive::Archive,
+    format::{Address, container::Open},
+    index::{ChunkIndex, auxiliary::Auxiliary},
+    segments::Shelves,
+    settings::{FilterName, PlantedBug},
+    tables::Tables,
+};
+
+/// Chunks that are looked up together.
+pub const BATCH_CHUNKS: usize = 1024;
+
+/// Chunks that the first round asks of a filter that reads; each round asks twice as many.
+const FIRST_ROUND: usize = 8;
+
+/// What a filter says of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is there: these are its bytes.
+    Existing(Address),
+    /// A chunk of its fingerprint is there.
+    StrongMaybe(Address),
+    /// Nothing is known.
+    WeakMaybe,
+    /// It is not there.
+    NonExisting,
+}
+
+/// The best answer that a filter can give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Best {
+    /// Compares bytes.
+    Existing,
+    /// Compares fingerprints.
+    StrongMaybe,
+    /// Only rules out.
+    WeakMaybe,
+}
+
+/// A chunk that is looked up.
+pub struct Query<'a> {
+    /// Its fingerprint.
+    pub fingerprint: Fingerprint,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// What is known so far.
+    pub answer: Answer,
+    /// The answer was looked up in the container, or needs no look.
+    pub certain: bool,
+}
+
+/// What filters may look at.
+pub struct Known<'a> {
+    /// The archive as of the session's beginning.
+    pub tables: &'a Tables,
+    /// The chunk index.
+    pub index: &'a mut ChunkIndex,
+    /// Containers read lately.
+    pub cache: &'a mut ContainerCache,
+    /// The containers of this session that are not written yet, for their bytes.
+    pub unwritten: &'a [Arc<Open>],
+    pub(crate) archive: &'a Archive,
+    pub(crate) shelves: &'a Shelves,
+}
+
+/// A filter. The chain owns its order; a filter sees one chunk at a time.
+pub trait Filter: Send {
+    /// The best answer that it can give.
+    fn best(&self) -> Best;
+
+    /// True when an answer costs a read: it is asked for a few chunks at a time.
+    fn reads(&self) -> bool {
+        false
+    }
+
+    /// What it says of a chunk.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn check(&mut self, query: &Query<'_>, known: &mut Known<'_>) -> Result<Answer>;
+
+    /// A chunk turned out to be new, and is stored now.
+    fn learn(&mut self, _fingerprint: &Fingerprint, _address: Address) {}
+}
+
+/// Figures of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Chunks looked up.
+    pub chunks: u64,
+    /// Of them found in the auxiliary index, or earlier in their batch.
+    pub auxiliary: u64,
+    /// Duplicates.
+    pub duplicates: u64,
+    /// Index pages read.
+    pub page_reads: u64,
+    /// Metadata sections read.
+    pub metadata_reads: u64,
+    /// Hits that the container did not confirm.
+    pub stale: u64,
+}
+
+/// The chain of one session, and what its filters look at.
+pub struct Chain {
+    archive: Arc<Archive>,
+    tables: Arc<Tables>,
+    filters: Vec<Box<dyn Filter>>,
+    pub(crate) index: ChunkIndex,
+    cache: ContainerCache,
+    shelves: Arc<Shelves>,
+    pub(crate) auxiliary: Arc<Mutex<Auxiliary>>,
+    pub(crate) counts: Counts,
+}
+
+impl Chain {
+    pub(crate) fn new(
+        archive: Arc<Archive>,
+        tables: Arc<Tables>,
+        shelves: Arc<Shelves>,
+        auxiliary: Arc<Mutex<Auxiliary>>,
+    ) -> Result<Chain> {
+        let index = ChunkIndex::open(archive.clone(), &tables)?;
+        let bloom = archive.settings.filters.contains(&FilterName::Bloom);
+        let filters = archive.settings.filters.iter().map(|name| -> Box<dyn Filter> {
+            match name {
+                FilterName::ContainerCache => Box::new(container_cache::CacheFilter),
+                FilterName::Bloom => Box::new(Bloom),
+                FilterName::ChunkIndex => Box::new(IndexFilter { filtered: bloom }),
+                FilterName::ByteCompare => Box::new(ByteCompare::default()),
+            }
+        });
+        let filters = filters.collect();
+        let cache = ContainerCache::new(archive.settings.cached_containers);
+        Ok(Chain { archive, tables, filters, index, cache, shelves, auxiliary, counts: Counts::default() })
+    }
+
+    /// The figures so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts { page_reads: self.index.page_reads, ..self.counts }
+    }
+
+    /// The index was imported: looks at the new files from now on.
+    pub(crate) fn renew_index(&mut self, tables: &Tables) -> Result<()> {
+        let reads = self.index.page_reads;
+        self.index = ChunkIndex::open(self.archive.clone(), tables)?;
+        self.index.page_reads = reads;
+        Ok(())
+    }
+
+    /// Looks up a batch: the address of each duplicate. Later chunks of a batch may be duplicates of earlier ones: that is for the caller.
+    pub(crate) fn look_up(&mut self, queries: &mut [Query<'_>], unwritten: &[Arc<Open>]) -> Result<()> {
+        self.counts.chunks += queries.len() as u64;
+        self.ask_auxiliary(queries);
+        let compares = self.filters.iter().any(|filter| filter.best() == Best::Existing);
+        let mut round = FIRST_ROUND;
+        loop {
+            let undecided: Vec<usize> = (0..queries.len()).filter(|&n| is_undecided(&queries[n], compares)).collect();
+            if undecided.is_empty() {
+                break;
+            }
+            // The rest is asked again when the containers that these lie in are known.
+            let step = undecided.len().div_ceil(round).max(1);
+            for (place, &n) in undecided.iter().enumerate() {
+                self.ask(&mut queries[n], place % step == 0, unwritten)?;
+            }
+            round *= 2;
+        }
+        self.counts.duplicates += queries.iter().filter(|query| address_of(query.answer).is_some()).count() as u64;
+        Ok(())
+    }
+
+    fn ask_auxiliary(&mut self, queries: &mut [Query<'_>]) {
+        let auxiliary = self.auxiliary.lock();
+        for query in queries.iter_mut() {
+            if let Some((address, certain)) = auxiliary.find(&query.fingerprint) {
+                self.counts.auxiliary += 1;
+                query.answer = Answer::StrongMaybe(address);
+                query.certain = certain;
+            }
+        }
+    }
+
+    /// Asks the filters about one chunk; those that read only when it is its turn, and then to the end.
+    fn ask(&mut self, query: &mut Query<'_>, turn: bool, unwritten: &[Arc<Open>]) -> Result<()> {
+        let Chain { tables, filters, index, cache, shelves, archive, .. } = self;
+        let mut known = Known { tables, index, cache, unwritten, archive, shelves };
+        for filter in filters.iter_mut() {
+            match query.answer {
+                Answer::Existing(_) | Answer::NonExisting => break,
+                Answer::StrongMaybe(_) if filter.best() != Best::Existing => continue,
+                _ => {}
+            }
+            if filter.reads() && !turn {
+                return Ok(());
+            }
+            if address_of(query.answer).is_some() && !query.certain {
+                break;
+            }
+            match filter.check(query, &mut known)? {
+                // Nothing new.
+                Answer::WeakMaybe => {}
+                answer => (query.answer, query.certain) = (answer, answer == Answer::NonExisting),
+            }
+            if address_of(query.answer).is_some() && !query.certain {
+                Chain::confirm(query, &mut known, &self.auxiliary, &mut self.counts)?;
+            }
+        }
+        if address_of(query.answer).is_some() && !query.certain {
+            Chain::confirm(query, &mut known, &self.auxiliary, &mut self.counts)?;
+        }
+        if query.answer == Answer::WeakMaybe {
+            // Nobody knows it, and all were asked.
+            query.answer = Answer::NonExisting;
+        }
+        Ok(())
+    }
+
+    /// Looks into the container before a hit becomes a reference. This is the chain's last, artificial step too: it loads the container into the cache.
+    fn confirm(query: &mut Query<'_>, known: &mut Known<'_>, auxiliary: &Mutex<Auxiliary>, counts: &mut Counts) -> Result<()> {
+        let Some(address) = address_of(query.answer) else { return Ok(()) };
+        let own = auxiliary.lock().is_own(address.container);
+        let bugs = (known.archive.settings.has(PlantedBug::StaleHit), known.archive.settings.has(PlantedBug::CondemnedTaken));
+        if own || bugs.0 || known.confirms(&query.fingerprint, address, bugs.1, counts)? {
+            query.certain = true;
+        } else {
+            counts.stale += 1;
+            (query.answer, query.certain) = (Answer::NonExisting, true);
+        }
+        Ok(())
+    }
+
+    /// Tells all filters of a chunk that was stored.
+    pub(crate) fn learn(&mut self, fingerprint: &Fingerprint, address: Address) {
+        self.filters.iter_mut().for_each(|filter| filter.learn(fingerprint, address));
+    }
+}
+
+impl Known<'_> {
+    /// True when the chunk at `address` has this fingerprint, is there, and is not condemned.
+    fn confirms(&mut self, fingerprint: &Fingerprint, address: Address, condemned_too: bool, counts: &mut Counts) -> Result<bool> {
+        let Some(container) = self.tables.home(address.container) else { return Ok(false) };
+        let home = container.stored.id;
+        if !self.cache.holds(home) {
+            counts.metadata_reads += 1;
+            match self.shelves.metadata(container) {
+                Ok(metadata) => self.cache.insert(metadata, &self.tables.condemned, condemned_too),
+                Err(error) if error.kind() == onefold_core::Kind::Corrupt => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.cache.shows(home, fingerprint, address))
+    }
+}
+
+/// The address that an answer names.
+#[must_use]
+pub fn address_of(answer: Answer) -> Option<Address> {
+    match answer {
+        Answer::Existing(address) | Answer::StrongMaybe(address) => Some(address),
+        Answer::WeakMaybe | Answer::NonExisting => None,
+    }
+}
+
+fn is_undecided(query: &Query<'_>, compares: bool) -> bool {
+    match query.answer {
+        Answer::WeakMaybe => true,
+        Answer::StrongMaybe(_) => !query.certain || compares,
+        Answer::Existing(_) | Answer::NonExisting => false,
+    }
+}
+
+/// True when a bit of a condemned container's map is set.
+#[must_use]
+pub fn is_condemned(bits: &[u8], n: usize) -> bool {
+    bits.get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1)
+}

@@ -1,0 +1,432 @@
+//! The container (dedupv1 3.3): a header, metadata for each group and chunk, and the groups, which are compressed each by itself.
+//!
+//! Chunks stand in the order of their addresses, so that an address is found by halving. In a container that was filled by a put the address is
+//! this container and the slot; in one that collection merged, it is the one under which each chunk was stored first.
+
+use onefold_core::{Fingerprint, Result};
+
+use super::{
+    Address, ContainerId, Identity,
+    bytes::{Reader, Writer, corrupt},
+};
+use crate::{
+    memory::Spare,
+    settings::{Compression, GROUP_BYTES, SLOTS_MAX},
+};
+
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 128;
+/// Bytes of a group's entry.
+pub const GROUP_ENTRY_BYTES: usize = 24;
+/// Bytes of a chunk's entry.
+pub const CHUNK_ENTRY_BYTES: usize = 32;
+/// Metadata of the fullest container.
+pub const META_BYTES_MAX: usize = HEADER_BYTES + 256 * GROUP_ENTRY_BYTES + SLOTS_MAX * CHUNK_ENTRY_BYTES;
+/// Chunk bytes of the fullest container: its last chunk may be larger than what was left.
+pub const RAW_BYTES_MAX: usize = 8 << 20;
+
+const MAGIC: &[u8; 8] = b"ONEFCONT";
+
+/// What a container holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// Chunks of streams.
+    Data,
+    /// Pieces of recipes.
+    Recipes,
+}
+
+/// A group of chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its first byte, counted from the container's.
+    pub at: u32,
+    /// Bytes as stored.
+    pub stored: u32,
+    /// Bytes of its chunks.
+    pub raw: u32,
+    /// How it is compressed.
+    pub compression: Compression,
+    /// Of the bytes as stored.
+    pub checksum: u64,
+}
+
+/// A chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Its fingerprint.
+    pub fingerprint: Fingerprint,
+    /// Its address.
+    pub first: Address,
+    /// Its group.
+    pub group: u8,
+    /// Its first byte in the expanded group.
+    pub at: u32,
+    /// Its length.
+    pub bytes: u32,
+}
+
+/// The metadata section.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Metadata {
+    /// The container's number.
+    pub id: ContainerId,
+    /// The epoch of the archive in which it was made.
+    pub epoch: u32,
+    /// What it holds.
+    pub holds: Holds,
+    /// The groups, in the order of their bytes.
+    pub groups: Vec<Group>,
+    /// The chunks, in the order of their addresses.
+    pub chunks: Vec<Chunk>,
+    /// Bytes of header and metadata.
+    pub meta_bytes: u32,
+    /// Bytes of all.
+    pub bytes: u32,
+}
+
+/// A container while it is filled.
+#[derive(Clone, Debug)]
+pub struct Open {
+    /// Its number.
+    pub id: ContainerId,
+    /// What it holds.
+    pub holds: Holds,
+    chunks: Vec<Chunk>,
+    groups: Vec<u32>,
+    raw: Vec<u8>,
+}
+
+/// A container as it is written: metadata, then groups.
+pub struct Packed {
+    /// Its number.
+    pub id: ContainerId,
+    /// What it holds.
+    pub holds: Holds,
+    /// Header and metadata.
+    pub meta: Vec<u8>,
+    /// The groups.
+    pub body: Vec<u8>,
+    /// How many chunks.
+    pub chunks: u32,
+    /// Bytes of its chunks.
+    pub raw_bytes: u32,
+}
+
+impl Open {
+    /// An empty one.
+    #[must_use]
+    pub fn new(id: ContainerId, holds: Holds, capacity: usize) -> Open {
+        Open { id, holds, chunks: Vec::new(), groups: Vec::new(), raw: Vec::with_capacity(capacity) }
+    }
+
+    /// An empty one in memory that was used before.
+    pub(crate) fn over(id: ContainerId, holds: Holds, mut raw: Vec<u8>, capacity: usize) -> Open {
+        raw.clear();
+        raw.reserve(capacity);
+        Open { id, holds, chunks: Vec::new(), groups: Vec::new(), raw }
+    }
+
+    /// True when `bytes` more don't fit into `capacity` bytes. An empty one takes anything.
+    #[must_use]
+    pub fn is_full(&self, bytes: usize, capacity: usize) -> bool {
+        !self.chunks.is_empty()
+            && (self.raw.len() + bytes > capacity || self.chunks.len() == SLOTS_MAX || (self.groups.len() == 255 && self.closes(bytes)))
+    }
+
+    /// True when nothing is in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// True when `bytes` more begin a new group.
+    fn closes(&self, bytes: usize) -> bool {
+        self.groups.last().is_none_or(|&last| last > 0 && last as usize + bytes > GROUP_BYTES)
+    }
+
+    /// Adds a chunk under a new address.
+    pub fn push(&mut self, fingerprint: Fingerprint, bytes: &[u8]) -> Address {
+        let first = Address { container: self.id, slot: self.chunks.len() as u16 };
+        self.push_as(fingerprint, first, bytes);
+        first
+    }
+
+    /// Adds a chunk under the address that it has. Addresses must grow.
+    pub fn push_as(&mut self, fingerprint: Fingerprint, first: Address, bytes: &[u8]) {
+        if self.closes(bytes.len()) {
+            self.groups.push(0);
+        }
+        let group = self.groups.len() - 1;
+        let at = self.groups[group];
+        self.groups[group] += bytes.len() as u32;
+        self.chunks.push(Chunk { fingerprint, first, group: group as u8, at, bytes: bytes.len() as u32 });
+        self.raw.extend_from_slice(bytes);
+    }
+
+    /// The chunks so far.
+    #[must_use]
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// The bytes of the chunk in `slot`.
+    #[must_use]
+    pub fn bytes_of(&self, slot: u16) -> Option<&[u8]> {
+        let chunk = self.chunks.get(usize::from(slot))?;
+        let group: usize = self.groups[..usize::from(chunk.group)].iter().map(|&bytes| bytes as usize).sum();
+        self.raw.get(group + chunk.at as usize..)?.get(..chunk.bytes as usize)
+    }
+
+    /// Bytes of its chunks.
+    #[must_use]
+    pub fn raw_bytes(&self) -> usize {
+        self.raw.len()
+    }
+
+    /// Compresses the groups and makes the metadata. Takes what may be long: can be done on any thread.
+    #[must_use]
+    pub(crate) fn pack(self, identity: &Identity, epoch: u32, compression: Compression, packer: &mut Packer, spare: &Spare) -> Packed {
+        let Open { id, holds, chunks, groups: lengths, raw } = self;
+        let meta_bytes = HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
+        let mut groups = Vec::with_capacity(lengths.len());
+        let (mut body, mut from) = (if compression == Compression::None { Vec::new() } else { spare.take() }, 0);
+        body.clear();
+        for &length in &lengths {
+            let bytes = &raw[from..from + length as usize];
+            let at = if compression == Compression::None { from } else { body.len() };
+            let (stored, used) = match packer.compress(compression, bytes) {
+                Some(packed) => {
+                    body.extend_from_slice(packed);
+                    (packed, compression)
+                }
+                None if compression == Compression::None => (bytes, Compression::None),
+                None => {
+                    body.extend_from_slice(bytes);
+                    (bytes, Compression::None)
+                }
+            };
+            let checksum = identity.checksum(stored);
+            groups.push(Group { at: (meta_bytes + at) as u32, stored: stored.len() as u32, raw: length, compression: used, checksum });
+            from += length as usize;
+        }
+        let raw_bytes = raw.len() as u32;
+        if compression == Compression::None {
+            body = raw;
+        } else {
+            spare.give(raw);
+        }
+        let bytes = (meta_bytes + body.len()) as u32;
+        let count = chunks.len() as u32;
+        let meta = Metadata { id, epoch, holds, groups, chunks, meta_bytes: meta_bytes as u32, bytes }.encode(identity);
+        Packed { id, holds, meta, body, chunks: count, raw_bytes }
+    }
+}
+
+impl Packed {
+    /// Bytes of all.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.meta.len() + self.body.len()) as u64
+    }
+}
+
+impl Metadata {
+    fn encode(&self, identity: &Identity) -> Vec<u8> {
+        let mut w = Writer(Vec::with_capacity(self.meta_bytes as usize));
+        w.raw(MAGIC).raw(&identity.id).u64(self.id.0).u32(self.epoch);
+        // Shard 0 of one data shard, no parity.
+        w.u8(if self.holds == Holds::Data { 1 } else { 2 }).u8(0).u8(1).u8(0);
+        w.u32(self.chunks.len() as u32).u32(self.groups.len() as u32).u32(self.meta_bytes).u32(self.bytes);
+        w.0.resize(HEADER_BYTES - 8, 0);
+        w.u64(0);
+        for group in &self.groups {
+            w.u32(group.at).u32(group.stored).u32(group.raw).u8(group.compression.code()).raw(&[0; 3]).u64(group.checksum);
+        }
+        for chunk in &self.chunks {
+            w.raw(&chunk.fingerprint.0).raw(&chunk.first.container.0.to_le_bytes()[..5]).u16(chunk.first.slot).u8(chunk.group);
+            w.u32(chunk.at).u32(chunk.bytes);
+        }
+        let checksum = identity.checksum(&w.0);
+        w.0[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        w.0
+    }
+
+    /// Reads the metadata section of container `id` from its first `meta_bytes` bytes.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is another container or fails its checksum.
+    pub fn decode(identity: &Identity, id: ContainerId, bytes: &[u8]) -> Result<Metadata> {
+        let what = |why: &str| corrupt(format!("container {id}: {why}"));
+        let mut r = Reader(bytes);
+        if r.take(8).ok() != Some(MAGIC) || r.take(16).ok() != Some(&identity.id) {
+            return Err(what("no container of this archive is there"));
+        }
+        let found = r.u64()?;
+        if found != id.0 {
+            return Err(what(&format!("container {found} is in its place")));
+        }
+        let (epoch, holds, shard) = (r.u32()?, r.u8()?, [r.u8()?, r.u8()?, r.u8()?]);
+        let (chunks, groups, meta_bytes, all) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+        let needed = HEADER_BYTES as u64 + u64::from(groups) * GROUP_ENTRY_BYTES as u64 + u64::from(chunks) * CHUNK_ENTRY_BYTES as u64;
+        if u64::from(meta_bytes) != needed
+            || bytes.len() as u64 != needed
+            || shard != [0, 1, 0]
+            || groups > 256
+            || chunks > SLOTS_MAX as u32
+        {
+            return Err(what("its lengths can't be true"));
+        }
+        let mut copy = bytes.to_vec();
+        copy[HEADER_BYTES - 8..HEADER_BYTES].fill(0);
+        if identity.checksum(&copy).to_le_bytes() != bytes[HEADER_BYTES - 8..HEADER_BYTES] {
+            return Err(what("its metadata fails the checksum"));
+        }
+        let holds = match holds {
+            1 => Holds::Data,
+            2 => Holds::Recipes,
+            _ => return Err(what("it holds something unknown")),
+        };
+        let mut r = Reader(&bytes[HEADER_BYTES..]);
+        let mut read =
+            Metadata { id, epoch, holds, groups: Vec::new(), chunks: Vec::with_capacity(chunks as usize), meta_bytes, bytes: all };
+        for _ in 0..groups {
+            let (at, stored, raw, code) = (r.u32()?, r.u32()?, r.u32()?, r.u8()?);
+            r.take(3)?;
+            let compression = Compression::from_code(code).ok_or_else(|| what("a group has an unknown compression"))?;
+            let inside = at >= meta_bytes && at.checked_add(stored).is_some_and(|end| end <= all);
+            if !inside || raw as usize > RAW_BYTES_MAX || (compression == Compression::None && raw != stored) {
+                return Err(what("a group lies outside"));
+            }
+            read.groups.push(Group { at, stored, raw, compression, checksum: r.u64()? });
+        }
+        for _ in 0..chunks {
+            let fingerprint = Fingerprint(r.array()?);
+            let mut number = [0; 8];
+            number[..5].copy_from_slice(r.take(5)?);
+            let first = Address { container: ContainerId(u64::from_le_bytes(number)), slot: r.u16()? };
+            let chunk = Chunk { fingerprint, first, group: r.u8()?, at: r.u32()?, bytes: r.u32()? };
+            let group = read.groups.get(usize::from(chunk.group));
+            let inside = group.is_some_and(|group| chunk.at.checked_add(chunk.bytes).is_some_and(|end| end <= group.raw));
+            if !inside || read.chunks.last().is_some_and(|last: &Chunk| last.first >= first) {
+                return Err(what("a chunk lies outside"));
+            }
+            read.chunks.push(chunk);
+        }
+        Ok(read)
+    }
+
+    /// The chunk with this address.
+    #[must_use]
+    pub fn find(&self, address: Address) -> Option<&Chunk> {
+        // In most containers the slot is the place.
+        let guess = self.chunks.get(usize::from(address.slot)).filter(|chunk| chunk.first == address);
+        guess.or_else(|| self.chunks.binary_search_by_key(&address, |chunk| chunk.first).ok().map(|n| &self.chunks[n]))
+    }
+}
+
+/// Compresses and expands, with contexts that are made once.
+#[derive(Default)]
+pub struct Packer {
+    zstd: Option<zstd::bulk::Compressor<'static>>,
+    unzstd: Option<zstd::bulk::Decompressor<'static>>,
+    lz4: Option<lz4_flex::block::CompressTable>,
+    out: Vec<u8>,
+}
+
+/// Zstandard's level.
+const LEVEL: i32 = 1;
+
+impl Packer {
+    /// `bytes` compressed; `None` when that saves less than a thirty-second.
+    fn compress(&mut self, compression: Compression, bytes: &[u8]) -> Option<&[u8]> {
+        let n = match compression {
+            Compression::None => return None,
+            Compression::Lz4 => {
+                let table = self.lz4.get_or_insert_with(lz4_flex::block::CompressTable::default);
+                self.out.resize(lz4_flex::block::get_maximum_output_size(bytes.len()), 0);
+                lz4_flex::block::compress_into_with_table(bytes, &mut self.out, table).ok()?
+            }
+            Compression::Zstd => {
+                if self.zstd.is_none() {
+                    self.zstd = zstd::bulk::Compressor::new(LEVEL).ok();
+                }
+                self.out.resize(zstd::zstd_safe::compress_bound(bytes.len()), 0);
+                self.zstd.as_mut()?.compress_to_buffer(bytes, &mut self.out).ok()?
+            }
+        };
+        (n < bytes.len() - bytes.len() / 32).then(|| &self.out[..n])
+    }
+
+    /// Expands a group as stored into `into`, after a look at its checksum.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn expand(&mut self, identity: &Identity, group: &Group, stored: &[u8], into: &mut Vec<u8>) -> Result<()> {
+        if identity.checksum(stored) != group.checksum {
+            return Err(corrupt("a group of chunks fails its checksum"));
+        }
+        self.expand_unchecked(group, stored, into)
+    }
+
+    /// The same without the look.
+    pub(crate) fn expand_unchecked(&mut self, group: &Group, stored: &[u8], into: &mut Vec<u8>) -> Result<()> {
+        into.resize(group.raw as usize, 0);
+        let n = match group.compression {
+            Compression::None => {
+                into.copy_from_slice(stored);
+                stored.len()
+            }
+            Compression::Lz4 => lz4_flex::block::decompress_into(stored, into).map_err(|e| corrupt(format!("a group is damaged: {e}")))?,
+            Compression::Zstd => {
+                if self.unzstd.is_none() {
+                    let made = zstd::bulk::Decompressor::new();
+                    self.unzstd = Some(made.map_err(|e| onefold_core::Error::from_io("zstd can't be set up", e))?);
+                }
+                let Some(unzstd) = self.unzstd.as_mut() else { return Err(corrupt("zstd is not there")) };
+                unzstd.decompress_to_buffer(stored, &mut into[..]).map_err(|e| corrupt(format!("a group is damaged: {e}")))?
+            }
+        };
+        if n == group.raw as usize { Ok(()) } else { Err(corrupt(format!("a group expands to {n} bytes instead of {}", group.raw))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity::new([3; 16], &[4; 32])
+    }
+
+    #[test]
+    fn a_container_is_read_as_it_was_written() {
+        for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
+            let mut open = Open::new(ContainerId(77), Holds::Data, 0);
+            let chunk = |n: usize| (0..n * 700 + 1).map(|b| (b / 50 * n) as u8).collect::<Vec<u8>>();
+            for n in 0..90 {
+                let address = open.push(Fingerprint([n as u8; 16]), &chunk(n));
+                assert_eq!((address.container, address.slot), (ContainerId(77), n as u16));
+            }
+            assert_eq!(open.bytes_of(50), Some(&chunk(50)[..]));
+            let packed = open.pack(&identity(), 5, compression, &mut Packer::default(), &Spare::default());
+            let meta = Metadata::decode(&identity(), ContainerId(77), &packed.meta).unwrap();
+            let mut packer = Packer::default();
+            for n in 0..90 {
+                let found = meta.find(Address { container: ContainerId(77), slot: n as u16 }).unwrap();
+                let group = &meta.groups[usize::from(found.group)];
+                let at = (group.at - meta.meta_bytes) as usize;
+                let mut raw = Vec::new();
+                packer.expand(&identity(), group, &packed.body[at..at + group.stored as usize], &mut raw).unwrap();
+                assert_eq!(raw[found.at as usize..][..found.bytes as usize], chunk(n));
+            }
+            assert_eq!(u64::from(meta.bytes), packed.bytes());
+            assert!(Metadata::decode(&identity(), ContainerId(78), &packed.meta).is_err());
+            for at in (0..packed.meta.len()).step_by(7) {
+                let mut rotten = packed.meta.clone();
+                rotten[at] ^= 1;
+                assert!(Metadata::decode(&identity(), ContainerId(77), &rotten).is_err(), "byte {at}");
+            }
+        }
+    }
+}

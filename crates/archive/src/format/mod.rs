@@ -1,0 +1,69 @@
+//! The bytes of an archive: `docs/archive-format.md` has the tables.
+//!
+//! *Invariant:* a decoder takes hostile bytes and returns a typed value or `Corrupt`; it never panics and takes no memory that the bytes do not
+//! justify.
+
+pub(crate) mod bytes;
+pub mod container;
+pub mod frame;
+pub mod label;
+pub mod listing;
+pub mod recipe;
+pub mod record;
+
+use std::fmt;
+
+/// Number of a container, 40 bits; never given twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ContainerId(pub u64);
+
+impl ContainerId {
+    /// Numbers end here: 40 bits.
+    pub const END: u64 = 1 << 40;
+}
+
+impl fmt::Display for ContainerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for ContainerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContainerId({})", self.0)
+    }
+}
+
+/// Where a chunk was first stored. Valid for ever: the container table says where that container lies now.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Address {
+    /// The container.
+    pub container: ContainerId,
+    /// The place in it.
+    pub slot: u16,
+}
+
+/// What ties bytes to one archive: its id, and the key of its checksums.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// Of the archive.
+    pub id: [u8; 16],
+    /// Seeds the checksums.
+    pub key: u64,
+}
+
+impl Identity {
+    /// The identity of the archive with this id and secret.
+    #[must_use]
+    pub fn new(id: [u8; 16], secret: &[u8; 32]) -> Identity {
+        let mut seed = [0; 8];
+        seed.copy_from_slice(&id[..8]);
+        Identity { id, key: onefold_core::checksum::fast(u64::from_le_bytes(seed), secret) }
+    }
+
+    /// The checksum of `bytes`.
+    #[must_use]
+    pub fn checksum(&self, bytes: &[u8]) -> u64 {
+        onefold_core::checksum::fast(self.key, bytes)
+    }
+}

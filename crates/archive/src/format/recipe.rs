@@ -1,0 +1,253 @@
+//! Recipes (dedupv1 3.5): which chunks make a stream, with their fingerprints, so that what was lost can be told and healed.
+//!
+//! A recipe is parts one after the other, cut into pieces that are chunks of their own in containers of recipes. No part spans pieces.
+
+use onefold_core::{Fingerprint, Result};
+
+use super::{
+    Address, ContainerId,
+    bytes::{Reader, Writer, corrupt},
+};
+
+/// Bytes of a piece at most.
+pub const PIECE_BYTES: usize = 64 << 10;
+
+const RUN: u8 = 1;
+const ZEROES: u8 = 2;
+const END: u8 = 3;
+const RUN_HEADER_BYTES: usize = 14;
+
+/// A part of a recipe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Chunks of one container, slot after slot.
+    Run {
+        /// The address of the first.
+        first: Address,
+        /// Bytes of all.
+        bytes: u32,
+        /// Their fingerprints.
+        fingerprints: Vec<Fingerprint>,
+    },
+    /// So many zero bytes.
+    Zeroes(u64),
+    /// The end.
+    End(End),
+}
+
+/// What a recipe ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Bytes of content.
+    pub bytes: u64,
+    /// Chunks.
+    pub chunks: u64,
+    /// BLAKE3 of all fingerprints and runs of zeroes.
+    pub digest: [u8; 32],
+}
+
+/// What the digest is made of, and what is counted.
+#[derive(Clone, Default)]
+pub struct Summary {
+    hasher: blake3::Hasher,
+    bytes: u64,
+    chunks: u64,
+}
+
+impl Summary {
+    /// Takes a part in.
+    pub fn add(&mut self, part: &Part) {
+        match part {
+            Part::Run { bytes, fingerprints, .. } => {
+                fingerprints.iter().for_each(|fingerprint| {
+                    self.hasher.update(&fingerprint.0);
+                });
+                self.bytes += u64::from(*bytes);
+                self.chunks += fingerprints.len() as u64;
+            }
+            Part::Zeroes(bytes) => {
+                self.hasher.update(&bytes.to_le_bytes());
+                self.bytes += bytes;
+            }
+            Part::End(_) => {}
+        }
+    }
+
+    /// The end that belongs to the parts so far.
+    #[must_use]
+    pub fn end(&self) -> End {
+        End { bytes: self.bytes, chunks: self.chunks, digest: *self.hasher.finalize().as_bytes() }
+    }
+}
+
+/// Gathers chunks into parts, and parts into pieces.
+#[derive(Default)]
+pub struct RecipeWriter {
+    summary: Summary,
+    run: Option<(Address, u32, Vec<Fingerprint>)>,
+    zeroes: u64,
+    piece: Writer,
+}
+
+impl RecipeWriter {
+    /// The next chunk.
+    pub fn chunk(
+        &mut self,
+        address: Address,
+        fingerprint: Fingerprint,
+        bytes: u32,
+        full: &mut impl FnMut(Vec<u8>) -> Result<()>,
+    ) -> Result<()> {
+        if self.zeroes > 0 {
+            self.close(full)?;
+        }
+        if let Some((first, length, fingerprints)) = &mut self.run {
+            let next = usize::from(first.slot) + fingerprints.len();
+            let room = PIECE_BYTES.saturating_sub(self.piece.0.len() + RUN_HEADER_BYTES) / 16;
+            let follows = first.container == address.container && next == usize::from(address.slot) && fingerprints.len() < room;
+            if follows && length.checked_add(bytes).is_some() {
+                *length += bytes;
+                fingerprints.push(fingerprint);
+                return Ok(());
+            }
+            self.close(full)?;
+        }
+        self.run = Some((address, bytes, vec![fingerprint]));
+        Ok(())
+    }
+
+    /// The next run of zeroes; neighbours are one.
+    pub fn zeroes(&mut self, bytes: u64, full: &mut impl FnMut(Vec<u8>) -> Result<()>) -> Result<()> {
+        if self.run.is_some() {
+            self.close(full)?;
+        }
+        self.zeroes += bytes;
+        Ok(())
+    }
+
+    /// Bytes so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.summary.bytes + self.zeroes + self.run.as_ref().map_or(0, |run| u64::from(run.1))
+    }
+
+    /// Writes the end; gives what it says.
+    pub fn end(mut self, full: &mut impl FnMut(Vec<u8>) -> Result<()>) -> Result<End> {
+        self.close(full)?;
+        let end = self.summary.end();
+        self.part(&Part::End(end), full)?;
+        full(std::mem::take(&mut self.piece.0))?;
+        Ok(end)
+    }
+
+    fn close(&mut self, full: &mut impl FnMut(Vec<u8>) -> Result<()>) -> Result<()> {
+        if let Some((first, bytes, fingerprints)) = self.run.take() {
+            self.part(&Part::Run { first, bytes, fingerprints }, full)?;
+        }
+        if self.zeroes > 0 {
+            let zeroes = std::mem::take(&mut self.zeroes);
+            self.part(&Part::Zeroes(zeroes), full)?;
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, part: &Part, full: &mut impl FnMut(Vec<u8>) -> Result<()>) -> Result<()> {
+        self.summary.add(part);
+        let needed = match part {
+            Part::Run { fingerprints, .. } => RUN_HEADER_BYTES + 16 * fingerprints.len(),
+            Part::Zeroes(_) => 9,
+            Part::End(_) => 49,
+        };
+        if !self.piece.0.is_empty() && self.piece.0.len() + needed > PIECE_BYTES {
+            full(std::mem::take(&mut self.piece.0))?;
+        }
+        let w = &mut self.piece;
+        match part {
+            Part::Run { first, bytes, fingerprints } => {
+                w.u8(RUN).raw(&first.container.0.to_le_bytes()[..5]).u16(first.slot).u16(fingerprints.len() as u16).u32(*bytes);
+                fingerprints.iter().for_each(|fingerprint| {
+                    w.raw(&fingerprint.0);
+                });
+            }
+            Part::Zeroes(bytes) => {
+                w.u8(ZEROES).u64(*bytes);
+            }
+            Part::End(end) => {
+                w.u8(END).u64(end.bytes).u64(end.chunks).raw(&end.digest);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a piece.
+///
+/// # Errors
+/// `Corrupt`.
+pub fn parts(piece: &[u8]) -> Result<Vec<Part>> {
+    let mut r = Reader(piece);
+    let mut parts = Vec::new();
+    while !r.0.is_empty() {
+        parts.push(match r.u8()? {
+            RUN => {
+                let mut number = [0; 8];
+                number[..5].copy_from_slice(r.take(5)?);
+                let first = Address { container: ContainerId(u64::from_le_bytes(number)), slot: r.u16()? };
+                let (count, bytes) = (r.u16()?, r.u32()?);
+                if u32::from(first.slot) + u32::from(count) > 1 << 16 {
+                    return Err(corrupt("a run of chunks is too long"));
+                }
+                let (fingerprints, _) = r.take(16 * usize::from(count))?.as_chunks::<16>();
+                Part::Run { first, bytes, fingerprints: fingerprints.iter().map(|bytes| Fingerprint(*bytes)).collect() }
+            }
+            ZEROES => Part::Zeroes(r.u64()?),
+            END => Part::End(End { bytes: r.u64()?, chunks: r.u64()?, digest: r.array()? }),
+            other => return Err(corrupt(format!("a recipe has a part of unknown kind {other}"))),
+        });
+    }
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recipe_is_read_as_it_was_written() {
+        let mut writer = RecipeWriter::default();
+        let mut pieces = Vec::new();
+        let mut full = |piece: Vec<u8>| {
+            pieces.push(piece);
+            Ok(())
+        };
+        let mut expected = Vec::new();
+        for n in 0..20_000u64 {
+            let address = Address { container: ContainerId(n / 300), slot: (n % 300) as u16 };
+            if n % 700 == 0 {
+                writer.zeroes(n, &mut full).unwrap();
+                writer.zeroes(5, &mut full).unwrap();
+            }
+            let mut fingerprint = Fingerprint::default();
+            fingerprint.0[..8].copy_from_slice(&n.to_le_bytes());
+            writer.chunk(address, fingerprint, 1000, &mut full).unwrap();
+            expected.push((address, fingerprint));
+        }
+        assert_eq!(writer.bytes(), 20_000_000 + (0..20_000u64).filter(|n| n % 700 == 0).map(|n| n + 5).sum::<u64>());
+        let end = writer.end(&mut full).unwrap();
+        assert!(pieces.len() > 4 && pieces.iter().all(|piece| piece.len() <= PIECE_BYTES));
+        let (mut summary, mut found, mut ended) = (Summary::default(), Vec::new(), None);
+        for part in pieces.iter().flat_map(|piece| parts(piece).unwrap()) {
+            summary.add(&part);
+            match part {
+                Part::Run { first, fingerprints, .. } => {
+                    found.extend(fingerprints.into_iter().enumerate().map(|(n, f)| (Address { slot: first.slot + n as u16, ..first }, f)))
+                }
+                Part::Zeroes(_) => {}
+                Part::End(end) => ended = Some(end),
+            }
+        }
+        assert_eq!(found, expected);
+        assert_eq!(ended, Some(end));
+        assert_eq!(summary.end(), end);
+    }
+}

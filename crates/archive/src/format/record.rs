@@ -1,0 +1,414 @@
+//! Records: what changed, as the operations log says it (dedupv1 3.6).
+
+use onefold_core::Result;
+
+use super::{
+    ContainerId,
+    bytes::{Reader, Writer, corrupt},
+    container::Holds,
+};
+
+/// Who fills a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Owner {
+    /// The ingesting process.
+    Ingest,
+    /// Garbage collection.
+    Collector,
+}
+
+/// Where a container lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The segment.
+    pub segment: u32,
+    /// The first byte in it.
+    pub at: u64,
+    /// Bytes of all.
+    pub bytes: u32,
+    /// Bytes of header and metadata.
+    pub meta_bytes: u32,
+}
+
+/// A container as the log lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Its number.
+    pub id: ContainerId,
+    /// What it holds.
+    pub holds: Holds,
+    /// How many chunks.
+    pub chunks: u32,
+    /// Bytes of its chunks.
+    pub raw_bytes: u32,
+    /// Where it lies.
+    pub place: Place,
+}
+
+/// Pieces of a recipe that lie one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Their container.
+    pub container: ContainerId,
+    /// The first slot.
+    pub first: u16,
+    /// How many.
+    pub count: u16,
+}
+
+/// A file of the chunk index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexFile {
+    /// Its number.
+    pub number: u64,
+    /// Pages of entries.
+    pub pages: u32,
+    /// Pages of the Bloom filter behind them.
+    pub filter_pages: u32,
+    /// Entries.
+    pub entries: u64,
+}
+
+/// What a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Bytes.
+    Bytes,
+    /// A directory: the listing names what is in it, and the data is that of all files, one after the other.
+    Tree,
+}
+
+/// A stream in the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// What it is.
+    pub shape: Shape,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// Bytes of content.
+    pub bytes: u64,
+    /// Bytes that its containers added to the archive.
+    pub added: u64,
+    /// Chunks of content.
+    pub chunks: u64,
+    /// The recipe of its data.
+    pub recipe: Vec<Pieces>,
+    /// The recipe of a tree's listing.
+    pub listing: Vec<Pieces>,
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Ids from `first` on, and perhaps a segment, are given to somebody.
+    Reserved {
+        /// To whom.
+        owner: Owner,
+        /// The first id.
+        first: ContainerId,
+        /// How many.
+        count: u64,
+        /// A new segment's number.
+        segment: Option<u32>,
+    },
+    /// Containers that no recipe names yet.
+    Unfinished {
+        /// The containers.
+        containers: Vec<Stored>,
+        /// When, in seconds since 1970.
+        at: u64,
+    },
+    /// A stream is there, in place of one of the same name.
+    Put {
+        /// Its name.
+        name: String,
+        /// What is there.
+        stream: Stream,
+        /// Its last containers.
+        containers: Vec<Stored>,
+        /// Containers that were listed as unfinished before.
+        finished: Vec<ContainerId>,
+    },
+    /// A stream is gone.
+    Removed {
+        /// Its name.
+        name: String,
+    },
+    /// A stream has another name.
+    Renamed {
+        /// Its old name.
+        from: String,
+        /// Its new name, which was free.
+        to: String,
+    },
+    /// Containers that their put gave up.
+    Abandoned {
+        /// The containers.
+        containers: Vec<ContainerId>,
+    },
+    /// All containers that were logged up to a place are in the chunk index, which is these files.
+    Imported {
+        /// The files; the first is the index itself, the others are runs.
+        files: Vec<IndexFile>,
+        /// The sequence number.
+        upto: u64,
+    },
+    /// Usage counts have taken in the oldest differences.
+    Counted {
+        /// The number of the file.
+        file: u64,
+        /// How many differences.
+        differences: u64,
+        /// The place in the log up to which containers are in it.
+        upto: u64,
+    },
+    /// Chunks that nobody needs: no more duplicates of them. The epoch turns.
+    Condemned {
+        /// Where they lie, and a bit for each chunk of the container.
+        containers: Vec<(ContainerId, Vec<u8>)>,
+    },
+    /// Containers are gone, whose chunks were all condemned. Their places are to be freed.
+    Dropped {
+        /// The containers.
+        containers: Vec<ContainerId>,
+        /// Containers in which nothing is condemned any more.
+        spared: Vec<ContainerId>,
+    },
+    /// The live chunks of containers lie in a new one. Their old places are to be freed.
+    Merged {
+        /// The old ones.
+        from: Vec<ContainerId>,
+        /// The new one.
+        to: Stored,
+    },
+    /// Places were freed.
+    Freed {
+        /// The places.
+        places: Vec<Place>,
+    },
+    /// The epoch turns, so that readers of old places can be waited for.
+    Turned,
+}
+
+impl Place {
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.u32(self.segment).u64(self.at).u32(self.bytes).u32(self.meta_bytes);
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Place> {
+        let place = Place { segment: r.u32()?, at: r.u64()?, bytes: r.u32()?, meta_bytes: r.u32()? };
+        if place.meta_bytes > place.bytes || place.at > 1 << 48 {
+            return Err(corrupt("the place of a container can't be true"));
+        }
+        Ok(place)
+    }
+}
+
+impl Stored {
+    pub(crate) const BYTES: usize = 39;
+
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        // One data shard, no parity.
+        w.u64(self.id.0).u8(if self.holds == Holds::Data { 1 } else { 2 }).u8(1).u8(0).u32(self.chunks).u32(self.raw_bytes);
+        self.place.encode(w);
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Stored> {
+        let id = id(r)?;
+        let holds = match r.u8()? {
+            1 => Holds::Data,
+            2 => Holds::Recipes,
+            _ => return Err(corrupt("a container holds something unknown")),
+        };
+        if [r.u8()?, r.u8()?] != [1, 0] {
+            return Err(corrupt("a container has shards that this version does not know"));
+        }
+        Ok(Stored { id, holds, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? })
+    }
+}
+
+impl Stream {
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.u8(if self.shape == Shape::Bytes { 1 } else { 2 }).u64(self.created).u64(self.bytes).u64(self.added).u64(self.chunks);
+        pieces(w, &self.recipe);
+        pieces(w, &self.listing);
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Stream> {
+        let shape = match r.u8()? {
+            1 => Shape::Bytes,
+            2 => Shape::Tree,
+            _ => return Err(corrupt("a stream is something unknown")),
+        };
+        let (created, bytes, added, chunks) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
+        Ok(Stream { shape, created, bytes, added, chunks, recipe: pieces_of(r)?, listing: pieces_of(r)? })
+    }
+
+    /// Both recipes.
+    pub fn recipes(&self) -> impl Iterator<Item = &Vec<Pieces>> {
+        [&self.recipe, &self.listing].into_iter().filter(|recipe| !recipe.is_empty())
+    }
+}
+
+pub(crate) fn pieces(w: &mut Writer, all: &[Pieces]) {
+    w.u32(all.len() as u32);
+    for pieces in all {
+        w.u64(pieces.container.0).u16(pieces.first).u16(pieces.count);
+    }
+}
+
+pub(crate) fn pieces_of(r: &mut Reader<'_>) -> Result<Vec<Pieces>> {
+    let n = r.count(12)?;
+    (0..n).map(|_| Ok(Pieces { container: id(r)?, first: r.u16()?, count: r.u16()? })).collect()
+}
+
+pub(crate) fn id(r: &mut Reader<'_>) -> Result<ContainerId> {
+    let id = r.u64()?;
+    if id < ContainerId::END { Ok(ContainerId(id)) } else { Err(corrupt("a container's number is too large")) }
+}
+
+pub(crate) fn index_files(w: &mut Writer, files: &[IndexFile]) {
+    w.u32(files.len() as u32);
+    for file in files {
+        w.u64(file.number).u32(file.pages).u32(file.filter_pages).u64(file.entries);
+    }
+}
+
+pub(crate) fn index_files_of(r: &mut Reader<'_>) -> Result<Vec<IndexFile>> {
+    let n = r.count(24)?;
+    (0..n).map(|_| Ok(IndexFile { number: r.u64()?, pages: r.u32()?, filter_pages: r.u32()?, entries: r.u64()? })).collect()
+}
+
+fn ids(w: &mut Writer, all: &[ContainerId]) {
+    w.u32(all.len() as u32);
+    all.iter().for_each(|id| {
+        w.u64(id.0);
+    });
+}
+
+fn ids_of(r: &mut Reader<'_>) -> Result<Vec<ContainerId>> {
+    let n = r.count(8)?;
+    (0..n).map(|_| id(r)).collect()
+}
+
+fn stored(w: &mut Writer, all: &[Stored]) {
+    w.u32(all.len() as u32);
+    all.iter().for_each(|stored| stored.encode(w));
+}
+
+fn stored_of(r: &mut Reader<'_>) -> Result<Vec<Stored>> {
+    let n = r.count(Stored::BYTES)?;
+    (0..n).map(|_| Stored::decode(r)).collect()
+}
+
+impl Record {
+    /// The bytes of records that are appended together.
+    #[must_use]
+    pub fn encode_all(records: &[Record]) -> Vec<u8> {
+        let mut w = Writer::default();
+        records.iter().for_each(|record| record.encode(&mut w));
+        w.0
+    }
+
+    /// The records of a frame.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn decode_all(payload: &[u8]) -> Result<Vec<Record>> {
+        let mut r = Reader(payload);
+        let mut records = Vec::new();
+        while !r.0.is_empty() {
+            records.push(Record::decode(&mut r)?);
+        }
+        Ok(records)
+    }
+
+    fn encode(&self, w: &mut Writer) {
+        match self {
+            Record::Reserved { owner, first, count, segment } => {
+                w.u8(1).u8(if *owner == Owner::Ingest { 1 } else { 2 }).u64(first.0).u64(*count).u32(segment.map_or(0, |n| n + 1));
+            }
+            Record::Unfinished { containers, at } => {
+                w.u8(2).u64(*at);
+                stored(w, containers);
+            }
+            Record::Put { name, stream, containers, finished } => {
+                w.u8(3).bytes(name.as_bytes());
+                stream.encode(w);
+                stored(w, containers);
+                ids(w, finished);
+            }
+            Record::Removed { name } => {
+                w.u8(4).bytes(name.as_bytes());
+            }
+            Record::Renamed { from, to } => {
+                w.u8(5).bytes(from.as_bytes()).bytes(to.as_bytes());
+            }
+            Record::Abandoned { containers } => ids(w.u8(6), containers),
+            Record::Imported { files, upto } => {
+                index_files(w.u8(7), files);
+                w.u64(*upto);
+            }
+            Record::Counted { file, differences, upto } => {
+                w.u8(8).u64(*file).u64(*differences).u64(*upto);
+            }
+            Record::Condemned { containers } => {
+                w.u8(9).u32(containers.len() as u32);
+                containers.iter().for_each(|(id, bits)| {
+                    w.u64(id.0).bytes(bits);
+                });
+            }
+            Record::Dropped { containers, spared } => {
+                ids(w.u8(10), containers);
+                ids(w, spared);
+            }
+            Record::Merged { from, to } => {
+                ids(w.u8(11), from);
+                to.encode(w);
+            }
+            Record::Freed { places } => {
+                w.u8(12).u32(places.len() as u32);
+                places.iter().for_each(|place| place.encode(w));
+            }
+            Record::Turned => {
+                w.u8(13);
+            }
+        }
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Record> {
+        Ok(match r.u8()? {
+            1 => {
+                let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
+                Record::Reserved { owner, first: id(r)?, count: r.u64()?, segment: r.u32()?.checked_sub(1) }
+            }
+            2 => {
+                let at = r.u64()?;
+                Record::Unfinished { containers: stored_of(r)?, at }
+            }
+            3 => {
+                let name = r.text()?;
+                let stream = Stream::decode(r)?;
+                Record::Put { name, stream, containers: stored_of(r)?, finished: ids_of(r)? }
+            }
+            4 => Record::Removed { name: r.text()? },
+            5 => Record::Renamed { from: r.text()?, to: r.text()? },
+            6 => Record::Abandoned { containers: ids_of(r)? },
+            7 => Record::Imported { files: index_files_of(r)?, upto: r.u64()? },
+            8 => Record::Counted { file: r.u64()?, differences: r.u64()?, upto: r.u64()? },
+            9 => {
+                let n = r.count(12)?;
+                let containers = (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec())));
+                Record::Condemned { containers: containers.collect::<Result<_>>()? }
+            }
+            10 => Record::Dropped { containers: ids_of(r)?, spared: ids_of(r)? },
+            11 => Record::Merged { from: ids_of(r)?, to: Stored::decode(r)? },
+            12 => {
+                let n = r.count(20)?;
+                Record::Freed { places: (0..n).map(|_| Place::decode(r)).collect::<Result<_>>()? }
+            }
+            13 => Record::Turned,
+            other => return Err(corrupt(format!("a record of unknown kind {other}"))),
+        })
+    }
+}

@@ -1,0 +1,250 @@
+//! A stream on its way out: its recipe piece by piece, and the chunks that it names, group by group.
+//!
+//! Each group is verified by its checksum as it is read. A chunk's bytes are compared with its fingerprint when that is asked for; that the container shows
+//! the fingerprint of the recipe at the address is compared always.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use onefold_core::{Error, Fingerprint, Kind, Result};
+
+use crate::{
+    archive::{Archive, Stay, no_stream},
+    format::{
+        Address, ContainerId,
+        container::{Chunk, Metadata, Packer},
+        recipe::{Part, Summary, parts},
+        record::{Pieces, Stream},
+    },
+    segments::Shelves,
+    tables::{Container, Tables},
+};
+
+/// Expanded groups that are kept: 16 MiB.
+const GROUPS_KEPT: usize = 128;
+/// Containers whose metadata is kept.
+const METADATA_KEPT: usize = 128;
+/// Groups read together.
+const GROUPS_AT_ONCE: usize = 8;
+
+/// Reads chunks by their addresses.
+#[derive(Default)]
+pub struct ChunkReader {
+    metadata: HashMap<ContainerId, Arc<Metadata>>,
+    metadata_order: VecDeque<ContainerId>,
+    groups: HashMap<(ContainerId, u8), Vec<u8>>,
+    group_order: VecDeque<(ContainerId, u8)>,
+    packer: Packer,
+    stored: Vec<u8>,
+    one: Vec<u8>,
+}
+
+impl ChunkReader {
+    /// The bytes of one chunk.
+    pub(crate) fn chunk(&mut self, tables: &Tables, shelves: &Shelves, address: Address) -> Result<&[u8]> {
+        let mut one = std::mem::take(&mut self.one);
+        one.clear();
+        let read = self.run(tables, shelves, address, 1, &mut |_, bytes| {
+            one.extend_from_slice(bytes);
+            Ok(())
+        });
+        self.one = one;
+        read.map(|()| &self.one[..])
+    }
+
+    /// `count` chunks, slot after slot; `each` gets every one in order.
+    pub(crate) fn run(
+        &mut self,
+        tables: &Tables,
+        shelves: &Shelves,
+        first: Address,
+        count: usize,
+        each: &mut dyn FnMut(&Chunk, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let lost = |slot: usize| Error::new(Kind::Corrupt, format!("chunk {slot} of container {} is not there", first.container));
+        let container = tables.home(first.container).ok_or_else(|| lost(usize::from(first.slot)))?;
+        let metadata = self.metadata(shelves, container)?;
+        let at = metadata.chunks.binary_search_by_key(&first, |chunk| chunk.first).map_err(|_| lost(usize::from(first.slot)))?;
+        for n in 0..count {
+            let chunk = metadata
+                .chunks
+                .get(at + n)
+                .filter(|chunk| chunk.first.container == first.container && usize::from(chunk.first.slot) == usize::from(first.slot) + n);
+            let chunk = chunk.ok_or_else(|| lost(usize::from(first.slot) + n))?;
+            let key = (metadata.id, chunk.group);
+            if !self.groups.contains_key(&key) {
+                let last = metadata.chunks[(at + count - 1).min(metadata.chunks.len() - 1)].group;
+                self.load(shelves, container, &metadata, chunk.group, last)?;
+            }
+            let bytes = self.groups.get(&key).and_then(|group| group.get(chunk.at as usize..)?.get(..chunk.bytes as usize));
+            each(chunk, bytes.ok_or_else(|| lost(usize::from(first.slot) + n))?)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a chunk whatever they are: for a planted bug.
+    pub(crate) fn rotten(&mut self, shelves: &Shelves, container: &Container, metadata: &Metadata, n: usize) -> Result<Vec<u8>> {
+        let chunk = &metadata.chunks[n];
+        let group = &metadata.groups[usize::from(chunk.group)];
+        let (mut stored, mut raw) = (Vec::new(), Vec::new());
+        shelves.groups(&container.stored.place, std::slice::from_ref(group), &mut stored)?;
+        self.packer.expand_unchecked(group, &stored, &mut raw)?;
+        Ok(raw[chunk.at as usize..][..chunk.bytes as usize].to_vec())
+    }
+
+    fn metadata(&mut self, shelves: &Shelves, container: &Container) -> Result<Arc<Metadata>> {
+        let id = container.stored.id;
+        if let Some(metadata) = self.metadata.get(&id) {
+            return Ok(metadata.clone());
+        }
+        let metadata = Arc::new(shelves.metadata(container)?);
+        if self.metadata_order.len() == METADATA_KEPT
+            && let Some(old) = self.metadata_order.pop_front()
+        {
+            self.metadata.remove(&old);
+        }
+        self.metadata_order.push_back(id);
+        self.metadata.insert(id, metadata.clone());
+        Ok(metadata)
+    }
+
+    /// Reads group `first`, and those behind it up to `last` that are not there yet.
+    fn load(&mut self, shelves: &Shelves, container: &Container, metadata: &Metadata, first: u8, last: u8) -> Result<()> {
+        let id = metadata.id;
+        let wanted = (first..=last.max(first)).take(GROUPS_AT_ONCE).take_while(|&n| !self.groups.contains_key(&(id, n))).count();
+        let groups = &metadata.groups[usize::from(first)..usize::from(first) + wanted];
+        let mut stored = std::mem::take(&mut self.stored);
+        shelves.groups(&container.stored.place, groups, &mut stored)?;
+        let start = groups.first().map_or(0, |group| group.at);
+        for (n, group) in groups.iter().enumerate() {
+            let mut raw = self.room();
+            let at = (group.at - start) as usize;
+            let expanded = self.packer.expand(shelves.identity(), group, &stored[at..at + group.stored as usize], &mut raw);
+            expanded.map_err(|e| e.context(format!("container {id}")))?;
+            let key = (id, first + n as u8);
+            self.group_order.push_back(key);
+            self.groups.insert(key, raw);
+        }
+        self.stored = stored;
+        Ok(())
+    }
+
+    /// Memory for a group: that of the oldest, when there are enough.
+    fn room(&mut self) -> Vec<u8> {
+        if self.group_order.len() < GROUPS_KEPT {
+            return Vec::new();
+        }
+        self.group_order.pop_front().and_then(|old| self.groups.remove(&old)).unwrap_or_default()
+    }
+}
+
+/// What is verified while a stream is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// The checksum of each group.
+    Groups,
+    /// The fingerprint of each chunk too.
+    Chunks,
+}
+
+/// What comes out of a stream.
+pub enum Content<'a> {
+    /// Bytes.
+    Bytes(&'a [u8]),
+    /// So many zeroes.
+    Zeroes(u64),
+}
+
+/// Reads streams. What it reads stays where it is as long as this value lives.
+pub struct Reader {
+    archive: Arc<Archive>,
+    stay: Stay,
+    shelves: Shelves,
+    reader: ChunkReader,
+}
+
+impl Reader {
+    /// A reader of the archive as of now.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn new(archive: &Arc<Archive>) -> Result<Reader> {
+        let stay = archive.stay()?;
+        Ok(Reader { archive: archive.clone(), stay, shelves: Shelves::new(archive.clone()), reader: ChunkReader::default() })
+    }
+
+    /// The archive as of the beginning.
+    #[must_use]
+    pub fn tables(&self) -> &Arc<Tables> {
+        &self.stay.tables
+    }
+
+    /// A stream of the catalogue.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn stream(&self, name: &str) -> Result<Stream> {
+        self.stay.tables.streams.get(name).cloned().ok_or_else(|| no_stream(name))
+    }
+
+    /// The pieces of a recipe, one after the other.
+    ///
+    /// # Errors
+    /// `Corrupt`, and those of the system.
+    pub fn parts(&mut self, recipe: &[Pieces], each: &mut dyn FnMut(&mut Reader, Part) -> Result<()>) -> Result<()> {
+        let tables = self.stay.tables.clone();
+        let (mut summary, mut ended) = (Summary::default(), None);
+        for pieces in recipe {
+            for n in 0..pieces.count {
+                let address = Address { container: pieces.container, slot: pieces.first + n };
+                let piece = self.reader.chunk(&tables, &self.shelves, address)?.to_vec();
+                for part in parts(&piece)? {
+                    summary.add(&part);
+                    if let Part::End(end) = &part {
+                        ended = Some(*end);
+                    }
+                    each(self, part)?;
+                }
+            }
+        }
+        match ended {
+            Some(end) if end == summary.end() => Ok(()),
+            Some(_) => Err(Error::new(Kind::Corrupt, "the recipe does not add up")),
+            None => Err(Error::new(Kind::Corrupt, "the recipe has no end")),
+        }
+    }
+
+    /// All content of a recipe, in order.
+    ///
+    /// # Errors
+    /// `Corrupt` where data is damaged, and those of `each` and the system.
+    pub fn read(&mut self, recipe: &[Pieces], verify: Verify, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
+        self.parts(recipe, &mut |reader, part| match part {
+            Part::Run { first, fingerprints, .. } => reader.run(first, &fingerprints, verify, each),
+            Part::Zeroes(bytes) => each(Content::Zeroes(bytes)),
+            Part::End(_) => Ok(()),
+        })
+    }
+
+    fn run(
+        &mut self,
+        first: Address,
+        fingerprints: &[Fingerprint],
+        verify: Verify,
+        each: &mut dyn FnMut(Content<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (tables, printer) = (self.stay.tables.clone(), &self.archive.fingerprinter);
+        let mut expected = fingerprints.iter();
+        self.reader.run(&tables, &self.shelves, first, fingerprints.len(), &mut |chunk, bytes| {
+            let whole =
+                expected.next() == Some(&chunk.fingerprint) && (verify == Verify::Groups || printer.bytes(bytes) == chunk.fingerprint);
+            if !whole {
+                let message = format!("chunk {} of container {} is not the one that was stored", chunk.first.slot, chunk.first.container);
+                return Err(Error::new(Kind::Corrupt, message));
+            }
+            each(Content::Bytes(bytes))
+        })
+    }
+}

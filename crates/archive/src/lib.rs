@@ -1,0 +1,36 @@
+//! The archive engine: streams cut into chunks, each stored once, in containers (dedupv1), with garbage collection.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`cut`] | cutting streams into chunks |
+//! | [`chain`] | the filter chain: is this chunk stored already? |
+//! | [`index`] | the chunk index: the auxiliary index in memory, the paged hash table with its runs and filters on the disk |
+//! | [`put`] | a stream on its way in |
+//! | [`get`] | a stream on its way out |
+//! | [`collect`] | usage counts, condemning, merging, freeing |
+//! | [`check`] | is all there, and whole? |
+//! | [`archive`] | label, snapshot, operations log, locks |
+//! | [`tables`] | what the log says, applied |
+//! | [`segments`] | where containers are written and read |
+//! | [`format`](mod@format) | the bytes |
+//!
+//! *Invariant:* no file, clock or randomness but through the traits; no thread but in [`pipeline`]. A process may end at any point, as after a
+//! power cut, and what was acknowledged is there.
+
+pub mod archive;
+pub mod chain;
+pub mod check;
+pub mod collect;
+pub mod cut;
+pub mod format;
+pub mod get;
+pub mod index;
+mod memory;
+pub mod pipeline;
+pub mod put;
+mod segments;
+pub mod settings;
+pub mod tables;
+
+pub use archive::{Archive, Stay};
+pub use settings::{Chunking, Compression, FilterName, Format, PlantedBug, Settings};

@@ -1,0 +1,267 @@
+//! The stages of a put on threads: read, cut and fingerprint; look up and place; pack; write.
+//!
+//! Queues are bounded, so that memory is: a batch or a container each way. The first failure stops all stages. Containers are written in the order in
+//! which they are packed, which is of no account.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+    mpsc::{Receiver, SyncSender, sync_channel},
+};
+
+use onefold_core::{Error, Kind, Result};
+use parking_lot::Mutex;
+
+use crate::{
+    archive::Archive,
+    chain::Counts,
+    format::{
+        container::{Open, Packed, Packer},
+        recipe::End,
+        record::{Pieces, Shape, Stream},
+    },
+    index,
+    put::{self, Batch, Cutting, Ended, Imported, Session, Stower, Writing},
+    settings::Compression,
+};
+
+/// Batches and containers that wait between two stages.
+const QUEUE: usize = 2;
+
+/// How far a put is.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    /// Bytes read, holes included.
+    pub read: AtomicU64,
+    /// Bytes of new chunks.
+    pub new: AtomicU64,
+}
+
+/// What a put is asked to do.
+pub struct Request {
+    /// The stream's name.
+    pub name: String,
+    /// What it is.
+    pub shape: Shape,
+    /// Seconds since 1970.
+    pub now: u64,
+    /// Waits for another ingesting process.
+    pub wait: bool,
+}
+
+/// What a put did.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The stream as the catalogue has it.
+    pub stream: Stream,
+    /// Bytes of chunks that were new, before compression.
+    pub new_bytes: u64,
+    /// What the filters did.
+    pub counts: Counts,
+}
+
+enum Item {
+    Batch(Batch),
+    EndRecipe,
+}
+
+/// Where a source gives its bytes.
+pub struct Feeder<'a> {
+    archive: &'a Archive,
+    cutting: Cutting,
+    out: SyncSender<Item>,
+    gauge: &'a Gauge,
+}
+
+impl Feeder<'_> {
+    /// Lets `read` fill a buffer, which says how many bytes it was; `0` is the end.
+    ///
+    /// # Errors
+    /// Those of `read`, and `Stopped` when a later stage failed.
+    pub fn fill(&mut self, read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<usize> {
+        let n = read(self.cutting.room())?;
+        self.gauge.read.fetch_add(n as u64, Relaxed);
+        let batch = self.cutting.advance(n);
+        self.send(batch).map(|()| n)
+    }
+
+    /// Bytes from memory.
+    ///
+    /// # Errors
+    /// `Stopped` when a later stage failed.
+    pub fn bytes(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let n = self.fill(|room| {
+                let n = room.len().min(bytes.len());
+                room[..n].copy_from_slice(&bytes[..n]);
+                Ok(n)
+            })?;
+            bytes = &bytes[n..];
+        }
+        Ok(())
+    }
+
+    /// Zeroes that nobody has to read: a hole.
+    ///
+    /// # Errors
+    /// `Stopped` when a later stage failed.
+    pub fn zeroes(&mut self, bytes: u64) -> Result<()> {
+        self.gauge.read.fetch_add(bytes, Relaxed);
+        let batch = self.cutting.zeroes(bytes);
+        self.send(batch)
+    }
+
+    /// The next bytes begin a chunk: a file begins.
+    pub fn border(&mut self) {
+        self.cutting.border();
+    }
+
+    /// What follows is another recipe.
+    ///
+    /// # Errors
+    /// `Stopped` when a later stage failed.
+    pub fn end_recipe(&mut self) -> Result<()> {
+        let batch = self.cutting.end();
+        self.send(Some(batch))?;
+        self.out.send(Item::EndRecipe).map_err(|_| stopped())
+    }
+
+    fn send(&mut self, batch: Option<Batch>) -> Result<()> {
+        let Some(mut batch) = batch else { return Ok(()) };
+        batch.fingerprint(self.archive);
+        self.out.send(Item::Batch(batch)).map_err(|_| stopped())
+    }
+}
+
+/// Said by a stage whose successor is gone; the successor's reason is the one to tell.
+fn stopped() -> Error {
+    Error::new(Kind::Stopped, "a later stage of the put failed")
+}
+
+/// Stores what `source` gives as one stream, which is there, durably, when this returns.
+///
+/// # Errors
+/// Those of the source; `Busy`, `InvalidInput`, `NoSpace`, and those of the system.
+pub fn put(
+    archive: &Arc<Archive>,
+    request: Request,
+    gauge: &Gauge,
+    source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
+) -> Result<Report> {
+    crate::tables::valid_name(&request.name)?;
+    let mut session = Session::begin(archive, request.wait)?;
+    let mut stower = Stower::new(&session, request.now);
+    let imported: Imported = Arc::default();
+    let recipes = run(archive, &mut session, &mut stower, &imported, gauge, source);
+    let done = recipes.and_then(|mut recipes| {
+        if recipes.is_empty() {
+            return Err(Error::new(Kind::InvalidInput, "the stream has no recipe"));
+        }
+        let data = recipes.remove(0);
+        let listing = recipes.pop().map(|(pieces, _)| pieces).unwrap_or_default();
+        stower.commit(Ended { name: request.name, shape: request.shape, created: request.now, data, listing })
+    });
+    match done {
+        Ok(stream) => {
+            stower.close()?;
+            index::import(archive, &session.auxiliary, false)?;
+            Ok(Report { stream, new_bytes: session.new_bytes, counts: session.counts() })
+        }
+        Err(error) => {
+            if error.kind() == Kind::NoSpace {
+                stower.abandon();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Runs all stages to the end of the source; gives the recipes.
+fn run(
+    archive: &Arc<Archive>,
+    session: &mut Session,
+    stower: &mut Stower,
+    imported: &Imported,
+    gauge: &Gauge,
+    source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
+) -> Result<Vec<(Vec<Pieces>, End)>> {
+    let (items_in, items) = sync_channel(QUEUE);
+    let (opens_in, opens) = sync_channel::<Open>(QUEUE);
+    let (packed_in, packed) = sync_channel::<Packed>(QUEUE);
+    let opens = Arc::new(Mutex::new(opens));
+    let auxiliary = session.auxiliary.clone();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(move || {
+            let cutting = Cutting::new(archive.label().chunking);
+            let mut feeder = Feeder { archive, cutting, out: items_in, gauge };
+            source(&mut feeder)?;
+            feeder.end_recipe()
+        });
+        // What is not compressed is packed by one thread as fast as by two.
+        let packers = if archive.label().compression == Compression::None { 1 } else { 2 };
+        for _ in 0..packers {
+            let (opens, packed_in) = (opens.clone(), packed_in.clone());
+            scope.spawn(move || pack(archive, &opens, &packed_in));
+        }
+        drop((opens, packed_in));
+        let writing = scope.spawn(move || {
+            for packed in packed {
+                stower.write(&packed)?;
+                archive.spare.give(packed.body);
+                let full = auxiliary.lock().listed_len() > archive.settings.auxiliary_entries;
+                if full && imported.lock().is_none() {
+                    let made = index::import(archive, &auxiliary, true)?;
+                    *imported.lock() = made;
+                }
+            }
+            Ok(())
+        });
+        let placed = place(session, items, &opens_in, imported, gauge);
+        drop(opens_in);
+        let (read, written) = (joined(reading.join()), joined(writing.join()));
+        // A stage that only says that its successor is gone does not know the reason.
+        let told = |result: &Result<()>| result.as_ref().err().is_some_and(|error| error.kind() != Kind::Stopped);
+        match (told(&written), told(&read)) {
+            (true, _) => written.map(|()| Vec::new()),
+            (_, true) => read.map(|()| Vec::new()),
+            _ => written.and(read).and(placed),
+        }
+    })
+}
+
+fn joined(result: std::thread::Result<Result<()>>) -> Result<()> {
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn pack(archive: &Archive, opens: &Mutex<Receiver<Open>>, out: &SyncSender<Packed>) {
+    let mut packer = Packer::default();
+    loop {
+        let Ok(open) = opens.lock().recv() else { return };
+        if out.send(put::pack(archive, open, &mut packer)).is_err() {
+            return;
+        }
+    }
+}
+
+fn place(
+    session: &mut Session,
+    items: Receiver<Item>,
+    out: &SyncSender<Open>,
+    imported: &Imported,
+    gauge: &Gauge,
+) -> Result<Vec<(Vec<Pieces>, End)>> {
+    let mut sink = |open| out.send(open).map_err(|_| stopped());
+    let (mut recipes, mut writing) = (Vec::new(), Writing::default());
+    for item in items {
+        match item {
+            Item::Batch(batch) => {
+                session.take(&batch, &mut writing, &mut sink)?;
+                gauge.new.store(session.new_bytes, Relaxed);
+                session.renew(imported)?;
+            }
+            Item::EndRecipe => recipes.push(session.end_recipe(std::mem::take(&mut writing), &mut sink)?),
+        }
+    }
+    session.seal(&mut sink)?;
+    Ok(recipes)
+}

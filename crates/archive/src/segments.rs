@@ -1,0 +1,235 @@
+//! Segment files: where containers are written and read.
+//!
+//! *Crash argument:* a container's id comes from a range that is recorded before it is used, and the name of its segment is durable before the
+//! container is listed. What a crash leaves behind the last listed container of a segment is overwritten by the next one.
+
+use std::{collections::HashMap, sync::Arc};
+
+use onefold_core::{Error, File, Kind, Result};
+use parking_lot::Mutex;
+
+use crate::{
+    archive::{Archive, segment_name},
+    format::{
+        ContainerId, Identity,
+        container::{Group, META_BYTES_MAX, Metadata, Packed},
+        record::{Owner, Place, Record, Stored},
+    },
+    settings::{ID_RANGE, PlantedBug},
+    tables::{Container, PLACE_ALIGN, Tables, taken},
+};
+
+/// Gives container ids to one owner.
+pub(crate) struct Ids {
+    archive: Arc<Archive>,
+    owner: Owner,
+    next: u64,
+    end: u64,
+}
+
+impl Ids {
+    pub(crate) fn new(archive: Arc<Archive>, owner: Owner) -> Ids {
+        Ids { archive, owner, next: 0, end: 0 }
+    }
+
+    /// The next id; now and then a range is recorded for it.
+    pub(crate) fn next(&mut self) -> Result<ContainerId> {
+        if self.next == self.end {
+            self.take_range()?;
+        }
+        self.next += 1;
+        Ok(ContainerId(self.next - 1))
+    }
+
+    fn take_range(&mut self) -> Result<()> {
+        let mut first = 0;
+        let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
+        let unsafe_range = self.archive.settings.has(PlantedBug::IdTwice);
+        self.archive.commit(self.owner == Owner::Collector, |tables| {
+            first = tables.next_id;
+            if first + ID_RANGE > ContainerId::END {
+                return Err(Error::new(Kind::NoSpace, "the archive has no container numbers left"));
+            }
+            // The first range brings the first segment along.
+            let room = last_segment(tables, owner).is_some_and(|(_, end)| end < segment_bytes);
+            let segment = (!room).then_some(tables.next_segment);
+            let count = if unsafe_range { 0 } else { ID_RANGE };
+            Ok(vec![Record::Reserved { owner, first: ContainerId(first), count, segment }])
+        })?;
+        (self.next, self.end) = (first, first + ID_RANGE);
+        Ok(())
+    }
+}
+
+/// The segment that this owner appends to, and where.
+fn last_segment(tables: &Tables, owner: Owner) -> Option<(u32, u64)> {
+    tables.segments.iter().rev().find(|(_, segment)| segment.owner == owner).map(|(&n, segment)| (n, segment.end))
+}
+
+/// Appends containers to the segments of one owner. There is one for each owner at a time.
+pub(crate) struct Appender {
+    archive: Arc<Archive>,
+    owner: Owner,
+    open: Option<OpenSegment>,
+    /// Segments with containers that are not durable.
+    unsynced: Vec<Arc<dyn File>>,
+}
+
+struct OpenSegment {
+    number: u32,
+    file: Arc<dyn File>,
+    end: u64,
+    /// Space is taken up to here.
+    taken: u64,
+}
+
+impl Appender {
+    pub(crate) fn new(archive: Arc<Archive>, owner: Owner) -> Appender {
+        Appender { archive, owner, open: None, unsynced: Vec::new() }
+    }
+
+    /// True when the container begins another segment. What was written to the one before must be listed first: a segment that holds nothing listed, and
+    /// is not its owner's last, counts as empty.
+    pub(crate) fn turns(&self, packed: &Packed) -> bool {
+        let needed = packed.bytes().next_multiple_of(PLACE_ALIGN);
+        self.open.as_ref().is_none_or(|open| open.end > 0 && open.end + needed > self.archive.label().segment_bytes)
+    }
+
+    /// Writes a container; durable after [`sync`](Self::sync).
+    pub(crate) fn write(&mut self, packed: &Packed) -> Result<Stored> {
+        let bytes = packed.bytes();
+        let needed = bytes.next_multiple_of(PLACE_ALIGN);
+        if self.turns(packed) {
+            self.next_segment(needed)?;
+        }
+        let Some(open) = &mut self.open else { return Err(Error::new(Kind::Stopped, "no segment is open")) };
+        if open.end + needed > open.taken {
+            let ahead = needed.max(self.archive.settings.ahead_bytes);
+            open.file.reserve(open.end, ahead)?;
+            open.taken = open.end + ahead;
+        }
+        let place = Place { segment: open.number, at: open.end, bytes: bytes as u32, meta_bytes: packed.meta.len() as u32 };
+        open.file.write_at(open.end, &packed.meta)?;
+        open.file.write_at(open.end + packed.meta.len() as u64, &packed.body)?;
+        open.end += needed;
+        if self.unsynced.last().is_none_or(|file| !Arc::ptr_eq(file, &open.file)) {
+            self.unsynced.push(open.file.clone());
+        }
+        Ok(Stored { id: packed.id, holds: packed.holds, chunks: packed.chunks, raw_bytes: packed.raw_bytes, place })
+    }
+
+    /// Makes all containers that were written durable.
+    pub(crate) fn sync(&mut self) -> Result<()> {
+        if !self.archive.settings.has(PlantedBug::RecordBeforeContainers) {
+            self.unsynced.iter().try_for_each(|file| file.sync())?;
+        }
+        self.unsynced.clear();
+        Ok(())
+    }
+
+    /// Gives space back that was taken ahead.
+    pub(crate) fn trim(&mut self) -> Result<()> {
+        match self.open.take() {
+            Some(open) if open.taken > open.end => open.file.punch(open.end, open.taken - open.end),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives back what was written behind the last listed container.
+    pub(crate) fn give_back(&mut self) -> Result<()> {
+        self.unsynced.clear();
+        let Some(open) = self.open.take() else { return Ok(()) };
+        let end = self.archive.refresh()?.segments.get(&open.number).map_or(0, |segment| segment.end);
+        open.file.set_bytes(end)
+    }
+
+    fn next_segment(&mut self, needed: u64) -> Result<()> {
+        let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
+        let mut chosen = None;
+        let first = self.open.is_none();
+        self.trim()?;
+        self.archive.commit(owner == Owner::Collector, |tables| {
+            // The last one goes on when a process begins, and only then: this process has filled it.
+            chosen = last_segment(tables, owner).filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
+            if chosen.is_some() {
+                return Ok(Vec::new());
+            }
+            chosen = Some((tables.next_segment, 0));
+            Ok(vec![Record::Reserved { owner, first: ContainerId(tables.next_id), count: 0, segment: Some(tables.next_segment) }])
+        })?;
+        let Some((number, end)) = chosen else { return Err(Error::new(Kind::Stopped, "no segment was chosen")) };
+        let name = segment_name(number);
+        let file = match self.archive.files.open(&name) {
+            Err(error) if error.kind() == Kind::NotFound => self.archive.files.create(&name)?,
+            opened => opened?,
+        };
+        // Also when it was there: who made it may have been killed before its name was durable.
+        if !self.archive.settings.has(PlantedBug::SegmentUnnamed) {
+            self.archive.files.sync_names()?;
+        }
+        self.open = Some(OpenSegment { number, file, end, taken: end });
+        Ok(())
+    }
+}
+
+/// Reads containers.
+pub(crate) struct Shelves {
+    archive: Arc<Archive>,
+    open: Mutex<HashMap<u32, Arc<dyn File>>>,
+}
+
+impl Shelves {
+    pub(crate) fn new(archive: Arc<Archive>) -> Shelves {
+        Shelves { archive, open: Mutex::default() }
+    }
+
+    fn file(&self, segment: u32) -> Result<Arc<dyn File>> {
+        let mut open = self.open.lock();
+        if let Some(file) = open.get(&segment) {
+            return Ok(file.clone());
+        }
+        let file = self.archive.files.open(&segment_name(segment)).map_err(|error| match error.kind() {
+            Kind::NotFound => Error::new(Kind::Corrupt, format!("segment {segment} is not there")),
+            _ => error,
+        })?;
+        open.insert(segment, file.clone());
+        Ok(file)
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.archive.identity
+    }
+
+    /// The metadata of a container.
+    pub(crate) fn metadata(&self, container: &Container) -> Result<Metadata> {
+        let stored = &container.stored;
+        if stored.place.meta_bytes as usize > META_BYTES_MAX {
+            return Err(Error::new(Kind::Corrupt, format!("container {}: its metadata can't be so long", stored.id)));
+        }
+        let mut bytes = vec![0; stored.place.meta_bytes as usize];
+        let n = self.file(stored.place.segment)?.read_at(stored.place.at, &mut bytes)?;
+        Metadata::decode(&self.archive.identity, stored.id, &bytes[..n])
+    }
+
+    /// Neighbouring groups of a container as stored, in one read.
+    pub(crate) fn groups(&self, place: &Place, groups: &[Group], into: &mut Vec<u8>) -> Result<()> {
+        let (Some(first), Some(last)) = (groups.first(), groups.last()) else { return Ok(()) };
+        let bytes = (last.at + last.stored).saturating_sub(first.at) as usize;
+        into.resize(bytes, 0);
+        let n = self.file(place.segment)?.read_at(place.at + u64::from(first.at), into)?;
+        if n < bytes {
+            return Err(Error::new(Kind::Corrupt, format!("segment {} ends too early", place.segment)));
+        }
+        Ok(())
+    }
+
+    /// Frees the space of a place.
+    pub(crate) fn free(&self, place: &Place) -> Result<()> {
+        match self.file(place.segment) {
+            Ok(file) => file.punch(place.at, taken(place)),
+            // Removed by a collector that was killed before it could say so.
+            Err(error) if error.kind() == Kind::Corrupt => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

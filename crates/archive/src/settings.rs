@@ -1,0 +1,311 @@
+//! What an archive is made with, what is chosen when it is opened, and the limits that are fixed.
+
+use std::{fmt, str::FromStr};
+
+use onefold_core::{Error, Kind};
+
+/// How streams are cut into chunks; the sizes are means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunking {
+    /// Pieces of one size.
+    Static(u32),
+    /// Rabin's fingerprint of a 48-byte window (dedupv1 3.1).
+    Rabin(u32),
+    /// FastCDC.
+    FastCdc(u32),
+}
+
+/// Mean sizes that can be asked for: powers of two between these.
+const MEAN: std::ops::RangeInclusive<u32> = 1 << 10..=1 << 18;
+
+impl Chunking {
+    /// The mean.
+    #[must_use]
+    pub fn mean(self) -> usize {
+        let (_, mean) = self.code();
+        mean as usize
+    }
+
+    /// The smallest chunk, but for the last of a file.
+    #[must_use]
+    pub fn least(self) -> usize {
+        self.mean() / 4
+    }
+
+    /// The largest chunk.
+    #[must_use]
+    pub fn most(self) -> usize {
+        match self {
+            Chunking::Static(size) => size as usize,
+            _ => self.mean() * 8,
+        }
+    }
+
+    pub(crate) fn code(self) -> (u8, u32) {
+        match self {
+            Chunking::Static(mean) => (1, mean),
+            Chunking::Rabin(mean) => (2, mean),
+            Chunking::FastCdc(mean) => (3, mean),
+        }
+    }
+
+    pub(crate) fn from_code(kind: u8, mean: u32) -> Option<Chunking> {
+        if !MEAN.contains(&mean) || !mean.is_power_of_two() {
+            return None;
+        }
+        match kind {
+            1 => Some(Chunking::Static(mean)),
+            2 => Some(Chunking::Rabin(mean)),
+            3 => Some(Chunking::FastCdc(mean)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Chunking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, mean) = self.code();
+        write!(f, "{}:{}K", ["", "static", "rabin", "fastcdc"][usize::from(kind)], mean / 1024)
+    }
+}
+
+impl FromStr for Chunking {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Chunking, Error> {
+        let wrong =
+            || Error::new(Kind::InvalidInput, "a chunking is fastcdc:8K, rabin:8K or static:4K, with a power of two from 1K to 256K");
+        let (name, size) = text.split_once(':').ok_or_else(wrong)?;
+        let kind = match name {
+            "static" => 1,
+            "rabin" => 2,
+            "fastcdc" => 3,
+            _ => return Err(wrong()),
+        };
+        let size: u32 = size.strip_suffix(['K', 'k']).and_then(|size| size.parse().ok()).ok_or_else(wrong)?;
+        Chunking::from_code(kind, size.saturating_mul(1024)).ok_or_else(wrong)
+    }
+}
+
+/// How the groups of a container are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// As they are.
+    None,
+    /// LZ4.
+    Lz4,
+    /// Zstandard, level 1.
+    Zstd,
+}
+
+impl Compression {
+    pub(crate) fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Compression> {
+        [Compression::None, Compression::Lz4, Compression::Zstd].into_iter().find(|compression| compression.code() == code)
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(["none", "lz4", "zstd"][usize::from(self.code())])
+    }
+}
+
+impl FromStr for Compression {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Compression, Error> {
+        let all = [Compression::None, Compression::Lz4, Compression::Zstd];
+        let found = all.into_iter().find(|compression| compression.to_string() == text);
+        found.ok_or_else(|| Error::new(Kind::InvalidInput, "a compression is zstd, lz4 or none"))
+    }
+}
+
+/// How an archive is made.
+#[derive(Clone, Debug)]
+pub struct Format {
+    /// Its id, drawn by chance.
+    pub id: [u8; 16],
+    /// Its secret, drawn by chance.
+    pub secret: [u8; 32],
+    /// The id of its directory, drawn by chance.
+    pub node: [u8; 16],
+    /// How streams are cut.
+    pub chunking: Chunking,
+    /// How containers are compressed.
+    pub compression: Compression,
+    /// Bytes of a segment file; 1 GiB unless a simulation wants less.
+    pub segment_bytes: u64,
+    /// Bytes written once and held back for deletion on a full disk.
+    pub reserve_bytes: u64,
+}
+
+impl Format {
+    /// An archive of the usual sizes.
+    #[must_use]
+    pub fn new(id: [u8; 16], secret: [u8; 32], node: [u8; 16]) -> Format {
+        Format {
+            id,
+            secret,
+            node,
+            chunking: Chunking::FastCdc(8 << 10),
+            compression: Compression::Zstd,
+            segment_bytes: 1 << 30,
+            reserve_bytes: 12 << 20,
+        }
+    }
+}
+
+/// The filters of the chain, by name (dedupv1 3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilterName {
+    /// Fingerprints of containers read lately.
+    ContainerCache,
+    /// Tells most new chunks without a read.
+    Bloom,
+    /// The chunk index on the disk.
+    ChunkIndex,
+    /// Compares the bytes with those stored.
+    ByteCompare,
+}
+
+impl FromStr for FilterName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<FilterName, Error> {
+        Ok(match text {
+            "container-cache" => FilterName::ContainerCache,
+            "bloom" => FilterName::Bloom,
+            "chunk-index" => FilterName::ChunkIndex,
+            "byte-compare" => FilterName::ByteCompare,
+            _ => return Err(Error::new(Kind::InvalidInput, "a filter is container-cache, bloom, chunk-index or byte-compare")),
+        })
+    }
+}
+
+/// What is chosen when an archive is opened for work.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The filter chain, in its order.
+    pub filters: Vec<FilterName>,
+    /// Entries of the auxiliary index.
+    pub auxiliary_entries: usize,
+    /// Containers whose fingerprints are cached.
+    pub cached_containers: usize,
+    /// Bytes of cached pages of the chunk index.
+    pub page_cache_bytes: u64,
+    /// Bytes of containers between two syncs.
+    pub sync_bytes: u64,
+    /// Bytes of a container.
+    pub container_bytes: usize,
+    /// Bytes of log after which a snapshot is taken.
+    pub log_bytes: u64,
+    /// Bytes taken for each log when it begins, so that a full disk can still delete.
+    pub log_ahead_bytes: u64,
+    /// Slots whose counts collection holds at once.
+    pub count_slots: usize,
+    /// Bytes taken ahead of what is written.
+    pub ahead_bytes: u64,
+    /// A defect that the simulator must find.
+    #[cfg(feature = "planted-bugs")]
+    pub bug: Option<PlantedBug>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            filters: vec![FilterName::ContainerCache, FilterName::Bloom, FilterName::ChunkIndex],
+            auxiliary_entries: 512 << 10,
+            cached_containers: 256,
+            page_cache_bytes: 16 << 20,
+            sync_bytes: 64 << 20,
+            container_bytes: CONTAINER_BYTES,
+            log_bytes: 12 << 20,
+            log_ahead_bytes: 16 << 20,
+            count_slots: 32 << 20,
+            ahead_bytes: 64 << 20,
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+        }
+    }
+}
+
+impl Settings {
+    /// True when this defect was asked for.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn has(&self, bug: PlantedBug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// No defect in a product build.
+    #[cfg(not(feature = "planted-bugs"))]
+    #[allow(clippy::unused_self)]
+    pub(crate) fn has(&self, _: PlantedBug) -> bool {
+        false
+    }
+}
+
+/// Chunk bytes of a container, before compression (dedupv1 3.3).
+pub const CONTAINER_BYTES: usize = 4 << 20;
+
+/// Chunk bytes compressed together: the cost of a read.
+pub const GROUP_BYTES: usize = 128 << 10;
+
+/// Chunks of a container at most: its metadata stays below 256 KiB.
+pub const SLOTS_MAX: usize = 8000;
+
+/// Container ids recorded at once.
+pub const ID_RANGE: u64 = 1024;
+
+/// Defects that the simulator must find, each at the place where the rule that it breaks is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// A put's record is written before its containers are durable.
+    RecordBeforeContainers,
+    /// Containers count before the name of their segment is durable.
+    SegmentUnnamed,
+    /// A frame counts whose checksum is wrong.
+    TornTailBelieved,
+    /// A frame is shown that is not known to be durable.
+    TailShownEarly,
+    /// The import position moves before the pages are durable.
+    ImportAhead,
+    /// A hit of the index is a reference without a look at the container.
+    StaleHit,
+    /// A Bloom filter counts that is behind the index.
+    OldBloom,
+    /// Puts take duplicates that are condemned.
+    CondemnedTaken,
+    /// Condemned chunks go without being looked at again.
+    NoRecheck,
+    /// Space is freed while older readers are there.
+    FreedUnderReader,
+    /// Container ids are given before their range is durable.
+    IdTwice,
+    /// A merge copies what fails its checksum.
+    RotCopied,
+    /// A removed recipe is counted twice.
+    CountedTwice,
+}
+
+impl PlantedBug {
+    /// All of them, with the names that the simulator knows them by.
+    pub const ALL: [(&'static str, PlantedBug); 13] = [
+        ("record-before-containers", PlantedBug::RecordBeforeContainers),
+        ("segment-unnamed", PlantedBug::SegmentUnnamed),
+        ("torn-tail-believed", PlantedBug::TornTailBelieved),
+        ("tail-shown-early", PlantedBug::TailShownEarly),
+        ("import-ahead", PlantedBug::ImportAhead),
+        ("stale-hit", PlantedBug::StaleHit),
+        ("old-bloom", PlantedBug::OldBloom),
+        ("condemned-taken", PlantedBug::CondemnedTaken),
+        ("no-recheck", PlantedBug::NoRecheck),
+        ("freed-under-reader", PlantedBug::FreedUnderReader),
+        ("id-twice", PlantedBug::IdTwice),
+        ("rot-copied", PlantedBug::RotCopied),
+        ("counted-twice", PlantedBug::CountedTwice),
+    ];
+}

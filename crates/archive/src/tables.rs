@@ -1,0 +1,359 @@
+//! What the log says, applied: the catalogue, the container table, and where collection and import stand.
+//!
+//! A value of this type is the archive as of one place in the log. The same records give the same tables in every process.
+
+use std::collections::BTreeMap;
+
+use onefold_core::{Error, Kind, Result};
+
+use crate::format::{
+    ContainerId,
+    bytes::{Reader, Writer, corrupt},
+    record::{IndexFile, Owner, Pieces, Place, Record, Stored, Stream, id, index_files, index_files_of, pieces, pieces_of},
+};
+
+/// Longest name of a stream.
+pub const NAME_BYTES_MAX: usize = 4096;
+
+/// A container and the ids that it answers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// As it was listed.
+    pub stored: Stored,
+    /// Other containers whose chunks lie here now.
+    pub merged: Vec<ContainerId>,
+    /// The sequence number of the frame that listed it; after a merge, the last one of what is in it.
+    pub logged: u64,
+}
+
+/// A segment file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Who appends to it.
+    pub owner: Owner,
+    /// Behind the last container that was listed in it.
+    pub end: u64,
+    /// Bytes of containers, and of places that are to be freed.
+    pub used: u64,
+}
+
+/// The chunk index, as of its last import.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct IndexState {
+    /// Its files: the index itself, then runs.
+    pub files: Vec<IndexFile>,
+    /// All containers up to this sequence number are in it.
+    pub upto: u64,
+}
+
+/// A recipe that came or went since the counts were made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// True when it came.
+    pub added: bool,
+    /// The recipe.
+    pub recipe: Vec<Pieces>,
+}
+
+/// The archive as of one place in the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tables {
+    /// The last frame that is applied.
+    pub sequence: u64,
+    /// Its checksum.
+    pub chain: u64,
+    /// The epoch.
+    pub epoch: u32,
+    /// The next id that nobody has.
+    pub next_id: u64,
+    /// The next segment's number.
+    pub next_segment: u32,
+    /// The catalogue.
+    pub streams: BTreeMap<String, Stream>,
+    /// The containers by their own numbers.
+    pub containers: BTreeMap<ContainerId, Container>,
+    /// Where merged containers lie now: no chains.
+    pub homes: BTreeMap<ContainerId, ContainerId>,
+    /// The segment files.
+    pub segments: BTreeMap<u32, Segment>,
+    /// Containers that no recipe names yet, and since when.
+    pub unfinished: BTreeMap<ContainerId, u64>,
+    /// Chunks that no put may take as duplicates: a bit for each chunk, in the order of the container.
+    pub condemned: BTreeMap<ContainerId, Vec<u8>>,
+    /// Places that no record names any more, and the epoch whose readers may still be there.
+    pub leaving: Vec<(Place, u32)>,
+    /// The chunk index.
+    pub index: IndexState,
+    /// The number of the counts' file; 0 for none.
+    pub counts: u64,
+    /// Containers that were listed up to here are in it.
+    pub counted: u64,
+    /// Recipes that came and went since.
+    pub differences: Vec<Difference>,
+}
+
+/// Segments are read and written from multiples of this.
+pub const PLACE_ALIGN: u64 = 4096;
+
+impl Tables {
+    /// The container that holds what was stored as `id`.
+    #[must_use]
+    pub fn home(&self, id: ContainerId) -> Option<&Container> {
+        let home = self.homes.get(&id).copied().unwrap_or(id);
+        self.containers.get(&home)
+    }
+
+    /// Bytes of all containers.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.containers.values().map(|container| u64::from(container.stored.place.bytes)).sum()
+    }
+
+    /// Applies the records of a frame.
+    ///
+    /// # Errors
+    /// `Corrupt` when they contradict what is there.
+    pub fn apply(&mut self, sequence: u64, records: Vec<Record>) -> Result<()> {
+        records.into_iter().try_for_each(|record| self.apply_one(sequence, record))?;
+        self.sequence = sequence;
+        Ok(())
+    }
+
+    fn apply_one(&mut self, sequence: u64, record: Record) -> Result<()> {
+        match record {
+            Record::Reserved { owner, first, count, segment } => {
+                self.next_id = self.next_id.max(first.0.saturating_add(count));
+                if let Some(segment) = segment {
+                    self.next_segment = self.next_segment.max(segment.saturating_add(1));
+                    self.segments.insert(segment, Segment { owner, end: 0, used: 0 });
+                }
+            }
+            Record::Unfinished { containers, at } => {
+                for stored in containers {
+                    self.unfinished.insert(stored.id, at);
+                    self.list(stored, sequence)?;
+                }
+            }
+            Record::Put { name, stream, containers, finished } => {
+                containers.into_iter().try_for_each(|stored| self.list(stored, sequence))?;
+                finished.iter().for_each(|id| {
+                    self.unfinished.remove(id);
+                });
+                self.differences.extend(stream.recipes().map(|recipe| Difference { added: true, recipe: recipe.clone() }));
+                if let Some(old) = self.streams.insert(name, stream) {
+                    self.gone(&old);
+                }
+            }
+            Record::Removed { name } => {
+                let old = self.streams.remove(&name).ok_or_else(|| corrupt("the log removes a stream that is not there"))?;
+                self.gone(&old);
+            }
+            Record::Renamed { from, to } => {
+                let stream = self.streams.remove(&from).ok_or_else(|| corrupt("the log renames a stream that is not there"))?;
+                if let Some(old) = self.streams.insert(to, stream) {
+                    self.gone(&old);
+                }
+            }
+            Record::Abandoned { containers } => {
+                for id in containers {
+                    self.unfinished.remove(&id);
+                    // No reader ever knew them.
+                    self.leave(id, self.epoch.saturating_sub(1))?;
+                }
+            }
+            Record::Imported { files, upto } => self.index = IndexState { files, upto },
+            Record::Counted { file, differences, upto } => {
+                let n = usize::try_from(differences).ok().filter(|&n| n <= self.differences.len());
+                let n = n.ok_or_else(|| corrupt("the log counts more differences than there are"))?;
+                (self.counts, self.counted) = (file, upto);
+                self.differences.drain(..n);
+            }
+            Record::Condemned { containers } => {
+                // A put may have given up what it had listed.
+                let there = containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
+                self.condemned.extend(there);
+                self.epoch += 1;
+            }
+            Record::Dropped { containers, spared } => {
+                spared.iter().for_each(|id| {
+                    self.condemned.remove(id);
+                });
+                // Who could have read them has left before they were dropped.
+                let before = self.epoch.saturating_sub(1);
+                containers.into_iter().try_for_each(|id| self.leave(id, before))?;
+            }
+            Record::Merged { from, to } => {
+                let (home, mut merged, mut logged) = (to.id, Vec::new(), 0);
+                for id in from {
+                    let old =
+                        self.containers.get(&id).ok_or_else(|| corrupt(format!("the log merges container {id}, which is not there")))?;
+                    merged.push(id);
+                    merged.extend(&old.merged);
+                    logged = logged.max(old.logged);
+                    self.leave(id, self.epoch)?;
+                }
+                // What was not imported yet is found in its new place.
+                self.list(to, logged)?;
+                for &id in &merged {
+                    self.homes.insert(id, home);
+                }
+                if let Some(container) = self.containers.get_mut(&home) {
+                    container.merged = merged;
+                }
+            }
+            Record::Freed { places } => {
+                self.leaving.retain(|(place, _)| !places.contains(place));
+                for place in places {
+                    if let Some(segment) = self.segments.get_mut(&place.segment) {
+                        segment.used = segment.used.saturating_sub(taken(&place));
+                    }
+                }
+                self.drop_empty_segments();
+            }
+            Record::Turned => self.epoch += 1,
+        }
+        Ok(())
+    }
+
+    /// A segment that holds nothing, and to which nobody appends any more, is gone.
+    fn drop_empty_segments(&mut self) {
+        let last = |owner| self.segments.iter().rev().find(|(_, segment)| segment.owner == owner).map(|(&n, _)| n);
+        let open = [last(Owner::Ingest), last(Owner::Collector)];
+        self.segments.retain(|&n, segment| segment.used > 0 || open.contains(&Some(n)));
+    }
+
+    fn list(&mut self, stored: Stored, logged: u64) -> Result<()> {
+        let segment = self.segments.get_mut(&stored.place.segment);
+        let segment = segment.ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
+        segment.end = segment.end.max(stored.place.at + taken(&stored.place));
+        segment.used += taken(&stored.place);
+        self.next_id = self.next_id.max(stored.id.0 + 1);
+        let id = stored.id;
+        if self.containers.insert(id, Container { stored, merged: Vec::new(), logged }).is_some() || self.homes.contains_key(&id) {
+            return Err(corrupt(format!("the log lists container {id} twice")));
+        }
+        Ok(())
+    }
+
+    /// The container's place is to be freed, when who reads there has left.
+    fn leave(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
+        let gone = self.containers.remove(&id).ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
+        self.unfinished.remove(&id);
+        self.condemned.remove(&id);
+        gone.merged.iter().for_each(|id| {
+            self.homes.remove(id);
+        });
+        self.leaving.push((gone.stored.place, epoch));
+        Ok(())
+    }
+
+    fn gone(&mut self, stream: &Stream) {
+        self.differences.extend(stream.recipes().map(|recipe| Difference { added: false, recipe: recipe.clone() }));
+    }
+
+    /// The bytes of a snapshot.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.u64(self.sequence).u64(self.chain).u32(self.epoch).u64(self.next_id).u32(self.next_segment);
+        w.u32(self.streams.len() as u32);
+        for (name, stream) in &self.streams {
+            w.bytes(name.as_bytes());
+            stream.encode(&mut w);
+        }
+        w.u32(self.segments.len() as u32);
+        for (&n, segment) in &self.segments {
+            w.u32(n).u8(if segment.owner == Owner::Ingest { 1 } else { 2 }).u64(segment.end).u64(segment.used);
+        }
+        w.u32(self.containers.len() as u32);
+        for container in self.containers.values() {
+            container.stored.encode(&mut w);
+            w.u64(container.logged).u32(container.merged.len() as u32);
+            container.merged.iter().for_each(|id| {
+                w.u64(id.0);
+            });
+        }
+        w.u32(self.unfinished.len() as u32);
+        for (id, &at) in &self.unfinished {
+            w.u64(id.0).u64(at);
+        }
+        w.u32(self.condemned.len() as u32);
+        for (id, bits) in &self.condemned {
+            w.u64(id.0).bytes(bits);
+        }
+        w.u32(self.leaving.len() as u32);
+        for (place, epoch) in &self.leaving {
+            place.encode(&mut w);
+            w.u32(*epoch);
+        }
+        index_files(&mut w, &self.index.files);
+        w.u64(self.index.upto).u64(self.counts).u64(self.counted);
+        w.u32(self.differences.len() as u32);
+        for difference in &self.differences {
+            w.u8(u8::from(difference.added));
+            pieces(&mut w, &difference.recipe);
+        }
+        w.0
+    }
+
+    /// The tables of a snapshot.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn decode(bytes: &[u8]) -> Result<Tables> {
+        let r = &mut Reader(bytes);
+        let mut tables =
+            Tables { sequence: r.u64()?, chain: r.u64()?, epoch: r.u32()?, next_id: r.u64()?, next_segment: r.u32()?, ..Tables::default() };
+        for _ in 0..r.count(45)? {
+            let name = r.text()?;
+            tables.streams.insert(name, Stream::decode(r)?);
+        }
+        for _ in 0..r.count(21)? {
+            let n = r.u32()?;
+            let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
+            tables.segments.insert(n, Segment { owner, end: r.u64()?, used: r.u64()? });
+        }
+        for _ in 0..r.count(Stored::BYTES + 12)? {
+            let stored = Stored::decode(r)?;
+            let logged = r.u64()?;
+            let merged = (0..r.count(8)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
+            for &id in &merged {
+                tables.homes.insert(id, stored.id);
+            }
+            tables.containers.insert(stored.id, Container { stored, merged, logged });
+        }
+        for _ in 0..r.count(16)? {
+            tables.unfinished.insert(id(r)?, r.u64()?);
+        }
+        for _ in 0..r.count(12)? {
+            tables.condemned.insert(id(r)?, r.bytes()?.to_vec());
+        }
+        for _ in 0..r.count(24)? {
+            tables.leaving.push((Place::decode(r)?, r.u32()?));
+        }
+        tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
+        (tables.counts, tables.counted) = (r.u64()?, r.u64()?);
+        for _ in 0..r.count(5)? {
+            tables.differences.push(Difference { added: r.u8()? == 1, recipe: pieces_of(r)? });
+        }
+        r.end()?;
+        Ok(tables)
+    }
+}
+
+/// Bytes of a segment that a place takes.
+#[must_use]
+pub fn taken(place: &Place) -> u64 {
+    u64::from(place.bytes).next_multiple_of(PLACE_ALIGN)
+}
+
+/// A name that a stream can have.
+///
+/// # Errors
+/// `InvalidInput`.
+pub fn valid_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        return Err(Error::new(Kind::InvalidInput, format!("a stream's name has 1 to {NAME_BYTES_MAX} bytes and no control characters")));
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! Streams on real files: what goes in comes out.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::sync::Arc;
+
+use onefold_archive::{
+    Archive, Chunking, Compression, FilterName, Format, Settings,
+    format::record::Shape,
+    get::{Content, Reader, Verify},
+    pipeline::{Gauge, Report, Request, put},
+};
+use onefold_backend::Directory;
+use onefold_core::{Kind, Result};
+
+struct Desk {
+    dir: tempfile::TempDir,
+    settings: Settings,
+}
+
+impl Desk {
+    fn new(change: impl FnOnce(&mut Format, &mut Settings)) -> Desk {
+        let dir = tempfile::Builder::new().prefix("archive").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut format = Format::new([1; 16], [2; 32], [3; 16]);
+        format.reserve_bytes = 1 << 20;
+        let mut settings = Settings::default();
+        change(&mut format, &mut settings);
+        Archive::create(&Directory::create(&dir.path().join("a")).unwrap(), &format).unwrap();
+        Desk { dir, settings }
+    }
+
+    fn archive(&self) -> Arc<Archive> {
+        let files = Directory::open(&self.dir.path().join("a"), true).unwrap();
+        Arc::new(Archive::open(Arc::new(files), true, self.settings.clone()).unwrap())
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> Report {
+        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+        put(&self.archive(), request, &Gauge::default(), |feeder| feeder.bytes(bytes)).unwrap()
+    }
+
+    fn get(&self, name: &str) -> Result<Vec<u8>> {
+        let mut reader = Reader::new(&self.archive())?;
+        let stream = reader.stream(name)?;
+        let mut bytes = Vec::new();
+        reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
+            match content {
+                Content::Bytes(part) => bytes.extend_from_slice(part),
+                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+            }
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+}
+
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(bytes).collect()
+}
+
+#[test]
+fn what_goes_in_comes_out_and_a_second_version_costs_little() {
+    for chunking in [Chunking::FastCdc(8192), Chunking::Rabin(8192), Chunking::Static(4096)] {
+        for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
+            let desk = Desk::new(|format, _| (format.chunking, format.compression) = (chunking, compression));
+            let mut one = noise(1, 12_000_000);
+            one[3_000_000..3_300_000].fill(0);
+            one[5_000_000..6_000_000].fill(b'a');
+            one[8_000_000..9_000_000].copy_from_slice(&noise(1, 1_000_000));
+            let first = desk.put("one", &one);
+            assert!(desk.get("one").unwrap() == one, "{chunking}, {compression}");
+            let mut two = one.clone();
+            two[7_000_000..7_010_000].copy_from_slice(&noise(9, 10_000));
+            let second = desk.put("two", &two);
+            assert!(second.new_bytes < 200_000 && first.new_bytes > 9_000_000, "{chunking}: {first:?} {second:?}");
+            assert!(desk.get("two").unwrap() == two && desk.get("one").unwrap() == one);
+            // The same name, other content.
+            desk.put("one", b"short");
+            assert_eq!(desk.get("one").unwrap(), b"short");
+            assert_eq!(desk.get("three").unwrap_err().kind(), Kind::NotFound);
+            desk.put("empty", b"");
+            assert_eq!(desk.get("empty").unwrap(), b"");
+        }
+    }
+}
+
+#[test]
+fn any_chain_finds_the_duplicates_and_small_indexes_spill() {
+    use FilterName::{Bloom, ByteCompare, ChunkIndex, ContainerCache};
+    for filters in [
+        vec![ChunkIndex],
+        vec![Bloom, ChunkIndex],
+        vec![ContainerCache, Bloom, ChunkIndex],
+        vec![Bloom, ContainerCache, ChunkIndex, ByteCompare],
+    ] {
+        let desk = Desk::new(|_, settings| {
+            settings.filters = filters.clone();
+            settings.auxiliary_entries = 100;
+            settings.sync_bytes = 1 << 20;
+            settings.container_bytes = 256 << 10;
+            settings.log_bytes = 2 << 10;
+        });
+        let bytes = noise(5, 9_000_000);
+        for n in 0..3u64 {
+            let mut version = bytes.clone();
+            version.splice(1_000_000..1_000_000, noise(100 + n, 50_000));
+            let report = desk.put(&format!("v{n}"), &version);
+            assert!(report.new_bytes < if n == 0 { 10_000_000 } else { 120_000 }, "{filters:?} {n}: {report:?}");
+            assert!(desk.get(&format!("v{n}")).unwrap() == version);
+        }
+        let archive = desk.archive();
+        let tables = archive.tables();
+        assert!(!tables.index.files.is_empty(), "{filters:?}");
+        assert!(archive.label().snapshot > 1);
+    }
+}
+
+#[test]
+fn what_was_removed_is_freed_and_the_rest_stays() {
+    use onefold_archive::collect::{Collected, Collection, Options};
+    let desk = Desk::new(|_, settings| {
+        settings.container_bytes = 256 << 10;
+        settings.count_slots = 50;
+    });
+    let base = noise(5, 4_000_000);
+    let versions: Vec<Vec<u8>> = (0..6u64)
+        .map(|n| {
+            let mut version = base.clone();
+            for part in 0..40 {
+                let at = part * 100_000 + (n as usize) * 7_000;
+                version[at..at + 5_000].copy_from_slice(&noise(1000 + n * 100 + part as u64, 5_000));
+            }
+            version
+        })
+        .collect();
+    for (n, version) in versions.iter().enumerate() {
+        desk.put(&format!("v{n}"), version);
+    }
+    let collect = || -> Collected {
+        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20 };
+        Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
+    };
+    assert_eq!(collect(), Collected::default());
+    let stored = desk.archive().tables().stored_bytes();
+    for gone in [0usize, 2, 4, 1, 5] {
+        desk.archive().remove(&format!("v{gone}")).unwrap();
+        let done = collect();
+        assert!(!done.waits && done.damaged == 0 && done.held_back == 0, "{done:?}");
+        let archive = desk.archive();
+        for stream in archive.tables().streams.keys() {
+            let n: usize = stream[1..].parse().unwrap();
+            assert!(desk.get(stream).unwrap() == versions[n], "{stream} after v{gone}");
+        }
+        assert!(archive.tables().condemned.is_empty() && archive.tables().leaving.is_empty());
+        // Nothing is left to do.
+        assert_eq!(collect(), Collected::default());
+    }
+    let tables = desk.archive().tables();
+    assert!(tables.stored_bytes() < stored * 7 / 10, "{} of {stored}", tables.stored_bytes());
+    assert!(!tables.homes.is_empty());
+    // Merged chunks are found as duplicates.
+    let report = desk.put("again", &versions[3]);
+    assert_eq!(report.new_bytes, 0);
+    desk.archive().remove("v3").unwrap();
+    desk.archive().remove("again").unwrap();
+    collect();
+    let tables = desk.archive().tables();
+    assert_eq!((tables.stored_bytes(), tables.homes.len()), (0, 0));
+    assert!(tables.segments.len() <= 2);
+}

@@ -1,0 +1,101 @@
+//! Named files in one flat directory, as the archive engine sees a node: nothing durable without a sync, and no name either.
+
+use std::sync::Arc;
+
+use crate::Result;
+
+/// How a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// With others that share it.
+    Shared,
+    /// Alone.
+    Alone,
+}
+
+/// A lock that ends when it is dropped, or with its process.
+pub trait Lock: Send + Sync {}
+
+/// The files of a node. A name that was made or removed is so durably after [`sync_names`](Files::sync_names) only.
+pub trait Files: Send + Sync {
+    /// All names, sorted.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn names(&self) -> Result<Vec<String>>;
+
+    /// Makes an empty file.
+    ///
+    /// # Errors
+    /// `Exists`, `NoSpace`, and those of the system.
+    fn create(&self, name: &str) -> Result<Arc<dyn File>>;
+
+    /// Opens a file, for reading only where nothing else is allowed.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the system.
+    fn open(&self, name: &str) -> Result<Arc<dyn File>>;
+
+    /// Removes a name; who has the file open keeps it.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the system.
+    fn remove(&self, name: &str) -> Result<()>;
+
+    /// Makes names durable that were made or removed.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn sync_names(&self) -> Result<()>;
+
+    /// Locks the file `name`, which is there; waits for it when `wait` is set.
+    ///
+    /// # Errors
+    /// `Busy` when somebody holds it otherwise and nobody waits.
+    fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>>;
+}
+
+/// A file. Reads see writes at once; a write is durable after a later [`sync`](File::sync), and torn at any 512 bytes until then.
+pub trait File: Send + Sync {
+    /// Bytes up to its end.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn bytes(&self) -> Result<u64>;
+
+    /// Fills `into` from byte `at` on; returns how much there was before the end.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize>;
+
+    /// Writes `data` at byte `at`; the file grows as needed.
+    ///
+    /// # Errors
+    /// `NoSpace`, and those of the system; any part may have been written.
+    fn write_at(&self, at: u64, data: &[u8]) -> Result<()>;
+
+    /// Makes all that was written before durable, and the length with it.
+    ///
+    /// # Errors
+    /// Those of the system; what was not durable may be gone, and a second sync does not bring it back.
+    fn sync(&self) -> Result<()>;
+
+    /// Cuts the file, or lengthens it with zeroes.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn set_bytes(&self, bytes: u64) -> Result<()>;
+
+    /// Takes space for a range, so that writes to it find some; the length stays.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    fn reserve(&self, at: u64, bytes: u64) -> Result<()>;
+
+    /// Gives the space of a range back; it reads as zeroes.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn punch(&self, at: u64, bytes: u64) -> Result<()>;
+}

@@ -1,0 +1,63 @@
+//! What a directory holds, as archives keep it.
+
+/// Something in a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its path below the tree's root, with `/` between the parts; empty for the root itself. Any bytes but zero.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub what: What,
+    /// Permission bits, with set-id and sticky bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Time of the last change, in seconds since 1970.
+    pub seconds: i64,
+    /// And nanoseconds.
+    pub nanoseconds: u32,
+    /// Extended attributes, name and value.
+    pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Kinds of things in a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A directory.
+    Directory,
+    /// A file: its length, and where it has data; the rest are holes.
+    File {
+        /// Its length.
+        bytes: u64,
+        /// Ranges of data, first byte and length, in order.
+        data: Vec<(u64, u64)>,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// What it says.
+        target: Vec<u8>,
+    },
+    /// Another name of a file that came before.
+    HardLink {
+        /// That one's path.
+        target: Vec<u8>,
+    },
+    /// A named pipe.
+    Fifo,
+    /// A socket; nothing is restored for it.
+    Socket,
+    /// A character device.
+    CharacterDevice(u64),
+    /// A block device.
+    BlockDevice(u64),
+}
+
+impl Entry {
+    /// True when the path stays below the root, whoever wrote it: no empty part, no `.`, no `..`, no zero byte.
+    #[must_use]
+    pub fn is_safe(&self) -> bool {
+        let part_is_safe = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !part.contains(&0);
+        self.path.is_empty() || self.path.split(|&byte| byte == b'/').all(part_is_safe)
+    }
+}

@@ -1,0 +1,246 @@
+//! Archives through the command: streams and trees in and out, kills at many points, several processes at once.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    path::Path,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use support::{Desk, noise, overwrite};
+
+/// A put of `bytes` from standard input, which has all of them but is not closed.
+fn start_put(desk: &Desk, arguments: &str, bytes: &[u8]) -> (Child, std::process::ChildStdin) {
+    let mut child = desk.command(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    // A put that is killed meanwhile takes no more.
+    let _ = input.write_all(bytes);
+    (child, input)
+}
+
+fn get(desk: &Desk, name: &str) -> Vec<u8> {
+    let said = desk.command(&format!("get a {name} --verify")).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    said.stdout
+}
+
+#[test]
+fn streams_go_in_and_come_out_and_are_removed() {
+    let desk = Desk::new();
+    desk.ok("archive create a");
+    desk.fails("archive create a", 1, &["not empty"]);
+    let mut bytes = noise(1, 5_000_000);
+    bytes[1_000_000..2_000_000].fill(0);
+    fs::write(desk.path("file"), &bytes).unwrap();
+    desk.ok("put a one file");
+    let said: serde_json::Value = serde_json::from_str(&desk.ok("put a two file --json")).unwrap();
+    assert_eq!((said["new_bytes"].as_u64(), said["bytes"].as_u64()), (Some(0), Some(5_000_000)));
+    assert!(said["added_bytes"].as_u64().unwrap() < 100_000);
+    assert!(get(&desk, "two") == bytes);
+    desk.ok("get a one --output out");
+    assert!(fs::read(desk.path("out")).unwrap() == bytes);
+    assert!(fs::metadata(desk.path("out")).unwrap().blocks() * 512 < 4_200_000);
+    let list: serde_json::Value = serde_json::from_str(&desk.ok("ls a --json")).unwrap();
+    assert_eq!(list.as_array().unwrap().len(), 2);
+    desk.ok("rm a one");
+    desk.ok("archive rename a two three");
+    desk.fails("get a two", 1, &["no stream 'two'"]);
+    desk.fails("rm a one", 1, &["no stream 'one'"]);
+    desk.ok("check a");
+    desk.ok("scrub a --json");
+    desk.ok("status a");
+    desk.ok("rm a three");
+    desk.ok("gc a");
+    let stats: serde_json::Value = serde_json::from_str(&desk.ok("stats a --json")).unwrap();
+    assert_eq!((stats["stored_bytes"].as_u64(), stats["streams"].as_u64()), (Some(0), Some(0)));
+    // The chain is the user's.
+    for filters in ["chunk-index", "bloom,chunk-index", "container-cache,bloom,chunk-index,byte-compare"] {
+        desk.ok(&format!("put a f file --filters {filters}"));
+        assert!(get(&desk, "f") == bytes);
+    }
+    desk.fails("put a f file --filters bloom", 2, &["chunk-index"]);
+    desk.fails("put a f missing", 1, &["missing"]);
+    desk.fails("ls missing", 1, &["missing"]);
+    fs::create_dir(desk.path("empty")).unwrap();
+    desk.fails("ls empty", 1, &["empty is a directory and no archive"]);
+    desk.fails("serve a", 1, &["archive"]);
+}
+
+fn same(one: &Path, other: &Path) {
+    let mut names: Vec<_> = fs::read_dir(one).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut others: Vec<_> = fs::read_dir(other).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    others.sort();
+    assert_eq!(names, others, "{}", one.display());
+    for name in names {
+        let (a, b) = (one.join(&name), other.join(&name));
+        let (x, y) = (fs::symlink_metadata(&a).unwrap(), fs::symlink_metadata(&b).unwrap());
+        assert_eq!(
+            (x.mode(), x.uid(), x.gid(), x.mtime(), x.mtime_nsec()),
+            (y.mode(), y.uid(), y.gid(), y.mtime(), y.mtime_nsec()),
+            "{a:?}"
+        );
+        if x.is_dir() {
+            same(&a, &b);
+        } else if x.is_symlink() {
+            assert_eq!(fs::read_link(&a).unwrap(), fs::read_link(&b).unwrap());
+        } else if x.is_file() {
+            assert!(fs::read(&a).unwrap() == fs::read(&b).unwrap(), "{a:?}");
+            assert_eq!(x.nlink(), y.nlink(), "{a:?}");
+        }
+    }
+}
+
+#[test]
+fn trees_come_back_with_all_that_belongs_to_them() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress lz4");
+    let root = desk.path("tree");
+    fs::create_dir_all(root.join("deep/er")).unwrap();
+    fs::write(root.join("deep/file"), noise(2, 300_000)).unwrap();
+    fs::write(root.join("deep/er/empty"), "").unwrap();
+    fs::write(root.join("läßt\nsich"), "x").unwrap();
+    fs::hard_link(root.join("deep/file"), root.join("other name")).unwrap();
+    symlink("/nowhere", root.join("link")).unwrap();
+    let sparse = fs::File::create(root.join("sparse")).unwrap();
+    sparse.set_len(40 << 20).unwrap();
+    drop(sparse);
+    overwrite(&root.join("sparse"), 20 << 20, &noise(3, 100_000));
+    fs::set_permissions(root.join("deep/file"), fs::Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(root.join("deep/er"), fs::Permissions::from_mode(0o555)).unwrap();
+    desk.ok("put a t -r tree");
+    desk.ok("get a t -C back");
+    same(&root, &desk.path("back"));
+    assert!(fs::metadata(desk.path("back/sparse")).unwrap().blocks() * 512 < 1 << 20);
+    // Over what is there, and a link in the way is not followed.
+    fs::remove_dir_all(desk.path("back/deep/er")).ok();
+    fs::remove_file(desk.path("back/sparse")).unwrap();
+    fs::create_dir(desk.path("outside")).unwrap();
+    desk.ok("get a t -C back");
+    same(&root, &desk.path("back"));
+    fs::remove_dir_all(desk.path("back/deep")).unwrap();
+    symlink(desk.path("outside"), desk.path("back/deep")).unwrap();
+    desk.fails("get a t -C back", 1, &["deep"]);
+    assert_eq!(fs::read_dir(desk.path("outside")).unwrap().count(), 0);
+    assert!(desk.ok("ls a t").contains("link -> /nowhere"));
+    desk.fails("get a t", 2, &["-C"]);
+}
+
+#[test]
+fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress none");
+    let old = noise(4, 3_000_000);
+    fs::write(desk.path("old"), &old).unwrap();
+    desk.ok("put a s old");
+    let bytes = noise(5, 160_000_000);
+    for part in [1_000_000, 30_000_000, 100_000_000, bytes.len()] {
+        let (mut child, input) = start_put(&desk, "put a s", &bytes[..part]);
+        std::thread::sleep(Duration::from_millis(if part > 90_000_000 { 500 } else { 20 }));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop(input);
+        assert!(get(&desk, "s") == old, "killed at {part}");
+        desk.ok("check a");
+    }
+    // All but the last 64 MiB was found again.
+    fs::write(desk.path("new"), &bytes).unwrap();
+    let said: serde_json::Value = serde_json::from_str(&desk.ok("put a s new --json")).unwrap();
+    assert!(said["new_bytes"].as_u64().unwrap() <= (64 << 20) + (10 << 20), "{said}");
+    assert!(get(&desk, "s") == bytes);
+    desk.ok("gc a --keep-partial 0");
+    assert!(get(&desk, "s") == bytes);
+    let stats: serde_json::Value = serde_json::from_str(&desk.ok("stats a --json")).unwrap();
+    assert!(stats["stored_bytes"].as_u64().unwrap() < 164_000_000, "{stats}");
+    desk.ok("scrub a");
+}
+
+#[test]
+fn gc_that_is_killed_at_many_points_loses_nothing() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress none");
+    let versions: Vec<Vec<u8>> = (0..4u64)
+        .map(|n| {
+            let mut version = noise(7, 12_000_000);
+            for part in 0..60 {
+                let at = part * 200_000 + n as usize * 37_000;
+                version[at..at + 30_000].copy_from_slice(&noise(100 + n * 100 + part as u64, 30_000));
+            }
+            version
+        })
+        .collect();
+    for (n, version) in versions.iter().enumerate() {
+        fs::write(desk.path("file"), version).unwrap();
+        desk.ok(&format!("put a v{n} file"));
+    }
+    for n in 0..3 {
+        desk.ok(&format!("rm a v{n}"));
+        for delay in [0, 2, 4, 7, 11, 16, 25] {
+            let mut child = desk.command("gc a").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(delay));
+            let _ = child.kill();
+            child.wait().unwrap();
+            desk.ok("check a");
+        }
+        desk.ok("gc a");
+        for (left, version) in versions.iter().enumerate().skip(n + 1) {
+            assert!(get(&desk, &format!("v{left}")) == *version, "v{left} after v{n}");
+        }
+    }
+    desk.ok("scrub a");
+}
+
+#[test]
+fn readers_a_put_and_removals_work_at_the_same_time_and_a_second_put_waits() {
+    let desk = Desk::new();
+    desk.ok("archive create a");
+    let old = noise(8, 2_000_000);
+    fs::write(desk.path("old"), &old).unwrap();
+    desk.ok("put a old old");
+    desk.ok("put a gone old");
+    let bytes = noise(9, 5_000_000);
+    let (mut child, mut input) = start_put(&desk, "put a new", &bytes);
+    desk.fails("put a other old --no-wait", 1, &["another put is running"]);
+    assert!(get(&desk, "old") == old);
+    desk.ok("rm a gone");
+    desk.ok("rm a old");
+    // What the put could still take is held back, and nothing waits.
+    desk.ok("gc a --no-wait");
+    // It takes chunks that were removed meanwhile.
+    input.write_all(&old).unwrap();
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    desk.ok("gc a");
+    let expected: Vec<u8> = bytes.iter().chain(&old).copied().collect();
+    assert!(get(&desk, "new") == expected);
+    desk.ok("scrub a");
+}
+
+#[test]
+fn rot_is_told_and_healed_by_the_same_bytes() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress none");
+    let bytes = noise(10, 1_000_000);
+    fs::write(desk.path("file"), &bytes).unwrap();
+    desk.ok("put a s file");
+    overwrite(&desk.path("a/segment-00000001"), 500_000, &[1, 2, 3]);
+    desk.ok("check a");
+    desk.fails("get a s --output out", 1, &["container", "checksum"]);
+    let said = desk.fails("scrub a", 1, &["damaged"]);
+    assert!(said.out.contains("stream 's' lost"), "{}", said.out);
+    // The index can be made anew, and lost files of it are no harm.
+    for entry in fs::read_dir(desk.path("a")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().unwrap().to_string_lossy().starts_with("index-") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    desk.ok("check a --repair");
+    desk.ok("put a t file --filters container-cache,bloom,chunk-index,byte-compare");
+    assert!(get(&desk, "t") == bytes);
+}
