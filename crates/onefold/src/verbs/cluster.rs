@@ -565,7 +565,14 @@ fn estimate(url: &Url, pool: &str, format: &Format, as_json: bool) -> Result<(),
     Ok(())
 }
 
-fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
+/// The store of the cluster engine that a path or URL means, if it means one.
+pub(crate) fn store_at(path: &std::path::Path) -> Option<Url> {
+    let url = path.to_string_lossy().parse::<Url>().unwrap_or_else(|never| match never {});
+    (matches!(url, Url::Rados(..)) || EmbeddedStore::is_at(path)).then_some(url)
+}
+
+/// What `status` shows.
+pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let status = opened.session.status()?;
     let sessions = status.sessions;
@@ -617,7 +624,8 @@ fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn scrub(store: &Url, deep: bool) -> Result<(), Failure> {
+/// Compares maps and references, and when `deep` the data with its names.
+pub(crate) fn scrub(store: &Url, deep: bool) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let mut scrub = Scrub::new(opened.session.clone(), deep)?;
     while scrub.step()? {}
