@@ -85,11 +85,11 @@ impl From<ScrubReport> for Scrubbed {
 
 /// Scrubs, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    if ArchiveDir::is_there(&options.store) {
-        return archive::run(&options.store, true, options.json);
-    }
     if let Some(url) = cluster::store_at(&options.store) {
         return cluster::scrub(&url, true);
+    }
+    if ArchiveDir::is_there(&options.store) {
+        return archive::run(&options.store, true, options.json);
     }
     let file = StoreFile::look(&options.store)?;
     let bar = Progress::new("scrubbing");

@@ -22,11 +22,11 @@ pub(crate) struct Options {
 
 /// Prints the report.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    if ArchiveDir::is_there(&options.store) {
-        return stats::show(&options.store, options.json);
-    }
     if let Some(url) = cluster::store_at(&options.store) {
         return cluster::status(&url, options.json);
+    }
+    if ArchiveDir::is_there(&options.store) {
+        return stats::show(&options.store, options.json);
     }
     let file = StoreFile::look(&options.store)?;
     let report = served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
