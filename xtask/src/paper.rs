@@ -13,7 +13,7 @@ use crate::{
 };
 
 const USAGE: &str = "\
-cargo xtask paper thindedup|ordermerge|rad [--quick]
+cargo xtask paper thindedup|ordermerge|global|rad [--quick]
                                     the experiments of a paper, on device models in virtual time";
 
 /// Longest that they may take, in short and in full.
@@ -30,9 +30,10 @@ const TRACES: &[&str] = &["apt.dtrace.zst", "pgbench.dtrace.zst", "srcver.dtrace
 const MANIFESTS: &[&str] =
     &["rad/rocksdb-far.manifest.zst", "rad/rocksdb.manifest.zst", "rad/spdk.manifest.zst", "rad/archives.manifest.zst"];
 
-const PAPERS: [Paper; 3] = [
+const PAPERS: [Paper; 4] = [
     ("thindedup", &[], TRACES),
     ("ordermerge", &["Fig 2A: write volume, weak persistence", "Fig 2B: time, weak persistence", "Section 4.4: space"], TRACES),
+    ("global", &[], TRACES),
     ("rad", &[], MANIFESTS),
 ];
 
@@ -64,7 +65,7 @@ pub(crate) fn directory(paper: &str) -> PathBuf {
 }
 
 /// The papers' names.
-pub(crate) fn names() -> [&'static str; 3] {
+pub(crate) fn names() -> [&'static str; 4] {
     PAPERS.map(|(name, ..)| name)
 }
 

@@ -13,7 +13,7 @@
 //! | [`put`], [`names`], [`delete`] | whole objects, names, deleting |
 //! | [`worker`] | deduplication in the background, and its rate |
 //! | [`scrub`] | references, lists and bitmaps compared and repaired while all goes on |
-//! | [`status`] | counts and sizes |
+//! | [`status`], [`estimate`] | counts and sizes, and what deduplication would save elsewhere |
 //!
 //! *Invariant:* no thread, clock or randomness of its own: each step is a call that returns, made of operations of the store.
 //!
@@ -21,6 +21,7 @@
 
 mod chunk;
 mod delete;
+mod estimate;
 pub mod format;
 mod map;
 mod names;
@@ -32,12 +33,13 @@ mod status;
 mod volume;
 mod worker;
 
+pub use estimate::{Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
 pub use scrub::{Report, Scrub};
 pub use session::{Counts, Session, create};
 #[cfg(feature = "planted-bugs")]
 pub use settings::PlantedBug;
 pub use settings::Settings;
-pub use status::Status;
+pub use status::{Sessions, Status};
 pub use volume::{ClusterExports, Mode, Volume};
 pub use worker::{Marks, Progress, Rate, Worker};

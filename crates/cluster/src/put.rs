@@ -24,7 +24,7 @@ use crate::{
 const FLIGHT: usize = 4;
 
 /// Lengths of the chunks of `bytes`, at most `most` each, in which at least `CHUNK_MAX` bytes follow the last one, unless it is the end.
-fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) -> Vec<u32> {
+pub(crate) fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) -> Vec<u32> {
     let keep = if end { 0 } else { CHUNK_MAX as usize };
     let mut lengths = Vec::new();
     let mut at = 0;

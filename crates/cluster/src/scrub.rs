@@ -14,7 +14,7 @@ use std::{
 
 use onefold_core::{
     Result,
-    object::{Change, Guard, Look, ObjectName, Pool, PoolKind, Refusal, Write},
+    object::{Change, Guard, Look, ObjectName, Pool, PoolKind, Read, Refusal, Write},
 };
 
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
         entry::{self, Entry},
         key,
     },
-    map::Map,
+    map::{Map, map_looks},
     names::{FILL, Record},
     session::{Session, failed},
     settings::PlantedBug,
@@ -132,15 +132,17 @@ impl Scrub {
 
     fn slice(&mut self) -> Result<(), Refusal> {
         let page = self.session.store.list(self.pool, self.from.as_deref(), SLICE)?;
+        let mut chunks = Vec::new();
         for name in &page.names {
             if let Some(object) = ObjectId::parse(name) {
                 self.object(object)?;
             } else if let Some(chunk) = Chunk::parse(name) {
-                self.chunk(&chunk)?;
+                chunks.push(chunk);
             } else if let Some(id) = name.strip_prefix("v.").and_then(|id| u64::from_str_radix(id, 16).ok()) {
                 self.header(id)?;
             }
         }
+        self.chunks(&chunks)?;
         self.from = page.next;
         if self.from.is_none() {
             match self.pool {
@@ -173,9 +175,16 @@ impl Scrub {
             }
             Err(refusal) => return Err(refusal),
         };
-        for (offset, entry) in &map.entries {
-            if let Some((chunk, reference)) = entry.reference(object, *offset) {
-                self.forward(object, *offset, entry, &chunk, &reference)?;
+        let named: Vec<_> = map
+            .entries
+            .iter()
+            .filter_map(|(offset, entry)| entry.reference(object, *offset).map(|(chunk, reference)| (*offset, entry, chunk, reference)))
+            .collect();
+        let references: Vec<(Chunk, Reference)> = named.iter().map(|(.., chunk, reference)| (*chunk, *reference)).collect();
+        for ((offset, entry, chunk, reference), well) in named.into_iter().zip(self.well(&references)) {
+            // What is not as it should be is looked at again, one by one.
+            if !well {
+                self.forward(object, offset, entry, &chunk, &reference)?;
             }
         }
         // The owner may be between its write and its insert; then there are two equal keys.
@@ -183,6 +192,17 @@ impl Scrub {
             self.report.listed += 1;
         }
         Ok(())
+    }
+
+    /// Which chunks are there with their references, by two looks at all of them together.
+    fn well(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
+        let mut well = self.session.have_references(named);
+        if self.session.format.chunks == PoolKind::Erasure {
+            let stat = |(chunk, _): &(Chunk, Reference)| Read { object: ObjectName::chunk(chunk.name()), looks: vec![Look::Stat] };
+            let data = self.session.read_all(&named.iter().map(stat).collect::<Vec<_>>());
+            well.iter_mut().zip(data).for_each(|(well, data)| *well &= data.is_ok());
+        }
+        well
     }
 
     fn is_nobodys(&self, id: u64) -> Result<bool, Refusal> {
@@ -275,52 +295,66 @@ impl Scrub {
         Ok(())
     }
 
-    /// Drops stale references, and removes the chunk when none is left. With erasure code this comes once for the references and once for the data.
-    fn chunk(&mut self, chunk: &Chunk) -> Result<(), Refusal> {
+    /// Drops stale references, and removes chunks of which none is left. With erasure code this comes once for the references and once for the data.
+    fn chunks(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
         if self.pool == Pool::Chunks {
-            self.report.chunks += 1;
+            self.report.chunks += chunks.len() as u64;
             if self.session.format.chunks == PoolKind::Erasure {
-                self.orphan(chunk)?;
-                return self.hash(chunk);
+                self.orphans(chunks)?;
+                return self.hash(chunks);
             }
         }
-        let object = self.session.references(chunk);
-        let mut after = Vec::new();
-        loop {
-            let sight = match self.session.read_one(&object, vec![Look::Page(after, PAGE), Look::Stat]) {
-                Err(Refusal::Missing) => return Ok(()),
-                other => other?,
-            };
-            let (pairs, more) = sight.pairs(0);
-            let references: Vec<Reference> = pairs.iter().filter_map(|(key, _)| key::parse_reference(key)).collect();
-            let last = pairs.last().map(|(key, _)| key.clone());
-            self.backward(chunk, &references)?;
-            match last {
-                Some(last) if more => after = last,
-                _ => break,
+        let session = self.session.clone();
+        let page = |chunk: &Chunk, after: Vec<u8>| Read { object: session.references(chunk), looks: vec![Look::Page(after, PAGE)] };
+        let mut open: Vec<(Chunk, Vec<u8>)> = chunks.iter().map(|chunk| (*chunk, Vec::new())).collect();
+        let mut unused: BTreeSet<Chunk> = BTreeSet::new();
+        let mut first = true;
+        while !open.is_empty() {
+            let sights = self.session.read_all(&open.iter().map(|(chunk, after)| page(chunk, after.clone())).collect::<Vec<_>>());
+            let (mut references, mut more_of) = (Vec::new(), Vec::new());
+            for ((chunk, _), sight) in open.iter().zip(sights) {
+                let sight = match sight {
+                    Err(Refusal::Missing) => continue,
+                    other => other?,
+                };
+                let (pairs, more) = sight.pairs(0);
+                if first {
+                    unused.insert(*chunk);
+                }
+                references.extend(pairs.iter().filter_map(|(key, _)| key::parse_reference(key)).map(|reference| (*chunk, reference)));
+                if let Some((last, _)) = pairs.last().filter(|_| more) {
+                    more_of.push((*chunk, last.clone()));
+                }
             }
+            for used in self.backward(&references)? {
+                unused.remove(&used);
+            }
+            (open, first) = (more_of, false);
         }
-        if self.session.collect(chunk)? {
-            self.report.collected += 1;
-            return Ok(());
-        }
-        self.hash(chunk)
+        self.report.collected += self.session.collect_all(unused)?;
+        self.hash(chunks)
     }
 
-    fn backward(&mut self, chunk: &Chunk, references: &[Reference]) -> Result<(), Refusal> {
-        let objects: BTreeSet<ObjectId> = references.iter().map(|reference| reference.object).collect();
+    /// Drops those of the references that are stale; the chunks that have others.
+    fn backward(&mut self, references: &[(Chunk, Reference)]) -> Result<BTreeSet<Chunk>, Refusal> {
+        let objects: BTreeSet<ObjectId> = references.iter().map(|(_, reference)| reference.object).collect();
+        let reads: Vec<Read> = objects.iter().map(|object| Read { object: object.name(), looks: map_looks() }).collect();
         let mut maps: BTreeMap<ObjectId, Option<Map>> = BTreeMap::new();
-        for object in objects {
-            match self.session.read_map(object) {
+        for (object, sight) in objects.into_iter().zip(self.session.read_all(&reads)) {
+            match Session::parse_map(object, sight) {
                 Ok(map) => maps.insert(object, map),
                 // What can't be read may need it.
                 Err(Refusal::Failed(_)) => continue,
                 Err(refusal) => return Err(refusal),
             };
         }
-        for reference in references {
+        let (mut used, mut drops) = (BTreeSet::new(), Vec::new());
+        for (chunk, reference) in references {
             self.report.references += 1;
-            let Some(map) = maps.get(&reference.object) else { continue };
+            let Some(map) = maps.get(&reference.object) else {
+                used.insert(*chunk);
+                continue;
+            };
             let by_age = self.session.planted(PlantedBug::ScrubByAge);
             let old = by_age && {
                 let entry = map.as_ref().and_then(|map| map.entries.get(&reference.offset));
@@ -329,8 +363,29 @@ impl Scrub {
                 !named && self.session.store.time() > changed + self.session.settings.cold
             };
             if old || is_stale(map.as_ref(), chunk, reference) {
-                self.session.drop_reference(chunk, reference)?;
-                self.report.stale += 1;
+                drops.push(self.session.drop_op(chunk, reference));
+            } else {
+                used.insert(*chunk);
+            }
+        }
+        for result in self.session.insist_all(&drops) {
+            match result {
+                Ok(_) | Err(Refusal::Missing) => self.report.stale += 1,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(used)
+    }
+
+    /// Finds data of an erasure-coded pool without an object for its references.
+    fn orphans(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
+        let look = |chunk: &Chunk| Read { object: self.session.references(chunk), looks: vec![Look::Stat] };
+        let sights = self.session.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
+        for (chunk, sight) in chunks.iter().zip(sights) {
+            match sight {
+                Ok(_) => {}
+                Err(Refusal::Missing) => self.orphan(chunk)?,
+                Err(refusal) => return Err(refusal),
             }
         }
         Ok(())
@@ -357,12 +412,14 @@ impl Scrub {
         Ok(())
     }
 
-    fn hash(&mut self, chunk: &Chunk) -> Result<(), Refusal> {
+    fn hash(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
         if self.deep && self.pool == Pool::Chunks {
-            match self.session.read_chunks(std::slice::from_ref(chunk)).remove(0) {
-                Ok(_) | Err(Refusal::Missing) => {}
-                Err(Refusal::Failed(error)) => self.report.damage.push(error.to_string()),
-                Err(refusal) => return Err(refusal),
+            for result in self.session.read_chunks(chunks) {
+                match result {
+                    Ok(_) | Err(Refusal::Missing) => {}
+                    Err(Refusal::Failed(error)) => self.report.damage.push(error.to_string()),
+                    Err(refusal) => return Err(refusal),
+                }
             }
         }
         Ok(())

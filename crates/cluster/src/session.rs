@@ -65,6 +65,10 @@ pub struct Session {
     pub counts: Counts,
     number: u64,
     counter: AtomicU64,
+    /// Bytes of clean chunks that the volumes of this session keep.
+    pub(crate) kept: AtomicU64,
+    /// Servers that share what may be kept.
+    pub(crate) servers: AtomicU64,
     /// How often the copies of a chunk were doubled, as far as it is known here; a hint.
     pub(crate) spreads: Mutex<BTreeMap<ChunkId, u8>>,
 }
@@ -140,6 +144,8 @@ impl Session {
             counts: Counts::default(),
             number: 0,
             counter: AtomicU64::new(1),
+            kept: AtomicU64::new(0),
+            servers: AtomicU64::new(1),
             spreads: Mutex::default(),
         };
         session.number = session.next(SESSIONS)?;
@@ -165,6 +171,11 @@ impl Session {
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Bytes that this session may keep of clean chunks: its share of what all servers may.
+    pub(crate) fn cache_share(&self) -> u64 {
+        self.settings.cache_bytes / self.servers.load(Relaxed).max(1)
     }
 
     /// A stamp that nobody else has, and that nobody had.

@@ -40,13 +40,45 @@ pub struct Status {
     pub chunk_bytes: u64,
     /// Bytes of keys and values of map entries.
     pub map_bytes: u64,
+    /// Bytes of references.
+    pub reference_bytes: u64,
     /// Objects on the dirty list.
     pub backlog: u64,
+    /// Servers and workers that say what they do.
+    pub sessions: Sessions,
     /// Space of the object store, with everything in it.
     pub space: Space,
 }
 
+/// Servers and workers that say what they do, and what they did since each began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sessions {
+    /// Servers.
+    pub servers: u64,
+    /// Workers.
+    pub workers: u64,
+    /// Operations of clients.
+    pub operations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
 impl Session {
+    /// What servers and workers say.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn sessions(&self) -> Result<Sessions> {
+        let loads = self.loads().map_err(|refusal| failed("the load can't be read", refusal))?;
+        let mut sessions = Sessions::default();
+        for load in loads.values() {
+            *(if load.works { &mut sessions.workers } else { &mut sessions.servers }) += 1;
+            sessions.operations += load.operations;
+            sessions.bytes += load.bytes;
+        }
+        Ok(sessions)
+    }
+
     /// Objects on the dirty list.
     ///
     /// # Errors
@@ -62,7 +94,7 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn status(&self) -> Result<Status> {
-        let mut status = Status { backlog: self.backlog()?, ..Status::default() };
+        let mut status = Status { backlog: self.backlog()?, sessions: self.sessions()?, ..Status::default() };
         for (_, named) in self.names()? {
             let (count, bytes) = match named.what {
                 What::Volume => (&mut status.volumes, &mut status.volume_bytes),
@@ -100,10 +132,13 @@ impl Session {
     fn size_of(&self, object: ObjectId, status: &mut Status) -> Result<(), Refusal> {
         let Some(map) = self.read_map(object)? else { return Ok(()) };
         status.objects += 1;
-        for entry in map.entries.values() {
+        for (offset, entry) in &map.entries {
             let cached = u64::from(entry.mask.count_ones()) * 4096;
             status.entries += 1;
             status.map_bytes += (crate::format::entry::ENTRY_BYTES + 3) as u64;
+            if let Some((_, reference)) = entry.reference(object, *offset) {
+                status.reference_bytes += crate::format::key::reference(&reference).len() as u64;
+            }
             status.cached_bytes += cached.min(entry.length.into());
             if entry.dirty {
                 status.dirty_bytes += cached.min(entry.length.into());

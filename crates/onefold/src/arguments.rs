@@ -8,14 +8,16 @@ use crate::verbs::{
     archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status, volume,
 };
 
-/// Deduplicating block volumes in one file or device
+/// Storage that keeps everything once: block volumes, archives, volumes on a cluster
 ///
-/// A store holds many volumes, and every block once. It is served to virtual machines, file systems and tools as NBD exports, and
-/// survives power loss: what was flushed is there.
+/// A block store holds many volumes in one file or device, and every block once. It is served to virtual machines, file systems and tools as NBD
+/// exports, and survives power loss: what was flushed is there. An archive holds streams and directories, and every chunk once. A store of the
+/// cluster engine lies in a folder or on Ceph, and is deduplicated in the background.
 #[derive(Debug, Parser)]
 #[command(name = "onefold", version, max_term_width = 100, infer_subcommands = false, disable_help_subcommand = true)]
 #[command(after_help = "Begin with:\n  onefold create disk.onefold --size 100G\n  onefold volume create disk.onefold vm1 --size 1T\n  \
-                        onefold serve disk.onefold --nbd unix:/run/onefold.sock\n\nEach verb shows examples of its own: onefold VERB --help")]
+                        onefold serve disk.onefold --nbd unix:/run/onefold.sock\n\n  \
+                        onefold archive create backups\n  onefold put backups monday -r /home\n\nEach verb shows examples of its own: onefold VERB --help")]
 pub(crate) struct Arguments {
     /// Takes options from a TOML file too: a section for each verb, like [serve] or [volume.create], and in it the options by
     /// their names. The command line wins

@@ -29,6 +29,9 @@ fn what_is_put_twice_is_stored_once_and_comes_back() {
     desk.ok("cluster get a two copy");
     assert!(fs::read(desk.path("copy")).unwrap() == fs::read(desk.path("two")).unwrap());
     desk.fails("cluster get a two copy", 1, &["copy"]);
+    // The verbs that all kinds of store have.
+    assert_eq!(desk.status("a")["chunk_bytes"], stored);
+    assert!(desk.ok("scrub a").contains(" 0 stale and 0 missing references"));
     desk.ok("cluster rm a one");
     desk.ok("cluster put a two one");
     desk.ok("cluster worker a --once --cold 0");

@@ -103,6 +103,14 @@ impl RadosObjects {
         })
     }
 
+    /// A session that looks at one pool only, whatever is in it: as chunk pool.
+    ///
+    /// # Errors
+    /// The cluster's.
+    pub fn reader(connection: Arc<Connection>, pool: &PoolInfo) -> Result<RadosObjects> {
+        RadosObjects::new(connection, &PoolInfo { kind: PoolKind::Replicated, ..pool.clone() }, pool)
+    }
+
     fn pool(&self, pool: Pool) -> &Arc<PoolIo> {
         match pool {
             Pool::Metadata => &self.metadata,

@@ -23,6 +23,9 @@ const CHUNKS: &str = "chunk-pool";
 const REPLICATED: u64 = 1;
 const ERASURE: u64 = 3;
 
+/// Bytes of a stripe in each part, where nobody said otherwise.
+const STRIPE_UNIT: u64 = 4096;
+
 /// Which cluster, and which store there: `rados:[CONFIGURATION][#METADATA-POOL]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
@@ -56,6 +59,8 @@ pub struct PoolInfo {
     pub size: u64,
     /// Copies or parts without which it takes no operations.
     pub min_size: u64,
+    /// Data parts of an erasure-coded pool; 1 for a replicated one.
+    pub data_parts: u64,
     /// Somebody made a snapshot of the pool.
     pub has_snapshots: bool,
     /// It is a cache of another pool, or has one.
@@ -65,6 +70,12 @@ pub struct PoolInfo {
 }
 
 impl PoolInfo {
+    /// Bytes of disk for a byte of data.
+    #[must_use]
+    pub fn copies(&self) -> f64 {
+        self.size as f64 / self.data_parts.max(1) as f64
+    }
+
     fn parse(pool: &Value) -> Option<PoolInfo> {
         let kind = match pool["type"].as_u64()? {
             REPLICATED => PoolKind::Replicated,
@@ -78,13 +89,15 @@ impl PoolInfo {
             kind,
             size: pool["size"].as_u64()?,
             min_size: pool["min_size"].as_u64()?,
+            // A stripe has a unit of 4 KiB in each data part.
+            data_parts: if kind == PoolKind::Erasure { pool["stripe_width"].as_u64()? / STRIPE_UNIT } else { 1 },
             has_snapshots: some(&pool["pool_snaps"]),
             is_tiered: some(&pool["tiers"]) || pool["tier_of"].as_i64().is_some_and(|of| of >= 0),
             chunks: pool["application_metadata"][APPLICATION][CHUNKS].as_str().and_then(|id| id.parse().ok()),
         })
     }
 
-    /// The copies that `count` failures leave.
+    /// True when it never goes on with a single copy, or never has more.
     fn survives(&self) -> bool {
         self.min_size > 1 || self.size == 1
     }
@@ -226,7 +239,7 @@ mod tests {
             "application_metadata": {"onefold": {"chunk-pool": "9"}}});
         let found = PoolInfo::parse(&pool).unwrap();
         assert_eq!((found.id, found.kind, found.chunks, found.survives()), (7, PoolKind::Replicated, Some(9), false));
-        assert_eq!((found.has_snapshots, found.is_tiered), (false, false));
+        assert_eq!((found.has_snapshots, found.is_tiered, found.copies()), (false, false, 2.0));
         assert!(PoolInfo::parse(&json!({"pool": 7})).is_none());
     }
 }

@@ -15,7 +15,7 @@ use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
 
 use onefold_core::{
     checksum, compress,
-    object::{Change, Guard, Look, ObjectName, PoolKind, Refusal, Write},
+    object::{Change, Guard, Look, ObjectName, PoolKind, Read, Refusal, Sight, Write},
 };
 
 use crate::{
@@ -172,29 +172,10 @@ impl Session {
         }
     }
 
-    /// Drops exactly this reference; one that is not there is no error.
-    ///
-    /// # Errors
-    /// The store's.
-    pub(crate) fn drop_reference(&self, chunk: &Chunk, reference: &Reference) -> Result<(), Refusal> {
-        match self.insist(&self.drop_op(chunk, reference)) {
-            Ok(_) | Err(Refusal::Missing) => Ok(()),
-            Err(refusal) => Err(refusal),
-        }
-    }
-
-    /// The operation that drops exactly this reference.
+    /// The operation that drops exactly this reference; one that is not there is no error.
     pub(crate) fn drop_op(&self, chunk: &Chunk, reference: &Reference) -> Write {
         let keys = vec![self.reference_key(reference)];
         Write { object: self.references(chunk), guards: vec![Guard::Exists], changes: vec![Change::DropOmap(keys)] }
-    }
-
-    /// Removes a chunk when nothing refers to it; true when it did.
-    ///
-    /// # Errors
-    /// The store's.
-    pub(crate) fn collect(&self, chunk: &Chunk) -> Result<bool, Refusal> {
-        Ok(self.collect_all([*chunk])? > 0)
     }
 
     /// Removes those chunks that nothing refers to; returns how many.
@@ -229,6 +210,23 @@ impl Session {
             return Err(Refusal::Missing);
         }
         Ok(pairs.iter().any(|(key, _)| key != key::STATE))
+    }
+
+    /// Which chunks have their references, as far as one look at all of them tells.
+    pub(crate) fn have_references(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
+        let look = |(chunk, reference): &(Chunk, Reference)| Read {
+            object: self.references(chunk),
+            looks: vec![Look::Keys(vec![self.reference_key(reference), key::STATE.to_vec()])],
+        };
+        let sights = self.read_all(&named.iter().map(look).collect::<Vec<_>>());
+        let has = |sight: Result<Sight, Refusal>| {
+            sight.is_ok_and(|sight| {
+                let (pairs, _) = sight.pairs(0);
+                let present = self.format.chunks == PoolKind::Replicated || erasure::is_present(pairs);
+                present && pairs.iter().any(|(key, _)| key != key::STATE)
+            })
+        };
+        sights.into_iter().map(has).collect()
     }
 
     /// Data and attribute of a chunk object: compressed where that saves a block of the store.

@@ -167,6 +167,7 @@ impl Volume {
         }
         *self.bits.lock() = bits;
         *self.discards.lock() = discards.into_values().collect();
+        self.session.kept.fetch_add(cache.bytes(), std::sync::atomic::Ordering::Relaxed);
         *self.cache.lock() = cache;
         Ok(())
     }

@@ -3,7 +3,10 @@
 //! Reads are noted in Bloom filters, one a second for a minute. A chunk that many of them hold is promoted: its data is written into the object where its
 //! entry is still the same. Keys of the header name what is kept, so that whoever comes after us can bring it back to the chunks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::atomic::Ordering::Relaxed,
+};
 
 use onefold_core::{
     checksum,
@@ -58,10 +61,16 @@ fn parse(place: u64) -> (u64, u32) {
 impl Cache {
     /// Takes over what the header names.
     pub(super) fn learn(&mut self, key: &[u8], chunk_bytes: u32) {
-        if let Some(place) = key::parse_numbered(CACHED, key) {
-            self.kept.insert(place, 0);
+        if let Some(place) = key::parse_numbered(CACHED, key)
+            && self.kept.insert(place, 0).is_none()
+        {
             self.bytes += u64::from(chunk_bytes);
         }
+    }
+
+    /// Bytes of what is kept.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Notes a read; in how many seconds the chunk was read.
@@ -115,13 +124,15 @@ impl Volume {
         let place = place(index, offset);
         {
             let mut cache = self.cache.lock();
-            let room = cache.bytes + u64::from(entry.length) <= self.session.settings.cache_bytes && cache.kept.len() < CACHED_MAX;
+            let kept = self.session.kept.load(Relaxed) + u64::from(self.chunk_bytes());
+            let room = kept <= self.session.cache_share() && cache.kept.len() < CACHED_MAX;
             if !room || cache.kept.contains_key(&place) {
                 return Ok(());
             }
             let reads = cache.reads;
             cache.kept.insert(place, reads);
             cache.bytes += u64::from(self.chunk_bytes());
+            self.session.kept.fetch_add(self.chunk_bytes().into(), Relaxed);
         }
         let object = self.object(index);
         let mut object = object.lock();
@@ -140,7 +151,7 @@ impl Volume {
         let done = self.session.write_one(&op);
         object.learn(None);
         done?;
-        self.session.counts.promoted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.session.counts.promoted.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -151,7 +162,7 @@ impl Volume {
     pub fn evict_step(&self) -> onefold_core::Result<bool> {
         let oldest = {
             let cache = self.cache.lock();
-            let over = cache.bytes + u64::from(self.chunk_bytes()) > self.session.settings.cache_bytes;
+            let over = self.session.kept.load(Relaxed) + u64::from(self.chunk_bytes()) > self.session.cache_share();
             cache.kept.iter().filter(|_| over).min_by_key(|(_, read)| **read).map(|(place, _)| *place)
         };
         let Some(place) = oldest else { return Ok(false) };
@@ -195,7 +206,8 @@ impl Volume {
         self.session.insist(&Write { object: name(self.id), guards: vec![Guard::Exists], changes: vec![note] })?;
         let mut cache = self.cache.lock();
         if cache.kept.remove(&place).is_some() {
-            cache.bytes = cache.bytes.saturating_sub(u64::from(self.chunk_bytes()));
+            cache.bytes -= u64::from(self.chunk_bytes());
+            self.session.kept.fetch_sub(self.chunk_bytes().into(), Relaxed);
         }
         Ok(())
     }

@@ -88,6 +88,13 @@ impl Object {
     }
 }
 
+impl Drop for Volume {
+    /// What it keeps is no longer this session's.
+    fn drop(&mut self) {
+        self.session.kept.fetch_sub(self.cache.lock().bytes(), Relaxed);
+    }
+}
+
 impl Volume {
     /// Its name.
     #[must_use]

@@ -127,9 +127,12 @@ impl ClusterExports {
         Ok(more)
     }
 
-    /// Publishes the load for workers. It is advice: the next one says more.
+    /// Publishes the load for workers, and learns how many servers share the cache. It is advice: the next one says more.
     pub fn publish(&self) {
         let _ = self.session.publish(false);
+        if let Ok(sessions) = self.session.sessions() {
+            self.session.servers.store(sessions.servers.max(1), std::sync::atomic::Ordering::Relaxed);
+        }
     }
 
     /// Keeps the locks of the volumes that are open.

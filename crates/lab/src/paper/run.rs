@@ -122,7 +122,7 @@ fn stated(item: &Item, judgement: Judgement, used: &[&Measured], own: f64) -> St
     };
     let mut remark = match verdict {
         Verdict::NotReproduced => format!("Missed: {}. ", missed.join("; ")),
-        Verdict::NotRun => "The engine does not have one of the systems. ".to_owned(),
+        Verdict::NotRun if judgement.remark.is_empty() => "The engine does not have one of the systems. ".to_owned(),
         _ => String::new(),
     };
     remark.push_str(&judgement.remark);

@@ -21,10 +21,10 @@ use onefold_backend::{
     random::random_bytes,
     signals::StopSignals,
 };
-use onefold_cluster::{Cut, Format, Marks, Scrub, Session, Settings, What, Worker, create};
+use onefold_cluster::{Cut, Estimate, Format, Marks, Scrub, Session, Settings, What, Worker, create};
 use onefold_core::{
     Error, Kind,
-    object::{ObjectStore, PoolKind},
+    object::{Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal},
 };
 use serde_json::json;
 
@@ -108,6 +108,25 @@ enum Verb {
         name: String,
     },
     Worker(WorkerOptions),
+    /// Tells what deduplication would save on what is in a pool of a Ceph cluster, whoever put it there
+    #[command(
+        after_help = "Examples:\n  onefold cluster estimate rados: rbd\n  onefold cluster estimate rados:/etc/ceph/ceph.conf images --chunk 16K"
+    )]
+    Estimate {
+        /// The cluster: rados:[CONF]
+        store: Url,
+        /// The pool
+        pool: String,
+        /// Size of a chunk: 16K, 32K or 64K
+        #[arg(long, default_value = "32K")]
+        chunk: Size,
+        /// How objects are cut into chunks
+        #[arg(long, value_enum, default_value = "static")]
+        cut: CutName,
+        /// Prints JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Shows what a store holds, what deduplication saves, and what is still to do
     #[command(after_help = "Examples:\n  onefold cluster status pool\n  onefold cluster status pool --json")]
     Status {
@@ -263,6 +282,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             Ok(())
         }
         Verb::Worker(options) => work(&options),
+        Verb::Estimate { store, pool, chunk, cut, json } => estimate(&store, &pool, &format(chunk, cut, true)?, json),
         Verb::Status { store, json } => status(&store, json),
         Verb::Scrub { store, deep } => scrub(&store, deep),
     }
@@ -476,9 +496,96 @@ fn work(options: &WorkerOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
+/// Names of a page when a pool is looked through.
+const PAGE: usize = 256;
+
+/// Bytes of an object that are read at once.
+const PIECE: u64 = 16 << 20;
+
+fn estimate(url: &Url, pool: &str, format: &Format, as_json: bool) -> Result<(), Failure> {
+    let Url::Rados(_, location) = url else {
+        return Err(Failure::usage("pools are those of a Ceph cluster, rados:[CONF]; for files there is onefold estimate"));
+    };
+    let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
+    let pool = connection.pool(pool)?;
+    let store = RadosObjects::reader(connection, &pool)?;
+    let failed = |refusal: Refusal| Error::new(Kind::Io, format!("pool {:?}: {refusal}", pool.name));
+    let mut estimate = Estimate::new(format.chunk_bytes, format.cut, format.compress);
+    let mut from = None;
+    loop {
+        let page = store.list(Pool::Chunks, from.as_deref(), PAGE).map_err(failed)?;
+        for name in &page.names {
+            let (mut data, mut there) = (Vec::new(), true);
+            while there {
+                let look = Look::Data(data.len() as u64, PIECE);
+                match store.read(&[Read { object: ObjectName::chunk(name), looks: vec![look] }]).remove(0) {
+                    Ok(sight) => {
+                        data.extend_from_slice(sight.data(0));
+                        there = sight.data(0).len() as u64 == PIECE;
+                    }
+                    // It went meanwhile.
+                    Err(Refusal::Missing) => there = false,
+                    Err(refusal) => return Err(failed(refusal).into()),
+                }
+            }
+            estimate.object(&data);
+        }
+        from = page.next;
+        if from.is_none() {
+            break;
+        }
+    }
+    let found = estimate.result();
+    let copies = pool.copies();
+    let (now, then) = (found.bytes as f64 * copies, found.stored(copies, copies) as f64);
+    let (low, different, high) = found.different_bytes;
+    let saved = if now == 0.0 { 0.0 } else { 100.0 - 100.0 * then / now };
+    if as_json {
+        output::line(json!({
+            "objects": found.objects, "bytes": found.bytes, "zero_bytes": found.zero_bytes, "chunks": found.chunks, "different_chunks": found.different,
+            "different_bytes": different, "different_bytes_low": low, "different_bytes_high": high, "packed_bytes": found.packed_bytes,
+            "metadata_bytes": found.metadata_bytes, "copies": copies, "stored_bytes": then, "saved_percent": saved, "sampled_one_of": found.one_of,
+        }));
+        return Ok(());
+    }
+    output::line(format_args!("content     {} in {} objects, {} of it zeroes", Size(found.bytes), found.objects, Size(found.zero_bytes)));
+    match found.one_of {
+        1 => output::line(format_args!("different   {} of {} chunks, {}", found.different, found.chunks, Size(different))),
+        n => output::line(format_args!(
+            "different   {}, between {} and {} (95 %); one of {n} chunk names was counted",
+            Size(different),
+            Size(low),
+            Size(high)
+        )),
+    }
+    output::line(format_args!("compressed  {}", Size(found.packed_bytes)));
+    output::line(format_args!("metadata    {}", Size(found.metadata_bytes)));
+    output::line(format_args!("space       {} instead of {}, with {copies} copies", Size(then as u64), Size(now as u64)));
+    output::line(format_args!("saved       {saved:.1} %"));
+    Ok(())
+}
+
+/// The store of the cluster engine that a path or URL means, if it means one.
+pub(crate) fn store_at(path: &std::path::Path) -> Option<Url> {
+    let url = path.to_string_lossy().parse::<Url>().unwrap_or_else(|never| match never {});
+    (matches!(url, Url::Rados(..)) || EmbeddedStore::is_at(path)).then_some(url)
+}
+
+/// What `status` shows.
+pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let status = opened.session.status()?;
+    let sessions = status.sessions;
+    // What they say changes once a second.
+    let begun = Instant::now();
+    if sessions.servers + sessions.workers > 0 {
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    let later = opened.session.sessions()?;
+    let seconds = begun.elapsed().as_secs_f64().max(1.0);
+    let operations = later.operations.saturating_sub(sessions.operations) as f64 / seconds;
+    let bytes = later.bytes.saturating_sub(sessions.bytes) as f64 / seconds;
+    let overhead = status.map_bytes + status.reference_bytes;
     let stored = status.cached_bytes + status.chunk_bytes;
     let saved = if status.logical_bytes == 0 { 0.0 } else { 100.0 - 100.0 * stored as f64 / status.logical_bytes as f64 };
     if as_json {
@@ -486,7 +593,9 @@ fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
             "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts, "put_bytes": status.put_bytes,
             "objects": status.objects, "entries": status.entries, "logical_bytes": status.logical_bytes,
             "cached_bytes": status.cached_bytes, "dirty_bytes": status.dirty_bytes, "chunks": status.chunks,
-            "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes, "backlog": status.backlog,
+            "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes, "reference_bytes": status.reference_bytes,
+            "clean_cached_bytes": status.cached_bytes - status.dirty_bytes, "servers": sessions.servers, "workers": sessions.workers,
+            "operations_per_second": operations, "bytes_per_second": bytes, "backlog": status.backlog,
             "used_bytes": status.space.used, "total_bytes": status.space.total, "saved_percent": saved,
         });
         output::line(value);
@@ -503,12 +612,20 @@ fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     ));
     output::line(format_args!("saved       {saved:.1} %"));
     output::line(format_args!("to do       {} in {} objects", Size(status.dirty_bytes), status.backlog));
-    output::line(format_args!("maps        {}", Size(status.map_bytes)));
+    output::line(format_args!("cached      {} that are chunks, too", Size(status.cached_bytes - status.dirty_bytes)));
+    output::line(format_args!("overhead    {} of maps, {} of references", Size(status.map_bytes), Size(overhead - status.map_bytes)));
+    output::line(format_args!(
+        "at work     {} servers and {} workers; clients do {operations:.0} operations and {} a second",
+        sessions.servers,
+        sessions.workers,
+        Size(bytes as u64)
+    ));
     output::line(format_args!("space       {} used of {}", Size(status.space.used), Size(status.space.total)));
     Ok(())
 }
 
-fn scrub(store: &Url, deep: bool) -> Result<(), Failure> {
+/// Compares maps and references, and when `deep` the data with its names.
+pub(crate) fn scrub(store: &Url, deep: bool) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let mut scrub = Scrub::new(opened.session.clone(), deep)?;
     while scrub.step()? {}

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{archive, show},
-    served_or_not,
+    cluster, served_or_not,
 };
 use crate::{
     archive_dir::ArchiveDir,
@@ -30,7 +30,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json")]
 pub(crate) struct Options {
-    /// The store, or an archive's directory
+    /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
 
     /// Prints JSON, whose keys are stable
@@ -85,6 +85,9 @@ impl From<ScrubReport> for Scrubbed {
 
 /// Scrubs, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(url) = cluster::store_at(&options.store) {
+        return cluster::scrub(&url, true);
+    }
     if ArchiveDir::is_there(&options.store) {
         return archive::run(&options.store, true, options.json);
     }

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use onefold_core::Result;
 
-use super::{served_or_not, stats};
+use super::{cluster, served_or_not, stats};
 use crate::{archive_dir::ArchiveDir, control::Request, failure::Failure, output, report::Report, store_file::StoreFile};
 
 /// Shows what a store holds, what it saved, and how it is doing, served or not
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json")]
 pub(crate) struct Options {
-    /// The store, or an archive's directory
+    /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
 
     /// Prints JSON, whose keys are stable
@@ -22,6 +22,9 @@ pub(crate) struct Options {
 
 /// Prints the report.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(url) = cluster::store_at(&options.store) {
+        return cluster::status(&url, options.json);
+    }
     if ArchiveDir::is_there(&options.store) {
         return stats::show(&options.store, options.json);
     }

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_lab::{
-    paper::{Extent, Results, ordermerge, rad, thindedup},
+    paper::{Extent, Results, global, ordermerge, rad, thindedup},
     report::Statement,
 };
 
@@ -57,6 +57,19 @@ enum Paper {
         #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = ordermerge::NAMES)]
         only: Vec<String>,
     },
+    /// Global deduplication on Ceph: double hashing, chunk maps, metadata and chunk pools
+    ///
+    /// Placement is simulated; bytes and operations are counted on the real cluster engine over an object store in memory. A directory gets report.html
+    /// and global.json.
+    #[command(after_help = "Examples:\n  onefold lab paper global --quick\n  onefold lab paper global --only table1,13 --json")]
+    Global {
+        #[command(flatten)]
+        options: PaperOptions,
+
+        /// Only these: table1, 3, 5a, entry, table2, 13, table3, 5b, 10, 11
+        #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = global::NAMES)]
+        only: Vec<String>,
+    },
     /// RAD: erasure-coded stripes filled by reference counts
     ///
     /// Manifests of releases are given as --traces; one whose name begins with `archives` has compressed files. A directory gets report.html and rad.json.
@@ -94,6 +107,7 @@ struct PaperOptions {
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let (name, title, options, only, experiments): (_, _, _, _, Experiments) = match &options.paper {
         Paper::Thindedup { options, only } => ("thindedup", "ThinDedup's experiments", options, only, thindedup::run),
+        Paper::Global { options, only } => ("global", "Global deduplication's experiments", options, only, global::run),
         Paper::Ordermerge { options, only } => ("ordermerge", "OrderMergeDedup's experiments", options, only, ordermerge::run),
         Paper::Rad { options, only } => ("rad", "RAD's experiments", options, only, rad::run),
     };

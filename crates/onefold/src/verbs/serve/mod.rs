@@ -17,7 +17,6 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_backend::{
-    EmbeddedStore,
     signals::{Stop, StopSignals},
     systemd::{Notifier, Service, Socket},
 };
@@ -36,7 +35,7 @@ use crate::{
     failure::Failure,
     size::{Size, grouped},
     store_file::{StoreFile, WorkingStore},
-    verbs::cluster::{Pace, Url, threads},
+    verbs::cluster::{Pace, store_at, threads},
 };
 
 /// How long clients may take to send no more and read their answers when the server stops.
@@ -175,8 +174,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         let shown = options.store.display();
         return Err(Failure::new(format!("{shown} is an archive, which is used by its own verbs and is not served")));
     }
-    let url = options.store.to_string_lossy().parse::<Url>().unwrap_or_else(|never| match never {});
-    if matches!(url, Url::Rados(..)) || EmbeddedStore::is_at(&options.store) {
+    if let Some(url) = store_at(&options.store) {
         return cluster::run(options, &url, service, signals);
     }
     let file = StoreFile::look(&options.store)?;
