@@ -4,6 +4,7 @@
 //! collector goes on where one was killed.
 //!
 //! *Invariants.* A count is never lower than the truth. A chunk is dropped only when no recipe of the log names it and nobody who could name it is under way.
+//! A removed recipe is dropped only when counts without it are durable: until then it says what they must lose.
 //! Space is freed when nobody reads there any more. A chunk that fails its check is not copied, and its container stays.
 //!
 //! Memory: counts of one range of containers at a time, two bytes a chunk.
@@ -405,7 +406,19 @@ impl Collection {
             let mut spared: Vec<ContainerId> = Vec::new();
             let skip = self.archive.settings.has(PlantedBug::NoRecheck);
             for difference in tables.differences.iter().filter(|difference| difference.added && !skip) {
-                self.spare(&tables, &difference.recipe, &mut spared)?;
+                let mut runs = Vec::new();
+                self.walk(&tables, &difference.recipe, &mut |first, count| runs.push((first, count)))?;
+                self.spare(&tables, &runs, &mut spared)?;
+            }
+            // What was removed since the counts on the disk were made, and counted in memory only, is read once more.
+            for difference in tables.differences.iter().filter(|difference| !difference.added) {
+                let own = |pieces: &Pieces| (Address { container: pieces.container, slot: pieces.first }, usize::from(pieces.count));
+                let runs: Vec<_> = difference.recipe.iter().map(own).collect();
+                match self.spare(&tables, &runs, &mut spared) {
+                    // What can't be read will not be counted either.
+                    Err(error) if error.kind() == Kind::Corrupt => {}
+                    other => other?,
+                }
             }
             spared.sort_unstable();
             spared.dedup();
@@ -431,11 +444,9 @@ impl Collection {
         }
     }
 
-    /// Notes the condemned containers that a recipe needs chunks of.
-    fn spare(&mut self, tables: &Tables, recipe: &[Pieces], spared: &mut Vec<ContainerId>) -> Result<()> {
-        let mut runs = Vec::new();
-        self.walk(tables, recipe, &mut |first, count| runs.push((first, count)))?;
-        for (first, count) in runs {
+    /// Notes the condemned containers of which chunks in these runs are needed.
+    fn spare(&self, tables: &Tables, runs: &[(Address, usize)], spared: &mut Vec<ContainerId>) -> Result<()> {
+        for &(first, count) in runs {
             let Some(home) = tables.home(first.container) else { continue };
             let Some(bits) = tables.condemned.get(&home.stored.id) else { continue };
             let needed = |slot: usize| -> Result<bool> {

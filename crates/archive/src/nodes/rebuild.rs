@@ -162,6 +162,8 @@ fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
         && cursor.epoch == view.epoch
         && label.is_none()
     {
+        // Who wrote it may have been killed before it was durable, and what follows must not outlive it.
+        Cursor::settle(&**files)?;
         return Ok(cursor.segment);
     }
     let names = files.names()?;
@@ -199,6 +201,12 @@ impl Cursor {
         Ok(Some(if whole { Cursor { segment, epoch } } else { Cursor { segment: 0, epoch: 0 } }))
     }
 
+    /// Makes the one that is there durable.
+    fn settle(files: &dyn Files) -> Result<()> {
+        files.open(CURSOR)?.sync()?;
+        files.sync_names()
+    }
+
     /// Durable on return.
     fn write(&self, nodes: &Nodes, files: &dyn Files) -> Result<()> {
         let mut w = Writer::default();
@@ -210,7 +218,6 @@ impl Cursor {
             opened => opened?,
         };
         file.write_at(0, &w.0)?;
-        file.sync()?;
-        files.sync_names()
+        Cursor::settle(files)
     }
 }
