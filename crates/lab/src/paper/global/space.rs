@@ -7,7 +7,7 @@ use onefold_core::{Result, object::PoolKind};
 use super::site::{OBJECT_BYTES, Site, blocks, in_blocks, metadata_bytes};
 use crate::{
     paper::item::{Extent, Item, Judgement, Look, no_figure, nothing},
-    report::{Figure, Table},
+    report::{Axis, Figure, Lines, Series, Table},
     rng::Rng,
 };
 
@@ -157,11 +157,29 @@ fn figure13(extent: &Extent) -> Result<Judgement> {
     judgement.check(format!("MiB: {}", sizes.map(mib).join(" > ")), sizes.windows(2).all(|pair| pair[0] > pair[1]));
     judgement.remark = "Ten images of a system with homes of their own, a fortieth of each. Two copies, or two parts and one of parity; metadata has two copies always.".into();
     let names = ["two copies", "erasure code", "deduplication, two copies", "deduplication, erasure code", "and compression"];
-    judgement.figures = vec![Figure::Table(Table {
+    // After each image: copies of whole images grow evenly.
+    let growing: [Vec<f64>; 5] = [
+        (1..=10).map(|n| 2.0 * (n * image) as f64).collect(),
+        (1..=10).map(|n| 1.5 * (n * image) as f64).collect(),
+        plain.iter().map(|&sizes| of(sizes, 2.0)).collect(),
+        coded.iter().map(|&sizes| of(sizes, 1.5)).collect(),
+        packed.iter().map(|&sizes| of(sizes, 1.5)).collect(),
+    ];
+    let points = |bytes: &Vec<f64>| (1..).map(f64::from).zip(bytes.iter().map(|bytes| bytes / (1 << 20) as f64)).collect();
+    let series = names.iter().zip(&growing).map(|(name, bytes)| Series { name: (*name).to_owned(), points: points(bytes) }).collect();
+    let lines = Figure::Lines(Lines {
+        title: "Space of images of virtual machines".into(),
+        x: Axis::linear("images"),
+        y: Axis::logarithmic("space, MiB"),
+        series,
+        ..Lines::default()
+    });
+    let table = Figure::Table(Table {
         title: "Space of ten images, MiB".into(),
         columns: ["system", "space"].map(String::from).to_vec(),
         rows: names.iter().zip(sizes).map(|(name, size)| vec![(*name).to_owned(), mib(size)]).collect(),
-    })];
+    });
+    judgement.figures = vec![lines, table];
     Ok(judgement)
 }
 
