@@ -158,7 +158,8 @@ impl Engine {
             volume.critical = critical.clone();
         }
         let ticket = self.record(&mut state, CatalogueChange::Critical { id, critical });
-        self.end_change(&mut state);
+        // Blocks that were written before are not written into any more.
+        state.close();
         Ok(ticket)
     }
 

@@ -144,13 +144,13 @@ impl Engine {
                 }
                 Admission::Full => {
                     let releases = state.releases;
+                    drop(state);
+                    placed = Some(self.place_first(&blocks[0])?);
+                    state = self.state.lock();
                     // A critical block needs a block of its own.
                     if state.volume(volume)?.critical.holds(first) {
                         return Err(full());
                     }
-                    drop(state);
-                    placed = Some(self.place_first(&blocks[0])?);
-                    state = self.state.lock();
                     self.admit_known(&mut state, Purpose::Known)?;
                     if state.releases != releases {
                         return Err(wait());
@@ -329,10 +329,11 @@ impl Engine {
 impl State {
     /// Memory of the open window for a block.
     pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
+        let critical = self.volumes.get(&volume).is_some_and(|volume| volume.critical.holds(lba));
         let State { open, pool, unplaced, active, .. } = self;
         active.dirty.touch(volume, lba);
         *unplaced += u64::from(!open.holds(volume, lba));
-        open.put(volume, lba, moved, || State::piece(pool))
+        open.put(volume, lba, moved, critical, || State::piece(pool))
     }
 
     /// Makes blocks of the open window read as zeroes.

@@ -154,18 +154,6 @@ impl Engine {
         Ok(Decision { fates, new, chosen, roles, order, hidden, alone, in_table })
     }
 
-    /// Which live blocks of a window may be shared: all that are not in a critical range of their volume.
-    fn shared(&self, window: &Window, slots: &[usize]) -> Vec<bool> {
-        let mut shared = Vec::with_capacity(slots.len());
-        let state = self.state.lock();
-        for of_volume in slots.chunk_by(|&one, &other| window.blocks[one].volume == window.blocks[other].volume) {
-            let volume = of_volume.first().and_then(|&slot| state.volumes.get(&window.blocks[slot].volume));
-            let critical = volume.map(|volume| &volume.critical).filter(|_| !self.settings.has(PlantedBug::CriticalShared));
-            shared.extend(of_volume.iter().map(|&slot| !critical.is_some_and(|critical| critical.holds(window.blocks[slot].lba))));
-        }
-        shared
-    }
-
     /// True when records are written to the disk before a checkpoint takes them.
     pub(crate) fn writes_records(&self) -> bool {
         matches!(self.scheme.records(), Records::WithData | Records::AfterData)
@@ -419,7 +407,8 @@ impl<'a> Content<'a> {
         let slots: Vec<usize> = (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
         let mut fingerprints = engine.identity.fingerprinter.many(&blocks);
-        let shared = engine.shared(window, &slots);
+        let shares = |&slot: &usize| !window.blocks[slot].critical || engine.settings.has(PlantedBug::CriticalShared);
+        let shared: Vec<bool> = slots.iter().map(shares).collect();
         for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared) {
             *fingerprint = fingerprint.unshared();
         }

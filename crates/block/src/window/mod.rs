@@ -36,6 +36,8 @@ pub(crate) struct WindowBlock {
     pub(crate) live: bool,
     /// True when it is moved by compaction: it gets a new place, whatever is stored already.
     pub(crate) moved: bool,
+    /// True when it lay in a critical range of its volume when it was written: it shares nothing.
+    pub(crate) critical: bool,
     /// Known duplicate.
     pub(crate) placed: Option<Placed>,
 }
@@ -100,17 +102,25 @@ impl Window {
     }
 
     /// The memory for a new version of an address; `piece` makes more memory. Its old content is not cleared.
-    pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool, piece: impl FnOnce() -> Vec<Block>) -> &mut Block {
+    pub(crate) fn put(
+        &mut self,
+        volume: VolumeId,
+        lba: Lba,
+        moved: bool,
+        critical: bool,
+        piece: impl FnOnce() -> Vec<Block>,
+    ) -> &mut Block {
         let next = self.blocks.len();
         let slot = *self.index.entry((volume, lba)).or_insert(next as u32) as usize;
         if slot == next {
-            self.blocks.push(WindowBlock { volume, lba, live: true, moved, placed: None });
+            self.blocks.push(WindowBlock { volume, lba, live: true, moved, critical, placed: None });
             self.live += 1;
             if slot / PIECE_BLOCKS == self.pieces.len() {
                 self.pieces.push(piece());
             }
         } else {
             self.blocks[slot].moved = moved;
+            self.blocks[slot].critical = critical;
             self.blocks[slot].placed = None;
         }
         &mut self.pieces[slot / PIECE_BLOCKS][slot % PIECE_BLOCKS]
