@@ -20,6 +20,7 @@ Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 s
   --exhaust         tries every crash of a small case
   --bugs            plants each bug and looks for it in 2,000 seeds
   --bug NAME        plants one bug in what the other options run
+  --scheme NAME     every store has this scheme; --bugs plants those that break a rule of it
   --threads N       worker threads (2)
 
 examples:  onefold-sim --seed 1742        onefold-sim --seeds 0..500 --threads 1";
@@ -52,14 +53,16 @@ pub fn run<S: Subject>(arguments: impl Iterator<Item = String>) -> ExitCode {
         }
     };
     let well = match job {
-        Job::Seed(seed) => replay(&run_seed::<S>(seed, config.bug, true)),
+        Job::Seed(seed) => replay(&run_seed::<S>(seed, &config, true)),
         Job::Shrink(seed) => {
-            let least = shrink::<S>(&run_seed::<S>(seed, config.bug, false));
+            let least = shrink::<S>(&run_seed::<S>(seed, &config, false));
             replay(&run_params::<S>(least.params, true))
         }
         Job::Seeds(seeds) => many::<S>(seeds, &config).0,
         Job::Exhaust => small_cases::<S>(&config),
         Job::Bugs => planted::<S>(&config),
+        // What one scheme can't reach, and the small cases, are the ordinary run's.
+        Job::All if config.scheme.is_some() => kept::<S>(&config) && many::<S>(0..SEEDS, &config).0,
         Job::All => kept::<S>(&config) && everywhere::<S>(&config) && small_cases::<S>(&config),
     };
     if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -85,6 +88,11 @@ fn parse<S: Subject>(mut arguments: impl Iterator<Item = String>) -> Result<(Job
                 let name = value()?;
                 let index = S::BUGS.iter().position(|bug| *bug == name);
                 config.bug = Some(index.ok_or(format!("no bug '{name}': one of {}", S::BUGS.join(", ")))?);
+            }
+            "--scheme" => {
+                let name = value()?;
+                let index = S::SCHEMES.iter().position(|scheme| *scheme == name);
+                config.scheme = Some(index.ok_or(format!("no scheme '{name}': one of {}", S::SCHEMES.join(", ")))?);
             }
             "--threads" => config.threads = number(&value()?)? as usize,
             other => return Err(format!("unknown argument '{other}'")),
@@ -139,7 +147,7 @@ fn many<S: Subject>(seeds: std::ops::Range<u64>, config: &Config) -> (bool, Reac
 
 fn kept<S: Subject>(config: &Config) -> bool {
     let seeds = KEPT.lines().filter_map(|line| line.split('#').next()?.trim().parse::<u64>().ok());
-    let failed = seeds.filter(|&seed| !verdict(&run_seed::<S>(seed, config.bug, false))).count();
+    let failed = seeds.filter(|&seed| !verdict(&run_seed::<S>(seed, config, false))).count();
     failed == 0
 }
 
@@ -168,7 +176,7 @@ fn small_case<S: Subject>(config: &Config, what: &str, mut options: StoreOptions
 }
 
 fn planted<S: Subject>(config: &Config) -> bool {
-    let reports = bugs::<S>(SEEDS, config.threads, |report| match (&report.found, &report.without) {
+    let reports = bugs::<S>(SEEDS, config, |report| match (&report.found, &report.without) {
         (None, _) => println!("{:<44} NOT FOUND in {SEEDS} seeds", report.bug),
         (Some(found), None) => {
             let checker = found.failure.as_ref().map_or(String::new(), ToString::to_string);

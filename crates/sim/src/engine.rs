@@ -110,10 +110,44 @@ const fn bug_names() -> [&'static str; PlantedBug::ALL.len()] {
     names
 }
 
+/// The planted bugs that break a rule of only some schemes, by the schemes that keep it: with records in carriers, with records in the leftover table,
+/// copy-on-write, or with leaves in place.
+const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
+    use PlantedBug::{
+        AcknowledgedEarly, BelievedUnseen, ChecksumIgnored, CommitPastDurable, DoubleDecrement, DroppedReturns, DuplicateOntoFree,
+        EarlyReuse, FingerprintStays, ForgedCarrier, LeafBusy, LeafOverDurable, LeftoverBusy, LeftoverInPlace, LeftoverVoid,
+        LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse, RecountBlind, RecoveryUnflushed,
+        UnlinkedEarly, UnlistedZone,
+    };
+    [
+        // Elsewhere data is durable before a record that names it, so nothing is believed in vain, and windows end one by one.
+        (&[BelievedUnseen, OutOfOrder], &["thin"]),
+        (&[LeftoverInPlace, LeftoverBusy, LeftoverVoid, ForgedCarrier, CommitPastDurable], &["thin", "ordered"]),
+        (&[EarlyReuse, UnlistedZone, ListedOnce], &["thin", "ordered", "ordermerge"]),
+        (
+            &[DroppedReturns, DuplicateOntoFree, RecoveryUnflushed, ChecksumIgnored, DoubleDecrement, RangeOverWrite],
+            &["thin", "ordered", "cow"],
+        ),
+        // A window is durable by what comes after its own blocks.
+        (&[AcknowledgedEarly], &["cow", "ordermerge"]),
+        (
+            &[LinkBeforeData, LinkBeforeCount, UnlinkedEarly, LeafOverDurable, LeafBusy, FingerprintStays, ReclaimedInUse, RecountBlind],
+            &["ordermerge"],
+        ),
+    ]
+};
+
 impl Subject for Thin {
     const BUGS: &'static [&'static str] = &bug_names();
 
+    const SCHEMES: &'static [&'static str] = &["thin", "ordered", "cow", "ordermerge"];
+
     const TRIMS_EDGES: bool = false;
+
+    fn applies(bug: usize, scheme: usize) -> bool {
+        let bug = PlantedBug::ALL[bug].1;
+        OF_SCHEMES.iter().find(|(bugs, _)| bugs.contains(&bug)).is_none_or(|(_, schemes)| schemes.contains(&Thin::SCHEMES[scheme]))
+    }
 
     fn format(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
         Engine::format(disk, &Thin::format_of(options))

@@ -123,9 +123,9 @@ pub struct Params {
 }
 
 impl Params {
-    /// The parameters that belong to `seed`.
+    /// The parameters that belong to `seed`; with `scheme`, an index of [`Subject::SCHEMES`](crate::subject::Subject::SCHEMES), those of that scheme.
     #[must_use]
-    pub fn draw(seed: u64) -> Params {
+    pub fn draw(seed: u64, scheme: Option<usize>) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6400);
         let (profiles, weights): (Vec<Profile>, Vec<u32>) = PROFILES.into_iter().unzip();
         let profile = profiles[rng.weighted(&weights)];
@@ -134,6 +134,9 @@ impl Params {
         let apart = &mut Rng::new(seed ^ 0x6d65_7267_6500_0412);
         if apart.percent(22) {
             (options.scheme, options.delay_ms) = (3, [0, 30_000, 30_000][apart.below(3) as usize]);
+        }
+        if let Some(scheme) = scheme {
+            (options.scheme, options.delay_ms) = (scheme, if scheme == 3 { [0, 30_000, 30_000][(seed % 3) as usize] } else { 0 });
         }
         let volumes = rng.within(1, 3);
         let volume_blocks = [64, 200, 1024, 70_000, 1 << 22][rng.weighted(&[2, 2, 3, 2, 1])];

@@ -49,6 +49,8 @@ pub struct Summary {
 pub struct Config {
     /// The planted bug, by its index.
     pub bug: Option<usize>,
+    /// The scheme of all stores, by its index; else the seed draws one.
+    pub scheme: Option<usize>,
     /// Every so many seeds, one is run twice and must do the same; 0 for never.
     pub repeat_every: u64,
     /// Failures after which no more seeds are begun.
@@ -59,7 +61,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        Config { bug: None, repeat_every: 40, stop_after: 20, threads: 2 }
+        Config { bug: None, scheme: None, repeat_every: 40, stop_after: 20, threads: 2 }
     }
 }
 
@@ -99,9 +101,9 @@ pub(crate) fn guarded(part: impl FnOnce() -> Result<(), Failure>) -> Result<(), 
 
 /// Runs one seed; `loud` prints what happens.
 #[must_use]
-pub fn run_seed<S: Subject>(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
-    let mut params = Params::draw(seed);
-    params.options.bug = bug;
+pub fn run_seed<S: Subject>(seed: u64, config: &Config, loud: bool) -> Outcome {
+    let mut params = Params::draw(seed, config.scheme);
+    params.options.bug = config.bug;
     run_params::<S>(params, loud)
 }
 
@@ -132,9 +134,9 @@ pub fn shrink<S: Subject>(outcome: &Outcome) -> Outcome {
 
 /// Runs a seed once, or twice when it is its turn to prove that it is deterministic.
 fn run_checked<S: Subject>(seed: u64, config: &Config) -> Outcome {
-    let mut outcome = run_seed::<S>(seed, config.bug, false);
+    let mut outcome = run_seed::<S>(seed, config, false);
     if config.repeat_every != 0 && seed.is_multiple_of(config.repeat_every) {
-        let again = run_seed::<S>(seed, config.bug, false);
+        let again = run_seed::<S>(seed, config, false);
         if again.trace != outcome.trace || again.failure != outcome.failure {
             let message = format!("two runs differ: trace {:016x} and {:016x}", outcome.trace, again.trace);
             outcome.failure = Some(Failure::new(Checker::Deterministic, message));
@@ -175,14 +177,14 @@ pub fn run_seeds<S: Subject>(seeds: Range<u64>, config: &Config, progress: impl 
     summary
 }
 
-/// Plants each bug in turn and looks for the first seed of `0..limit` that finds it.
-pub fn bugs<S: Subject>(limit: u64, threads: usize, mut report: impl FnMut(&BugReport)) -> Vec<BugReport> {
+/// Plants each bug in turn, or each that breaks a rule of the scheme that is asked for, and looks for the first seed of `0..limit` that finds it.
+pub fn bugs<S: Subject>(limit: u64, of: &Config, mut report: impl FnMut(&BugReport)) -> Vec<BugReport> {
     let mut reports = Vec::new();
-    for (index, bug) in S::BUGS.iter().enumerate() {
-        let config = Config { bug: Some(index), repeat_every: 0, stop_after: 1, threads };
+    for (index, bug) in S::BUGS.iter().enumerate().filter(|&(index, _)| of.scheme.is_none_or(|scheme| S::applies(index, scheme))) {
+        let config = Config { bug: Some(index), repeat_every: 0, stop_after: 1, ..*of };
         // Workers end the seeds that they have begun, so that the lowest failure is the first one.
         let found = run_seeds::<S>(0..limit, &config, |_| {}).failures.into_iter().next();
-        let without = found.as_ref().and_then(|outcome| run_seed::<S>(outcome.params.seed, None, false).failure);
+        let without = found.as_ref().and_then(|outcome| run_seed::<S>(outcome.params.seed, &Config { bug: None, ..config }, false).failure);
         let one = BugReport { bug, found, without };
         report(&one);
         reports.push(one);

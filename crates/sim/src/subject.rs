@@ -104,11 +104,21 @@ pub trait Subject: Sized {
     /// Names of the bugs that can be planted by [`StoreOptions::bug`].
     const BUGS: &'static [&'static str];
 
+    /// Names of the schemes that [`StoreOptions::scheme`] chooses from.
+    const SCHEMES: &'static [&'static str] = &[];
+
     /// False for a store that does not promise to notice damage: it is spared the faults that need it.
     const NOTICES_DAMAGE: bool = true;
 
     /// True when a trim zeroes the blocks that it covers in part, too; false when it leaves them as they are.
     const TRIMS_EDGES: bool = true;
+
+    /// True when the bug with this index of [`BUGS`](Subject::BUGS) breaks a rule that this scheme keeps.
+    #[must_use]
+    fn applies(bug: usize, scheme: usize) -> bool {
+        let _ = (bug, scheme);
+        true
+    }
 
     /// Makes a store, whatever the disk holds.
     ///

@@ -31,7 +31,7 @@ fn the_block_engine_survives_and_every_kind_of_fault_is_reached() {
 #[test]
 fn the_same_seed_is_the_same_run_of_the_block_engine() {
     for seed in 0..20 {
-        assert_eq!(run_seed::<Thin>(seed, None, false).trace, run_seed::<Thin>(seed, None, false).trace);
+        assert_eq!(run_seed::<Thin>(seed, &Config::default(), false).trace, run_seed::<Thin>(seed, &Config::default(), false).trace);
     }
 }
 

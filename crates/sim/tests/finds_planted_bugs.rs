@@ -38,14 +38,14 @@ fn a_right_store_passes_and_every_kind_of_crash_is_reached() {
 #[test]
 fn the_same_seed_is_the_same_run() {
     for seed in 0..20 {
-        assert_eq!(run_seed::<Toy>(seed, None, false).trace, run_seed::<Toy>(seed, None, false).trace);
+        assert_eq!(run_seed::<Toy>(seed, &Config::default(), false).trace, run_seed::<Toy>(seed, &Config::default(), false).trace);
     }
-    assert_ne!(run_seed::<Toy>(1, None, false).trace, run_seed::<Toy>(2, None, false).trace);
+    assert_ne!(run_seed::<Toy>(1, &Config::default(), false).trace, run_seed::<Toy>(2, &Config::default(), false).trace);
 }
 
 #[test]
 fn each_planted_bug_is_found_and_the_same_seed_passes_without_it() {
-    for report in bugs::<Toy>(2000, 2, |_| {}) {
+    for report in bugs::<Toy>(2000, &Config::default(), |_| {}) {
         assert!(report.found.is_some(), "not found: {}", report.bug);
         assert_eq!(report.without, None, "{}", report.bug);
     }
