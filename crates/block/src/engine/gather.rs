@@ -351,7 +351,7 @@ impl State {
         }
         let next = Window::new(self.open.number.next());
         let window = std::sync::Arc::new(std::mem::replace(&mut self.open, next));
-        self.flights.push_back(super::Flight { window, plan: None, stage: super::Stage::Closed, written_before: 0 });
+        self.flights.push_back(super::Flight { window, plan: None, stage: super::Stage::Closed, written_before: None });
         true
     }
 }

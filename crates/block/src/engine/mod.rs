@@ -82,8 +82,8 @@ pub(crate) struct Flight {
     pub(crate) window: Arc<Window>,
     pub(crate) plan: Option<Arc<Plan>>,
     pub(crate) stage: Stage,
-    /// The last flush that began before it was written; with leaves in place.
-    pub(crate) written_before: u64,
+    /// With leaves in place: the last flush that began before its data and its counts were written.
+    pub(crate) written_before: Option<u64>,
 }
 
 /// What the lock protects.

@@ -96,6 +96,8 @@ pub struct Phase {
     /// As in [`Outcome`].
     pub ideal_blocks: u64,
     /// As in [`Outcome`].
+    pub checkpoint_blocks: u64,
+    /// As in [`Outcome`].
     pub flushes: u64,
     /// As in [`Outcome`].
     pub virtual_seconds: f64,

@@ -408,6 +408,7 @@ impl<'a> Run<'a> {
                 client_blocks: now.client - then.client,
                 device_blocks: now.device.since(&then.device).written(),
                 ideal_blocks: now.ideal - then.ideal,
+                checkpoint_blocks: now.tally.since(&then.tally).checkpoint_blocks,
                 flushes: now.device.since(&then.device).flushes,
                 virtual_seconds: (now.now - then.now).as_secs_f64(),
             });

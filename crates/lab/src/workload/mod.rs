@@ -21,6 +21,9 @@ use crate::{
 /// Blocks of the address space of ThinDedup's paper, 120 GB.
 pub const PAPER_BLOCKS: u64 = 120_000_000_000 / 4096;
 
+/// Microseconds between the requests of a burst, at most.
+pub const BURST_GAP: u64 = 100;
+
 /// Where blocks are written.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -114,8 +117,10 @@ pub struct Workload {
     pub compression: f64,
     /// Requests between two flushes; 0 for no flushes.
     pub flush_every: u64,
-    /// Microseconds between two requests; they count when requests come at recorded speed.
+    /// Microseconds between two requests, on average; they count when requests come at recorded speed.
     pub gap_microseconds: u64,
+    /// Requests that come together, at most [`BURST_GAP`] apart, with a pause before the next; 1 for requests that come evenly.
+    pub burst: u64,
     /// All chance follows from it.
     pub seed: u64,
 }
@@ -135,8 +140,15 @@ impl Workload {
             compression: 1.25,
             flush_every: 0,
             gap_microseconds: 0,
+            burst: 1,
             seed: 1,
         }
+    }
+
+    /// When a request comes.
+    fn time_of(&self, request: u64) -> Duration {
+        let (gap, burst) = (self.gap_microseconds, self.burst.max(1));
+        Duration::from_micros(request / burst * burst * gap + request % burst * gap.min(BURST_GAP))
     }
 
     /// Its requests.
@@ -226,9 +238,11 @@ impl Iterator for Writes {
     type Item = (u64, Request);
 
     fn next(&mut self) -> Option<(u64, Request)> {
-        let at = Duration::from_micros(self.requests * self.workload.gap_microseconds);
+        let at = self.workload.time_of(self.requests);
         if self.workload.flush_every > 0 && self.unflushed == self.workload.flush_every {
             self.unflushed = 0;
+            // With its burst, not with the next.
+            let at = self.workload.time_of(self.requests - 1) + Duration::from_micros(BURST_GAP.min(self.workload.gap_microseconds));
             return Some((self.done, Request { at, what: What::Flush }));
         }
         let n = self.workload.request_blocks.clamp(1, self.workload.volume_blocks).min(self.workload.blocks - self.done);
@@ -327,6 +341,11 @@ mod tests {
         let requests = all(&workload);
         assert_eq!(requests.iter().filter(|(_, request)| request.what == What::Flush).count(), 17);
         assert_eq!(requests.iter().map(|(_, request)| request.what.written_blocks()).sum::<u64>(), 100);
+        let bursts = Workload { burst: 4, ..workload };
+        let times: Vec<u128> = (0..9).map(|n| bursts.time_of(n).as_micros()).collect();
+        assert_eq!(times, [0, 10, 20, 30, 40, 50, 60, 70, 80]);
+        let paused = Workload { gap_microseconds: 1000, ..bursts };
+        assert_eq!((0..6).map(|n| paused.time_of(n).as_micros()).collect::<Vec<_>>(), [0, 100, 200, 300, 4000, 4100]);
         assert!("mail-2".parse::<Named>().unwrap().ratio == Some(16.08) && "mail-3".parse::<Named>().is_err());
     }
 }

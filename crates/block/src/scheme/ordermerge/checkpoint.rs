@@ -232,7 +232,7 @@ impl Engine {
             }
         }
         let pointers: Vec<Pointer> = leaves.iter().map(|(_, pointer)| *pointer).collect();
-        let written = self.write_leaves(&pointers)?;
+        let (_, written) = self.write_leaves(&pointers)?;
         add(&self.counters.in_place_blocks, written);
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Level 0: the data of a window, and the counts of all blocks that its links will name.
+//! Level 0: the data of a window, and the counts of all blocks that its links will name. Data is written at once, counts with the next flush, when
+//! all windows that wait for it have changed their leaves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +8,7 @@ use std::{
 
 use onefold_core::{BlockRef, Class, Fingerprint, Pba, Result, Run, VolumeId};
 
-use super::place_in;
+use super::{Merger, place_in};
 use crate::{
     counters::add,
     engine::{Engine, Snapshot, Stage, State, list_refs, list_runs},
@@ -17,7 +18,6 @@ use crate::{
         record::Change,
     },
     settings::PlantedBug,
-    table::held::Written,
     window::{Plan, Window},
 };
 
@@ -48,29 +48,37 @@ impl Engine {
         if !self.settings.has(PlantedBug::LinkBeforeCount) {
             self.count_links(&plan, &leaves);
         }
-        let pointers: Vec<Pointer> = leaves.iter().map(|(_, pointer)| *pointer).collect();
-        let (note, pages) = self.versions_of(&pointers);
+        merger.counted.extend(leaves.iter().map(|(_, pointer)| *pointer));
         let blocks = plan.blocks(&window);
         let mut runs = plan.runs(&blocks);
-        let (due_refs, page_refs) = (list_refs(&due), refs_of(&pages));
+        let due_refs = list_refs(&due);
         runs.extend(list_runs(&due, &due_refs));
-        runs.extend(runs_of(&pages, &page_refs));
         if !runs.is_empty() {
             self.disk.write(&runs).map_err(|e| self.stop(&e))?;
         }
         add(&self.counters.data_blocks, blocks.len() as u64);
         add(&self.counters.list_blocks, due.len() as u64);
-        add(&self.counters.in_place_blocks, pages.len() as u64);
         if self.settings.has(PlantedBug::LinkBeforeCount) {
             merger.uncounted.push((plan.clone(), leaves));
         }
         let mut state = self.state.lock();
         state.allocator.list.written(&due);
         state.set_stage(window.number, Stage::Written);
-        if let Some(flight) = state.flights.iter_mut().find(|flight| flight.window.number == window.number) {
-            flight.written_before = note;
-        }
         Ok(true)
+    }
+
+    /// Writes the counts of all windows whose data was written, each leaf once. The flush that comes next makes them sound.
+    pub(super) fn write_counts(&self, merger: &mut Merger) -> Result<()> {
+        let mut leaves = std::mem::take(&mut merger.counted);
+        leaves.sort_unstable_by_key(|pointer| pointer.address);
+        leaves.dedup_by_key(|pointer| pointer.address);
+        let (note, written) = self.write_leaves(&leaves)?;
+        add(&self.counters.in_place_blocks, written);
+        let mut state = self.state.lock();
+        for flight in state.flights.iter_mut().filter(|flight| flight.stage == Stage::Written) {
+            flight.written_before.get_or_insert(note);
+        }
+        Ok(())
     }
 
     fn next_prepared(&self) -> Option<(Arc<Window>, Arc<Plan>, Arc<Snapshot>)> {
@@ -116,30 +124,18 @@ impl Engine {
         }
     }
 
-    /// The next versions of leaves that changed, and the number of the last flush that began before they are written.
-    pub(super) fn versions_of(&self, leaves: &[Pointer]) -> (u64, Vec<Written>) {
+    /// Writes the next versions of leaves that changed; they are durable with the next flush. Gives the number of the last one that began
+    /// before, and how many leaves were written.
+    pub(super) fn write_leaves(&self, leaves: &[Pointer]) -> Result<(u64, u64)> {
         let note = self.state.lock().flushes_begun;
-        (note, self.pages.held().write(&self.identity, leaves, note))
-    }
-
-    /// Writes the next versions of leaves that changed. They are durable with the next flush.
-    pub(super) fn write_leaves(&self, leaves: &[Pointer]) -> Result<u64> {
-        let (_, pages) = self.versions_of(leaves);
-        let refs = refs_of(&pages);
-        let runs: Vec<Run<'_>> = runs_of(&pages, &refs).collect();
+        let pages = self.pages.held().write(&self.identity, leaves, note);
+        let refs: Vec<BlockRef<'_>> = pages.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();
+        let runs: Vec<Run<'_>> = pages.iter().zip(refs.chunks(1)).map(|(page, blocks)| Run { at: page.at, blocks }).collect();
         if !runs.is_empty() {
             self.disk.write(&runs)?;
         }
-        Ok(pages.len() as u64)
+        Ok((note, pages.len() as u64))
     }
-}
-
-fn refs_of(pages: &[Written]) -> Vec<BlockRef<'_>> {
-    pages.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect()
-}
-
-fn runs_of<'a>(pages: &[Written], refs: &'a [BlockRef<'a>]) -> impl Iterator<Item = Run<'a>> {
-    pages.iter().map(|page| page.at).zip(refs.chunks(1)).map(|(at, blocks)| Run { at, blocks })
 }
 
 impl State {

@@ -68,7 +68,7 @@ impl Engine {
             let late = |n: usize, since: Duration| all || since + delay <= now || changed.len() - n > WAITING_MAX;
             changed.iter().enumerate().filter(|&(n, &(since, _))| late(n, since)).map(|(_, &(_, pointer))| pointer).collect()
         };
-        let written = self.write_leaves(&due)?;
+        let (_, written) = self.write_leaves(&due)?;
         add(&self.counters.in_place_blocks, written);
         add(&self.counters.delayed_blocks, written);
         Ok(())

@@ -49,6 +49,7 @@ impl Engine {
         if !waits {
             return Ok(false);
         }
+        self.write_counts(&mut merger).map_err(|e| self.stop(&e))?;
         self.flush_leaves()?;
         self.publish_linked(&mut merger).map_err(|e| self.stop(&e))?;
         self.link_sound(&mut merger).map_err(|e| self.stop(&e))?;
@@ -116,7 +117,9 @@ impl Engine {
             state.check_running()?;
             let done = state.flushes_done;
             let waiting = state.flights.iter().skip_while(|flight| flight.stage == Stage::Linked);
-            let sound = waiting.take_while(|flight| flight.stage == Stage::Written && (early || flight.written_before < done));
+            let sound = waiting.take_while(|flight| {
+                flight.stage == Stage::Written && (early || flight.written_before.is_some_and(|before| before < done))
+            });
             let sound: Vec<(Arc<Window>, Arc<Plan>)> =
                 sound.filter_map(|flight| Some((flight.window.clone(), flight.plan.clone()?))).collect();
             (sound, state.snapshot.clone())
@@ -138,7 +141,7 @@ impl Engine {
     }
 
     fn write_linked(&self, linked: &mut Linked) -> Result<()> {
-        let written = self.write_leaves(&std::mem::take(&mut linked.leaves))?;
+        let (_, written) = self.write_leaves(&std::mem::take(&mut linked.leaves))?;
         add(&self.counters.in_place_blocks, written);
         Ok(())
     }

@@ -9,7 +9,7 @@
 //!
 //! | step | what is written | why then |
 //! |---|---|---|
-//! | level 0 (`count.rs`) | data; counts: one more for each new link, and for a new block its own | before anything names them |
+//! | level 0 (`count.rs`) | data; counts, merged over the windows that wait for a flush: one more for each new link, and for a new block its own | before anything names them |
 //! | flush | | |
 //! | level 1 (`link.rs`) | map leaves: the links of all windows that wait, merged leaf by leaf; ranges in the order of windows | |
 //! | flush | | the windows are durable |
@@ -61,6 +61,8 @@ impl Scheme for OrderMerge {
 /// What waits between the steps.
 #[derive(Default)]
 pub(crate) struct Merger {
+    /// Leaves that count the links of windows whose data was written, and that the next flush takes along.
+    counted: Vec<Pointer>,
     /// Blocks that lost a link which is not durable yet, as often as they did.
     unlinked: Vec<Pba>,
     /// New blocks whose links are not durable yet.

@@ -34,6 +34,7 @@ pub(super) struct Shape {
     request_blocks: u64,
     flush_every: u64,
     gap_microseconds: u64,
+    burst: u64,
     volume_blocks: u64,
 }
 
@@ -49,6 +50,7 @@ pub(super) const SIX: [Shape; 6] = [
         request_blocks: 32,
         flush_every: 200,
         gap_microseconds: 5000,
+        burst: 32,
         volume_blocks: 1 << 18,
     },
     // Small files and a database of packages, each synced.
@@ -60,6 +62,7 @@ pub(super) const SIX: [Shape; 6] = [
         request_blocks: 8,
         flush_every: 3,
         gap_microseconds: 2000,
+        burst: 3,
         volume_blocks: 1 << 19,
     },
     // A browser's cache and its small databases.
@@ -71,6 +74,7 @@ pub(super) const SIX: [Shape; 6] = [
         request_blocks: 4,
         flush_every: 10,
         gap_microseconds: 6000,
+        burst: 10,
         volume_blocks: 1 << 17,
     },
     // A picture of 100 KB ten times a second.
@@ -82,6 +86,7 @@ pub(super) const SIX: [Shape; 6] = [
         request_blocks: 25,
         flush_every: 50,
         gap_microseconds: 100_000,
+        burst: 1,
         volume_blocks: 1 << 18,
     },
     // Temporary files of a map-reduce job.
@@ -93,6 +98,7 @@ pub(super) const SIX: [Shape; 6] = [
         request_blocks: 16,
         flush_every: 25,
         gap_microseconds: 3000,
+        burst: 25,
         volume_blocks: 1 << 18,
     },
     // Documents of 8 KB in a database with a journal.
@@ -104,6 +110,7 @@ pub(super) const SIX: [Shape; 6] = [
         request_blocks: 3,
         flush_every: 8,
         gap_microseconds: 1500,
+        burst: 8,
         volume_blocks: 1 << 18,
     },
 ];
@@ -111,12 +118,12 @@ pub(super) const SIX: [Shape; 6] = [
 impl Shape {
     /// The workload that it stands for.
     pub(super) fn load(&self, extent: &Extent) -> Load {
-        let Shape { share, sequential, again, request_blocks, flush_every, gap_microseconds, volume_blocks, .. } = *self;
+        let Shape { share, sequential, again, request_blocks, flush_every, gap_microseconds, burst, volume_blocks, .. } = *self;
         let blocks = if extent.quick { 6000 } else { 30_000 };
         let ratio = 100.0 / (100.0 - share);
         let pattern = Pattern::Runs { sequential, again };
         let usual = Workload::paper(pattern, blocks);
-        Load::Generated(Workload { volume_blocks, request_blocks, flush_every, gap_microseconds, ratio, ..usual })
+        Load::Generated(Workload { volume_blocks, request_blocks, flush_every, gap_microseconds, burst, ratio, ..usual })
     }
 }
 
@@ -155,6 +162,7 @@ fn shares(extent: &Extent, look: &Look<'_>) -> Judgement {
             shape.request_blocks as f64,
             shape.flush_every as f64,
             shape.gap_microseconds as f64 / 1e3,
+            shape.burst as f64,
             shape.volume_blocks as f64 * 4096.0 / 1e6,
         ];
         [shape.name.to_owned()].into_iter().chain(numbers.map(number)).collect()
@@ -167,6 +175,7 @@ fn shares(extent: &Extent, look: &Look<'_>) -> Judgement {
         "blocks of a request",
         "requests between flushes",
         "gap ms",
+        "requests of a burst",
         "volume MB",
     ];
     let title = "The six, as they are generated; four fifths of the contents shrink by a fifth".to_owned();
