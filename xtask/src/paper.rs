@@ -32,7 +32,7 @@ const MANIFESTS: &[&str] =
 
 const PAPERS: [Paper; 4] = [
     ("thindedup", &[], TRACES),
-    ("ordermerge", &["Fig 2A: write volume, weak persistence", "Fig 2B: time, weak persistence", "Section 4.4: space"], TRACES),
+    ("ordermerge", &["Fig 2B: time, weak persistence"], TRACES),
     ("global", &[], TRACES),
     ("rad", &[], MANIFESTS),
 ];

@@ -209,14 +209,6 @@ impl Settings {
         false
     }
 
-    /// The defect that was asked for.
-    pub(crate) fn planted(&self) -> Option<PlantedBug> {
-        #[cfg(feature = "planted-bugs")]
-        return self.bug;
-        #[cfg(not(feature = "planted-bugs"))]
-        None
-    }
-
     /// True when this defect was asked for.
     #[cfg(feature = "planted-bugs")]
     pub(crate) fn has(&self, bug: PlantedBug) -> bool {
@@ -280,10 +272,6 @@ pub enum PlantedBug {
     LinkBeforeCount,
     /// The count of a block falls before its unlinking is durable.
     UnlinkedEarly,
-    /// A leaf in place is written over its durable version.
-    LeafOverDurable,
-    /// A leaf in place goes to its other place although its last version is not durable.
-    LeafBusy,
     /// A block is reclaimed, and its fingerprint stays in the table.
     FingerprintStays,
     /// A block is reclaimed although a window on its way is about to link it.
@@ -296,7 +284,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 29] = [
+    pub const ALL: [(&'static str, PlantedBug); 27] = [
         ("skipped-flush", PlantedBug::SkippedFlush),
         ("early-reuse", PlantedBug::EarlyReuse),
         ("believed-unseen", PlantedBug::BelievedUnseen),
@@ -320,8 +308,6 @@ impl PlantedBug {
         ("link-before-data", PlantedBug::LinkBeforeData),
         ("link-before-count", PlantedBug::LinkBeforeCount),
         ("unlinked-early", PlantedBug::UnlinkedEarly),
-        ("leaf-over-durable", PlantedBug::LeafOverDurable),
-        ("leaf-busy", PlantedBug::LeafBusy),
         ("fingerprint-stays", PlantedBug::FingerprintStays),
         ("reclaimed-in-use", PlantedBug::ReclaimedInUse),
         ("recount-blind", PlantedBug::RecountBlind),

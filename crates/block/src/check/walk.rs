@@ -63,39 +63,20 @@ impl Walker<'_> {
 
     /// Reads pages together, each with its own result.
     pub(crate) fn read(&self, pages: &[(PageId, Pointer)], into: &mut [Block]) -> Vec<Result<()>> {
-        let beyond = |(_, pointer): &(PageId, Pointer)| pointer.address.max(pointer.twin).0 >= self.disk.blocks();
-        let mut twins = Block::zeroed_vec(pages.iter().filter(|(_, pointer)| pointer.is_in_place()).count());
-        let inside = pages.iter().zip(into.chunks_mut(1)).filter(|(page, _)| !beyond(page));
-        let mut reads: Vec<Read<'_>> = inside.map(|(page, into)| Read::new(page.1.address, into)).collect();
+        let beyond = |pointer: &Pointer| pointer.address.0 >= self.disk.blocks();
+        let inside = pages.iter().zip(into.chunks_mut(1)).filter(|((_, pointer), _)| !beyond(pointer));
+        let mut reads: Vec<Read<'_>> = inside.map(|((_, pointer), into)| Read::new(pointer.address, into)).collect();
         self.disk.read(&mut reads);
-        let in_place = pages.iter().filter(|(_, pointer)| pointer.is_in_place()).zip(twins.chunks_mut(1));
-        let mut second: Vec<Read<'_>> =
-            in_place.filter(|(page, _)| !beyond(page)).map(|(page, into)| Read::new(page.1.twin, into)).collect();
-        self.disk.read(&mut second);
-        let mut second = second.into_iter().map(|read| read.result).collect::<Vec<_>>().into_iter();
-        let mut read = reads.into_iter().map(|read| read.result);
-        let results: Vec<Result<()>> = pages
-            .iter()
-            .map(|page| match beyond(page) {
-                true => Err(Error::new(Kind::Corrupt, "it is named at a block that the disk does not have")),
-                false => {
-                    let first = read.next().unwrap_or(Ok(()));
-                    let second = if page.1.is_in_place() { second.next().unwrap_or(Ok(())) } else { Ok(()) };
-                    first.and(second).map_err(|e| e.context("it can't be read"))
+        let mut read = reads.into_iter().map(|read| read.result).collect::<Vec<_>>().into_iter();
+        let found = pages.iter().zip(into);
+        found
+            .map(|((id, pointer), block)| {
+                if beyond(pointer) {
+                    return Err(Error::new(Kind::Corrupt, "it is named at a block that the disk does not have"));
                 }
-            })
-            .collect();
-        let mut twins = twins.iter();
-        pages
-            .iter()
-            .zip(into)
-            .zip(results)
-            .map(|(((id, pointer), block), result)| {
-                let twin = if pointer.is_in_place() { twins.next() } else { None };
-                result?;
-                if let Some(twin) = twin {
-                    let page = in_place::decode(self.identity, *id, pointer, [block, twin])?;
-                    block.0 = *page;
+                read.next().unwrap_or(Ok(())).map_err(|e| e.context("it can't be read"))?;
+                if pointer.in_place {
+                    block.0 = *in_place::decode(self.identity, *id, pointer, block)?;
                     return Ok(());
                 }
                 page::differs(self.identity, *id, pointer, block)

@@ -68,8 +68,8 @@ impl Engine {
         // Each record may raise one count and lower another, and its own block may turn out to be needless; so may all in one leaf of the map.
         let leaf = 1 + Table::Map.per_leaf();
         if self.in_place() {
-            // Leaves that do not exist are made twice; those that do are not written.
-            let pages = 2 * map + small + self.block_pages_ahead(state) + 2 * CHANGE_PAGES;
+            // Leaves that do not exist are made; those that do are not written.
+            let pages = map + small + self.block_pages_ahead(state) + CHANGE_PAGES;
             let blocks = 2 * records + leaf + 2 * pages + overlay.unlinked.len() as u64 + state.deferred as u64;
             return pages + tree_pages(blocks, geometry.zones.div_ceil(Table::Zones.per_leaf()));
         }
@@ -87,7 +87,7 @@ impl Engine {
         let ahead = 3 * geometry.zone_blocks + self.settings.unflushed_blocks as u64;
         let of_table = |(table, have): (Table, u64)| {
             let missing = self.block_leaves_wanted(state, table, ahead).saturating_sub(have);
-            missing + tree_pages(missing, geometry.blocks().div_ceil(table.per_leaf()))
+            tree_pages(missing, geometry.blocks().div_ceil(table.per_leaf()))
         };
         [Table::References, Table::Fingerprints].into_iter().zip(state.block_leaves).map(of_table).sum()
     }

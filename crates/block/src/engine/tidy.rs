@@ -96,7 +96,7 @@ impl Engine {
         // Pages that did not change since the index was written to disk are in it.
         let pointers = self.pages.leaf_pointers(Table::Fingerprints, 0, &root, &leaves).unwrap_or_default();
         let younger =
-            |pointer: &Option<Pointer>| pointer.is_some_and(|pointer| pointer.is_in_place() || pointer.birth > snapshot.state.index_birth);
+            |pointer: &Option<Pointer>| pointer.is_some_and(|pointer| pointer.in_place || pointer.birth > snapshot.state.index_birth);
         let mut pointers = pointers.iter().map(younger).chain(std::iter::repeat(true));
         leaves.retain(|_| pointers.next() == Some(true));
         let pages = self.pages.leaves(Table::Fingerprints, 0, &root, &leaves, false).unwrap_or_default();

@@ -1,12 +1,13 @@
-//! Leaves that are written in place: two places, versions by turns.
+//! Leaves that are written in place: over themselves, sector by sector.
 //!
-//! Only the body of a page is stored. Each sector of a place ends with a seal of its own: the version that wrote it, and a checksum over
-//! which leaf this is, since when, where, and the sector's part of the body. So what a crash tore (sectors of two versions, each whole) differs
-//! from what rotted (a sector that is not whole), and nothing of another leaf, or of an earlier life of this one, is believed.
+//! Only the body of a page is stored. Each sector ends with a seal of its own: the version that wrote it, and a checksum over which leaf this is,
+//! since when, where, and the sector's part of the body. So what a crash tore (sectors of several versions, each whole) differs from what rotted
+//! (a sector that is not whole), and nothing of another leaf, or of an earlier life of this one, is believed.
 //!
-//! Version *v* goes to place *v* mod 2. The newest version of which all sectors are there counts.
+//! A torn leaf is a good one: what may be written when is a matter of single entries (`scheme/ordermerge`), and entries of maps and references do not
+//! cross sectors. Of fingerprints, every other boundary cuts one: where the versions on both sides differ it counts as missing.
 
-use onefold_core::{Block, Error, Kind, Pba, Result, checksum};
+use onefold_core::{Block, Error, Kind, Result, checksum};
 
 use super::{
     Identity,
@@ -29,16 +30,10 @@ pub struct Version(pub u32);
 impl Version {
     const BITS: u32 = 24;
 
-    /// The version that is `steps` newer.
+    /// The version after this one.
     #[must_use]
-    pub fn plus(self, steps: u32) -> Version {
-        Version(self.0.wrapping_add(steps) & ((1 << Version::BITS) - 1))
-    }
-
-    /// Its place.
-    #[must_use]
-    pub fn place(self) -> usize {
-        self.0 as usize % 2
+    pub fn next(self) -> Version {
+        Version(self.0.wrapping_add(1) & ((1 << Version::BITS) - 1))
     }
 
     /// True when it is newer than `other`.
@@ -47,12 +42,6 @@ impl Version {
         let steps = self.0.wrapping_sub(other.0) & ((1 << Version::BITS) - 1);
         steps != 0 && steps < 1 << (Version::BITS - 1)
     }
-}
-
-/// Where a leaf's versions go.
-#[must_use]
-pub fn places(pointer: &Pointer) -> [Pba; 2] {
-    [pointer.address, pointer.twin]
 }
 
 /// The block that holds a version of a leaf.
@@ -75,7 +64,7 @@ fn seal(identity: &Identity, id: PageId, pointer: &Pointer, version: Version, se
         u64::from(id.table as u8),
         u64::from(id.volume),
         id.index,
-        places(pointer)[version.place()].0,
+        pointer.address.0,
         pointer.birth.0 ^ pointer.checksum << 44,
         (sector as u64) << 32 | u64::from(version.0),
     ];
@@ -87,85 +76,56 @@ fn seal(identity: &Identity, id: PageId, pointer: &Pointer, version: Version, se
     seal
 }
 
-/// The versions of a leaf, which its page keeps in memory where others have their header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Versions {
-    /// The version that counts.
-    pub now: Version,
-    /// The version that is written next to the other place: newer than any sector there, so that a torn version and the next one don't mix.
-    pub next: Version,
+/// The newest version in a leaf, which its page keeps in memory where others have their header.
+#[must_use]
+pub fn version(page: &Page) -> Version {
+    Version(from_low_bytes(&page[..4]) as u32)
 }
 
-impl Versions {
-    /// Those that a page in memory keeps.
-    #[must_use]
-    pub fn of(page: &Page) -> Versions {
-        Versions { now: Version(from_low_bytes(&page[..4]) as u32), next: Version(from_low_bytes(&page[4..8]) as u32) }
-    }
-
-    /// Lets a page keep them.
-    pub fn set(self, page: &mut Page) {
-        page[..4].copy_from_slice(&self.now.0.to_le_bytes());
-        page[4..8].copy_from_slice(&self.next.0.to_le_bytes());
-    }
+/// Lets a page keep its version.
+pub fn set_version(page: &mut Page, version: Version) {
+    page[..4].copy_from_slice(&version.0.to_le_bytes());
 }
 
-/// Reads a leaf from its two places: its page, with its versions.
+/// The page of a leaf that was read, with its version.
 ///
 /// # Errors
-/// `Corrupt` when neither version is whole, or when the newer one may be what is damaged.
-pub fn decode(identity: &Identity, id: PageId, pointer: &Pointer, blocks: [&Block; 2]) -> Result<Box<Page>> {
-    let damaged = |what: &str| {
-        let [one, other] = places(pointer);
-        Error::new(Kind::Corrupt, format!("leaf at blocks {one} and {other} ({id:?}): {what}"))
-    };
-    let sectors = [0, 1].map(|place| versions(identity, id, pointer, place, blocks[place]));
-    let whole = |place: usize| sectors[place][0].filter(|first| sectors[place].iter().all(|sector| sector == &Some(*first)));
-    let version = match (whole(0), whole(1)) {
-        (Some(one), Some(other)) if other.is_newer(one) => other,
-        (Some(one), _) => one,
-        (None, Some(other)) => other,
-        (None, None) => return Err(damaged("neither of its two versions is whole")),
-    };
-    let other = &sectors[1 - version.place()];
-    let newest = other.iter().flatten().copied().reduce(|a, b| if b.is_newer(a) { b } else { a });
-    // A crash leaves whole sectors. One that is not whole is damage: harmless where all others tell that they are old.
-    if other.iter().any(Option::is_none) && newest.is_none_or(|newest| newest.is_newer(version)) {
-        return Err(damaged("one of its two versions is damaged, perhaps the newer one"));
-    }
-    let mut next = version.plus(1);
-    if let Some(newest) = newest.filter(|newest| newest.is_newer(version)) {
-        next = newest.plus(2);
-    }
+/// `Corrupt` when a sector is not whole.
+pub fn decode(identity: &Identity, id: PageId, pointer: &Pointer, block: &Block) -> Result<Box<Page>> {
+    let mut versions = [Version::default(); SECTORS];
     let mut page = Box::new([0; 4096]);
-    let parts = blocks[version.place()].0.chunks_exact(512);
-    page[HEADER_BYTES..].chunks_exact_mut(PART_BYTES).zip(parts).for_each(|(part, sector)| part.copy_from_slice(&sector[..PART_BYTES]));
-    Versions { now: version, next }.set(&mut page);
-    Ok(page)
-}
-
-/// The version of each sector of a place, as far as it is whole.
-fn versions(identity: &Identity, id: PageId, pointer: &Pointer, place: usize, block: &Block) -> [Option<Version>; SECTORS] {
-    let mut versions = [None; SECTORS];
-    for (n, (sector, found)) in block.0.chunks_exact(512).zip(&mut versions).enumerate() {
-        let (part, tail) = sector.split_at(PART_BYTES);
-        let version = Version(from_low_bytes(&tail[..3]) as u32);
-        *found = (version.place() == place && seal(identity, id, pointer, version, n, part) == tail).then_some(version);
+    let parts = page[HEADER_BYTES..].chunks_exact_mut(PART_BYTES).zip(block.0.chunks_exact(512));
+    for (n, (part, sector)) in parts.enumerate() {
+        let (body, tail) = sector.split_at(PART_BYTES);
+        versions[n] = Version(from_low_bytes(&tail[..3]) as u32);
+        if seal(identity, id, pointer, versions[n], n, body) != tail {
+            return Err(Error::new(Kind::Corrupt, format!("leaf at block {} ({id:?}): sector {n} is damaged", pointer.address)));
+        }
+        part.copy_from_slice(body);
     }
-    versions
+    let entry = id.table.entry_bytes();
+    for n in (1..SECTORS).filter(|&n| versions[n] != versions[n - 1]) {
+        let boundary = n * PART_BYTES;
+        if !boundary.is_multiple_of(entry) {
+            page[HEADER_BYTES + boundary / entry * entry..][..entry].fill(0);
+        }
+    }
+    let newest = versions.into_iter().reduce(|one, other| if other.is_newer(one) { other } else { one });
+    set_version(&mut page, newest.unwrap_or_default());
+    Ok(page)
 }
 
 #[cfg(test)]
 mod tests {
-    use onefold_core::Algorithm;
+    use onefold_core::{Algorithm, Pba};
 
     use super::*;
     use crate::format::{page::Table, record::WindowNumber};
 
-    fn fixture() -> (Identity, PageId, Pointer) {
+    fn fixture(table: Table) -> (Identity, PageId, Pointer) {
         let identity = Identity::new([3; 16], [9; 32], Algorithm::Blake3);
-        let id = PageId { table: Table::Map, volume: 4, level: 0, index: 17 };
-        (identity, id, Pointer { address: Pba(99), twin: Pba(120), birth: WindowNumber(5), checksum: 7 })
+        let id = PageId { table, volume: 4, level: 0, index: 17 };
+        (identity, id, Pointer { address: Pba(99), in_place: true, birth: WindowNumber(5), checksum: 7 })
     }
 
     fn filled(byte: u8) -> Page {
@@ -175,50 +135,55 @@ mod tests {
     }
 
     #[test]
-    fn every_tear_leaves_the_version_before_and_a_version_that_does_not_mix_with_it() {
-        let (identity, id, pointer) = fixture();
-        let version = |n: u32| encode(&identity, id, &pointer, Version(n), &filled(n as u8));
-        let (durable, old, new) = (version(6), version(5), version(7));
-        for mask in 0..=255u8 {
-            let mut torn = old.clone();
-            for n in (0..8).filter(|n| mask >> n & 1 == 1) {
-                torn.0[n * 512..(n + 1) * 512].copy_from_slice(&new.0[n * 512..(n + 1) * 512]);
+    fn every_entry_of_a_torn_leaf_is_an_old_one_a_new_one_or_missing() {
+        for table in [Table::Map, Table::References, Table::Fingerprints] {
+            let (identity, id, pointer) = fixture(table);
+            let version = |n: u32| encode(&identity, id, &pointer, Version(n), &filled(n as u8));
+            let (old, new) = (version(6), version(7));
+            for mask in 0..=255u8 {
+                let mut torn = old.clone();
+                for n in (0..8).filter(|n| mask >> n & 1 == 1) {
+                    torn.0[n * 512..(n + 1) * 512].copy_from_slice(&new.0[n * 512..(n + 1) * 512]);
+                }
+                let page = decode(&identity, id, &pointer, &torn).unwrap();
+                assert_eq!(super::version(&page).0, if mask == 0 { 6 } else { 7 });
+                let mut missing = 0;
+                for (n, entry) in page[HEADER_BYTES..].chunks_exact(table.entry_bytes()).enumerate() {
+                    let sectors = [n * entry.len() / PART_BYTES, ((n + 1) * entry.len() - 1) / PART_BYTES];
+                    let expected = sectors.map(|sector| if mask >> sector & 1 == 1 { 7 } else { 6 });
+                    if expected[0] == expected[1] {
+                        assert!(entry.iter().all(|&byte| byte == expected[0]), "mask {mask:02x}, {table:?} {n}");
+                    } else {
+                        missing += 1;
+                        assert!(entry.iter().all(|&byte| byte == 0), "mask {mask:02x}, {table:?} {n}");
+                    }
+                }
+                assert!(missing <= if table == Table::Fingerprints { 4 } else { 0 });
             }
-            let page = decode(&identity, id, &pointer, [&durable, &torn]).unwrap();
-            let versions = Versions::of(&page);
-            let expected = if mask == 255 { (7, 8) } else { (6, if mask == 0 { 7 } else { 9 }) };
-            assert_eq!((versions.now.0, versions.next.0), expected, "mask {mask:02x}");
-            assert_eq!(page[HEADER_BYTES..], filled(expected.0 as u8)[HEADER_BYTES..]);
         }
     }
 
     #[test]
-    fn a_flipped_bit_is_noticed_unless_it_is_in_an_old_version() {
-        let (identity, id, pointer) = fixture();
-        let version = |n: u32| encode(&identity, id, &pointer, Version(n), &filled(n as u8));
-        let (old, new) = (version(6), version(7));
+    fn a_flipped_bit_is_noticed() {
+        let (identity, id, pointer) = fixture(Table::Map);
+        let good = encode(&identity, id, &pointer, Version(7), &filled(7));
         for bit in (0..4096 * 8).step_by(7) {
-            let mut flipped = new.clone();
+            let mut flipped = good.clone();
             flipped.0[bit / 8] ^= 1 << (bit % 8);
-            assert!(decode(&identity, id, &pointer, [&old, &flipped]).is_err(), "bit {bit}");
-            let mut flipped = old.clone();
-            flipped.0[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(decode(&identity, id, &pointer, [&flipped, &new]).map(|page| page[100]).ok(), Some(7), "bit {bit}");
+            assert!(decode(&identity, id, &pointer, &flipped).is_err(), "bit {bit}");
         }
     }
 
     #[test]
     fn another_life_is_not_believed_and_versions_wrap() {
-        let (identity, id, pointer) = fixture();
+        let (identity, id, pointer) = fixture(Table::Map);
         let block = encode(&identity, id, &pointer, Version(0), &filled(1));
         for other in
             [Pointer { birth: WindowNumber(6), ..pointer }, Pointer { checksum: 8, ..pointer }, Pointer { address: Pba(98), ..pointer }]
         {
-            assert!(decode(&identity, id, &other, [&block, &block]).is_err());
+            assert!(decode(&identity, id, &other, &block).is_err());
         }
         let last = Version((1 << 24) - 1);
-        assert!(last.plus(1).is_newer(last) && !last.is_newer(last.plus(1)));
-        let blocks = [encode(&identity, id, &pointer, last.plus(1), &filled(2)), encode(&identity, id, &pointer, last, &filled(1))];
-        assert_eq!(decode(&identity, id, &pointer, [&blocks[0], &blocks[1]]).unwrap()[100], 2);
+        assert!(last.next().is_newer(last) && !last.is_newer(last.next()));
     }
 }

@@ -84,13 +84,13 @@ pub struct PageId {
 
 /// Where a page is, since when, and its checksum: what a parent holds of its child. A lost write leaves a page that does not agree.
 ///
-/// Of a leaf that is written in place it tells both places and which life of the leaf this is; what the leaf holds changes without it.
+/// Of a leaf that is written in place it tells which life of the leaf this is; what the leaf holds changes without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Pointer {
     /// Address of the page; 0 for none.
     pub address: Pba,
-    /// The second place of a leaf that is written in place; 0 for any other page.
-    pub twin: Pba,
+    /// True for a leaf that is written in place.
+    pub in_place: bool,
     /// The last window that the page contains; of a leaf in place, that of the checkpoint that made it.
     pub birth: WindowNumber,
     /// Checksum of the page; of a leaf in place, 24 bits that differ from checkpoint to checkpoint.
@@ -110,35 +110,27 @@ impl Pointer {
         self.address.0 == 0
     }
 
-    /// True for a leaf that is written in place.
-    #[must_use]
-    pub fn is_in_place(&self) -> bool {
-        self.twin.0 != 0
-    }
-
     /// Its bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        let (birth, checksum) = match self.is_in_place() {
-            true => (self.birth.0 | IN_PLACE, self.twin.0 | self.checksum << 40),
-            false => (self.birth.0, self.checksum),
-        };
+        let birth = if self.in_place { self.birth.0 | IN_PLACE } else { self.birth.0 };
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.address.0.to_le_bytes());
         bytes[8..16].copy_from_slice(&birth.to_le_bytes());
-        bytes[16..].copy_from_slice(&checksum.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.checksum.to_le_bytes());
         bytes
     }
 
     /// The pointer in its bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Pointer {
-        let (birth, checksum) = (from_low_bytes(&bytes[8..16]), from_low_bytes(&bytes[16..24]));
-        let (twin, checksum) = match birth & IN_PLACE != 0 {
-            true => (Pba(checksum & Pba::MAX.0), checksum >> 40),
-            false => (Pba(0), checksum),
-        };
-        Pointer { address: Pba(from_low_bytes(&bytes[..8])), twin, birth: WindowNumber(birth & !IN_PLACE), checksum }
+        let birth = from_low_bytes(&bytes[8..16]);
+        Pointer {
+            address: Pba(from_low_bytes(&bytes[..8])),
+            in_place: birth & IN_PLACE != 0,
+            birth: WindowNumber(birth & !IN_PLACE),
+            checksum: from_low_bytes(&bytes[16..24]),
+        }
     }
 }
 
@@ -184,7 +176,7 @@ pub fn seal(identity: &Identity, id: PageId, address: Pba, birth: WindowNumber, 
     let checksum = checksum::fast(identity.key, &page.0);
     raw.checksum = U64::new(checksum);
     page.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
-    Pointer { address, twin: Pba(0), birth, checksum }
+    Pointer { address, in_place: false, birth, checksum }
 }
 
 /// Compares a page that was read with what its parent says of it.
@@ -234,7 +226,7 @@ pub fn header(identity: &Identity, page: &Page) -> Option<(PageId, Pointer)> {
     let ours = raw.magic.get() == MAGIC && raw.store.get() == identity.id && raw.birth.get() <= WindowNumber::MAX.0;
     let id = PageId { table, volume: raw.volume.get(), level: raw.level, index: raw.index.get() };
     let (birth, checksum) = (WindowNumber(raw.birth.get()), raw.checksum.get());
-    let pointer = Pointer { address: Pba(raw.address.get()), twin: Pba(0), birth, checksum };
+    let pointer = Pointer { address: Pba(raw.address.get()), in_place: false, birth, checksum };
     (ours && raw.level < 9 && checksum_of(identity, raw, page) == pointer.checksum).then_some((id, pointer))
 }
 

@@ -1,8 +1,5 @@
 //! Leaves in place that memory must hold: their newest content is not durable, or not written at all.
 //!
-//! *Invariant:* of a leaf at most one version is not durable, and it is never in the place of the last durable version. So a version that still
-//! waits for a flush is written again where it is, and any other goes to the other place; a crash falls back to a version that was durable.
-//!
 //! Who changes leaves does so alone, and no leaf is written while a flush is under way.
 
 use std::{sync::Arc, time::Duration};
@@ -11,12 +8,10 @@ use onefold_core::{Block, Pba};
 
 use crate::{
     format::{
-        Identity,
-        in_place::{self, Versions},
+        Identity, in_place,
         page::{Page, PageId, Pointer},
     },
     hash::MixMap,
-    settings::PlantedBug,
 };
 
 /// What tells leaves apart, and the lives of one.
@@ -31,7 +26,7 @@ pub(crate) fn key(pointer: &Pointer) -> Key {
 struct Held {
     id: PageId,
     pointer: Pointer,
-    /// With its versions.
+    /// With its version.
     page: Arc<Page>,
     /// It was written, and a flush that begins after this number makes it durable.
     written: Option<u64>,
@@ -48,8 +43,6 @@ pub(crate) struct HeldLeaves {
     oldest: Option<Duration>,
     /// How often a leaf was let go of: who read one from the disk meanwhile may have seen it as it was before.
     pub(crate) let_go: u64,
-    /// Mistakes that a test wants.
-    pub(crate) bug: Option<PlantedBug>,
 }
 
 /// A version on its way to the disk.
@@ -105,17 +98,11 @@ impl HeldLeaves {
         let mut written = Vec::with_capacity(leaves.len());
         for pointer in leaves {
             let Some(held) = self.leaves.get_mut(&key(pointer)).filter(|held| held.changed.is_some()) else { continue };
-            let again = match held.written {
-                Some(_) => self.bug != Some(PlantedBug::LeafBusy),
-                None => self.bug == Some(PlantedBug::LeafOverDurable),
-            };
-            let versions = Versions::of(&held.page);
-            let now = if again { versions.now.plus(2) } else { versions.next };
-            Versions { now, next: now.plus(1) }.set(Arc::make_mut(&mut held.page));
+            let version = in_place::version(&held.page).next();
+            in_place::set_version(Arc::make_mut(&mut held.page), version);
             (held.written, held.changed) = (Some(flush), None);
             self.changes -= 1;
-            let at = in_place::places(pointer)[now.place()];
-            written.push(Written { at, block: in_place::encode(identity, held.id, pointer, now, &held.page) });
+            written.push(Written { at: pointer.address, block: in_place::encode(identity, held.id, pointer, version, &held.page) });
         }
         written.sort_unstable_by_key(|version: &Written| version.at);
         written

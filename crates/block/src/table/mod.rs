@@ -4,7 +4,7 @@
 //! pointers to pages. A checkpoint writes changed pages to new places, leaves first, so that the old tree stays whole until the
 //! superblock names the new one.
 //!
-//! With a scheme that writes in place, the leaves of maps, references and fingerprints are not shadow-paged: they have two places, and change
+//! With a scheme that writes in place, the leaves of maps, references and fingerprints are not shadow-paged: they change
 //! between checkpoints (`held.rs`). Checkpoints make them, and drop them.
 //!
 //! *Invariant:* any other page that a reachable root names is never overwritten.

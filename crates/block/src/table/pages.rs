@@ -87,7 +87,7 @@ impl Pages {
 
     /// The page in memory, if it is there.
     fn known(&self, pointer: &Pointer) -> Option<Arc<Page>> {
-        let held = if pointer.is_in_place() { self.held.lock().get(pointer) } else { None };
+        let held = if pointer.in_place { self.held.lock().get(pointer) } else { None };
         held.or_else(|| self.cache.get(&held::key(pointer)))
     }
 
@@ -120,16 +120,18 @@ impl Pages {
             let pages: Vec<(PageId, Pointer)> = batch.iter().map(|&n| (wanted[n].0, wanted[n].1)).collect();
             let let_go = self.held.lock().let_go;
             for (&n, found) in batch.iter().zip(self.read(&pages)) {
-                let (_, pointer, page) = &mut wanted[n];
-                // A leaf that is being written may look damaged; whoever writes it holds it.
+                let (id, pointer, page) = &mut wanted[n];
+                // A leaf that is being written may look damaged, or as it never was. Whoever writes it holds it, and then it is in the cache.
                 let held = self.held.lock();
-                if let Some(newer) = held.get(pointer) {
+                let meanwhile = pointer.in_place && held.let_go != let_go;
+                if let Some(newer) = held.get(pointer).or_else(|| self.cache.get(&held::key(pointer)).filter(|_| meanwhile)) {
                     *page = Some(newer);
                     continue;
                 }
-                let read = found.map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
+                let again = |e| if meanwhile { self.read(&[(*id, *pointer)]).pop().unwrap_or(Err(e)) } else { Err(e) };
+                let read = found.or_else(again).map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
                 // One that was held meanwhile is in the cache, newer than what was read.
-                if keep && (!pointer.is_in_place() || held.let_go == let_go) {
+                if keep && (!pointer.in_place || held.let_go == let_go) {
                     self.cache.insert(held::key(pointer), read.clone());
                 }
                 *page = Some(read);
@@ -141,31 +143,26 @@ impl Pages {
     /// Reads pages together, each with its own result.
     fn read(&self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
         let beyond = |at: Pba| at.0 >= self.disk.blocks();
-        if pages.iter().any(|(_, pointer)| beyond(pointer.address) || beyond(pointer.twin)) {
+        if pages.iter().any(|(_, pointer)| beyond(pointer.address)) {
             let error = Error::new(Kind::Corrupt, "a table page lies beyond the end of the disk");
             return vec![Err(error); pages.len()];
         }
-        let mut buffer = Block::zeroed_vec(pages.iter().map(|(_, pointer)| 1 + usize::from(pointer.is_in_place())).sum());
-        let places = pages.iter().flat_map(|(_, pointer)| [pointer.address, pointer.twin]).filter(|at| at.0 != 0);
-        let mut reads: Vec<Read<'_>> = places.zip(buffer.chunks_mut(1)).map(|(at, into)| Read::new(at, into)).collect();
+        let mut buffer = Block::zeroed_vec(pages.len());
+        let mut reads: Vec<Read<'_>> =
+            pages.iter().zip(buffer.chunks_mut(1)).map(|((_, pointer), into)| Read::new(pointer.address, into)).collect();
         self.disk.read(&mut reads);
         let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
-        let mut at = 0;
-        pages
-            .iter()
-            .map(|(id, pointer)| {
-                let places = at..at + 1 + usize::from(pointer.is_in_place());
-                at = places.end;
-                results[places.clone()].iter().cloned().collect::<Result<()>>()?;
-                match &buffer[places] {
-                    [one, other] => in_place::decode(&self.identity, *id, pointer, [one, other]).map(Arc::from),
-                    blocks => {
-                        if self.compare_checksums {
-                            page::verify(&self.identity, *id, pointer, &blocks[0].0)?;
-                        }
-                        Ok(Arc::new(blocks[0].0))
-                    }
+        let found = pages.iter().zip(results).zip(&buffer);
+        found
+            .map(|(((id, pointer), result), block)| {
+                result?;
+                if pointer.in_place {
+                    return in_place::decode(&self.identity, *id, pointer, block).map(Arc::from);
                 }
+                if self.compare_checksums {
+                    page::verify(&self.identity, *id, pointer, &block.0)?;
+                }
+                Ok(Arc::new(block.0))
             })
             .collect()
     }

@@ -133,15 +133,13 @@ impl<S: PageSpace> Rebuild<'_, '_, S> {
     /// Writes the new version of a page and lets the old one go.
     fn replace(&mut self, id: PageId, old: Option<Pointer>, new: Option<Box<Block>>) -> Result<Pointer> {
         if let Some(old) = old {
-            in_place::places(&old).into_iter().filter(|at| at.0 != 0).for_each(|at| self.space.release(at));
+            self.space.release(old.address);
         }
         let Some(mut page) = new else { return Ok(Pointer::default()) };
         let address = self.space.allocate()?;
         if let Some(life) = self.in_place.filter(|_| id.level == 0) {
-            let pointer = Pointer { address, twin: self.space.allocate()?, birth: self.birth, checksum: life };
-            for (version, at) in [Version(0), Version(1)].into_iter().zip(in_place::places(&pointer)) {
-                self.writer.push(at, in_place::encode(self.identity, id, &pointer, version, &page.0))?;
-            }
+            let pointer = Pointer { address, in_place: true, birth: self.birth, checksum: life };
+            self.writer.push(address, in_place::encode(self.identity, id, &pointer, Version::default(), &page.0))?;
             return Ok(pointer);
         }
         let pointer = page::seal(self.identity, id, address, self.birth, &mut page);

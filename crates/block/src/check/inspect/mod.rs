@@ -76,8 +76,8 @@ fn field(out: &mut String, name: &str, value: impl std::fmt::Display) {
 
 /// A pointer for people.
 fn pointer_text(pointer: &Pointer) -> String {
-    if pointer.is_in_place() {
-        return format!("blocks {} and {} in place, since window {}", pointer.address, pointer.twin, pointer.birth);
+    if pointer.in_place {
+        return format!("block {} in place, since window {}", pointer.address, pointer.birth);
     }
     format!("block {}, window {}, checksum {:016x}", pointer.address, pointer.birth, pointer.checksum)
 }

@@ -52,10 +52,8 @@ impl Builder<'_> {
         let at = self.place()?;
         let changes_in_place = id.level == 0 && matches!(id.table, Table::Map | Table::References | Table::Fingerprints);
         if let Some(life) = self.life.filter(|_| changes_in_place) {
-            let pointer = Pointer { address: at, twin: self.place()?, birth, checksum: life };
-            for (version, at) in [Version(0), Version(1)].into_iter().zip(in_place::places(&pointer)) {
-                self.writer.push(at, in_place::encode(self.identity, id, &pointer, version, &page.0))?;
-            }
+            let pointer = Pointer { address: at, in_place: true, birth, checksum: life };
+            self.writer.push(at, in_place::encode(self.identity, id, &pointer, Version::default(), &page.0))?;
             return Ok(pointer);
         }
         let pointer = page::seal(self.identity, id, at, birth, &mut page);
@@ -65,7 +63,9 @@ impl Builder<'_> {
 
     /// Keeps a page of the old tables.
     pub(super) fn keep(&mut self, pointer: &Pointer) {
-        in_place::places(pointer).into_iter().filter(|at| at.0 != 0).for_each(|at| _ = self.live.insert(at));
+        if !pointer.is_none() {
+            self.live.insert(pointer.address);
+        }
     }
 
     /// The inner pages over leaves, which rise; absent ones are left out.

@@ -38,12 +38,11 @@ pub(super) fn pages(
 ) -> Result<u64> {
     let mut healed = 0;
     while let Some((id, pointer)) = damaged.pop() {
-        if pointer.is_in_place() {
-            healed += leaf(walker, id, &pointer, repaired)?;
-            continue;
-        }
         let Ok(mut block) = read_one(walker.disk, pointer.address) else { continue };
-        let whole = |block: &Block| page::differs(walker.identity, id, &pointer, block).is_none();
+        let whole = |block: &Block| match pointer.in_place {
+            true => in_place::decode(walker.identity, id, &pointer, block).is_ok(),
+            false => page::differs(walker.identity, id, &pointer, block).is_none(),
+        };
         let Some(bit) = rot::heal(&mut block, whole) else { continue };
         write(walker.disk, pointer.address, &block)?;
         repaired.restored.push(format!("{}: bit {bit} was flipped back", Place::Page(id, pointer.address)));
@@ -51,26 +50,6 @@ pub(super) fn pages(
         walker.walk_from(id, &pointer, &mut Damaged { geometry: superblock.fixed.geometry, found: &mut damaged });
     }
     Ok(healed)
-}
-
-/// Heals a leaf that is written in place: of one of its places, one bit. Returns how many.
-fn leaf(walker: Walker<'_>, id: PageId, pointer: &Pointer, repaired: &mut Repaired) -> Result<u64> {
-    let places = in_place::places(pointer);
-    let (Ok(one), Ok(other)) = (read_one(walker.disk, places[0]), read_one(walker.disk, places[1])) else { return Ok(0) };
-    let blocks = [one, other];
-    for (n, at) in places.into_iter().enumerate() {
-        let mut block = blocks[n].clone();
-        let whole = |block: &Block| {
-            let both = if n == 0 { [block, &*blocks[1]] } else { [&*blocks[0], block] };
-            in_place::decode(walker.identity, id, pointer, both).is_ok()
-        };
-        if let Some(bit) = rot::heal(&mut block, whole) {
-            write(walker.disk, at, &block)?;
-            repaired.restored.push(format!("{}: bit {bit} was flipped back", Place::Page(id, at)));
-            return Ok(1);
-        }
-    }
-    Ok(0)
 }
 
 /// Collects the damaged pages of a tree.

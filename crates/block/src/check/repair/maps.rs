@@ -61,7 +61,7 @@ impl Mend<'_, '_, '_> {
             for ((&(id, pointer), block), result) in batch.iter().zip(&blocks).zip(results) {
                 let geometry = self.checker.geometry;
                 let free = |at: Pba| geometry.holds(at) && !self.builder.live.contains(at);
-                let sound = result.is_ok() && free(pointer.address) && (!pointer.is_in_place() || free(pointer.twin));
+                let sound = result.is_ok() && free(pointer.address);
                 new.push(if sound { self.page(volume, id, pointer, block)? } else { Some(self.gone(volume, id, pointer)?) });
             }
         }

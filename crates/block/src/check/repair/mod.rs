@@ -11,7 +11,7 @@
 //! 4. *records*: a store that was not shut down cleanly is recovered, checkpointed and closed. Windows whose records are missing although they
 //!    were durable are void; that is told.
 //!
-//! With leaves in place (`ordermerge`) new leaves get two places and a new life, counts include the fingerprint's own reference, and step 4 counts
+//! With leaves in place (`ordermerge`) new leaves get a new life, counts include the fingerprint's own reference, and step 4 counts
 //! all links, so that counts that a crash left too high fall. Fingerprints that a crash took are computed again where tables are built anew.
 //!
 //! What a repair never does: guess. It makes no data readable that was not written there; what it can't know reads as an error until it is

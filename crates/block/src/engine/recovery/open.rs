@@ -100,7 +100,6 @@ impl Engine {
         let identity = settings.identity(&fixed);
         let compare = !settings.has(PlantedBug::ChecksumIgnored);
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
-        pages.held().bug = settings.planted();
         let snapshot = load_snapshot(&pages, state)?;
         let volumes = visible(&snapshot.volumes);
         let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);

@@ -3,7 +3,7 @@
 //! 1. *what waits*: all counts that fall and all fingerprints go out, in place.
 //! 2. *reclaim*: a block that counts 1, and that no window on its way names, loses its fingerprint, in place. From then on it can't be found. Its
 //!    bit in the zone table goes with this checkpoint, and its count after the superblock is durable: of a free block the count means nothing.
-//! 3. *leaves*: those that windows wait for, and neighbours, twice as many each time, are made in both places; those of deleted volumes go.
+//! 3. *leaves*: those that windows wait for, and neighbours, twice as many each time, are made; those of deleted volumes go.
 //!
 //! The checkpoint's first flush makes all of that durable before the superblock. A crash before it leaves blocks without links that count 1,
 //! with or without a fingerprint: recovery, or the recount, finds them again.
@@ -101,7 +101,7 @@ impl Build<'_> {
         };
         let near: BTreeSet<u64> = leaves.iter().flat_map(|&leaf| leaf + 1..(leaf + ahead).min(end)).collect();
         let near = missing_of(&near.into_iter().collect::<Vec<u64>>())?;
-        if engine.has_spare(&engine.state.lock(), 3 * near.len() as u64) {
+        if engine.has_spare(&engine.state.lock(), 2 * near.len() as u64) {
             leaves.extend(near);
         }
         Ok(leaves.into_iter().collect())
@@ -116,7 +116,7 @@ impl Build<'_> {
             let (have, want) = (state.block_leaves[which], engine.block_leaves_wanted(&state, table, 0));
             let all = engine.fixed.geometry.blocks().div_ceil(table.per_leaf());
             let more = (2 * have).clamp(want, all.max(want));
-            (have, if want > have && engine.has_spare(&state, 3 * (more - have)) { more } else { want })
+            (have, if want > have && engine.has_spare(&state, 2 * (more - have)) { more } else { want })
         };
         let leaves: Vec<u64> = (have..want).collect();
         let root = self.rebuild(table, 0, &root, &leaves, &mut |_, _, _| Ok(true))?;

@@ -1,6 +1,6 @@
 //! OrderMergeDedup: soft updates on leaves that are written in place, ordered, merged, and delayed where nobody waits.
 //!
-//! The leaves of maps, references and fingerprints have two places each and change between checkpoints; what lies above them, zones, catalogue,
+//! The leaves of maps, references and fingerprints change in place between checkpoints; what lies above them, zones, catalogue,
 //! index and superblock are shadow-paged as ever, and checkpoints are rare. There are no records on the disk and nothing to replay: after a
 //! crash the tables are the truth, except that counts may be too high and fingerprints may be missing.
 //!
@@ -23,6 +23,8 @@
 //! go first, their space is free once the superblock is true. A window whose map leaves do not exist waits for a checkpoint that makes them.
 //! After a crash (`recovery.rs`) the counts of the zones that were listed tell which blocks are in use; a recount in the background
 //! (`recount.rs`) finds counts that are too high.
+//!
+//! A torn leaf is some entries as they were and some as they shall be, which the order of entries allows as well as it allows that the write is lost.
 //!
 //! *Invariant:* a count is never lower than the links on the disk, in whatever state a crash leaves it, plus one.
 //!

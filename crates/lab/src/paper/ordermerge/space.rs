@@ -65,7 +65,7 @@ fn space(extent: &Extent, look: &Look<'_>) -> Judgement {
     }
     let product: Vec<String> = traces.iter().map(|load| format!("{} {:.1} %", load.0, saved(look, load, System::ThinLog))).collect();
     if !product.is_empty() {
-        judgement.remark = format!("Each leaf of ordermerge's tables has two places, and both count. thin, log: {}.", product.join(", "));
+        judgement.remark = format!("thin, log: {}.", product.join(", "));
     }
     judgement
 }
