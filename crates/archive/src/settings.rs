@@ -29,7 +29,10 @@ impl Chunking {
     /// The smallest chunk, but for the last of a file.
     #[must_use]
     pub fn least(self) -> usize {
-        self.mean() / 4
+        match self {
+            Chunking::FastCdc(mean) => mean as usize / 2,
+            _ => self.mean() / 4,
+        }
     }
 
     /// The largest chunk.
