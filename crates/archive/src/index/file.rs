@@ -32,6 +32,7 @@ const FILTER_BITS: u64 = 10;
 /// Bits that a fingerprint sets.
 const FILTER_HASHES: u32 = 5;
 const FILTER_PAGE_BYTES: usize = PAGE_BYTES - HEADER_BYTES;
+const FILTER_PAGE_WORDS: usize = FILTER_PAGE_BYTES / 8;
 /// Pages written at once.
 const WRITE_PAGES: usize = 256;
 
@@ -92,15 +93,16 @@ impl Filter {
         (self.bytes()).div_ceil(FILTER_PAGE_BYTES as u64) as u32
     }
 
-    fn to_bytes(&self) -> Vec<u8> {
-        self.lines.iter().flatten().flat_map(|word| word.to_le_bytes()).collect()
+    /// Bytes of its page `page` on the disk; the last is short.
+    fn page_bytes(&self, page: u32, into: &mut [u8]) {
+        let words = self.lines.as_flattened().iter().skip(page as usize * FILTER_PAGE_WORDS);
+        words.zip(into.as_chunks_mut::<8>().0).for_each(|(word, bytes)| *bytes = word.to_le_bytes());
     }
 
-    fn from_bytes(bytes: &[u8], lines: usize) -> Filter {
-        let (words, _) = bytes.as_chunks::<8>();
-        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let (chunks, _) = words.as_chunks::<8>();
-        Filter { lines: chunks[..lines.min(chunks.len())].to_vec() }
+    /// Takes them.
+    fn set_page(&mut self, page: u32, bytes: &[u8]) {
+        let words = self.lines.as_flattened_mut().iter_mut().skip(page as usize * FILTER_PAGE_WORDS);
+        words.zip(bytes.as_chunks::<8>().0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
     }
 }
 
@@ -145,16 +147,22 @@ impl OpenIndex {
         if named.pages == 0 || (named.filter_pages as usize) < (lines * 64).div_ceil(FILTER_PAGE_BYTES) {
             return Err(corrupt("an index file's sizes can't be true"));
         }
-        let mut bytes = Vec::new();
-        let mut page = vec![0; PAGE_BYTES];
-        for number in named.pages..named.pages + named.filter_pages {
-            file.read_at(u64::from(number) * PAGE_BYTES as u64, &mut page)?;
-            let whole = is_sealed(&archive.identity, named.number, number, &page);
-            // A damaged page of the filter lets everything through.
-            bytes.extend(if whole { page[HEADER_BYTES..].to_vec() } else { vec![u8::MAX; FILTER_PAGE_BYTES] });
+        let mut filter = Filter { lines: vec![[0; 8]; lines] };
+        let mut pages = vec![0; WRITE_PAGES * PAGE_BYTES];
+        for first in (0..named.filter_pages).step_by(WRITE_PAGES) {
+            let count = WRITE_PAGES.min((named.filter_pages - first) as usize);
+            let at = named.pages + first;
+            file.read_at(u64::from(at) * PAGE_BYTES as u64, &mut pages[..count * PAGE_BYTES])?;
+            for (n, page) in (0..).zip(pages[..count * PAGE_BYTES].chunks_mut(PAGE_BYTES)) {
+                if !is_sealed(&archive.identity, named.number, at + n, page) {
+                    // A damaged page of the filter lets everything through.
+                    page.fill(u8::MAX);
+                }
+                filter.set_page(first + n, &page[HEADER_BYTES..]);
+            }
         }
         let pages = (archive.settings.page_cache_bytes / PAGE_BYTES as u64).max(1) as usize;
-        Ok(OpenIndex { named: *named, file, filter: Filter::from_bytes(&bytes, lines), cached: quick_cache::unsync::Cache::new(pages) })
+        Ok(OpenIndex { named: *named, file, filter, cached: quick_cache::unsync::Cache::new(pages) })
     }
 
     fn page(&mut self, archive: &Archive, number: u32, reads: &mut u64) -> Result<Option<Arc<[u8]>>> {
@@ -259,9 +267,8 @@ impl Writer {
         if self.archive.settings.has(PlantedBug::OldBloom) {
             self.filter.lines.iter_mut().take(1).for_each(|line| *line = [0; 8]);
         }
-        let bits = self.filter.to_bytes();
-        for part in bits.chunks(FILTER_PAGE_BYTES) {
-            self.page[HEADER_BYTES..HEADER_BYTES + part.len()].copy_from_slice(part);
+        for page in 0..self.filter.pages() {
+            self.filter.page_bytes(page, &mut self.page[HEADER_BYTES..]);
             self.next_page()?;
         }
         self.write_out()?;
@@ -358,7 +365,13 @@ mod tests {
         assert!((0..10_000).all(|n| filter.may_hold(&print(n))));
         let wrong = (10_000..30_000).filter(|&n| filter.may_hold(&print(n))).count();
         assert!(wrong < 500, "{wrong} of 20,000");
-        let again = Filter::from_bytes(&filter.to_bytes(), filter.lines.len());
+        let mut again = Filter { lines: vec![[0; 8]; filter.lines.len()] };
+        for page in 0..filter.pages() {
+            let mut bytes = [0; FILTER_PAGE_BYTES];
+            filter.page_bytes(page, &mut bytes);
+            again.set_page(page, &bytes);
+        }
+        assert!(again.lines == filter.lines && filter.pages() > 2);
         assert!((0..10_000).all(|n| again.may_hold(&print(n))));
     }
 }
