@@ -141,7 +141,8 @@ pub struct OpenIndex {
 }
 
 impl OpenIndex {
-    pub(super) fn open(archive: &Archive, named: &IndexFile) -> Result<OpenIndex> {
+    /// Opens it with its filter; up to `cache` bytes of its pages are kept.
+    pub(super) fn open(archive: &Archive, named: &IndexFile, cache: u64) -> Result<OpenIndex> {
         let file = archive.files.open(&index_name(named.number))?;
         let lines = (named.entries * FILTER_BITS).div_ceil(512).max(1) as usize;
         if named.pages == 0 || (named.filter_pages as usize) < (lines * 64).div_ceil(FILTER_PAGE_BYTES) {
@@ -161,7 +162,7 @@ impl OpenIndex {
                 filter.set_page(first + n, &page[HEADER_BYTES..]);
             }
         }
-        let pages = (archive.settings.page_cache_bytes / PAGE_BYTES as u64).max(1) as usize;
+        let pages = (cache / PAGE_BYTES as u64).max(1) as usize;
         Ok(OpenIndex { named: *named, file, filter, cached: quick_cache::unsync::Cache::new(pages) })
     }
 

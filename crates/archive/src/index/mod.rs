@@ -49,8 +49,10 @@ impl ChunkIndex {
     /// Those of the system.
     pub fn open(archive: Arc<Archive>, tables: &Tables) -> Result<ChunkIndex> {
         let mut files = Vec::new();
+        let all: u64 = tables.index.files.iter().map(|file| u64::from(file.pages)).sum();
         for file in &tables.index.files {
-            match OpenIndex::open(&archive, file) {
+            let cache = archive.settings.page_cache_bytes * u64::from(file.pages) / all.max(1);
+            match OpenIndex::open(&archive, file, cache) {
                 Ok(open) => files.push(open),
                 Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Corrupt) => {}
                 Err(error) => return Err(error),
