@@ -75,7 +75,7 @@ const STEPS: [Step; 22] = [
         run: || demo::show(Build::Test, Tools::None).map(|()| Tally::pass("")),
     },
     Step { name: "docs", about: "the examples and links of the documents", run: docs::run },
-    Step { name: "clients", about: "libnbd, qemu and fio on UNIX and TCP sockets", run: clients::tools },
+    Step { name: "clients", about: "libnbd, qemu and fio on UNIX and TCP sockets, and on a served archive", run: clients::tools },
     Step { name: "files", about: "ext4 and XFS over nbdfuse and a loop device, server killed", run: clients::file_systems },
 ];
 

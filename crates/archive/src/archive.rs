@@ -20,6 +20,7 @@ use crate::{
         label::{Found, LABEL_BYTES, Label, choose},
         record::Record,
     },
+    map,
     memory::Spare,
     settings::{Format, PlantedBug, Settings},
     tables::Tables,
@@ -157,7 +158,7 @@ impl Archive {
             return Err(Error::new(Kind::Unsupported, what));
         }
         let identity = label.identity();
-        let view = View::load(files, &identity, &label, settings)?;
+        let view = View::load(files, &identity, &label, settings, None)?;
         let archive = Archive {
             fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
             identity,
@@ -330,7 +331,7 @@ impl Archive {
         let label = find_label(&*self.files)?;
         if label.snapshot != view.snapshot {
             let stopped = view.stopped.take();
-            *view = View::load(&self.files, &self.identity, &label, &self.settings)?;
+            *view = View::load(&self.files, &self.identity, &label, &self.settings, Some(&view.tables))?;
             view.stopped = stopped;
         }
         let frames = read_frames(&*view.log, view.end, &self.identity, &view.tables, &self.settings)?;
@@ -384,7 +385,9 @@ impl Archive {
 
     fn try_snapshot(&self, view: &mut View) -> Result<()> {
         let number = view.snapshot + 1;
-        write_snapshot(&*self.files, &self.identity, number, &view.tables)?;
+        let mut tables = Tables::clone(&view.tables);
+        map::write(&*self.files, &self.identity, number, &mut tables)?;
+        write_snapshot(&*self.files, &self.identity, number, &tables)?;
         let log = fresh(&*self.files, &log_name(number))?;
         log.reserve(0, self.settings.log_ahead_bytes)?;
         log.sync()?;
@@ -395,6 +398,7 @@ impl Archive {
         file.sync()?;
         self.files.confirm()?;
         (view.generation, view.snapshot, view.log, view.end, view.label_sure) = (label.generation, number, log, 0, true);
+        view.tables = Arc::new(tables);
         for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
             match self.files.remove(&name) {
                 Err(error) if error.kind() != Kind::NotFound => return Err(error),
@@ -483,13 +487,14 @@ pub fn find_label(files: &dyn Files) -> Result<Label> {
 }
 
 impl View {
-    fn load(files: &Arc<dyn Files>, identity: &Identity, label: &Label, settings: &Settings) -> Result<View> {
+    /// `before` is what the process knew of it.
+    fn load(files: &Arc<dyn Files>, identity: &Identity, label: &Label, settings: &Settings, before: Option<&Tables>) -> Result<View> {
         let open = |number| files.open(&log_name(number));
-        let tables = match read_snapshot(&**files, identity, label.snapshot) {
+        let tables = match read_snapshot(&**files, identity, label.snapshot, before) {
             Ok(tables) => tables,
             // The one before, and all of its log, say the same.
             Err(error) if error.kind() == Kind::Corrupt && label.snapshot > 1 => {
-                let mut tables = read_snapshot(&**files, identity, label.snapshot - 1).map_err(|_| error.clone())?;
+                let mut tables = read_snapshot(&**files, identity, label.snapshot - 1, None).map_err(|_| error.clone())?;
                 let old = open(label.snapshot - 1)?;
                 for read in read_frames(&*old, 0, identity, &tables, settings)? {
                     tables.apply(read.sequence, read.records)?;
@@ -571,7 +576,7 @@ fn write_snapshot(files: &dyn Files, identity: &Identity, number: u64, tables: &
     file.sync()
 }
 
-fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64) -> Result<Tables> {
+fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64, before: Option<&Tables>) -> Result<Tables> {
     let damaged = |why: &str| corrupt(format!("snapshot {number}: {why}"));
     let file = files.open(&snapshot_name(number)).map_err(|e| if e.kind() == Kind::NotFound { damaged("it is not there") } else { e })?;
     let mut header = [0; SNAPSHOT_HEADER_BYTES];
@@ -591,7 +596,11 @@ fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64) -> Result<
     if identity.checksum(&body) != sum {
         return Err(damaged("it fails its checksum"));
     }
-    Tables::decode(&body, files.spread()).map_err(|e| e.context(format!("snapshot {number}")))
+    let read = Tables::decode(&body, files.spread()).and_then(|mut tables| {
+        map::load(files, identity, &mut tables, before)?;
+        Ok(tables)
+    });
+    read.map_err(|e| e.context(format!("snapshot {number}")))
 }
 
 /// Writes `bytes` bytes that take space.

@@ -5,18 +5,18 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Kind, Result};
+use onefold_core::{Fingerprint, Kind, Result};
 
 use crate::{
     archive::Archive,
     format::{
         Address, ContainerId,
         container::{Metadata, Packer},
-        recipe::Part,
     },
-    get::Reader,
+    get::{ChunkReader, Reader},
     segments::Shelves,
-    tables::Container,
+    tables::{Container, Tables},
+    volume::{Mapped, chunks_of},
 };
 
 /// Problems that are listed; more are counted only.
@@ -39,6 +39,12 @@ pub struct Report {
     pub problems_found: u64,
     /// Streams that lost something.
     pub hit: BTreeSet<String>,
+    /// Volumes looked at.
+    pub volumes: u64,
+    /// Their blocks that are no zeroes.
+    pub blocks: u64,
+    /// Volumes that lost something, and the first blocks of each that did.
+    pub hit_volumes: BTreeMap<String, Vec<u64>>,
 }
 
 impl Report {
@@ -93,21 +99,38 @@ pub fn check(archive: &Arc<Archive>, data: bool, progress: &mut Progress<'_>) ->
         done += u64::from(container.stored.place.bytes);
         progress(if data { "data" } else { "containers" }, done, total);
     }
-    let streams = tables.streams.len() as u64;
-    for (name, stream) in &tables.streams {
+    let found = Found { tables: &tables, whole: &whole, bad: &bad };
+    check_streams(&mut reader, &found, &mut report, progress)?;
+    check_volumes(&shelves, &found, &mut report, progress)?;
+    Ok(report)
+}
+
+/// What the containers have.
+struct Found<'a> {
+    tables: &'a Tables,
+    whole: &'a HashMap<ContainerId, Metadata>,
+    bad: &'a BTreeMap<ContainerId, BTreeSet<Address>>,
+}
+
+impl Found<'_> {
+    /// True when the chunk is there and whole.
+    fn has(&self, address: Address, fingerprint: &Fingerprint) -> bool {
+        let Some(home) = self.tables.home(address.container).map(|container| container.stored.id) else { return false };
+        let there =
+            self.whole.get(&home).and_then(|metadata| metadata.find(address)).is_some_and(|chunk| chunk.fingerprint == *fingerprint);
+        there && !self.bad.get(&home).is_some_and(|bad| bad.contains(&address))
+    }
+}
+
+fn check_streams(reader: &mut Reader, found: &Found<'_>, report: &mut Report, progress: &mut Progress<'_>) -> Result<()> {
+    let streams = found.tables.streams.len() as u64;
+    for (name, stream) in &found.tables.streams {
         report.streams += 1;
         let mut lost = 0;
         for recipe in stream.recipes() {
             let walked = reader.parts(recipe, &mut |_, part| {
-                let Part::Run { first, fingerprints, .. } = part else { return Ok(()) };
-                let home = tables.home(first.container).map(|container| container.stored.id);
-                let metadata = home.and_then(|home| whole.get(&home));
-                for (n, fingerprint) in fingerprints.iter().enumerate() {
-                    let address = Address { slot: first.slot + n as u16, ..first };
-                    let there = metadata.and_then(|metadata| metadata.find(address)).is_some_and(|chunk| chunk.fingerprint == *fingerprint);
-                    let rotten = home.and_then(|home| bad.get(&home)).is_some_and(|bad| bad.contains(&address));
-                    lost += u64::from(!there || rotten);
-                }
+                let parts = [part];
+                lost += chunks_of(&parts).filter(|(fingerprint, address)| !found.has(*address, fingerprint)).count();
                 Ok(())
             });
             match walked {
@@ -124,7 +147,42 @@ pub fn check(archive: &Arc<Archive>, data: bool, progress: &mut Progress<'_>) ->
         }
         progress("streams", report.streams, streams);
     }
-    Ok(report)
+    Ok(())
+}
+
+/// Blocks of a volume that are listed as lost; more are counted only.
+const BLOCKS_LISTED: usize = 1000;
+
+fn check_volumes(shelves: &Shelves, found: &Found<'_>, report: &mut Report, progress: &mut Progress<'_>) -> Result<()> {
+    let mut reader = ChunkReader::default();
+    let total: u64 = found.tables.volumes.values().map(|volume| volume.map.used()).sum();
+    for volume in found.tables.volumes.values() {
+        report.volumes += 1;
+        let (mut lost, mut listed) = (0u64, Vec::new());
+        for (block, _) in volume.map.mapped(0..u64::MAX) {
+            report.blocks += 1;
+            let mapped = Mapped { tables: found.tables, shelves, volume, block };
+            let well = match mapped.parts(&mut reader) {
+                Ok(parts) => chunks_of(&parts).all(|(fingerprint, address)| found.has(address, &fingerprint)),
+                Err(error) if error.kind() == Kind::Corrupt => false,
+                Err(error) => return Err(error),
+            };
+            if !well {
+                lost += 1;
+                if listed.len() < BLOCKS_LISTED {
+                    listed.push(block);
+                }
+            }
+            if report.blocks.is_multiple_of(1024) {
+                progress("volumes", report.blocks, total);
+            }
+        }
+        if lost > 0 {
+            report.problem(format!("volume '{}' lost {lost} of its {} blocks", volume.name.escape_debug(), volume.map.used()));
+            report.hit_volumes.insert(volume.name.clone(), listed);
+        }
+    }
+    Ok(())
 }
 
 /// Verifies all groups and chunks of a container; gives the chunks that are damaged.

@@ -15,6 +15,7 @@ use onefold_core::{Error, Hold, Kind, Lock, Result};
 
 use crate::{
     archive::{Archive, COLLECTOR, fresh, segment_name},
+    catalogue::Volume,
     chain::is_condemned,
     format::{
         Address, ContainerId,
@@ -276,6 +277,7 @@ impl Collection {
     /// Applies to a range what came and went.
     fn add_up(&mut self, tables: &Tables, on: bool, range: &mut BTreeMap<ContainerId, Vec<u16>>) -> Result<()> {
         let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) = (Vec::new(), Vec::new());
+        let mappings: Vec<Vec<Pieces>> = if on { Vec::new() } else { tables.volumes.values().map(Volume::recipe).collect() };
         if on {
             // What comes first is counted first, so that no count falls below zero on the way.
             for difference in &tables.differences {
@@ -283,6 +285,7 @@ impl Collection {
             }
         } else {
             added.extend(tables.streams.values().flat_map(|stream| stream.recipes()));
+            added.extend(&mappings);
         }
         for recipe in added {
             self.walk(tables, recipe, &mut |first, count| {
@@ -311,8 +314,10 @@ impl Collection {
             for n in 0..pieces.count {
                 let piece = self.reader.chunk(tables, &self.shelves, Address { container: pieces.container, slot: pieces.first + n })?;
                 for part in parts(piece)? {
-                    if let Part::Run { first, fingerprints, .. } = part {
-                        each(first, fingerprints.len());
+                    match part {
+                        Part::Run { first, fingerprints, .. } => each(first, fingerprints.len()),
+                        Part::Slice { chunk, .. } => each(chunk, 1),
+                        _ => {}
                     }
                 }
             }

@@ -225,6 +225,7 @@ impl Reader {
             Part::Run { first, fingerprints, .. } => reader.run(first, &fingerprints, verify, each),
             Part::Zeroes(bytes) => each(Content::Zeroes(bytes)),
             Part::End(_) => Ok(()),
+            Part::Slice { .. } => Err(Error::new(Kind::Corrupt, "the recipe has a part that only mappings of volumes have")),
         })
     }
 

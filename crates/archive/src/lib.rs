@@ -10,7 +10,8 @@
 //! | [`collect`] | usage counts, condemning, merging, freeing |
 //! | [`check`] | is all there, and whole? |
 //! | [`archive`] | label, snapshot, operations log, locks |
-//! | [`tables`] | what the log says, applied |
+//! | [`tables`], [`catalogue`], [`map`] | what the log says, applied; its volumes; their maps |
+//! | [`volume`] | backup volumes: writes in memory, drained into containers, and reads |
 //! | [`segments`] | where containers are written and read |
 //! | [`nodes`] | several directories as one, of which some may be lost |
 //! | [`format`](mod@format) | the bytes |
@@ -19,6 +20,7 @@
 //! power cut, and what was acknowledged is there.
 
 pub mod archive;
+pub mod catalogue;
 pub mod chain;
 pub mod check;
 pub mod collect;
@@ -26,6 +28,7 @@ pub mod cut;
 pub mod format;
 pub mod get;
 pub mod index;
+pub mod map;
 mod memory;
 pub mod nodes;
 pub mod pipeline;
@@ -33,6 +36,7 @@ pub mod put;
 mod segments;
 pub mod settings;
 pub mod tables;
+pub mod volume;
 
 pub use archive::{Archive, Stay};
 pub use settings::{Chunking, Compression, FilterName, Format, PlantedBug, Settings};

@@ -20,8 +20,7 @@ use crate::{
         recipe::End,
         record::{Pieces, Shape, Stream},
     },
-    index,
-    put::{self, Batch, Cutting, Ended, Imported, Session, Stower, Writing},
+    put::{self, Batch, Cutting, Ended, Ingest, Session, Stower, Writing},
     settings::Compression,
 };
 
@@ -149,10 +148,24 @@ pub fn put(
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<Report> {
     crate::tables::valid_name(&request.name)?;
-    let mut session = Session::begin(archive, request.wait)?;
+    let ingest = Ingest::begin(archive, request.wait, false)?;
+    put_on(&ingest, request, gauge, source)
+}
+
+/// The same as one of several streams of the ingesting process.
+///
+/// # Errors
+/// As [`put`].
+pub fn put_on(
+    ingest: &Arc<Ingest>,
+    request: Request,
+    gauge: &Gauge,
+    source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
+) -> Result<Report> {
+    crate::tables::valid_name(&request.name)?;
+    let mut session = Session::on(ingest)?;
     let mut stower = Stower::new(&session, request.now);
-    let imported: Imported = Arc::default();
-    let recipes = run(archive, &mut session, &mut stower, &imported, gauge, source);
+    let recipes = run(ingest, &mut session, &mut stower, gauge, source);
     let done = recipes.and_then(|mut recipes| {
         if recipes.is_empty() {
             return Err(Error::new(Kind::InvalidInput, "the stream has no recipe"));
@@ -164,7 +177,7 @@ pub fn put(
     match done {
         Ok(stream) => {
             stower.close()?;
-            index::import(archive, &session.auxiliary, false)?;
+            ingest.import(false)?;
             Ok(Report { stream, new_bytes: session.new_bytes, counts: session.counts() })
         }
         Err(error) => {
@@ -178,18 +191,17 @@ pub fn put(
 
 /// Runs all stages to the end of the source; gives the recipes.
 fn run(
-    archive: &Arc<Archive>,
+    ingest: &Arc<Ingest>,
     session: &mut Session,
     stower: &mut Stower,
-    imported: &Imported,
     gauge: &Gauge,
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<Vec<(Vec<Pieces>, End)>> {
+    let archive = &ingest.archive;
     let (items_in, items) = sync_channel(QUEUE);
     let (opens_in, opens) = sync_channel::<Open>(QUEUE);
     let (packed_in, packed) = sync_channel::<Packed>(QUEUE);
     let opens = Arc::new(Mutex::new(opens));
-    let auxiliary = session.auxiliary.clone();
     std::thread::scope(|scope| {
         let reading = scope.spawn(move || {
             let cutting = Cutting::new(archive.label().chunking);
@@ -208,15 +220,13 @@ fn run(
             for packed in packed {
                 stower.write(&packed)?;
                 archive.spare.give(packed.body);
-                let full = auxiliary.lock().listed_len() > archive.settings.auxiliary_entries;
-                if full && imported.lock().is_none() {
-                    let made = index::import(archive, &auxiliary, true)?;
-                    *imported.lock() = made;
+                if ingest.must_import() {
+                    ingest.import(true)?;
                 }
             }
             Ok(())
         });
-        let placed = place(session, items, &opens_in, imported, gauge);
+        let placed = place(session, items, &opens_in, gauge);
         drop(opens_in);
         let (read, written) = (joined(reading.join()), joined(writing.join()));
         // A stage that only says that its successor is gone does not know the reason.
@@ -243,13 +253,7 @@ fn pack(archive: &Archive, opens: &Mutex<Receiver<Open>>, out: &SyncSender<Packe
     }
 }
 
-fn place(
-    session: &mut Session,
-    items: Receiver<Item>,
-    out: &SyncSender<Open>,
-    imported: &Imported,
-    gauge: &Gauge,
-) -> Result<Vec<(Vec<Pieces>, End)>> {
+fn place(session: &mut Session, items: Receiver<Item>, out: &SyncSender<Open>, gauge: &Gauge) -> Result<Vec<(Vec<Pieces>, End)>> {
     let mut sink = |open| out.send(open).map_err(|_| stopped());
     let (mut recipes, mut writing) = (Vec::new(), Writing::default());
     for item in items {
@@ -257,7 +261,6 @@ fn place(
             Item::Batch(batch) => {
                 session.take(&batch, &mut writing, &mut sink)?;
                 gauge.new.store(session.new_bytes, Relaxed);
-                session.renew(imported)?;
             }
             Item::EndRecipe => recipes.push(session.end_recipe(std::mem::take(&mut writing), &mut sink)?),
         }

@@ -165,6 +165,8 @@ impl Format {
 /// The filters of the chain, by name (dedupv1 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterName {
+    /// The mapping that a rewritten block of a volume has.
+    BlockIndex,
     /// Fingerprints of containers read lately.
     ContainerCache,
     /// Tells most new chunks without a read.
@@ -180,11 +182,14 @@ impl FromStr for FilterName {
 
     fn from_str(text: &str) -> Result<FilterName, Error> {
         Ok(match text {
+            "block-index" => FilterName::BlockIndex,
             "container-cache" => FilterName::ContainerCache,
             "bloom" => FilterName::Bloom,
             "chunk-index" => FilterName::ChunkIndex,
             "byte-compare" => FilterName::ByteCompare,
-            _ => return Err(Error::new(Kind::InvalidInput, "a filter is container-cache, bloom, chunk-index or byte-compare")),
+            _ => {
+                return Err(Error::new(Kind::InvalidInput, "a filter is block-index, container-cache, bloom, chunk-index or byte-compare"));
+            }
         })
     }
 }
@@ -212,6 +217,8 @@ pub struct Settings {
     pub count_slots: usize,
     /// Bytes taken ahead of what is written.
     pub ahead_bytes: u64,
+    /// Bytes of volumes' writes in memory.
+    pub dirty_bytes: u64,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -220,7 +227,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            filters: vec![FilterName::ContainerCache, FilterName::Bloom, FilterName::ChunkIndex],
+            filters: vec![FilterName::BlockIndex, FilterName::ContainerCache, FilterName::Bloom, FilterName::ChunkIndex],
             auxiliary_entries: 512 << 10,
             cached_containers: 256,
             page_cache_bytes: 16 << 20,
@@ -230,6 +237,7 @@ impl Default for Settings {
             log_ahead_bytes: 16 << 20,
             count_slots: 32 << 20,
             ahead_bytes: 64 << 20,
+            dirty_bytes: DIRTY_BYTES,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -259,6 +267,12 @@ pub const GROUP_BYTES: usize = 128 << 10;
 
 /// Chunks of a container at most: its metadata stays below 256 KiB.
 pub const SLOTS_MAX: usize = 8000;
+
+/// Bytes of a block of a volume: what one mapping names (dedupv1 3.5).
+pub const VOLUME_BLOCK_BYTES: u64 = 128 << 10;
+
+/// Bytes of all volumes' writes that may be in memory.
+pub const DIRTY_BYTES: u64 = 64 << 20;
 
 /// Container ids recorded at once.
 pub const ID_RANGE: u64 = 1024;
@@ -300,11 +314,13 @@ pub enum PlantedBug {
     MountFilled,
     /// One copy fewer than needed takes a change.
     FewCopies,
+    /// A mapping is logged before its chunks are durable.
+    MappingBeforeChunks,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 17] = [
+    pub const ALL: [(&'static str, PlantedBug); 18] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -322,5 +338,6 @@ impl PlantedBug {
         ("rotten-shard", PlantedBug::RottenShard),
         ("mount-filled", PlantedBug::MountFilled),
         ("few-copies", PlantedBug::FewCopies),
+        ("mapping-before-chunks", PlantedBug::MappingBeforeChunks),
     ];
 }

@@ -6,10 +6,14 @@ use std::collections::BTreeMap;
 
 use onefold_core::{Error, Kind, Result};
 
-use crate::format::{
-    ContainerId,
-    bytes::{Reader, Writer, corrupt},
-    record::{IndexFile, Owner, Pieces, Place, Record, Stored, Stream, id, index_files, index_files_of, pieces, pieces_of},
+use crate::{
+    catalogue::Volume,
+    format::{
+        ContainerId,
+        bytes::{Reader, Writer, corrupt},
+        record::{IndexFile, Owner, Pieces, Place, Record, Stored, Stream, id, index_files, index_files_of, pieces, pieces_of},
+    },
+    map::Pages,
 };
 
 /// Longest name of a stream.
@@ -92,6 +96,12 @@ pub struct Tables {
     pub differences: Vec<Difference>,
     /// Containers begin at multiples of this in a segment: a row of stripes.
     pub align: u64,
+    /// The volumes by their numbers.
+    pub volumes: BTreeMap<u64, Volume>,
+    /// The next number that no volume had.
+    pub next_volume: u64,
+    /// The file with the volumes' maps.
+    pub pages: Pages,
 }
 
 /// Bytes of one column in a row; with one node, what segments are read and written by multiples of.
@@ -226,6 +236,13 @@ impl Tables {
                 self.drop_empty_segments();
             }
             Record::Turned => self.epoch += 1,
+            Record::Finished { containers, finished } => {
+                containers.into_iter().try_for_each(|stored| self.list(stored, sequence))?;
+                finished.iter().for_each(|id| {
+                    self.unfinished.remove(id);
+                });
+            }
+            of_volume => self.apply_volume(sequence, of_volume)?,
         }
         Ok(())
     }
@@ -263,7 +280,7 @@ impl Tables {
         Ok(())
     }
 
-    fn gone(&mut self, stream: &Stream) {
+    pub(crate) fn gone(&mut self, stream: &Stream) {
         self.differences.extend(stream.recipes().map(|recipe| Difference { added: false, recipe: recipe.clone() }));
     }
 
@@ -309,6 +326,7 @@ impl Tables {
             w.u8(u8::from(difference.added));
             pieces(&mut w, &difference.recipe);
         }
+        self.encode_volumes(&mut w);
         w.0
     }
 
@@ -358,6 +376,7 @@ impl Tables {
         for _ in 0..r.count(5)? {
             tables.differences.push(Difference { added: r.u8()? == 1, recipe: pieces_of(r)? });
         }
+        tables.decode_volumes(r)?;
         r.end()?;
         Ok(tables)
     }

@@ -6,6 +6,7 @@
 use std::{
     fs::{self, File},
     io::Write,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
@@ -14,6 +15,8 @@ use std::{
 use onefold_archive::{Archive, Settings, archive::find_label, nodes::Nodes};
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
+
+use crate::control::Client;
 
 /// Names the directories of an archive's nodes, a line each, the first that of node 0.
 const NODES: &str = "nodes";
@@ -92,6 +95,36 @@ impl ArchiveDir {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The name of the control socket of the archive's server: its id, and which directory it is.
+    ///
+    /// # Errors
+    /// Those of looking at it.
+    pub(crate) fn control_name(&self) -> Result<String> {
+        let id = match self.nodes(false, false)? {
+            Some(nodes) => nodes.archive_id(),
+            None => find_label(&Directory::open(&self.path, false)?)?.id,
+        };
+        let metadata = self.metadata()?;
+        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(format!("{id}{:016x}{:016x}", metadata.dev(), metadata.ino()))
+    }
+
+    fn metadata(&self) -> Result<fs::Metadata> {
+        fs::metadata(&self.path).map_err(|e| Error::from_io(self.path.display(), e))
+    }
+
+    /// A connection to the server of the archive; `None` when nobody serves it.
+    ///
+    /// # Errors
+    /// `Denied` when it can't be trusted, and those of looking at the archive.
+    pub(crate) fn server(&self) -> Result<Option<Client>> {
+        match Client::connect_to(&self.control_name()?, self.metadata()?.uid(), &self.path) {
+            Ok(client) => Ok(Some(client)),
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// A sentence for each node that does not count.

@@ -1,5 +1,6 @@
 //! The clients that people use, against the product from outside: libnbd's tools, qemu's, fio, and real file systems.
 
+mod archive;
 mod file_system;
 mod tools;
 
@@ -105,9 +106,11 @@ pub(crate) fn check(tally: &mut Tally, name: &str, run: impl FnOnce() -> Result<
     }
 }
 
-/// libnbd, qemu and fio, each on UNIX and TCP sockets.
+/// libnbd, qemu and fio, each on UNIX and TCP sockets; and on a served archive.
 pub(crate) fn tools() -> Result<Tally> {
-    tools::run()
+    let mut tally = tools::run()?;
+    archive::run(&mut tally)?;
+    Ok(tally)
 }
 
 /// ext4 and XFS over nbdfuse and a loop device, with a server that is killed.

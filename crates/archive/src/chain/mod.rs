@@ -18,6 +18,7 @@
 //! *Invariant:* no answer becomes a reference before the container's metadata shows the fingerprint at the address, unless this session made the
 //! container itself. A condemned chunk is no duplicate.
 
+mod block_index;
 mod bloom;
 mod byte_compare;
 mod chunk_index;
@@ -28,11 +29,14 @@ use std::sync::Arc;
 use onefold_core::{Fingerprint, Result};
 use parking_lot::Mutex;
 
-use self::{bloom::Bloom, byte_compare::ByteCompare, chunk_index::IndexFilter, container_cache::ContainerCache};
+use self::{block_index::BlockIndex, bloom::Bloom, byte_compare::ByteCompare, chunk_index::IndexFilter, container_cache::ContainerCache};
 use crate::{
     archive::Archive,
     format::{Address, container::Open},
-    index::{ChunkIndex, auxiliary::Auxiliary},
+    index::{
+        ChunkIndex,
+        auxiliary::{Auxiliary, ByFingerprint},
+    },
     segments::Shelves,
     settings::{FilterName, PlantedBug},
     tables::Tables,
@@ -82,7 +86,7 @@ pub struct Query<'a> {
 
 /// What filters may look at.
 pub struct Known<'a> {
-    /// The archive as of the session's beginning.
+    /// The archive as this process saw it last, not before the session's beginning.
     pub tables: &'a Tables,
     /// The chunk index.
     pub index: &'a mut ChunkIndex,
@@ -90,6 +94,8 @@ pub struct Known<'a> {
     pub cache: &'a mut ContainerCache,
     /// The containers of this session that are not written yet, for their bytes.
     pub unwritten: &'a [Arc<Open>],
+    /// The chunks that the places have which are written again.
+    pub placed: &'a ByFingerprint<Address>,
     pub(crate) archive: &'a Archive,
     pub(crate) shelves: &'a Shelves,
 }
@@ -131,6 +137,18 @@ pub struct Counts {
     pub stale: u64,
 }
 
+impl Counts {
+    /// Adds what was counted between two looks at a chain.
+    pub(crate) fn add(&mut self, now: &Counts, before: &Counts) {
+        self.chunks += now.chunks - before.chunks;
+        self.auxiliary += now.auxiliary - before.auxiliary;
+        self.duplicates += now.duplicates - before.duplicates;
+        self.page_reads += now.page_reads - before.page_reads;
+        self.metadata_reads += now.metadata_reads - before.metadata_reads;
+        self.stale += now.stale - before.stale;
+    }
+}
+
 /// The chain of one session, and what its filters look at.
 pub struct Chain {
     archive: Arc<Archive>,
@@ -154,6 +172,7 @@ impl Chain {
         let bloom = archive.settings.filters.contains(&FilterName::Bloom);
         let filters = archive.settings.filters.iter().map(|name| -> Box<dyn Filter> {
             match name {
+                FilterName::BlockIndex => Box::new(BlockIndex),
                 FilterName::ContainerCache => Box::new(container_cache::CacheFilter),
                 FilterName::Bloom => Box::new(Bloom),
                 FilterName::ChunkIndex => Box::new(IndexFilter { filtered: bloom }),
@@ -179,10 +198,26 @@ impl Chain {
         Ok(())
     }
 
-    /// Looks up a batch: the address of each duplicate. Later chunks of a batch may be duplicates of earlier ones: that is for the caller.
-    pub(crate) fn look_up(&mut self, queries: &mut [Query<'_>], unwritten: &[Arc<Open>]) -> Result<()> {
+    /// Sees the archive as it is now: what the session before saw may be condemned.
+    fn follow(&mut self) {
+        let tables = self.archive.tables();
+        if tables.epoch != self.tables.epoch {
+            self.cache = ContainerCache::new(self.archive.settings.cached_containers);
+        }
+        self.tables = tables;
+    }
+
+    /// Looks up a batch for a session: the address of each duplicate. Later chunks of a batch may be duplicates of earlier ones: that is for the caller.
+    pub(crate) fn look_up(
+        &mut self,
+        queries: &mut [Query<'_>],
+        unwritten: &[Arc<Open>],
+        session: u64,
+        placed: &ByFingerprint<Address>,
+    ) -> Result<()> {
+        self.follow();
         self.counts.chunks += queries.len() as u64;
-        self.ask_auxiliary(queries);
+        self.ask_auxiliary(queries, session);
         let compares = self.filters.iter().any(|filter| filter.best() == Best::Existing);
         let mut round = FIRST_ROUND;
         loop {
@@ -193,7 +228,7 @@ impl Chain {
             // The rest is asked again when the containers that these lie in are known.
             let step = undecided.len().div_ceil(round).max(1);
             for (place, &n) in undecided.iter().enumerate() {
-                self.ask(&mut queries[n], place % step == 0, unwritten)?;
+                self.ask(&mut queries[n], place % step == 0, (unwritten, placed), session)?;
             }
             round *= 2;
         }
@@ -201,10 +236,10 @@ impl Chain {
         Ok(())
     }
 
-    fn ask_auxiliary(&mut self, queries: &mut [Query<'_>]) {
+    fn ask_auxiliary(&mut self, queries: &mut [Query<'_>], session: u64) {
         let auxiliary = self.auxiliary.lock();
         for query in queries.iter_mut() {
-            if let Some((address, certain)) = auxiliary.find(&query.fingerprint) {
+            if let Some((address, certain)) = auxiliary.find(&query.fingerprint, session) {
                 self.counts.auxiliary += 1;
                 query.answer = Answer::StrongMaybe(address);
                 query.certain = certain;
@@ -213,9 +248,15 @@ impl Chain {
     }
 
     /// Asks the filters about one chunk; those that read only when it is its turn, and then to the end.
-    fn ask(&mut self, query: &mut Query<'_>, turn: bool, unwritten: &[Arc<Open>]) -> Result<()> {
+    fn ask(
+        &mut self,
+        query: &mut Query<'_>,
+        turn: bool,
+        (unwritten, placed): (&[Arc<Open>], &ByFingerprint<Address>),
+        session: u64,
+    ) -> Result<()> {
         let Chain { tables, filters, index, cache, shelves, archive, .. } = self;
-        let mut known = Known { tables, index, cache, unwritten, archive, shelves };
+        let mut known = Known { tables, index, cache, unwritten, placed, archive, shelves };
         for filter in filters.iter_mut() {
             match query.answer {
                 Answer::Existing(_) | Answer::NonExisting => break,
@@ -234,11 +275,11 @@ impl Chain {
                 answer => (query.answer, query.certain) = (answer, answer == Answer::NonExisting),
             }
             if address_of(query.answer).is_some() && !query.certain {
-                Chain::confirm(query, &mut known, &self.auxiliary, &mut self.counts)?;
+                Chain::confirm(query, &mut known, &self.auxiliary, &mut self.counts, session)?;
             }
         }
         if address_of(query.answer).is_some() && !query.certain {
-            Chain::confirm(query, &mut known, &self.auxiliary, &mut self.counts)?;
+            Chain::confirm(query, &mut known, &self.auxiliary, &mut self.counts, session)?;
         }
         if query.answer == Answer::WeakMaybe {
             // Nobody knows it, and all were asked.
@@ -248,9 +289,15 @@ impl Chain {
     }
 
     /// Looks into the container before a hit becomes a reference. This is the chain's last, artificial step too: it loads the container into the cache.
-    fn confirm(query: &mut Query<'_>, known: &mut Known<'_>, auxiliary: &Mutex<Auxiliary>, counts: &mut Counts) -> Result<()> {
+    fn confirm(
+        query: &mut Query<'_>,
+        known: &mut Known<'_>,
+        auxiliary: &Mutex<Auxiliary>,
+        counts: &mut Counts,
+        session: u64,
+    ) -> Result<()> {
         let Some(address) = address_of(query.answer) else { return Ok(()) };
-        let own = auxiliary.lock().is_own(address.container);
+        let own = auxiliary.lock().is_own(address.container, session);
         let bugs = (known.archive.settings.has(PlantedBug::StaleHit), known.archive.settings.has(PlantedBug::CondemnedTaken));
         if own || bugs.0 || known.confirms(&query.fingerprint, address, bugs.1, counts)? {
             query.certain = true;

@@ -15,6 +15,7 @@ pub const PIECE_BYTES: usize = 64 << 10;
 const RUN: u8 = 1;
 const ZEROES: u8 = 2;
 const END: u8 = 3;
+const SLICE: u8 = 4;
 const RUN_HEADER_BYTES: usize = 14;
 
 /// A part of a recipe.
@@ -33,6 +34,17 @@ pub enum Part {
     Zeroes(u64),
     /// The end.
     End(End),
+    /// A part of one chunk: of a block of a volume, where chunks go on from block to block.
+    Slice {
+        /// The chunk.
+        chunk: Address,
+        /// Its fingerprint.
+        fingerprint: Fingerprint,
+        /// Bytes of it that come before.
+        skip: u32,
+        /// Bytes.
+        bytes: u32,
+    },
 }
 
 /// What a recipe ends with.
@@ -68,6 +80,11 @@ impl Summary {
             Part::Zeroes(bytes) => {
                 self.hasher.update(&bytes.to_le_bytes());
                 self.bytes += bytes;
+            }
+            Part::Slice { fingerprint, skip, bytes, .. } => {
+                self.hasher.update(&fingerprint.0).update(&skip.to_le_bytes()).update(&bytes.to_le_bytes());
+                self.bytes += u64::from(*bytes);
+                self.chunks += 1;
             }
             Part::End(_) => {}
         }
@@ -155,28 +172,42 @@ impl RecipeWriter {
         self.summary.add(part);
         let needed = match part {
             Part::Run { fingerprints, .. } => RUN_HEADER_BYTES + 16 * fingerprints.len(),
-            Part::Zeroes(_) => 9,
-            Part::End(_) => 49,
+            _ => PART_BYTES_MAX,
         };
         if !self.piece.0.is_empty() && self.piece.0.len() + needed > PIECE_BYTES {
             full(std::mem::take(&mut self.piece.0))?;
         }
-        let w = &mut self.piece;
-        match part {
-            Part::Run { first, bytes, fingerprints } => {
-                w.u8(RUN).raw(&first.container.0.to_le_bytes()[..5]).u16(first.slot).u16(fingerprints.len() as u16).u32(*bytes);
-                fingerprints.iter().for_each(|fingerprint| {
-                    w.raw(&fingerprint.0);
-                });
-            }
-            Part::Zeroes(bytes) => {
-                w.u8(ZEROES).u64(*bytes);
-            }
-            Part::End(end) => {
-                w.u8(END).u64(end.bytes).u64(end.chunks).raw(&end.digest);
-            }
-        }
+        encode(part, &mut self.piece);
         Ok(())
+    }
+}
+
+/// Bytes of a part that is no run.
+const PART_BYTES_MAX: usize = 49;
+
+/// Appends the bytes of a part.
+pub(crate) fn encode(part: &Part, w: &mut Writer) {
+    let address = |w: &mut Writer, address: &Address| {
+        w.raw(&address.container.0.to_le_bytes()[..5]).u16(address.slot);
+    };
+    match part {
+        Part::Run { first, bytes, fingerprints } => {
+            address(w.u8(RUN), first);
+            w.u16(fingerprints.len() as u16).u32(*bytes);
+            fingerprints.iter().for_each(|fingerprint| {
+                w.raw(&fingerprint.0);
+            });
+        }
+        Part::Zeroes(bytes) => {
+            w.u8(ZEROES).u64(*bytes);
+        }
+        Part::End(end) => {
+            w.u8(END).u64(end.bytes).u64(end.chunks).raw(&end.digest);
+        }
+        Part::Slice { chunk, fingerprint, skip, bytes } => {
+            address(w.u8(SLICE), chunk);
+            w.u32(*skip).u32(*bytes).raw(&fingerprint.0);
+        }
     }
 }
 
@@ -187,18 +218,25 @@ impl RecipeWriter {
 pub fn parts(piece: &[u8]) -> Result<Vec<Part>> {
     let mut r = Reader(piece);
     let mut parts = Vec::new();
+    let address = |r: &mut Reader<'_>| -> Result<Address> {
+        let mut number = [0; 8];
+        number[..5].copy_from_slice(r.take(5)?);
+        Ok(Address { container: ContainerId(u64::from_le_bytes(number)), slot: r.u16()? })
+    };
     while !r.0.is_empty() {
         parts.push(match r.u8()? {
             RUN => {
-                let mut number = [0; 8];
-                number[..5].copy_from_slice(r.take(5)?);
-                let first = Address { container: ContainerId(u64::from_le_bytes(number)), slot: r.u16()? };
+                let first = address(&mut r)?;
                 let (count, bytes) = (r.u16()?, r.u32()?);
                 if u32::from(first.slot) + u32::from(count) > 1 << 16 {
                     return Err(corrupt("a run of chunks is too long"));
                 }
                 let (fingerprints, _) = r.take(16 * usize::from(count))?.as_chunks::<16>();
                 Part::Run { first, bytes, fingerprints: fingerprints.iter().map(|bytes| Fingerprint(*bytes)).collect() }
+            }
+            SLICE => {
+                let (chunk, skip, bytes) = (address(&mut r)?, r.u32()?, r.u32()?);
+                Part::Slice { chunk, fingerprint: Fingerprint(r.array()?), skip, bytes }
             }
             ZEROES => Part::Zeroes(r.u64()?),
             END => Part::End(End { bytes: r.u64()?, chunks: r.u64()?, digest: r.array()? }),
@@ -242,7 +280,7 @@ mod tests {
                 Part::Run { first, fingerprints, .. } => {
                     found.extend(fingerprints.into_iter().enumerate().map(|(n, f)| (Address { slot: first.slot + n as u16, ..first }, f)))
                 }
-                Part::Zeroes(_) => {}
+                Part::Zeroes(_) | Part::Slice { .. } => {}
                 Part::End(end) => ended = Some(end),
             }
         }

@@ -3,7 +3,7 @@
 use onefold_core::Result;
 
 use super::{
-    ContainerId,
+    Address, ContainerId,
     bytes::{Reader, Writer, corrupt},
     container::Holds,
 };
@@ -188,6 +188,86 @@ pub enum Record {
     },
     /// The epoch turns, so that readers of old places can be waited for.
     Turned,
+    /// A volume is there.
+    VolumeCreated {
+        /// Its number, which is never given twice.
+        id: u64,
+        /// Its name.
+        name: String,
+        /// Its size.
+        bytes: u64,
+        /// Seconds since 1970.
+        created: u64,
+    },
+    /// A volume has another size; mappings beyond it are gone.
+    VolumeResized {
+        /// The volume.
+        id: u64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// A volume has another name.
+    VolumeRenamed {
+        /// The volume.
+        id: u64,
+        /// Its new name, which was free.
+        name: String,
+    },
+    /// A volume and its mappings are gone.
+    VolumeDeleted {
+        /// The volume.
+        id: u64,
+    },
+    /// Blocks of a volume have no mapping any more: they read as zeroes.
+    Unmapped {
+        /// The volume.
+        id: u64,
+        /// The first block.
+        first: u64,
+        /// How many.
+        count: u64,
+    },
+    /// Blocks of a volume have new mappings.
+    Mapped {
+        /// The volume.
+        id: u64,
+        /// Each block, once.
+        changes: Vec<Remapped>,
+    },
+    /// Containers that mappings of the same frame name.
+    Finished {
+        /// New ones.
+        containers: Vec<Stored>,
+        /// Those that were listed as unfinished before.
+        finished: Vec<ContainerId>,
+    },
+}
+
+/// A block's mapping was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remapped {
+    /// The block.
+    pub block: u64,
+    /// Where the mapping was that it had; `None` for zeroes.
+    pub old: Option<Address>,
+    /// Where the mapping is that it has.
+    pub new: Option<Address>,
+}
+
+/// An address as one number; 0 is none.
+pub(crate) fn packed(address: Option<Address>) -> u64 {
+    address.map_or(0, |address| (address.container.0 << 16 | u64::from(address.slot)) + 1)
+}
+
+/// The address that a number stands for.
+pub(crate) fn unpacked(number: u64) -> Option<Address> {
+    let number = number.checked_sub(1)?;
+    Some(Address { container: ContainerId(number >> 16), slot: number as u16 })
+}
+
+fn unpacked_of(r: &mut Reader<'_>) -> Result<Option<Address>> {
+    let number = r.u64()?;
+    if number > ContainerId::END << 16 { Err(corrupt("the place of a mapping can't be true")) } else { Ok(unpacked(number)) }
 }
 
 impl Place {
@@ -373,6 +453,31 @@ impl Record {
             Record::Turned => {
                 w.u8(13);
             }
+            Record::VolumeCreated { id, name, bytes, created } => {
+                w.u8(14).u64(*id).bytes(name.as_bytes()).u64(*bytes).u64(*created);
+            }
+            Record::VolumeResized { id, bytes } => {
+                w.u8(15).u64(*id).u64(*bytes);
+            }
+            Record::VolumeRenamed { id, name } => {
+                w.u8(16).u64(*id).bytes(name.as_bytes());
+            }
+            Record::VolumeDeleted { id } => {
+                w.u8(17).u64(*id);
+            }
+            Record::Unmapped { id, first, count } => {
+                w.u8(18).u64(*id).u64(*first).u64(*count);
+            }
+            Record::Mapped { id, changes } => {
+                w.u8(19).u64(*id).u32(changes.len() as u32);
+                changes.iter().for_each(|change| {
+                    w.u64(change.block).u64(packed(change.old)).u64(packed(change.new));
+                });
+            }
+            Record::Finished { containers, finished } => {
+                stored(w.u8(20), containers);
+                ids(w, finished);
+            }
         }
     }
 
@@ -408,6 +513,17 @@ impl Record {
                 Record::Freed { places: (0..n).map(|_| Place::decode(r)).collect::<Result<_>>()? }
             }
             13 => Record::Turned,
+            14 => Record::VolumeCreated { id: r.u64()?, name: r.text()?, bytes: r.u64()?, created: r.u64()? },
+            15 => Record::VolumeResized { id: r.u64()?, bytes: r.u64()? },
+            16 => Record::VolumeRenamed { id: r.u64()?, name: r.text()? },
+            17 => Record::VolumeDeleted { id: r.u64()? },
+            18 => Record::Unmapped { id: r.u64()?, first: r.u64()?, count: r.u64()? },
+            19 => {
+                let (id, n) = (r.u64()?, r.count(24)?);
+                let changes = (0..n).map(|_| Ok(Remapped { block: r.u64()?, old: unpacked_of(r)?, new: unpacked_of(r)? }));
+                Record::Mapped { id, changes: changes.collect::<Result<_>>()? }
+            }
+            20 => Record::Finished { containers: stored_of(r)?, finished: ids_of(r)? },
             other => return Err(corrupt(format!("a record of unknown kind {other}"))),
         })
     }

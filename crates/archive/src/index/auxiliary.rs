@@ -3,7 +3,7 @@
 //! *Invariant:* an entry of a container that is not listed is never dropped and never written to the disk.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{BuildHasherDefault, Hasher},
 };
 
@@ -42,22 +42,36 @@ pub struct Auxiliary {
     listed: BTreeMap<ContainerId, u64>,
     /// Entries of listed containers.
     listed_entries: usize,
-    /// From this container on they are this session's own, and need no look.
-    own_from: Option<ContainerId>,
+    /// The containers of sessions that go on.
+    making: HashMap<ContainerId, Making>,
+}
+
+/// A container of a session that goes on.
+struct Making {
+    session: u64,
+    /// Whoever commits next makes it durable.
+    written: bool,
+    /// Another session took duplicates from it.
+    named: bool,
 }
 
 impl Auxiliary {
-    /// The address of a chunk, and whether it is certain.
+    /// The address of a chunk, and whether it is certain for this session. What another session has not written yet is not found.
     #[must_use]
-    pub fn find(&self, fingerprint: &Fingerprint) -> Option<(Address, bool)> {
+    pub fn find(&self, fingerprint: &Fingerprint, session: u64) -> Option<(Address, bool)> {
         let address = *self.entries.get(fingerprint)?;
-        Some((address, self.is_own(address.container)))
+        match self.making.get(&address.container) {
+            None => Some((address, false)),
+            Some(making) if making.session == session => Some((address, true)),
+            // Once it is listed it may be condemned.
+            Some(making) => making.written.then(|| (address, !self.listed.contains_key(&address.container))),
+        }
     }
 
-    /// True when this session made the container.
+    /// True when the session made the container, and goes on.
     #[must_use]
-    pub fn is_own(&self, container: ContainerId) -> bool {
-        self.own_from.is_some_and(|first| container >= first)
+    pub fn is_own(&self, container: ContainerId, session: u64) -> bool {
+        self.making.get(&container).is_some_and(|making| making.session == session)
     }
 
     /// True when the container is listed.
@@ -66,10 +80,55 @@ impl Auxiliary {
         self.listed.contains_key(&container)
     }
 
-    /// Learns a new chunk.
-    pub fn insert(&mut self, fingerprint: Fingerprint, address: Address) {
-        self.own_from.get_or_insert(address.container);
+    /// Learns a new chunk of a session.
+    pub fn insert(&mut self, fingerprint: Fingerprint, address: Address, session: u64) {
+        self.making.entry(address.container).or_insert(Making { session, written: false, named: false });
         self.entries.insert(fingerprint, address);
+    }
+
+    /// The container is written.
+    pub(crate) fn written(&mut self, container: ContainerId) {
+        if let Some(making) = self.making.get_mut(&container) {
+            making.written = true;
+        }
+    }
+
+    /// The session names a chunk of the container.
+    pub(crate) fn name(&mut self, container: ContainerId, session: u64) {
+        if let Some(making) = self.making.get_mut(&container) {
+            making.named |= making.session != session;
+        }
+    }
+
+    /// A session is over. What it did not write is lost.
+    pub(crate) fn end(&mut self, session: u64) {
+        let own = |making: &Making| making.session == session;
+        let gone: BTreeSet<_> = self.making.iter().filter(|(_, making)| own(making) && !making.written).map(|(&id, _)| id).collect();
+        self.making.retain(|_, making| !own(making));
+        if !gone.is_empty() {
+            self.forget(&gone);
+        }
+    }
+
+    /// A session gives up what it made: nobody finds it any more. Gives the containers that others took duplicates from, which stay.
+    pub(crate) fn abandon(&mut self, session: u64) -> Vec<ContainerId> {
+        let own = |making: &Making| making.session == session;
+        let named = self.making.iter().filter(|(_, making)| own(making) && making.named).map(|(&id, _)| id).collect();
+        let gone: Vec<ContainerId> = self.making.iter().filter(|(_, making)| own(making) && !making.named).map(|(&id, _)| id).collect();
+        self.forget(&gone.into_iter().collect());
+        named
+    }
+
+    /// What is not listed is lost.
+    pub(crate) fn lose(&mut self) {
+        let gone = self.making.keys().filter(|id| !self.listed.contains_key(id)).copied().collect();
+        self.forget(&gone);
+    }
+
+    fn forget(&mut self, gone: &BTreeSet<ContainerId>) {
+        self.entries.retain(|_, address| !gone.contains(&address.container));
+        self.listed.retain(|id, _| !gone.contains(id));
+        self.listed_entries = self.entries.values().filter(|address| self.listed.contains_key(&address.container)).count();
     }
 
     /// Takes in what an earlier session listed.
@@ -118,9 +177,7 @@ impl Auxiliary {
 
     /// Drops what was written up to this place.
     pub(crate) fn forget_listed(&mut self, upto: u64) {
-        let gone: BTreeMap<ContainerId, u64> = self.listed.iter().filter(|(_, at)| **at <= upto).map(|(&id, &at)| (id, at)).collect();
-        self.entries.retain(|_, address| !gone.contains_key(&address.container));
-        self.listed.retain(|id, _| !gone.contains_key(id));
-        self.listed_entries = self.entries.values().filter(|address| self.listed.contains_key(&address.container)).count();
+        let gone = self.listed.iter().filter(|(_, at)| **at <= upto).map(|(&id, _)| id).collect();
+        self.forget(&gone);
     }
 }

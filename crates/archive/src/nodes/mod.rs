@@ -147,6 +147,12 @@ impl Nodes {
         Ok(Nodes { shared: Arc::new(shared) })
     }
 
+    /// The id of the archive that they hold.
+    #[must_use]
+    pub fn archive_id(&self) -> [u8; 16] {
+        self.shared.identity.id
+    }
+
     /// Nodes that are absent, and why.
     #[must_use]
     pub fn absent(&self) -> Vec<(usize, Absent)> {

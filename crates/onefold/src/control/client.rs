@@ -10,7 +10,11 @@ use onefold_backend::peer;
 use onefold_core::{Error, Kind, Result};
 use serde::de::DeserializeOwned;
 
-use super::{Answer, LINE_MAX, Request, told};
+use super::{
+    Answer, LINE_MAX, Request,
+    stream::{GONE, Outlet},
+    told,
+};
 use crate::store_file::StoreFile;
 
 /// How long a server may be silent: it tells progress of long work, and a change of a full and busy store may wait for checkpoints.
@@ -27,10 +31,16 @@ impl Client {
     /// # Errors
     /// `NotFound` when there is none; `Denied` when it can't be trusted.
     pub(crate) fn connect(file: &StoreFile) -> Result<Client> {
-        let stream = peer::connect_to_user(&file.control_name(), file.owner()).map_err(|error| match error.kind() {
-            Kind::Denied => {
-                Error::new(Kind::Denied, format!("a process that does not own {} listens for its commands", file.path().display()))
-            }
+        Client::connect_to(&file.control_name(), file.owner(), file.path())
+    }
+
+    /// The same for whatever has a control socket of this name.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub(crate) fn connect_to(name: &str, owner: u32, path: &std::path::Path) -> Result<Client> {
+        let stream = peer::connect_to_user(name, owner).map_err(|error| match error.kind() {
+            Kind::Denied => Error::new(Kind::Denied, format!("a process that does not own {} listens for its commands", path.display())),
             _ => error,
         })?;
         stream.set_read_timeout(Some(SILENCE)).map_err(lost)?;
@@ -59,9 +69,61 @@ impl Client {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub(crate) fn ask_long<T: DeserializeOwned>(&mut self, request: &Request, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<T> {
+        self.say(request)?;
+        self.hear(progress)
+    }
+
+    /// Asks with a stream, which `source` writes as soon as the server takes it; `progress` is as of [`ask_long`](Self::ask_long).
+    ///
+    /// # Errors
+    /// What the server says, or `source`, or `Io` when the server goes away.
+    pub(crate) fn send<T: DeserializeOwned + Send>(
+        &mut self,
+        request: &Request,
+        progress: &mut (dyn FnMut(u64, u64) + Send),
+        source: impl FnOnce(&mut Outlet<&UnixStream>) -> Result<()>,
+    ) -> Result<T> {
+        self.say(request)?;
+        // It sends for as long as its source has something; the server says nothing meanwhile when nothing comes.
+        self.stream.set_read_timeout(None).map_err(lost)?;
+        let (ready, may) = std::sync::mpsc::channel();
+        let this = &*self;
+        std::thread::scope(|scope| {
+            let hearing = scope.spawn(move || {
+                let mut ready = Some(ready);
+                this.hear(&mut |_, done, total| match ready.take() {
+                    Some(ready) => drop(ready.send(())),
+                    None => progress(done, total),
+                })
+            });
+            let sent = match may.recv() {
+                Ok(()) => {
+                    let mut outlet = Outlet::new(&this.stream);
+                    source(&mut outlet).and_then(|()| outlet.end())
+                }
+                // It was refused; the answer says why.
+                Err(_) => Ok(()),
+            };
+            if sent.is_err() {
+                // Without its end the stream does not count.
+                let _ = this.stream.shutdown(std::net::Shutdown::Write);
+            }
+            let heard = hearing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            match (sent, heard) {
+                // A source that failed is the reason; a server that went away said why.
+                (Err(error), heard) if !error.to_string().starts_with(GONE) || heard.is_ok() => Err(error),
+                (_, heard) => heard,
+            }
+        })
+    }
+
+    fn say(&self, request: &Request) -> Result<()> {
         let mut line = serde_json::to_vec(request).map_err(strange)?;
         line.push(b'\n');
-        self.stream.write_all(&line).map_err(lost)?;
+        (&self.stream).write_all(&line).map_err(lost)
+    }
+
+    fn hear<T: DeserializeOwned>(&self, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<T> {
         let mut answers = BufReader::new(&self.stream);
         loop {
             let mut line = String::new();

@@ -5,6 +5,7 @@
 
 mod client;
 mod server;
+pub(crate) mod stream;
 
 use std::ops::Range;
 
@@ -48,6 +49,13 @@ pub(crate) enum Request {
     VolumeDelete { name: String },
     /// A comparison of all data with its fingerprints, which ends when the client goes away.
     Scrub,
+    /// A stream into an archive, which follows when the answer says that it may, in the form of [`stream`].
+    Put {
+        name: String,
+        /// The stream is a directory's data and its listing.
+        #[serde(default)]
+        tree: bool,
+    },
 }
 
 /// A line of an answer.
@@ -63,7 +71,7 @@ pub(crate) enum Answer {
 }
 
 /// Told how far long work is: what is being done, bytes done, and bytes in all or 0. It is given up when this fails.
-pub(crate) type Tell<'a> = dyn FnMut(&str, u64, u64) -> Result<()> + 'a;
+pub(crate) type Tell<'a> = dyn FnMut(&str, u64, u64) -> Result<()> + Send + 'a;
 
 /// A volume, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -28,6 +28,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause after the system refused a connection: the reason will not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Time between two looks whether the server is stopping, while a stream is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Bytes of a stream read at once.
+const STREAM_BYTES: usize = 256 << 10;
+
 /// Time between two lines of progress.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
@@ -41,6 +47,14 @@ pub(crate) trait Served: Send + Sync + 'static {
     /// # Errors
     /// What the client is told.
     fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<serde_json::Value>;
+
+    /// Answers a request that a stream follows.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn take(&self, request: Request, _input: &mut (dyn Read + Send), _progress: &mut Tell<'_>) -> Result<serde_json::Value> {
+        Err(Error::new(Kind::Unsupported, format!("the server takes no stream for {request:?}")))
+    }
 }
 
 /// Listens for commands until it is stopped.
@@ -135,7 +149,8 @@ impl Hall {
         let _ = stream.set_read_timeout(Some(PATIENCE));
         let _ = stream.set_write_timeout(Some(PATIENCE));
         let mut line = String::new();
-        if BufReader::new(stream).take(REQUEST_MAX).read_line(&mut line).is_err() || line.is_empty() {
+        let mut input = BufReader::with_capacity(STREAM_BYTES, stream);
+        if input.by_ref().take(REQUEST_MAX).read_line(&mut line).is_err() || line.is_empty() {
             return;
         }
         let mut told: Option<Instant> = None;
@@ -151,11 +166,40 @@ impl Hall {
         };
         let request = serde_json::from_str(&line)
             .map_err(|_| Error::new(Kind::Unsupported, "the server of the store is of another version: it does not know this command"));
-        let answer = match request.and_then(|request| self.served.answer(request, &mut progress)) {
+        let answered = request.and_then(|request| match request {
+            Request::Put { .. } => {
+                // A source may take its time between two pieces.
+                let _ = stream.set_read_timeout(Some(LOOK_EVERY));
+                self.served.take(request, &mut Patient { input, stopping: &self.stopping }, &mut progress)
+            }
+            request => self.served.answer(request, &mut progress),
+        });
+        let answer = match answered {
             Ok(value) => Answer::Done { value },
             Err(error) => Answer::from(&error),
         };
         let _ = tell(stream, &answer);
+    }
+}
+
+/// Waits for a client as long as the server runs.
+struct Patient<'a> {
+    input: BufReader<&'a UnixStream>,
+    stopping: &'a AtomicBool,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            match self.input.read(into) {
+                Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
+                    if self.stopping.load(Ordering::SeqCst) {
+                        return Err(std::io::Error::other("the server is stopping"));
+                    }
+                }
+                read => return read,
+            }
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use onefold_backend::{Directory, random::random_bytes};
 use onefold_core::{Files, Result};
 use serde::Serialize;
 
+use super::archive_volume;
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
     failure::Failure,
@@ -31,7 +32,9 @@ use crate::{
 /// point loses nothing that was acknowledged.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(after_help = "Examples:\n  onefold archive create backups\n  onefold archive rename backups monday tuesday")]
+#[command(
+    after_help = "Examples:\n  onefold archive create backups\n  onefold archive rename backups monday tuesday\n  onefold archive volume create backups disk1 --size 1T"
+)]
 pub(crate) struct Options {
     #[command(subcommand)]
     verb: Verb,
@@ -85,6 +88,8 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Creates, lists, resizes, renames and deletes backup volumes
+    Volume(archive_volume::Options),
     /// Gives a stream another name
     #[command(after_help = "Examples:\n  onefold archive rename backups monday tuesday")]
     Rename {
@@ -128,6 +133,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             output::line(format_args!("attached {}", archive.display()));
         }
         Verb::Rebuild { archive, replace, json } => rebuild(&archive, &replace, json)?,
+        Verb::Volume(options) => archive_volume::run(options)?,
         Verb::Rename { archive, name, new_name } => {
             ArchiveDir::look(&archive)?.open(Settings::default())?.rename(&name, &new_name)?;
             output::line(format_args!("renamed {name:?} to {new_name:?}"));
@@ -160,6 +166,13 @@ struct Done {
 
 fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), Failure> {
     let mut directory = ArchiveDir::look(path)?;
+    // Filling waits for who stores, and a server stores as long as it runs.
+    if !replace.is_empty()
+        && let Some(mut server) = directory.server()?
+    {
+        let pid = server.pid()?;
+        return Err(Failure::new(format!("{} is served by process {pid}; stop it first", path.display())));
+    }
     let mut all = Rebuilt::default();
     let bar = Progress::of("rebuilding", "containers");
     for (number, to) in replace {

@@ -5,8 +5,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
+use super::{
+    archive_volume::{self, Line},
+    serve::ArchiveServer,
+};
 use crate::{
     archive_dir::ArchiveDir,
+    control::Request,
     failure::Failure,
     output,
     size::{Size, counted, grouped},
@@ -35,7 +40,7 @@ struct Stats {
     bytes: u64,
     /// Containers as stored.
     stored_bytes: u64,
-    /// Content for each byte stored.
+    /// Content of streams, and blocks of volumes that are no zeroes, for each byte stored.
     ratio: Option<f64>,
     containers: u64,
     chunks: u64,
@@ -55,6 +60,9 @@ struct Stats {
     code: [u64; 2],
     /// Nodes that do not count, and why.
     absent: Vec<Absent>,
+    volumes: Vec<Line>,
+    /// The server, when there is one.
+    server: Option<ArchiveServer>,
 }
 
 /// A node that does not count.
@@ -84,6 +92,8 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
     let tables = archive.tables();
     let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
     let stored_bytes = tables.stored_bytes();
+    let volumes = archive_volume::lines(&archive);
+    let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
     let stats = Stats {
         archive: path.display().to_string(),
         chunking: archive.label().chunking.to_string(),
@@ -91,7 +101,7 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
         streams: tables.streams.len() as u64,
         bytes,
         stored_bytes,
-        ratio: (stored_bytes > 0).then(|| bytes as f64 / stored_bytes as f64),
+        ratio: (stored_bytes > 0).then(|| (bytes + mapped) as f64 / stored_bytes as f64),
         containers: tables.containers.len() as u64,
         chunks: tables.containers.values().map(|container| u64::from(container.stored.chunks)).sum(),
         chunk_bytes: tables.containers.values().map(|container| u64::from(container.stored.raw_bytes)).sum(),
@@ -104,6 +114,8 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
         nodes: nodes.as_ref().map_or(1, |nodes| nodes.count() as u64),
         code,
         absent: absent.collect(),
+        volumes,
+        server: directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok()),
     };
     if json {
         let text = serde_json::to_string_pretty(&stats).map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?;
@@ -117,6 +129,15 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
         let [n, k] = stats.code;
         row("nodes", format!("{}, containers in {n} shards of which any {k} are enough", stats.nodes));
         stats.absent.iter().for_each(|absent| row("absent", format!("node {} ({}): {}", absent.node, absent.directory, absent.why)));
+    }
+    if let Some(server) = &stats.server {
+        row("served", format!("by process {} at {}", server.pid, server.listeners.join(" and ")));
+        row("to be flushed", Size(server.dirty_bytes).to_string());
+        server.stopped.iter().for_each(|reason| row("READING ONLY", reason.clone()));
+    }
+    for volume in &stats.volumes {
+        let (bytes, mapped) = (Size(volume.bytes), Size(volume.mapped_bytes));
+        row("volume", format!("{} of {bytes}, {mapped} written", volume.name.escape_debug()));
     }
     row("streams", format!("{} with {}", grouped(stats.streams), Size(stats.bytes)));
     let ratio = stats.ratio.map_or_else(String::new, |ratio| format!(", {ratio:.2} times less"));

@@ -36,7 +36,7 @@ const STOP_AFTER: usize = 10;
 const KEPT: &str = include_str!("../../archive_seeds.txt");
 
 /// What an ordinary run must have met.
-const BRANCHES: [&str; 26] = [
+const BRANCHES: [&str; 34] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -63,6 +63,14 @@ const BRANCHES: [&str; 26] = [
     "rot was mended",
     "too many nodes were lost",
     "processes killed, power stays",
+    "a put into a served archive",
+    "a second ingesting process was sent away",
+    "a server killed",
+    "a server waits for a put",
+    "all unflushed writes were there",
+    "unflushed writes were lost",
+    "volumes flushed",
+    "volumes met a full disk",
 ];
 
 /// Runs what the arguments ask for.

@@ -7,5 +7,6 @@ pub mod cli;
 pub mod files;
 mod mount;
 mod run;
+mod volumes;
 
 pub use run::{Outcome, Params, run_params, run_seed};

@@ -16,10 +16,15 @@ use onefold_archive::{
         rebuild::{Replacement, repair, replace},
     },
     put::{Cutting, Ended, Session, Stower, Writing},
+    settings::VOLUME_BLOCK_BYTES,
 };
 use onefold_core::{Error, Files, Kind};
 
-use super::{files::VirtualFiles, mount::Mount};
+use super::{
+    files::VirtualFiles,
+    mount::Mount,
+    volumes::{Disk, Serving},
+};
 use crate::{
     checker::{Checker, Failure},
     reach::Reach,
@@ -63,6 +68,8 @@ pub struct Params {
     pub auxiliary_entries: usize,
     /// Collection runs.
     pub collects: bool,
+    /// The archive has volumes, and is served now and then.
+    pub serves: bool,
     /// Seconds that unfinished containers are spared.
     pub keep_partial: u64,
     /// Lives.
@@ -104,6 +111,7 @@ impl Params {
             kills: choose(rng, &[0, 30, 60]),
             spread: None,
             bug: None,
+            serves: rng.percent(40),
         };
         if profile == Profile::Crashes && rng.percent(35) {
             let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
@@ -147,10 +155,10 @@ pub fn run_params(params: Params, loud: bool) -> Outcome {
     Outcome { params, failure, trace: sim.files.trace(), reach }
 }
 
-type Flow = Result<(), Stop>;
+pub(super) type Flow = Result<(), Stop>;
 
 /// Why a life ends.
-enum Stop {
+pub(super) enum Stop {
     /// Crash, kill, or a failed call.
     Down,
     Failed(Failure),
@@ -164,13 +172,16 @@ impl From<Failure> for Stop {
 
 /// A change that was under way when its process died.
 #[derive(Clone, Debug)]
-enum Unsure {
+pub(super) enum Unsure {
     Put(String, Arc<Vec<u8>>),
     Remove(String),
     Rename(String, String),
+    /// Its blocks afterwards.
+    VolumeSize(String, usize),
+    VolumeName(String, String),
 }
 
-struct Putting {
+pub(super) struct Putting {
     archive: Arc<Archive>,
     session: Session,
     stower: Stower,
@@ -181,6 +192,8 @@ struct Putting {
     fed: usize,
     /// Nothing of it may be new: its content is there already.
     known: bool,
+    /// It is a stream of the serving process.
+    pub(super) served: bool,
 }
 
 struct Reading {
@@ -190,22 +203,26 @@ struct Reading {
 }
 
 #[derive(Default)]
-struct Actors {
-    putting: Option<Box<Putting>>,
+pub(super) struct Actors {
+    pub(super) putting: Option<Box<Putting>>,
+    pub(super) serving: Option<Serving>,
     readings: Vec<Reading>,
     collection: Option<(Arc<Archive>, Box<Collection>)>,
     admin: Option<Arc<Archive>>,
 }
 
-struct Sim {
-    params: Params,
-    loud: bool,
-    rng: Rng,
-    files: VirtualFiles,
-    actors: Actors,
+pub(super) struct Sim {
+    pub(super) params: Params,
+    pub(super) loud: bool,
+    pub(super) rng: Rng,
+    pub(super) files: VirtualFiles,
+    pub(super) actors: Actors,
     streams: BTreeMap<String, Arc<Vec<u8>>>,
-    unsure: Option<Unsure>,
-    now: u64,
+    /// The volumes of the model, and how many changes of them there were.
+    pub(super) disks: BTreeMap<String, Disk>,
+    pub(super) changes: u64,
+    pub(super) unsure: Option<Unsure>,
+    pub(super) now: u64,
     mounts: Vec<Mount>,
     /// Nodes that are gone, outdated or rotten: never more than parity.
     bad: BTreeSet<usize>,
@@ -215,9 +232,9 @@ struct Sim {
     filling: BTreeMap<usize, Mount>,
     mounted: usize,
     /// Something rotted: errors are right answers from now on.
-    damaged: bool,
-    pool: Vec<Vec<u8>>,
-    reach: Reach,
+    pub(super) damaged: bool,
+    pub(super) pool: Vec<Vec<u8>>,
+    pub(super) reach: Reach,
 }
 
 impl Sim {
@@ -239,6 +256,8 @@ impl Sim {
             files,
             actors: Actors::default(),
             streams: BTreeMap::new(),
+            disks: BTreeMap::new(),
+            changes: 0,
             unsure: None,
             now: 1_000,
             mounts: Vec::new(),
@@ -252,7 +271,7 @@ impl Sim {
         }
     }
 
-    fn say(&self, what: impl FnOnce() -> String) {
+    pub(super) fn say(&self, what: impl FnOnce() -> String) {
         if self.loud {
             println!("{}", what());
         }
@@ -269,12 +288,13 @@ impl Sim {
             log_ahead_bytes: 128 << 10,
             count_slots: 20,
             ahead_bytes: 16 << 10,
+            dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
             bug: self.params.bug.map(|bug| PlantedBug::ALL[bug].1),
             ..Settings::default()
         }
     }
 
-    fn open(&mut self, writes: bool) -> Result<Arc<Archive>, Stop> {
+    pub(super) fn open(&mut self, writes: bool) -> Result<Arc<Archive>, Stop> {
         self.open_nodes(writes).map(|(archive, _)| archive)
     }
 
@@ -301,11 +321,11 @@ impl Sim {
 
     /// Puts and collections may say that too few nodes are there.
     fn excuses(&self, what: &str) -> bool {
-        !self.bad.is_empty() && matches!(what, "put" | "begin" | "gc" | "abandon")
+        !self.bad.is_empty() && matches!(what, "put" | "begin" | "gc" | "abandon" | "write" | "wait" | "zero" | "flush" | "tend" | "close")
     }
 
     /// What an error means: the end of the life, or a failure that nothing explains.
-    fn judge(&mut self, what: &str, error: &Error) -> Stop {
+    pub(super) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
         if self.files.is_down() || self.files.take_failed() || self.damaged || self.excuses(what) {
             return Stop::Down;
@@ -390,7 +410,8 @@ impl Sim {
         let collects = u32::from(self.params.collects);
         let rots = if self.params.profile == Profile::Damage { 4 } else { 0 };
         let nodes = if self.params.spread.is_some() { 4 } else { 0 };
-        match self.rng.weighted(&[20, 4, 2, 3, 8 * collects, 1, rots, nodes]) {
+        let serves = if self.params.serves { 30 } else { 0 };
+        match self.rng.weighted(&[20, 4, 2, 3, 8 * collects, 1, rots, nodes, serves]) {
             0 => self.put_move(),
             1 => self.read_move(),
             2 => self.remove(),
@@ -398,6 +419,7 @@ impl Sim {
             4 => self.collect_move(),
             5 => self.rename(),
             7 => self.node_move(),
+            8 => self.volume_move(),
             _ => {
                 self.damaged |= self.files.rot("segment-");
                 Ok(())
@@ -584,8 +606,27 @@ impl Sim {
     }
 
     fn begin_put(&mut self) -> Flow {
-        let archive = self.open(true)?;
-        let session = Session::begin(&archive, false);
+        let served = self.actors.serving.as_ref().map(|serving| (serving.archive.clone(), serving.ingest.clone()));
+        let is_served = served.is_some();
+        let (archive, session) = match served {
+            Some((archive, ingest)) => {
+                if self.rng.percent(10) {
+                    let other = self.open(true)?;
+                    match Session::begin(&other, false) {
+                        Err(error) if error.kind() == Kind::Busy => self.reach.hit("a second ingesting process was sent away"),
+                        Err(error) => return Err(self.judge("begin", &error)),
+                        Ok(_) => return Err(Failure::new(Checker::Unexplained, "two processes ingest at once").into()),
+                    }
+                }
+                self.reach.hit("a put into a served archive");
+                (archive, Session::on(&ingest))
+            }
+            None => {
+                let archive = self.open(true)?;
+                let session = Session::begin(&archive, false);
+                (archive, session)
+            }
+        };
         let session = match session {
             Err(error) => return Err(self.judge("begin", &error)),
             Ok(session) => session,
@@ -611,6 +652,7 @@ impl Sim {
             content,
             fed: 0,
             known: known.is_some(),
+            served: is_served,
         }));
         Ok(())
     }
@@ -638,7 +680,7 @@ impl Sim {
         }
         if stower.must_import() {
             self.reach.hit("imported under way");
-            stower.import(session, true)?;
+            stower.import(true)?;
         }
         Ok(())
     }
@@ -655,7 +697,7 @@ impl Sim {
         // It is acknowledged from here on.
         self.streams.insert(name.clone(), content.clone());
         self.unsure = None;
-        if self.rng.percent(70) && stower.import(session, true)? {
+        if self.rng.percent(70) && stower.import(true)? {
             self.reach.hit("imported at the end");
         }
         stower.close()
@@ -705,7 +747,7 @@ impl Sim {
         }
     }
 
-    fn admin(&mut self) -> Result<Arc<Archive>, Stop> {
+    pub(super) fn admin(&mut self) -> Result<Arc<Archive>, Stop> {
         if let Some(archive) = &self.actors.admin {
             return Ok(archive.clone());
         }
@@ -823,6 +865,7 @@ impl Sim {
         for (name, content) in self.streams.clone() {
             self.compare(&mut reader, &name, &content)?;
         }
+        self.look_at_volumes(&archive)?;
         if !self.damaged {
             match check::check(&archive, true, &mut |_, _, _| {}) {
                 Ok(report) if report.is_well() => {}
@@ -872,6 +915,20 @@ impl Sim {
                     self.streams.remove(name);
                 }
             }
+            Unsure::VolumeSize(name, after) => match tables.volume(name) {
+                Err(_) => drop(self.disks.remove(name)),
+                Ok((_, volume)) if volume.blocks() == *after as u64 => {
+                    self.disks.entry(name.clone()).or_insert_with(|| Disk::new(*after)).resize(*after);
+                }
+                Ok(_) => {}
+            },
+            Unsure::VolumeName(from, to) => {
+                if tables.volume(from).is_err()
+                    && let Some(disk) = self.disks.remove(from)
+                {
+                    self.disks.insert(to.clone(), disk);
+                }
+            }
             Unsure::Rename(from, to) => {
                 if !tables.streams.contains_key(from)
                     && let Some(content) = self.streams.remove(from)
@@ -904,9 +961,17 @@ impl Sim {
         for _ in 0..30 {
             self.put_move()?;
             self.read_move()?;
+            if self.params.serves {
+                self.volume_move()?;
+            }
         }
         self.actors = Actors::default();
         self.look()?;
+        for name in self.disks.keys().cloned().collect::<Vec<_>>() {
+            let archive = self.admin()?;
+            archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;
+            self.disks.remove(&name);
+        }
         for name in self.streams.keys().cloned().collect::<Vec<_>>() {
             let archive = self.admin()?;
             archive.remove(&name).map_err(|e| self.judge("remove", &e))?;

@@ -5,6 +5,7 @@ use std::path::Path;
 use onefold_archive::{
     Settings, check, index,
     nodes::rebuild::{self, Rebuilt},
+    settings::VOLUME_BLOCK_BYTES,
 };
 use serde::Serialize;
 
@@ -28,10 +29,22 @@ struct Found {
     problems_found: u64,
     /// Streams that lost something.
     damaged_streams: Vec<String>,
+    volumes: u64,
+    /// Blocks of 128 KiB of volumes that are no zeroes.
+    blocks: u64,
+    damaged_volumes: Vec<Damaged>,
     /// Units of 4 KiB that were bad on a node, and how many of them were made anew.
     bad_units: u64,
     repaired_units: u64,
     well: bool,
+}
+
+/// A volume that lost something.
+#[derive(Debug, Serialize)]
+struct Damaged {
+    name: String,
+    /// Where, in bytes: 128 KiB each; the first thousand.
+    offsets: Vec<u64>,
 }
 
 /// Checks the archive at `path`; with `data` all of its data too.
@@ -56,6 +69,16 @@ pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
             problems: report.problems.clone(),
             problems_found: report.problems_found,
             damaged_streams: report.hit.iter().cloned().collect(),
+            volumes: report.volumes,
+            blocks: report.blocks,
+            damaged_volumes: report
+                .hit_volumes
+                .iter()
+                .map(|(name, blocks)| Damaged {
+                    name: name.clone(),
+                    offsets: blocks.iter().map(|block| block * VOLUME_BLOCK_BYTES).collect(),
+                })
+                .collect(),
             bad_units: mended.map_or(0, |mended| mended.units.bad_units),
             repaired_units: mended.map_or(0, |mended| mended.units.repaired_units),
             well,
@@ -69,6 +92,10 @@ pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
             counted(report.chunks, "chunk"),
             counted(report.containers, "container")
         ));
+        if report.volumes > 0 {
+            let volumes = counted(report.volumes, "volume");
+            output::line(format_args!("{volumes} with {} of 128 KiB", counted(report.blocks, "block")));
+        }
         if data {
             output::line(format_args!("{} of data were read", Size(report.bytes)));
         }
@@ -83,6 +110,12 @@ pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
         }
         for name in &report.hit {
             output::line(format_args!("damaged: stream '{}'", name.escape_debug()));
+        }
+        for (name, blocks) in &report.hit_volumes {
+            for block in blocks {
+                let at = block * VOLUME_BLOCK_BYTES;
+                output::line(format_args!("damaged: volume '{}', {VOLUME_BLOCK_BYTES} bytes at {at}", name.escape_debug()));
+            }
         }
     }
     if well {

@@ -6,6 +6,7 @@
 //! *Crash argument:* the process may end at any point, as after a power cut: the store recovers when it is opened again.
 
 pub(super) mod address;
+mod archive;
 mod cluster;
 mod commands;
 
@@ -25,6 +26,7 @@ use onefold_core::{Error, Kind, Result};
 use onefold_serve::nbd::{self, Limits};
 use parking_lot::Mutex;
 
+pub(super) use self::archive::ArchiveServer;
 use self::{
     address::{Address, default_socket, uri},
     commands::Commands,
@@ -58,10 +60,11 @@ const URIS_MAX: usize = 16;
 #[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
                         onefold serve disk.onefold --nbd unix:/run/onefold.sock --nbd tcp:127.0.0.1:10809\n  \
                         onefold serve /dev/sdb --persistence strong --memory 2G\n  \
+                        onefold serve backups --no-wait\n  \
                         onefold serve pool --workers 2\n  \
                         onefold serve rados: --nbd unix:/run/onefold.sock")]
 pub(crate) struct Options {
-    /// The store; a folder holds one of the cluster engine, whose writes are always acknowledged when they are durable, and rados:[CONF] is one on Ceph
+    /// The store: a file or device, or an archive's directory; a folder may hold one of the cluster engine, whose writes are always acknowledged when they are durable, and rados:[CONF] is one on Ceph
     store: PathBuf,
 
     /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT; can be given several times
@@ -107,6 +110,18 @@ pub(crate) struct Options {
     /// Serves volumes for reading, also while another server writes to them; for a store of the cluster engine
     #[arg(long)]
     pub(crate) read_only: bool,
+
+    /// Fails when a put into the archive is running, instead of waiting for it; for an archive
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+
+    /// Goes on with nodes absent, while one more than the data needs are there; for an archive on several nodes
+    #[arg(long)]
+    pub(crate) degraded: bool,
+
+    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index, byte-compare; for an archive
+    #[arg(long, value_delimiter = ',', default_value = super::put::FILTERS, value_name = "FILTERS")]
+    pub(crate) filters: Vec<onefold_archive::FilterName>,
 
     #[command(flatten)]
     pub(crate) pace: Pace,
@@ -170,9 +185,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     let signals = StopSignals::install()?;
-    if ArchiveDir::is_there(&options.store) && ArchiveDir::look(&options.store).is_ok() {
-        let shown = options.store.display();
-        return Err(Failure::new(format!("{shown} is an archive, which is used by its own verbs and is not served")));
+    if ArchiveDir::is_there(&options.store)
+        && let Ok(directory) = ArchiveDir::look(&options.store)
+    {
+        return archive::run(options, &directory, service, signals);
     }
     if let Some(url) = store_at(&options.store) {
         return cluster::run(options, &url, service, signals);

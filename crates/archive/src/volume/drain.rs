@@ -1,0 +1,283 @@
+//! What is in memory becomes durable: chunked, looked up, written; then one frame names all new mappings.
+//!
+//! | a crash after | leaves |
+//! |---|---|
+//! | containers were written | what was durable before; the containers are garbage behind the segment's durable end, or listed as unfinished |
+//! | the containers were synced | the same |
+//! | the frame was written, not synced | all of the drain or nothing |
+//! | the frame was synced | all of the drain |
+//!
+//! A drain that finds the disk full gives back what it wrote; its blocks stay in memory, below what was written since, and zeroes are made durable without
+//! it. Any other failure ends all writing. A block that was written in part, and whose rest can't be read, is lost with the drain that needed it: all who wait
+//! for that drain hear of it, and the other blocks are drained.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use onefold_core::{Error, Kind, Result, Ticket};
+
+use super::{
+    BLOCK, Volumes,
+    layer::{Have, Layer},
+    mapper::Mapper,
+    read::{Drained, Mapped, chunks_of},
+    write::gathered,
+};
+use crate::{
+    format::Address,
+    get::ChunkReader,
+    index::auxiliary::ByFingerprint,
+    put::{Batch, Cutting, Remaps, Session, Stower},
+    settings::FilterName,
+    tables::Tables,
+};
+
+/// Chunks of mappings that are remembered for the block index filter: 16 blocks and more.
+const PLACED_MAX: usize = 64 << 10;
+
+/// What is drained of one volume.
+type Work = Vec<(u64, Drained)>;
+
+impl Volumes {
+    /// Makes all changes up to a ticket durable.
+    pub(super) fn flush_to(&self, ticket: Ticket) -> Result<()> {
+        let mut tried = false;
+        loop {
+            {
+                let state = self.state.lock();
+                if state.drained >= ticket.0 {
+                    // Who came later knows nothing of it.
+                    let lost = state.lost.as_ref().filter(|(upto, _)| tried && *upto >= ticket.0);
+                    return lost.map_or(Ok(()), |(_, error)| Err(error.clone()));
+                }
+                Volumes::going(&state)?;
+            }
+            let draining = self.draining.lock();
+            tried = true;
+            // Somebody else may have done it meanwhile.
+            if self.state.lock().drained < ticket.0 {
+                self.drain()?;
+            }
+            drop(draining);
+        }
+    }
+
+    /// Makes all changes so far durable.
+    pub(super) fn flush_all(&self) -> Result<()> {
+        let changes = self.state.lock().changes;
+        self.flush_to(Ticket(changes))
+    }
+
+    /// Waits for the drain under way, and drains when that was not enough.
+    pub(super) fn make_room(&self) -> Result<()> {
+        let _draining = self.draining.lock();
+        let full = {
+            let state = self.state.lock();
+            Volumes::going(&state)?;
+            state.bytes + 2 * BLOCK as u64 > self.much()
+        };
+        if full { self.drain() } else { Ok(()) }
+    }
+
+    /// Drains all that is there. Held: `draining`.
+    fn drain(&self) -> Result<()> {
+        let (work, upto) = {
+            let mut state = self.state.lock();
+            Volumes::going(&state)?;
+            let layers = state.volumes.iter_mut().filter(|(_, layers)| !layers.upper.is_empty());
+            let work: Work = layers
+                .map(|(&id, layers)| {
+                    let layer = Arc::new(std::mem::take(&mut layers.upper));
+                    layers.draining = Some(layer.clone());
+                    (id, layer)
+                })
+                .collect();
+            (work, state.changes)
+        };
+        let done = match self.drain_work(&work) {
+            // A node that fails now does not count any more; there may be others.
+            Err(error) if !matches!(error.kind(), Kind::NoSpace | Kind::Corrupt) && self.archive.label().spread[0] > 1 => {
+                self.drain_work(&work)
+            }
+            done => done,
+        };
+        let done = match done {
+            // Zeroes need no room, and perhaps make some.
+            Err(error) if error.kind() == Kind::NoSpace => self.drain_zeroes(&work).and(Err(error)),
+            done => done,
+        };
+        let mut state = self.state.lock();
+        match &done {
+            Ok(lost) => {
+                state.volumes.values_mut().for_each(|layers| layers.draining = None);
+                state.drained = upto;
+                if let Some(error) = lost {
+                    state.lost = Some((upto, error.clone()));
+                }
+            }
+            Err(error) => {
+                let tables = self.archive.tables();
+                drop(work);
+                for (id, layers) in &mut state.volumes {
+                    if let Some(below) = layers.draining.take() {
+                        let below = Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
+                        layers.upper.absorb(below, tables.volumes.get(id));
+                    }
+                }
+                if error.kind() != Kind::NoSpace {
+                    state.stopped = Some(error.clone());
+                }
+            }
+        }
+        let there = self.archive.tables();
+        // What was written to a volume that is gone is gone too.
+        state.volumes.retain(|id, layers| there.volumes.contains_key(id) && !(layers.upper.is_empty() && layers.draining.is_none()));
+        state.bytes = state.volumes.values().map(|layers| layers.upper.bytes()).sum();
+        done.and_then(|lost| lost.map_or(Ok(()), Err))
+    }
+
+    /// Gives the error of blocks that were lost.
+    fn drain_work(&self, work: &Work) -> Result<Option<Error>> {
+        let mut session = Session::on(&self.ingest)?;
+        let mut stower = Stower::new(&session, self.now.load(Relaxed));
+        let done = self.write_out(work, &mut session, &mut stower);
+        if done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace) {
+            stower.abandon();
+        }
+        let counts = session.counts();
+        for (counter, more) in [
+            (&self.counts.drains, 1),
+            (&self.counts.chunks, counts.chunks),
+            (&self.counts.duplicates, counts.duplicates),
+            (&self.counts.page_reads, counts.page_reads),
+            (&self.counts.metadata_reads, counts.metadata_reads),
+            (&self.counts.new_bytes, session.new_bytes),
+            (&self.counts.added_bytes, stower.added()),
+        ] {
+            counter.fetch_add(more, Relaxed);
+        }
+        done
+    }
+
+    fn write_out(&self, work: &Work, session: &mut Session, stower: &mut Stower) -> Result<Option<Error>> {
+        let tables = session.tables().clone();
+        let (mut all, mut lost) = (Vec::new(), None);
+        for (id, layer) in work {
+            let mut chunking = Chunking {
+                volumes: self,
+                tables: &tables,
+                id: *id,
+                layer,
+                mapper: Mapper::default(),
+                placed: ByFingerprint::default(),
+                lost: None,
+            };
+            chunking.blocks(session, stower)?;
+            lost = lost.or(chunking.lost);
+            all.push(Remaps { volume: *id, zeroed: layer.zeroed.iter().collect(), blocks: chunking.mapper.done() });
+        }
+        session.seal(&mut |open| stower.stow(open))?;
+        stower.remap(&all)?;
+        Ok(lost)
+    }
+
+    /// Makes zeroes durable on a full disk.
+    fn drain_zeroes(&self, work: &Work) -> Result<()> {
+        let all: Vec<Remaps> = work
+            .iter()
+            .map(|(id, layer)| Remaps { volume: *id, zeroed: layer.zeroed.iter().collect(), blocks: Vec::new() })
+            .filter(|remaps| !remaps.zeroed.is_empty())
+            .collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let session = Session::on(&self.ingest)?;
+        Stower::new(&session, self.now.load(Relaxed)).remap(&all).map(|_| ())
+    }
+}
+
+/// The blocks of one volume on their way to chunks.
+struct Chunking<'a> {
+    volumes: &'a Volumes,
+    tables: &'a Tables,
+    id: u64,
+    layer: &'a Layer,
+    mapper: Mapper,
+    /// What the blocks have that are written again.
+    placed: ByFingerprint<Address>,
+    lost: Option<Error>,
+}
+
+impl Chunking<'_> {
+    /// Runs of neighbouring blocks, each chunked as one stream.
+    fn blocks(&mut self, session: &mut Session, stower: &mut Stower) -> Result<()> {
+        let Some(volume) = self.tables.volumes.get(&self.id) else { return Ok(()) };
+        let chunking = self.volumes.archive.label().chunking;
+        let mut cutting: Option<Cutting> = None;
+        let mut next = 0;
+        for (&block, patch) in self.layer.blocks.iter().filter(|(block, patch)| !volume.was_cut(**block, patch.since)) {
+            if block != next {
+                self.end(cutting.take(), session, stower)?;
+            }
+            next = block + 1;
+            let mapped = Mapped { tables: self.tables, shelves: &self.volumes.shelves, volume, block };
+            let mut whole = None;
+            if patch.have != Have::ALL {
+                let mut base = gathered(patch.since);
+                let read = self.volumes.with_reader(|reader| mapped.read(reader, 0..BLOCK, &mut base.bytes));
+                match read {
+                    Err(error) if error.kind() == Kind::Corrupt => {
+                        self.lost.get_or_insert(error);
+                        self.end(cutting.take(), session, stower)?;
+                        next = 0;
+                        continue;
+                    }
+                    read => read?,
+                }
+                base.have = Have::ALL;
+                let mut filled = patch.clone();
+                filled.fill(&base.bytes, &base.have);
+                whole = Some(filled.bytes);
+            }
+            self.volumes.with_reader(|reader| self.remember(reader, &mapped))?;
+            self.mapper.expect(block, patch.since);
+            let into = cutting.get_or_insert_with(|| Cutting::new(chunking));
+            let mut rest: &[u8] = whole.as_ref().unwrap_or(&patch.bytes);
+            while !rest.is_empty() {
+                let room = into.room();
+                let n = rest.len().min(room.len());
+                room[..n].copy_from_slice(&rest[..n]);
+                rest = &rest[n..];
+                if let Some(batch) = into.advance(n) {
+                    self.place(batch, session, stower)?;
+                }
+            }
+        }
+        self.end(cutting, session, stower)
+    }
+
+    /// What the block has now is what it may well get again.
+    fn remember(&mut self, reader: &mut ChunkReader, mapped: &Mapped<'_>) -> Result<()> {
+        if !self.volumes.archive.settings.filters.contains(&FilterName::BlockIndex) {
+            return Ok(());
+        }
+        if self.placed.len() > PLACED_MAX {
+            self.placed.clear();
+        }
+        match mapped.parts(reader) {
+            Ok(parts) => self.placed.extend(chunks_of(&parts)),
+            // It is only advice.
+            Err(error) if error.kind() == Kind::Corrupt => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, cutting: Option<Cutting>, session: &mut Session, stower: &mut Stower) -> Result<()> {
+        cutting.map_or(Ok(()), |mut cutting| self.place(cutting.end(), session, stower))
+    }
+
+    fn place(&mut self, mut batch: Batch, session: &mut Session, stower: &mut Stower) -> Result<()> {
+        batch.fingerprint(&self.volumes.archive);
+        session.place(&batch, &mut self.mapper, &self.placed, &mut |open| stower.stow(open))
+    }
+}

@@ -1,0 +1,72 @@
+//! Volumes for servers.
+
+use std::sync::Arc;
+
+use onefold_core::{BLOCK_BYTES, BlockRead, Exports, Extent, Result, Ticket, Volume, VolumeInfo, block::bytes_mut};
+
+use super::Volumes;
+
+/// One volume; implements the [`Volume`] that servers know.
+pub struct ArchiveVolume {
+    volumes: Arc<Volumes>,
+    id: u64,
+}
+
+impl Volume for ArchiveVolume {
+    fn size(&self) -> u64 {
+        self.volumes.size(self.id)
+    }
+
+    fn read(&self, reads: &mut [BlockRead<'_>]) {
+        for read in reads {
+            read.result = self.volumes.read_bytes(self.id, read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into));
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.volumes.write(self.id, offset, data)
+    }
+
+    fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.volumes.trim(self.id, offset, bytes)
+    }
+
+    fn write_zeroes(&self, offset: u64, bytes: u64, _keep: bool) -> Result<Ticket> {
+        self.volumes.write_zeroes(self.id, offset, bytes)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.volumes.flush_to(ticket)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.volumes.flush_all()
+    }
+
+    fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.volumes.extents(self.id, offset, bytes, limit)
+    }
+
+    fn prefetch(&self, offset: u64, bytes: u64) -> Result<()> {
+        self.volumes.within(self.id, offset, bytes)
+    }
+}
+
+/// The volumes of an archive, for servers.
+pub struct ArchiveExports(pub Arc<Volumes>);
+
+impl Exports for ArchiveExports {
+    fn list(&self) -> Vec<VolumeInfo> {
+        // Made by another process a moment ago, perhaps; what can't be read on is as it was.
+        let tables = self.0.archive.refresh().unwrap_or_else(|_| self.0.archive.tables());
+        let mut volumes: Vec<VolumeInfo> =
+            tables.volumes.values().map(|volume| VolumeInfo { name: volume.name.clone(), size: volume.bytes }).collect();
+        volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        volumes
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
+        let (id, _) = self.0.archive.refresh()?.volume(name).map(|(id, volume)| (id, volume.bytes))?;
+        Ok(Arc::new(ArchiveVolume { volumes: self.0.clone(), id }))
+    }
+}

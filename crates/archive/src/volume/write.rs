@@ -1,0 +1,133 @@
+//! Writes, trims and zeroes: into memory, as much as may be there.
+
+use std::ops::Range;
+
+use onefold_core::{BLOCK_BYTES, Error, Kind, Result, Ticket};
+
+use super::{
+    BLOCK, Volumes, deleted,
+    layer::{Patch, SECTOR},
+};
+
+impl Volumes {
+    pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.within(id, offset, data.len() as u64)?;
+        // What is large goes part by part, so that it finds room.
+        let most = (self.archive.settings.dirty_bytes / 2).saturating_sub(2 * BLOCK as u64).max(BLOCK as u64) as usize;
+        let (mut at, mut ticket) = (0, Ticket(0));
+        while at < data.len() || ticket.0 == 0 {
+            let n = (data.len() - at).min(most);
+            ticket = self.write_part(id, offset + at as u64, &data[at..at + n])?;
+            at += n;
+        }
+        Ok(ticket)
+    }
+
+    /// As soon as there is room for it.
+    fn write_part(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
+        loop {
+            if let Some(ticket) = self.try_write(id, offset, data)? {
+                return Ok(ticket);
+            }
+            self.make_room()?;
+        }
+    }
+
+    fn try_write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Option<Ticket>> {
+        let end = offset + data.len() as u64;
+        if offset.is_multiple_of(SECTOR as u64) && end.is_multiple_of(SECTOR as u64) {
+            let _order = self.order.read();
+            return self.put(id, offset, data);
+        }
+        let _order = self.order.write();
+        // Who changes a sector in part must know the rest of it.
+        let (start, stop) = (offset / SECTOR as u64 * SECTOR as u64, end.next_multiple_of(SECTOR as u64));
+        let mut whole = vec![0; (stop - start) as usize];
+        self.read_bytes(id, start, &mut whole)?;
+        whole[(offset - start) as usize..][..data.len()].copy_from_slice(data);
+        self.put(id, start, &whole)
+    }
+
+    /// Whole sectors; `None` when there is no room.
+    fn put(&self, id: u64, offset: u64, data: &[u8]) -> Result<Option<Ticket>> {
+        let mut state = self.state.lock();
+        Volumes::going(&state)?;
+        let most = (data.len() / BLOCK + 2) * BLOCK;
+        if state.bytes > 0 && state.bytes + most as u64 > self.archive.settings.dirty_bytes {
+            return Ok(None);
+        }
+        let tables = self.archive.tables();
+        let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
+        let upper = &mut state.volumes.entry(id).or_default().upper;
+        let before = upper.bytes();
+        let (mut at, mut rest) = (offset, data);
+        while !rest.is_empty() {
+            let within = (at % BLOCK as u64) as usize;
+            let (part, later) = rest.split_at(rest.len().min(BLOCK - within));
+            upper.open(volume, at / BLOCK as u64, tables.sequence).write(within, part);
+            (at, rest) = (at + part.len() as u64, later);
+        }
+        let more = upper.bytes() - before;
+        state.bytes += more;
+        state.changes += 1;
+        if state.bytes >= self.much() {
+            self.much.notify_one();
+        }
+        Ok(Some(Ticket(state.changes)))
+    }
+
+    pub(super) fn trim(&self, id: u64, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.within(id, offset, bytes)?;
+        let block = BLOCK_BYTES as u64;
+        let (start, end) = (offset.next_multiple_of(block), (offset + bytes) / block * block);
+        if start < end { self.zero(id, start..end) } else { Ok(Ticket(self.state.lock().changes)) }
+    }
+
+    pub(super) fn write_zeroes(&self, id: u64, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.within(id, offset, bytes)?;
+        self.zero(id, offset..offset + bytes)
+    }
+
+    /// Whole blocks at once, the rest as zero bytes.
+    fn zero(&self, id: u64, bytes: Range<u64>) -> Result<Ticket> {
+        let size = BLOCK as u64;
+        let (first, last) = (bytes.start.next_multiple_of(size), bytes.end / size * size);
+        let edges = if first <= last { [bytes.start..first, last..bytes.end] } else { [bytes.clone(), 0..0] };
+        let mut ticket = Ticket(0);
+        for edge in edges.iter().filter(|edge| edge.start < edge.end) {
+            ticket = self.write(id, edge.start, &vec![0; (edge.end - edge.start) as usize])?;
+        }
+        if first < last {
+            let _order = self.order.read();
+            let mut state = self.state.lock();
+            Volumes::going(&state)?;
+            let upper = &mut state.volumes.entry(id).or_default().upper;
+            let before = upper.bytes();
+            upper.zero(first / size..last / size);
+            let less = before - upper.bytes();
+            state.bytes -= less;
+            state.changes += 1;
+            ticket = Ticket(state.changes);
+        }
+        Ok(ticket)
+    }
+
+    /// The size of a volume.
+    pub(super) fn size(&self, id: u64) -> u64 {
+        self.archive.tables().volumes.get(&id).map_or(0, |volume| volume.bytes)
+    }
+
+    pub(super) fn within(&self, id: u64, offset: u64, bytes: u64) -> Result<()> {
+        let tables = self.archive.tables();
+        let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
+        match offset.checked_add(bytes) {
+            Some(end) if end <= volume.bytes => Ok(()),
+            _ => Err(Error::new(Kind::InvalidInput, "the range is beyond the end of the volume")),
+        }
+    }
+}
+
+/// What a block is made of while its sectors are gathered.
+pub(super) fn gathered(since: u64) -> Patch {
+    Patch::new(false, since)
+}

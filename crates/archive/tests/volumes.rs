@@ -1,0 +1,207 @@
+//! Volumes over a real directory, against a plain model; and what they cost.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::sync::Arc;
+
+use onefold_archive::{
+    Archive, Chunking, Compression, FilterName, Format, Settings, check,
+    put::Ingest,
+    volume::{ArchiveExports, Volumes},
+};
+use onefold_backend::Directory;
+use onefold_core::{BLOCK_BYTES, Block, BlockRead, Exports, Lba, Result, Volume, block::bytes_mut};
+
+const BLOCK: usize = 128 << 10;
+
+struct Served {
+    archive: Arc<Archive>,
+    volumes: Arc<Volumes>,
+    exports: ArchiveExports,
+}
+
+fn create(directory: &std::path::Path, chunking: Chunking) {
+    let format = Format { chunking, compression: Compression::Lz4, reserve_bytes: 1 << 20, ..Format::new([1; 16], [2; 32], [3; 16]) };
+    Archive::create(&Directory::create(directory).unwrap(), &format).unwrap();
+}
+
+fn open(directory: &std::path::Path, settings: Settings) -> Arc<Archive> {
+    Arc::new(Archive::open(Arc::new(Directory::open(directory, true).unwrap()), true, settings).unwrap())
+}
+
+fn serve(directory: &std::path::Path, settings: Settings) -> Served {
+    let archive = open(directory, settings);
+    let volumes = Volumes::new(&Ingest::begin(&archive, false, true).unwrap(), 100);
+    Served { archive, exports: ArchiveExports(volumes.clone()), volumes }
+}
+
+fn read(volume: &dyn Volume, offset: usize, bytes: usize) -> Result<Vec<u8>> {
+    let (first, end) = (offset / BLOCK_BYTES, (offset + bytes).div_ceil(BLOCK_BYTES));
+    let mut blocks = Block::zeroed_vec(end - first);
+    let mut reads = [BlockRead { first: Lba(first as u64), into: &mut blocks, result: Ok(()) }];
+    volume.read(&mut reads);
+    let [read] = reads;
+    read.result?;
+    Ok(bytes_mut(&mut blocks)[offset % BLOCK_BYTES..][..bytes].to_vec())
+}
+
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    })
+    .take(bytes)
+    .collect()
+}
+
+/// Small limits, so that much happens.
+fn small() -> Settings {
+    Settings {
+        dirty_bytes: 8 * BLOCK as u64,
+        container_bytes: 16 << 10,
+        log_bytes: 200,
+        sync_bytes: 64 << 10,
+        auxiliary_entries: 64,
+        cached_containers: 4,
+        ..Settings::default()
+    }
+}
+
+#[test]
+fn a_volume_reads_as_it_was_written() {
+    for (round, chunking) in [Chunking::FastCdc(1024), Chunking::Static(4096), Chunking::Rabin(8192)].into_iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        create(directory.path(), chunking);
+        let mut served = serve(directory.path(), small());
+        served.archive.create_volume("v", 10 * BLOCK as u64, 1).unwrap();
+        let mut model = vec![0u8; 10 * BLOCK];
+        let mut volume = served.exports.open("v").unwrap();
+        let mut dice = noise(round as u64 + 7, 20_000).into_iter();
+        let mut below = |n: usize| {
+            let roll = u32::from_le_bytes(std::array::from_fn(|_| dice.next().unwrap())) as usize;
+            roll % n
+        };
+        for step in 0..120 {
+            let unit = [1, 512, 4096, BLOCK][below(4)];
+            let offset = below(model.len() / unit) * unit;
+            let n = ((1 + below(3 * BLOCK / unit)) * unit).min(model.len() - offset);
+            match below(10) {
+                0..4 => {
+                    let mut data = noise(below(6) as u64, n);
+                    if below(3) == 0 {
+                        data[n / 3..].fill(0);
+                    }
+                    volume.write(offset as u64, &data).unwrap();
+                    model[offset..offset + n].copy_from_slice(&data);
+                }
+                4 => {
+                    volume.write_zeroes(offset as u64, n as u64, false).unwrap();
+                    model[offset..offset + n].fill(0);
+                }
+                5 => {
+                    volume.trim(offset as u64, n as u64).unwrap();
+                    let (start, end) = (offset.next_multiple_of(4096), (offset + n) / 4096 * 4096);
+                    if start < end {
+                        model[start..end].fill(0);
+                    }
+                }
+                6 => volume.flush().unwrap(),
+                7 if below(3) == 0 => {
+                    // Another process makes the server read a snapshot that is not its own.
+                    let other = open(directory.path(), small());
+                    other.create_volume("w", 1, 1).unwrap();
+                    other.delete_volume("w").unwrap();
+                    other.rename_volume("v", "u").unwrap();
+                    other.rename_volume("u", "v").unwrap();
+                    served.volumes.tend(200).unwrap();
+                }
+                7 if below(6) == 0 => {
+                    drop(volume);
+                    served.volumes.close().unwrap();
+                    drop(served);
+                    served = serve(directory.path(), small());
+                    volume = served.exports.open("v").unwrap();
+                }
+                _ => {
+                    let found = read(&*volume, offset, n).unwrap();
+                    let wrong: Vec<usize> = (0..n).filter(|&at| found[at] != model[offset + at]).map(|at| at + offset).collect();
+                    assert!(wrong.is_empty(), "step {step}: {n} at {offset}, wrong {:?} to {:?}", wrong.first(), wrong.last());
+                }
+            }
+        }
+        served.volumes.close().unwrap();
+        let report = check::check(&served.archive, true, &mut |_, _, _| {}).unwrap();
+        assert!(report.is_well() && report.volumes == 1, "{report:?}");
+    }
+}
+
+#[test]
+fn a_second_generation_needs_few_reads_of_the_index() {
+    let image = noise(9, 4 << 20);
+    let mut reads = Vec::new();
+    for filters in [vec![FilterName::ChunkIndex], vec![FilterName::BlockIndex, FilterName::ChunkIndex]] {
+        let directory = tempfile::tempdir().unwrap();
+        create(directory.path(), Chunking::FastCdc(1024));
+        let settings = Settings { filters, page_cache_bytes: 0, auxiliary_entries: 64, ..Settings::default() };
+        let served = serve(directory.path(), settings.clone());
+        served.archive.create_volume("v", image.len() as u64, 1).unwrap();
+        served.exports.open("v").unwrap().write(0, &image).unwrap();
+        // The end of a server imports what it stored.
+        served.volumes.close().unwrap();
+        drop(served);
+        let served = serve(directory.path(), settings);
+        served.exports.open("v").unwrap().write(0, &image).unwrap();
+        served.volumes.close().unwrap();
+        let counts = served.volumes.counts();
+        assert!(counts.duplicates == counts.chunks && counts.chunks > 2000 && counts.new_bytes == 0, "{counts:?}");
+        reads.push(counts.page_reads);
+    }
+    assert!(reads[0] > 1000 && reads[1] * 5 <= reads[0], "{reads:?}");
+}
+
+#[test]
+fn a_lone_synced_write_costs_little() {
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(8 << 10));
+    let served = serve(directory.path(), Settings::default());
+    served.archive.create_volume("v", 16 << 20, 1).unwrap();
+    let volume = served.exports.open("v").unwrap();
+    volume.write(0, &noise(11, 16 << 20)).unwrap();
+    volume.flush().unwrap();
+    let before = served.volumes.counts().added_bytes;
+    for n in 0..20 {
+        volume.write((n * 777_777) / 4096 * 4096, &noise(100 + n, 4096)).unwrap();
+        volume.flush().unwrap();
+    }
+    let each = (served.volumes.counts().added_bytes - before) / 20;
+    // Two containers begin pages, and the log has a frame.
+    assert!(each + 3 * 4096 < 160 << 10, "{each} bytes");
+}
+
+#[test]
+fn what_was_cut_off_does_not_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(1024));
+    let served = serve(directory.path(), small());
+    served.archive.create_volume("v", 4 * BLOCK as u64, 1).unwrap();
+    let volume = served.exports.open("v").unwrap();
+    let size = 4 * BLOCK as u64;
+    volume.write(0, &noise(1, 4 * BLOCK)).unwrap();
+    volume.flush().unwrap();
+    // Durable, and in memory only.
+    volume.write(2 * BLOCK as u64, &noise(2, BLOCK)).unwrap();
+    served.archive.resize_volume("v", size / 2).unwrap();
+    assert_eq!(volume.write(2 * BLOCK as u64, &[1]).unwrap_err().kind(), onefold_core::Kind::InvalidInput);
+    served.archive.resize_volume("v", size).unwrap();
+    assert!(read(&*volume, 2 * BLOCK, 2 * BLOCK).unwrap().iter().all(|&byte| byte == 0));
+    volume.write(3 * BLOCK as u64 + 512, &[5; 512]).unwrap();
+    volume.flush().unwrap();
+    let found = read(&*volume, 2 * BLOCK, 2 * BLOCK).unwrap();
+    assert!(found.iter().enumerate().all(|(at, &byte)| byte == u8::from((BLOCK + 512..BLOCK + 1024).contains(&at)) * 5));
+    served.archive.delete_volume("v").unwrap();
+    volume.flush().unwrap();
+    assert_eq!(volume.size(), 0);
+    assert_eq!(volume.write(0, &[1]).unwrap_err().kind(), onefold_core::Kind::NotFound);
+}

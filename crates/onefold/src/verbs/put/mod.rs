@@ -1,0 +1,211 @@
+//! `onefold put`: a stream, a file or a directory into an archive.
+
+mod source;
+
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use onefold_archive::{
+    FilterName, Settings,
+    format::record::Shape,
+    pipeline::{self, Gauge, Report},
+    put::Ingest,
+};
+use onefold_core::{Kind, Result};
+use serde::{Deserialize, Serialize};
+
+use self::source::Source;
+
+use crate::{
+    archive_dir::{ArchiveDir, now},
+    control::{self, Client},
+    failure::Failure,
+    output,
+    progress::Progress,
+    size::{Size, grouped, share},
+};
+
+/// The usual filter chain.
+pub(super) const FILTERS: &str = "block-index,container-cache,bloom,chunk-index";
+
+/// Time between two looks at how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Stores a stream, a file or a directory under a name; what had the name before is replaced
+///
+/// Without FILE and without -r it is standard input. The stream is there, durably, when the command ends, and not at all when it fails. What a killed
+/// put had stored is found again when it is repeated. Where the archive is served, its server stores it, beside others and beside writes to volumes.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold put backups etc-monday -r /etc\n  onefold put backups vm1 vm1.raw\n  onefold put backups dump --json"
+)]
+pub(crate) struct Options {
+    /// The archive
+    archive: PathBuf,
+
+    /// The name
+    name: String,
+
+    /// A file or a device; its holes cost nothing
+    file: Option<PathBuf>,
+
+    /// A directory with all that is in it: names, modes, owners, times, links, holes and extended attributes
+    #[arg(short, long, value_name = "DIR", conflicts_with = "file")]
+    recursive: Option<PathBuf>,
+
+    /// Of an archive on several nodes: goes on with nodes absent, while one more than the data needs are there
+    #[arg(long)]
+    degraded: bool,
+
+    /// Fails when another put is running, instead of waiting for it
+    #[arg(long)]
+    no_wait: bool,
+
+    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index, byte-compare; a server has its own
+    #[arg(long, value_delimiter = ',', default_value = FILTERS, value_name = "FILTERS")]
+    filters: Vec<FilterName>,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was stored.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Stored {
+    name: String,
+    bytes: u64,
+    chunks: u64,
+    /// Chunks that were there already.
+    duplicate_chunks: u64,
+    /// Bytes of new chunks.
+    new_bytes: u64,
+    /// Bytes by which the archive grew, with recipes and metadata.
+    added_bytes: u64,
+    index_page_reads: u64,
+    metadata_reads: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+/// Stores it, and tells what it took.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let directory = ArchiveDir::look(&options.archive)?;
+    valid_filters(&options.filters)?;
+    let source = match (&options.recursive, &options.file) {
+        (Some(root), _) => Source::Tree(root.clone()),
+        (None, Some(path)) => Source::File(path.clone()),
+        (None, None) => Source::Input,
+    };
+    let begun = Instant::now();
+    let (gauge, total) = (Gauge::default(), source.total()?);
+    let ended = AtomicBool::new(false);
+    let mut notes = Vec::new();
+    let stored = std::thread::scope(|scope| {
+        scope.spawn(|| show(&gauge, total, &ended));
+        let stored = match directory.server() {
+            Ok(Some(server)) => send(server, &source, &gauge, options),
+            Ok(None) => store(&directory, &source, &gauge, options, &mut notes),
+            Err(error) => Err(error),
+        };
+        ended.store(true, Relaxed);
+        stored
+    })?;
+    let seconds = begun.elapsed().as_secs_f64();
+    tell(options, Stored { seconds, cpu_seconds: onefold_backend::process::cpu_time().as_secs_f64(), ..stored })?;
+    if !options.json {
+        notes.iter().for_each(|note| output::line(format_args!("note: {note}")));
+    }
+    Ok(())
+}
+
+/// A filter chain that finds duplicates.
+pub(super) fn valid_filters(filters: &[FilterName]) -> Result<(), Failure> {
+    if filters.contains(&FilterName::ChunkIndex) {
+        return Ok(());
+    }
+    Err(Failure::usage("--filters without chunk-index would find no duplicates of earlier streams"))
+}
+
+/// Stores it here; waits for another ingesting process, or hands it to one that begins to serve meanwhile.
+fn store(directory: &ArchiveDir, source: &Source, gauge: &Gauge, options: &Options, notes: &mut Vec<String>) -> Result<Stored> {
+    let settings = Settings { filters: options.filters.clone(), ..Settings::default() };
+    let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
+    onefold_archive::tables::valid_name(&options.name)?;
+    let ingest = loop {
+        match Ingest::begin(&archive, false, false) {
+            Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
+            begun => break begun?,
+        }
+        if let Some(server) = directory.server()? {
+            return send(server, source, gauge, options);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    };
+    let shape = if matches!(source, Source::Tree(_)) { Shape::Tree } else { Shape::Bytes };
+    let request = pipeline::Request { name: options.name.clone(), shape, now: now(), wait: false };
+    let report = pipeline::put_on(&ingest, request, gauge, |feeder| source.feed(feeder))?;
+    notes.extend(nodes.iter().flat_map(|nodes| directory.notes(nodes)));
+    Ok(Stored::new(&options.name, &report))
+}
+
+/// Lets the server of the archive store it.
+fn send(mut server: Client, source: &Source, gauge: &Gauge, options: &Options) -> Result<Stored> {
+    let request = control::Request::Put { name: options.name.clone(), tree: matches!(source, Source::Tree(_)) };
+    let mut progress = |new, read| {
+        gauge.new.store(new, Relaxed);
+        gauge.read.store(read, Relaxed);
+    };
+    server.send(&request, &mut progress, |outlet| source.feed(outlet))
+}
+
+impl Stored {
+    pub(super) fn new(name: &str, report: &Report) -> Stored {
+        Stored {
+            name: name.to_owned(),
+            bytes: report.stream.bytes,
+            chunks: report.stream.chunks,
+            duplicate_chunks: report.counts.duplicates,
+            new_bytes: report.new_bytes,
+            added_bytes: report.stream.added,
+            index_page_reads: report.counts.page_reads,
+            metadata_reads: report.counts.metadata_reads,
+            seconds: 0.0,
+            cpu_seconds: 0.0,
+        }
+    }
+}
+
+/// Shows how far it is until it ends.
+fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
+    let bar = Progress::new("storing");
+    while !ended.load(Relaxed) {
+        std::thread::sleep(LOOK_EVERY);
+        let (read, new) = (gauge.read.load(Relaxed), gauge.new.load(Relaxed));
+        if read > 0 {
+            bar.note(&format!("storing, {} new", share(new, read)));
+        }
+        bar.set(read, total);
+    }
+}
+
+fn tell(options: &Options, stored: Stored) -> Result<(), Failure> {
+    if options.json {
+        let text = serde_json::to_string_pretty(&stored).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
+        output::line(text);
+        return Ok(());
+    }
+    output::line(format_args!(
+        "stored {:?}: {} in {} chunks, {} of it new; the archive grew by {}",
+        stored.name,
+        Size(stored.bytes),
+        grouped(stored.chunks),
+        share(stored.new_bytes, stored.bytes),
+        Size(stored.added_bytes)
+    ));
+    Ok(())
+}

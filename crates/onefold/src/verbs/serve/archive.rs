@@ -1,0 +1,237 @@
+//! `onefold serve` for an archive: its backup volumes over NBD, and streams through the control socket.
+//!
+//! The server is the ingesting process of its archive: puts reach it through the control socket, and no other process puts meanwhile. All else, as `rm`, `ls`, `get`,
+//! `gc` and `check`, works beside it.
+//!
+//! *Crash argument:* the process may end at any point: what was flushed is in the log, and the rest is garbage for `gc`.
+
+use std::{
+    io::Read,
+    path::Path,
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use onefold_archive::{
+    Settings,
+    format::record::Shape,
+    pipeline::{Gauge, Request as Stream, put_on},
+    put::Ingest,
+    volume::{ArchiveExports, Volumes},
+};
+use onefold_backend::{process, signals::StopSignals, systemd::Service};
+use onefold_core::{Error, Exports, Kind, Result};
+use onefold_serve::nbd;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{
+    CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX,
+    address::{self, Address, uri},
+    listen, note,
+};
+use crate::{
+    archive_dir::{ArchiveDir, now},
+    control::{self, Request, Served, Tell, stream},
+    failure::Failure,
+    verbs::{archive_volume, put, volume},
+};
+
+/// Between two looks for the end of a put that is waited for.
+const WAIT: Duration = Duration::from_millis(200);
+
+/// Serves until a signal comes.
+pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service, mut signals: StopSignals) -> Result<(), Failure> {
+    let limits = options.limits()?;
+    put::valid_filters(&options.filters)?;
+    let shown = directory.path().display();
+    if let Some(pid) = directory.server()?.and_then(|mut server| server.pid().ok()) {
+        return Err(Failure::new(format!("{shown} is served by process {pid} already")));
+    }
+    let (end, ended) = mpsc::channel();
+    let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
+        signals.wait();
+        // The other side is gone only when the server is ending anyway.
+        let _ = end.send(());
+        // Kept until the end of the process, so that a second signal ends it at once.
+        std::thread::park();
+    });
+    waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
+
+    note(service.notifier.status("opening the archive"));
+    let settings = Settings { filters: options.filters.clone(), ..Settings::default() };
+    let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
+    let Some(ingest) = ingest(&archive, options.no_wait, &ended)? else { return Ok(()) };
+    let volumes = Volumes::new(&ingest, now());
+    let exports = Arc::new(ArchiveExports(volumes.clone()));
+
+    let mut server = nbd::Server::new(exports.clone(), limits);
+    let usual = service.sockets.is_empty().then(|| Address::Unix(socket(directory.path())));
+    let mut listeners = listen(options, usual, &mut server)?;
+    for socket in service.sockets {
+        listeners.push(address::of_socket(&socket.fd));
+        server.add_listener(socket.fd).map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
+    }
+    let commands = Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
+    let control = control::Server::start(&directory.control_name()?, commands)?;
+    server.start()?;
+    let drained = volumes.clone();
+    let drainer = std::thread::Builder::new().name("drain".into()).spawn(move || drained.run_drainer());
+    let drainer = drainer.map_err(|e| Error::from_io("cannot start a thread for the volumes", e))?;
+
+    let names = exports.list();
+    let uris: Vec<String> =
+        names.iter().flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name))).take(URIS_MAX).collect();
+    match uris.is_empty() {
+        true => tracing::info!("serving {shown} at {}; it has no volumes yet (onefold archive volume create)", listeners.join(" and ")),
+        false => tracing::info!("serving {shown}: {}", uris.join("  ")),
+    }
+    nodes.iter().flat_map(|nodes| directory.notes(nodes)).for_each(|absent| tracing::warn!("{absent}"));
+    note(service.notifier.ready(&format!("serving {} volumes of {shown} at {}", names.len(), listeners.join(" and "))));
+    let mut stopped = false;
+    while ended.recv_timeout(LOOK_EVERY).is_err_and(|error| error == mpsc::RecvTimeoutError::Timeout) {
+        match volumes.tend(now()) {
+            Ok(()) => {}
+            Err(error) if stopped => tracing::debug!("{error}"),
+            Err(error) => tracing::warn!("{error}"),
+        }
+        if let Some(reason) = volumes.stopped()
+            && !stopped
+        {
+            stopped = true;
+            tracing::error!("{reason}; reads go on");
+            note(service.notifier.status(&format!("READING ONLY: {reason}")));
+        }
+    }
+    tracing::info!("stopping");
+    note(service.notifier.stopping());
+    let quiet = server.stop(CLIENT_GRACE);
+    let commands = control.stop();
+    volumes.stop();
+    // Its panic, if any, was printed.
+    let _ = drainer.join();
+    quiet.and(volumes.close()).map_err(|e| e.context(shown.to_string()))?;
+    if !commands {
+        return Err(Failure::new(format!("{shown}: a command was still at work at the end")));
+    }
+    tracing::info!("closed {shown}");
+    Ok(())
+}
+
+/// Becomes the ingesting process; `None` when it is told to stop while it waits for another one.
+fn ingest(archive: &Arc<onefold_archive::Archive>, no_wait: bool, ended: &mpsc::Receiver<()>) -> Result<Option<Arc<Ingest>>, Failure> {
+    let mut told = false;
+    loop {
+        match Ingest::begin(archive, false, true) {
+            Err(error) if error.kind() == Kind::Busy && !no_wait => {
+                if !told {
+                    tracing::info!("waiting for a put to end");
+                    told = true;
+                }
+            }
+            begun => return Ok(Some(begun?)),
+        }
+        if !ended.recv_timeout(WAIT).is_err_and(|error| error == mpsc::RecvTimeoutError::Timeout) {
+            return Ok(None);
+        }
+    }
+}
+
+/// Where an archive is served when nobody says so: beside its directory.
+fn socket(directory: &Path) -> std::path::PathBuf {
+    let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    let mut name = directory.as_os_str().to_owned();
+    name.push(".sock");
+    name.into()
+}
+
+/// What the server of an archive tells of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::verbs) struct ArchiveServer {
+    pub(in crate::verbs) pid: u32,
+    pub(in crate::verbs) version: String,
+    pub(in crate::verbs) uptime_seconds: u64,
+    pub(in crate::verbs) listeners: Vec<String>,
+    /// Bytes written to volumes and not durable yet.
+    pub(in crate::verbs) dirty_bytes: u64,
+    /// How often what was written became durable.
+    pub(in crate::verbs) drains: u64,
+    /// Chunks of volumes looked up, and those that were there already.
+    pub(in crate::verbs) chunks: u64,
+    pub(in crate::verbs) duplicate_chunks: u64,
+    pub(in crate::verbs) index_page_reads: u64,
+    pub(in crate::verbs) metadata_reads: u64,
+    /// Bytes of new chunks, and bytes of containers written for volumes.
+    pub(in crate::verbs) new_bytes: u64,
+    pub(in crate::verbs) added_bytes: u64,
+    /// Why nothing is written any more.
+    pub(in crate::verbs) stopped: Option<String>,
+    pub(in crate::verbs) cpu_seconds: f64,
+}
+
+/// A served archive, as commands see it.
+struct Commands {
+    volumes: Arc<Volumes>,
+    listeners: Vec<String>,
+    begun: Instant,
+}
+
+impl Commands {
+    fn report(&self) -> ArchiveServer {
+        let counts = self.volumes.counts();
+        ArchiveServer {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_seconds: self.begun.elapsed().as_secs(),
+            listeners: self.listeners.clone(),
+            dirty_bytes: counts.dirty_bytes,
+            drains: counts.drains,
+            chunks: counts.chunks,
+            duplicate_chunks: counts.duplicates,
+            index_page_reads: counts.page_reads,
+            metadata_reads: counts.metadata_reads,
+            new_bytes: counts.new_bytes,
+            added_bytes: counts.added_bytes,
+            stopped: self.volumes.stopped().map(|reason| reason.to_string()),
+            cpu_seconds: process::cpu_time().as_secs_f64(),
+        }
+    }
+}
+
+impl Served for Commands {
+    fn answer(&self, request: Request, _progress: &mut Tell<'_>) -> Result<Value> {
+        match request {
+            Request::Pid => json(&std::process::id()),
+            Request::Status => json(&self.report()),
+            change => {
+                archive_volume::apply(self.volumes.archive(), &change)?;
+                tracing::info!("{}", volume::said(&change));
+                Ok(Value::Null)
+            }
+        }
+    }
+
+    fn take(&self, request: Request, input: &mut (dyn Read + Send), progress: &mut Tell<'_>) -> Result<Value> {
+        let Request::Put { name, tree } = request else {
+            return Err(Error::new(Kind::Unsupported, "the server of an archive does not do this"));
+        };
+        onefold_archive::tables::valid_name(&name)?;
+        // From now on the client sends.
+        progress("ready", 0, 0)?;
+        let shape = if tree { Shape::Tree } else { Shape::Bytes };
+        let (gauge, stream_of) = (Gauge::default(), Stream { name: name.clone(), shape, now: now(), wait: false });
+        let looked = &gauge;
+        let report = put_on(self.volumes.ingest(), stream_of, &gauge, |feeder| {
+            stream::take(input, feeder, &mut || {
+                use std::sync::atomic::Ordering::Relaxed;
+                progress("storing", looked.new.load(Relaxed), looked.read.load(Relaxed))
+            })
+        })?;
+        tracing::info!("stored {name:?}");
+        json(&put::Stored::new(&name, &report))
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value).map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
+}

@@ -1,0 +1,169 @@
+//! A served archive: backup volumes over NBD, and puts through its server.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::{
+    fs,
+    io::Write,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use support::{Desk, noise, qemu_io};
+
+fn nbdcopy(from: &str, to: &str) {
+    let copied = Command::new("timeout").args(["60", "nbdcopy", "--flush", from, to]).status().unwrap();
+    assert!(copied.success(), "nbdcopy {from} {to}");
+}
+
+fn get(desk: &Desk, name: &str) -> Vec<u8> {
+    let said = desk.command(&format!("get a {name} --verify")).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    said.stdout
+}
+
+#[test]
+fn a_volume_is_written_over_nbd_and_survives_a_kill() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress lz4");
+    desk.fails("archive volume create a disk", 2, &["size"]);
+    desk.ok("archive volume create a disk --size 16M");
+    desk.fails("archive volume create a disk --size 16M", 1, &["already"]);
+    let mut serving = desk.serve("a");
+    desk.fails("serve a", 1, &["served by process"]);
+    let mut image = noise(3, 12 << 20);
+    image[1 << 20..4 << 20].fill(0);
+    fs::write(desk.path("image"), &image).unwrap();
+    let uri = desk.uri("a", "disk");
+    nbdcopy(desk.path("image").to_str().unwrap(), &uri);
+    qemu_io(&uri, &["write -P 7 8191 70000", "flush", "discard 9M 1M", "write -z 11M 100k", "flush", "write -P 9 5M 1M"]);
+    image[8191..78191].fill(7);
+    image[9 << 20..10 << 20].fill(0);
+    image[11 << 20..(11 << 20) + (100 << 10)].fill(0);
+    // qemu-io flushes when it closes the volume.
+    image[5 << 20..6 << 20].fill(9);
+    let status = desk.status("a");
+    assert_eq!(status["volumes"][0]["name"], "disk");
+    assert_eq!(status["server"]["pid"], serving.pid());
+    serving.kill();
+    serving = desk.serve("a");
+    nbdcopy(&uri, desk.path("back").to_str().unwrap());
+    assert!(fs::read(desk.path("back")).unwrap()[..12 << 20] == image);
+    assert!(desk.ok("check a").contains("1 volume with"));
+    desk.ok("scrub a");
+    desk.ok("gc a");
+    let (status, log) = serving.terminate();
+    assert!(status.success() && log.contains("closed"), "{log}");
+    desk.ok("scrub a");
+    desk.ok("archive volume delete a disk --json");
+    desk.ok("gc a");
+    assert_eq!(desk.status("a")["stored_bytes"], 0);
+    assert_eq!(desk.ok("archive volume list a"), "no volumes\n");
+}
+
+#[test]
+fn volumes_come_and_go_while_the_archive_is_served() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress none");
+    let serving = desk.serve("a");
+    desk.ok("archive volume create a one --size 1M");
+    qemu_io(&desk.uri("a", "one"), &["write -P 5 0 1M", "flush"]);
+    desk.ok("archive volume resize a one --size 200K");
+    desk.ok("archive volume resize a one --size 2M");
+    qemu_io(&desk.uri("a", "one"), &["read -P 5 0 256k", "read -P 0 256k 1792k"]);
+    desk.ok("archive volume rename a one two");
+    qemu_io(&desk.uri("a", "two"), &["read -P 5 0 256k"]);
+    let list: serde_json::Value = serde_json::from_str(&desk.ok("archive volume list a --json")).unwrap();
+    assert_eq!(
+        (&list[0]["name"], &list[0]["bytes"], &list[0]["mapped_bytes"]),
+        (&"two".into(), &(2u64 << 20).into(), &(256u64 << 10).into())
+    );
+    desk.fails("archive volume delete a one", 1, &["no volume 'one'"]);
+    desk.ok("archive volume delete a two");
+    assert!(serving.terminate().0.success());
+    desk.ok("scrub a");
+}
+
+#[test]
+fn a_put_into_a_served_archive_goes_through_its_server() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress none");
+    desk.ok("archive volume create a disk --size 8M");
+    let bytes = noise(5, 3_000_000);
+    fs::write(desk.path("file"), &bytes).unwrap();
+    let serving = desk.serve("a");
+    nbdcopy(desk.path("file").to_str().unwrap(), &desk.uri("a", "disk"));
+    // What a volume has is a duplicate for a stream, and the other way round.
+    let said: serde_json::Value = serde_json::from_str(&desk.ok("put a one file --json")).unwrap();
+    assert_eq!(said["bytes"].as_u64(), Some(3_000_000));
+    assert!(said["new_bytes"].as_u64().unwrap() < 200_000, "{said}");
+    assert!(desk.ok("put a again file").starts_with("stored \"again\": "));
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/x"), &bytes[..100_000]).unwrap();
+    fs::write(desk.path("tree/y"), b"short").unwrap();
+    desk.ok("put a tree -r tree");
+    let mut child = desk.command("put a piped").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&bytes[..1_000_000]).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(get(&desk, "one") == bytes && get(&desk, "piped") == bytes[..1_000_000]);
+    desk.ok("get a tree -C out");
+    assert!(fs::read(desk.path("out/x")).unwrap() == bytes[..100_000] && fs::read(desk.path("out/y")).unwrap() == b"short");
+    desk.fails("put a nothing missing-file", 1, &["missing-file"]);
+    desk.fails("put a nothing -r missing-tree", 1, &["missing-tree"]);
+    desk.ok("rm a one");
+    desk.ok("gc a");
+    assert!(get(&desk, "again") == bytes);
+    assert!(serving.terminate().0.success());
+    desk.ok("scrub a");
+}
+
+#[test]
+fn a_killed_client_leaves_only_garbage() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress none");
+    let serving = desk.serve("a");
+    let bytes = noise(6, 20_000_000);
+    for (n, taken) in [0, 300_000, 5_000_000, 20_000_000].into_iter().enumerate() {
+        let mut child = desk.command("put a killed").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let _ = input.write_all(&bytes[..taken]);
+        std::thread::sleep(Duration::from_millis(20 * n as u64));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    desk.fails("get a killed", 1, &["no stream 'killed'"]);
+    fs::write(desk.path("file"), &bytes).unwrap();
+    desk.ok("put a killed file");
+    assert!(get(&desk, "killed") == bytes);
+    assert!(serving.terminate().0.success());
+    desk.ok("rm a killed");
+    desk.ok("gc a --keep-partial 0");
+    assert_eq!(desk.status("a")["stored_bytes"], 0);
+}
+
+#[test]
+fn there_is_one_ingesting_process() {
+    let desk = Desk::new();
+    desk.ok("archive create a --compress none");
+    desk.ok("archive volume create a disk --size 1M");
+    let mut putting = desk.command("put a slow").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut input = putting.stdin.take().unwrap();
+    input.write_all(b"first").unwrap();
+    // It has the lock as soon as another put can't have it.
+    while desk.run("put a other /dev/null --no-wait").status.success() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    desk.fails("serve a --no-wait", 1, &["another put is running"]);
+    let mut command = desk.command("serve a");
+    let mut serving = support::Serving::start_saying(&mut command, "waiting for a put");
+    // Who waits for the put is served by whoever is first afterwards.
+    let mut waiting = desk.command("put a later /dev/null").stdout(Stdio::null()).spawn().unwrap();
+    drop(input);
+    assert!(putting.wait().unwrap().success());
+    serving.wait_for("serving ");
+    assert!(waiting.wait().unwrap().success());
+    assert_eq!(get(&desk, "slow"), b"first");
+    assert_eq!(get(&desk, "later"), b"");
+    assert!(serving.terminate().0.success());
+}
