@@ -45,7 +45,7 @@ cargo xtask bench counted [--quick] [PART…]
 cargo xtask bench archive [--quick] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                     an archive's speed and size beside restic and borg
 cargo xtask bench hot               the hot parts one by one
-cargo xtask paper thindedup|ordermerge|global|rad [--quick]
+cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten
 cargo xtask man [DIRECTORY]         the manual pages
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";

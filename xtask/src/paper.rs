@@ -13,7 +13,7 @@ use crate::{
 };
 
 const USAGE: &str = "\
-cargo xtask paper thindedup|ordermerge|global|rad [--quick]
+cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper, on device models in virtual time";
 
 /// Longest that they may take, in short and in full.
@@ -30,10 +30,11 @@ const TRACES: &[&str] = &["apt.dtrace.zst", "pgbench.dtrace.zst", "srcver.dtrace
 const MANIFESTS: &[&str] =
     &["rad/rocksdb-far.manifest.zst", "rad/rocksdb.manifest.zst", "rad/spdk.manifest.zst", "rad/archives.manifest.zst"];
 
-const PAPERS: [Paper; 4] = [
+const PAPERS: [Paper; 5] = [
     ("thindedup", &[], TRACES),
     ("ordermerge", &["Fig 2B: time, weak persistence"], TRACES),
     ("global", &[], TRACES),
+    ("dedupv1", &["Fig 4.5: clients"], &[]),
     ("rad", &[], MANIFESTS),
 ];
 
@@ -65,7 +66,7 @@ pub(crate) fn directory(paper: &str) -> PathBuf {
 }
 
 /// The papers' names.
-pub(crate) fn names() -> [&'static str; 4] {
+pub(crate) fn names() -> [&'static str; 5] {
     PAPERS.map(|(name, ..)| name)
 }
 
@@ -74,7 +75,10 @@ fn experiments(onefold: &Onefold, (paper, known, replayed): Paper, quick: bool) 
     let out = directory(paper);
     let data = machine::root().join("crates").join("lab").join("data");
     let traces = replayed.iter().map(|name| path(&data.join(name)).to_owned()).collect::<Vec<_>>().join(",");
-    let mut arguments = vec!["lab", "paper", paper, "--out", path(&out), "--traces", &traces];
+    let mut arguments = vec!["lab", "paper", paper, "--out", path(&out)];
+    if !replayed.is_empty() {
+        arguments.extend(["--traces", &traces]);
+    }
     if quick {
         arguments.push("--quick");
     }

@@ -240,14 +240,14 @@ impl Collection {
     /// Writes new counts, durable on return. `on` goes on from the counts there are; else all streams are counted.
     fn write_counts(&mut self, tables: &Tables, on: bool, mut writer: CountsWriter) -> Result<()> {
         let mut old = if on { Some(CountsReader::open(&self.archive, tables.counts)?) } else { None };
-        let mut fresh = tables.containers.values().filter(|container| container.merged.is_empty()).peekable();
+        let mut fresh = numbers(tables).into_iter().peekable();
         let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
         loop {
             // A range of containers, in the order of their numbers.
             let (mut range, mut slots) = (BTreeMap::<ContainerId, Vec<u16>>::new(), 0);
             while slots < self.archive.settings.count_slots {
                 let old_id = next_old.as_ref().map(|entry| entry.0);
-                let fresh_id = fresh.peek().map(|container| container.stored.id);
+                let fresh_id = fresh.peek().map(|one| one.0);
                 if let Some((id, counts)) = next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh)) {
                     // The counts of containers that are gone go too.
                     if tables.home(id).is_some() {
@@ -258,9 +258,10 @@ impl Collection {
                     if fresh_id == old_id {
                         fresh.next();
                     }
-                } else if let Some(container) = fresh.next() {
-                    slots += container.stored.chunks as usize;
-                    range.insert(container.stored.id, vec![0; container.stored.chunks as usize]);
+                } else if let Some((id, home)) = fresh.next() {
+                    let counts = vec![0; self.slots(tables, id, home)?];
+                    slots += counts.len();
+                    range.insert(id, counts);
                 } else {
                     break;
                 }
@@ -272,6 +273,23 @@ impl Collection {
             range.iter().try_for_each(|(id, counts)| writer.push(*id, counts))?;
         }
         writer.finish()
+    }
+
+    /// Slots of a container that has no counts yet: where it was merged, up to the last one that its home has.
+    fn slots(&self, tables: &Tables, id: ContainerId, home: ContainerId) -> Result<usize> {
+        let Some(container) = tables.containers.get(&home) else { return Ok(0) };
+        if id == home {
+            return Ok(container.stored.chunks as usize);
+        }
+        match self.shelves.metadata(container) {
+            Ok(metadata) => {
+                let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
+                Ok(own.map(|chunk| usize::from(chunk.first.slot) + 1).max().unwrap_or(0))
+            }
+            // Nothing is known of it: nothing is counted, and nothing condemned.
+            Err(error) if error.kind() == Kind::Corrupt => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     /// Applies to a range what came and went.
@@ -615,6 +633,19 @@ impl Collection {
         }
         if removed { self.archive.files.sync_names() } else { Ok(()) }
     }
+}
+
+/// The numbers by which recipes name containers, in their order, each with the number of the container where its chunks lie.
+fn numbers(tables: &Tables) -> Vec<(ContainerId, ContainerId)> {
+    let mut numbers = Vec::with_capacity(tables.containers.len());
+    for (&home, container) in &tables.containers {
+        match container.merged.is_empty() {
+            true => numbers.push((home, home)),
+            false => numbers.extend(container.merged.iter().map(|&id| (id, home))),
+        }
+    }
+    numbers.sort_unstable();
+    numbers
 }
 
 /// Changes the counts of a run of chunks, as far as they are in the range.

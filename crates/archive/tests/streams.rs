@@ -122,6 +122,42 @@ fn any_chain_finds_the_duplicates_and_small_indexes_spill() {
 }
 
 #[test]
+fn merged_containers_are_counted_too_when_counts_are_lost() {
+    use onefold_archive::collect::{Collected, Collection, Options};
+    let desk = Desk::new(|_, settings| {
+        settings.container_bytes = 256 << 10;
+        settings.count_slots = 50;
+    });
+    let base = noise(8, 2_000_000);
+    for n in 0..4u64 {
+        let mut version = base.clone();
+        for part in 0..20 {
+            let at = part * 100_000 + (n as usize) * 9_000;
+            version[at..at + 8_000].copy_from_slice(&noise(1000 + n * 100 + part as u64, 8_000));
+        }
+        desk.put(&format!("v{n}"), &version);
+    }
+    let collect = || -> Collected {
+        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20 };
+        Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
+    };
+    for gone in 0..3 {
+        desk.archive().remove(&format!("v{gone}")).unwrap();
+        collect();
+    }
+    assert!(!desk.archive().tables().homes.is_empty(), "nothing was merged");
+    let lost = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("counts-");
+    let counts: Vec<_> = std::fs::read_dir(desk.dir.path().join("a")).unwrap().flatten().filter(lost).collect();
+    assert_eq!(counts.len(), 1);
+    std::fs::remove_file(counts[0].path()).unwrap();
+    collect();
+    desk.archive().remove("v3").unwrap();
+    collect();
+    let tables = desk.archive().tables();
+    assert_eq!((tables.stored_bytes(), tables.homes.len()), (0, 0));
+}
+
+#[test]
 fn what_was_removed_is_freed_and_the_rest_stays() {
     use onefold_archive::collect::{Collected, Collection, Options};
     let desk = Desk::new(|_, settings| {

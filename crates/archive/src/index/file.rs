@@ -33,6 +33,8 @@ const FILTER_BITS: u64 = 10;
 const FILTER_HASHES: u32 = 5;
 const FILTER_PAGE_BYTES: usize = PAGE_BYTES - HEADER_BYTES;
 const FILTER_PAGE_WORDS: usize = FILTER_PAGE_BYTES / 8;
+/// The share of cached pages that those hold which were read again.
+const PAGES_HOT: f64 = 0.25;
 /// Pages written at once.
 const WRITE_PAGES: usize = 256;
 
@@ -131,6 +133,20 @@ fn entries(page: &[u8]) -> impl Iterator<Item = Entry> {
     })
 }
 
+/// A cache that gives most of its room to what was read lately: fingerprints spread evenly over the pages, so that none is read more often than others,
+/// but data that repeat soon ask for the same ones.
+fn page_cache(pages: usize) -> quick_cache::unsync::Cache<u32, Arc<[u8]>> {
+    let mut options = quick_cache::OptionsBuilder::new();
+    options.estimated_items_capacity(pages).weight_capacity(pages as u64).hot_allocation(PAGES_HOT);
+    match options.build() {
+        Ok(options) => {
+            let (weighter, hasher) = (quick_cache::UnitWeighter, quick_cache::DefaultHashBuilder::default());
+            quick_cache::unsync::Cache::with_options(options, weighter, hasher, quick_cache::unsync::DefaultLifecycle::default())
+        }
+        Err(_) => quick_cache::unsync::Cache::new(pages),
+    }
+}
+
 /// A file of the index, open for reading.
 pub struct OpenIndex {
     named: IndexFile,
@@ -163,7 +179,7 @@ impl OpenIndex {
             }
         }
         let pages = (cache / PAGE_BYTES as u64).max(1) as usize;
-        Ok(OpenIndex { named: *named, file, filter, cached: quick_cache::unsync::Cache::new(pages) })
+        Ok(OpenIndex { named: *named, file, filter, cached: page_cache(pages) })
     }
 
     fn page(&mut self, archive: &Archive, number: u32, reads: &mut u64) -> Result<Option<Arc<[u8]>>> {

@@ -159,8 +159,9 @@ impl NodeLabel {
         };
         let (newest, known) = NodeLabel::newest(&*file)?.map_or((1, None), |(place, label)| (place, Some(label)));
         if known.is_some_and(|known| known.view == self.view && known.number == self.number && known.settled >= self.settled) {
-            // It may be in memory only.
-            return file.sync();
+            // It may be in memory only, and so may its name.
+            file.sync()?;
+            return files.sync_names();
         }
         file.write_at((1 - newest as u64) * PLACE_BYTES as u64, &self.encode())?;
         file.sync()?;
@@ -196,6 +197,45 @@ mod tests {
     fn label(number: u8, epoch: u64, members: u64, settled: bool) -> NodeLabel {
         let view = View { epoch, members, ids: (0..5).map(|n| [n; 16]).collect() };
         NodeLabel { archive: [1; 16], secret: [2; 32], number, n: 3, k: 2, view, settled }
+    }
+
+    /// A directory that counts how often names are made durable.
+    struct Names(onefold_backend::Directory, std::sync::atomic::AtomicU32);
+
+    impl Files for Names {
+        fn names(&self) -> Result<Vec<String>> {
+            self.0.names()
+        }
+        fn create(&self, name: &str) -> Result<std::sync::Arc<dyn File>> {
+            self.0.create(name)
+        }
+        fn open(&self, name: &str) -> Result<std::sync::Arc<dyn File>> {
+            self.0.open(name)
+        }
+        fn remove(&self, name: &str) -> Result<()> {
+            self.0.remove(name)
+        }
+        fn sync_names(&self) -> Result<()> {
+            self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.0.sync_names()
+        }
+        fn lock(&self, name: &str, hold: onefold_core::Hold, wait: bool) -> Result<Box<dyn onefold_core::Lock>> {
+            self.0.lock(name, hold, wait)
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_label_is_made_durable_also_when_who_wrote_it_was_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Names(onefold_backend::Directory::create(&dir.path().join("node")).unwrap(), 0.into());
+        // Written and synced, and its writer killed before the name was.
+        let one = label(0, 5, 0b011, true);
+        let file = files.create(NODE).unwrap();
+        file.write_at(0, &one.encode()).unwrap();
+        file.sync().unwrap();
+        one.write(&files).unwrap();
+        assert_eq!(files.1.load(std::sync::atomic::Ordering::Relaxed), 1);
+        assert_eq!(NodeLabel::read(&files).ok(), Some(one));
     }
 
     fn here(found: &[Option<NodeLabel>]) -> Option<(u64, u64)> {

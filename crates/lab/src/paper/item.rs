@@ -45,6 +45,8 @@ pub(super) struct Judgement {
     pub(super) out_of_scope: bool,
     /// The engine does not have what it needs.
     pub(super) missing: bool,
+    /// What holds does so on the better side of the band.
+    pub(super) better: bool,
     /// Blocks that were processed besides those of cases.
     pub(super) blocks: u64,
     /// What an item that measures by itself shows.

@@ -10,10 +10,11 @@
 //! | `item` | a statement: its cases, its verdict, its plots |
 //! | `crashes` | what power failures come to, for the statements about them |
 //! | `run` | all items of a paper, into results and a page |
-//! | [`thindedup`], [`ordermerge`], [`global`], [`rad`] | the papers |
+//! | [`thindedup`], [`ordermerge`], [`global`], [`dedupv1`], [`rad`] | the papers |
 
 mod case;
 mod crashes;
+pub mod dedupv1;
 pub mod global;
 mod item;
 pub mod ordermerge;

@@ -117,6 +117,7 @@ fn stated(item: &Item, judgement: Judgement, used: &[&Measured], own: f64) -> St
     let verdict = match missed.len() {
         _ if judgement.out_of_scope => Verdict::OutOfScope,
         _ if judgement.missing => Verdict::NotRun,
+        0 if judgement.better => Verdict::Better,
         0 => Verdict::Reproduced,
         _ => Verdict::NotReproduced,
     };

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_lab::{
-    paper::{Extent, Results, global, ordermerge, rad, thindedup},
+    paper::{Extent, Results, dedupv1, global, ordermerge, rad, thindedup},
     report::Statement,
 };
 
@@ -70,6 +70,19 @@ enum Paper {
         #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = global::NAMES)]
         only: Vec<String>,
     },
+    /// dedupv1: content-defined chunks, a filter chain, containers, an index on SSDs
+    ///
+    /// Two backup generations of four clients go into the real archive engine over files in memory; reads and writes of its index are counted, and time is that of devices
+    /// fitted to the paper's. A directory gets report.html and dedupv1.json.
+    #[command(after_help = "Examples:\n  onefold lab paper dedupv1 --quick\n  onefold lab paper dedupv1 --only 4.3,reads,bloom --json")]
+    Dedupv1 {
+        #[command(flatten)]
+        options: PaperOptions,
+
+        /// Only these: 4.3, 4.3-ssds, 4.3-second, 4.3-ram, reads, writes, 4.4, 4.5, 4.6, found, 4.7, 4.7-after, bloom, block-index, byte-compare, crash
+        #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = dedupv1::NAMES)]
+        only: Vec<String>,
+    },
     /// RAD: erasure-coded stripes filled by reference counts
     ///
     /// Manifests of releases are given as --traces; one whose name begins with `archives` has compressed files. A directory gets report.html and rad.json.
@@ -109,6 +122,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         Paper::Thindedup { options, only } => ("thindedup", "ThinDedup's experiments", options, only, thindedup::run),
         Paper::Global { options, only } => ("global", "Global deduplication's experiments", options, only, global::run),
         Paper::Ordermerge { options, only } => ("ordermerge", "OrderMergeDedup's experiments", options, only, ordermerge::run),
+        Paper::Dedupv1 { options, only } => ("dedupv1", "dedupv1's experiments", options, only, dedupv1::run),
         Paper::Rad { options, only } => ("rad", "RAD's experiments", options, only, rad::run),
     };
     let out = options.out.clone().unwrap_or_else(|| name.into());
