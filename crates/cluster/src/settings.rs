@@ -2,11 +2,25 @@
 
 use std::time::Duration;
 
+/// When what is written to volumes is deduplicated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dedup {
+    /// Later, by workers (the paper's way).
+    #[default]
+    PostProcessing,
+    /// By the server, after the write is durable and before it is acknowledged.
+    FlushThrough,
+    /// By the server, as part of the write: whole chunks are read, changed, named and stored.
+    Inline,
+}
+
 /// What a session may do and how long it waits.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Times that an operation without a reply is sent or looked for, until it is an error.
     pub tries: u32,
+    /// When writes of this session are deduplicated.
+    pub dedup: Dedup,
     /// Objects that changed within this time are not deduplicated.
     pub cold: Duration,
     /// How long a lock lasts when it is not renewed.
@@ -34,6 +48,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             tries: 5,
+            dedup: Dedup::PostProcessing,
             cold: Duration::from_secs(10),
             lease: Duration::from_secs(30),
             spread_at: 8192,
@@ -111,4 +126,7 @@ bugs! {
     MissingAsZeroes "missing-object-as-zeroes",
     MaskBitLost "mask-bit-lost",
     OldDiscard "old-discard-over-newer-write",
+    InlineJudged "inline-reference-judged-by-its-entry",
+    RecutJudged "recut-reference-judged-by-its-entry",
+    RecutNotCompared "recut-key-not-compared",
 }

@@ -12,7 +12,9 @@ use onefold_core::{
     object::{Read, Refusal, Write},
 };
 
-use super::{Known, Object, Volume, write::Fill};
+use parking_lot::MutexGuard;
+
+use super::{Known, Object, Volume, inline::Job, write::Fill};
 use crate::{map::map_looks, session::Session, settings::PlantedBug};
 
 /// Bytes that wait at most; who brings more sends them.
@@ -54,6 +56,11 @@ struct Part<'a> {
     ticket: u64,
     range: Range<u32>,
     data: &'a [u8],
+}
+
+/// What a part makes of the object.
+fn fills<'a>(parts: &[Part<'a>]) -> Vec<(Range<u32>, Fill<'a>)> {
+    parts.iter().map(|part| (part.range.clone(), Fill::Bytes(part.data))).collect()
 }
 
 /// Lets somebody else lead, also after a panic.
@@ -163,10 +170,34 @@ impl Volume {
         let objects: Vec<_> = parts.keys().map(|index| self.object(*index)).collect();
         // In the order of their places: whoever else holds one waits for no other.
         let mut held: Vec<_> = objects.iter().map(|object| object.lock()).collect();
+        let results = if self.inline.is_some() { self.send_inline(&parts, &mut held) } else { self.send_dirty(&parts, &mut held) };
+        let mut failed = BTreeMap::new();
+        for ((index, parts), result) in parts.iter().zip(results) {
+            if let Err(refusal) = result {
+                let error = self.failed(*index, refusal);
+                failed.extend(parts.iter().map(|part| (part.ticket, error.clone())));
+            }
+        }
+        failed
+    }
+
+    fn send_inline(&self, parts: &BTreeMap<u64, Vec<Part<'_>>>, held: &mut [MutexGuard<'_, Object>]) -> Vec<Result<(), Refusal>> {
+        let reached = parts.keys().zip(held.iter_mut()).map(|(index, object)| self.discard_first(*index, object));
+        let mut results: Vec<Result<(), Refusal>> = reached.collect();
+        let fills: Vec<Vec<(Range<u32>, Fill<'_>)>> = parts.values().map(|parts| fills(parts)).collect();
+        let objects = parts.keys().zip(held.iter_mut()).zip(&fills).zip(&results);
+        let ready = objects.filter(|(_, result)| result.is_ok());
+        let mut jobs: Vec<Job<'_, '_>> = ready.map(|(((index, object), fills), _)| (*index, &mut **object, fills.as_slice())).collect();
+        let mut done = self.inline_all(&mut jobs, None).into_iter();
+        results.iter_mut().filter(|result| result.is_ok()).for_each(|result| *result = done.next().unwrap_or(Err(Refusal::Unknown)));
+        results
+    }
+
+    fn send_dirty(&self, parts: &BTreeMap<u64, Vec<Part<'_>>>, held: &mut [MutexGuard<'_, Object>]) -> Vec<Result<(), Refusal>> {
         let mut results: Vec<Result<(), Refusal>> = self.learn_all(parts.keys().copied(), held.iter_mut().map(|object| &mut **object));
         let mut plans = Vec::new();
         for (n, (index, parts)) in parts.iter().enumerate() {
-            let fills: Vec<(Range<u32>, Fill<'_>)> = parts.iter().map(|part| (part.range.clone(), Fill::Bytes(part.data))).collect();
+            let fills = fills(parts);
             let planned = results[n].clone().and_then(|()| {
                 self.discard_first(*index, &mut held[n])?;
                 let known = self.known(*index, &mut held[n])?;
@@ -190,14 +221,10 @@ impl Volume {
                 Err(refusal) => Err(refusal),
             };
         }
-        let mut failed = BTreeMap::new();
-        for ((index, parts), result) in parts.iter().zip(results) {
-            if let Err(refusal) = result {
-                let error = self.failed(*index, refusal);
-                failed.extend(parts.iter().map(|part| (part.ticket, error.clone())));
-            }
+        for ((index, object), _) in parts.keys().zip(held).zip(&results).filter(|(_, result)| result.is_ok()) {
+            self.flush_through(*index, object);
         }
-        failed
+        results
     }
 
     /// Reads the maps that are not remembered, in flight together.

@@ -10,8 +10,8 @@ use onefold_core::{
 
 use super::{Known, Volume};
 use crate::{
-    format::{Chunk, OBJECT_MAX, Stamp, corrupt, entry::Entry, key},
-    map::{assemble, map_looks},
+    format::{CHUNK_MAX, Chunk, OBJECT_MAX, Stamp, catalogue::Cut, corrupt, entry::Entry, key},
+    map::{assemble, covering, map_looks},
     session::Session,
     settings::PlantedBug,
 };
@@ -85,8 +85,6 @@ impl Volume {
 
     /// The chunks of a range and what the object holds of them, at one moment; `None` when all of it is zeroes.
     fn look(&self, index: u64, at: u32, bytes: u32, again: bool) -> Result<Option<Vec<Part>>, Refusal> {
-        let chunk_bytes = self.chunk_bytes();
-        let (start, end) = (at / chunk_bytes * chunk_bytes, (at + bytes).next_multiple_of(chunk_bytes).min(OBJECT_MAX));
         let object = self.object(index);
         let (known, turn) = {
             let object = object.lock();
@@ -96,12 +94,13 @@ impl Volume {
             if self.is_discarded(index, known.discarded) {
                 return Ok(None);
             }
-            let parts = in_range(known, start, end);
+            let parts = in_range(known, at, bytes);
             if !known.exists || parts.iter().all(|part| part.entry.mask == 0 && !part.entry.dirty) {
                 return Ok(Some(parts));
             }
         }
         let id = self.object_id(index);
+        let (start, end) = self.window(known.as_ref(), at, bytes);
         let data = Look::Data(start.into(), (end - start).into());
         let name = id.name();
         let sight = if self.session.planted(PlantedBug::ReadApart) {
@@ -121,9 +120,14 @@ impl Volume {
             return Err(self.lost(index));
         }
         let known = Known::of(map);
-        let mut parts = in_range(&known, start, end);
+        let mut parts = in_range(&known, at, bytes);
+        let within = |part: &Part| part.entry.mask == 0 || part.offset >= start && part.offset + part.entry.length <= end;
+        if !parts.iter().all(within) {
+            // The cuts were moved since.
+            return self.look(index, at, bytes, true);
+        }
         for part in &mut parts {
-            let from = ((part.offset - start) as usize).min(cached.len());
+            let from = (part.offset.saturating_sub(start) as usize).min(cached.len());
             part.cached = cached[from..(from + part.entry.length as usize).min(cached.len())].to_vec();
         }
         let discarded = self.is_discarded(index, known.discarded);
@@ -132,6 +136,19 @@ impl Volume {
             object.learn(Some(known));
         }
         Ok((!discarded).then_some(parts))
+    }
+
+    /// Bytes of the object that the chunks of a range may stand in.
+    fn window(&self, known: Option<&Known>, at: u32, bytes: u32) -> (u32, u32) {
+        let (chunk, last) = (self.chunk_bytes(), at + bytes.max(1) - 1);
+        match known {
+            _ if self.session.format.volume_cut == Cut::Static => (at / chunk * chunk, (last / chunk + 1) * chunk),
+            Some(known) => {
+                let (offset, length) = known.place(last, chunk);
+                (known.place(at, chunk).0, offset + length)
+            }
+            None => (at.saturating_sub(CHUNK_MAX), (at + bytes + CHUNK_MAX).min(OBJECT_MAX)),
+        }
     }
 
     /// True when the object should be there. Who does not own the volume asks the header.
@@ -150,7 +167,8 @@ impl Volume {
 }
 
 /// The known chunks of a range.
-fn in_range(known: &Known, start: u32, end: u32) -> Vec<Part> {
+fn in_range(known: &Known, at: u32, bytes: u32) -> Vec<Part> {
+    let (start, end) = (covering(&known.entries, at).map_or(at, |(offset, _)| offset), at + bytes);
     known.entries.range(start..end).map(|(offset, entry)| Part { offset: *offset, entry: *entry, cached: Vec::new() }).collect()
 }
 

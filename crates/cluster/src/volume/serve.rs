@@ -91,9 +91,9 @@ impl Volume {
         if self.is_discarded(index, known.discarded) {
             return Ok((rest, ExtentKind::Hole));
         }
-        let chunk = self.chunk_bytes();
-        let bytes = u64::from(chunk - within % chunk);
-        let entry = known.entries.get(&(within / chunk * chunk));
+        let (offset, length) = known.place(within, self.chunk_bytes());
+        let bytes = u64::from(offset + length - within);
+        let entry = known.entries.get(&offset);
         let data = entry.is_some_and(|entry| entry.base.is_some() || entry.mask != 0);
         Ok((bytes, if data { ExtentKind::Data } else { ExtentKind::Hole }))
     }

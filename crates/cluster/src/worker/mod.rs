@@ -4,10 +4,13 @@
 //! |---|---|
 //! | this one | which object is next: shards of the dirty list, leased |
 //! | [`dedup`] | one object: add reference, flip, drop |
+//! | [`recut`] | the same where cuts are to be moved, by [`cuts`] |
 //! | [`rate`] | how much may be done beside the load that there is |
 
+pub(crate) mod cuts;
 mod dedup;
 mod rate;
+mod recut;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,7 +23,6 @@ use onefold_core::{
     object::{Look, ObjectName, Read, Refusal},
 };
 
-pub(crate) use dedup::is_stale;
 pub use rate::{Marks, Rate};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_cluster::{Marks, Mode, Scrub, Session, Volume, What, Worker};
+use onefold_cluster::{Dedup, Marks, Mode, Scrub, Session, Settings, Volume, What, Worker};
 use onefold_core::{Error, Kind};
 
 use super::{
@@ -32,7 +32,11 @@ fn note(world: &Arc<World>, who: &str, error: &Error) {
 }
 
 fn open(world: &Arc<World>, store: SimStore) -> Option<Arc<Session>> {
-    let settings = world.inner().params.settings();
+    open_with(world, store, Dedup::PostProcessing)
+}
+
+fn open_with(world: &Arc<World>, store: SimStore, dedup: Dedup) -> Option<Arc<Session>> {
+    let settings = Settings { dedup, ..world.inner().params.settings() };
     match Session::open(Arc::new(store), settings) {
         Ok(session) => Some(Arc::new(session)),
         Err(error) => {
@@ -46,9 +50,28 @@ fn chance(world: &Arc<World>, percent: u64) -> bool {
     world.inner().rng.percent(percent)
 }
 
+/// When a client's writes are deduplicated.
+fn draw_dedup(world: &Arc<World>) -> Dedup {
+    let mut inner = world.inner();
+    let (share, draw) = (inner.params.own_dedup, inner.rng.below(100));
+    match draw {
+        // Volumes that are cut by their content are not for it.
+        _ if draw < share && !inner.params.content => {
+            inner.reach.hit("a client deduplicates inline");
+            Dedup::Inline
+        }
+        _ if (share..2 * share).contains(&draw) => {
+            inner.reach.hit("a client flushes through");
+            Dedup::FlushThrough
+        }
+        _ => Dedup::PostProcessing,
+    }
+}
+
 /// Writes, reads and trims a volume.
 pub(super) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usize) {
-    let Some(session) = open(world, store) else { return };
+    let dedup = draw_dedup(world);
+    let Some(session) = open_with(world, store, dedup) else { return };
     let mode = if chance(world, 40) { Mode::TakeOver } else { Mode::Own };
     let volume = match Volume::attach(&session, &format!("v{at}"), mode) {
         Ok(volume) => volume,

@@ -40,7 +40,9 @@ const REPEAT: u64 = 40;
 const KEPT: &str = include_str!("../../cluster-seeds.txt");
 
 /// What an ordinary run must reach.
-const BRANCHES: [&str; 13] = [
+const BRANCHES: [&str; 15] = [
+    "a client deduplicates inline",
+    "a client flushes through",
     "a fenced session is refused",
     "a late copy applies",
     "a late copy is refused",
