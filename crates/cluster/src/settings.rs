@@ -25,6 +25,8 @@ pub struct Settings {
     pub cold: Duration,
     /// How long a lock lasts when it is not renewed.
     pub lease: Duration,
+    /// How long a worker waits at first while the cluster is slow or recovers; eight times that at most.
+    pub pause: Duration,
     /// References at which a chunk gets twice as many copies.
     pub spread_at: usize,
     /// One add in so many counts the references.
@@ -51,6 +53,7 @@ impl Default for Settings {
             dedup: Dedup::PostProcessing,
             cold: Duration::from_secs(10),
             lease: Duration::from_secs(30),
+            pause: Duration::from_secs(1),
             spread_at: 8192,
             count_one_in: 256,
             direct_objects: 16,
@@ -128,5 +131,5 @@ bugs! {
     OldDiscard "old-discard-over-newer-write",
     InlineJudged "inline-reference-judged-by-its-entry",
     RecutJudged "recut-reference-judged-by-its-entry",
-    RecutNotCompared "recut-key-not-compared",
+    RecutBlind "recut-entries-not-compared",
 }

@@ -106,7 +106,7 @@ impl Volume {
     }
 
     /// Notes a read of chunks, and promotes those that are hot. It is advice: what goes wrong is left for the next time.
-    pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<Vec<u8>>]) {
+    pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<&Vec<u8>>]) {
         let hits = self.session.settings.hit_count;
         if hits == 0 || self.read_only {
             return;

@@ -14,9 +14,10 @@ impl onefold_core::Volume for Volume {
     }
 
     fn read(&self, reads: &mut [BlockRead<'_>]) {
-        for read in reads {
-            read.result = self.read_at(read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into));
-        }
+        let mut ranges: Vec<(u64, &mut [u8])> =
+            reads.iter_mut().map(|read| (read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into))).collect();
+        let results = self.read_together(&mut ranges);
+        reads.iter_mut().zip(results).for_each(|(read, result)| read.result = result);
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {

@@ -196,7 +196,6 @@ impl Volume {
         }
         if self.session.format.volume_cut == Cut::Content {
             match &known.recut {
-                Some(recut) if self.session.planted(PlantedBug::RecutNotCompared) => drop(recut.encode()),
                 Some(recut) => plan.op.guards.push(Guard::Omap(key::RECUT.to_vec(), recut.encode())),
                 None if known.exists => return Err(Refusal::Failed(crate::format::corrupt(format_args!("object {id} has no re-cut key")))),
                 None => {

@@ -28,6 +28,7 @@ use crate::{
     },
     map::{Map, assemble, map_looks},
     session::Session,
+    settings::PlantedBug,
 };
 
 /// Bytes behind the last dirty chunk that are looked at first for a cut that is there.
@@ -244,7 +245,9 @@ impl Session {
     /// Step (b); false when it came too late.
     fn flip_swap(&self, object: ObjectId, swap: &Swap) -> Result<bool, Refusal> {
         let mut guards = vec![Guard::Omap(key::RECUT.to_vec(), swap.recut.encode())];
-        guards.extend(swap.old.iter().map(|(offset, entry)| Guard::Omap(key::entry(*offset), entry.encode(object, *offset))));
+        if !self.planted(PlantedBug::RecutBlind) {
+            guards.extend(swap.old.iter().map(|(offset, entry)| Guard::Omap(key::entry(*offset), entry.encode(object, *offset))));
+        }
         let gone = |offset: &u32| !swap.new.iter().any(|(at, _)| at == offset);
         let gone = swap.old.iter().map(|(offset, _)| *offset).filter(gone).map(key::entry).collect();
         let mut pairs: Vec<_> = swap.new.iter().map(|(offset, entry)| (key::entry(*offset), entry.encode(object, *offset))).collect();

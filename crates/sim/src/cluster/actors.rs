@@ -8,7 +8,8 @@ use onefold_core::{Error, Kind};
 use super::{
     check,
     model::{Finding, SECTOR, content},
-    world::{SimStore, World},
+    store::SimStore,
+    world::World,
 };
 
 /// Names that are put.
@@ -130,14 +131,20 @@ fn call(world: &Arc<World>, session: &Arc<Session>, volume: &Volume, actor: usiz
             acknowledged(world, volume, actor, at, from, &tokens, done)
         }
         45..80 => {
-            let (from, count) = range(world, sectors, 1);
-            let mut bytes = vec![0xaa; count * SECTOR];
-            volume.read_at((from * SECTOR) as u64, &mut bytes)?;
+            let together = world.inner().rng.within(1, 3);
+            let ranges: Vec<(usize, usize)> = (0..together).map(|_| range(world, sectors, 1)).collect();
+            let mut bytes: Vec<Vec<u8>> = ranges.iter().map(|(_, count)| vec![0xaa; count * SECTOR]).collect();
+            let mut reads: Vec<(u64, &mut [u8])> =
+                ranges.iter().zip(&mut bytes).map(|((from, _), bytes)| ((from * SECTOR) as u64, bytes.as_mut_slice())).collect();
+            let results = volume.read_together(&mut reads);
             let mut inner = world.inner();
-            if let Some(finding) = inner.model.check(at, actor, from, &bytes) {
-                inner.fail(finding);
+            for (((from, _), bytes), _) in ranges.iter().zip(&bytes).zip(&results).filter(|(_, result)| result.is_ok()) {
+                if let Some(finding) = inner.model.check(at, actor, *from, bytes) {
+                    inner.fail(finding);
+                }
             }
-            Ok(())
+            drop(inner);
+            results.into_iter().collect()
         }
         80..88 => volume.discard_step().map(|_| ()),
         88..94 => volume.evict_step().map(|_| ()),
@@ -238,13 +245,28 @@ pub(super) fn worker(world: &Arc<World>, store: SimStore, _actor: usize) {
             return;
         }
         let deletes = chance(world, 10);
-        let done = if deletes { session.delete_step().map(|_| ()) } else { worker.step().map(|_| ()) };
+        let looks = chance(world, 5);
+        let done = if deletes {
+            session.delete_step().map(|_| ())
+        } else if looks {
+            let _ = session.publish(true);
+            worker.allowance(session.store().time()).map(|_| ())
+        } else {
+            worker.step().map(|progress| {
+                if progress.waits {
+                    world.inner().reach.hit("a worker backs off");
+                }
+            })
+        };
         if let Err(error) = done {
             note(world, "worker", &error);
             if error.kind() == Kind::Stopped {
                 return;
             }
         }
+    }
+    if chance(world, 50) {
+        worker.release();
     }
 }
 

@@ -72,6 +72,8 @@ pub struct Params {
     pub own_dedup: u64,
     /// Volumes are cut by their content.
     pub content: bool,
+    /// The store says now and then that it recovers.
+    pub recovers: bool,
     /// The planted bug, by its index.
     pub bug: Option<usize>,
 }
@@ -116,8 +118,15 @@ impl Params {
             loss: of(&[0, 0, 0, 1]) == 1,
             own_dedup: of(&[0, 0, 20, 45]),
             content: of(&[0, 0, 1]) == 1,
+            recovers: of(&[0, 0, 0, 1]) == 1,
             bug: None,
         }
+    }
+
+    /// True when nobody is away for longer than a lease, so that workers should not do the same.
+    #[must_use]
+    pub fn is_orderly(&self) -> bool {
+        self.jumps == 0 && self.stops == 0 && self.kills == 0
     }
 
     /// How a session works.
@@ -128,6 +137,7 @@ impl Params {
             dedup: Dedup::PostProcessing,
             cold: Duration::from_millis(self.cold),
             lease: Duration::from_secs(30),
+            pause: Duration::from_millis(10),
             spread_at: self.spread_at,
             count_one_in: 1,
             direct_objects: 1,

@@ -36,10 +36,11 @@ pub(super) fn work(options: &WorkerOptions) -> Result<(), Failure> {
         if progress.round && !deleted && opened.session.backlog()? == 0 {
             break;
         }
-        if progress.later > 0 {
+        if progress.later > 0 || progress.waits || progress.flipped == 0 {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+    worker.release();
     output::line(format_args!("deduplicated {flipped} chunks"));
     Ok(())
 }
@@ -106,6 +107,9 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
                 return Ok(IDLE);
             }
             let progress = worker.step()?;
+            if progress.waits {
+                return Ok(IDLE);
+            }
             allowed = if allowed == u64::MAX { allowed } else { allowed.saturating_sub(progress.operations) };
             flipped += progress.flipped;
             if !progress.round {
@@ -125,5 +129,6 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
             }
         };
     }
+    worker.release();
     let _ = worker.session().unpublish();
 }
