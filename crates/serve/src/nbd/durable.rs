@@ -14,7 +14,7 @@ use super::statistics::{Counters, add, sub};
 use super::wire::Dialect;
 
 /// Helpers of a connection to a volume that acknowledges late: so many groups of writes are on their way together.
-pub(crate) const LATE_HELPERS: usize = 4;
+pub(crate) const LATE_HELPERS: usize = 2;
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

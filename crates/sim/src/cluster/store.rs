@@ -83,7 +83,7 @@ impl ObjectStore for SimStore {
     fn recovers(&self) -> bool {
         // Every third ten seconds.
         let inner = self.world.inner();
-        inner.params.recovers && !inner.calm && inner.now.as_secs() / 10 % 3 == 0
+        inner.params.recovers && !inner.calm && (inner.now.as_secs() / 10).is_multiple_of(3)
     }
 
     fn space(&self) -> Result<Space, Refusal> {
