@@ -39,7 +39,7 @@ pub use scrub::{Report, Scrub};
 pub use session::{Counts, Session, create};
 #[cfg(feature = "planted-bugs")]
 pub use settings::PlantedBug;
-pub use settings::Settings;
+pub use settings::{Dedup, Settings};
 pub use status::{Sessions, Status};
 pub use volume::{ClusterExports, Mode, Volume};
 pub use worker::{Marks, Progress, Rate, Worker};

@@ -16,6 +16,7 @@ use crate::{
         BLOCK, Chunk, ENTRIES_MAX, MAP_PAGE, ObjectId, Reference, Stamp, corrupt,
         entry::{self, Entry},
         key,
+        recut::Recut,
     },
     session::Session,
     settings::PlantedBug,
@@ -34,6 +35,8 @@ pub(crate) struct Map {
     pub(crate) listed: Option<Stamp>,
     /// The last long discard that reached it.
     pub(crate) discarded: Stamp,
+    /// How its chunks are cut, where their content decides.
+    pub(crate) recut: Option<Recut>,
     /// When it changed last.
     pub(crate) changed: Duration,
 }
@@ -41,7 +44,8 @@ pub(crate) struct Map {
 impl Map {
     /// True when a worker has nothing to do.
     pub(crate) fn is_settled(&self) -> bool {
-        self.pending.is_empty() && self.entries.values().all(|entry| !entry.dirty)
+        let recuts = self.recut.as_ref().is_some_and(|recut| !recut.range.is_empty());
+        self.pending.is_empty() && !recuts && self.entries.values().all(|entry| !entry.dirty)
     }
 
     fn parse(object: ObjectId, sight: &Sight, keys: usize, stat: usize) -> Result<Map, Error> {
@@ -51,6 +55,7 @@ impl Map {
             pending: Vec::new(),
             listed: None,
             discarded: Stamp(0),
+            recut: None,
             changed: match sight.seen.get(stat) {
                 Some(Seen::Stat { changed, .. }) => *changed,
                 _ => Duration::ZERO,
@@ -66,13 +71,17 @@ impl Map {
                 map.listed = Some(stamp()?);
             } else if key == key::DISCARDED {
                 map.discarded = stamp()?;
+            } else if key == key::RECUT {
+                map.recut = Some(Recut::decode(value)?);
             } else if let Some((offset, stamp)) = key::parse_pending(key) {
                 map.pending.push((entry::decode_pending(object, offset, value)?, Reference { object, offset, stamp }));
             } else {
                 return Err(bad());
             }
         }
-        if more || map.entries.len() > ENTRIES_MAX {
+        let mut neighbours = map.entries.iter().zip(map.entries.keys().skip(1));
+        let overlap = neighbours.any(|((offset, entry), next)| offset + entry.length > *next);
+        if more || overlap || map.entries.len() > ENTRIES_MAX {
             return Err(bad());
         }
         Ok(map)
@@ -87,6 +96,12 @@ pub(crate) fn map_looks() -> Vec<Look> {
 /// The value of a stamp.
 pub(crate) fn stamp_value(stamp: Stamp) -> Vec<u8> {
     stamp.0.to_le_bytes().to_vec()
+}
+
+/// The chunk that a byte is in, as entries say: its offset and entry.
+pub(crate) fn covering(entries: &BTreeMap<u32, Entry>, at: u32) -> Option<(u32, Entry)> {
+    let (offset, entry) = entries.range(..=at).next_back()?;
+    (at < offset + entry.length).then_some((*offset, *entry))
 }
 
 /// The bytes of a chunk as its entry says: blocks of the mask from the object, the others from the base, or zeroes.

@@ -19,7 +19,7 @@ use onefold_core::{
 
 use crate::{
     format::{
-        Chunk, ObjectId, Reference,
+        Chunk, ObjectId, Reference, Stamp,
         catalogue::What,
         entry::{self, Entry},
         key,
@@ -29,7 +29,6 @@ use crate::{
     session::{Session, failed},
     settings::PlantedBug,
     volume::header,
-    worker::is_stale,
 };
 
 /// Objects of a slice.
@@ -235,7 +234,7 @@ impl Scrub {
                 Err(refusal) => return Err(refusal),
             }
             let map = self.session.read_map(object)?;
-            if is_stale(map.as_ref(), chunk, reference) {
+            if self.session.is_stale(map.as_ref(), chunk, reference) {
                 self.session.do_drops(&[(*chunk, *reference)])?;
             }
             return Ok(());
@@ -335,9 +334,32 @@ impl Scrub {
         self.hash(chunks)
     }
 
+    /// By volume the sessions that may make references before their entries. They are asked for after the references and before the maps: whoever is not
+    /// among them was fenced by then, or has not begun.
+    fn inline_sessions(&self, objects: &BTreeSet<ObjectId>) -> Result<BTreeMap<u64, u64>, Refusal> {
+        let volumes: BTreeSet<u64> = objects.iter().map(|object| object.volume).collect();
+        let look = |volume: &u64| Read { object: header::name(*volume), looks: vec![Look::Keys(vec![header::INLINE.to_vec()])] };
+        let sights = self.session.read_all(&volumes.iter().map(look).collect::<Vec<_>>());
+        let mut sessions = BTreeMap::new();
+        for (volume, sight) in volumes.into_iter().zip(sights) {
+            let sight = match sight {
+                // What was put has none.
+                Err(Refusal::Missing) => continue,
+                other => other?,
+            };
+            if let Some((_, value)) = sight.pairs(0).0.first() {
+                let damaged = |_| Refusal::Failed(crate::format::corrupt(format_args!("the header of volume {volume:x} is damaged")));
+                let stamp = Stamp(u64::from_le_bytes(value.as_slice().try_into().map_err(damaged)?));
+                sessions.insert(volume, stamp.session());
+            }
+        }
+        Ok(sessions)
+    }
+
     /// Drops those of the references that are stale; the chunks that have others.
     fn backward(&mut self, references: &[(Chunk, Reference)]) -> Result<BTreeSet<Chunk>, Refusal> {
         let objects: BTreeSet<ObjectId> = references.iter().map(|(_, reference)| reference.object).collect();
+        let inline = self.inline_sessions(&objects)?;
         let reads: Vec<Read> = objects.iter().map(|object| Read { object: object.name(), looks: map_looks() }).collect();
         let mut maps: BTreeMap<ObjectId, Option<Map>> = BTreeMap::new();
         for (object, sight) in objects.into_iter().zip(self.session.read_all(&reads)) {
@@ -362,7 +384,10 @@ impl Scrub {
                 let changed = map.as_ref().map_or(Duration::ZERO, |map| map.changed);
                 !named && self.session.store.time() > changed + self.session.settings.cold
             };
-            if old || is_stale(map.as_ref(), chunk, reference) {
+            // An inline session may be about to write the entry that names it.
+            let made = inline.get(&reference.object.volume) == Some(&reference.stamp.session());
+            let coming = made && !self.session.planted(PlantedBug::InlineJudged);
+            if old || !coming && self.session.is_stale(map.as_ref(), chunk, reference) {
                 drops.push(self.session.drop_op(chunk, reference));
             } else {
                 used.insert(*chunk);

@@ -2,15 +2,31 @@
 
 use std::time::Duration;
 
+/// When what is written to volumes is deduplicated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dedup {
+    /// Later, by workers (the paper's way).
+    #[default]
+    PostProcessing,
+    /// By the server, after the write is durable and before it is acknowledged.
+    FlushThrough,
+    /// By the server, as part of the write: whole chunks are read, changed, named and stored.
+    Inline,
+}
+
 /// What a session may do and how long it waits.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Times that an operation without a reply is sent or looked for, until it is an error.
     pub tries: u32,
+    /// When writes of this session are deduplicated.
+    pub dedup: Dedup,
     /// Objects that changed within this time are not deduplicated.
     pub cold: Duration,
     /// How long a lock lasts when it is not renewed.
     pub lease: Duration,
+    /// How long a worker waits at first while the cluster is slow or recovers; eight times that at most.
+    pub pause: Duration,
     /// References at which a chunk gets twice as many copies.
     pub spread_at: usize,
     /// One add in so many counts the references.
@@ -34,8 +50,10 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             tries: 5,
+            dedup: Dedup::PostProcessing,
             cold: Duration::from_secs(10),
             lease: Duration::from_secs(30),
+            pause: Duration::from_secs(1),
             spread_at: 8192,
             count_one_in: 256,
             direct_objects: 16,
@@ -111,4 +129,7 @@ bugs! {
     MissingAsZeroes "missing-object-as-zeroes",
     MaskBitLost "mask-bit-lost",
     OldDiscard "old-discard-over-newer-write",
+    InlineJudged "inline-reference-judged-by-its-entry",
+    RecutJudged "recut-reference-judged-by-its-entry",
+    RecutBlind "recut-entries-not-compared",
 }

@@ -74,3 +74,56 @@ fn volumes_are_served_deduplicated_and_there_after_a_kill() {
     desk.ok("cluster worker a --once --cold 0");
     assert_eq!(status(&desk)["chunks"], 0);
 }
+
+#[test]
+fn a_server_deduplicates_by_itself_inline_or_flushing_through() {
+    for way in ["inline", "flush-through"] {
+        let desk = Desk::new();
+        desk.ok("cluster create a");
+        desk.ok("cluster volume create a v --size 64M");
+        let data = desk.path("data");
+        fs::write(&data, noise(3, 2 << 20)).unwrap();
+        let uri = desk.uri("a", "v");
+        let serving = desk.serve(&format!("a --workers 0 --dedup {way}"));
+        let write = |at: &str| format!("write -s {} {at} 2M", data.display());
+        qemu_io(&uri, &[&write("0"), &write("8M"), "write -P 0x11 8M 20k", "write -P 0x22 9000k 5000", "write -z 9M 64k"]);
+        qemu_io(&uri, &["read -P 0x11 8M 20k", "read -P 0x22 9000k 5000", "read -P 0 9M 64k", "read -P 0 16M 1M"]);
+        serving.terminate();
+        let found = status(&desk);
+        assert_eq!((&found["dirty_bytes"], &found["cached_bytes"]), (&0.into(), &0.into()), "{found}");
+        assert!((found["chunk_bytes"].as_u64().unwrap() >> 10).abs_diff(2 << 10) < 200, "{found}");
+        desk.ok("cluster worker a --once --cold 0");
+        assert!(desk.ok("cluster scrub a --deep").contains("repaired    0 stale and 0 missing references, 0 unused chunks"));
+        desk.ok("cluster volume delete a v");
+        desk.ok("cluster worker a --once --cold 0");
+        assert_eq!(status(&desk)["chunks"], 0);
+    }
+}
+
+#[test]
+fn volumes_cut_by_their_content_find_what_moved_by_blocks() {
+    let desk = Desk::new();
+    desk.fails("cluster create b --chunk 16K --volume-cut content", 1, &["32 or 64 KiB"]);
+    desk.ok("cluster create a --volume-cut content");
+    desk.ok("cluster volume create a v --size 64M");
+    let data = desk.path("data");
+    fs::write(&data, noise(4, 3 << 20)).unwrap();
+    let uri = desk.uri("a", "v");
+    let serving = desk.serve("a --cold 0 --workers 1");
+    let write = |at: &str| format!("write -s {} {at} 3M", data.display());
+    qemu_io(&uri, &[&write("0"), &write("8212k"), "write -P 0x11 1M 5000"]);
+    std::thread::sleep(Duration::from_millis(700));
+    qemu_io(&uri, &["write -P 0x22 2000k 4k", "write -z 8256k 40k", "read -P 0x11 1M 5000", "read -P 0 16M 1M"]);
+    serving.kill();
+    let serving = desk.serve("a --workers 0");
+    qemu_io(&uri, &["read -P 0x11 1M 5000", "read -P 0x22 2000k 4k", "read -P 0 8256k 40k"]);
+    desk.fails("serve a --dedup inline", 1, &["one owner"]);
+    serving.terminate();
+    desk.ok("cluster worker a --once --cold 0");
+    let found = status(&desk);
+    assert!(found["chunk_bytes"].as_u64().unwrap() < (3 << 20) + (400 << 10), "{found}");
+    assert!(desk.ok("cluster scrub a --deep").contains("repaired    0 stale and 0 missing references, 0 unused chunks"));
+    desk.ok("cluster volume delete a v");
+    desk.ok("cluster worker a --once --cold 0");
+    assert_eq!(status(&desk)["chunks"], 0);
+}

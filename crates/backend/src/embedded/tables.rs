@@ -262,15 +262,22 @@ fn check(block: &[u8]) -> u32 {
     checksum::fast(6, block) as u32
 }
 
+/// Reads blocks that lie side by side, from `place` on, with these checksums.
+fn read_blocks(data: &File, place: u32, expected: impl ExactSizeIterator<Item = u32>) -> Result<Vec<u8>> {
+    let mut blocks = vec![0; expected.len() * BLOCK_BYTES];
+    data.read_exact_at(&mut blocks, u64::from(place) * BLOCK_BYTES as u64).map_err(|e| Error::from_io("the data file of the store", e))?;
+    for (n, (block, expected)) in blocks.chunks(BLOCK_BYTES).zip(expected).enumerate() {
+        if check(block) != expected {
+            return Err(Error::new(Kind::Corrupt, format!("block {} of the store's data file is damaged", place as usize + n)));
+        }
+    }
+    Ok(blocks)
+}
+
 /// Reads one block where it lies.
 fn read_block(data: &File, place: u32, expected: u32) -> Result<Box<[u8; BLOCK_BYTES]>> {
-    let mut block = Box::new([0; BLOCK_BYTES]);
-    data.read_exact_at(&mut block[..], u64::from(place) * BLOCK_BYTES as u64)
-        .map_err(|e| Error::from_io("the data file of the store", e))?;
-    if check(&block[..]) != expected {
-        return Err(Error::new(Kind::Corrupt, format!("block {place} of the store's data file is damaged")));
-    }
-    Ok(block)
+    let block = read_blocks(data, place, [expected].into_iter())?;
+    block.into_boxed_slice().try_into().map_err(|_| Error::new(Kind::Io, "the data file of the store is short"))
 }
 
 fn read_data(extents: &impl ReadableTable<(u64, u32), &'static [u8]>, data: &File, number: u64, from: u64, to: u64) -> Result<Vec<u8>> {
@@ -284,16 +291,18 @@ fn read_data(extents: &impl ReadableTable<(u64, u32), &'static [u8]>, data: &Fil
     for row in extents.range(range).map_err(failed)? {
         let (key, value) = row.map_err(failed)?;
         let first = u64::from(key.value().1) * extent_bytes;
-        for (n, (place, sum)) in slots(value.value()).enumerate() {
-            let start = first + n as u64 * block_bytes;
-            let (low, high) = (start.max(from), (start + block_bytes).min(to));
-            if let Some(place) = place
-                && low < high
-            {
-                let block = read_block(data, place, sum)?;
-                bytes[(low - from) as usize..(high - from) as usize]
-                    .copy_from_slice(&block[(low - start) as usize..(high - start) as usize]);
-            }
+        let wanted: Vec<(u64, u32, u32)> = slots(value.value())
+            .enumerate()
+            .map(|(n, (place, sum))| (first + n as u64 * block_bytes, place, sum))
+            .filter(|(start, ..)| *start < to && start + block_bytes > from)
+            .filter_map(|(start, place, sum)| Some((start, place?, sum)))
+            .collect();
+        // Neighbours come together.
+        for run in wanted.chunk_by(|one, next| next.0 == one.0 + block_bytes && next.1 == one.1 + 1) {
+            let blocks = read_blocks(data, run[0].1, run.iter().map(|(_, _, sum)| *sum))?;
+            let start = run[0].0;
+            let (low, high) = (start.max(from), (start + blocks.len() as u64).min(to));
+            bytes[(low - from) as usize..(high - from) as usize].copy_from_slice(&blocks[(low - start) as usize..(high - start) as usize]);
         }
     }
     Ok(bytes)

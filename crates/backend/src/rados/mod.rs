@@ -52,6 +52,9 @@ const FLIGHT: usize = 128;
 /// How old what is known of the free space may be.
 const SPACE_AGE: Duration = Duration::from_secs(2);
 
+/// How old what is known of recovery may be.
+const RECOVERY_AGE: Duration = Duration::from_secs(5);
+
 /// Clients' writes are refused when less is left: a hundredth of the cluster, and 1 GiB at least, for what makes room.
 const RESERVE: u64 = 1 << 30;
 
@@ -79,6 +82,8 @@ pub struct RadosObjects {
     identity: String,
     listings: Mutex<Listings>,
     free: Mutex<Free>,
+    /// When the cluster was asked last whether it recovers, and what it said.
+    recovers: Mutex<Option<(Instant, bool)>>,
 }
 
 impl RadosObjects {
@@ -100,6 +105,7 @@ impl RadosObjects {
             names: [metadata.name.clone(), chunks.name.clone()],
             listings: Mutex::default(),
             free: Mutex::new(Free { at: None, enough: true }),
+            recovers: Mutex::default(),
         })
     }
 
@@ -270,6 +276,15 @@ impl ObjectStore for RadosObjects {
 
     fn time(&self) -> Duration {
         wall_time()
+    }
+
+    fn recovers(&self) -> bool {
+        let mut known = self.recovers.lock();
+        if known.is_none_or(|(at, _)| at.elapsed() >= RECOVERY_AGE) {
+            // It is advice: who may not ask is told that all is well.
+            *known = Some((Instant::now(), self.connection.recovers().unwrap_or(false)));
+        }
+        known.is_some_and(|(_, recovers)| recovers)
     }
 
     fn space(&self) -> Result<Space, Refusal> {

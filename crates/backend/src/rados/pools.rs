@@ -194,6 +194,13 @@ impl Connection {
         self.command(&json!({"prefix": "df", "format": "json"}))
     }
 
+    /// True while parts or copies are missing, or are moved.
+    pub(super) fn recovers(&self) -> Result<bool> {
+        let status = self.command(&json!({"prefix": "status", "format": "json"}))?;
+        let count = |key: &str| status["pgmap"][key].as_u64().unwrap_or(0);
+        Ok(["degraded_objects", "misplaced_objects", "recovering_objects_per_sec"].into_iter().any(|key| count(key) > 0))
+    }
+
     /// What is left for a pool, in its copies.
     pub(super) fn left(&self, pool: &str) -> Result<Left> {
         let df = self.df()?;

@@ -238,3 +238,47 @@ impl Session {
         vec![Change::Full(packed.unwrap_or_else(|| data.to_vec())), Change::SetXattr(HEAD, head)]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use onefold_backend::MemoryObjects;
+
+    use super::*;
+    use crate::{Format, Settings, create, format::ObjectId};
+
+    /// Keys in one omap at most: more stop the recovery of the object.
+    const OMAP_MAX: usize = 100_000;
+
+    #[test]
+    fn a_million_references_to_one_chunk_keep_every_omap_small() {
+        const REFERENCES: u64 = 1_000_000;
+        let store = Arc::new(MemoryObjects::new(PoolKind::Replicated));
+        create(&*store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let session = Session::open(store, Settings::default()).unwrap();
+        let data = vec![7; BLOCK as usize];
+        let id = session.chunk_id(&data);
+        let reference = |n: u64| {
+            let object = ObjectId { volume: 1, index: n / 128 };
+            Reference { object, offset: (n % 128) as u32 * (32 << 10), stamp: Stamp(n + 1) }
+        };
+        let mut samples = Vec::new();
+        let references: Vec<Reference> = (0..REFERENCES).map(reference).collect();
+        for group in references.chunks(64) {
+            let wanted: Vec<(ChunkId, &[u8], Reference)> = group.iter().map(|reference| (id, data.as_slice(), *reference)).collect();
+            let chunks = session.add_references(&wanted).unwrap();
+            samples.push((chunks[0], group[0]));
+        }
+        let mut all = 0;
+        let copies: BTreeSet<Chunk> = samples.iter().map(|(chunk, _)| *chunk).collect();
+        for chunk in &copies {
+            let keys = session.all_keys(&session.references(chunk), Vec::new()).unwrap().len();
+            assert!((1..OMAP_MAX).contains(&keys), "copy {} has {keys} references", chunk.copy);
+            assert_eq!(session.read_chunks(&[*chunk]).remove(0).unwrap(), data);
+            all += keys as u64;
+        }
+        assert_eq!((all, copies.len()), (REFERENCES, 1 << SPREAD_MAX));
+        assert!(samples.iter().all(|(chunk, reference)| session.has_reference(chunk, reference).unwrap()));
+    }
+}

@@ -3,11 +3,19 @@
 use onefold_core::{Error, Kind, Result, object::PoolKind};
 
 use super::{BLOCK, CHUNK_MAX, OBJECT_MAX, corrupt};
+use crate::worker::cuts;
 
 /// The version of the format.
 const VERSION: u16 = 1;
 
 const MAGIC: &[u8; 8] = b"ONEFOLDC";
+
+/// The feature of volumes that are cut by their content: maps change their cuts.
+const VOLUMES_BY_CONTENT: u64 = 1;
+
+/// Chunks of an object that is cut by its content, at most. While runs of them end at places that were never written, and what is not cut yet has chunks of its
+/// own, there are a third more; a map holds 256.
+const CUTS_MAX: u32 = 192;
 
 /// How bytes that are put are cut into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +41,8 @@ pub struct Format {
     pub shards: u16,
     /// How objects that are put are cut.
     pub cut: Cut,
+    /// How volumes are cut; by content it is at multiples of 4 KiB.
+    pub volume_cut: Cut,
     /// Chunks are compressed where that saves space.
     pub compress: bool,
     /// What the chunk pool was.
@@ -43,7 +53,17 @@ impl Format {
     /// The usual one with chunks of 32 KiB.
     #[must_use]
     pub fn new(id: [u8; 16], secret: [u8; 32], chunks: PoolKind) -> Format {
-        Format { id, secret, chunk_bytes: 32 << 10, object_bytes: OBJECT_MAX, shards: 256, cut: Cut::Content, compress: true, chunks }
+        Format {
+            id,
+            secret,
+            chunk_bytes: 32 << 10,
+            object_bytes: OBJECT_MAX,
+            shards: 256,
+            cut: Cut::Content,
+            volume_cut: Cut::Static,
+            compress: true,
+            chunks,
+        }
     }
 
     /// Checks its numbers.
@@ -57,14 +77,19 @@ impl Format {
         if !fits || self.object_bytes > OBJECT_MAX || entries > 256 || !(1..=256).contains(&self.shards) {
             return Err(Error::new(Kind::InvalidInput, "chunks have 16, 32 or 64 KiB, and divide the object"));
         }
+        if self.volume_cut == Cut::Content && self.object_bytes / cuts::least(chunk) > CUTS_MAX {
+            return Err(Error::new(Kind::InvalidInput, "volumes that are cut by their content need chunks of 32 or 64 KiB"));
+        }
         Ok(())
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut value = MAGIC.to_vec();
         value.extend(VERSION.to_le_bytes());
-        // No feature yet, neither of those that an older version must not write with, nor of those that it must not even read with.
-        value.extend([0; 16]);
+        let features = if self.volume_cut == Cut::Content { VOLUMES_BY_CONTENT } else { 0 };
+        value.extend(features.to_le_bytes());
+        // No feature yet of those that an older version may read with.
+        value.extend([0; 8]);
         value.extend(self.id);
         value.extend(self.secret);
         value.extend(self.chunk_bytes.to_le_bytes());
@@ -83,7 +108,8 @@ impl Format {
             return Err(bad());
         }
         let version = u16::from_le_bytes(array(8, 2)?.try_into().map_err(|_| bad())?);
-        if version != VERSION || array(10, 16)?.iter().any(|byte| *byte != 0) {
+        let features = u64::from_le_bytes(array(10, 8)?.try_into().map_err(|_| bad())?);
+        if version != VERSION || features & !VOLUMES_BY_CONTENT != 0 || array(18, 8)?.iter().any(|byte| *byte != 0) {
             return Err(Error::new(Kind::Unsupported, format!("the store was made by a newer version (format {version})")));
         }
         let number = |at: usize| -> Result<u32> { Ok(u32::from_le_bytes(array(at, 4)?.try_into().map_err(|_| bad())?)) };
@@ -95,6 +121,7 @@ impl Format {
             object_bytes: number(78)?,
             shards: u16::from_le_bytes(array(82, 2)?.try_into().map_err(|_| bad())?),
             cut: if flag(84)? { Cut::Content } else { Cut::Static },
+            volume_cut: if features & VOLUMES_BY_CONTENT == 0 { Cut::Static } else { Cut::Content },
             compress: flag(85)?,
             chunks: if flag(86)? { PoolKind::Erasure } else { PoolKind::Replicated },
         };
@@ -151,6 +178,9 @@ mod tests {
 
     #[test]
     fn the_catalogue_comes_back_and_a_newer_one_is_refused() {
+        let by_content = Format { volume_cut: Cut::Content, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) };
+        assert_eq!(Format::decode(&by_content.encode()).unwrap(), by_content);
+        assert!(by_content.check().is_ok() && Format { chunk_bytes: 16 << 10, ..by_content }.check().is_err());
         let format = Format::new([1; 16], [2; 32], PoolKind::Erasure);
         let value = format.encode();
         assert_eq!(Format::decode(&value).unwrap(), format);

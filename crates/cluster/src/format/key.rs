@@ -8,6 +8,9 @@ pub const LISTED: &[u8] = b"L";
 /// The stamp of the last long discard that reached a metadata object.
 pub const DISCARDED: &[u8] = b"T";
 
+/// How the chunks of a piece of a volume are cut by their content, see [`super::recut`].
+pub const RECUT: &[u8] = b"R";
+
 /// The state of the references of a chunk in an erasure-coded pool.
 pub const STATE: &[u8] = b"S";
 

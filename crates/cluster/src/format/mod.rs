@@ -7,6 +7,7 @@
 pub(crate) mod catalogue;
 pub mod entry;
 pub mod key;
+pub mod recut;
 
 use std::fmt;
 
@@ -37,6 +38,12 @@ pub struct Stamp(pub u64);
 impl Stamp {
     /// Bits of the counter.
     pub(crate) const COUNTER_BITS: u32 = 40;
+
+    /// The number of the session that made it.
+    #[must_use]
+    pub fn session(self) -> u64 {
+        self.0 >> Stamp::COUNTER_BITS
+    }
 }
 
 /// A metadata object: a piece of a volume, or of an object that was put. Never reused.

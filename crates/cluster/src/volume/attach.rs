@@ -5,7 +5,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use onefold_core::{
@@ -17,12 +20,13 @@ use parking_lot::{Condvar, Mutex};
 use super::{
     Volume,
     cache::Cache,
-    header::{Bits, Discard, LAST_DISCARD, LOCK, OWNER, name},
+    header::{Bits, Discard, INLINE, LAST_DISCARD, LOCK, OWNER, name},
 };
 use crate::{
-    format::catalogue::{Named, What},
+    format::catalogue::{Cut, Named, What},
+    map::stamp_value,
     session::{Session, failed},
-    settings::PlantedBug,
+    settings::{Dedup, PlantedBug},
 };
 
 /// How a volume is attached.
@@ -56,6 +60,9 @@ impl Volume {
         let Some(named) = named.filter(|named| named.what == What::Volume) else {
             return Err(Error::new(Kind::NotFound, format!("there is no volume {name:?}")));
         };
+        if session.settings.dedup == Dedup::Inline && session.format.volume_cut == Cut::Content {
+            return Err(Error::new(Kind::Unsupported, "volumes that are cut by their content can't be deduplicated inline"));
+        }
         let volume = Volume {
             session: session.clone(),
             id: named.id,
@@ -67,6 +74,8 @@ impl Volume {
             discards: Mutex::default(),
             last_discard: Mutex::default(),
             cache: Mutex::default(),
+            inline: (mode != Mode::Read && session.settings.dedup == Dedup::Inline).then(|| session.stamp()),
+            doubt: AtomicBool::new(false),
             queue: Mutex::default(),
             queue_changed: Condvar::new(),
         };
@@ -82,7 +91,7 @@ impl Volume {
         // The size may have changed until the lock was ours.
         let size = session.find(name)?.filter(|again| again.id == named.id);
         let Some(Named { bytes, .. }) = size else { return Err(Error::new(Kind::NotFound, format!("there is no volume {name:?}"))) };
-        volume.size.store(bytes, std::sync::atomic::Ordering::Relaxed);
+        volume.size.store(bytes, Relaxed);
         if !clean {
             (0..bytes.div_ceil(volume.object_bytes())).try_for_each(|index| volume.rescan(index))?;
         }
@@ -130,7 +139,11 @@ impl Volume {
             let op = Write {
                 object: header.clone(),
                 guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), before)],
-                changes: vec![Change::SetOmap(vec![(OWNER.to_vec(), self.me())])],
+                changes: match self.inline {
+                    Some(stamp) => vec![Change::SetOmap(vec![(OWNER.to_vec(), self.me()), (INLINE.to_vec(), stamp_value(stamp))])],
+                    // Whoever made references before their entries was fenced.
+                    None => vec![Change::SetOmap(vec![(OWNER.to_vec(), self.me())]), Change::DropOmap(vec![INLINE.to_vec()])],
+                },
             };
             match self.session.write_one(&op) {
                 Ok(_) => return Ok(parsed.is_none_or(|(at_work, _)| !at_work)),
@@ -162,12 +175,12 @@ impl Volume {
             } else if key == LAST_DISCARD {
                 self.last_discard.lock().number = value.as_slice().try_into().map_or(0, u64::from_le_bytes);
             } else {
-                cache.learn(&key, self.chunk_bytes());
+                cache.learn(&key, self.kept_bytes());
             }
         }
         *self.bits.lock() = bits;
         *self.discards.lock() = discards.into_values().collect();
-        self.session.kept.fetch_add(cache.bytes(), std::sync::atomic::Ordering::Relaxed);
+        self.session.kept.fetch_add(cache.bytes(), Relaxed);
         *self.cache.lock() = cache;
         Ok(())
     }
@@ -198,13 +211,17 @@ impl Volume {
         }
         let failed = |refusal| failed(format_args!("volume {:?} can't be closed", self.name), refusal);
         self.drain();
-        let owed = self.objects.lock().values().any(|object| !object.lock().owed.is_empty());
+        let owed = self.objects.lock().values().any(|object| object.lock().is_owing());
         if !owed {
-            let op = Write {
+            let mut op = Write {
                 object: name(self.id),
                 guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
                 changes: vec![Change::SetOmap(vec![(OWNER.to_vec(), owner(false, &self.session.store.identity()))])],
             };
+            if let Some(stamp) = self.inline.filter(|_| !self.doubt.load(Relaxed)) {
+                op.guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(stamp)));
+                op.changes.push(Change::DropOmap(vec![INLINE.to_vec()]));
+            }
             match self.session.insist(&op) {
                 // Applied before, with the reply lost; or somebody else's: then they looked.
                 Ok(_) | Err(Refusal::Mismatch) => {}
@@ -220,6 +237,6 @@ impl Volume {
     /// # Errors
     /// The store's.
     pub(crate) fn note_size(&self, bytes: u64) {
-        self.size.store(bytes, std::sync::atomic::Ordering::Relaxed);
+        self.size.store(bytes, Relaxed);
     }
 }

@@ -19,7 +19,7 @@ use super::{
     read::entry_key,
 };
 use crate::{
-    format::{BLOCK, OBJECT_MAX, entry::Entry, key},
+    format::{BLOCK, CHUNK_MAX, OBJECT_MAX, catalogue::Cut, entry::Entry, key},
     settings::PlantedBug,
 };
 
@@ -60,11 +60,11 @@ fn parse(place: u64) -> (u64, u32) {
 
 impl Cache {
     /// Takes over what the header names.
-    pub(super) fn learn(&mut self, key: &[u8], chunk_bytes: u32) {
+    pub(super) fn learn(&mut self, key: &[u8], kept_bytes: u64) {
         if let Some(place) = key::parse_numbered(CACHED, key)
             && self.kept.insert(place, 0).is_none()
         {
-            self.bytes += u64::from(chunk_bytes);
+            self.bytes += kept_bytes;
         }
     }
 
@@ -100,8 +100,13 @@ impl Volume {
         self.cache.lock().bytes
     }
 
+    /// Bytes that a chunk that is kept counts for: the most that it may have.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        u64::from(if self.session.format.volume_cut == Cut::Content { CHUNK_MAX } else { self.chunk_bytes() })
+    }
+
     /// Notes a read of chunks, and promotes those that are hot. It is advice: what goes wrong is left for the next time.
-    pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<Vec<u8>>]) {
+    pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<&Vec<u8>>]) {
         let hits = self.session.settings.hit_count;
         if hits == 0 || self.read_only {
             return;
@@ -124,15 +129,15 @@ impl Volume {
         let place = place(index, offset);
         {
             let mut cache = self.cache.lock();
-            let kept = self.session.kept.load(Relaxed) + u64::from(self.chunk_bytes());
+            let kept = self.session.kept.load(Relaxed) + self.kept_bytes();
             let room = kept <= self.session.cache_share() && cache.kept.len() < CACHED_MAX;
             if !room || cache.kept.contains_key(&place) {
                 return Ok(());
             }
             let reads = cache.reads;
             cache.kept.insert(place, reads);
-            cache.bytes += u64::from(self.chunk_bytes());
-            self.session.kept.fetch_add(self.chunk_bytes().into(), Relaxed);
+            cache.bytes += self.kept_bytes();
+            self.session.kept.fetch_add(self.kept_bytes(), Relaxed);
         }
         let object = self.object(index);
         let mut object = object.lock();
@@ -162,7 +167,7 @@ impl Volume {
     pub fn evict_step(&self) -> onefold_core::Result<bool> {
         let oldest = {
             let cache = self.cache.lock();
-            let over = self.session.kept.load(Relaxed) + u64::from(self.chunk_bytes()) > self.session.cache_share();
+            let over = self.session.kept.load(Relaxed) + self.kept_bytes() > self.session.cache_share();
             cache.kept.iter().filter(|_| over).min_by_key(|(_, read)| **read).map(|(place, _)| *place)
         };
         let Some(place) = oldest else { return Ok(false) };
@@ -206,8 +211,8 @@ impl Volume {
         self.session.insist(&Write { object: name(self.id), guards: vec![Guard::Exists], changes: vec![note] })?;
         let mut cache = self.cache.lock();
         if cache.kept.remove(&place).is_some() {
-            cache.bytes -= u64::from(self.chunk_bytes());
-            self.session.kept.fetch_sub(self.chunk_bytes().into(), Relaxed);
+            cache.bytes -= self.kept_bytes();
+            self.session.kept.fetch_sub(self.kept_bytes(), Relaxed);
         }
         Ok(())
     }

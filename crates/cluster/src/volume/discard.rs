@@ -144,7 +144,7 @@ impl Volume {
     /// False for an object that is not there: it need not be looked at. One whose first write failed on its way may have no bit.
     fn may_be_there(&self, index: u64) -> bool {
         let remembered = self.objects.lock().get(&index).cloned();
-        self.bits.lock().has(index) || remembered.is_some_and(|object| !object.lock().owed.is_empty())
+        self.bits.lock().has(index) || remembered.is_some_and(|object| object.lock().is_owing())
     }
 
     /// A discard as the header has it.

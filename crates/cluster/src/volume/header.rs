@@ -6,6 +6,7 @@
 //! | `B` and a number | 512 bits: the objects that are there |
 //! | `D` and a number | a long discard: first object, last object and one, cursor |
 //! | `d` | the number of the last long discard, compared by the next |
+//! | `i` | a stamp of the owner, while it may make references for entries that it has not written yet |
 //! | `C` and a number | an object and a chunk of it that is kept though it is clean |
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use crate::{
 };
 
 pub(crate) const OWNER: &[u8] = b"o";
+pub(crate) const INLINE: &[u8] = b"i";
 pub(super) const LAST_DISCARD: &[u8] = b"d";
 pub(super) const BITS: u8 = b'B';
 pub(super) const DISCARD: u8 = b'D';

@@ -5,6 +5,7 @@
 //! | [`attach`] | the owner's lock, takeover with fencing, the rescan after a crash |
 //! | [`header`] | size, owner, bitmap of objects, long discards: keys of the volume's header |
 //! | [`queue`], [`write`], [`read`] | the foreground |
+//! | [`inline`] | writes that are deduplicated as they come |
 //! | [`discard`] | long trims, applied later and honoured at once |
 //! | [`cache`] | hot chunks that are kept in metadata objects |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
@@ -13,6 +14,7 @@ mod attach;
 mod cache;
 mod discard;
 pub(crate) mod header;
+mod inline;
 mod queue;
 mod read;
 mod serve;
@@ -22,7 +24,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -33,8 +35,8 @@ pub use attach::Mode;
 pub use serve::ClusterExports;
 
 use crate::{
-    format::{ObjectId, Stamp, entry::Entry},
-    map::Map,
+    format::{ObjectId, Stamp, entry::Entry, recut::Recut},
+    map::{Map, covering},
     session::Session,
 };
 
@@ -51,6 +53,10 @@ pub struct Volume {
     discards: Mutex<Vec<header::Discard>>,
     last_discard: Mutex<header::LastDiscard>,
     cache: Mutex<cache::Cache>,
+    /// The stamp under which references are made before their entries.
+    inline: Option<Stamp>,
+    /// An operation that names such a reference may still be applied.
+    doubt: AtomicBool,
     queue: Mutex<queue::Queue>,
     /// A group of writes is over.
     queue_changed: Condvar,
@@ -64,6 +70,8 @@ struct Object {
     turn: u64,
     /// List stamps that may be in the object and are not known to be on the list.
     owed: Vec<Stamp>,
+    /// The object may be there, and its bit may not be set.
+    bit_owed: bool,
 }
 
 /// The map of an object, or that there is none.
@@ -73,15 +81,32 @@ struct Known {
     entries: BTreeMap<u32, Entry>,
     listed: Option<Stamp>,
     discarded: Stamp,
+    recut: Option<Recut>,
 }
 
 impl Known {
     fn of(map: Option<Map>) -> Known {
-        map.map_or_else(Known::default, |map| Known { exists: true, entries: map.entries, listed: map.listed, discarded: map.discarded })
+        map.map_or_else(Known::default, |map| Known {
+            exists: true,
+            entries: map.entries,
+            listed: map.listed,
+            discarded: map.discarded,
+            recut: map.recut,
+        })
+    }
+
+    /// The chunk that a byte is in: its offset and length. What has no entry yet is cut at multiples of `chunk_bytes`.
+    fn place(&self, at: u32, chunk_bytes: u32) -> (u32, u32) {
+        covering(&self.entries, at).map_or((at / chunk_bytes * chunk_bytes, chunk_bytes), |(offset, entry)| (offset, entry.length))
     }
 }
 
 impl Object {
+    /// True while the header or the dirty list may lack something about it.
+    fn is_owing(&self) -> bool {
+        self.bit_owed || !self.owed.is_empty()
+    }
+
     fn learn(&mut self, known: Option<Known>) {
         self.known = known;
         self.turn += 1;
@@ -131,7 +156,7 @@ impl Volume {
         let mut objects = self.objects.lock();
         if objects.len() >= self.session.settings.known_objects.max(1) && !objects.contains_key(&index) {
             // What nobody holds is read again when it is needed.
-            objects.retain(|_, object| Arc::strong_count(object) > 1 || !object.lock().owed.is_empty());
+            objects.retain(|_, object| Arc::strong_count(object) > 1 || object.lock().is_owing());
         }
         objects.entry(index).or_default().clone()
     }

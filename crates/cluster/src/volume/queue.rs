@@ -1,22 +1,31 @@
 //! Writes that wait for each other: while some are on their way, those that come are gathered, and go out together as one operation an object.
 //!
-//! A write is acknowledged when its ticket was waited for, and durable then. Whoever waits first sends what waits for all (group commit); the others
-//! sleep. A read of what waits, and every change that is not a write, lets it go first.
+//! A write is acknowledged when its ticket was waited for, and durable then. Whoever waits sends what waits for all and may go (group commit), while other groups
+//! are on their way; who finds nothing to send sleeps. A read of what waits, and every change that is not a write, lets it go first.
 //!
-//! *Invariant:* one group is on its way at a time, so that writes of one place land in the order in which they came.
+//! *Invariant:* of each object one write is on its way at a time, and none overtakes another one to the same object: writes of one place land in the order in which
+//! they came.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::{Range, RangeInclusive},
+};
 
 use onefold_core::{
-    Error, Result, Ticket,
+    Error, Kind, Result, Ticket,
     object::{Read, Refusal, Write},
 };
 
-use super::{Known, Object, Volume, write::Fill};
+use parking_lot::MutexGuard;
+
+use super::{Known, Object, Volume, inline::Job, write::Fill};
 use crate::{map::map_looks, session::Session, settings::PlantedBug};
 
 /// Bytes that wait at most; who brings more sends them.
 const WAITING_BYTES: usize = 32 << 20;
+
+/// Groups on their way together, at most: each has a thread that waits for it.
+const GROUPS_MAX: usize = 16;
 
 /// Failures that nobody has asked for yet, at most; the oldest is forgotten.
 const FAILED_MAX: usize = 4096;
@@ -32,6 +41,11 @@ impl Waiting {
     fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.data.len() as u64
     }
+
+    fn objects(&self, object_bytes: u64) -> RangeInclusive<u64> {
+        let last = self.offset + (self.data.len() as u64).max(1) - 1;
+        self.offset / object_bytes..=last / object_bytes
+    }
 }
 
 /// Writes that wait, and what became of others.
@@ -39,14 +53,53 @@ impl Waiting {
 pub(super) struct Queue {
     /// The ticket given last.
     last: u64,
-    /// Those up to this one are over.
-    done: u64,
     waiting: Vec<Waiting>,
+    /// Bytes of those that wait.
     bytes: usize,
-    /// Places that are on their way.
-    flying: Vec<Range<u64>>,
-    leading: bool,
+    /// Tickets and places of those that are on their way.
+    flying: BTreeMap<u64, Range<u64>>,
+    /// Objects that they are for.
+    busy: BTreeSet<u64>,
+    groups: usize,
     failed: BTreeMap<u64, Error>,
+}
+
+impl Queue {
+    /// True until all up to this ticket are over.
+    fn is_open(&self, ticket: u64) -> bool {
+        self.flying.first_key_value().is_some_and(|(first, _)| *first <= ticket)
+            || self.waiting.first().is_some_and(|waiting| waiting.ticket <= ticket)
+    }
+
+    /// True until this very one is over.
+    fn is_under_way(&self, ticket: u64) -> bool {
+        self.flying.contains_key(&ticket) || self.waiting.iter().any(|waiting| waiting.ticket == ticket)
+    }
+
+    /// Takes those that may go: whose objects are not busy, and not those of one that stays.
+    fn take(&mut self, object_bytes: u64) -> Vec<Waiting> {
+        if self.groups >= GROUPS_MAX {
+            return Vec::new();
+        }
+        let mut held = self.busy.clone();
+        let goes = |waiting: &Waiting| {
+            let objects = waiting.objects(object_bytes);
+            let free = objects.clone().all(|object| !held.contains(&object));
+            if !free {
+                held.extend(objects);
+            }
+            free
+        };
+        let (taken, stay): (Vec<Waiting>, Vec<Waiting>) = std::mem::take(&mut self.waiting).into_iter().partition(goes);
+        self.waiting = stay;
+        for waiting in &taken {
+            self.bytes -= waiting.data.len();
+            self.flying.insert(waiting.ticket, waiting.range());
+            self.busy.extend(waiting.objects(object_bytes));
+        }
+        self.groups += usize::from(!taken.is_empty());
+        taken
+    }
 }
 
 /// A part of a write that falls on one object.
@@ -56,18 +109,35 @@ struct Part<'a> {
     data: &'a [u8],
 }
 
-/// Lets somebody else lead, also after a panic.
-struct Lead<'a> {
-    volume: &'a Volume,
-    last: u64,
+/// What a part makes of the object.
+fn fills<'a>(parts: &[Part<'a>]) -> Vec<(Range<u32>, Fill<'a>)> {
+    parts.iter().map(|part| (part.range.clone(), Fill::Bytes(part.data))).collect()
 }
 
-impl Drop for Lead<'_> {
+/// A group on its way; when it is over, also by a panic, others may go.
+struct Group<'a> {
+    volume: &'a Volume,
+    taken: Vec<Waiting>,
+    /// What failed; nothing is known before it was sent.
+    failed: Option<BTreeMap<u64, Error>>,
+}
+
+impl Drop for Group<'_> {
     fn drop(&mut self) {
+        let panicked = || Error::new(Kind::Io, "the server failed while it wrote");
+        let failed = self.failed.take().unwrap_or_else(|| self.taken.iter().map(|waiting| (waiting.ticket, panicked())).collect());
         let mut queue = self.volume.queue.lock();
-        queue.leading = false;
-        queue.done = self.last;
-        queue.flying.clear();
+        queue.failed.extend(failed);
+        while queue.failed.len() > FAILED_MAX {
+            queue.failed.pop_first();
+        }
+        for waiting in &self.taken {
+            queue.flying.remove(&waiting.ticket);
+            for object in waiting.objects(self.volume.object_bytes()) {
+                queue.busy.remove(&object);
+            }
+        }
+        queue.groups -= 1;
         drop(queue);
         self.volume.queue_changed.notify_all();
     }
@@ -98,14 +168,14 @@ impl Volume {
     /// # Errors
     /// `NoSpace` when the store is full, `Stopped` when another server took the volume over.
     pub fn wait_for(&self, ticket: Ticket) -> Result<()> {
-        self.over(ticket.0);
+        self.over(|queue| queue.is_under_way(ticket.0));
         self.queue.lock().failed.remove(&ticket.0).map_or(Ok(()), Err)
     }
 
     /// Waits until all writes that were taken are over, well or not.
     pub(super) fn drain(&self) {
         let last = self.queue.lock().last;
-        self.over(last);
+        self.over(|queue| queue.is_open(last));
     }
 
     /// Lets writes of a place go first.
@@ -113,34 +183,26 @@ impl Volume {
         let meets = |other: &Range<u64>| other.start < place.end && place.start < other.end;
         let meets = {
             let queue = self.queue.lock();
-            queue.flying.iter().any(meets) || queue.waiting.iter().any(|waiting| meets(&waiting.range()))
+            queue.flying.values().any(meets) || queue.waiting.iter().any(|waiting| meets(&waiting.range()))
         };
         if meets {
             self.drain();
         }
     }
 
-    fn over(&self, ticket: u64) {
+    /// Sends what may go, and waits, until it is no longer so.
+    fn over(&self, open: impl Fn(&Queue) -> bool) {
         let mut queue = self.queue.lock();
-        while queue.done < ticket {
-            if queue.leading {
+        while open(&queue) {
+            let taken = queue.take(self.object_bytes());
+            if taken.is_empty() {
                 self.queue_changed.wait(&mut queue);
                 continue;
             }
-            let taken = std::mem::take(&mut queue.waiting);
-            queue.leading = true;
-            queue.bytes = 0;
-            queue.flying = taken.iter().map(Waiting::range).collect();
-            let lead = Lead { volume: self, last: queue.last };
             drop(queue);
-            let failed = self.send_all(&taken);
-            queue = self.queue.lock();
-            queue.failed.extend(failed);
-            while queue.failed.len() > FAILED_MAX {
-                queue.failed.pop_first();
-            }
-            drop(queue);
-            drop(lead);
+            let mut group = Group { volume: self, taken, failed: None };
+            group.failed = Some(self.send_all(&group.taken));
+            drop(group);
             queue = self.queue.lock();
         }
     }
@@ -163,10 +225,34 @@ impl Volume {
         let objects: Vec<_> = parts.keys().map(|index| self.object(*index)).collect();
         // In the order of their places: whoever else holds one waits for no other.
         let mut held: Vec<_> = objects.iter().map(|object| object.lock()).collect();
+        let results = if self.inline.is_some() { self.send_inline(&parts, &mut held) } else { self.send_dirty(&parts, &mut held) };
+        let mut failed = BTreeMap::new();
+        for ((index, parts), result) in parts.iter().zip(results) {
+            if let Err(refusal) = result {
+                let error = self.failed(*index, refusal);
+                failed.extend(parts.iter().map(|part| (part.ticket, error.clone())));
+            }
+        }
+        failed
+    }
+
+    fn send_inline(&self, parts: &BTreeMap<u64, Vec<Part<'_>>>, held: &mut [MutexGuard<'_, Object>]) -> Vec<Result<(), Refusal>> {
+        let reached = parts.keys().zip(held.iter_mut()).map(|(index, object)| self.discard_first(*index, object));
+        let mut results: Vec<Result<(), Refusal>> = reached.collect();
+        let fills: Vec<Vec<(Range<u32>, Fill<'_>)>> = parts.values().map(|parts| fills(parts)).collect();
+        let objects = parts.keys().zip(held.iter_mut()).zip(&fills).zip(&results);
+        let ready = objects.filter(|(_, result)| result.is_ok());
+        let mut jobs: Vec<Job<'_, '_>> = ready.map(|(((index, object), fills), _)| (*index, &mut **object, fills.as_slice())).collect();
+        let mut done = self.inline_all(&mut jobs, None).into_iter();
+        results.iter_mut().filter(|result| result.is_ok()).for_each(|result| *result = done.next().unwrap_or(Err(Refusal::Unknown)));
+        results
+    }
+
+    fn send_dirty(&self, parts: &BTreeMap<u64, Vec<Part<'_>>>, held: &mut [MutexGuard<'_, Object>]) -> Vec<Result<(), Refusal>> {
         let mut results: Vec<Result<(), Refusal>> = self.learn_all(parts.keys().copied(), held.iter_mut().map(|object| &mut **object));
         let mut plans = Vec::new();
         for (n, (index, parts)) in parts.iter().enumerate() {
-            let fills: Vec<(Range<u32>, Fill<'_>)> = parts.iter().map(|part| (part.range.clone(), Fill::Bytes(part.data))).collect();
+            let fills = fills(parts);
             let planned = results[n].clone().and_then(|()| {
                 self.discard_first(*index, &mut held[n])?;
                 let known = self.known(*index, &mut held[n])?;
@@ -190,14 +276,10 @@ impl Volume {
                 Err(refusal) => Err(refusal),
             };
         }
-        let mut failed = BTreeMap::new();
-        for ((index, parts), result) in parts.iter().zip(results) {
-            if let Err(refusal) = result {
-                let error = self.failed(*index, refusal);
-                failed.extend(parts.iter().map(|part| (part.ticket, error.clone())));
-            }
+        for ((index, object), _) in parts.keys().zip(held).zip(&results).filter(|(_, result)| result.is_ok()) {
+            self.flush_through(*index, object);
         }
-        failed
+        results
     }
 
     /// Reads the maps that are not remembered, in flight together.
@@ -222,5 +304,32 @@ impl Volume {
             });
         }
         results
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(ticket: u64, offset: u64, bytes: usize) -> Waiting {
+        Waiting { ticket, offset, data: vec![0; bytes] }
+    }
+
+    #[test]
+    fn groups_share_no_object_and_nothing_overtakes() {
+        let mut queue = Queue { last: 4, bytes: 400, ..Queue::default() };
+        queue.waiting = vec![waiting(1, 0, 100), waiting(2, 1000, 100)];
+        let tickets = |taken: &[Waiting]| taken.iter().map(|waiting| waiting.ticket).collect::<Vec<_>>();
+        assert_eq!(tickets(&queue.take(1000)), [1, 2]);
+        // The first meets what is on its way, the second the first; the third is free.
+        queue.waiting = vec![waiting(3, 1950, 100), waiting(4, 2500, 50), waiting(5, 7000, 50)];
+        assert_eq!(tickets(&queue.take(1000)), [5]);
+        assert_eq!((queue.groups, queue.bytes, queue.busy.len()), (2, 150, 3));
+        assert!(queue.is_open(1) && queue.is_under_way(4) && !queue.is_under_way(6));
+        queue.busy.remove(&1);
+        assert_eq!(tickets(&queue.take(1000)), [3, 4]);
+        queue.waiting = vec![waiting(6, 9000, 0)];
+        queue.groups = GROUPS_MAX;
+        assert!(queue.take(1000).is_empty());
     }
 }

@@ -1,17 +1,20 @@
-//! Foreground reads: entries and data of an object in one operation, the rest from chunks in parallel.
+//! Foreground reads: entries and data of an object in one operation, the rest from chunks. Of reads that come together all objects are asked for at once, and
+//! then all chunks.
 //!
 //! The owner remembers maps: a chunk that is not cached, as it remembers, is read at once, since a name is its content. When the chunk is gone the
 //! entry is read again; an entry that still names it is damage.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use onefold_core::{
     Result,
-    object::{Look, Refusal},
+    object::{Look, Read, Refusal, Sight},
 };
 
 use super::{Known, Volume};
 use crate::{
-    format::{Chunk, OBJECT_MAX, Stamp, corrupt, entry::Entry, key},
-    map::{assemble, map_looks},
+    format::{CHUNK_MAX, Chunk, OBJECT_MAX, Stamp, catalogue::Cut, corrupt, entry::Entry, key},
+    map::{assemble, covering, map_looks},
     session::Session,
     settings::PlantedBug,
 };
@@ -26,112 +29,221 @@ struct Part {
     cached: Vec<u8>,
 }
 
+/// A range of one object that is read.
+struct Job<'a> {
+    /// Which of the reads it is part of.
+    read: usize,
+    index: u64,
+    at: u32,
+    into: &'a mut [u8],
+    /// The chunk that was not there.
+    gone: Option<(u32, Chunk)>,
+    over: bool,
+}
+
+/// What the owner remembers of a range.
+enum Recall {
+    /// All that is needed; `None` when all of it is zeroes.
+    Known(Option<Vec<Part>>),
+    /// The object must be asked, for these bytes of it; the turn of what is remembered.
+    Ask(u32, u32, u64),
+}
+
 impl Volume {
     /// Reads bytes at `offset`.
     ///
     /// # Errors
     /// `Corrupt` for what is damaged or missing.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.within(offset, into.len() as u64)?;
-        self.foreground(into.len() as u64);
-        self.drain_place(offset..offset + into.len() as u64);
-        let mut done = 0;
-        while done < into.len() {
-            let at = offset + done as u64;
-            let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
-            let bytes = (self.object_bytes() - u64::from(within)).min((into.len() - done) as u64) as usize;
-            let part = &mut into[done..done + bytes];
-            self.read_object(index, within, part).map_err(|refusal| self.failed(index, refusal))?;
-            done += bytes;
+        self.read_together(&mut [(offset, into)]).remove(0)
+    }
+
+    /// Reads several ranges, in flight together; a result for each.
+    pub fn read_together(&self, reads: &mut [(u64, &mut [u8])]) -> Vec<Result<()>> {
+        let mut results: Vec<Result<()>> = reads.iter().map(|(offset, into)| self.within(*offset, into.len() as u64)).collect();
+        let mut jobs = Vec::new();
+        for (read, (offset, into)) in reads.iter_mut().enumerate().filter(|(read, _)| results[*read].is_ok()) {
+            self.foreground(into.len() as u64);
+            self.drain_place(*offset..*offset + into.len() as u64);
+            let (mut at, mut rest) = (*offset, &mut **into);
+            while !rest.is_empty() {
+                let (index, within) = (at / self.object_bytes(), at % self.object_bytes());
+                let bytes = (self.object_bytes() - within).min(rest.len() as u64) as usize;
+                let (part, behind) = std::mem::take(&mut rest).split_at_mut(bytes);
+                part.fill(0);
+                jobs.push(Job { read, index, at: within as u32, into: part, gone: None, over: false });
+                (at, rest) = (at + bytes as u64, behind);
+            }
         }
+        for _ in 0..TURNS {
+            let mut open: Vec<&mut Job<'_>> = jobs.iter_mut().filter(|job| !job.over).collect();
+            if open.is_empty() {
+                return results;
+            }
+            for (read, index, refusal) in self.turn(&mut open) {
+                results[read] = Err(self.failed(index, refusal));
+            }
+        }
+        for job in jobs.iter().filter(|job| !job.over) {
+            results[job.read] = Err(self.failed(job.index, Refusal::Mismatch));
+        }
+        results
+    }
+
+    /// Asks for all objects, then for all chunks; what failed. A chunk that is gone is looked for in the next turn.
+    fn turn(&self, jobs: &mut [&mut Job<'_>]) -> Vec<(usize, u64, Refusal)> {
+        let looks = self.look_all(jobs);
+        let needed = |part: &Part| part.entry.base.filter(|_| !part.entry.is_cached()).map(|base| base.chunk);
+        let chunks: BTreeSet<Chunk> = looks.iter().flatten().flatten().flatten().filter_map(needed).collect();
+        let chunks: Vec<Chunk> = chunks.into_iter().collect();
+        let contents: BTreeMap<Chunk, Result<Vec<u8>, Refusal>> = chunks.iter().copied().zip(self.session.read_chunks(&chunks)).collect();
+        let mut failed = Vec::new();
+        for (job, look) in jobs.iter_mut().zip(looks) {
+            let parts = match look {
+                Ok(parts) => parts.unwrap_or_default(),
+                Err(refusal) => {
+                    failed.push((job.read, job.index, refusal));
+                    job.over = true;
+                    continue;
+                }
+            };
+            match self.put_together(job, &parts, |part| needed(part).map(|chunk| (chunk, &contents[&chunk]))) {
+                Ok(()) => job.over = job.gone.is_none(),
+                Err(refusal) => {
+                    failed.push((job.read, job.index, refusal));
+                    job.over = true;
+                }
+            }
+        }
+        failed
+    }
+
+    fn put_together<'c>(
+        &self,
+        job: &mut Job<'_>,
+        parts: &[Part],
+        base: impl Fn(&Part) -> Option<(Chunk, &'c Result<Vec<u8>, Refusal>)>,
+    ) -> Result<(), Refusal> {
+        let before = job.gone.take();
+        let mut bases = Vec::with_capacity(parts.len());
+        for part in parts {
+            match base(part) {
+                Some((chunk, Err(Refusal::Missing))) if before == Some((part.offset, chunk)) => {
+                    return Err(Refusal::Failed(corrupt(format_args!("chunk {} is missing", chunk.name()))));
+                }
+                Some((chunk, Err(Refusal::Missing))) => {
+                    job.gone = Some((part.offset, chunk));
+                    return Ok(());
+                }
+                Some((_, Err(refusal))) => return Err(refusal.clone()),
+                Some((_, Ok(content))) => bases.push(Some(content)),
+                None => bases.push(None),
+            }
+        }
+        for (part, base) in parts.iter().zip(&bases) {
+            copy(&assemble(&part.entry, &part.cached, base.map(Vec::as_slice)), part.offset, job.into, job.at);
+        }
+        self.warm(job.index, &parts.iter().map(|part| (part.offset, part.entry)).collect::<Vec<_>>(), &bases);
         Ok(())
     }
 
-    fn read_object(&self, index: u64, at: u32, into: &mut [u8]) -> Result<(), Refusal> {
-        into.fill(0);
-        let mut gone: Option<(u32, Chunk)> = None;
-        for _ in 0..TURNS {
-            let Some(parts) = self.look(index, at, into.len() as u32, gone.is_some())? else { return Ok(()) };
-            let needed: Vec<(usize, Chunk)> = parts
-                .iter()
-                .enumerate()
-                .filter(|(_, part)| !part.entry.is_cached())
-                .filter_map(|(n, part)| part.entry.base.map(|base| (n, base.chunk)))
-                .collect();
-            let chunks: Vec<Chunk> = needed.iter().map(|(_, chunk)| *chunk).collect();
-            let contents = self.session.read_chunks(&chunks);
-            let missing = contents.iter().position(|content| matches!(content, Err(Refusal::Missing)));
-            if let Some(n) = missing {
-                let (part, chunk) = (parts[needed[n].0].offset, chunks[n]);
-                if gone == Some((part, chunk)) {
-                    return Err(Refusal::Failed(corrupt(format_args!("chunk {} is missing", chunk.name()))));
-                }
-                gone = Some((part, chunk));
-                continue;
+    /// The chunks of ranges and what the objects hold of them, each at one moment; `None` when all of it is zeroes.
+    fn look_all(&self, jobs: &[&mut Job<'_>]) -> Vec<Result<Option<Vec<Part>>, Refusal>> {
+        let recalls: Vec<Recall> =
+            jobs.iter().map(|job| self.recall(job.index, job.at, job.into.len() as u32, job.gone.is_some())).collect();
+        let ask = |(job, recall): (&&mut Job<'_>, &Recall)| match recall {
+            Recall::Known(_) => None,
+            Recall::Ask(start, end, _) => {
+                let data = Look::Data((*start).into(), (end - start).into());
+                Some(Read { object: self.object_id(job.index).name(), looks: [map_looks(), vec![data]].concat() })
             }
-            let mut bases: Vec<Option<Vec<u8>>> = parts.iter().map(|_| None).collect();
-            for ((n, _), content) in needed.into_iter().zip(contents) {
-                bases[n] = Some(content?);
+        };
+        let asked: Vec<Read> = jobs.iter().zip(&recalls).filter_map(ask).collect();
+        let apart = self.session.planted(PlantedBug::ReadApart);
+        let mut sights =
+            if apart { asked.iter().map(|read| self.read_apart(read)).collect() } else { self.session.read_all(&asked) }.into_iter();
+        let look = |(job, recall): (&&mut Job<'_>, Recall)| match recall {
+            Recall::Known(parts) => Ok(parts),
+            Recall::Ask(start, end, turn) => {
+                let sight = sights.next().unwrap_or(Err(Refusal::Unknown));
+                self.learn_parts(job.index, (job.at, job.into.len() as u32), (start, end), turn, sight)
             }
-            for (part, base) in parts.iter().zip(&bases) {
-                let content = assemble(&part.entry, &part.cached, base.as_deref());
-                copy(&content, part.offset, into, at);
-            }
-            self.warm(index, &parts.iter().map(|part| (part.offset, part.entry)).collect::<Vec<_>>(), &bases);
-            return Ok(());
-        }
-        Err(Refusal::Mismatch)
+        };
+        jobs.iter().zip(recalls).map(look).collect()
     }
 
-    /// The chunks of a range and what the object holds of them, at one moment; `None` when all of it is zeroes.
-    fn look(&self, index: u64, at: u32, bytes: u32, again: bool) -> Result<Option<Vec<Part>>, Refusal> {
-        let chunk_bytes = self.chunk_bytes();
-        let (start, end) = (at / chunk_bytes * chunk_bytes, (at + bytes).next_multiple_of(chunk_bytes).min(OBJECT_MAX));
+    fn read_apart(&self, read: &Read) -> Result<Sight, Refusal> {
+        let mut sight = self.session.read_one(&read.object, read.looks[..2].to_vec())?;
+        sight.seen.extend(self.session.read_one(&read.object, read.looks[2..].to_vec())?.seen);
+        Ok(sight)
+    }
+
+    fn recall(&self, index: u64, at: u32, bytes: u32, again: bool) -> Recall {
         let object = self.object(index);
-        let (known, turn) = {
-            let object = object.lock();
-            (object.known.clone().filter(|_| !again && !self.read_only), object.turn)
-        };
-        if let Some(known) = &known {
+        let object = object.lock();
+        let known = object.known.as_ref().filter(|_| !again && !self.read_only);
+        if let Some(known) = known {
             if self.is_discarded(index, known.discarded) {
-                return Ok(None);
+                return Recall::Known(None);
             }
-            let parts = in_range(known, start, end);
+            let parts = in_range(known, at, bytes);
             if !known.exists || parts.iter().all(|part| part.entry.mask == 0 && !part.entry.dirty) {
-                return Ok(Some(parts));
+                return Recall::Known(Some(parts));
             }
         }
+        let (start, end) = self.window(known, at, bytes);
+        Recall::Ask(start, end, object.turn)
+    }
+
+    /// Takes in what an object said.
+    fn learn_parts(
+        &self,
+        index: u64,
+        (at, bytes): (u32, u32),
+        (start, end): (u32, u32),
+        turn: u64,
+        sight: Result<Sight, Refusal>,
+    ) -> Result<Option<Vec<Part>>, Refusal> {
         let id = self.object_id(index);
-        let data = Look::Data(start.into(), (end - start).into());
-        let name = id.name();
-        let sight = if self.session.planted(PlantedBug::ReadApart) {
-            match self.session.read_one(&name, map_looks()) {
-                Ok(mut sight) => {
-                    sight.seen.extend(self.session.read_one(&name, vec![data])?.seen);
-                    Ok(sight)
-                }
-                other => other,
-            }
-        } else {
-            self.session.read_one(&name, [map_looks(), vec![data]].concat())
-        };
         let cached = sight.as_ref().map(|sight| sight.data(2).to_vec()).unwrap_or_default();
         let map = Session::parse_map(id, sight)?;
         if map.is_none() && self.has_bit(index)? && !self.session.planted(PlantedBug::MissingAsZeroes) {
             return Err(self.lost(index));
         }
         let known = Known::of(map);
-        let mut parts = in_range(&known, start, end);
+        let mut parts = in_range(&known, at, bytes);
+        let within = |part: &Part| part.entry.mask == 0 || part.offset >= start && part.offset + part.entry.length <= end;
+        if !parts.iter().all(within) {
+            // The cuts were moved since.
+            let Recall::Ask(start, end, turn) = self.recall(index, at, bytes, true) else { return Ok(None) };
+            let data = Look::Data(start.into(), (end - start).into());
+            let sight = self.session.read_one(&id.name(), [map_looks(), vec![data]].concat());
+            return self.learn_parts(index, (at, bytes), (start, end), turn, sight);
+        }
         for part in &mut parts {
-            let from = ((part.offset - start) as usize).min(cached.len());
+            let from = (part.offset.saturating_sub(start) as usize).min(cached.len());
             part.cached = cached[from..(from + part.entry.length as usize).min(cached.len())].to_vec();
         }
         let discarded = self.is_discarded(index, known.discarded);
+        let object = self.object(index);
         let mut object = object.lock();
         if object.turn == turn && !self.read_only {
             object.learn(Some(known));
         }
         Ok((!discarded).then_some(parts))
+    }
+
+    /// Bytes of the object that the chunks of a range may stand in.
+    fn window(&self, known: Option<&Known>, at: u32, bytes: u32) -> (u32, u32) {
+        let (chunk, last) = (self.chunk_bytes(), at + bytes.max(1) - 1);
+        match known {
+            _ if self.session.format.volume_cut == Cut::Static => (at / chunk * chunk, (last / chunk + 1) * chunk),
+            Some(known) => {
+                let (offset, length) = known.place(last, chunk);
+                (known.place(at, chunk).0, offset + length)
+            }
+            None => (at.saturating_sub(CHUNK_MAX), (at + bytes + CHUNK_MAX).min(OBJECT_MAX)),
+        }
     }
 
     /// True when the object should be there. Who does not own the volume asks the header.
@@ -150,7 +262,8 @@ impl Volume {
 }
 
 /// The known chunks of a range.
-fn in_range(known: &Known, start: u32, end: u32) -> Vec<Part> {
+fn in_range(known: &Known, at: u32, bytes: u32) -> Vec<Part> {
+    let (start, end) = (covering(&known.entries, at).map_or(at, |(offset, _)| offset), at + bytes);
     known.entries.range(start..end).map(|(offset, entry)| Part { offset: *offset, entry: *entry, cached: Vec::new() }).collect()
 }
 

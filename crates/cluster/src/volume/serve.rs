@@ -14,9 +14,10 @@ impl onefold_core::Volume for Volume {
     }
 
     fn read(&self, reads: &mut [BlockRead<'_>]) {
-        for read in reads {
-            read.result = self.read_at(read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into));
-        }
+        let mut ranges: Vec<(u64, &mut [u8])> =
+            reads.iter_mut().map(|read| (read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into))).collect();
+        let results = self.read_together(&mut ranges);
+        reads.iter_mut().zip(results).for_each(|(read, result)| read.result = result);
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
@@ -91,9 +92,9 @@ impl Volume {
         if self.is_discarded(index, known.discarded) {
             return Ok((rest, ExtentKind::Hole));
         }
-        let chunk = self.chunk_bytes();
-        let bytes = u64::from(chunk - within % chunk);
-        let entry = known.entries.get(&(within / chunk * chunk));
+        let (offset, length) = known.place(within, self.chunk_bytes());
+        let bytes = u64::from(offset + length - within);
+        let entry = known.entries.get(&offset);
         let data = entry.is_some_and(|entry| entry.base.is_some() || entry.mask != 0);
         Ok((bytes, if data { ExtentKind::Data } else { ExtentKind::Hole }))
     }

@@ -14,14 +14,14 @@ use onefold_core::{
 
 use super::{Known, Object, Volume};
 use crate::{
-    format::{BLOCK, ObjectId, Stamp, entry::Entry, key},
+    format::{BLOCK, ObjectId, Stamp, catalogue::Cut, entry::Entry, key, recut::Recut},
     map::stamp_value,
     session::failed,
-    settings::PlantedBug,
+    settings::{Dedup, PlantedBug},
 };
 
 /// Decisions about one write until it is an error; each needs somebody else's change in between.
-const TURNS: u32 = 100;
+pub(super) const TURNS: u32 = 100;
 
 /// What a range of an object gets.
 #[derive(Clone, Copy)]
@@ -41,6 +41,8 @@ pub(super) struct Plan {
     entries: BTreeMap<u32, Entry>,
     /// The list stamp that it sets.
     pub(super) listed: Option<Stamp>,
+    /// The re-cut key of an object that it makes.
+    recut: Option<Recut>,
     discarded: Option<Stamp>,
 }
 
@@ -68,7 +70,17 @@ impl Volume {
         let object = self.object(index);
         let mut object = object.lock();
         self.discard_first(index, &mut object)?;
-        self.fill_object(index, &mut object, &[(range, fill)], None)
+        self.fill_object(index, &mut object, &[(range, fill)], None)?;
+        self.flush_through(index, &mut object);
+        Ok(())
+    }
+
+    /// Deduplicates an object at once, where that is wanted. It is written, and on the dirty list: what is not done now is done by a worker.
+    pub(super) fn flush_through(&self, index: u64, object: &mut Object) {
+        if self.session.settings.dedup == Dedup::FlushThrough {
+            object.learn(None);
+            let _ = self.session.flush_through(self.object_id(index));
+        }
     }
 
     /// The same for several, in their order, with the object in hand; `discarded` notes the long discard that they are part of.
@@ -79,6 +91,9 @@ impl Volume {
         fills: &[(Range<u32>, Fill<'_>)],
         discarded: Option<Stamp>,
     ) -> Result<(), Refusal> {
+        if self.inline.is_some() {
+            return self.inline_all(&mut [(index, object, fills)], discarded).remove(0);
+        }
         for _ in 0..TURNS {
             let known = self.known(index, object)?;
             let Some(plan) = self.plan(index, &known, fills, discarded)? else {
@@ -144,19 +159,22 @@ impl Volume {
             stamp,
             entries: BTreeMap::new(),
             listed: None,
+            recut: None,
             discarded,
         };
         let chunk_bytes = self.chunk_bytes();
         for (range, fill) in fills {
-            let mut offset = range.start / chunk_bytes * chunk_bytes;
-            while offset < range.end {
-                let part = range.start.max(offset)..range.end.min(offset + chunk_bytes);
+            let mut at = range.start;
+            while at < range.end {
+                let (offset, length) = known.place(at, chunk_bytes);
+                let part = at..range.end.min(offset + length);
                 let fill = match fill {
                     Fill::Bytes(bytes) => Fill::Bytes(&bytes[(part.start - range.start) as usize..(part.end - range.start) as usize]),
                     Fill::Zeroes => Fill::Zeroes,
                 };
-                self.plan_chunk(&mut plan, offset, part, known.entries.get(&offset).copied(), fill)?;
-                offset += chunk_bytes;
+                at = part.end;
+                let none = Entry { length, dirty: false, mask: 0, base: None, stamp: Stamp(0) };
+                self.plan_chunk(&mut plan, offset, part, known.entries.get(&offset).copied(), none, fill)?;
             }
         }
         if plan.entries.is_empty() && discarded.is_none_or(|_| !known.exists) {
@@ -176,15 +194,32 @@ impl Volume {
             plan.listed = Some(stamp);
             pairs.push((key::LISTED.to_vec(), stamp_value(stamp)));
         }
+        if self.session.format.volume_cut == Cut::Content {
+            match &known.recut {
+                Some(recut) => plan.op.guards.push(Guard::Omap(key::RECUT.to_vec(), recut.encode())),
+                None if known.exists => return Err(Refusal::Failed(crate::format::corrupt(format_args!("object {id} has no re-cut key")))),
+                None => {
+                    plan.recut = Some(Recut::none(stamp));
+                    pairs.push((key::RECUT.to_vec(), Recut::none(stamp).encode()));
+                }
+            }
+        }
         pairs.extend(plan.discarded.map(|stamp| (key::DISCARDED.to_vec(), stamp_value(stamp))));
         plan.op.changes.push(Change::SetOmap(pairs));
         Ok(Some(plan))
     }
 
     /// Adds the part of a write that falls on one chunk.
-    fn plan_chunk(&self, plan: &mut Plan, offset: u32, part: Range<u32>, old: Option<Entry>, fill: Fill<'_>) -> Result<(), Refusal> {
-        let length = self.chunk_bytes();
-        let none = Entry { length, dirty: false, mask: 0, base: None, stamp: Stamp(0) };
+    fn plan_chunk(
+        &self,
+        plan: &mut Plan,
+        offset: u32,
+        part: Range<u32>,
+        old: Option<Entry>,
+        none: Entry,
+        fill: Fill<'_>,
+    ) -> Result<(), Refusal> {
+        let length = none.length;
         // An earlier part of the same operation may have been there.
         let planned = plan.entries.get(&offset).copied();
         let entry = planned.or(old).unwrap_or(none);
@@ -262,6 +297,7 @@ impl Volume {
     pub(super) fn settle(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
         // The list comes last: while something is owed to it, the bit may be missing too.
         self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
+        object.bit_owed = false;
         while let Some(stamp) = object.owed.last() {
             if !self.session.planted(PlantedBug::InsertNotAwaited) {
                 self.session.insist(&self.session.list_insert(self.object_id(index), *stamp))?;
@@ -295,6 +331,7 @@ fn after(mut known: Known, plan: &Plan) -> Known {
     known.exists = true;
     known.entries.extend(plan.entries.iter().map(|(offset, entry)| (*offset, *entry)));
     known.listed = known.listed.or(plan.listed);
+    known.recut = known.recut.or_else(|| plan.recut.clone());
     known.discarded = known.discarded.max(plan.discarded.unwrap_or_default());
     known
 }

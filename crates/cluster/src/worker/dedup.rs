@@ -8,7 +8,7 @@
 //!
 //! A flip that comes too late drops its reference only where the entry, read afterwards, has no use for it.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use onefold_core::object::{Change, Guard, Look, ObjectName, Refusal, Write};
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Entries of one flip.
-const FLIP_ENTRIES: usize = 64;
+pub(super) const FLIP_ENTRIES: usize = 64;
 
 /// What became of an object.
 #[derive(Default)]
@@ -59,31 +59,66 @@ impl Session {
             self.list_remove(shard, list_key.to_vec())?;
             return Ok(done);
         }
-        self.finish_drops(object, &map.pending, &mut done)?;
-        let dirty: Vec<(u32, Entry)> = map.entries.iter().filter(|(_, entry)| entry.dirty).map(|(at, entry)| (*at, *entry)).collect();
-        if !dirty.is_empty() && now < map.changed + self.settings.cold {
+        let dirty = map.entries.values().any(|entry| entry.dirty);
+        if dirty && now < map.changed + self.settings.cold {
+            done.operations += self.finish_drops(object, &map.pending)?;
             done.again = true;
             return Ok(done);
         }
-        for group in dirty.chunks(FLIP_ENTRIES) {
-            self.flip_group(object, group, &mut done)?;
-        }
-        self.leave_list(object, shard, list_key, &mut done)?;
+        self.settle_map(object, &map, shard, list_key, &mut done)?;
         Ok(done)
     }
 
-    fn finish_drops(&self, object: ObjectId, drops: &[(Chunk, Reference)], done: &mut Done) -> Result<(), Refusal> {
+    /// Flush-through: the same for one object at once, however hot it is.
+    pub(crate) fn flush_through(&self, object: ObjectId) -> Result<(), Refusal> {
+        let Some(map) = self.read_map(object)? else { return Ok(()) };
+        let Some(listed) = map.listed else { return Ok(()) };
+        let key = self.list_key(object, listed);
+        self.settle_map(object, &map, &self.shard_of(object), &key, &mut Done::default())
+    }
+
+    fn settle_map(&self, object: ObjectId, map: &Map, shard: &ObjectName, list_key: &[u8], done: &mut Done) -> Result<(), Refusal> {
+        done.operations += self.finish_drops(object, &map.pending)?;
+        if map.recut.is_some() {
+            self.recut_all(object, done)?;
+            return self.leave_list(object, shard, list_key, done);
+        }
+        let dirty: Vec<(u32, Entry)> = map.entries.iter().filter(|(_, entry)| entry.dirty).map(|(at, entry)| (*at, *entry)).collect();
+        for group in dirty.chunks(FLIP_ENTRIES) {
+            self.flip_group(object, group, done)?;
+        }
+        self.leave_list(object, shard, list_key, done)
+    }
+
+    /// Does the drops that are pending in an object; how many operations that took.
+    pub(crate) fn finish_drops(&self, object: ObjectId, drops: &[(Chunk, Reference)]) -> Result<u64, Refusal> {
         if drops.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
+        debug_assert!(drops.iter().all(|(_, reference)| reference.object == object));
         self.do_drops(drops)?;
-        done.operations += 3 * drops.len() as u64 + 1;
-        let keys = drops.iter().map(|(_, reference)| key::pending(reference.offset, reference.stamp)).collect();
-        let op = Write { object: object.name(), guards: vec![Guard::Exists], changes: vec![Change::DropOmap(keys)] };
-        match self.insist(&op) {
-            Ok(_) | Err(Refusal::Missing) => Ok(()),
-            Err(refusal) => Err(refusal),
+        self.forget_drops(drops)?;
+        Ok(3 * drops.len() as u64 + 1)
+    }
+
+    /// Removes pending drops that are done.
+    pub(crate) fn forget_drops(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
+        let mut keys: BTreeMap<ObjectId, Vec<Vec<u8>>> = BTreeMap::new();
+        for (_, reference) in drops {
+            keys.entry(reference.object).or_default().push(key::pending(reference.offset, reference.stamp));
         }
+        let op = |(object, keys): (ObjectId, _)| Write {
+            object: object.name(),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::DropOmap(keys)],
+        };
+        for result in self.insist_all(&keys.into_iter().map(op).collect::<Vec<_>>()) {
+            match result {
+                Ok(_) | Err(Refusal::Missing) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(())
     }
 
     /// Takes an object of which all is clean off the list.
@@ -112,7 +147,7 @@ impl Session {
     }
 
     /// Steps (a) to (c) for some entries.
-    fn flip_group(&self, object: ObjectId, group: &[(u32, Entry)], done: &mut Done) -> Result<(), Refusal> {
+    pub(super) fn flip_group(&self, object: ObjectId, group: &[(u32, Entry)], done: &mut Done) -> Result<(), Refusal> {
         let Some(contents) = self.contents(object, group)? else {
             done.again = true;
             return Ok(());
@@ -160,11 +195,13 @@ impl Session {
         if self.flip(object, &flips)? {
             done.flipped += flips.len() as u64;
             let drops: Vec<(Chunk, Reference)> = flips.iter().filter_map(|flip| flip.dropped).collect();
-            return self.finish_drops(object, &drops, done);
+            done.operations += self.finish_drops(object, &drops)?;
+            return Ok(());
         }
         done.again = true;
         self.counts.flips_failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.take_back(object, &flips)
+        let added: Vec<_> = flips.iter().filter_map(|flip| flip.added).collect();
+        self.take_back(object, &added)
     }
 
     /// The bytes of the entries, read together with them; `None` in place of one that changed, and for all when there are too many drops.
@@ -242,23 +279,31 @@ impl Session {
         Err(Refusal::Unknown)
     }
 
+    /// True for a reference that nobody has a use for, nor ever will: its entry, read after it, does not name it, and neither that nor the re-cut under way
+    /// has its very stamp.
+    pub(crate) fn is_stale(&self, map: Option<&Map>, chunk: &Chunk, reference: &Reference) -> bool {
+        let Some(map) = map else { return true };
+        let recut = map.recut.as_ref().is_some_and(|recut| recut.stamp == reference.stamp && recut.range.contains(&reference.offset));
+        if recut && !self.planted(PlantedBug::RecutJudged) {
+            return false;
+        }
+        let Some(entry) = map.entries.get(&reference.offset) else { return true };
+        let named = entry.base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp);
+        let coming = entry.dirty && entry.stamp == reference.stamp;
+        !named && !coming
+    }
+
     /// After a flip that came too late: drops the references that were added and that no entry has a use for.
-    fn take_back(&self, object: ObjectId, flips: &[Flip]) -> Result<(), Refusal> {
+    pub(crate) fn take_back(&self, object: ObjectId, added: &[(Chunk, Reference)]) -> Result<(), Refusal> {
+        if added.is_empty() {
+            return Ok(());
+        }
         let map = self.read_map(object)?;
-        for (chunk, reference) in flips.iter().filter_map(|flip| flip.added) {
-            if self.planted(PlantedBug::LosersDrop) || is_stale(map.as_ref(), &chunk, &reference) {
-                self.do_drops(&[(chunk, reference)])?;
+        for (chunk, reference) in added {
+            if self.planted(PlantedBug::LosersDrop) || self.is_stale(map.as_ref(), chunk, reference) {
+                self.do_drops(&[(*chunk, *reference)])?;
             }
         }
         Ok(())
     }
-}
-
-/// True for a reference that nobody has a use for, nor ever will: its entry, read after it, does not name it, and is not dirty with its very
-/// stamp.
-pub(crate) fn is_stale(map: Option<&Map>, chunk: &Chunk, reference: &Reference) -> bool {
-    let Some(entry) = map.and_then(|map| map.entries.get(&reference.offset)) else { return true };
-    let named = entry.base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp);
-    let coming = entry.dirty && entry.stamp == reference.stamp;
-    !named && !coming
 }

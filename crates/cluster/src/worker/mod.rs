@@ -2,12 +2,19 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | this one | which object is next: shards of the dirty list, leased |
+//! | this one | which object is next |
 //! | [`dedup`] | one object: add reference, flip, drop |
+//! | [`recut`] | the same where cuts are to be moved, by [`cuts`] |
+//! | [`lease`] | which shards of the dirty list are ours |
+//! | [`backoff`] | doing less while the cluster is slow, or recovers |
 //! | [`rate`] | how much may be done beside the load that there is |
 
+mod backoff;
+pub(crate) mod cuts;
 mod dedup;
+mod lease;
 mod rate;
+mod recut;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,10 +24,11 @@ use std::{
 
 use onefold_core::{
     Result,
-    object::{Look, ObjectName, Read, Refusal},
+    object::{Look, Refusal},
 };
 
-pub(crate) use dedup::is_stale;
+use self::{backoff::Backoff, lease::Leases};
+
 pub use rate::{Marks, Rate};
 
 use crate::{
@@ -28,9 +36,6 @@ use crate::{
     map::shard_name,
     session::{Session, failed},
 };
-
-/// The lock of who works on a shard. A lease saves work; nothing rests on it.
-const LEASE: &str = "lease";
 
 /// Objects that wait because somebody was faster, at most; what finds no room is tried at once.
 const WAITING_MAX: usize = 4096;
@@ -51,12 +56,16 @@ pub struct Progress {
     pub operations: u64,
     /// True at the end of the list.
     pub round: bool,
+    /// True when nothing was done, since the cluster is slow or recovers.
+    pub waits: bool,
 }
 
 /// A worker; one thread calls its steps.
 pub struct Worker {
     session: Arc<Session>,
-    /// Shards of this round that had something on their list, the next one first.
+    leases: Leases,
+    backoff: Backoff,
+    /// Leased shards of this round, the next one first.
     shards: VecDeque<u16>,
     /// Where the next step goes on in the first of them.
     after: Vec<u8>,
@@ -69,7 +78,16 @@ impl Worker {
     /// A worker that starts at a shard of its own.
     #[must_use]
     pub fn new(session: Arc<Session>, marks: Marks) -> Worker {
-        Worker { session, shards: VecDeque::new(), after: Vec::new(), waiting: BTreeMap::new(), rate: Rate::new(marks) }
+        let backoff = Backoff::new(session.settings.pause);
+        Worker {
+            session,
+            leases: Leases::default(),
+            backoff,
+            shards: VecDeque::new(),
+            after: Vec::new(),
+            waiting: BTreeMap::new(),
+            rate: Rate::new(marks),
+        }
     }
 
     /// Its session.
@@ -93,39 +111,32 @@ impl Worker {
     /// The store's; the next step goes on behind what failed.
     pub fn step(&mut self) -> Result<Progress> {
         let deduplication = |refusal| failed("deduplication", refusal);
+        let begun = self.session.store.time();
+        if self.backoff.waits(begun) {
+            return Ok(Progress { waits: true, ..Progress::default() });
+        }
         if self.shards.is_empty() {
-            self.shards = self.look().map_err(deduplication)?;
+            self.shards = self.leases.take(&self.session, self.rate.workers()).map_err(deduplication)?;
         }
         let Some(shard) = self.shards.front().copied() else {
             self.rate.spent(1);
             return Ok(Progress { operations: 1, round: true, ..Progress::default() });
         };
-        let result = self.shard_step(&shard_name(shard)).map_err(deduplication);
+        let result = self.shard_step(shard).map_err(deduplication);
         if self.shards.front() == Some(&shard) && !matches!(&result, Ok(progress) if progress.seen > 0) {
             self.next_shard();
         }
         let mut progress = result?;
         progress.round = self.shards.is_empty();
         self.rate.spent(progress.operations);
+        self.backoff.note(begun, self.session.store.time(), progress.operations, self.session.store.recovers());
         Ok(progress)
     }
 
-    /// The shards that have something on their list, from ours on.
-    fn look(&self) -> Result<VecDeque<u16>, Refusal> {
-        let shards = self.session.format.shards;
-        let own = (self.session.number() % u64::from(shards)) as u16;
-        let all: Vec<u16> = (own..shards).chain(0..own).collect();
-        let look = |shard: &u16| Read { object: shard_name(*shard), looks: vec![Look::Page(Vec::new(), 1)] };
-        let sights = self.session.read_all(&all.iter().map(look).collect::<Vec<_>>());
-        let mut found = VecDeque::new();
-        for (shard, sight) in all.into_iter().zip(sights) {
-            match sight {
-                Ok(sight) if !sight.pairs(0).0.is_empty() => found.push_back(shard),
-                Ok(_) | Err(Refusal::Missing) => {}
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        Ok(found)
+    /// Gives the shards that it has to other workers.
+    pub fn release(&mut self) {
+        self.leases.give_all_back(&self.session);
+        self.shards.clear();
     }
 
     fn next_shard(&mut self) {
@@ -133,8 +144,12 @@ impl Worker {
         self.after.clear();
     }
 
-    fn shard_step(&mut self, shard: &ObjectName) -> Result<Progress, Refusal> {
+    fn shard_step(&mut self, number: u16) -> Result<Progress, Refusal> {
         let mut progress = Progress { operations: 1, ..Progress::default() };
+        if !self.leases.keep(&self.session, number)? {
+            return Ok(progress);
+        }
+        let shard = &shard_name(number);
         let most = self.session.settings.objects_per_step.max(1);
         let sight = match self.session.read_one(shard, vec![Look::Page(self.after.clone(), most)]) {
             Err(Refusal::Missing) => return Ok(progress),
@@ -143,12 +158,6 @@ impl Worker {
         let (pairs, more) = sight.pairs(0);
         if pairs.is_empty() {
             return Ok(progress);
-        }
-        let cookie = format!("session {}", self.session.number());
-        match self.session.store.lock(shard, LEASE, &cookie, Some(self.session.settings.lease)) {
-            Ok(()) => {}
-            Err(Refusal::Busy | Refusal::Unknown) => return Ok(progress),
-            Err(refusal) => return Err(refusal),
         }
         let now = self.session.store.time();
         let keys: Vec<Vec<u8>> = pairs.iter().map(|(key, _)| key.clone()).collect();
@@ -163,6 +172,9 @@ impl Worker {
             if waits.is_some_and(|(until, _)| now < until) {
                 progress.later += 1;
                 continue;
+            }
+            if !self.leases.keep(&self.session, number)? {
+                break;
             }
             let done = self.session.deduplicate(object, shard, key, now)?;
             progress.operations += done.operations;
@@ -179,8 +191,6 @@ impl Worker {
         if !more {
             self.next_shard();
         }
-        // It ends by itself.
-        let _ = self.session.store.unlock(shard, LEASE, &cookie);
         Ok(progress)
     }
 }

@@ -88,13 +88,15 @@ pub struct Rate {
     tokens: i64,
     /// The most that may be saved up.
     most: i64,
+    /// Living workers, this one among them.
+    workers: u64,
 }
 
 impl Rate {
     /// Without a look at the load there is no limit.
     #[must_use]
     pub fn new(marks: Marks) -> Rate {
-        Rate { marks, seen: BTreeMap::new(), looked: None, ratio: None, tokens: 0, most: 0 }
+        Rate { marks, seen: BTreeMap::new(), looked: None, ratio: None, tokens: 0, most: 0, workers: 1 }
     }
 
     /// Takes in what the sessions did, and says how many operations may be done now.
@@ -108,6 +110,7 @@ impl Rate {
             workers += u64::from(load.works && now < changed + SILENT);
             self.seen.insert(session.clone(), (*load, changed));
         }
+        self.workers = workers.max(1);
         self.seen.retain(|session, _| loads.contains_key(session));
         if let Some(looked) = self.looked {
             let passed = now.saturating_sub(looked).max(Duration::from_millis(1));
@@ -127,6 +130,12 @@ impl Rate {
             }
             Some(_) => (self.tokens.max(0) / 1000) as u64,
         }
+    }
+
+    /// Workers that are alive, as far as the last look told.
+    #[must_use]
+    pub fn workers(&self) -> u64 {
+        self.workers
     }
 
     /// Takes note of operations that were done.

@@ -325,6 +325,11 @@ pub trait ObjectStore: Send + Sync {
     /// The time by the clock of this host, since 1970.
     fn time(&self) -> Duration;
 
+    /// True while the store makes up for what it lost: who works in the background does less then.
+    fn recovers(&self) -> bool {
+        false
+    }
+
     /// Space of both pools together.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Waiting for durability aside: FLUSH, and requests with FUA, of a client that has more requests under way.
 //!
-//! *Threads:* a connection has at most one helper, started when first needed. It takes all that wait at once: one flush answers every
-//! request that began waiting before the flush started.
+//! *Threads:* a connection has one helper, started when first needed, or [`LATE_HELPERS`] where writes are sent by who waits for them. Each takes all that wait
+//! at once: one flush answers every request that began waiting before the flush started.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,6 +12,9 @@ use parking_lot::{Condvar, Mutex};
 use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::statistics::{Counters, add, sub};
 use super::wire::Dialect;
+
+/// Helpers of a connection to a volume that acknowledges late: so many groups of writes are on their way together.
+pub(crate) const LATE_HELPERS: usize = 2;
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,10 +74,10 @@ impl Waits {
         true
     }
 
-    /// Ends the helper once it has answered what waits.
+    /// Ends the helpers once they have answered what waits.
     pub(crate) fn close(&self) {
         self.queue.lock().closed = true;
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
     /// The helper: answers until closed.

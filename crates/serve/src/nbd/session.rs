@@ -16,7 +16,7 @@ use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume};
 use super::aside::{self, Aside};
 use super::buffers::Buffers;
 use super::command::{Command, check};
-use super::durable::{CloseOnDrop, Until, Waits};
+use super::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
 use super::handshake::{Agreed, handshake};
 use super::inbox::Inbox;
 use super::limits::{Limits, REPLY_BYTES};
@@ -76,7 +76,8 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
     std::thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
-        let help = || drop(scope.spawn(move || waits.help(volume, dialect, outbox, counters)));
+        let helpers = if volume.acknowledges_late() { LATE_HELPERS } else { 1 };
+        let help = move || (0..helpers).for_each(|_| drop(scope.spawn(move || waits.help(volume, dialect, outbox, counters))));
         let read = || (0..aside::HELPERS).for_each(|_| drop(scope.spawn(move || aside.help(volume, dialect, outbox, counters))));
         Session {
             agreed: &agreed,

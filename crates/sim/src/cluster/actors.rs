@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use onefold_cluster::{Marks, Mode, Scrub, Session, Volume, What, Worker};
+use onefold_cluster::{Dedup, Marks, Mode, Scrub, Session, Settings, Volume, What, Worker};
 use onefold_core::{Error, Kind};
 
 use super::{
     check,
     model::{Finding, SECTOR, content},
-    world::{SimStore, World},
+    store::SimStore,
+    world::World,
 };
 
 /// Names that are put.
@@ -32,7 +33,11 @@ fn note(world: &Arc<World>, who: &str, error: &Error) {
 }
 
 fn open(world: &Arc<World>, store: SimStore) -> Option<Arc<Session>> {
-    let settings = world.inner().params.settings();
+    open_with(world, store, Dedup::PostProcessing)
+}
+
+fn open_with(world: &Arc<World>, store: SimStore, dedup: Dedup) -> Option<Arc<Session>> {
+    let settings = Settings { dedup, ..world.inner().params.settings() };
     match Session::open(Arc::new(store), settings) {
         Ok(session) => Some(Arc::new(session)),
         Err(error) => {
@@ -46,9 +51,28 @@ fn chance(world: &Arc<World>, percent: u64) -> bool {
     world.inner().rng.percent(percent)
 }
 
+/// When a client's writes are deduplicated.
+fn draw_dedup(world: &Arc<World>) -> Dedup {
+    let mut inner = world.inner();
+    let (share, draw) = (inner.params.own_dedup, inner.rng.below(100));
+    match draw {
+        // Volumes that are cut by their content are not for it.
+        _ if draw < share && !inner.params.content => {
+            inner.reach.hit("a client deduplicates inline");
+            Dedup::Inline
+        }
+        _ if (share..2 * share).contains(&draw) => {
+            inner.reach.hit("a client flushes through");
+            Dedup::FlushThrough
+        }
+        _ => Dedup::PostProcessing,
+    }
+}
+
 /// Writes, reads and trims a volume.
 pub(super) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usize) {
-    let Some(session) = open(world, store) else { return };
+    let dedup = draw_dedup(world);
+    let Some(session) = open_with(world, store, dedup) else { return };
     let mode = if chance(world, 40) { Mode::TakeOver } else { Mode::Own };
     let volume = match Volume::attach(&session, &format!("v{at}"), mode) {
         Ok(volume) => volume,
@@ -107,14 +131,20 @@ fn call(world: &Arc<World>, session: &Arc<Session>, volume: &Volume, actor: usiz
             acknowledged(world, volume, actor, at, from, &tokens, done)
         }
         45..80 => {
-            let (from, count) = range(world, sectors, 1);
-            let mut bytes = vec![0xaa; count * SECTOR];
-            volume.read_at((from * SECTOR) as u64, &mut bytes)?;
+            let together = world.inner().rng.within(1, 3);
+            let ranges: Vec<(usize, usize)> = (0..together).map(|_| range(world, sectors, 1)).collect();
+            let mut bytes: Vec<Vec<u8>> = ranges.iter().map(|(_, count)| vec![0xaa; count * SECTOR]).collect();
+            let mut reads: Vec<(u64, &mut [u8])> =
+                ranges.iter().zip(&mut bytes).map(|((from, _), bytes)| ((from * SECTOR) as u64, bytes.as_mut_slice())).collect();
+            let results = volume.read_together(&mut reads);
             let mut inner = world.inner();
-            if let Some(finding) = inner.model.check(at, actor, from, &bytes) {
-                inner.fail(finding);
+            for (((from, _), bytes), _) in ranges.iter().zip(&bytes).zip(&results).filter(|(_, result)| result.is_ok()) {
+                if let Some(finding) = inner.model.check(at, actor, *from, bytes) {
+                    inner.fail(finding);
+                }
             }
-            Ok(())
+            drop(inner);
+            results.into_iter().collect()
         }
         80..88 => volume.discard_step().map(|_| ()),
         88..94 => volume.evict_step().map(|_| ()),
@@ -215,13 +245,28 @@ pub(super) fn worker(world: &Arc<World>, store: SimStore, _actor: usize) {
             return;
         }
         let deletes = chance(world, 10);
-        let done = if deletes { session.delete_step().map(|_| ()) } else { worker.step().map(|_| ()) };
+        let looks = chance(world, 5);
+        let done = if deletes {
+            session.delete_step().map(|_| ())
+        } else if looks {
+            let _ = session.publish(true);
+            worker.allowance(session.store().time()).map(|_| ())
+        } else {
+            worker.step().map(|progress| {
+                if progress.waits {
+                    world.inner().reach.hit("a worker backs off");
+                }
+            })
+        };
         if let Err(error) = done {
             note(world, "worker", &error);
             if error.kind() == Kind::Stopped {
                 return;
             }
         }
+    }
+    if chance(world, 50) {
+        worker.release();
     }
 }
 

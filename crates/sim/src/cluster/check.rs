@@ -49,11 +49,14 @@ fn is_kept(objects: &Objects, chunk: &Chunk, reference: &Reference) -> bool {
     has && objects.get(&ObjectName::chunk(chunk.name())).is_some()
 }
 
-/// False for an object that was deleted, and that a late copy of the operation that made it brought back: nobody reads it, and a scrub removes it.
+/// False for an object that was deleted, or is about to be, and that a late copy of the operation that made it brought back: nobody reads it, and who deletes
+/// it, or a scrub, removes it.
 fn belongs(objects: &Objects, id: ObjectId) -> bool {
     let shards = objects.all().filter(|(name, _)| name.name.starts_with("n."));
     let of = |value: &Vec<u8>| value.get(1..9) == Some(&id.volume.to_le_bytes()[..]);
-    shards.into_iter().any(|(_, object)| object.omap.iter().any(|(key, value)| matches!(key.first(), Some(b'n' | b'x')) && of(value)))
+    // A record without the identity of who fills it is of something that is being deleted.
+    let stays = |key: &[u8], value: &[u8]| key.first() == Some(&b'n') || key.first() == Some(&b'x') && value.len() > 25;
+    shards.into_iter().any(|(_, object)| object.omap.iter().any(|(key, value)| stays(key, value) && of(value)))
 }
 
 /// Every entry of an object names a chunk that is there and has the reference.
@@ -70,6 +73,13 @@ fn maps_hold(objects: &Objects, id: ObjectId, object: &Object) -> Option<Finding
             let message = format!("object {id}, offset {offset} names {:?} without a reference (stamp {:x})", chunk.id, reference.stamp.0);
             return Some(Finding::new("NoChunkLost", message));
         }
+    }
+    let mut end = 0;
+    for (offset, entry) in &map.entries {
+        if *offset < end {
+            return Some(Finding::new("Overlap", format!("object {id}, offset {offset} lies in the chunk before")));
+        }
+        end = offset + entry.length;
     }
     (object.omap.len() > 520).then(|| Finding::new("Bounds", format!("object {id} has {} keys", object.omap.len())))
 }

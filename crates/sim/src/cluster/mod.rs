@@ -9,8 +9,11 @@
 mod actors;
 mod check;
 pub mod cli;
+mod double;
 mod model;
 pub mod params;
+mod store;
+mod told;
 mod world;
 
 use std::sync::Arc;
@@ -23,7 +26,8 @@ pub use params::Params;
 
 use self::{
     model::SECTOR,
-    world::{Role, SimStore, World},
+    store::SimStore,
+    world::{Role, World},
 };
 use crate::reach::Reach;
 
@@ -81,6 +85,10 @@ pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
     let trace = world.trace();
     let inner = world.inner();
     let mut reach = inner.reach.clone();
+    if params.is_orderly() {
+        reach.add("orderly: references made by workers", inner.double.all);
+        reach.add("orderly: made by two workers", inner.double.twice);
+    }
     inner.roles().into_iter().for_each(|(role, count)| {
         reach.add(
             match role {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onefold_cluster::{Cut, Format, PlantedBug, Settings};
+use onefold_cluster::{Cut, Dedup, Format, PlantedBug, Settings};
 use onefold_core::object::PoolKind;
 
 use crate::rng::Rng;
@@ -68,6 +68,12 @@ pub struct Params {
     pub known_objects: usize,
     /// A metadata object is lost in the end.
     pub loss: bool,
+    /// Clients that deduplicate by themselves, inline or flush-through, in percent each.
+    pub own_dedup: u64,
+    /// Volumes are cut by their content.
+    pub content: bool,
+    /// The store says now and then that it recovers.
+    pub recovers: bool,
     /// The planted bug, by its index.
     pub bug: Option<usize>,
 }
@@ -110,8 +116,17 @@ impl Params {
             spread_at: of(&[2, 4, 8192]) as usize,
             known_objects: of(&[1, 2, 64]) as usize,
             loss: of(&[0, 0, 0, 1]) == 1,
+            own_dedup: of(&[0, 0, 20, 45]),
+            content: of(&[0, 0, 1]) == 1,
+            recovers: of(&[0, 0, 0, 1]) == 1,
             bug: None,
         }
+    }
+
+    /// True when nobody is away for longer than a lease, so that workers should not do the same.
+    #[must_use]
+    pub fn is_orderly(&self) -> bool {
+        self.jumps == 0 && self.stops == 0 && self.kills == 0
     }
 
     /// How a session works.
@@ -119,8 +134,10 @@ impl Params {
     pub fn settings(&self) -> Settings {
         Settings {
             tries: 12,
+            dedup: Dedup::PostProcessing,
             cold: Duration::from_millis(self.cold),
             lease: Duration::from_secs(30),
+            pause: Duration::from_millis(10),
             spread_at: self.spread_at,
             count_one_in: 1,
             direct_objects: 1,
@@ -140,6 +157,7 @@ impl Params {
             object_bytes: self.object_bytes,
             shards: self.shards,
             cut: if self.seed.is_multiple_of(2) { Cut::Static } else { Cut::Content },
+            volume_cut: if self.content { Cut::Content } else { Cut::Static },
             compress: self.seed.is_multiple_of(3),
             ..Format::new([1; 16], [2; 32], self.chunks)
         }

@@ -11,15 +11,16 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::object::{
-    Change, Guard, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write, model::Objects,
-};
+use onefold_core::object::{Change, Holder, ObjectName, Page, Pool, Read, Refusal, Sight, Version, Write, model::Objects};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
     check,
+    double::DoubleWork,
     model::{Finding, Model},
     params::Params,
+    store::SimStore,
+    told::{short_change, short_guard},
 };
 use crate::{reach::Reach, rng::Rng};
 
@@ -28,7 +29,7 @@ const LATE_MAX: usize = 24;
 
 /// What an actor asks of the store.
 #[derive(Clone, Debug)]
-enum Op {
+pub(super) enum Op {
     Write(Write),
     Read(Read),
     List(Pool, Option<String>, usize),
@@ -39,7 +40,7 @@ enum Op {
 }
 
 #[derive(Clone, Debug)]
-enum Reply {
+pub(super) enum Reply {
     Version(Version),
     Sight(Sight),
     Page(Page),
@@ -110,6 +111,7 @@ pub(super) struct Inner {
     pub(super) model: Model,
     pub(super) finding: Option<Finding>,
     pub(super) reach: Reach,
+    pub(super) double: DoubleWork,
     pub(super) params: Params,
     /// Actors are to end soon.
     pub(super) stopping: bool,
@@ -145,6 +147,7 @@ impl World {
             model: Model::new(params),
             finding: None,
             reach: Reach::default(),
+            double: DoubleWork::default(),
             params: params.clone(),
             stopping: false,
             calm: true,
@@ -220,7 +223,7 @@ impl World {
     }
 
     /// Sends operations and waits for all their replies.
-    fn ask(&self, actor: usize, identity: &str, ops: Vec<Op>) -> Vec<Result<Reply, Refusal>> {
+    pub(super) fn ask(&self, actor: usize, identity: &str, ops: Vec<Op>) -> Vec<Result<Reply, Refusal>> {
         if ops.is_empty() {
             return Vec::new();
         }
@@ -547,50 +550,16 @@ impl Inner {
             };
             self.say(|| format!("{identity} {:?} [{}] {} -> {outcome}", op.object, guards.join(" "), changes.join(" ")));
         }
+        let actor = self.actor_of(identity);
+        if result.is_ok() && self.actors.get(actor).is_some_and(|actor| actor.role.0 == Role::Worker) {
+            self.double.note(actor, op);
+        }
         if result.is_ok()
             && let Some(finding) = check::after(&self.objects, &op.object, before.as_ref(), op)
         {
             self.fail(finding);
         }
         result
-    }
-}
-
-fn short_guard(guard: &Guard) -> String {
-    match guard {
-        Guard::Omap(key, value) => format!("{}=={:04x}", short_key(key), onefold_core::checksum::fast(0, value) as u16),
-        other => format!("{other:?}"),
-    }
-}
-
-fn short_change(change: &Change) -> String {
-    match change {
-        Change::Write(at, bytes) => format!("write {at}+{}", bytes.len()),
-        Change::Full(bytes) => format!("full {}", bytes.len()),
-        Change::SetOmap(pairs) => {
-            let pairs: Vec<String> = pairs
-                .iter()
-                .map(|(key, value)| format!("{}={:04x}", short_key(key), onefold_core::checksum::fast(0, value) as u16))
-                .collect();
-            format!("set {}", pairs.join(","))
-        }
-        Change::DropOmap(keys) => format!("drop {}", keys.iter().map(|key| short_key(key)).collect::<Vec<_>>().join(",")),
-        other => format!("{other:?}"),
-    }
-}
-
-fn short_key(key: &[u8]) -> String {
-    use onefold_cluster::format::key as keys;
-    if let Some(offset) = keys::offset(key) {
-        format!("@{offset}")
-    } else if let Some((offset, stamp)) = keys::parse_pending(key) {
-        format!("P@{offset}/{:x}", stamp.0)
-    } else if let Some(reference) = keys::parse_reference(key) {
-        format!("ref {}@{}/{:x}", reference.object, reference.offset, reference.stamp.0)
-    } else if let Some((object, stamp)) = keys::parse_listed(key) {
-        format!("listed {object}/{:x}", stamp.0)
-    } else {
-        String::from_utf8_lossy(key).escape_debug().to_string()
     }
 }
 
@@ -610,86 +579,12 @@ impl Op {
     }
 }
 
-/// One session of the simulated store, for one actor.
-pub(super) struct SimStore {
-    pub(super) world: Arc<World>,
-    actor: usize,
-    identity: String,
-}
-
-impl SimStore {
-    /// The name of this session.
-    pub(super) fn identity_text(&self) -> String {
-        self.identity.clone()
-    }
-
-    fn one(&self, op: Op) -> Result<Reply, Refusal> {
-        self.world.ask(self.actor, &self.identity, vec![op]).remove(0)
-    }
-}
-
-impl ObjectStore for SimStore {
-    fn kind(&self, pool: Pool) -> PoolKind {
-        self.world.inner.lock().objects.kind(pool)
-    }
-
-    fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
-        let ops = batch.iter().cloned().map(Op::Write).collect();
-        let version = |reply| if let Reply::Version(version) = reply { version } else { Version(0) };
-        self.world.ask(self.actor, &self.identity, ops).into_iter().map(|result| result.map(version)).collect()
-    }
-
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
-        let ops = batch.iter().cloned().map(Op::Read).collect();
-        let sight = |reply| if let Reply::Sight(sight) = reply { Ok(sight) } else { Err(Refusal::Unknown) };
-        self.world.ask(self.actor, &self.identity, ops).into_iter().map(|result| result.and_then(sight)).collect()
-    }
-
-    fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
-        match self.one(Op::List(pool, from.map(str::to_owned), most))? {
-            Reply::Page(page) => Ok(page),
-            _ => Err(Refusal::Unknown),
-        }
-    }
-
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
-        self.one(Op::Lock(object.clone(), lock, cookie.into(), lease)).map(|_| ())
-    }
-
-    fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
-        self.break_lock(object, lock, &Holder { identity: self.identity.clone(), cookie: cookie.into() })
-    }
-
-    fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
-        match self.one(Op::Holder(object.clone(), lock))? {
-            Reply::Holder(holder) => Ok(holder),
-            _ => Err(Refusal::Unknown),
-        }
-    }
-
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
-        self.one(Op::Break(object.clone(), lock, holder.clone())).map(|_| ())
-    }
-
-    fn identity(&self) -> String {
-        self.identity.clone()
-    }
-
-    fn fence(&self, identity: &str) -> Result<(), Refusal> {
-        self.one(Op::Fence(identity.into())).map(|_| ())
-    }
-
-    fn time(&self) -> Duration {
-        let inner = self.world.inner.lock();
-        inner.now + inner.actors[self.actor].drift
-    }
-
-    fn space(&self) -> Result<Space, Refusal> {
-        Ok(Space { total: 1 << 40, used: self.world.inner.lock().objects.bytes() })
-    }
-}
-
 impl Inner {
+    /// How far an actor's clock is ahead.
+    pub(super) fn drift_of(&self, actor: usize) -> Duration {
+        self.actors[actor].drift
+    }
+
     /// The actor of a session.
     pub(super) fn actor_of(&self, identity: &str) -> usize {
         self.actors.iter().position(|actor| actor.identity == identity).unwrap_or(usize::MAX)

@@ -47,7 +47,7 @@ pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: S
         Url::Rados(..) => None,
     };
     let backing = Backing::open(url, options.pace.timeout())?;
-    let settings = Settings { cache_bytes: options.cache_bytes.0, ..options.pace.settings() };
+    let settings = Settings { cache_bytes: options.cache_bytes.0, dedup: options.dedup.into(), ..options.pace.settings() };
     let session = backing.session(settings).map_err(|e| e.context(&shown))?;
     let exports = Arc::new(ClusterExports::new(Arc::new(session), mode));
 

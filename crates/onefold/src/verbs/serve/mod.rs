@@ -37,7 +37,7 @@ use crate::{
     failure::Failure,
     size::{Size, grouped},
     store_file::{StoreFile, WorkingStore},
-    verbs::cluster::{Pace, store_at, threads},
+    verbs::cluster::{DedupName, Pace, store_at, threads},
 };
 
 /// How long clients may take to send no more and read their answers when the server stops.
@@ -102,6 +102,10 @@ pub(crate) struct Options {
     /// Most that chunks kept beside their deduplicated copies may take, for a store of the cluster engine; reading what is hot costs no more than this
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(crate) cache_bytes: Size,
+
+    /// When writes are deduplicated, for a store of the cluster engine
+    #[arg(long, value_enum, default_value = "post-processing")]
+    pub(crate) dedup: DedupName,
 
     /// Takes volumes over from another server, which is shut out even when it only seems to be gone; for a store of the cluster engine
     #[arg(long, conflicts_with = "read_only")]

@@ -1,0 +1,397 @@
+//! Writes that are deduplicated as they come (inline): whole chunks are read, changed, named and stored, and the entry names the new chunk at once.
+//!
+//! The order is the worker's: reference, flip, drop; only that no dirty entry tells beforehand which reference comes. Therefore the header of the volume
+//! says under which session references are made before their entries, and a scrub keeps those as long as that session is not fenced.
+//!
+//! *Crash argument:* after a reference without its flip the reference is false, and stale once another session owns the volume. The flip leaves the drop of the
+//! old chunk in the same object, which is on the dirty list before the write is acknowledged.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::atomic::Ordering::Relaxed,
+};
+
+use onefold_core::{
+    block::is_zero,
+    object::{Change, Guard, Look, Read, Refusal, Sight, Version, Write},
+};
+
+use super::{
+    Known, Object, Volume,
+    write::{Fill, TURNS},
+};
+use crate::{
+    format::{
+        Chunk, ChunkId, ObjectId, PENDING_MAX, Reference, Stamp, corrupt,
+        entry::{self, Base, Entry},
+        key,
+    },
+    map::{Map, assemble, map_looks, stamp_value},
+    session::Session,
+    settings::PlantedBug,
+};
+
+/// What is written to one object, with the object in hand.
+pub(super) type Job<'a, 'f> = (u64, &'a mut Object, &'a [(Range<u32>, Fill<'f>)]);
+
+/// A chunk that a write changes.
+struct Part {
+    offset: u32,
+    old: Option<Entry>,
+    /// Bytes of the object, where the write does not cover the chunk.
+    cached: Option<Vec<u8>>,
+    content: Vec<u8>,
+}
+
+/// A write to one object, on its way.
+struct Draft {
+    job: usize,
+    id: ObjectId,
+    map: Option<Map>,
+    parts: Vec<Part>,
+    stamp: Stamp,
+    entries: BTreeMap<u32, Entry>,
+    added: Vec<(Chunk, Reference)>,
+    dropped: Vec<(Chunk, Reference)>,
+    /// The list stamp that it sets: there is something to drop, and the object is on no list.
+    listed: Option<Stamp>,
+    op: Write,
+}
+
+impl Draft {
+    fn pending(&self) -> &[(Chunk, Reference)] {
+        self.map.as_ref().map_or(&[], |map| &map.pending)
+    }
+
+    /// The chunk that bytes of a part must come from.
+    fn base_of(part: &Part) -> Option<Chunk> {
+        let entry = part.old.filter(|entry| part.cached.is_some() && !entry.is_cached())?;
+        entry.base.map(|base| base.chunk)
+    }
+}
+
+impl Volume {
+    /// Writes to objects that are in hand, each in one operation, all in flight together; `discarded` notes the long discard that they are part of.
+    pub(super) fn inline_all(&self, jobs: &mut [Job<'_, '_>], discarded: Option<Stamp>) -> Vec<Result<(), Refusal>> {
+        let mut results: Vec<Option<Result<(), Refusal>>> = jobs.iter().map(|_| None).collect();
+        let mut gone = BTreeSet::new();
+        for _ in 0..TURNS {
+            let drafts = self.drafts(jobs, &mut results, &mut gone);
+            if drafts.is_empty() && results.iter().all(Option::is_some) {
+                break;
+            }
+            let mut drafts = self.add(drafts, &mut results);
+            drafts.iter_mut().for_each(|draft| self.build(draft, discarded.or_else(|| self.discard_for(draft))));
+            for draft in &drafts {
+                let object = &mut jobs[draft.job].1;
+                object.bit_owed |= draft.map.is_none() && !draft.op.changes.is_empty();
+                object.owed.extend(draft.listed);
+                object.learn(None);
+            }
+            let (mut sent, nothing): (Vec<Draft>, Vec<Draft>) = drafts.into_iter().partition(|draft| !draft.op.changes.is_empty());
+            let first = self.session.write_all(&sent.iter().map(|draft| draft.op.clone()).collect::<Vec<_>>());
+            let ends: Vec<Result<bool, Refusal>> = sent.iter().zip(first).map(|(draft, first)| self.follow_inline(draft, first)).collect();
+            for (draft, end) in sent.iter().zip(&ends) {
+                match end {
+                    Ok(true) => jobs[draft.job].1.learn(Some(after(draft))),
+                    Ok(false) => jobs[draft.job].1.owed.retain(|stamp| Some(*stamp) != draft.listed),
+                    Err(refusal) => {
+                        self.doubt.store(true, Relaxed);
+                        results[draft.job] = Some(Err(refusal.clone()));
+                    }
+                }
+            }
+            let mut ends = ends.into_iter();
+            sent.retain(|_| ends.next().is_some_and(|end| matches!(end, Ok(true))));
+            for draft in sent.iter().chain(&nothing) {
+                results[draft.job] = Some(match &draft.map {
+                    None if draft.op.changes.is_empty() => Ok(()),
+                    _ => self.settle(draft.id.index, jobs[draft.job].1),
+                });
+            }
+            // What is not on the list keeps its pending drops: they tell that it should be.
+            sent.retain(|draft| matches!(results[draft.job], Some(Ok(()))));
+            self.finish(&sent);
+        }
+        results.into_iter().map(|result| result.unwrap_or(Err(Refusal::Mismatch))).collect()
+    }
+
+    /// An object that is made notes the long discards that it is part of.
+    fn discard_for(&self, draft: &Draft) -> Option<Stamp> {
+        self.newest_discard(draft.id.index).filter(|_| draft.map.is_none())
+    }
+
+    /// Reads what is there, and decides the new content of the chunks.
+    fn drafts(&self, jobs: &[Job<'_, '_>], results: &mut [Option<Result<(), Refusal>>], gone: &mut BTreeSet<(usize, Chunk)>) -> Vec<Draft> {
+        let open: Vec<usize> = (0..jobs.len()).filter(|job| results[*job].is_none()).collect();
+        let places: Vec<BTreeMap<u32, bool>> = open.iter().map(|job| self.places(jobs[*job].2)).collect();
+        let read = |(job, places): (&usize, &BTreeMap<u32, bool>)| {
+            let partial = places.iter().filter(|(_, whole)| !**whole);
+            let data = partial.map(|(offset, _)| Look::Data((*offset).into(), self.chunk_bytes().into()));
+            Read { object: self.object_id(jobs[*job].0).name(), looks: map_looks().into_iter().chain(data).collect() }
+        };
+        let sights = self.session.read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
+        let mut drafts = Vec::new();
+        for ((job, places), sight) in open.iter().zip(&places).zip(sights) {
+            match self.draft(*job, jobs[*job].0, places, sight) {
+                Ok(draft) if draft.pending().len() + draft.parts.len() > PENDING_MAX => {
+                    // There is room again in the next turn.
+                    if let Err(refusal) = self.session.finish_drops(draft.id, draft.pending()) {
+                        results[*job] = Some(Err(refusal));
+                    }
+                }
+                Ok(draft) => drafts.push(draft),
+                Err(refusal) => results[*job] = Some(Err(refusal)),
+            }
+        }
+        self.fill_drafts(drafts, jobs, results, gone)
+    }
+
+    /// The chunks that a write touches, and whether it covers them.
+    fn places(&self, fills: &[(Range<u32>, Fill<'_>)]) -> BTreeMap<u32, bool> {
+        let (chunk, mut places) = (self.chunk_bytes(), BTreeMap::new());
+        for (range, _) in fills {
+            for offset in (range.start / chunk * chunk..range.end).step_by(chunk as usize) {
+                *places.entry(offset).or_default() |= range.start <= offset && offset + chunk <= range.end;
+            }
+        }
+        places
+    }
+
+    fn draft(&self, job: usize, index: u64, places: &BTreeMap<u32, bool>, sight: Result<Sight, Refusal>) -> Result<Draft, Refusal> {
+        let id = self.object_id(index);
+        let mut looks = 2..;
+        let mut cached: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+        for (offset, _) in places.iter().filter(|(_, whole)| !**whole) {
+            let look = looks.next().unwrap_or_default();
+            cached.insert(*offset, sight.as_ref().map(|sight| sight.data(look).to_vec()).unwrap_or_default());
+        }
+        let map = Session::parse_map(id, sight)?;
+        if map.is_none() && self.bits.lock().has(index) && !self.session.planted(PlantedBug::MissingAsZeroes) {
+            return Err(self.lost(index));
+        }
+        let part = |offset: &u32| Part {
+            offset: *offset,
+            old: map.as_ref().and_then(|map| map.entries.get(offset).copied()),
+            cached: cached.remove(offset),
+            content: Vec::new(),
+        };
+        let parts = places.keys().map(part).collect();
+        let op = Write { object: id.name(), guards: Vec::new(), changes: Vec::new() };
+        let (entries, stamp) = (BTreeMap::new(), self.session.stamp());
+        Ok(Draft { job, id, map, parts, stamp, entries, added: Vec::new(), dropped: Vec::new(), listed: None, op })
+    }
+
+    /// Puts together old and new bytes. A chunk that is gone is looked for once more: then it is damage.
+    fn fill_drafts(
+        &self,
+        mut drafts: Vec<Draft>,
+        jobs: &[Job<'_, '_>],
+        results: &mut [Option<Result<(), Refusal>>],
+        gone: &mut BTreeSet<(usize, Chunk)>,
+    ) -> Vec<Draft> {
+        let chunks: Vec<Chunk> = drafts.iter().flat_map(|draft| &draft.parts).filter_map(Draft::base_of).collect();
+        let mut bases = self.session.read_chunks(&chunks).into_iter();
+        drafts.retain_mut(|draft| {
+            let mut whole = true;
+            for part in &mut draft.parts {
+                let base = Draft::base_of(part).and_then(|chunk| Some((chunk, bases.next()?)));
+                let base = match base {
+                    Some((chunk, Err(Refusal::Missing))) => {
+                        if !gone.insert((draft.job, chunk)) {
+                            let missing = corrupt(format_args!("chunk {} is missing", chunk.name()));
+                            results[draft.job] = Some(Err(Refusal::Failed(missing)));
+                        }
+                        whole = false;
+                        continue;
+                    }
+                    Some((_, Err(refusal))) => {
+                        results[draft.job] = Some(Err(refusal));
+                        whole = false;
+                        continue;
+                    }
+                    Some((_, Ok(bytes))) => Some(bytes),
+                    None => None,
+                };
+                part.content = match (part.old, &part.cached) {
+                    (Some(entry), Some(cached)) => assemble(&entry, cached, base.as_deref()),
+                    _ => vec![0; self.chunk_bytes() as usize],
+                };
+                jobs[draft.job].2.iter().for_each(|(range, fill)| overlay(part, range, *fill));
+            }
+            whole
+        });
+        drafts
+    }
+
+    /// Step (a): adds the references of all new chunks. What fails is taken back as far as possible.
+    fn add(&self, mut drafts: Vec<Draft>, results: &mut [Option<Result<(), Refusal>>]) -> Vec<Draft> {
+        let mut wanted: Vec<(usize, u32, ChunkId, Reference)> = Vec::new();
+        for (n, draft) in drafts.iter_mut().enumerate() {
+            for part in &draft.parts {
+                let none = Entry { length: self.chunk_bytes(), dirty: false, mask: 0, base: None, stamp: Stamp(0) };
+                let old = part.old.unwrap_or(none);
+                let mut new = Entry { dirty: false, mask: 0, stamp: draft.stamp, ..old };
+                let id = self.session.chunk_id(&part.content);
+                if is_zero(&part.content) {
+                    new.base = None;
+                } else if old.base.is_none_or(|base| base.chunk.id != id) {
+                    wanted.push((n, part.offset, id, Reference { object: draft.id, offset: part.offset, stamp: draft.stamp }));
+                    new.base = Some(Base { chunk: Chunk { id, copy: 0 }, stamp: draft.stamp });
+                }
+                if old.mask == 0 && !old.dirty && new.base == old.base {
+                    continue;
+                }
+                draft.dropped.extend(old.reference(draft.id, part.offset).filter(|_| new.base != old.base));
+                draft.entries.insert(part.offset, new);
+            }
+        }
+        let content =
+            |n: usize, offset: u32| drafts[n].parts.iter().find(|part| part.offset == offset).map_or(&[][..], |part| &part.content);
+        let all: Vec<(ChunkId, &[u8], Reference)> =
+            wanted.iter().map(|(n, at, id, reference)| (*id, content(*n, *at), *reference)).collect();
+        let late = self.session.planted(PlantedBug::FlipBeforeReference);
+        let chunks = if late {
+            Ok(wanted.iter().map(|(_, _, id, _)| Chunk { id: *id, copy: 0 }).collect())
+        } else {
+            self.session.add_references(&all)
+        };
+        match chunks {
+            Ok(chunks) => {
+                for ((n, offset, _, reference), chunk) in wanted.into_iter().zip(chunks) {
+                    let draft = &mut drafts[n];
+                    draft.added.push((chunk, reference));
+                    draft.entries.entry(offset).and_modify(|entry| entry.base = Some(Base { chunk, stamp: reference.stamp }));
+                }
+                drafts
+            }
+            Err(refusal) => {
+                // No entry will ever name them. Those that stay are false, and a scrub finds them.
+                let added: Vec<_> = wanted.iter().map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference)).collect();
+                let _ = self.session.do_drops(&added);
+                drafts.iter().for_each(|draft| results[draft.job] = Some(Err(refusal.clone())));
+                Vec::new()
+            }
+        }
+    }
+
+    /// Step (b): the operation that sets the entries, and leaves the drops of the old chunks.
+    fn build(&self, draft: &mut Draft, discarded: Option<Stamp>) {
+        let id = draft.id;
+        let mut pairs = Vec::new();
+        match &draft.map {
+            Some(map) => draft.op.guards.push(Guard::Version(map.version)),
+            None => draft.op.guards.push(Guard::Absent),
+        }
+        for part in &draft.parts {
+            let Some(new) = draft.entries.get(&part.offset) else { continue };
+            if draft.map.is_some() {
+                let value = part.old.map_or_else(Vec::new, |old| old.encode(id, part.offset));
+                draft.op.guards.push(Guard::Omap(key::entry(part.offset), value));
+            }
+            if part.old.is_some_and(|old| old.mask != 0) {
+                draft.op.changes.push(Change::Zero(part.offset.into(), new.length.into()));
+            }
+            pairs.push((key::entry(part.offset), new.encode(id, part.offset)));
+        }
+        for (chunk, reference) in &draft.dropped {
+            pairs.push((key::pending(reference.offset, reference.stamp), entry::encode_pending(id, reference.offset, chunk)));
+        }
+        if !draft.dropped.is_empty() && draft.map.as_ref().is_some_and(|map| map.listed.is_none()) {
+            draft.listed = Some(draft.stamp);
+            pairs.push((key::LISTED.to_vec(), stamp_value(draft.stamp)));
+        }
+        let noted = discarded.filter(|_| draft.map.is_some() || !pairs.is_empty());
+        pairs.extend(noted.map(|stamp| (key::DISCARDED.to_vec(), stamp_value(stamp))));
+        if !pairs.is_empty() {
+            draft.op.changes.push(Change::SetOmap(pairs));
+        }
+    }
+
+    /// Sends it again until it is known what became of it; false when it must be decided again, and nothing of it will ever be applied.
+    fn follow_inline(&self, draft: &Draft, first: Result<Version, Refusal>) -> Result<bool, Refusal> {
+        if self.session.planted(PlantedBug::DropBeforeFlip) {
+            self.session.do_drops(&draft.dropped)?;
+        }
+        let (mut first, mut unknown) = (Some(first), false);
+        for _ in 0..self.session.settings.tries.max(1) {
+            let result = first.take().unwrap_or_else(|| self.session.write_one(&draft.op));
+            match result {
+                Ok(_) => return Ok(true),
+                Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
+                Err(refusal) => {
+                    if !unknown {
+                        let _ = self.session.take_back(draft.id, &draft.added);
+                    }
+                    return Err(refusal);
+                }
+            }
+            unknown |= matches!(result, Err(Refusal::Unknown));
+            let map = self.session.read_map(draft.id)?;
+            let ours = |map: &Map| match draft.entries.first_key_value() {
+                Some((offset, _)) => map.entries.get(offset).is_some_and(|entry| entry.stamp == draft.stamp),
+                None => draft.op.changes.iter().any(|change| is_noted(change, map.discarded)),
+            };
+            if map.as_ref().is_some_and(ours) {
+                return Ok(true);
+            }
+            if !matches!(result, Err(Refusal::Unknown)) {
+                self.session.take_back(draft.id, &draft.added)?;
+                return Ok(false);
+            }
+        }
+        Err(Refusal::Unknown)
+    }
+
+    /// Step (c): drops the old references. What can't be dropped now is left to workers, by the dirty list.
+    fn finish(&self, drafts: &[Draft]) {
+        if self.session.planted(PlantedBug::FlipBeforeReference) {
+            for draft in drafts {
+                let content =
+                    |reference: &Reference| draft.parts.iter().find(|part| part.offset == reference.offset).map(|part| &part.content[..]);
+                let wanted: Vec<_> =
+                    draft.added.iter().filter_map(|(chunk, reference)| Some((chunk.id, content(reference)?, *reference))).collect();
+                let _ = self.session.add_references(&wanted);
+            }
+        }
+        let all: Vec<(Chunk, Reference)> = drafts.iter().flat_map(|draft| draft.dropped.iter().copied()).collect();
+        let _ = self.session.do_drops(&all).and_then(|()| self.session.forget_drops(&all));
+    }
+}
+
+/// True for the change that notes a long discard, when the object has that or a later one.
+fn is_noted(change: &Change, discarded: Stamp) -> bool {
+    let Change::SetOmap(pairs) = change else { return false };
+    pairs.iter().any(|(key, value)| {
+        key == key::DISCARDED && value.as_slice().try_into().is_ok_and(|bytes| u64::from_le_bytes(bytes) <= discarded.0)
+    })
+}
+
+/// Puts a part of a write over a chunk.
+fn overlay(part: &mut Part, range: &Range<u32>, fill: Fill<'_>) {
+    let start = range.start.max(part.offset);
+    let end = range.end.min(part.offset + part.content.len() as u32);
+    if start >= end {
+        return;
+    }
+    let into = &mut part.content[(start - part.offset) as usize..(end - part.offset) as usize];
+    match fill {
+        Fill::Bytes(bytes) => into.copy_from_slice(&bytes[(start - range.start) as usize..(end - range.start) as usize]),
+        Fill::Zeroes => into.fill(0),
+    }
+}
+
+/// The map after the write.
+fn after(draft: &Draft) -> Known {
+    let mut known = Known::of(draft.map.clone());
+    known.exists = true;
+    known.listed = known.listed.or(draft.listed);
+    known.entries.extend(draft.entries.iter().map(|(offset, entry)| (*offset, *entry)));
+    for change in &draft.op.changes {
+        let Change::SetOmap(pairs) = change else { continue };
+        let noted = pairs.iter().find(|(key, _)| key == key::DISCARDED).and_then(|(_, value)| value.as_slice().try_into().ok());
+        known.discarded = known.discarded.max(Stamp(noted.map_or(0, u64::from_le_bytes)));
+    }
+    known
+}

@@ -1,0 +1,161 @@
+//! `onefold cluster`: stores of the cluster engine.
+//!
+//! A store is a folder, which one process owns at a time: while it is served, the other verbs say so. Or it is in two pools of a Ceph cluster, where
+//! everybody may come at any time.
+
+mod estimate;
+mod options;
+mod status;
+mod store;
+mod workers;
+
+use std::{fs::File, io, path::Path};
+
+use onefold_backend::{
+    EmbeddedStore, RadosObjects,
+    rados::{Connection, TIMEOUT},
+    random::random_bytes,
+};
+use onefold_cluster::{Format, Settings, What, create};
+use onefold_core::{Error, object::PoolKind};
+
+use self::{
+    estimate::estimate,
+    options::{CutName, Verb, VolumeVerb},
+    store::Opened,
+    workers::work,
+};
+pub(crate) use self::{
+    options::{DedupName, Options, Pace, threads},
+    status::{scrub, status},
+    store::{Backing, Url, store_at},
+    workers::Workers,
+};
+use crate::{failure::Failure, output, size::Size};
+
+/// Does what was asked for.
+pub(crate) fn run(options: Options) -> Result<(), Failure> {
+    match options.verb {
+        Verb::Create { store, metadata_pool, chunk_pool, force, chunk, cut, volume_cut, no_compression } => {
+            let format = Format { volume_cut: volume_cut.into(), ..format(chunk, cut, !no_compression)? };
+            format.check()?;
+            make(&store, metadata_pool.as_deref(), chunk_pool.as_deref(), force, &format)
+        }
+        Verb::Volume(options) => volume(options.verb),
+        Verb::Put { store, name, file } => put(&store, &name, &file),
+        Verb::Get { store, name, file } => get(&store, &name, &file),
+        Verb::Ls { store } => list(&store, What::Put),
+        Verb::Rm { store, name } => {
+            let opened = Opened::open(&store, Settings::default())?;
+            opened.session.delete(&name, What::Put)?;
+            while opened.session.delete_step()? {}
+            output::line(format_args!("removed {name:?}"));
+            Ok(())
+        }
+        Verb::Worker(options) => work(&options),
+        Verb::Estimate { store, pool, chunk, cut, json } => estimate(&store, &pool, &format(chunk, cut, true)?, json),
+        Verb::Status { store, json } => status(&store, json),
+        Verb::Scrub { store, deep } => scrub(&store, deep),
+    }
+}
+
+fn format(chunk: Size, cut: CutName, compress: bool) -> Result<Format, Failure> {
+    let sizes = [16 << 10, 32 << 10, 64 << 10];
+    let Some(chunk_bytes) = u32::try_from(chunk.0).ok().filter(|bytes| sizes.contains(bytes)) else {
+        return Err(Failure::usage("--chunk is 16K, 32K or 64K"));
+    };
+    Ok(Format { chunk_bytes, cut: cut.into(), compress, ..Format::new(random_bytes()?, random_bytes()?, PoolKind::Replicated) })
+}
+
+fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, format: &Format) -> Result<(), Failure> {
+    match (url, metadata, chunks) {
+        (Url::Folder(folder), None, None) => {
+            let store = EmbeddedStore::create(folder, PoolKind::Replicated)?;
+            create(&store.session(), format)?;
+        }
+        (Url::Folder(_), ..) => return Err(Failure::usage("a folder has no pools; they are for rados:")),
+        (Url::Rados(_, location), Some(metadata), Some(chunks)) if metadata != chunks => {
+            let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
+            let (metadata, chunks) = (connection.pool(metadata)?, connection.pool(chunks)?);
+            connection.check_pools(&[&metadata, &chunks], force)?;
+            let store = RadosObjects::new(connection.clone(), &metadata, &chunks)?;
+            create(&store, &Format { chunks: chunks.kind, ..format.clone() })?;
+            connection.tag(&metadata, &chunks)?;
+        }
+        (Url::Rados(..), ..) => return Err(Failure::usage("rados: needs --metadata-pool and --chunk-pool, two different ones")),
+    }
+    output::line(format_args!("created {url}"));
+    Ok(())
+}
+
+fn whole_blocks(size: Size) -> Result<u64, Failure> {
+    size.0.checked_next_multiple_of(4096).ok_or_else(|| Failure::usage("the size is too large"))
+}
+
+fn volume(verb: VolumeVerb) -> Result<(), Failure> {
+    match verb {
+        VolumeVerb::Create { store, name, size } => {
+            let bytes = whole_blocks(size)?;
+            Opened::open(&store, Settings::default())?.session.create_volume(&name, bytes)?;
+            output::line(format_args!("created volume {name:?} of {}", Size(bytes)));
+        }
+        VolumeVerb::List { store } => return list(&store, What::Volume),
+        VolumeVerb::Resize { store, name, size } => {
+            let bytes = whole_blocks(size)?;
+            Opened::open(&store, Settings::default())?.session.resize_volume(&name, bytes)?;
+            output::line(format_args!("resized volume {name:?} to {}", Size(bytes)));
+        }
+        VolumeVerb::Delete { store, name } => {
+            let opened = Opened::open(&store, Settings::default())?;
+            opened.session.delete(&name, What::Volume)?;
+            while opened.session.delete_step()? {}
+            output::line(format_args!("deleted volume {name:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn list(store: &Url, what: What) -> Result<(), Failure> {
+    let names = Opened::open(store, Settings::default())?.session.names()?;
+    let mut any = false;
+    for (name, named) in names.iter().filter(|(_, named)| named.what == what) {
+        any = true;
+        output::line(format_args!("{:>9}  {}", Size(named.bytes).to_string(), name.escape_debug()));
+    }
+    if !any {
+        output::line(if what == What::Volume { "no volumes" } else { "nothing was put" });
+    }
+    Ok(())
+}
+
+fn put(store: &Url, name: &str, file: &Path) -> Result<(), Failure> {
+    let opened = Opened::open(store, Settings::default())?;
+    let bytes = if file.as_os_str() == "-" {
+        opened.session.put(name, &mut io::stdin().lock())?
+    } else {
+        let mut source = File::open(file).map_err(|e| Error::from_io(file.display(), e))?;
+        opened.session.put(name, &mut source)?
+    };
+    while opened.session.delete_step()? {}
+    output::line(format_args!("put {name:?}, {}", Size(bytes)));
+    Ok(())
+}
+
+fn get(store: &Url, name: &str, file: &Path) -> Result<(), Failure> {
+    let opened = Opened::open(store, Settings::default())?;
+    if file.as_os_str() == "-" {
+        opened.session.get(name, &mut io::stdout().lock())?;
+        return Ok(());
+    }
+    let mut sink = File::create_new(file).map_err(|e| Error::from_io(file.display(), e))?;
+    let got = opened.session.get(name, &mut sink).and_then(|bytes| {
+        sink.sync_all().map_err(|e| Error::from_io(file.display(), e))?;
+        Ok(bytes)
+    });
+    if got.is_err() {
+        // What is not whole is not left behind.
+        let _ = std::fs::remove_file(file);
+    }
+    output::line(format_args!("got {name:?}, {}", Size(got?)));
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! `onefold cluster status` and `scrub`.
+
+use std::time::{Duration, Instant};
+
+use onefold_cluster::{Scrub, Settings};
+use serde_json::json;
+
+use super::store::{Opened, Url};
+use crate::{failure::Failure, output, size::Size};
+
+/// What `status` shows.
+pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
+    let opened = Opened::open(store, Settings::default())?;
+    let status = opened.session.status()?;
+    let sessions = status.sessions;
+    // What they say changes once a second.
+    let begun = Instant::now();
+    if sessions.servers + sessions.workers > 0 {
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    let later = opened.session.sessions()?;
+    let seconds = begun.elapsed().as_secs_f64().max(1.0);
+    let operations = later.operations.saturating_sub(sessions.operations) as f64 / seconds;
+    let bytes = later.bytes.saturating_sub(sessions.bytes) as f64 / seconds;
+    let overhead = status.map_bytes + status.reference_bytes;
+    let stored = status.cached_bytes + status.chunk_bytes;
+    let saved = if status.logical_bytes == 0 { 0.0 } else { 100.0 - 100.0 * stored as f64 / status.logical_bytes as f64 };
+    if as_json {
+        let value = json!({
+            "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts, "put_bytes": status.put_bytes,
+            "objects": status.objects, "entries": status.entries, "logical_bytes": status.logical_bytes,
+            "cached_bytes": status.cached_bytes, "dirty_bytes": status.dirty_bytes, "chunks": status.chunks,
+            "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes, "reference_bytes": status.reference_bytes,
+            "clean_cached_bytes": status.cached_bytes - status.dirty_bytes, "servers": sessions.servers, "workers": sessions.workers,
+            "operations_per_second": operations, "bytes_per_second": bytes, "backlog": status.backlog,
+            "used_bytes": status.space.used, "total_bytes": status.space.total, "saved_percent": saved,
+        });
+        output::line(value);
+        return Ok(());
+    }
+    output::line(format_args!("volumes     {} of {}", status.volumes, Size(status.volume_bytes)));
+    output::line(format_args!("put         {} of {}", status.puts, Size(status.put_bytes)));
+    output::line(format_args!("content     {} in {} entries of {} objects", Size(status.logical_bytes), status.entries, status.objects));
+    output::line(format_args!(
+        "stored      {} in {} chunks, {} in objects",
+        Size(status.chunk_bytes),
+        status.chunks,
+        Size(status.cached_bytes)
+    ));
+    output::line(format_args!("saved       {saved:.1} %"));
+    output::line(format_args!("to do       {} in {} objects", Size(status.dirty_bytes), status.backlog));
+    output::line(format_args!("cached      {} that are chunks, too", Size(status.cached_bytes - status.dirty_bytes)));
+    output::line(format_args!("overhead    {} of maps, {} of references", Size(status.map_bytes), Size(overhead - status.map_bytes)));
+    output::line(format_args!(
+        "at work     {} servers and {} workers; clients do {operations:.0} operations and {} a second",
+        sessions.servers,
+        sessions.workers,
+        Size(bytes as u64)
+    ));
+    output::line(format_args!("space       {} used of {}", Size(status.space.used), Size(status.space.total)));
+    Ok(())
+}
+
+/// Compares maps and references, and when `deep` the data with its names.
+pub(crate) fn scrub(store: &Url, deep: bool) -> Result<(), Failure> {
+    let opened = Opened::open(store, Settings::default())?;
+    let mut scrub = Scrub::new(opened.session.clone(), deep)?;
+    while scrub.step()? {}
+    let report = scrub.report();
+    output::line(format_args!("looked at   {} objects, {} chunks, {} references", report.objects, report.chunks, report.references));
+    output::line(format_args!(
+        "repaired    {} stale and {} missing references, {} unused chunks, {} restored chunks, {} unlisted objects, {} orphans",
+        report.stale, report.added, report.collected, report.restored, report.listed, report.orphans
+    ));
+    report.damage.iter().for_each(output::line);
+    match report.damage.len() {
+        0 => Ok(()),
+        n => Err(Failure::new(format!("{store} is damaged in {n} places"))),
+    }
+}

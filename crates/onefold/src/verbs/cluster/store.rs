@@ -1,0 +1,93 @@
+//! Where a store is, and sessions on it.
+
+use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+
+use onefold_backend::{
+    EmbeddedStore, RadosObjects,
+    rados::{Connection, Location, TIMEOUT},
+};
+use onefold_cluster::{Session, Settings};
+use onefold_core::{Error, object::ObjectStore};
+
+use crate::failure::Failure;
+
+/// Where a store is.
+#[derive(Clone, Debug)]
+pub(crate) enum Url {
+    /// In a folder of this machine.
+    Folder(PathBuf),
+    /// In two pools of a Ceph cluster.
+    Rados(String, Location),
+}
+
+impl FromStr for Url {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Url, Infallible> {
+        Ok(match Location::parse(text) {
+            Some(location) => Url::Rados(text.to_owned(), location),
+            None => Url::Folder(text.into()),
+        })
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Url::Folder(path) => path.display().fmt(f),
+            Url::Rados(text, _) => f.write_str(text),
+        }
+    }
+}
+
+/// An object store that sessions can be opened on. Those of a folder go before it.
+pub(crate) enum Backing {
+    Folder(EmbeddedStore),
+    Rados(Location, Duration),
+}
+
+impl Backing {
+    pub(crate) fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {
+        Ok(match url {
+            Url::Folder(path) => Backing::Folder(EmbeddedStore::open(path)?),
+            Url::Rados(_, location) => Backing::Rados(location.clone(), timeout),
+        })
+    }
+
+    /// Another session, which can be fenced without the others.
+    pub(crate) fn session(&self, settings: Settings) -> Result<Session, Error> {
+        let store: Arc<dyn ObjectStore> = match self {
+            Backing::Folder(store) => Arc::new(store.session()),
+            Backing::Rados(location, timeout) => {
+                let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
+                let (metadata, chunks) = connection.find(location)?;
+                Arc::new(RadosObjects::new(connection, &metadata, &chunks)?)
+            }
+        };
+        Session::open(store, settings)
+    }
+}
+
+/// A store with a session. The session goes before the store.
+pub(super) struct Opened {
+    pub(super) session: Arc<Session>,
+    _backing: Backing,
+}
+
+impl Opened {
+    pub(super) fn open(url: &Url, settings: Settings) -> Result<Opened, Failure> {
+        Opened::with(url, settings, TIMEOUT)
+    }
+
+    pub(super) fn with(url: &Url, settings: Settings, timeout: Duration) -> Result<Opened, Failure> {
+        let backing = Backing::open(url, timeout)?;
+        let session = backing.session(settings).map_err(|e| e.context(url))?;
+        Ok(Opened { session: Arc::new(session), _backing: backing })
+    }
+}
+
+/// The store of the cluster engine that a path or URL means, if it means one.
+pub(crate) fn store_at(path: &std::path::Path) -> Option<Url> {
+    let url = path.to_string_lossy().parse::<Url>().unwrap_or_else(|never| match never {});
+    (matches!(url, Url::Rados(..)) || EmbeddedStore::is_at(path)).then_some(url)
+}
