@@ -108,9 +108,11 @@ impl Ingest {
 
     /// Lets the chain look at what the importer made of the index.
     pub(super) fn renew(&self, desk: &mut Desk) -> Result<()> {
-        let Some(upto) = self.imported.lock().take() else { return Ok(()) };
+        let Some(upto) = *self.imported.lock() else { return Ok(()) };
         desk.chain.renew_index(&self.archive.tables())?;
         self.auxiliary.lock().forget_listed(upto);
+        // Not before: the next import would write the same entries again.
+        *self.imported.lock() = None;
         Ok(())
     }
 

@@ -78,7 +78,7 @@ fn put(files: &MemoryFiles, name: &str, stream: &Stream) -> Result<()> {
         batch.fingerprint(&archive);
         session.take(&batch, &mut writing, &mut |open| stower.stow(open))?;
         if stower.must_import() {
-            stower.import(&mut session, true)?;
+            stower.import(true)?;
         }
     }
     let data = session.end_recipe(writing, &mut |open| stower.stow(open))?;

@@ -175,7 +175,7 @@ fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles> {
         }
     }
     finish(&mut session, &mut stower, "filler", writing)?;
-    stower.import(&mut session, true)?;
+    stower.import(true)?;
     stower.close()?;
     drop((stower, session, archive));
     let forked = files.fork();
@@ -244,7 +244,7 @@ fn put(files: &MemoryFiles, setup: &Setup, generation: &str, streams: &[Stream])
             take(&archive, &mut session, &mut stower, &mut client.writing, batch)?;
             let spilling = files.asked("index");
             if stower.must_import() {
-                stower.import(&mut session, true)?;
+                stower.import(true)?;
             }
             let spilled = files.asked("index").since(&spilling);
             let after = session.counts();
@@ -269,7 +269,7 @@ fn put(files: &MemoryFiles, setup: &Setup, generation: &str, streams: &[Stream])
         tables.containers.values().filter(|container| container.logged > tables.index.upto && container.stored.holds == Holds::Data);
     done.left = recent.map(|container| u64::from(container.stored.chunks)).sum();
     let after = files.asked("index");
-    stower.import(&mut session, true)?;
+    stower.import(true)?;
     stower.close()?;
     done.index_after = files.asked("index").since(&after);
     let counts = session.counts();
