@@ -13,8 +13,9 @@ use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::statistics::{Counters, add, sub};
 use super::wire::Dialect;
 
-/// Helpers of a connection to a volume that acknowledges late: so many groups of writes are on their way together.
-pub(crate) const LATE_HELPERS: usize = 2;
+/// Helpers of a connection to a volume that acknowledges late: so many groups of its writes are on their way together. With two an embedded store's
+/// commits get smaller, and 4 KiB writes half as fast; connections beside each other have a group each.
+pub(crate) const LATE_HELPERS: usize = 1;
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
