@@ -121,11 +121,11 @@ impl Ingest {
         self.auxiliary.lock().listed_len() > self.archive.settings.auxiliary_entries
     }
 
-    /// Imports what is listed into the chunk index, for later look-ups; false when there was nothing to do, or an import waits to be taken over.
+    /// Imports what is listed into the chunk index, for later look-ups, few entries only with `all`; false when there was nothing to do, or an import waits to be taken over.
     ///
     /// # Errors
     /// Those of the system.
-    pub(crate) fn import(&self, all: bool) -> Result<bool> {
+    pub fn import(&self, all: bool) -> Result<bool> {
         if self.imported.lock().is_some() {
             return Ok(false);
         }

@@ -1,11 +1,12 @@
 //! What filters of the chain save (dedupv1 3.2; the paper gives no numbers).
 
 use super::{
+    clones::{Rewritten, rewritten},
     counted,
     ingest::{Setup, generations},
     judged, processed,
 };
-use crate::paper::item::{Item, Judgement, no_figure, nothing};
+use crate::paper::item::{Item, no_figure, nothing};
 
 /// Statements about filters.
 pub(super) const ITEMS: [Item; 3] = [
@@ -45,10 +46,22 @@ pub(super) const ITEMS: [Item; 3] = [
         band: "at least 80 % of the index reads of a cloned second generation are spared",
         fitted: false,
         cases: nothing,
-        judge: |_, _| Judgement {
-            missing: true,
-            remark: "It needs backup volumes and their block index, which the archive engine does not have yet.".to_owned(),
-            ..Judgement::default()
+        judge: |extent, _| {
+            judged(|judgement| {
+                let with = |filters: &[&'static str]| rewritten(&Setup { filters: filters.to_vec(), ..Setup::base(extent.quick) });
+                let (alone, filtered) = (with(&["chunk-index"])?, with(&["block-index", "chunk-index"])?);
+                judgement.blocks += 6 * (alone.bytes >> 12);
+                let spared = |of: fn(&Rewritten) -> u64| 100.0 - of(&filtered) as f64 * 100.0 / of(&alone).max(1) as f64;
+                let (clone, next) = (spared(|run| run.clone.page_reads), spared(|run| run.next.page_reads));
+                judgement.check(
+                    format!("{clone:.1} % of {} reads are spared", alone.clone.page_reads),
+                    alone.clone.page_reads > 0 && clone >= 80.0,
+                );
+                judgement.check("all of it is found", filtered.clone.new_bytes == 0 && alone.clone.new_bytes == 0);
+                judgement.remark =
+                    format!("When the next generation is written over the volumes instead, {next:.1} % of {} are.", alone.next.page_reads);
+                Ok(())
+            })
         },
         draw: no_figure,
     },

@@ -29,7 +29,7 @@ pub(super) const CLIENTS: usize = 4;
 
 /// The part of the chunk index's pages that memory holds: of the paper's 8 GB some 5 are left beside the auxiliary index and the block index, and the
 /// index has 32 GB.
-const CACHED_PART: u64 = 6;
+pub(super) const CACHED_PART: u64 = 6;
 
 /// Bytes of the small files that fill the index.
 const FILLER_BYTES: usize = 16;
@@ -143,7 +143,7 @@ fn ingest(setup: &Setup) -> Result<[Ingested; 2]> {
 }
 
 /// An archive whose chunk index holds so many chunks of small files; the same for all set-ups that cut alike.
-fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles> {
+pub(super) fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles> {
     static FILLED: Mutex<Option<(&'static str, u64, MemoryFiles)>> = Mutex::new(None);
     let mut last = FILLED.lock();
     if let Some((_, _, files)) = last.as_ref().filter(|made| (made.0, made.1) == (chunking, chunks)) {
@@ -287,7 +287,7 @@ fn put(files: &MemoryFiles, setup: &Setup, generation: &str, streams: &[Stream])
 }
 
 /// Pages of the chunk index.
-fn index_pages(files: &MemoryFiles) -> Result<u64> {
+pub(super) fn index_pages(files: &MemoryFiles) -> Result<u64> {
     let archive = Archive::open(Arc::new(files.clone()), false, Settings::default())?;
     let pages = archive.tables().index.files.iter().map(|file| u64::from(file.pages)).sum();
     Ok(pages)

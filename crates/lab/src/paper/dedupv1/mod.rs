@@ -14,6 +14,7 @@
 //! | `filters` | what filters save |
 //! | `crash` | power failures at every point |
 
+mod clones;
 mod crash;
 mod files;
 mod filters;
