@@ -29,10 +29,7 @@ impl Chunking {
     /// The smallest chunk, but for the last of a file.
     #[must_use]
     pub fn least(self) -> usize {
-        match self {
-            Chunking::FastCdc(mean) => mean as usize / 2,
-            _ => self.mean() / 4,
-        }
+        self.mean() / 4
     }
 
     /// The largest chunk.
