@@ -122,6 +122,18 @@ fn any_chain_finds_the_duplicates_and_small_indexes_spill() {
 }
 
 #[test]
+fn each_entry_is_imported_once() {
+    // Containers are listed and imported over and over while chunks are looked up.
+    let desk = Desk::new(|format, settings| {
+        (format.chunking, format.compression) = (Chunking::Static(1024), Compression::None);
+        (settings.auxiliary_entries, settings.sync_bytes, settings.container_bytes) = (8 << 10, 1 << 20, 256 << 10);
+    });
+    let report = desk.put("a", &noise(4, 64 << 20));
+    let entries: u64 = desk.archive().tables().index.files.iter().map(|file| file.entries).sum();
+    assert!(report.counts.chunks == 64 << 10 && entries <= report.counts.chunks && entries > 32 << 10, "{entries} of {:?}", report.counts);
+}
+
+#[test]
 fn merged_containers_are_counted_too_when_counts_are_lost() {
     use onefold_archive::collect::{Collected, Collection, Options};
     let desk = Desk::new(|_, settings| {
