@@ -16,12 +16,13 @@ use onefold_archive::{
 use onefold_backend::{Directory, random::random_bytes};
 use onefold_core::{Files, Result};
 use serde::Serialize;
+use serde_json::json;
 
 use super::archive_volume;
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
     failure::Failure,
-    output,
+    output::{self, Answer},
     progress::Progress,
     size::{counted, grouped},
 };
@@ -64,6 +65,8 @@ enum Verb {
         /// Shards of a container with and without parity: N-K nodes may be lost
         #[arg(long, value_name = "N,K", value_parser = code, requires = "nodes")]
         code: Option<(usize, usize)>,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Makes the directory of an archive again that tells where its nodes are
     #[command(after_help = "Examples:\n  onefold archive attach safe --nodes /mnt/a,/mnt/b,/mnt/c")]
@@ -73,6 +76,8 @@ enum Verb {
         /// All nodes, node 0 first; of one that is lost any name
         #[arg(long, value_delimiter = ',', num_args = 1.., required = true, value_name = "DIRS")]
         nodes: Vec<PathBuf>,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Makes lost shards anew: on nodes that are there, or on a directory that takes the place of one
     ///
@@ -84,9 +89,8 @@ enum Verb {
         /// The number of a node that is absent, and an empty directory, or its own that missed changes
         #[arg(long, value_name = "NUMBER=DIR", value_parser = replacement)]
         replace: Vec<(usize, PathBuf)>,
-        /// Prints JSON, whose keys are stable
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Creates, lists, resizes, renames and deletes backup volumes
     Volume(archive_volume::Options),
@@ -99,6 +103,8 @@ enum Verb {
         name: String,
         /// Its new name
         new_name: String,
+        #[command(flatten)]
+        answer: Answer,
     },
 }
 
@@ -115,7 +121,7 @@ fn replacement(text: &str) -> Result<(usize, PathBuf), String> {
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::Create { archive, chunking, compress, nodes, code } => {
+        Verb::Create { archive, chunking, compress, nodes, code, answer } => {
             let format = Format { chunking, compression: compress, ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?) };
             let made = match code {
                 Some(code) => create_on(&archive, &nodes, code, &format)?,
@@ -125,21 +131,27 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
                     String::new()
                 }
             };
-            output::line(format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}", archive.display()));
+            let report = json!({
+                "archive": archive.display().to_string(), "chunking": chunking.to_string(), "compression": compress.to_string(),
+                "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code,
+            });
+            answer.tell(&report, format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}", archive.display()))
         }
-        Verb::Attach { archive, nodes } => {
+        Verb::Attach { archive, nodes, answer } => {
             let directory = ArchiveDir::create(&archive, &nodes)?;
             directory.open_to_read()?;
-            output::line(format_args!("attached {}", archive.display()));
+            answer.tell(
+                &json!({ "archive": archive.display().to_string(), "nodes": nodes.len() }),
+                format_args!("attached {}", archive.display()),
+            )
         }
-        Verb::Rebuild { archive, replace, json } => rebuild(&archive, &replace, json)?,
-        Verb::Volume(options) => archive_volume::run(options)?,
-        Verb::Rename { archive, name, new_name } => {
+        Verb::Rebuild { archive, replace, answer } => rebuild(&archive, &replace, answer.json),
+        Verb::Volume(options) => archive_volume::run(options),
+        Verb::Rename { archive, name, new_name, answer } => {
             ArchiveDir::look(&archive)?.open(Settings::default())?.rename(&name, &new_name)?;
-            output::line(format_args!("renamed {name:?} to {new_name:?}"));
+            answer.tell(&json!({ "renamed": name, "to": new_name }), format_args!("renamed {name:?} to {new_name:?}"))
         }
     }
-    Ok(())
 }
 
 /// Makes an archive on several nodes; says how.
@@ -213,8 +225,7 @@ fn tell(path: &Path, all: &Rebuilt, json: bool) -> Result<(), Failure> {
             repaired_units: units.repaired_units,
             lost_containers: all.lost_containers,
         };
-        let text = serde_json::to_string_pretty(&done).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&done)?;
     } else if all.nodes > 0 {
         output::line(format_args!("filled {} with {} units of 4 KiB", counted(all.nodes, "node"), grouped(units.units)));
     } else {

@@ -82,8 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         held_back: done.waits || done.held_back > 0,
     };
     if options.json {
-        let text = serde_json::to_string_pretty(&done).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&done)?;
         return Ok(());
     }
     output::line(format_args!(

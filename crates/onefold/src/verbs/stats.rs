@@ -118,8 +118,7 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
         server: directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok()),
     };
     if json {
-        let text = serde_json::to_string_pretty(&stats).map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&stats)?;
         return Ok(());
     }
     let row = |label: &str, text: String| output::line(format_args!("{label:<15}{text}"));

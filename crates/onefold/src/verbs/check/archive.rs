@@ -83,8 +83,7 @@ pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
             repaired_units: mended.map_or(0, |mended| mended.units.repaired_units),
             well,
         };
-        let text = serde_json::to_string_pretty(&found).map_err(|e| Failure::new(format!("the report can't be written: {e}")))?;
-        output::line(text);
+        output::json(&found)?;
     } else {
         output::line(format_args!(
             "{} with {} in {}",

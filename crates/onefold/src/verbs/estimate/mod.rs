@@ -102,8 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let estimate = estimate(options)?;
     if options.json {
-        let text = serde_json::to_string_pretty(&estimate).map_err(|e| Failure::new(format!("the estimate can't be written: {e}")))?;
-        output::line(text);
+        output::json(&estimate)?;
     } else {
         print(&estimate);
     }

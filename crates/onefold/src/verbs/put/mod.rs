@@ -195,8 +195,7 @@ fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
 
 fn tell(options: &Options, stored: Stored) -> Result<(), Failure> {
     if options.json {
-        let text = serde_json::to_string_pretty(&stored).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&stored)?;
         return Ok(());
     }
     output::line(format_args!(
