@@ -142,6 +142,12 @@ impl Archive {
         }
     }
 
+    /// True when it was opened for changes.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writes
+    }
+
     fn try_open(files: &Arc<dyn Files>, writes: bool, settings: &Settings) -> Result<Archive> {
         if files.spread() == [1, 1, 0] {
             find_label(&**files)?;

@@ -109,7 +109,7 @@ impl Tables {
 
     /// Nothing where there never was a volume.
     pub(crate) fn encode_volumes(&self, w: &mut Writer) {
-        if self.next_volume == 0 {
+        if self.next_volume == 0 && self.damaged.is_empty() {
             return;
         }
         w.u64(self.next_volume).u32(self.volumes.len() as u32);

@@ -11,6 +11,7 @@
 //! | [`check`] | is all there, and whole? |
 //! | [`archive`] | label, snapshot, operations log, locks |
 //! | [`tables`], [`catalogue`], [`map`] | what the log says, applied; its volumes; their maps |
+//! | [`heal`] | damaged chunks made whole from other copies |
 //! | [`volume`] | backup volumes: writes in memory, drained into containers, and reads |
 //! | [`segments`] | where containers are written and read |
 //! | [`nodes`] | several directories as one, of which some may be lost |
@@ -27,6 +28,7 @@ pub mod collect;
 pub mod cut;
 pub mod format;
 pub mod get;
+pub mod heal;
 pub mod index;
 pub mod map;
 mod memory;

@@ -110,8 +110,12 @@ impl Appender {
         let Some(open) = &mut self.open else { return Err(Error::new(Kind::Stopped, "no segment is open")) };
         if open.end + needed > open.taken {
             let ahead = needed.max(self.archive.settings.ahead_bytes);
-            open.file.reserve(open.end, ahead)?;
-            open.taken = open.end + ahead;
+            let taken = match open.file.reserve(open.end, ahead) {
+                // The end of the disk: what is left may be enough.
+                Err(error) if error.kind() == Kind::NoSpace => open.file.reserve(open.end, needed).map(|()| needed)?,
+                reserved => reserved.map(|()| ahead)?,
+            };
+            open.taken = open.end + taken;
         }
         let place = Place { segment: open.number, at: open.end, bytes: bytes as u32, meta_bytes: packed.meta.len() as u32 };
         open.file.write_parts(open.end, &[&packed.meta, &packed.body])?;

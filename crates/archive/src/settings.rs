@@ -293,6 +293,8 @@ pub enum PlantedBug {
     OldBloom,
     /// Puts take duplicates that are condemned.
     CondemnedTaken,
+    /// Puts take duplicates that are damaged.
+    DamagedTaken,
     /// Condemned chunks go without being looked at again.
     NoRecheck,
     /// Space is freed while older readers are there.
@@ -317,7 +319,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 18] = [
+    pub const ALL: [(&'static str, PlantedBug); 19] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -326,6 +328,7 @@ impl PlantedBug {
         ("stale-hit", PlantedBug::StaleHit),
         ("old-bloom", PlantedBug::OldBloom),
         ("condemned-taken", PlantedBug::CondemnedTaken),
+        ("damaged-taken", PlantedBug::DamagedTaken),
         ("no-recheck", PlantedBug::NoRecheck),
         ("freed-under-reader", PlantedBug::FreedUnderReader),
         ("id-twice", PlantedBug::IdTwice),

@@ -84,6 +84,8 @@ pub struct Tables {
     pub unfinished: BTreeMap<ContainerId, u64>,
     /// Chunks that no put may take as duplicates: a bit for each chunk, in the order of the container.
     pub condemned: BTreeMap<ContainerId, Vec<u8>>,
+    /// Chunks whose bytes are not what they were: a bit for each chunk, in the order of the container.
+    pub damaged: BTreeMap<ContainerId, Vec<u8>>,
     /// Places that no record names any more, and the epoch whose readers may still be there.
     pub leaving: Vec<(Place, u32)>,
     /// The chunk index.
@@ -198,6 +200,14 @@ impl Tables {
                 self.condemned.extend(there);
                 self.epoch += 1;
             }
+            Record::Damaged { containers } => {
+                for (id, bits) in containers.into_iter().filter(|(id, _)| self.containers.contains_key(id)) {
+                    let known = self.damaged.entry(id).or_default();
+                    known.resize(known.len().max(bits.len()), 0);
+                    known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
+                }
+                self.epoch += 1;
+            }
             Record::Dropped { containers, spared } => {
                 spared.iter().for_each(|id| {
                     self.condemned.remove(id);
@@ -273,6 +283,7 @@ impl Tables {
         let gone = self.containers.remove(&id).ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
         self.unfinished.remove(&id);
         self.condemned.remove(&id);
+        self.damaged.remove(&id);
         gone.merged.iter().for_each(|id| {
             self.homes.remove(id);
         });
@@ -327,6 +338,13 @@ impl Tables {
             pieces(&mut w, &difference.recipe);
         }
         self.encode_volumes(&mut w);
+        // Who does not know of damage must not put what it would take for a duplicate.
+        if !self.damaged.is_empty() {
+            w.u32(self.damaged.len() as u32);
+            for (id, bits) in &self.damaged {
+                w.u64(id.0).bytes(bits);
+            }
+        }
         w.0
     }
 
@@ -377,6 +395,11 @@ impl Tables {
             tables.differences.push(Difference { added: r.u8()? == 1, recipe: pieces_of(r)? });
         }
         tables.decode_volumes(r)?;
+        if !r.0.is_empty() {
+            for _ in 0..r.count(12)? {
+                tables.damaged.insert(id(r)?, r.bytes()?.to_vec());
+            }
+        }
         r.end()?;
         Ok(tables)
     }

@@ -167,6 +167,11 @@ pub enum Record {
         /// Where they lie, and a bit for each chunk of the container.
         containers: Vec<(ContainerId, Vec<u8>)>,
     },
+    /// Chunks whose bytes are not what they were: no more duplicates of them. The epoch turns, so that nobody goes on with what it knew.
+    Damaged {
+        /// Where they lie, and a bit for each chunk of the container.
+        containers: Vec<(ContainerId, Vec<u8>)>,
+    },
     /// Containers are gone, whose chunks were all condemned. Their places are to be freed.
     Dropped {
         /// The containers.
@@ -359,6 +364,19 @@ pub(crate) fn index_files_of(r: &mut Reader<'_>) -> Result<Vec<IndexFile>> {
     (0..n).map(|_| Ok(IndexFile { number: r.u64()?, pages: r.u32()?, filter_pages: r.u32()?, entries: r.u64()? })).collect()
 }
 
+/// A bit for each chunk of containers.
+fn bits(w: &mut Writer, all: &[(ContainerId, Vec<u8>)]) {
+    w.u32(all.len() as u32);
+    all.iter().for_each(|(id, bits)| {
+        w.u64(id.0).bytes(bits);
+    });
+}
+
+fn bits_of(r: &mut Reader<'_>) -> Result<Vec<(ContainerId, Vec<u8>)>> {
+    let n = r.count(12)?;
+    (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec()))).collect()
+}
+
 fn ids(w: &mut Writer, all: &[ContainerId]) {
     w.u32(all.len() as u32);
     all.iter().for_each(|id| {
@@ -432,12 +450,8 @@ impl Record {
             Record::Counted { file, differences, upto } => {
                 w.u8(8).u64(*file).u64(*differences).u64(*upto);
             }
-            Record::Condemned { containers } => {
-                w.u8(9).u32(containers.len() as u32);
-                containers.iter().for_each(|(id, bits)| {
-                    w.u64(id.0).bytes(bits);
-                });
-            }
+            Record::Condemned { containers } => bits(w.u8(9), containers),
+            Record::Damaged { containers } => bits(w.u8(24), containers),
             Record::Dropped { containers, spared } => {
                 ids(w.u8(10), containers);
                 ids(w, spared);
@@ -501,11 +515,8 @@ impl Record {
             6 => Record::Abandoned { containers: ids_of(r)? },
             7 => Record::Imported { files: index_files_of(r)?, upto: r.u64()? },
             8 => Record::Counted { file: r.u64()?, differences: r.u64()?, upto: r.u64()? },
-            9 => {
-                let n = r.count(12)?;
-                let containers = (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec())));
-                Record::Condemned { containers: containers.collect::<Result<_>>()? }
-            }
+            9 => Record::Condemned { containers: bits_of(r)? },
+            24 => Record::Damaged { containers: bits_of(r)? },
             10 => Record::Dropped { containers: ids_of(r)?, spared: ids_of(r)? },
             11 => Record::Merged { from: ids_of(r)?, to: Stored::decode(r)? },
             12 => {

@@ -11,7 +11,10 @@ use onefold_core::{BLOCK_BYTES, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{archive, show},
+    check::{
+        archive::{self, Extent},
+        show,
+    },
     cluster, served_or_not,
 };
 use crate::{
@@ -32,6 +35,10 @@ use crate::{
 pub(crate) struct Options {
     /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
+
+    /// Only this stream or volume of an archive
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
 
     #[command(flatten)]
     answer: Answer,
@@ -88,7 +95,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return cluster::scrub(&url, true, options.answer);
     }
     if ArchiveDir::is_there(&options.store) {
-        return archive::run(&options.store, true, options.answer.json);
+        return archive::run(&options.store, Extent { data: true, repair: false, only: options.only.as_deref() }, options.answer.json);
+    }
+    if options.only.is_some() {
+        return Err(Failure::usage("--only is for archives"));
     }
     let file = StoreFile::look(&options.store)?;
     let bar = Progress::new("scrubbing");

@@ -25,7 +25,7 @@ use crate::{
 /// verified by `onefold scrub`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair"
+    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair\n  onefold check backups --only monday --repair"
 )]
 pub(crate) struct Options {
     /// The store, or an archive's directory
@@ -39,6 +39,10 @@ pub(crate) struct Options {
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     memory: Size,
 
+    /// Only this stream or volume of an archive, and the containers that it needs
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+
     #[command(flatten)]
     answer: Answer,
 }
@@ -46,7 +50,11 @@ pub(crate) struct Options {
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if ArchiveDir::is_there(&options.store) {
-        return if options.repair { archive::repair(&options.store) } else { archive::run(&options.store, false, options.answer.json) };
+        let extent = archive::Extent { data: false, repair: options.repair, only: options.only.as_deref() };
+        return archive::run(&options.store, extent, options.answer.json);
+    }
+    if options.only.is_some() {
+        return Err(Failure::usage("--only is for archives"));
     }
     let file = StoreFile::look(&options.store)?;
     if options.repair {
