@@ -12,7 +12,7 @@ use crate::{
         record::Record,
     },
     put,
-    settings::PlantedBug,
+    settings::{PlantedBug, SLOTS_MAX},
     tables::{Container, Tables},
 };
 
@@ -35,7 +35,8 @@ impl Collection {
             match self.live_chunks(&tables, container) {
                 Ok(live) => {
                     let more: usize = live.iter().map(|(_, bytes)| bytes.len()).sum();
-                    if !chunks.is_empty() && bytes + more > self.archive.settings.container_bytes {
+                    let full = bytes + more > self.archive.settings.container_bytes || chunks.len() + live.len() > SLOTS_MAX;
+                    if !chunks.is_empty() && full {
                         break;
                     }
                     bytes += more;
