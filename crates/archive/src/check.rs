@@ -115,10 +115,12 @@ struct Found<'a> {
 impl Found<'_> {
     /// True when the chunk is there and whole.
     fn has(&self, address: Address, fingerprint: &Fingerprint) -> bool {
-        let Some(home) = self.tables.home(address.container).map(|container| container.stored.id) else { return false };
-        let there =
-            self.whole.get(&home).and_then(|metadata| metadata.find(address)).is_some_and(|chunk| chunk.fingerprint == *fingerprint);
-        there && !self.bad.get(&home).is_some_and(|bad| bad.contains(&address))
+        self.tables.places(address.container).any(|container| {
+            let home = container.stored.id;
+            let there =
+                self.whole.get(&home).and_then(|metadata| metadata.find(address)).is_some_and(|chunk| chunk.fingerprint == *fingerprint);
+            there && !self.bad.get(&home).is_some_and(|bad| bad.contains(&address))
+        })
     }
 }
 

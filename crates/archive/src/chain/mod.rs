@@ -317,17 +317,21 @@ impl Chain {
 impl Known<'_> {
     /// True when the chunk at `address` has this fingerprint, is there, and is not condemned.
     fn confirms(&mut self, fingerprint: &Fingerprint, address: Address, condemned_too: bool, counts: &mut Counts) -> Result<bool> {
-        let Some(container) = self.tables.home(address.container) else { return Ok(false) };
-        let home = container.stored.id;
-        if !self.cache.holds(home) {
-            counts.metadata_reads += 1;
-            match self.shelves.metadata(container) {
-                Ok(metadata) => self.cache.insert(metadata, &self.tables.condemned, condemned_too),
-                Err(error) if error.kind() == onefold_core::Kind::Corrupt => return Ok(false),
-                Err(error) => return Err(error),
+        for container in self.tables.places(address.container) {
+            let home = container.stored.id;
+            if !self.cache.holds(home) {
+                counts.metadata_reads += 1;
+                match self.shelves.metadata(container) {
+                    Ok(metadata) => self.cache.insert(metadata, &self.tables.condemned, condemned_too),
+                    Err(error) if error.kind() == onefold_core::Kind::Corrupt => continue,
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.cache.shows(home, fingerprint, address) {
+                return Ok(true);
             }
         }
-        Ok(self.cache.shows(home, fingerprint, address))
+        Ok(false)
     }
 }
 

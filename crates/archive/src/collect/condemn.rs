@@ -1,6 +1,6 @@
 //! What nobody needs is condemned, looked at again when older puts have ended, and dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Kind, Result};
 
@@ -26,17 +26,20 @@ impl Collection {
         // Which chunks are dead, as bits, by home; merged containers have several ids.
         let mut dead: BTreeMap<ContainerId, (u32, Vec<u8>)> = BTreeMap::new();
         while let Some((id, counts)) = counts.next()? {
-            let Some(home) = tables.home(id) else { continue };
-            let spared = tables.unfinished.get(&home.stored.id).is_some_and(|at| at + self.options.keep_partial > self.options.now);
-            if spared || !counts.contains(&0) {
+            if !counts.contains(&0) {
                 continue;
             }
-            let chunks = home.stored.chunks;
-            let (number, bits) = dead.entry(home.stored.id).or_insert_with(|| (0, vec![0; (chunks as usize).div_ceil(8)]));
-            let places = self.places(home, id, &counts)?;
-            for n in places {
-                bits[n / 8] |= 1 << (n % 8);
-                *number += 1;
+            for home in tables.places(id) {
+                let spared = tables.unfinished.get(&home.stored.id).is_some_and(|at| at + self.options.keep_partial > self.options.now);
+                if spared {
+                    continue;
+                }
+                let chunks = home.stored.chunks;
+                let (number, bits) = dead.entry(home.stored.id).or_insert_with(|| (0, vec![0; (chunks as usize).div_ceil(8)]));
+                for n in self.unused(home, id, &counts)? {
+                    bits[n / 8] |= 1 << (n % 8);
+                    *number += 1;
+                }
             }
         }
         // What a killed put listed since the counts were made: no recipe that came since names it.
@@ -47,12 +50,15 @@ impl Collection {
                 dead.entry(*id).or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
             }
         }
+        // Of what is about to be settled every dead chunk is left behind.
+        let settling: BTreeSet<ContainerId> = self.settling(&tables).into_iter().collect();
         let mut containers = Vec::new();
         for (id, (number, bits)) in dead {
             let live = tables.containers.get(&id).map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
             // Half full or more: their dead chunks may live again.
-            if live * 2 < all && !tables.condemned.contains_key(&id) {
+            let leaves = live * 2 < all || (number > 0 && settling.contains(&id));
+            if leaves && !tables.condemned.contains_key(&id) {
                 containers.push((id, bits));
             }
         }
@@ -68,12 +74,12 @@ impl Collection {
     }
 
     /// The places in their container of the chunks of `id` without references.
-    pub(super) fn places(&self, home: &Container, id: ContainerId, counts: &[u16]) -> Result<Vec<usize>> {
+    pub(super) fn unused(&mut self, home: &Container, id: ContainerId, counts: &[u16]) -> Result<Vec<usize>> {
         let unused = |slot: u16| counts.get(usize::from(slot)).is_some_and(|&count| count == 0);
         if home.merged.is_empty() {
             return Ok((0..counts.len().min(home.stored.chunks as usize)).filter(|&slot| unused(slot as u16)).collect());
         }
-        match self.shelves.metadata(home) {
+        match self.reader.metadata(&self.shelves, home) {
             Ok(metadata) => {
                 let chunks = metadata.chunks.iter().enumerate();
                 Ok(chunks.filter(|(_, chunk)| chunk.first.container == id && unused(chunk.first.slot)).map(|(n, _)| n).collect())
@@ -141,22 +147,21 @@ impl Collection {
     }
 
     /// Notes the condemned containers of which chunks in these runs are needed.
-    pub(super) fn spare(&self, tables: &Tables, runs: &[(Address, usize)], spared: &mut Vec<ContainerId>) -> Result<()> {
+    fn spare(&mut self, tables: &Tables, runs: &[(Address, usize)], spared: &mut Vec<ContainerId>) -> Result<()> {
         for &(first, count) in runs {
-            let Some(home) = tables.home(first.container) else { continue };
-            let Some(bits) = tables.condemned.get(&home.stored.id) else { continue };
-            let needed = |slot: usize| -> Result<bool> {
-                if home.merged.is_empty() {
-                    return Ok(is_condemned(bits, slot));
-                }
-                let metadata = self.shelves.metadata(home)?;
-                let address = Address { container: first.container, slot: slot as u16 };
-                Ok(metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first).is_ok_and(|n| is_condemned(bits, n)))
-            };
-            for slot in usize::from(first.slot)..usize::from(first.slot) + count {
-                if needed(slot)? {
+            let slots = usize::from(first.slot)..usize::from(first.slot) + count;
+            for home in tables.places(first.container) {
+                let Some(bits) = tables.condemned.get(&home.stored.id) else { continue };
+                let needed = if home.merged.is_empty() {
+                    slots.clone().any(|slot| is_condemned(bits, slot))
+                } else {
+                    let metadata = self.reader.metadata(&self.shelves, home)?;
+                    let place = |slot| metadata.chunks.binary_search_by_key(&Address { slot, ..first }, |chunk| chunk.first);
+                    let needed = |slot: usize| u16::try_from(slot).is_ok_and(|slot| place(slot).is_ok_and(|n| is_condemned(bits, n)));
+                    slots.clone().any(needed)
+                };
+                if needed {
                     spared.push(home.stored.id);
-                    break;
                 }
             }
         }

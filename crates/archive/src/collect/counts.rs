@@ -53,7 +53,12 @@ impl Collection {
             }
         };
         let (differences, upto) = (tables.differences.len() as u64, tables.sequence);
-        self.archive.commit(true, |_| Ok(vec![Record::Counted { file: made, differences, upto }]))?;
+        let containers = self.changed(&tables)?;
+        self.archive.commit(true, |_| {
+            let counted = Record::Counted { file: made, differences, upto };
+            let changed = (!containers.is_empty()).then_some(Record::Changed { containers });
+            Ok([counted].into_iter().chain(changed).collect())
+        })?;
         match self.archive.files.remove(&counts_name(tables.counts)) {
             Err(error) if error.kind() != Kind::NotFound => Err(error),
             _ => Ok(()),
@@ -70,10 +75,10 @@ impl Collection {
             let (mut range, mut slots) = (BTreeMap::<ContainerId, Vec<u16>>::new(), 0);
             while slots < self.archive.settings.count_slots {
                 let old_id = next_old.as_ref().map(|entry| entry.0);
-                let fresh_id = fresh.peek().map(|one| one.0);
+                let fresh_id = fresh.peek().copied();
                 if let Some((id, counts)) = next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh)) {
                     // The counts of containers that are gone go too.
-                    if tables.home(id).is_some() {
+                    if tables.places(id).next().is_some() {
                         slots += counts.len();
                         range.insert(id, counts);
                     }
@@ -81,8 +86,8 @@ impl Collection {
                     if fresh_id == old_id {
                         fresh.next();
                     }
-                } else if let Some((id, home)) = fresh.next() {
-                    let counts = vec![0; self.slots(tables, id, home)?];
+                } else if let Some(id) = fresh.next() {
+                    let counts = vec![0; self.slots(tables, id)?];
                     slots += counts.len();
                     range.insert(id, counts);
                 } else {
@@ -99,20 +104,23 @@ impl Collection {
     }
 
     /// Slots of a container that has no counts yet: where it was merged, up to the last one that its home has.
-    pub(super) fn slots(&self, tables: &Tables, id: ContainerId, home: ContainerId) -> Result<usize> {
-        let Some(container) = tables.containers.get(&home) else { return Ok(0) };
-        if id == home {
-            return Ok(container.stored.chunks as usize);
-        }
-        match self.shelves.metadata(container) {
-            Ok(metadata) => {
-                let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
-                Ok(own.map(|chunk| usize::from(chunk.first.slot) + 1).max().unwrap_or(0))
+    fn slots(&mut self, tables: &Tables, id: ContainerId) -> Result<usize> {
+        let mut slots = 0;
+        for container in tables.places(id) {
+            if container.stored.id == id {
+                return Ok(container.stored.chunks as usize);
             }
-            // Nothing is known of it: nothing is counted, and nothing condemned.
-            Err(error) if error.kind() == Kind::Corrupt => Ok(0),
-            Err(error) => Err(error),
+            match self.reader.metadata(&self.shelves, container) {
+                Ok(metadata) => {
+                    let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
+                    slots = slots.max(own.map(|chunk| usize::from(chunk.first.slot) + 1).max().unwrap_or(0));
+                }
+                // Nothing is known of it: nothing is counted, and nothing condemned.
+                Err(error) if error.kind() == Kind::Corrupt => {}
+                Err(error) => return Err(error),
+            }
         }
+        Ok(slots)
     }
 
     /// Applies to a range what came and went.
@@ -167,15 +175,10 @@ impl Collection {
     }
 }
 
-/// The numbers by which recipes name containers, in their order, each with the number of the container where its chunks lie.
-fn numbers(tables: &Tables) -> Vec<(ContainerId, ContainerId)> {
-    let mut numbers = Vec::with_capacity(tables.containers.len());
-    for (&home, container) in &tables.containers {
-        match container.merged.is_empty() {
-            true => numbers.push((home, home)),
-            false => numbers.extend(container.merged.iter().map(|&id| (id, home))),
-        }
-    }
+/// The numbers by which recipes name containers, in their order.
+fn numbers(tables: &Tables) -> Vec<ContainerId> {
+    let own = tables.containers.iter().filter(|(_, container)| container.merged.is_empty()).map(|(&id, _)| id);
+    let mut numbers: Vec<ContainerId> = own.chain(tables.homes.keys().copied()).collect();
     numbers.sort_unstable();
     numbers
 }

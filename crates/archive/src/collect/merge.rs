@@ -1,5 +1,7 @@
 //! Containers less than half full become one: their live chunks are verified, copied and synced, then one record says where they lie.
 
+use std::collections::BTreeSet;
+
 use onefold_core::{Kind, Result};
 
 use super::Collection;
@@ -11,6 +13,7 @@ use crate::{
         container::{Chunk, Holds, Open, Packer},
         record::Record,
     },
+    placement::Class,
     put,
     settings::{PlantedBug, SLOTS_MAX},
     tables::{Container, Tables},
@@ -20,17 +23,21 @@ impl Collection {
     /// Copies the live chunks of some containers into a new one; false when there are no more candidates.
     pub(super) fn merge(&mut self) -> Result<bool> {
         let tables = self.archive.refresh()?;
+        // What is settled is not merged before.
+        let settling: BTreeSet<ContainerId> = self.settling(&tables).into_iter().collect();
         let live = |id: &ContainerId, bits: &Vec<u8>| {
-            let container = tables.containers.get(id)?;
+            let container = tables.containers.get(id).filter(|_| !settling.contains(id))?;
             let dead = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
-            Some((container.stored.holds == Holds::Recipes, container.stored.chunks.saturating_sub(dead), *id))
+            let kind = (container.stored.holds == Holds::Recipes, tables.class(&container.stored.place).0);
+            Some((kind, container.stored.chunks.saturating_sub(dead), *id))
         };
-        let mut candidates: Vec<(bool, u32, ContainerId)> = tables.condemned.iter().filter_map(|(id, bits)| live(id, bits)).collect();
+        let mut candidates: Vec<((bool, Class), u32, ContainerId)> =
+            tables.condemned.iter().filter_map(|(id, bits)| live(id, bits)).collect();
         // The emptiest free the most for what is copied.
         candidates.sort_unstable();
-        let Some(&(recipes, ..)) = candidates.first() else { return Ok(false) };
+        let Some(&(kind, ..)) = candidates.first() else { return Ok(false) };
         let (mut from, mut chunks, mut bytes) = (Vec::new(), Vec::new(), 0);
-        for &(_, _, id) in candidates.iter().filter(|candidate| candidate.0 == recipes) {
+        for &(_, _, id) in candidates.iter().filter(|candidate| candidate.0 == kind) {
             let Some(container) = tables.containers.get(&id) else { continue };
             match self.live_chunks(&tables, container) {
                 Ok(live) => {
@@ -54,11 +61,11 @@ impl Collection {
         }
         chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
         let id = self.ids.next()?;
-        let mut open = Open::new(id, if recipes { Holds::Recipes } else { Holds::Data }, bytes);
+        let mut open = Open::new(id, if kind.0 { Holds::Recipes } else { Holds::Data }, bytes);
         chunks.iter().for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
         let packed = put::pack(&self.archive, open, &mut Packer::default());
         let stored = loop {
-            match self.appender.write(&packed) {
+            match self.appender.write(&packed, kind.1) {
                 Err(error) if error.kind() == Kind::NoSpace => {
                     if !self.archive.spend_reserve()? {
                         // There is no room to copy; what is dead is free already.

@@ -13,15 +13,20 @@ mod condemn;
 mod counts;
 mod counts_file;
 mod merge;
+mod settle;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
 use crate::{
     archive::{Archive, COLLECTOR, segment_name},
-    format::record::{Owner, Record},
+    format::{
+        ContainerId,
+        record::{Owner, Record},
+    },
     get::ChunkReader,
+    late::Work,
     segments::{Appender, Ids, Shelves},
     settings::PlantedBug,
 };
@@ -37,6 +42,8 @@ pub struct Options {
     pub wait: bool,
     /// Bytes of the reserve when all is done.
     pub reserve_bytes: u64,
+    /// Where encoding is late: encodes all that stands replicated, whatever delay and batch say.
+    pub settle_all: bool,
 }
 
 /// What was done.
@@ -48,8 +55,22 @@ pub struct Collected {
     pub merged: u64,
     /// Containers that they became.
     pub into: u64,
-    /// Chunks copied.
+    /// Chunks copied: encoded again.
     pub copied_chunks: u64,
+    /// Their bytes, before compression.
+    pub copied_chunk_bytes: u64,
+    /// Bytes written for them, with copies and parity.
+    pub merge_bytes: u64,
+    /// Containers that stood replicated and were encoded.
+    pub settled: u64,
+    /// Containers that they became.
+    pub settled_into: u64,
+    /// Their chunks.
+    pub settled_chunks: u64,
+    /// Bytes of these, before compression.
+    pub settled_chunk_bytes: u64,
+    /// Bytes written for them, with parity.
+    pub settle_bytes: u64,
     /// Bytes of space given back to the file system.
     pub freed_bytes: u64,
     /// Containers that stay because a chunk of theirs is damaged.
@@ -72,6 +93,14 @@ pub struct Collection {
     step: Step,
     /// Counts that found no room on the disk, and the place in the log up to which they count.
     in_memory: Option<(Arc<dyn onefold_core::File>, u64)>,
+    /// The batch that is being settled.
+    batch: Option<settle::Batch>,
+    /// Containers that can't be settled, because a chunk is damaged.
+    stays: BTreeSet<ContainerId>,
+    /// The disk has no room for settling.
+    is_full: bool,
+    /// What writing had cost before.
+    before: Work,
     /// Dead chunks were looked for in this collection, not only taken over.
     looked: bool,
     /// What was done so far.
@@ -86,6 +115,7 @@ enum Step {
     Merge,
     Count,
     Condemn,
+    Settle,
     Last,
     Over,
 }
@@ -110,6 +140,10 @@ impl Collection {
             options,
             step: Step::Free,
             in_memory: None,
+            batch: None,
+            stays: BTreeSet::new(),
+            is_full: false,
+            before: archive.refresh()?.work,
             looked: false,
             done: Collected::default(),
         };
@@ -138,6 +172,7 @@ impl Collection {
             Step::Count => "counting references",
             Step::Condemn => "looking for dead chunks",
             Step::Merge => "merging containers",
+            Step::Settle => "encoding what stood replicated",
         }
     }
 
@@ -163,7 +198,7 @@ impl Collection {
             }
             Step::Merge => match (self.merge()?, self.looked) {
                 (true, _) => Step::Merge,
-                (false, true) => Step::Last,
+                (false, true) => Step::Settle,
                 (false, false) => Step::Count,
             },
             Step::Count => {
@@ -172,7 +207,18 @@ impl Collection {
             }
             Step::Condemn => {
                 self.looked = true;
-                if self.condemn()? { Step::Recheck } else { Step::Last }
+                match (self.condemn()?, self.done.waits) {
+                    (true, _) => Step::Recheck,
+                    (false, true) => Step::Last,
+                    (false, false) => Step::Settle,
+                }
+            }
+            Step::Settle => {
+                if self.settle()? {
+                    Step::Settle
+                } else {
+                    Step::Last
+                }
             }
             Step::Last => {
                 self.last()?;
@@ -215,6 +261,12 @@ impl Collection {
         }
         self.free()?;
         self.appender.trim()?;
+        let (now, before) = (self.archive.tables().work, self.before);
+        self.done.merge_bytes = now.merge_bytes.saturating_sub(before.merge_bytes);
+        self.done.copied_chunk_bytes = now.reencoded_chunk_bytes.saturating_sub(before.reencoded_chunk_bytes);
+        self.done.settled_chunks = now.settled_chunks.saturating_sub(before.settled_chunks);
+        self.done.settled_chunk_bytes = now.settled_chunk_bytes.saturating_sub(before.settled_chunk_bytes);
+        self.done.settle_bytes = now.settle_bytes.saturating_sub(before.settle_bytes);
         self.done.held_back = self.archive.tables().leaving.len() as u64;
         self.archive.restore_reserve(self.options.reserve_bytes)
     }

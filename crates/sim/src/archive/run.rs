@@ -798,7 +798,7 @@ impl Sim {
             Some(running) => running,
             None => {
                 let archive = self.open(true)?;
-                let options = Options { now: self.now, keep_partial: self.params.keep_partial, wait: false, reserve_bytes: 256 << 10 };
+                let options = Options { now: self.now, keep_partial: self.params.keep_partial, wait: false, reserve_bytes: 256 << 10, settle_all: false };
                 match Collection::begin(&archive, options) {
                     Ok(collection) => (archive, Box::new(collection)),
                     Err(error) => return Err(self.judge("gc", &error)),
@@ -981,7 +981,7 @@ impl Sim {
         self.now += 10_000;
         for _ in 0..2 {
             let archive = self.open(true)?;
-            let options = Options { now: self.now, keep_partial: 0, wait: false, reserve_bytes: 256 << 10 };
+            let options = Options { now: self.now, keep_partial: 0, wait: false, reserve_bytes: 256 << 10, settle_all: false };
             let collected = Collection::begin(&archive, options).and_then(|collection| collection.run(&mut |_| {}));
             collected.map_err(|e| self.judge("gc", &e))?;
         }
