@@ -95,15 +95,16 @@ impl Tables {
     }
 
     /// Containers that stand replicated and whose counts have stood still for the delay; none unless they are of enough versions. `all` looks at neither.
+    /// Containers that no recipe names yet wait when they were listed behind `partial`, in seconds since 1970.
     #[must_use]
-    pub fn settling(&self, rad: Option<Rad>, all: bool) -> Vec<ContainerId> {
+    pub fn settling(&self, rad: Option<Rad>, all: bool, partial: u64) -> Vec<ContainerId> {
         let Some(rad) = rad else { return Vec::new() };
         let stood = |container: &Container| all || self.versions.saturating_sub(container.changed) >= u64::from(rad.delay);
         let settled = |(id, container): &(&ContainerId, &Container)| {
             container.stored.holds == Holds::Data
                 && self.class(&container.stored.place).0 == Class::Replicated
                 && container.logged <= self.counted
-                && !self.unfinished.contains_key(id)
+                && self.unfinished.get(id).is_none_or(|at| *at <= partial)
                 && stood(container)
         };
         let found: Vec<_> = self.containers.iter().filter(settled).collect();

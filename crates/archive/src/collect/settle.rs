@@ -110,7 +110,8 @@ impl Collection {
         if self.is_full || self.in_memory.is_some() {
             return Vec::new();
         }
-        let mut found = tables.settling(self.archive.label().late, self.options.settle_all);
+        let mut found =
+            tables.settling(self.archive.label().late, self.options.settle_all, self.options.now.saturating_sub(self.options.keep_partial));
         found.retain(|id| !self.stays.contains(id));
         found
     }

@@ -376,6 +376,25 @@ impl Segment {
         Ok(done)
     }
 
+    /// Makes headers of columns anew that are not whole, on nodes that are there: who has the last one of a segment knows where its columns are.
+    pub(super) fn repair_headers(&self) -> Result<Repaired> {
+        let mut done = Repaired::default();
+        for column in (0..self.code().columns()).filter(|&column| self.shared.here() >> self.node(column) & 1 == 1) {
+            let directory = self.shared.directory(self.node(column))?;
+            let found = directory.open(&self.name).and_then(|file| header(&*file));
+            let decoded = found.and_then(|bytes| Layout::decode(&self.shared, self.layout.segment, Some(column), &bytes));
+            if decoded.is_ok_and(|layout| layout == self.layout) {
+                continue;
+            }
+            self.files.lock().remove(&column);
+            self.column(column, true)?.sync()?;
+            directory.sync_names()?;
+            done.bad_units += 1;
+            done.repaired_units += 1;
+        }
+        Ok(done)
+    }
+
     /// Makes the file of a column that is to be filled on another directory.
     pub(super) fn begin_column(&self, column: usize, directory: &dyn Files) -> Result<Arc<dyn File>> {
         let file = crate::archive::fresh(directory, &self.name)?;
