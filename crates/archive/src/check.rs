@@ -150,7 +150,7 @@ impl Checking {
     fn needed(&mut self, stream: Option<&Stream>, volume: Option<&Volume>) -> Result<BTreeSet<ContainerId>> {
         let Checking { reader, chunks, found: Found { tables, shelves, .. } } = self;
         let mut needed = BTreeSet::new();
-        let mut need = |id: ContainerId| needed.extend(tables.home(id).map(|container| container.stored.id));
+        let mut need = |id: ContainerId| needed.extend(tables.places(id).map(|container| container.stored.id));
         for recipe in stream.iter().flat_map(|stream| stream.recipes()) {
             recipe.iter().for_each(|pieces| need(pieces.container));
             let walked = reader.parts(recipe, &mut |_, part| {
@@ -287,24 +287,29 @@ impl Found {
     }
 
     fn is_there(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<bool> {
-        let Some(container) = self.tables.home(address.container) else { return Ok(false) };
-        let home = container.stored.id;
-        let metadata = match self.metadata.get(&home) {
-            Some(metadata) => metadata.clone(),
-            None => {
-                let read = match self.shelves.metadata(container) {
-                    Ok(metadata) => Some(Arc::new(metadata)),
-                    Err(error) if is_damage(&error) => None,
-                    Err(error) => return Err(error),
-                };
-                self.metadata.insert(home, read.clone());
-                read
-            }
+        let tables = self.tables.clone();
+        for container in tables.places(address.container) {
+            let home = container.stored.id;
+            let Some(metadata) = self.metadata(container)? else { continue };
+            let Ok(n) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) else { continue };
+            let bad = |all: &BTreeMap<ContainerId, Vec<u8>>| all.get(&home).is_some_and(|bits| is_condemned(bits, n));
+            return Ok(metadata.chunks[n].fingerprint == *fingerprint && !bad(&tables.damaged) && !bad(&self.report.rotten));
+        }
+        Ok(false)
+    }
+
+    fn metadata(&mut self, container: &Container) -> Result<Option<Arc<Metadata>>> {
+        let id = container.stored.id;
+        if let Some(metadata) = self.metadata.get(&id) {
+            return Ok(metadata.clone());
+        }
+        let read = match self.shelves.metadata(container) {
+            Ok(metadata) => Some(Arc::new(metadata)),
+            Err(error) if is_damage(&error) => None,
+            Err(error) => return Err(error),
         };
-        let Some(metadata) = metadata else { return Ok(false) };
-        let Ok(n) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) else { return Ok(false) };
-        let bad = |all: &BTreeMap<ContainerId, Vec<u8>>| all.get(&home).is_some_and(|bits| is_condemned(bits, n));
-        Ok(metadata.chunks[n].fingerprint == *fingerprint && !bad(&self.tables.damaged) && !bad(&self.report.rotten))
+        self.metadata.insert(id, read.clone());
+        Ok(read)
     }
 }
 

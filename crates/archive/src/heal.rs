@@ -80,8 +80,8 @@ pub fn heal(archive: &Arc<Archive>, lost: &BTreeMap<Address, Fingerprint>, progr
     let copies = healing.copies(lost, progress)?;
     let mut by_home: BTreeMap<ContainerId, Vec<(Address, Fingerprint)>> = BTreeMap::new();
     for (&address, &fingerprint) in lost.iter().filter(|(_, fingerprint)| copies.contains_key(fingerprint)) {
-        if let Some(container) = stay.tables.home(address.container) {
-            by_home.entry(container.stored.id).or_default().push((address, fingerprint));
+        if let Some(home) = healing.home(address)? {
+            by_home.entry(home).or_default().push((address, fingerprint));
         }
     }
     for (home, chunks) in &by_home {
@@ -105,6 +105,20 @@ struct Healing<'a> {
 }
 
 impl Healing<'_> {
+    /// The container to write again for a chunk: of those where chunks of its number lie the one that shows it, or that shows nothing any more.
+    fn home(&self, address: Address) -> Result<Option<ContainerId>> {
+        let mut first = None;
+        for container in self.tables.places(address.container) {
+            let id = container.stored.id;
+            match self.shelves.metadata(container) {
+                Ok(metadata) if metadata.find(address).is_none() => first = first.or(Some(id)),
+                Err(error) if !is_damage(&error) => return Err(error),
+                _ => return Ok(Some(id)),
+            }
+        }
+        Ok(first)
+    }
+
     /// Whole copies of lost chunks.
     fn copies(
         &mut self,
@@ -175,7 +189,7 @@ impl Healing<'_> {
             open.push_as(*fingerprint, *first, bytes);
         });
         let packed = put::pack(self.archive, open, &mut Packer::default());
-        let to = self.appender.write(&packed)?;
+        let to = self.appender.write(&packed, self.tables.class(&old.place).0)?;
         self.appender.sync()?;
         let mut done = false;
         self.archive.commit(true, |now| {

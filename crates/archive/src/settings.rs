@@ -4,6 +4,8 @@ use std::{fmt, str::FromStr};
 
 use onefold_core::{Error, Kind};
 
+use crate::placement::Rad;
+
 /// How streams are cut into chunks; the sizes are means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunking {
@@ -141,6 +143,8 @@ pub struct Format {
     pub segment_bytes: u64,
     /// Bytes written once and held back for deletion on a full disk.
     pub reserve_bytes: u64,
+    /// Late encoding by reference counts; without, containers are encoded as they arrive.
+    pub late: Option<Rad>,
 }
 
 impl Format {
@@ -155,6 +159,7 @@ impl Format {
             compression: Compression::Zstd,
             segment_bytes: 1 << 30,
             reserve_bytes: 12 << 20,
+            late: None,
         }
     }
 }
@@ -315,11 +320,17 @@ pub enum PlantedBug {
     FewCopies,
     /// A mapping is logged before its chunks are durable.
     MappingBeforeChunks,
+    /// Settled containers are logged before they are durable.
+    SettledBeforeSync,
+    /// Of the places to which an old container's chunks went, the first counts alone.
+    SettledElsewhere,
+    /// Chunks that had no references when they were counted are left behind, without being condemned and looked at again.
+    SettledUnchecked,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 19] = [
+    pub const ALL: [(&'static str, PlantedBug); 22] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -339,5 +350,8 @@ impl PlantedBug {
         ("mount-filled", PlantedBug::MountFilled),
         ("few-copies", PlantedBug::FewCopies),
         ("mapping-before-chunks", PlantedBug::MappingBeforeChunks),
+        ("settled-before-sync", PlantedBug::SettledBeforeSync),
+        ("settled-elsewhere", PlantedBug::SettledElsewhere),
+        ("settled-unchecked", PlantedBug::SettledUnchecked),
     ];
 }

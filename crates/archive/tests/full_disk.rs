@@ -167,7 +167,7 @@ fn get(archive: &Arc<Archive>, name: &str) -> Vec<u8> {
 }
 
 fn collect(archive: &Arc<Archive>) -> Result<()> {
-    let options = Options { now: 1000, keep_partial: 0, wait: true, reserve_bytes: RESERVE };
+    let options = Options { now: 1000, keep_partial: 0, wait: true, settle_all: false, reserve_bytes: RESERVE };
     Collection::begin(archive, options)?.run(&mut |_| {}).map(|_| ())
 }
 

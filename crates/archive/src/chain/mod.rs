@@ -317,22 +317,23 @@ impl Chain {
 impl Known<'_> {
     /// True when the chunk at `address` has this fingerprint, is there, and is neither condemned nor damaged.
     fn confirms(&mut self, fingerprint: &Fingerprint, address: Address, counts: &mut Counts) -> Result<bool> {
-        let Some(container) = self.tables.home(address.container) else { return Ok(false) };
-        let home = container.stored.id;
-        if !self.cache.holds(home) {
-            counts.metadata_reads += 1;
-            match self.shelves.metadata(container) {
-                Ok(metadata) => {
-                    let closed = [(&self.tables.condemned, PlantedBug::CondemnedTaken), (&self.tables.damaged, PlantedBug::DamagedTaken)];
-                    let closed: Vec<_> =
-                        closed.into_iter().filter(|(_, bug)| !self.archive.settings.has(*bug)).map(|(bits, _)| bits).collect();
-                    self.cache.insert(metadata, &closed);
+        let closed = [(&self.tables.condemned, PlantedBug::CondemnedTaken), (&self.tables.damaged, PlantedBug::DamagedTaken)];
+        let closed = closed.map(|(bits, bug)| (!self.archive.settings.has(bug)).then_some(bits));
+        for container in self.tables.places(address.container) {
+            let home = container.stored.id;
+            if !self.cache.holds(home) {
+                counts.metadata_reads += 1;
+                match self.shelves.metadata(container) {
+                    Ok(metadata) => self.cache.insert(metadata, &closed),
+                    Err(error) if error.kind() == onefold_core::Kind::Corrupt => continue,
+                    Err(error) => return Err(error),
                 }
-                Err(error) if error.kind() == onefold_core::Kind::Corrupt => return Ok(false),
-                Err(error) => return Err(error),
+            }
+            if self.cache.shows(home, fingerprint, address) {
+                return Ok(true);
             }
         }
-        Ok(self.cache.shows(home, fingerprint, address))
+        Ok(false)
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     bytes::{Reader, Writer, corrupt},
     container::Holds,
 };
+use crate::{nodes::code::COLUMNS_MAX, placement::Class};
 
 /// Who fills a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,6 +111,8 @@ pub enum Record {
         count: u64,
         /// A new segment's number.
         segment: Option<u32>,
+        /// What the segment is for, and its columns of data.
+        class: (Class, u8),
     },
     /// Containers that no recipe names yet.
     Unfinished {
@@ -185,6 +188,18 @@ pub enum Record {
         from: Vec<ContainerId>,
         /// The new one.
         to: Stored,
+    },
+    /// The live chunks of containers that stood replicated lie in new ones, each with its code. Their old places are to be freed.
+    Settled {
+        /// The old ones.
+        from: Vec<ContainerId>,
+        /// The new ones, each with the numbers under which its chunks are known.
+        to: Vec<(Stored, Vec<ContainerId>)>,
+    },
+    /// When the counts of containers changed last: after so many puts.
+    Changed {
+        /// The containers.
+        containers: Vec<(ContainerId, u64)>,
     },
     /// Places were freed.
     Freed {
@@ -377,6 +392,15 @@ fn bits_of(r: &mut Reader<'_>) -> Result<Vec<(ContainerId, Vec<u8>)>> {
     (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec()))).collect()
 }
 
+/// What a segment is for, and its columns of data.
+pub(crate) fn class_of(r: &mut Reader<'_>) -> Result<(Class, u8)> {
+    let (class, data) = (Class::from_code(r.u8()?), r.u8()?);
+    match class {
+        Some(class) if data > 0 && usize::from(data) <= COLUMNS_MAX => Ok((class, data)),
+        _ => Err(corrupt("a segment has a code that this version does not know")),
+    }
+}
+
 fn ids(w: &mut Writer, all: &[ContainerId]) {
     w.u32(all.len() as u32);
     all.iter().for_each(|id| {
@@ -423,8 +447,13 @@ impl Record {
 
     fn encode(&self, w: &mut Writer) {
         match self {
-            Record::Reserved { owner, first, count, segment } => {
-                w.u8(1).u8(if *owner == Owner::Ingest { 1 } else { 2 }).u64(first.0).u64(*count).u32(segment.map_or(0, |n| n + 1));
+            Record::Reserved { owner, first, count, segment, class } => {
+                // The archive's own code is not told: as it was before there were others.
+                w.u8(if class.0 == Class::Plain { 1 } else { 21 });
+                w.u8(if *owner == Owner::Ingest { 1 } else { 2 }).u64(first.0).u64(*count).u32(segment.map_or(0, |n| n + 1));
+                if class.0 != Class::Plain {
+                    w.u8(class.0.code()).u8(class.1);
+                }
             }
             Record::Unfinished { containers, at } => {
                 w.u8(2).u64(*at);
@@ -459,6 +488,20 @@ impl Record {
             Record::Merged { from, to } => {
                 ids(w.u8(11), from);
                 to.encode(w);
+            }
+            Record::Settled { from, to } => {
+                ids(w.u8(22), from);
+                w.u32(to.len() as u32);
+                to.iter().for_each(|(stored, of)| {
+                    stored.encode(w);
+                    ids(w, of);
+                });
+            }
+            Record::Changed { containers } => {
+                w.u8(23).u32(containers.len() as u32);
+                containers.iter().for_each(|(id, versions)| {
+                    w.u64(id.0).u64(*versions);
+                });
             }
             Record::Freed { places } => {
                 w.u8(12).u32(places.len() as u32);
@@ -497,9 +540,11 @@ impl Record {
 
     fn decode(r: &mut Reader<'_>) -> Result<Record> {
         Ok(match r.u8()? {
-            1 => {
+            kind @ (1 | 21) => {
                 let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
-                Record::Reserved { owner, first: id(r)?, count: r.u64()?, segment: r.u32()?.checked_sub(1) }
+                let (first, count, segment) = (id(r)?, r.u64()?, r.u32()?.checked_sub(1));
+                let class = if kind == 1 { (Class::Plain, 0) } else { class_of(r)? };
+                Record::Reserved { owner, first, count, segment, class }
             }
             2 => {
                 let at = r.u64()?;
@@ -533,6 +578,15 @@ impl Record {
                 let (id, n) = (r.u64()?, r.count(24)?);
                 let changes = (0..n).map(|_| Ok(Remapped { block: r.u64()?, old: unpacked_of(r)?, new: unpacked_of(r)? }));
                 Record::Mapped { id, changes: changes.collect::<Result<_>>()? }
+            }
+            22 => {
+                let from = ids_of(r)?;
+                let to = (0..r.count(Stored::BYTES + 4)?).map(|_| Ok((Stored::decode(r)?, ids_of(r)?)));
+                Record::Settled { from, to: to.collect::<Result<_>>()? }
+            }
+            23 => {
+                let n = r.count(16)?;
+                Record::Changed { containers: (0..n).map(|_| Ok((id(r)?, r.u64()?))).collect::<Result<_>>()? }
             }
             20 => Record::Finished { containers: stored_of(r)?, finished: ids_of(r)? },
             other => return Err(corrupt(format!("a record of unknown kind {other}"))),

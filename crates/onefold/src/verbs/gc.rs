@@ -63,6 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         now: now(),
         keep_partial: options.keep_partial.saturating_mul(3600),
         wait: !options.no_wait,
+        settle_all: false,
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
     };
     let mut steps = 0;

@@ -6,6 +6,7 @@
 pub mod cli;
 pub mod files;
 mod mount;
+mod rad;
 mod run;
 mod volumes;
 
