@@ -139,8 +139,13 @@ impl Healing<'_> {
             };
             for chunk in &metadata.chunks {
                 let new = wanted.contains(&chunk.fingerprint) && !copies.contains_key(&chunk.fingerprint);
-                if new && !lost.contains_key(&chunk.first) && self.whole(chunk.first, &chunk.fingerprint)?.is_some() {
-                    copies.insert(chunk.fingerprint, chunk.first);
+                if !new || lost.contains_key(&chunk.first) {
+                    continue;
+                }
+                match self.whole(chunk.first, &chunk.fingerprint) {
+                    Ok(Some(_)) => drop(copies.insert(chunk.fingerprint, chunk.first)),
+                    Err(error) if !is_damage(&error) => return Err(error),
+                    _ => {}
                 }
             }
         }
@@ -152,7 +157,8 @@ impl Healing<'_> {
     fn whole(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<Option<Vec<u8>>> {
         match self.reader.chunk(self.tables, &self.shelves, address) {
             Ok(bytes) => Ok((self.archive.fingerprinter.bytes(bytes) == *fingerprint).then(|| bytes.to_vec())),
-            Err(error) if is_damage(&error) => Ok(None),
+            Err(error) if error.kind() == Kind::Corrupt => Ok(None),
+            // Perhaps it can be read another time.
             Err(error) => Err(error),
         }
     }

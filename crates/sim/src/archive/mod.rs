@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod files;
+mod heal;
 mod mount;
 mod rad;
 mod run;

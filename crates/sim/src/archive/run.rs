@@ -222,7 +222,7 @@ pub(super) struct Sim {
     pub(super) rng: Rng,
     pub(super) files: VirtualFiles,
     pub(super) actors: Actors,
-    streams: BTreeMap<String, Arc<Vec<u8>>>,
+    pub(super) streams: BTreeMap<String, Arc<Vec<u8>>>,
     /// The volumes of the model, and how many changes of them there were.
     pub(super) disks: BTreeMap<String, Disk>,
     pub(super) changes: u64,
@@ -416,7 +416,7 @@ impl Sim {
         let rots = if self.params.profile == Profile::Damage { 4 } else { 0 };
         let nodes = if self.params.spread.is_some() { 4 } else { 0 };
         let serves = if self.params.serves { 30 } else { 0 };
-        match self.rng.weighted(&[20, 4, 2, 3, 8 * collects, 1, rots, nodes, serves]) {
+        match self.rng.weighted(&[20, 4, 2, 3, 8 * collects, 1, rots, nodes, serves, rots]) {
             0 => self.put_move(),
             1 => self.read_move(),
             2 => self.remove(),
@@ -429,6 +429,7 @@ impl Sim {
             5 => self.rename(),
             7 => self.node_move(),
             8 => self.volume_move(),
+            9 => self.heal_move(),
             _ => {
                 self.damaged |= self.files.rot("segment-");
                 Ok(())
