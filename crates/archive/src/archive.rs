@@ -646,7 +646,7 @@ fn read_work(file: &dyn File, identity: &Identity, at: u64) -> Result<Work> {
 
 /// Writes `bytes` bytes that take space.
 fn fill(file: &dyn File, bytes: u64) -> Result<()> {
-    const STEP: usize = 1 << 20;
+    const STEP: usize = 64 << 10;
     let noise: Vec<u8> = (0..STEP as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let mut at = file.bytes()?;
     while at < bytes {

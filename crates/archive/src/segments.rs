@@ -127,8 +127,10 @@ impl Appender {
         if open.end + needed > open.taken {
             let ahead = needed.max(self.archive.settings.ahead_bytes);
             let taken = match open.file.reserve(open.end, ahead) {
-                // The end of the disk: what is left may be enough.
-                Err(error) if error.kind() == Kind::NoSpace => open.file.reserve(open.end, needed).map(|()| needed)?,
+                // The end of the disk: what is left may be enough, as long as something is held back for deletion.
+                Err(error) if error.kind() == Kind::NoSpace && self.archive.reserve_bytes()? > 0 => {
+                    open.file.reserve(open.end, needed).map(|()| needed)?
+                }
                 reserved => reserved.map(|()| ahead)?,
             };
             open.taken = open.end + taken;
