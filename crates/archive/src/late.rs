@@ -127,8 +127,8 @@ impl Tables {
             (logged, born, changed) = (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
             self.leave(*id, self.epoch)?;
         }
-        if to.len() > PLACES_MAX {
-            return Err(corrupt("the log settles containers in too many places"));
+        if to.is_empty() || to.len() > PLACES_MAX {
+            return Err(corrupt(format!("the log settles containers in {} places", to.len())));
         }
         for (stored, of) in to {
             let id = stored.id;
@@ -182,5 +182,88 @@ impl Tables {
             difference.at = r.u64()?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::record::{Owner, Record};
+
+    fn stored(id: u64, segment: u32) -> Stored {
+        let place = Place { segment, at: id * 65_536, bytes: 5_000, meta_bytes: 200 };
+        Stored { id: ContainerId(id), holds: Holds::Data, chunks: 2, raw_bytes: 6_000, place }
+    }
+
+    /// Two containers that stand replicated, in segment 1; segment 2 is for cold chunks.
+    fn replicated() -> Tables {
+        let mut tables = Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], true) };
+        let reserved =
+            |segment, class| Record::Reserved { owner: Owner::Ingest, first: ContainerId(1), count: 100, segment: Some(segment), class };
+        let records = vec![
+            reserved(1, (Class::Replicated, 1)),
+            reserved(2, (Class::Cold, 4)),
+            Record::Finished { containers: vec![stored(1, 1), stored(2, 1)], finished: Vec::new() },
+        ];
+        tables.apply(1, records).unwrap();
+        tables
+    }
+
+    fn settled(from: &[u64], to: Vec<(Stored, Vec<u64>)>) -> Vec<Record> {
+        let ids = |all: &[u64]| all.iter().map(|&id| ContainerId(id)).collect();
+        vec![Record::Settled { from: ids(from), to: to.into_iter().map(|(stored, of)| (stored, ids(&of))).collect() }]
+    }
+
+    #[test]
+    fn a_settled_container_is_found_where_its_chunks_went() {
+        let mut tables = replicated();
+        // 8 KiB in units, three times.
+        assert_eq!((tables.work.upload_bytes, tables.replicated()), (2 * 3 * 8192, (2 * 3 * 8192, 2)));
+        let records = settled(&[1, 2], vec![(stored(10, 2), vec![1, 2]), (stored(11, 2), vec![2])]);
+        let records = Record::decode_all(&Record::encode_all(&records)).unwrap();
+        tables.apply(2, records).unwrap();
+        let places = |tables: &Tables, id| tables.places(ContainerId(id)).map(|container| container.stored.id.0).collect::<Vec<_>>();
+        assert_eq!((places(&tables, 1), places(&tables, 2), places(&tables, 10)), (vec![10], vec![10, 11], vec![10]));
+        // A row of four units, and two of parity.
+        assert_eq!((tables.work.settle_bytes, tables.replicated(), tables.leaving.len()), (2 * 6 * 4096, (0, 0), 2));
+        let read = Tables::decode(&tables.encode(), [6, 4, 2], true).unwrap();
+        assert_eq!(Tables { work: tables.work, ..read }, tables);
+        assert!(Tables::decode(&tables.encode(), [6, 4, 2], false).is_err());
+        for end in 0..tables.encode().len() {
+            assert!(Tables::decode(&tables.encode()[..end], [6, 4, 2], true).is_err(), "{end}");
+        }
+        // A merge brings both places together, and what goes is gone.
+        tables.apply(3, vec![Record::Merged { from: vec![ContainerId(10), ContainerId(11)], to: stored(12, 2) }]).unwrap();
+        assert_eq!((places(&tables, 1), places(&tables, 2)), (vec![12], vec![12]));
+        tables.apply(4, vec![Record::Dropped { containers: vec![ContainerId(12)], spared: Vec::new() }]).unwrap();
+        assert!(tables.homes.is_empty() && tables.containers.is_empty());
+    }
+
+    #[test]
+    fn what_can_not_be_true_is_refused() {
+        let many = (0..=PLACES_MAX as u64).map(|n| (stored(10 + n, 2), vec![1])).collect();
+        for (from, to) in [
+            (vec![1], Vec::new()),
+            (vec![1], vec![(stored(10, 2), vec![])]),
+            (vec![1], vec![(stored(10, 2), vec![2])]),
+            (vec![1, 1], vec![(stored(10, 2), vec![1])]),
+            (vec![3], vec![(stored(10, 2), vec![3])]),
+            (vec![1], vec![(stored(2, 2), vec![1])]),
+            (vec![1], vec![(stored(10, 9), vec![1])]),
+            (vec![1], many),
+        ] {
+            let what = format!("{from:?} {to:?}");
+            assert!(replicated().apply(2, settled(&from, to)).is_err(), "{what}");
+        }
+        let class = (Class::Hot, 2);
+        let reserved = vec![Record::Reserved { owner: Owner::Ingest, first: ContainerId(1), count: 1, segment: Some(1), class }];
+        assert!(Tables::new([6, 4, 2], false).apply(1, reserved).is_err());
+        for bytes in [
+            &[21, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9, 2][..],
+            &[22, 255, 255, 255, 255],
+            &[23, 255, 255, 255, 255],
+        ] {
+            assert!(Record::decode_all(bytes).is_err(), "{bytes:?}");
+        }
     }
 }

@@ -326,3 +326,55 @@ fn an_archive_on_several_nodes_survives_what_its_code_says() {
     desk.ok("gc a");
     assert!(get(&desk, "three") == bytes);
 }
+
+#[test]
+fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
+    let desk = Desk::new();
+    let nodes = "--nodes n0,n1,n2,n3,n4,n5 --code 6,4";
+    for (wrong, why) in [
+        (format!("{nodes} --placement rad --class-codes 6,5:5,3:4,2"), "the same parity"),
+        (format!("{nodes} --placement rad --class-codes 4,2:5,3:6,4"), "may not get longer"),
+        (format!("{nodes} --placement rad --class-codes 7,5:5,3:4,2"), "the 6 nodes"),
+        (format!("{nodes} --delay 2"), "go with --placement rad"),
+        ("--placement rad".to_owned(), "needs --nodes"),
+    ] {
+        desk.fails(&format!("archive create a {wrong}"), 1, &[why]);
+        assert!(!desk.path("a").exists() && !desk.path("n0").exists(), "{wrong}");
+    }
+    desk.ok(&format!("archive create a {nodes} --placement rad --delay 1 --batch 1 --class-codes 6,4:5,3:4,2 --chunking static:4K"));
+    let json = |verb: &str| -> serde_json::Value { serde_json::from_str(&desk.ok(verb)).unwrap() };
+    let number = |value: &serde_json::Value, key: &str| value[key].as_u64().unwrap();
+    let versions: Vec<Vec<u8>> =
+        (0..4u64).map(|n| [noise(1, 40_960), noise(10 + n / 2, 409_600), noise(100 + n, 819_200)].concat()).collect();
+    for (n, version) in versions.iter().enumerate() {
+        fs::write(desk.path("file"), version).unwrap();
+        desk.ok(&format!("put a v{n} file"));
+        // A version is one container. The first one's counts change with each version, the second one's not with the third.
+        let done = json("gc a --json");
+        assert_eq!(number(&done, "settled_containers"), u64::from(n == 2), "{n}: {done}");
+    }
+    let stats = json("stats a --json");
+    assert!(number(&stats, "replicated_bytes") > 0 && stats["placement"] == "rad", "{stats}");
+    assert!(number(&json("gc a --settle --json"), "settled_chunks") > 0);
+    let stats = json("stats a --json");
+    assert_eq!(number(&stats, "replicated_bytes"), 0);
+    let classes: Vec<(String, String)> =
+        stats["classes"].as_array().unwrap().iter().map(|line| (line["class"].to_string(), line["code"].to_string())).collect();
+    let expected = [("plain", "[6,4]"), ("cold", "[6,4]"), ("baseline", "[5,3]"), ("hot", "[4,2]")];
+    assert_eq!(classes, expected.map(|(class, code)| (format!("\"{class}\""), code.to_owned())));
+    assert!(number(&stats["work"], "upload_written_bytes") > 3 * number(&stats["work"], "settled_chunk_bytes"));
+    desk.ok("stats a");
+    desk.ok("rm a v1");
+    desk.ok("gc a");
+    fs::remove_dir_all(desk.path("n1")).unwrap();
+    fs::remove_dir_all(desk.path("n4")).unwrap();
+    for n in [0, 2, 3] {
+        assert!(get(&desk, &format!("v{n}")) == versions[n], "v{n}");
+    }
+    desk.ok("archive rebuild a --replace 1=n7");
+    desk.ok("archive rebuild a --replace 4=n8");
+    desk.ok("scrub a");
+    desk.ok("check a");
+    desk.ok("archive create plain");
+    desk.fails("gc plain --settle", 1, &["nothing stands replicated"]);
+}

@@ -18,7 +18,7 @@ use onefold_core::{Files, Result};
 use serde::Serialize;
 use serde_json::json;
 
-use super::archive_volume;
+use super::{archive_placement, archive_volume};
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
     failure::Failure,
@@ -48,7 +48,7 @@ enum Verb {
     /// With --nodes containers are cut into shards with parity, and log and tables have copies, on nodes of which N-K may be lost; the archive's own directory only tells
     /// where they are.
     #[command(
-        after_help = "Examples:\n  onefold archive create backups\n  onefold archive create images --chunking static:4K --compress lz4\n  onefold archive create safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2"
+        after_help = "Examples:\n  onefold archive create backups\n  onefold archive create images --chunking static:4K --compress lz4\n  onefold archive create safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  onefold archive create far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad --class-codes 6,4:5,3:4,2"
     )]
     Create {
         /// The directory
@@ -65,6 +65,8 @@ enum Verb {
         /// Shards of a container with and without parity: N-K nodes may be lost
         #[arg(long, value_name = "N,K", value_parser = code, requires = "nodes")]
         code: Option<(usize, usize)>,
+        #[command(flatten)]
+        placement: archive_placement::Options,
         #[command(flatten)]
         answer: Answer,
     },
@@ -108,7 +110,7 @@ enum Verb {
     },
 }
 
-fn code(text: &str) -> Result<(usize, usize), String> {
+pub(super) fn code(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once(',').and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
     numbers.ok_or_else(|| "a code is two numbers N,K: shards with and without parity".to_owned())
 }
@@ -121,8 +123,9 @@ fn replacement(text: &str) -> Result<(usize, PathBuf), String> {
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::Create { archive, chunking, compress, nodes, code, answer } => {
-            let format = Format { chunking, compression: compress, ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?) };
+        Verb::Create { archive, chunking, compress, nodes, code, placement, answer } => {
+            let late = placement.late(nodes.len(), code)?;
+            let format = Format { chunking, compression: compress, late, ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?) };
             let made = match code {
                 Some(code) => create_on(&archive, &nodes, code, &format)?,
                 None => {

@@ -120,7 +120,9 @@ impl Params {
         if profile == Profile::Crashes && rng.percent(35) {
             let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
             let late = rad::draw(seed, spread);
-            return Params { spread: Some(spread), late, moves: params.moves.min(100), ..params };
+            // What is settled was put, counted and condemned before: a life must be long enough for it.
+            let crash_within = params.crash_within * if late.is_some() { 8 } else { 1 };
+            return Params { spread: Some(spread), late, moves: params.moves.min(100), crash_within, ..params };
         }
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not expand.
