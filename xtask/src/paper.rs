@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::{
-    machine,
+    ceph, machine,
     product::{Build, Onefold, path},
     program::show,
     test::Tally,
@@ -78,6 +78,13 @@ fn experiments(onefold: &Onefold, (paper, known, replayed): Paper, quick: bool) 
     let mut arguments = vec!["lab", "paper", paper, "--out", path(&out)];
     if !replayed.is_empty() {
         arguments.extend(["--traces", &traces]);
+    }
+    // What is asked of a real cluster needs one; without it these statements are not run, and say so.
+    let cluster =
+        if quick || paper != "global" { None } else { ceph::ForPaper::start().map_err(|error| println!("no cluster: {error:#}")).ok() };
+    let configuration = cluster.as_ref().map(ceph::ForPaper::configuration);
+    if let Some(configuration) = &configuration {
+        arguments.extend(["--cluster", path(configuration)]);
     }
     if quick {
         arguments.push("--quick");

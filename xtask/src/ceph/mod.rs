@@ -30,6 +30,42 @@ fn folder() -> PathBuf {
     machine::root().join("target").join("ceph")
 }
 
+/// A cluster for the paper's experiments, with the pools that they write to.
+pub(crate) struct ForPaper {
+    cluster: Cluster,
+    _scratch: Scratch,
+}
+
+impl ForPaper {
+    /// Starts it: three OSDs, two copies.
+    pub(crate) fn start() -> Result<ForPaper> {
+        println!("    {}", cluster::ensure_installed()?);
+        let scratch = scratch()?;
+        let cluster = Cluster::create(&scratch.file("c"), 3, 2 * GIGABYTES)?;
+        for pool in ["paper-meta", "paper-chunks"] {
+            cluster.replicated(pool, 2)?;
+        }
+        cluster.wait_clean()?;
+        Ok(ForPaper { cluster, _scratch: scratch })
+    }
+
+    /// The configuration for clients.
+    pub(crate) fn configuration(&self) -> PathBuf {
+        self.cluster.configuration()
+    }
+}
+
+/// A folder for a cluster. What a killed run left running is stopped before its folder goes.
+fn scratch() -> Result<Scratch> {
+    for folder in Scratch::left_behind("ceph") {
+        if let Ok(cluster) = Cluster::at(&folder.join("c")) {
+            println!("    stopping the cluster that a killed run left in {}", folder.display());
+            cluster.stop()?;
+        }
+    }
+    Scratch::new("ceph")
+}
+
 /// Does what the command line says.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -71,7 +107,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 /// The contract of object stores on every kind of pool, then the proof of the engine; on a cluster of its own.
 pub(crate) fn test() -> Result<Tally> {
     println!("    {}", cluster::ensure_installed()?);
-    let scratch = Scratch::new("ceph")?;
+    let scratch = scratch()?;
     let cluster = Cluster::create(&scratch.file("c"), OSDS, GIGABYTES)?;
     for pool in ["meta", "chunks-2", "meta-2", "meta-ec"] {
         cluster.replicated(pool, 2)?;

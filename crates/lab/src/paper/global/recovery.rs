@@ -38,20 +38,20 @@ const REFERENCE: u64 = 26;
 /// Objects that a primary recovers at a time: `osd_recovery_max_active` of Ceph 12.
 const ACTIVE: usize = 3;
 
-/// An object: its name, its bytes, and whether it has keys.
-type Stored = (ObjectName, u64, bool);
+/// An object: its name, its bytes of data, and of keys and what it takes by itself.
+type Stored = (ObjectName, u64, u64);
 
 /// Bytes and nanoseconds until all that lay on the first `lost` OSDs, which are of one server, lies there again.
 fn recover(objects: &[Stored], lost: usize) -> (u64, u64) {
     let world = World::new(PoolKind::Replicated, 1);
     let mut queues: Vec<VecDeque<_>> = (0..OSDS).map(|_| VecDeque::new()).collect();
     let mut moved = 0;
-    for (object, bytes, keys) in objects {
+    for (object, data, keys) in objects {
         let [first, second, _] = Cluster::placed(object);
         let (from, to) = if first < lost { (second, first) } else { (first, second) };
         if to < lost {
-            moved += bytes;
-            queues[from].push_back((from, to, *bytes, *keys));
+            moved += data + keys;
+            queues[from].push_back((from, to, (*data, *keys)));
         }
     }
     (moved, world.recover(queues, ACTIVE))
@@ -63,10 +63,10 @@ fn table3(extent: &Extent, _: &Look<'_>) -> Judgement {
     let scale = 25_600.0 / objects as f64;
     let mut judgement = Judgement { blocks: objects * OBJECT_CHUNKS * in_blocks(CHUNK), ..Judgement::default() };
     let named = |kind: &str, n: u64| ObjectName::chunk(format!("{kind}{n}"));
-    let original: Vec<Stored> = (0..objects).map(|n| (named("plain", n), OBJECT_CHUNKS * CHUNK, false)).collect();
+    let original: Vec<Stored> = (0..objects).map(|n| (named("plain", n), OBJECT_CHUNKS * CHUNK, 0)).collect();
     // Every chunk is there twice: as many references, half as many chunks. Maps stay in the metadata objects.
-    let maps = (0..objects).map(|n| (named("map", n), OBJECT_CHUNKS * ENTRY + OBJECT_BYTES, true));
-    let chunks = (0..objects * OBJECT_CHUNKS / 2).map(|n| (named("chunk", n), CHUNK + 2 * REFERENCE + OBJECT_BYTES, true));
+    let maps = (0..objects).map(|n| (named("map", n), 0, OBJECT_CHUNKS * ENTRY + OBJECT_BYTES));
+    let chunks = (0..objects * OBJECT_CHUNKS / 2).map(|n| (named("chunk", n), CHUNK, 2 * REFERENCE + OBJECT_BYTES));
     let ours: Vec<Stored> = maps.chain(chunks).collect();
     let mut rows = Vec::new();
     let (mut bytes, mut times) = (BTreeMap::new(), BTreeMap::new());

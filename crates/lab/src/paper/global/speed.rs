@@ -273,7 +273,7 @@ fn marks(extent: &Extent) -> Result<Judgement> {
             format!("{drained:.2}"),
         ]);
     }
-    let (drained, made) = idle(4, if extent.quick { 256 * MIB } else { 1024 * MIB }, 3 * TENTH)?;
+    let (drained, made) = idle(WORKERS, if extent.quick { 256 * MIB } else { 1024 * MIB }, 3 * TENTH)?;
     let share = drained / made;
     judgement.check(format!("idle: {drained:.0} chunks a second, {share:.2} of {made:.0} creates"), share >= 0.5);
     judgement.remark =

@@ -54,6 +54,9 @@ pub(super) enum Stage {
     Detach(Vec<Stage>),
 }
 
+/// An object that is copied: from, to, bytes of data and of keys.
+pub(in super::super) type Copied = (usize, usize, (u64, u64));
+
 /// Who waits for a process.
 #[derive(Clone, Copy)]
 enum For {
@@ -239,8 +242,8 @@ impl World {
         }
     }
 
-    /// Copies objects between OSDs, so many at a time of each queue: from, to, bytes, and whether it has keys. Returns nanoseconds until the last is there.
-    pub(in super::super) fn recover(&self, mut queues: Vec<VecDeque<(usize, usize, u64, bool)>>, together: usize) -> u64 {
+    /// Copies objects between OSDs, so many at a time of each queue: from, to, bytes of data and of keys. Returns nanoseconds until the last is there.
+    pub(in super::super) fn recover(&self, mut queues: Vec<VecDeque<Copied>>, together: usize) -> u64 {
         let mut inner = self.inner.lock();
         let begun = inner.now;
         let mut of: BTreeMap<usize, usize> = BTreeMap::new();
@@ -259,9 +262,9 @@ impl World {
 }
 
 impl Inner {
-    fn recover_next(&mut self, queue: &mut VecDeque<(usize, usize, u64, bool)>, n: usize, of: &mut BTreeMap<usize, usize>) {
-        if let Some((from, to, bytes, keys)) = queue.pop_front() {
-            let stages = self.cluster.recovered(from, to, bytes, keys);
+    fn recover_next(&mut self, queue: &mut VecDeque<Copied>, n: usize, of: &mut BTreeMap<usize, usize>) {
+        if let Some((from, to, bytes)) = queue.pop_front() {
+            let stages = self.cluster.recovered(from, to, bytes);
             of.insert(self.spawn(stages, For::Nobody, 0, None), n);
         }
     }
