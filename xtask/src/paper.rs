@@ -33,7 +33,7 @@ const MANIFESTS: &[&str] =
 const PAPERS: [Paper; 5] = [
     ("thindedup", &[], TRACES),
     ("ordermerge", &["Fig 2B: time, weak persistence"], TRACES),
-    ("global", &[], TRACES),
+    ("global", &["Table 3: recovery", "On Ceph: foreground beside workers"], TRACES),
     ("dedupv1", &["Fig 4.5: clients"], &[]),
     ("rad", &[], MANIFESTS),
 ];
@@ -90,6 +90,9 @@ fn experiments(onefold: &Onefold, (paper, known, replayed): Paper, quick: bool) 
         arguments.push("--quick");
     }
     let ended = show(onefold.command(arguments), if quick { QUICK_LIMIT } else { LIMIT })?;
+    if let Some(cluster) = &cluster {
+        cluster.show_own_deduplication();
+    }
     ensure!(ended.status.success(), "the experiments failed ({})", ended.status);
     let name = format!("{paper}.json");
     let figures: Value = serde_json::from_slice(&fs::read(out.join(&name))?).with_context(|| name.clone())?;

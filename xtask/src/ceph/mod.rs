@@ -1,6 +1,7 @@
 //! `cargo xtask ceph`: a real Ceph cluster on this host, and what Onefold must do on it.
 
 mod cluster;
+mod own;
 mod proof;
 
 use std::{path::PathBuf, time::Duration};
@@ -23,7 +24,7 @@ const OSDS: usize = 6;
 const GIGABYTES: usize = 4;
 
 /// Longest that the tests of the object store may take.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Where the cluster is that `start` leaves running.
 fn folder() -> PathBuf {
@@ -33,7 +34,7 @@ fn folder() -> PathBuf {
 /// A cluster for the paper's experiments, with the pools that they write to.
 pub(crate) struct ForPaper {
     cluster: Cluster,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 impl ForPaper {
@@ -46,7 +47,13 @@ impl ForPaper {
             cluster.replicated(pool, 2)?;
         }
         cluster.wait_clean()?;
-        Ok(ForPaper { cluster, _scratch: scratch })
+        Ok(ForPaper { cluster, scratch })
+    }
+
+    /// Says what Ceph's own deduplication comes to.
+    pub(crate) fn show_own_deduplication(&self) {
+        let said = own::deduplication(&self.cluster, self.scratch.path());
+        println!("{}", said.unwrap_or_else(|error| format!("Ceph's own deduplication was not run: {error:#}")));
     }
 
     /// The configuration for clients.

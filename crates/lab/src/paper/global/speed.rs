@@ -187,7 +187,7 @@ fn figure10(extent: &Extent) -> Result<Judgement> {
 
 fn figure11(extent: &Extent) -> Result<Judgement> {
     const CLIENTS: usize = 3;
-    let window = if extent.quick { TENTH } else { 10 * TENTH };
+    let window = if extent.quick { TENTH } else { 5 * TENTH };
     let span = if extent.quick { 4 * MIB } else { 32 * MIB };
     let mut judgement = Judgement::default();
     let mut rows = Vec::new();
@@ -243,7 +243,7 @@ fn figure11(extent: &Extent) -> Result<Judgement> {
 fn marks(extent: &Extent) -> Result<Judgement> {
     let mut judgement = Judgement::default();
     let access = Access { writes: true, random: true, bytes: 4 << 10 };
-    let (from, to) = if extent.quick { (12 * TENTH, 72 * TENTH) } else { (12 * TENTH, 612 * TENTH) };
+    let (from, to) = if extent.quick { (22 * TENTH, 72 * TENTH) } else { (22 * TENTH, 322 * TENTH) };
     let plan =
         |background| Plan { system: System::Ours, access, clients: 1, lanes: LANES, span: 4 * MIB, settled: false, background, from, to };
     let alone = run(&plan(None))?;
@@ -276,8 +276,9 @@ fn marks(extent: &Extent) -> Result<Judgement> {
     let (drained, made) = idle(WORKERS, if extent.quick { 256 * MIB } else { 1024 * MIB }, 3 * TENTH)?;
     let share = drained / made;
     judgement.check(format!("idle: {drained:.0} chunks a second, {share:.2} of {made:.0} creates"), share >= 0.5);
-    judgement.remark =
-        "4 KiB at random, 16 requests on their way. Idle: 4 workers, beside 4 clients that make 64 objects at a time.".into();
+    judgement.remark = format!(
+        "4 KiB at random, {LANES} requests on their way. Idle: {WORKERS} workers, one for each OSD, and as many clients that make 64 objects at a time."
+    );
     judgement.figures =
         vec![table("Foreground and workers", &["load", "requests a second", "share", "operations of workers", "of the ratio"], rows)];
     Ok(judgement)
