@@ -17,7 +17,7 @@ cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper, on device models in virtual time";
 
 /// Longest that they may take, in short and in full.
-const QUICK_LIMIT: Duration = Duration::from_secs(60);
+const QUICK_LIMIT: Duration = Duration::from_secs(240);
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// A paper, the statements of it that are known not to be reproduced, for which docs/laboratory.md says why, and what is replayed, too.

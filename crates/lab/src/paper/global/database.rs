@@ -85,7 +85,7 @@ fn requests(path: &Path, span: u64, count: usize) -> Result<Vec<Request>> {
 /// The tables' data: so many of a hundred chunks are different.
 fn tables(at: u64, span: u64) -> Vec<u8> {
     let different = (span / CHUNK * DIFFERENT / 100).max(1);
-    (0..OBJECT / CHUNK).flat_map(|n| noise(7 << 50 | mix(at / CHUNK + n) % different, CHUNK)).collect()
+    (0..OBJECT / CHUNK).flat_map(|n| noise((7 << 50) | (mix(at / CHUNK + n) % different), CHUNK)).collect()
 }
 
 /// What a system comes to: latency, and the space of the tables before.

@@ -133,7 +133,7 @@ fn together(each: impl Fn(u64) -> Result<()> + Sync) -> Result<f64> {
 
 /// Content in which each chunk is there twice, next to each other.
 fn content(round: u64, thread: u64) -> Vec<u8> {
-    (0..SHARE / CHUNK).flat_map(|n| noise(round << 48 | thread << 32 | n / 2, CHUNK)).collect()
+    (0..SHARE / CHUNK).flat_map(|n| noise(round << 48 | thread << 32 | (n / 2), CHUNK)).collect()
 }
 
 fn plain_object(round: u64, at: u64) -> ObjectName {
@@ -185,18 +185,18 @@ fn plain_round(configuration: &Path, round: u64, volume: &Volume) -> Result<Spee
     let contents: Vec<Vec<u8>> = (0..THREADS).map(|n| content(round, n)).collect();
     let speed = |seconds: f64| (THREADS * SHARE) as f64 / 1e6 / seconds;
     let requests = |thread: u64, bytes: u64| (0..SHARE / bytes).map(move |n| (thread * SHARE + n * bytes, (n * bytes) as usize));
-    let mut speeds = Speeds::default();
-    speeds.plain_write = speed(together(|thread| {
+    let plain_write = speed(together(|thread| {
         requests(thread, WRITES).try_for_each(|(at, from)| {
             let bytes = contents[thread as usize][from..from + WRITES as usize].to_vec();
             let op = Write { object: plain_object(round, at), guards: Vec::new(), changes: vec![Change::Write(at % OBJECT, bytes)] };
             store.write(&[op]).remove(0).map(|_| ()).map_err(refused)
         })
     })?);
-    speeds.write = speed(together(|thread| {
+    let write = speed(together(|thread| {
         requests(thread, WRITES).try_for_each(|(at, from)| volume.write_at(at, &contents[thread as usize][from..from + WRITES as usize]))
     })?);
     drain(configuration, WORKERS)?;
+    let mut speeds = Speeds { plain_write, write, ..Speeds::default() };
     for (n, bytes) in READS.into_iter().enumerate() {
         let right = |thread: u64, from: usize, read: &[u8]| {
             if contents[thread as usize][from..from + read.len()] == *read {

@@ -243,7 +243,7 @@ fn figure11(extent: &Extent) -> Result<Judgement> {
 fn marks(extent: &Extent) -> Result<Judgement> {
     let mut judgement = Judgement::default();
     let access = Access { writes: true, random: true, bytes: 4 << 10 };
-    let (from, to) = if extent.quick { (22 * TENTH, 72 * TENTH) } else { (22 * TENTH, 322 * TENTH) };
+    let (from, to) = if extent.quick { (32 * TENTH, 132 * TENTH) } else { (32 * TENTH, 332 * TENTH) };
     let plan =
         |background| Plan { system: System::Ours, access, clients: 1, lanes: LANES, span: 4 * MIB, settled: false, background, from, to };
     let alone = run(&plan(None))?;

@@ -59,7 +59,7 @@ enum Paper {
     },
     /// Global deduplication on Ceph: double hashing, chunk maps, metadata and chunk pools
     ///
-    /// Placement is simulated; bytes and operations are counted on the real cluster engine over an object store in memory. A directory gets report.html
+    /// Placement is simulated; bytes and operations are counted on the real cluster engine; speed is that of the paper's cluster in virtual time. A directory gets report.html
     /// and global.json.
     #[command(after_help = "Examples:\n  onefold lab paper global --quick\n  onefold lab paper global --only table1,13 --json")]
     Global {

@@ -146,7 +146,7 @@ impl Path {
 /// A lane's way to its data.
 pub(in super::super) enum Target {
     Objects(Arc<ClockedObjects>, usize),
-    Volume(Arc<ClockedObjects>, Arc<Session>, Volume),
+    Volume(Arc<ClockedObjects>, Arc<Session>, Box<Volume>),
 }
 
 impl Target {
@@ -220,7 +220,7 @@ impl Site {
             let session = Arc::new(Session::open(store.clone(), Settings { dedup, hit_count: 0, ..Settings::default() })?);
             let name = format!("lane{lane}");
             session.create_volume(&name, span.next_multiple_of(OBJECT))?;
-            let volume = Volume::attach(&session, &name, Mode::Own)?;
+            let volume = Box::new(Volume::attach(&session, &name, Mode::Own)?);
             Target::Volume(store, session, volume)
         };
         for at in (0..span).step_by(OBJECT as usize) {
