@@ -73,12 +73,9 @@ impl Scratch {
     pub(crate) fn new(name: &str) -> Result<Scratch> {
         let parent = crate::machine::root().join("target").join("scratch");
         fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
-        for entry in fs::read_dir(&parent)?.flatten() {
-            let name = entry.file_name();
-            let pid = name.to_str().and_then(|name| name.rsplit_once('-')?.1.parse::<u32>().ok());
-            if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-                let _ = fs::remove_dir_all(entry.path());
-            }
+        // Who runs a cluster stops it first, by its process ids there.
+        for left in Scratch::left_behind("").into_iter().filter(|left| name == "ceph" || !left.join("c/ceph.conf").exists()) {
+            let _ = fs::remove_dir_all(left);
         }
         let path = parent.join(format!("{name}-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
@@ -87,6 +84,18 @@ impl Scratch {
             let _ = fs::remove_dir_all(removed);
         });
         Ok(Scratch { path, _guard: guard })
+    }
+
+    /// Directories of runs that were killed, of those whose name begins so.
+    pub(crate) fn left_behind(name: &str) -> Vec<PathBuf> {
+        let parent = crate::machine::root().join("target").join("scratch");
+        let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+        let is_left = |entry: &fs::DirEntry| {
+            let file = entry.file_name();
+            let pid = file.to_str().filter(|file| file.starts_with(name)).and_then(|file| file.rsplit_once('-')?.1.parse::<u32>().ok());
+            pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+        };
+        entries.filter(is_left).map(|entry| entry.path()).collect()
     }
 
     /// A path in it.

@@ -79,14 +79,10 @@ const STEPS: [Step; 22] = [
     Step { name: "files", about: "ext4 and XFS over nbdfuse and a loop device, server killed", run: clients::file_systems },
 ];
 
-/// Steps that run only when they are named: a cluster of six daemons on two cores takes longer than all the others together, and its times vary.
-const WHEN_NAMED: [&str; 1] = ["ceph"];
-
-/// Runs the steps named, or all but those of [`WHEN_NAMED`].
+/// Runs the steps named, or all.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     if arguments.iter().any(|argument| argument == "--list") {
-        let note = |step: &Step| if WHEN_NAMED.contains(&step.name) { "; only when it is named" } else { "" };
-        STEPS.iter().for_each(|step| println!("{:<12} {}{}", step.name, step.about, note(step)));
+        STEPS.iter().for_each(|step| println!("{:<12} {}", step.name, step.about));
         return Ok(true);
     }
     if let Some(unknown) = arguments.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
@@ -94,10 +90,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     }
     let begun = Instant::now();
     let mut results = Vec::new();
-    let wanted = |step: &&Step| match arguments.is_empty() {
-        true => !WHEN_NAMED.contains(&step.name),
-        false => arguments.iter().any(|name| name == step.name),
-    };
+    let wanted = |step: &&Step| arguments.is_empty() || arguments.iter().any(|name| name == step.name);
     for step in STEPS.iter().filter(wanted) {
         println!("==> {}: {}", step.name, step.about);
         let started = Instant::now();

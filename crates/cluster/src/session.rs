@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -71,6 +71,8 @@ pub struct Session {
     pub(crate) servers: AtomicU64,
     /// How often the copies of a chunk were doubled, as far as it is known here; a hint.
     pub(crate) spreads: Mutex<BTreeMap<ChunkId, u8>>,
+    /// Most chunks of the last batch were new: those of the next are guessed to be, too.
+    pub(crate) mostly_new: AtomicBool,
 }
 
 /// A refusal as the sentence that a person reads.
@@ -147,6 +149,7 @@ impl Session {
             kept: AtomicU64::new(0),
             servers: AtomicU64::new(1),
             spreads: Mutex::default(),
+            mostly_new: AtomicBool::new(false),
         };
         session.number = session.next(SESSIONS)?;
         if session.number >= SESSIONS_MAX {

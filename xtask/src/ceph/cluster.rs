@@ -27,7 +27,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Longest that the cluster may take to come up, or to get clean.
-const UP: Duration = Duration::from_secs(120);
+const UP: Duration = Duration::from_secs(300);
 
 /// Longest that a daemon may take to end.
 const END: Duration = Duration::from_secs(15);
@@ -148,6 +148,15 @@ impl Cluster {
         command
     }
 
+    /// The same, ended when it takes too long; its output is not read by us, or read apart.
+    fn bounded(&self, name: &str, arguments: &[&str]) -> Command {
+        let inner = self.command(name, arguments);
+        let mut command = program("timeout");
+        command.arg(LIMIT.as_secs().to_string()).arg(inner.get_program()).args(inner.get_args());
+        command.env("CEPH_ARGS", "").env_remove("CEPH_CONF");
+        command
+    }
+
     /// Asks the cluster.
     pub(crate) fn ceph(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.command("ceph", &["--connect-timeout", "20"]);
@@ -157,7 +166,7 @@ impl Cluster {
 
     /// The same, in JSON.
     pub(crate) fn ask(&self, arguments: &[&str]) -> Result<Value> {
-        let mut command = self.command("ceph", &["--connect-timeout", "20"]);
+        let mut command = self.bounded("ceph", &["--connect-timeout", "20"]);
         command.args(arguments).args(["-f", "json"]).stderr(std::process::Stdio::null());
         let output = command.output().context("ceph")?;
         ensure!(output.status.success(), "ceph {} failed", arguments.join(" "));
@@ -180,7 +189,7 @@ impl Cluster {
             return Ok(());
         }
         let (kind, id) = name.split_once('.').context("a daemon is called KIND.ID")?;
-        let mut command = self.command(&format!("ceph-{kind}"), &["-i", id]);
+        let mut command = self.bounded(&format!("ceph-{kind}"), &["-i", id]);
         let log = fs::OpenOptions::new().create(true).append(true).open(self.folder.join("log/start.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let status = command.status().with_context(|| format!("starting {name}"))?;

@@ -1,6 +1,7 @@
 //! `cargo xtask ceph`: a real Ceph cluster on this host, and what Onefold must do on it.
 
 mod cluster;
+mod own;
 mod proof;
 
 use std::{path::PathBuf, time::Duration};
@@ -23,11 +24,53 @@ const OSDS: usize = 6;
 const GIGABYTES: usize = 4;
 
 /// Longest that the tests of the object store may take.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Where the cluster is that `start` leaves running.
 fn folder() -> PathBuf {
     machine::root().join("target").join("ceph")
+}
+
+/// A cluster for the paper's experiments, with the pools that they write to.
+pub(crate) struct ForPaper {
+    cluster: Cluster,
+    scratch: Scratch,
+}
+
+impl ForPaper {
+    /// Starts it: three OSDs, two copies.
+    pub(crate) fn start() -> Result<ForPaper> {
+        println!("    {}", cluster::ensure_installed()?);
+        let scratch = scratch()?;
+        let cluster = Cluster::create(&scratch.file("c"), 3, 2 * GIGABYTES)?;
+        for pool in ["paper-meta", "paper-chunks"] {
+            cluster.replicated(pool, 2)?;
+        }
+        cluster.wait_clean()?;
+        Ok(ForPaper { cluster, scratch })
+    }
+
+    /// Says what Ceph's own deduplication comes to.
+    pub(crate) fn show_own_deduplication(&self) {
+        let said = own::deduplication(&self.cluster, self.scratch.path());
+        println!("{}", said.unwrap_or_else(|error| format!("Ceph's own deduplication was not run: {error:#}")));
+    }
+
+    /// The configuration for clients.
+    pub(crate) fn configuration(&self) -> PathBuf {
+        self.cluster.configuration()
+    }
+}
+
+/// A folder for a cluster. What a killed run left running is stopped before its folder goes.
+fn scratch() -> Result<Scratch> {
+    for folder in Scratch::left_behind("ceph") {
+        if let Ok(cluster) = Cluster::at(&folder.join("c")) {
+            println!("    stopping the cluster that a killed run left in {}", folder.display());
+            cluster.stop()?;
+        }
+    }
+    Scratch::new("ceph")
 }
 
 /// Does what the command line says.
@@ -71,7 +114,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 /// The contract of object stores on every kind of pool, then the proof of the engine; on a cluster of its own.
 pub(crate) fn test() -> Result<Tally> {
     println!("    {}", cluster::ensure_installed()?);
-    let scratch = Scratch::new("ceph")?;
+    let scratch = scratch()?;
     let cluster = Cluster::create(&scratch.file("c"), OSDS, GIGABYTES)?;
     for pool in ["meta", "chunks-2", "meta-2", "meta-ec"] {
         cluster.replicated(pool, 2)?;

@@ -32,10 +32,13 @@ const SMALL: usize = 96 << 20;
 const CACHE_BYTES: u64 = 64 << 20;
 
 /// Longest that one client may take.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(480);
 
 /// Longest that a full cluster may take to say so.
-const FULL: Duration = Duration::from_secs(60);
+const FULL: Duration = Duration::from_secs(180);
+
+/// Longest that one waits for what comes sooner or later.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A store on the cluster, and what is served of it.
 struct Site<'a> {
@@ -137,10 +140,7 @@ impl Site<'_> {
         fio.args(["--verify_fatal=1", "--output-format=terse"]).current_dir(&self.folder);
         thread::scope(|scope| {
             let fio = scope.spawn(|| run_program(fio, LIMIT));
-            thread::sleep(Duration::from_secs(2));
-            let status = self.status()?;
-            ensure!(status["servers"] == 1 && status["workers"] == 2, "one server and two workers are not in {status}");
-            ensure!(status["operations_per_second"].as_f64() > Some(1.0), "clients are at work, but not in {status}");
+            self.wait_for_load()?;
             let copies: Vec<_> =
                 ["one", "two"].map(|name| scope.spawn(|| self.copy_in("image", &uri(&socket, name)))).into_iter().collect();
             thread::sleep(Duration::from_secs(4));
@@ -158,10 +158,24 @@ impl Site<'_> {
         self.same(&socket, &["one", "two"], "image")?;
         for mut worker in workers {
             worker.signal(Signal::TERM);
-            let ended = worker.wait(Duration::from_secs(60))?.context("a worker does not end")?;
+            let ended = worker.wait(PATIENCE)?.context("a worker does not end")?;
             ensure!(ended.success(), "a worker ended with {ended}:\n{}", fs::read_to_string(self.file("worker.log"))?);
         }
         server.stop()
+    }
+
+    /// Until the status knows who is at work.
+    fn wait_for_load(&self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let status = self.status()?;
+            let all = status["servers"] == 1 && status["workers"] == 2;
+            if all && status["operations_per_second"].as_f64() > Some(1.0) {
+                return Ok(());
+            }
+            ensure!(begun.elapsed() < PATIENCE, "one server, two workers and their clients are not in {status}");
+            thread::sleep(Duration::from_millis(500));
+        }
     }
 
     fn copy_in(&self, file: &str, uri: &str) -> Result<()> {
@@ -250,7 +264,7 @@ impl Site<'_> {
             let (second, other) = self.serve("second", &["--take-over"])?;
             write(&other, &new, 0..SMALL)?;
             first.signal(Signal::CONT);
-            let ended = first.ended(Duration::from_secs(90));
+            let ended = first.ended(PATIENCE);
             if ended.is_err() {
                 first.signal(Signal::KILL);
             }

@@ -96,7 +96,9 @@ impl Session {
     /// As [`add_reference`](Self::add_reference) for each.
     pub(crate) fn add_references(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<Vec<Chunk>, Refusal> {
         let mut added: Vec<Option<Chunk>> = vec![None; wanted.len()];
-        for new in [false, true] {
+        let first = self.mostly_new.load(Relaxed);
+        let mut made = 0;
+        for new in [first, !first] {
             // A chunk with several copies takes the long way, and so does a reference that counts the others.
             let plain = |n: &usize| {
                 let (id, _, reference) = &wanted[*n];
@@ -116,12 +118,15 @@ impl Session {
                         added[n] = Some(Chunk { id: wanted[n].0, copy: 0 });
                         let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
                         counter.fetch_add(1, Relaxed);
+                        made += usize::from(new);
                     }
                     Err(Refusal::Missing | Refusal::Exists | Refusal::Mismatch) => {}
                     Err(refusal) => return Err(refusal),
                 }
             }
         }
+        // A wrong guess that a chunk is new costs its bytes once more, the other one a turn.
+        self.mostly_new.store(4 * made >= 3 * wanted.len(), Relaxed);
         let rest = |(n, chunk): (usize, Option<Chunk>)| match chunk {
             Some(chunk) => Ok(chunk),
             None => self.add_reference(wanted[n].0, wanted[n].1, &wanted[n].2),

@@ -13,7 +13,7 @@ use onefold_core::{
 
 use super::{Known, Volume};
 use crate::{
-    format::{CHUNK_MAX, Chunk, OBJECT_MAX, Stamp, catalogue::Cut, corrupt, entry::Entry, key},
+    format::{BLOCK, Chunk, Stamp, corrupt, entry::Entry, key},
     map::{assemble, covering, map_looks},
     session::Session,
     settings::PlantedBug,
@@ -22,7 +22,7 @@ use crate::{
 /// Times that an entry is read again because its chunk was gone.
 const TURNS: u32 = 20;
 
-/// A chunk of an object that is read: its offset, its entry, and its blocks that stand in the object.
+/// A chunk of an object that is read: its offset, its entry, and those blocks that are asked for and stand in the object; others are zeroes.
 struct Part {
     offset: u32,
     entry: Entry,
@@ -164,9 +164,9 @@ impl Volume {
             if apart { asked.iter().map(|read| self.read_apart(read)).collect() } else { self.session.read_all(&asked) }.into_iter();
         let look = |(job, recall): (&&mut Job<'_>, Recall)| match recall {
             Recall::Known(parts) => Ok(parts),
-            Recall::Ask(start, end, turn) => {
+            Recall::Ask(start, _, turn) => {
                 let sight = sights.next().unwrap_or(Err(Refusal::Unknown));
-                self.learn_parts(job.index, (job.at, job.into.len() as u32), (start, end), turn, sight)
+                self.learn_parts(job.index, (job.at, job.into.len() as u32), start, turn, sight)
             }
         };
         jobs.iter().zip(recalls).map(look).collect()
@@ -191,8 +191,8 @@ impl Volume {
                 return Recall::Known(Some(parts));
             }
         }
-        let (start, end) = self.window(known, at, bytes);
-        Recall::Ask(start, end, object.turn)
+        // Only whole blocks stand in the object, and no more of them is needed.
+        Recall::Ask(at / BLOCK * BLOCK, (at + bytes).next_multiple_of(BLOCK), object.turn)
     }
 
     /// Takes in what an object said.
@@ -200,7 +200,7 @@ impl Volume {
         &self,
         index: u64,
         (at, bytes): (u32, u32),
-        (start, end): (u32, u32),
+        start: u32,
         turn: u64,
         sight: Result<Sight, Refusal>,
     ) -> Result<Option<Vec<Part>>, Refusal> {
@@ -212,17 +212,9 @@ impl Volume {
         }
         let known = Known::of(map);
         let mut parts = in_range(&known, at, bytes);
-        let within = |part: &Part| part.entry.mask == 0 || part.offset >= start && part.offset + part.entry.length <= end;
-        if !parts.iter().all(within) {
-            // The cuts were moved since.
-            let Recall::Ask(start, end, turn) = self.recall(index, at, bytes, true) else { return Ok(None) };
-            let data = Look::Data(start.into(), (end - start).into());
-            let sight = self.session.read_one(&id.name(), [map_looks(), vec![data]].concat());
-            return self.learn_parts(index, (at, bytes), (start, end), turn, sight);
-        }
         for part in &mut parts {
-            let from = (part.offset.saturating_sub(start) as usize).min(cached.len());
-            part.cached = cached[from..(from + part.entry.length as usize).min(cached.len())].to_vec();
+            part.cached = vec![0; part.entry.length as usize];
+            copy(&cached, start, &mut part.cached, part.offset);
         }
         let discarded = self.is_discarded(index, known.discarded);
         let object = self.object(index);
@@ -231,19 +223,6 @@ impl Volume {
             object.learn(Some(known));
         }
         Ok((!discarded).then_some(parts))
-    }
-
-    /// Bytes of the object that the chunks of a range may stand in.
-    fn window(&self, known: Option<&Known>, at: u32, bytes: u32) -> (u32, u32) {
-        let (chunk, last) = (self.chunk_bytes(), at + bytes.max(1) - 1);
-        match known {
-            _ if self.session.format.volume_cut == Cut::Static => (at / chunk * chunk, (last / chunk + 1) * chunk),
-            Some(known) => {
-                let (offset, length) = known.place(last, chunk);
-                (known.place(at, chunk).0, offset + length)
-            }
-            None => (at.saturating_sub(CHUNK_MAX), (at + bytes + CHUNK_MAX).min(OBJECT_MAX)),
-        }
     }
 
     /// True when the object should be there. Who does not own the volume asks the header.

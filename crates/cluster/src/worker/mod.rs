@@ -150,7 +150,8 @@ impl Worker {
             return Ok(progress);
         }
         let shard = &shard_name(number);
-        let most = self.session.settings.objects_per_step.max(1);
+        // Where each operation counts, a step is as small as it can be.
+        let most = if self.rate.is_limited() { 1 } else { self.session.settings.objects_per_step.max(1) };
         let sight = match self.session.read_one(shard, vec![Look::Page(self.after.clone(), most)]) {
             Err(Refusal::Missing) => return Ok(progress),
             other => other?,

@@ -138,6 +138,12 @@ impl Rate {
         self.workers
     }
 
+    /// True while there is a limit.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.ratio.is_some()
+    }
+
     /// Takes note of operations that were done.
     pub fn spent(&mut self, operations: u64) {
         if self.ratio.is_some() {

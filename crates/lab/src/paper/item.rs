@@ -16,6 +16,8 @@ pub struct Extent {
     pub quick: bool,
     /// Recorded traces, if there are any.
     pub traces: Vec<PathBuf>,
+    /// The configuration of a Ceph cluster with pools `paper-meta` and `paper-chunks` for the experiments alone, if there is one.
+    pub cluster: Option<PathBuf>,
 }
 
 /// One thing that a paper states.

@@ -322,13 +322,13 @@ mod tests {
         assert_eq!(run::names(&[&ITEMS]), NAMES);
         let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/rad");
         let traces = ["rocksdb-far", "rocksdb", "spdk", "archives"].map(|name| data.join(format!("{name}.manifest.zst"))).to_vec();
-        let results = run(&[], &Extent { quick: true, traces }, &mut |_, _| {}).unwrap();
+        let results = run(&[], &Extent { quick: true, traces, cluster: None }, &mut |_, _| {}).unwrap();
         assert_eq!((results.reproduced, results.possible), (6, 6), "{:#?}", results.statements);
     }
 
     #[test]
     fn without_manifests_their_statements_are_not_run() {
-        let results = run(&[], &Extent { quick: true, traces: Vec::new() }, &mut |_, _| {}).unwrap();
+        let results = run(&[], &Extent { quick: true, traces: Vec::new(), cluster: None }, &mut |_, _| {}).unwrap();
         assert_eq!((results.reproduced, results.possible), (2, 2), "{:#?}", results.statements);
     }
 }

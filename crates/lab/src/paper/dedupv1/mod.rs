@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn what_can_be_run_is_reproduced() {
-        let results = run(&[], &Extent { quick: true, traces: Vec::new() }, &mut |_, _| {}).unwrap();
+        let results = run(&[], &Extent { quick: true, traces: Vec::new(), cluster: None }, &mut |_, _| {}).unwrap();
         let missed = |of: &&crate::report::Statement| of.verdict == crate::report::Verdict::NotReproduced;
         let missed: Vec<_> = results.statements.iter().filter(missed).collect();
         // What docs/laboratory.md says of short runs.

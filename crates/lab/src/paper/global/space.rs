@@ -1,10 +1,8 @@
-//! Tables 2 and 3, and Figure 13: space, and what recovery moves.
-
-use std::collections::BTreeMap;
+//! Table 2 and Figure 13: space.
 
 use onefold_core::{Result, object::PoolKind};
 
-use super::site::{OBJECT_BYTES, Site, blocks, in_blocks, metadata_bytes};
+use super::site::{Site, blocks, in_blocks, metadata_bytes};
 use crate::{
     paper::item::{Extent, Item, Judgement, Look, no_figure, nothing},
     report::{Axis, Figure, Lines, Series, Table},
@@ -12,7 +10,7 @@ use crate::{
 };
 
 /// Space.
-pub(super) const ITEMS: [Item; 3] = [
+pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "table2",
         name: "Table 2: chunk sizes",
@@ -31,16 +29,6 @@ pub(super) const ITEMS: [Item; 3] = [
         fitted: false,
         cases: nothing,
         judge: |extent, _: &Look<'_>| judged(figure13(extent)),
-        draw: no_figure,
-    },
-    Item {
-        id: "table3",
-        name: "Table 3: recovery",
-        says: "with 1, 2 and 4 of 16 OSDs lost recovery takes 0.64, 0.62 and 0.67 of the time of the original, with 50 % duplicates",
-        band: "bytes moved 0.5 ± 0.05 of the original",
-        fitted: false,
-        cases: nothing,
-        judge: table3,
         draw: no_figure,
     },
 ];
@@ -181,38 +169,4 @@ fn figure13(extent: &Extent) -> Result<Judgement> {
     });
     judgement.figures = vec![lines, table];
     Ok(judgement)
-}
-
-/// Objects of two copies each on 16 OSDs; what lay on those that are lost is copied anew.
-fn moved(objects: &[u64], lost: usize, rng: &mut Rng) -> u64 {
-    let mut sum = 0;
-    for bytes in objects {
-        let first = rng.below(16) as usize;
-        let second = (first + 1 + rng.below(15) as usize) % 16;
-        sum += bytes * (u64::from(first < lost) + u64::from(second < lost));
-    }
-    sum
-}
-
-fn table3(extent: &Extent, _: &Look<'_>) -> Judgement {
-    const CHUNK: u64 = 32 << 10;
-    const OBJECT_CHUNKS: u64 = 128;
-    let objects: u64 = if extent.quick { 4_000 } else { 25_600 };
-    let mut judgement = Judgement { blocks: objects * OBJECT_CHUNKS * in_blocks(CHUNK), ..Judgement::default() };
-    let original: Vec<u64> = vec![OBJECT_CHUNKS * CHUNK; objects as usize];
-    // Every chunk is there twice: as many references, half as many chunks. Maps stay in the metadata objects.
-    let entry = 62;
-    let reference = 26;
-    let maps = vec![OBJECT_CHUNKS * entry + OBJECT_BYTES; objects as usize];
-    let chunks = vec![CHUNK + 2 * reference + OBJECT_BYTES; (objects * OBJECT_CHUNKS / 2) as usize];
-    let ours = [maps, chunks].concat();
-    let mut ratios = BTreeMap::new();
-    for lost in [1, 2, 4] {
-        let mut rng = Rng::new(lost as u64);
-        ratios.insert(lost, moved(&ours, lost, &mut rng) as f64 / moved(&original, lost, &mut rng) as f64);
-    }
-    let list = ratios.iter().map(|(lost, ratio)| format!("{lost} lost: {ratio:.3}")).collect::<Vec<_>>().join("; ");
-    judgement.check(list, ratios.values().all(|ratio| (0.45..=0.55).contains(ratio)));
-    judgement.remark = "Bytes moved, with two copies on 16 OSDs; the time also has a cost for each object, and there are 128 times as many of half the bytes.".into();
-    judgement
 }

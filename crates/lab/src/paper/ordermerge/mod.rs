@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_six_workloads_have_their_shares() {
-        let extent = Extent { quick: true, traces: Vec::new() };
+        let extent = Extent { quick: true, traces: Vec::new(), cluster: None };
         let results = run(&["shares".to_owned()], &extent, &mut |_, _| {}).unwrap();
         assert_eq!((results.reproduced, results.possible, results.points.len()), (1, 1, 6), "{:?}", results.statements);
     }

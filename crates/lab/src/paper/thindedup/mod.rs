@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_figure_is_measured_and_judged() {
-        let extent = Extent { quick: true, traces: Vec::new() };
+        let extent = Extent { quick: true, traces: Vec::new(), cluster: None };
         let mut last = (0, 0);
         let results = run(&["3d".to_owned()], &extent, &mut |done, total| last = (done, total)).unwrap();
         assert_eq!((results.statements.len(), results.possible, results.points.len()), (1, 1, 30));

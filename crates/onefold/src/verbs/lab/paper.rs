@@ -59,14 +59,18 @@ enum Paper {
     },
     /// Global deduplication on Ceph: double hashing, chunk maps, metadata and chunk pools
     ///
-    /// Placement is simulated; bytes and operations are counted on the real cluster engine over an object store in memory. A directory gets report.html
+    /// Placement is simulated; bytes and operations are counted on the real cluster engine; speed is that of the paper's cluster in virtual time. A directory gets report.html
     /// and global.json.
     #[command(after_help = "Examples:\n  onefold lab paper global --quick\n  onefold lab paper global --only table1,13 --json")]
     Global {
         #[command(flatten)]
         options: PaperOptions,
 
-        /// Only these: table1, 3, 5a, entry, table2, 13, table3, 5b, 10, 11
+        /// A configuration of Ceph whose cluster has pools paper-meta and paper-chunks, which are written to
+        #[arg(long, value_name = "CONF")]
+        cluster: Option<PathBuf>,
+
+        /// Only these: table1, 3, 5a, entry, table2, 13, table3, 5b, 10, 11, marks, 12, plain, beside
         #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = global::NAMES)]
         only: Vec<String>,
     },
@@ -118,9 +122,10 @@ struct PaperOptions {
 
 /// Runs the experiments, prints them and writes the files.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    let cluster = if let Paper::Global { cluster, .. } = &options.paper { cluster.clone() } else { None };
     let (name, title, options, only, experiments): (_, _, _, _, Experiments) = match &options.paper {
         Paper::Thindedup { options, only } => ("thindedup", "ThinDedup's experiments", options, only, thindedup::run),
-        Paper::Global { options, only } => ("global", "Global deduplication's experiments", options, only, global::run),
+        Paper::Global { options, only, .. } => ("global", "Global deduplication's experiments", options, only, global::run),
         Paper::Ordermerge { options, only } => ("ordermerge", "OrderMergeDedup's experiments", options, only, ordermerge::run),
         Paper::Dedupv1 { options, only } => ("dedupv1", "dedupv1's experiments", options, only, dedupv1::run),
         Paper::Rad { options, only } => ("rad", "RAD's experiments", options, only, rad::run),
@@ -128,7 +133,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let out = options.out.clone().unwrap_or_else(|| name.into());
     make(&out)?;
     let bar = Progress::of(title, "blocks");
-    let extent = Extent { quick: options.quick, traces: options.traces.clone() };
+    let extent = Extent { quick: options.quick, traces: options.traces.clone(), cluster };
     let results = experiments(only, &extent, &mut |done, total| bar.set(done, total))?;
     drop(bar);
     let text = serde_json::to_string_pretty(&results).map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?;
