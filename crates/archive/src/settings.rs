@@ -324,13 +324,11 @@ pub enum PlantedBug {
     SettledBeforeSync,
     /// Of the places to which an old container's chunks went, the first counts alone.
     SettledElsewhere,
-    /// Chunks that had no references when they were counted are left behind, without being condemned and looked at again.
-    SettledUnchecked,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 22] = [
+    pub const ALL: [(&'static str, PlantedBug); 21] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -352,6 +350,5 @@ impl PlantedBug {
         ("mapping-before-chunks", PlantedBug::MappingBeforeChunks),
         ("settled-before-sync", PlantedBug::SettledBeforeSync),
         ("settled-elsewhere", PlantedBug::SettledElsewhere),
-        ("settled-unchecked", PlantedBug::SettledUnchecked),
     ];
 }
