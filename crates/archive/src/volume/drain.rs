@@ -20,10 +20,9 @@ use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
 
 use super::{
     BLOCK, Volumes,
-    layer::{Have, Layer},
+    layer::{Have, Layer, Patch},
     mapper::Mapper,
     read::{Drained, Mapped, chunks_of},
-    write::gathered,
 };
 use crate::{
     format::Address,
@@ -116,6 +115,9 @@ impl Volumes {
         match &done {
             Ok(lost) => {
                 state.volumes.values_mut().for_each(|layers| layers.draining = None);
+                for patch in work.into_iter().filter_map(|(_, layer)| Arc::into_inner(layer)).flat_map(|layer| layer.blocks.into_values()) {
+                    self.spare.give(patch.bytes);
+                }
                 state.drained = upto;
                 if let Some(error) = lost {
                     state.lost = Some((upto, error.clone()));
@@ -249,7 +251,7 @@ impl Chunking<'_> {
             let mapped = Mapped { tables: self.tables, shelves: &self.volumes.shelves, volume, block };
             let mut whole = None;
             if patch.have != Have::ALL {
-                let mut base = gathered(patch.since);
+                let mut base = Patch::new(false, patch.since, &self.volumes.spare);
                 let read = self.volumes.with_reader(|reader| mapped.read(reader, 0..BLOCK, &mut base.bytes));
                 match read {
                     Err(error) if error.kind() == Kind::Corrupt => {

@@ -124,7 +124,9 @@ fn estimate(options: &Options) -> Result<Estimate, Failure> {
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&pieces, &printer, &tally, &sums))).collect();
         while workers.iter().any(|worker| !worker.is_finished()) {
-            std::thread::sleep(LOOK_EVERY);
+            // Small ones are done before anybody would look.
+            let pause = if pieces.done.load(Relaxed) == 0 { LOOK_EVERY / 50 } else { LOOK_EVERY };
+            std::thread::sleep(pause);
             progress.set(pieces.done.load(Relaxed), bytes);
         }
     });

@@ -106,13 +106,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let ended = AtomicBool::new(false);
     let mut notes = Vec::new();
     let stored = std::thread::scope(|scope| {
-        scope.spawn(|| show(&gauge, total, &ended));
+        let shown = scope.spawn(|| show(&gauge, total, &ended));
         let stored = match directory.server() {
             Ok(Some(server)) => send(server, &source, &gauge, options),
             Ok(None) => store(&directory, &source, &gauge, options, &mut notes),
             Err(error) => Err(error),
         };
         ended.store(true, Relaxed);
+        shown.thread().unpark();
         stored
     })?;
     let seconds = begun.elapsed().as_secs_f64();
@@ -180,11 +181,11 @@ impl Stored {
     }
 }
 
-/// Shows how far it is until it ends.
+/// Shows how far it is until it ends; who ends it wakes this thread.
 fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
     let bar = Progress::new("storing");
     while !ended.load(Relaxed) {
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::park_timeout(LOOK_EVERY);
         let (read, new) = (gauge.read.load(Relaxed), gauge.new.load(Relaxed));
         if read > 0 {
             bar.note(&format!("storing, {} new", share(new, read)));
