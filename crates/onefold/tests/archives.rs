@@ -228,6 +228,73 @@ fn readers_a_put_and_removals_work_at_the_same_time_and_a_second_put_waits() {
     desk.ok("scrub a");
 }
 
+/// Stops a process, or lets it go on.
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+}
+
+#[test]
+fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
+    use rustix::process::Signal;
+    let desk = Desk::new();
+    desk.ok("archive create a --compress none");
+    let (old, other) = (noise(30, 24_000_000), noise(31, 12_000_000));
+    fs::write(desk.path("old"), &old).unwrap();
+    fs::write(desk.path("other"), &other).unwrap();
+    desk.ok("put a old old");
+    desk.ok("put a other other");
+    // A reader that is stopped in the middle of what is removed beside it.
+    let mut reader = desk.command("get a old").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut output = reader.stdout.take().unwrap();
+    let mut read = vec![0; 1_000_000];
+    std::io::Read::read_exact(&mut output, &mut read).unwrap();
+    signal(&reader, Signal::STOP);
+    // A put that is stopped in the middle.
+    let new = noise(32, 100_000_000);
+    let (mut put, input) = start_put(&desk, "put a new", &new);
+    signal(&put, Signal::STOP);
+    desk.ok("rm a old");
+    desk.ok("archive rename a other another");
+    desk.ok("archive volume create a v --size 1G");
+    desk.fails("put a more other --no-wait", 1, &["another put is running"]);
+    let said: serde_json::Value = serde_json::from_str(&desk.ok("gc a --no-wait --json")).unwrap();
+    assert_eq!(said["held_back"], true, "{said}");
+    assert!(get(&desk, "another") == other);
+    desk.ok("check a");
+    // They go on, and nothing is missing.
+    signal(&reader, Signal::CONT);
+    std::io::Read::read_to_end(&mut output, &mut read).unwrap();
+    assert!(reader.wait().unwrap().success() && read == old);
+    signal(&put, Signal::CONT);
+    drop(input);
+    assert!(put.wait().unwrap().success());
+    assert!(get(&desk, "new") == new);
+    let stored = || serde_json::from_str::<serde_json::Value>(&desk.ok("stats a --json")).unwrap()["stored_bytes"].as_u64().unwrap();
+    desk.ok("gc a");
+    assert!(stored() < 115_000_000, "{}", stored());
+    // A collection that is stopped at many points.
+    desk.ok("rm a another");
+    for delay in [0, 3, 6, 10, 15] {
+        let mut gc = desk.command("gc a").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay));
+        signal(&gc, Signal::STOP);
+        // Verbs that are done in milliseconds wait for it only where it holds the commit lock; then it is let go.
+        let mut rm = desk.command("archive rename a new newer").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(get_aside(&desk, "new", "newer") == new);
+        signal(&gc, Signal::CONT);
+        assert!(rm.wait().unwrap().success() && gc.wait().unwrap().success());
+        desk.ok("archive rename a newer new");
+    }
+    desk.ok("scrub a");
+}
+
+/// A stream under the one or the other name.
+fn get_aside(desk: &Desk, one: &str, other: &str) -> Vec<u8> {
+    let said = desk.command(&format!("get a {one}")).output().unwrap();
+    if said.status.success() { said.stdout } else { get(desk, other) }
+}
+
 #[test]
 fn rot_is_told_and_healed_by_the_same_bytes() {
     let desk = Desk::new();
