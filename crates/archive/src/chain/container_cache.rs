@@ -11,9 +11,14 @@ use crate::{
     index::auxiliary::ByFingerprint,
 };
 
+/// Chunks of 8 KiB in a container.
+const CHUNKS_USUAL: usize = 512;
+
 /// Fingerprints of the containers read last.
 pub struct ContainerCache {
     most: usize,
+    /// Fingerprints in it: as many as containers of usual chunks have, so that small chunks take no more memory.
+    chunks: usize,
     /// The containers' chunks that can be taken, by their addresses.
     containers: HashMap<ContainerId, Vec<(Address, Fingerprint)>>,
     /// The container that showed a fingerprint last, and the address in it.
@@ -29,6 +34,7 @@ impl ContainerCache {
     pub fn new(most: usize) -> ContainerCache {
         ContainerCache {
             most: most.max(1),
+            chunks: 0,
             containers: HashMap::new(),
             by_fingerprint: ByFingerprint::default(),
             order: VecDeque::new(),
@@ -42,7 +48,8 @@ impl ContainerCache {
 
     /// Takes in the chunks of a container that are not `closed` to puts: maps with a bit for each chunk.
     pub(super) fn insert(&mut self, metadata: Metadata, closed: &[Option<&BTreeMap<ContainerId, Vec<u8>>>]) {
-        while self.containers.len() >= self.most {
+        let more = metadata.chunks.len();
+        while self.containers.len() >= self.most || (self.chunks + more > self.most * CHUNKS_USUAL && self.chunks > 0) {
             self.evict();
         }
         let id = metadata.id;
@@ -52,7 +59,10 @@ impl ContainerCache {
         for &(address, fingerprint) in &chunks {
             self.by_fingerprint.insert(fingerprint, (id, address));
         }
-        self.containers.insert(id, chunks);
+        self.chunks += chunks.len();
+        if let Some(before) = self.containers.insert(id, chunks) {
+            self.chunks -= before.len();
+        }
         self.touch(id);
     }
 
@@ -75,7 +85,9 @@ impl ContainerCache {
             return None;
         }
         self.uses.remove(&id);
-        for (_, fingerprint) in self.containers.remove(&id).unwrap_or_default() {
+        let gone = self.containers.remove(&id).unwrap_or_default();
+        self.chunks -= gone.len();
+        for (_, fingerprint) in gone {
             if self.by_fingerprint.get(&fingerprint).is_some_and(|(container, _)| *container == id) {
                 self.by_fingerprint.remove(&fingerprint);
             }
