@@ -19,7 +19,7 @@ use crate::{
         container::Holds,
         frame::{self, FRAME_ALIGN},
         label::{Found, LABEL_BYTES, Label, choose},
-        record::Record,
+        record::{Place, Record},
     },
     late::Work,
     map,
@@ -198,6 +198,11 @@ impl Archive {
     /// Where a put writes what holds this: recipes are read and changed as a whole, and stand encoded from the beginning.
     pub(crate) fn class_of(&self, holds: Holds) -> Class {
         if self.label.late.is_some() && holds == Holds::Data { Class::Replicated } else { Class::Plain }
+    }
+
+    /// True when no node is absent that has a part of what lies there.
+    pub(crate) fn is_all_there(&self, place: &Place) -> bool {
+        self.files.is_whole(&segment_name(place.segment)).unwrap_or(false)
     }
 
     /// What the label says.

@@ -50,7 +50,7 @@ pub struct Report {
     pub hit_volumes: BTreeMap<String, Vec<u64>>,
     /// Chunks that streams and volumes name and that are not whole: the first million.
     pub lost: BTreeMap<Address, Fingerprint>,
-    /// Chunks whose bytes are not what they were: a bit for each chunk of the container.
+    /// Chunks whose bytes are not what they were, although no node that has them is absent: a bit for each chunk of the container.
     pub rotten: BTreeMap<ContainerId, Vec<u8>>,
 }
 
@@ -259,7 +259,8 @@ impl Found {
                     }
                     if data {
                         let rotten = scrub_one(&self.archive, &self.shelves, container, &metadata, &mut packer, &mut self.report)?;
-                        if !rotten.is_empty() {
+                        // What absent nodes have is not lost.
+                        if !rotten.is_empty() && self.archive.is_all_there(&container.stored.place) {
                             self.report.rotten.insert(id, bits_of(&rotten, metadata.chunks.len()));
                         }
                     }

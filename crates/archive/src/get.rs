@@ -12,6 +12,7 @@ use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
     archive::{Archive, Stay, no_stream},
+    check::is_damage,
     format::{
         Address, ContainerId,
         container::{Chunk, Metadata, Packer},
@@ -103,7 +104,7 @@ impl ChunkReader {
                     }
                 }
                 // It may be in another one.
-                Err(error) if error.kind() == Kind::Corrupt => damaged = Some(error),
+                Err(error) if is_damage(&error) => damaged = Some(error),
                 Err(error) => return Err(error),
             }
         }

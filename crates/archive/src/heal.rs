@@ -4,11 +4,14 @@
 //! anew. [`heal`] writes the container of a lost chunk again, with the bytes of any other copy, and says with the record of a merge that it lies there now.
 //! Nothing that names the chunk changes.
 //!
-//! *Crash argument:* that of a merge: the new container is durable before its record. A chunk that nobody has a copy of is left out, as it can't be read:
-//! a later heal puts it back when there is one.
+//! A chunk of which nobody has a copy is left out, and put back by a later heal when there is one; but only when it is certain that its bytes are not what
+//! they were. What could not be read, or has a part on a node that is absent, may be read another time: then the container stays as it is, unless there is
+//! a copy of all that would be missing. What was noted and is whole all the same is its own copy.
+//!
+//! *Crash argument:* that of a merge: the new container is durable before its record.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -20,12 +23,13 @@ use crate::{
     check::is_damage,
     format::{
         Address, ContainerId,
-        container::{Holds, Open, Packer},
+        container::{Open, Packer},
         record::{Owner, Record},
     },
     get::ChunkReader,
     put,
     segments::{Appender, Ids, Shelves},
+    settings::{PlantedBug, SLOTS_MAX},
     tables::{Container, Tables},
 };
 
@@ -44,13 +48,15 @@ pub struct Healed {
 /// Those of the system.
 pub fn note(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Result<()> {
     let new = |tables: &Tables| {
-        let known = |id: &ContainerId, bits: &Vec<u8>| tables.damaged.get(id).is_some_and(|known| known == bits);
+        let in_it = |known: &Vec<u8>, bits: &[u8]| bits.iter().enumerate().all(|(n, bits)| bits & !known.get(n).unwrap_or(&0) == 0);
+        let known = |id: &ContainerId, bits: &Vec<u8>| tables.damaged.get(id).is_some_and(|known| in_it(known, bits));
         let there = rotten.iter().filter(|(id, bits)| tables.containers.contains_key(id) && !known(id, bits));
         there.map(|(id, bits)| (*id, bits.clone())).collect::<Vec<_>>()
     };
     archive.commit(true, |tables| {
         let containers = new(tables);
-        Ok(if containers.is_empty() { Vec::new() } else { vec![Record::Damaged { containers }] })
+        let turned = archive.settings.has(PlantedBug::TurnedUndrained).then_some(Record::Turned);
+        Ok(if containers.is_empty() { Vec::new() } else { [Record::Damaged { containers }].into_iter().chain(turned).collect() })
     })?;
     Ok(())
 }
@@ -60,9 +66,8 @@ pub fn note(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Resul
 /// # Errors
 /// `Busy` while a gc runs, `NoSpace`, and those of the system.
 pub fn heal(archive: &Arc<Archive>, lost: &BTreeMap<Address, Fingerprint>, progress: &mut dyn FnMut(u64, u64)) -> Result<Healed> {
-    let mut healed = Healed::default();
     if lost.is_empty() {
-        return Ok(healed);
+        return Ok(Healed::default());
     }
     let _lock = archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| match error.kind() {
         Kind::Busy => Error::new(Kind::Busy, "a gc is running"),
@@ -77,22 +82,10 @@ pub fn heal(archive: &Arc<Archive>, lost: &BTreeMap<Address, Fingerprint>, progr
         ids: Ids::new(archive.clone(), Owner::Collector),
         appender: Appender::new(archive.clone(), Owner::Collector),
     };
-    let copies = healing.copies(lost, progress)?;
-    let mut by_home: BTreeMap<ContainerId, Vec<(Address, Fingerprint)>> = BTreeMap::new();
-    for (&address, &fingerprint) in lost.iter().filter(|(_, fingerprint)| copies.contains_key(fingerprint)) {
-        if let Some(home) = healing.home(address)? {
-            by_home.entry(home).or_default().push((address, fingerprint));
-        }
-    }
-    for (home, chunks) in &by_home {
-        let Some(container) = stay.tables.containers.get(home) else { continue };
-        if healing.rewrite(container, chunks, &copies, lost)? {
-            healed.chunks += chunks.len() as u64;
-            healed.containers += 1;
-        }
-    }
-    healing.appender.trim()?;
-    Ok(healed)
+    let done = healing.all(lost, progress);
+    // What is not listed makes room.
+    let ended = if done.is_ok() { healing.appender.trim() } else { healing.appender.give_back() };
+    done.and_then(|healed| ended.map(|()| healed))
 }
 
 struct Healing<'a> {
@@ -105,18 +98,38 @@ struct Healing<'a> {
 }
 
 impl Healing<'_> {
-    /// The container to write again for a chunk: of those where chunks of its number lie the one that shows it, or that shows nothing any more.
+    fn all(&mut self, lost: &BTreeMap<Address, Fingerprint>, progress: &mut dyn FnMut(u64, u64)) -> Result<Healed> {
+        let mut healed = Healed::default();
+        let copies = self.copies(lost, progress)?;
+        let mut by_home: BTreeMap<ContainerId, Vec<(Address, Fingerprint)>> = BTreeMap::new();
+        for (&address, &fingerprint) in lost.iter().filter(|(_, fingerprint)| copies.contains_key(fingerprint)) {
+            if let Some(home) = self.home(address)? {
+                by_home.entry(home).or_default().push((address, fingerprint));
+            }
+        }
+        for (home, chunks) in &by_home {
+            let Some(container) = self.tables.containers.get(home) else { continue };
+            let chunks = self.rewrite(container, chunks, &copies)?;
+            healed.chunks += chunks;
+            healed.containers += u64::from(chunks > 0);
+        }
+        Ok(healed)
+    }
+
+    /// The container to write again for a chunk: of those where chunks of its number lie the one that shows it, or that shows nothing any more, or the
+    /// smallest.
     fn home(&self, address: Address) -> Result<Option<ContainerId>> {
-        let mut first = None;
+        let (mut dark, mut smallest) = (None, None);
         for container in self.tables.places(address.container) {
             let id = container.stored.id;
             match self.shelves.metadata(container) {
-                Ok(metadata) if metadata.find(address).is_none() => first = first.or(Some(id)),
-                Err(error) if !is_damage(&error) => return Err(error),
-                _ => return Ok(Some(id)),
+                Ok(metadata) if metadata.find(address).is_some() => return Ok(Some(id)),
+                Ok(metadata) => smallest = smallest.into_iter().chain([(metadata.chunks.len(), id)]).min(),
+                Err(error) if is_damage(&error) => dark = dark.or(Some(id)),
+                Err(error) => return Err(error),
             }
         }
-        Ok(first)
+        Ok(dark.or(smallest.map(|(_, id)| id)))
     }
 
     /// Whole copies of lost chunks.
@@ -126,7 +139,7 @@ impl Healing<'_> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<HashMap<Fingerprint, Address>> {
         let mut copies: HashMap<Fingerprint, Address> = HashMap::new();
-        let wanted: std::collections::HashSet<Fingerprint> = lost.values().copied().collect();
+        let wanted: HashSet<Fingerprint> = lost.values().copied().collect();
         let total = self.tables.containers.len() as u64;
         for (n, container) in self.tables.containers.values().enumerate() {
             progress(n as u64, total);
@@ -138,8 +151,7 @@ impl Healing<'_> {
                 metadata => metadata?,
             };
             for chunk in &metadata.chunks {
-                let new = wanted.contains(&chunk.fingerprint) && !copies.contains_key(&chunk.fingerprint);
-                if !new || lost.contains_key(&chunk.first) {
+                if !wanted.contains(&chunk.fingerprint) || copies.contains_key(&chunk.fingerprint) {
                     continue;
                 }
                 match self.whole(chunk.first, &chunk.fingerprint) {
@@ -163,34 +175,58 @@ impl Healing<'_> {
         }
     }
 
-    /// Writes a container again: what is whole of it, and copies of `chunks`. False when it is gone meanwhile.
-    fn rewrite(
-        &mut self,
-        container: &Container,
-        chunks: &[(Address, Fingerprint)],
-        copies: &HashMap<Fingerprint, Address>,
-        lost: &BTreeMap<Address, Fingerprint>,
-    ) -> Result<bool> {
+    /// Writes a container again: what is whole of it, and copies of `chunks`. Tells how many of these it has then: none when it stays as it is.
+    fn rewrite(&mut self, container: &Container, chunks: &[(Address, Fingerprint)], copies: &HashMap<Fingerprint, Address>) -> Result<u64> {
         let old = &container.stored;
+        // Of what can't be read now nobody knows what it is.
+        let mut certain = true;
         let metadata = match self.shelves.metadata(container) {
-            Err(error) if is_damage(&error) => None,
+            Err(error) if is_damage(&error) => {
+                certain = error.kind() == Kind::Corrupt;
+                None
+            }
             metadata => Some(metadata?),
         };
         let mut all: BTreeMap<Address, (Fingerprint, Vec<u8>)> = BTreeMap::new();
-        for chunk in metadata.iter().flat_map(|metadata| &metadata.chunks).filter(|chunk| !lost.contains_key(&chunk.first)) {
-            if let Some(bytes) = self.whole(chunk.first, &chunk.fingerprint)? {
-                all.insert(chunk.first, (chunk.fingerprint, bytes));
+        let mut missing: HashSet<Address> = HashSet::new();
+        for chunk in metadata.iter().flat_map(|metadata| &metadata.chunks) {
+            match self.whole(chunk.first, &chunk.fingerprint) {
+                Ok(Some(bytes)) => drop(all.insert(chunk.first, (chunk.fingerprint, bytes))),
+                Ok(None) => drop(missing.insert(chunk.first)),
+                Err(error) if is_damage(&error) => {
+                    certain = false;
+                    missing.insert(chunk.first);
+                }
+                Err(error) => return Err(error),
             }
         }
+        let capacity = self.archive.settings.container_bytes.max(old.raw_bytes as usize);
+        let (mut filled, mut healed) = (all.values().map(|(_, bytes)| bytes.len()).sum::<usize>(), 0);
         for (address, fingerprint) in chunks {
-            if let Some(&copy) = copies.get(fingerprint)
-                && let Some(bytes) = self.whole(copy, fingerprint)?
-            {
+            if !all.contains_key(address) {
+                let Some(&copy) = copies.get(fingerprint) else { continue };
+                let bytes = match self.whole(copy, fingerprint) {
+                    Ok(Some(bytes)) => bytes,
+                    Err(error) if !is_damage(&error) => return Err(error),
+                    _ => continue,
+                };
+                // What was left out of another container before finds room here or nowhere.
+                let fits = missing.remove(address)
+                    || metadata.is_none()
+                    || (all.len() + missing.len() < SLOTS_MAX && filled + bytes.len() <= capacity);
+                if !fits {
+                    continue;
+                }
+                filled += bytes.len();
                 all.insert(*address, (*fingerprint, bytes));
             }
+            healed += 1;
         }
-        let bytes = all.values().map(|(_, bytes)| bytes.len()).sum();
-        let mut open = Open::new(self.ids.next()?, Holds::Data, bytes);
+        let complete = if metadata.is_some() { missing.is_empty() } else { all.len() as u64 >= u64::from(old.chunks) };
+        if healed == 0 || all.len() > SLOTS_MAX || !(complete || (certain && self.archive.is_all_there(&old.place))) {
+            return Ok(0);
+        }
+        let mut open = Open::new(self.ids.next()?, old.holds, filled);
         all.iter().for_each(|(first, (fingerprint, bytes))| {
             open.push_as(*fingerprint, *first, bytes);
         });
@@ -202,7 +238,7 @@ impl Healing<'_> {
             done = now.containers.get(&old.id).is_some_and(|now| now.stored == *old);
             Ok(if done { vec![Record::Merged { from: vec![old.id], to }] } else { Vec::new() })
         })?;
-        Ok(done)
+        Ok(if done { healed } else { 0 })
     }
 }
 

@@ -241,13 +241,10 @@ pub(crate) fn staged<I: Send, T>(
         let placed = place(items, &mut |open| opens_in.send(open).map_err(|_| stopped()));
         drop(opens_in);
         let (read, written) = (joined(reading.join()), joined(writing.join()));
+        let all = [written.as_ref().err(), placed.as_ref().err(), read.as_ref().err()];
         // A stage that only says that its successor is gone does not know the reason.
-        let told = |result: &Result<()>| result.as_ref().err().is_some_and(|error| error.kind() != Kind::Stopped);
-        match (told(&written), told(&read)) {
-            (true, _) => written.and(placed),
-            (_, true) => read.and(placed),
-            _ => written.and(read).and(placed),
-        }
+        let reason = all.into_iter().flatten().find(|error| error.kind() != Kind::Stopped).or(all.into_iter().flatten().next());
+        reason.cloned().map_or(placed, Err)
     })
 }
 

@@ -304,6 +304,8 @@ pub enum PlantedBug {
     NoRecheck,
     /// Space is freed while older readers are there.
     FreedUnderReader,
+    /// Damage is noted, and the epoch turns although somebody may stay in the one before.
+    TurnedUndrained,
     /// Container ids are given before their range is durable.
     IdTwice,
     /// A merge copies what fails its checksum.
@@ -324,11 +326,13 @@ pub enum PlantedBug {
     SettledBeforeSync,
     /// Of the places to which an old container's chunks went, the first counts alone.
     SettledElsewhere,
+    /// Chunks that had no references when they were counted are left behind, without being condemned and looked at again.
+    SettledUnchecked,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 21] = [
+    pub const ALL: [(&'static str, PlantedBug); 23] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -340,6 +344,7 @@ impl PlantedBug {
         ("damaged-taken", PlantedBug::DamagedTaken),
         ("no-recheck", PlantedBug::NoRecheck),
         ("freed-under-reader", PlantedBug::FreedUnderReader),
+        ("turned-undrained", PlantedBug::TurnedUndrained),
         ("id-twice", PlantedBug::IdTwice),
         ("rot-copied", PlantedBug::RotCopied),
         ("counted-twice", PlantedBug::CountedTwice),
@@ -350,5 +355,6 @@ impl PlantedBug {
         ("mapping-before-chunks", PlantedBug::MappingBeforeChunks),
         ("settled-before-sync", PlantedBug::SettledBeforeSync),
         ("settled-elsewhere", PlantedBug::SettledElsewhere),
+        ("settled-unchecked", PlantedBug::SettledUnchecked),
     ];
 }

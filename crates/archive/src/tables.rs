@@ -224,7 +224,7 @@ impl Tables {
                     known.resize(known.len().max(bits.len()), 0);
                     known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
                 }
-                self.epoch += 1;
+                // The epoch stays: who turns it must know that nobody stays in the one before.
             }
             Record::Dropped { containers, spared } => {
                 spared.iter().for_each(|id| {

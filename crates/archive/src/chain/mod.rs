@@ -32,6 +32,7 @@ use parking_lot::Mutex;
 use self::{block_index::BlockIndex, bloom::Bloom, byte_compare::ByteCompare, chunk_index::IndexFilter, container_cache::ContainerCache};
 use crate::{
     archive::Archive,
+    check::is_damage,
     format::{Address, container::Open},
     index::{
         ChunkIndex,
@@ -198,10 +199,11 @@ impl Chain {
         Ok(())
     }
 
-    /// Sees the archive as it is now: what the session before saw may be condemned.
+    /// Sees the archive as it is now: what was seen before may be condemned or damaged by now.
     fn follow(&mut self) {
         let tables = self.archive.tables();
-        if tables.epoch != self.tables.epoch {
+        let same = Arc::ptr_eq(&tables, &self.tables) || (tables.epoch == self.tables.epoch && tables.damaged == self.tables.damaged);
+        if !same {
             self.cache = ContainerCache::new(self.archive.settings.cached_containers);
         }
         self.tables = tables;
@@ -325,7 +327,8 @@ impl Known<'_> {
                 counts.metadata_reads += 1;
                 match self.shelves.metadata(container) {
                     Ok(metadata) => self.cache.insert(metadata, &closed),
-                    Err(error) if error.kind() == onefold_core::Kind::Corrupt => continue,
+                    // What can't be shown is stored anew.
+                    Err(error) if is_damage(&error) => continue,
                     Err(error) => return Err(error),
                 }
             }

@@ -202,9 +202,10 @@ impl Collection {
             let Some(container) = tables.containers.get(&id) else { continue };
             match self.live_chunks(tables, container) {
                 Ok(live) => {
-                    moving.extend(live.into_iter().map(|(chunk, bytes)| {
+                    moving.extend(live.into_iter().filter_map(|(chunk, bytes)| {
                         let count = batch.count(chunk.first);
-                        Moving { class: batch.class(count), count, from: from.len(), chunk, bytes }
+                        let left = count == 0 && self.archive.settings.has(PlantedBug::SettledUnchecked);
+                        (!left).then(|| Moving { class: batch.class(count), count, from: from.len(), chunk, bytes })
                     }));
                     from.push(id);
                 }

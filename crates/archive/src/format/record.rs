@@ -170,7 +170,7 @@ pub enum Record {
         /// Where they lie, and a bit for each chunk of the container.
         containers: Vec<(ContainerId, Vec<u8>)>,
     },
-    /// Chunks whose bytes are not what they were: no more duplicates of them. The epoch turns, so that nobody goes on with what it knew.
+    /// Chunks whose bytes are not what they were: no more duplicates of them, as soon as the log is read.
     Damaged {
         /// Where they lie, and a bit for each chunk of the container.
         containers: Vec<(ContainerId, Vec<u8>)>,

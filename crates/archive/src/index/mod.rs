@@ -22,6 +22,7 @@ use self::{
 };
 use crate::{
     archive::{Archive, IMPORTER},
+    check::is_damage,
     format::{Address, record::Record},
     heal::is_damaged,
     segments::Shelves,
@@ -105,7 +106,7 @@ pub(crate) fn load_recent(shelves: &Shelves, tables: &Tables, auxiliary: &mut Au
                 let entries = metadata.chunks.iter().map(|chunk| (chunk.fingerprint, chunk.first));
                 auxiliary.load(container.stored.id, container.logged, entries);
             }
-            Err(error) if error.kind() == Kind::Corrupt => {}
+            Err(error) if is_damage(&error) => {}
             Err(error) => return Err(error),
         }
     }

@@ -373,6 +373,8 @@ impl Segment {
             row += rows as u64;
         }
         touched.values().try_for_each(|file| file.sync())?;
+        // A column that was not there was made.
+        touched.keys().try_for_each(|&column| self.shared.directory(self.node(column))?.sync_names())?;
         Ok(done)
     }
 

@@ -1,6 +1,6 @@
 //! Rot is found and named; what is put again then is whole, and makes whole what was lost.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
     Archive, check,
@@ -12,7 +12,7 @@ use onefold_archive::{
 };
 use onefold_core::{Error, Kind};
 
-use super::run::{Flow, Sim, Stop, Unsure};
+use super::run::{Flow, Profile, Sim, Stop, Unsure};
 use crate::checker::{Checker, Failure};
 
 /// The name of what is put again.
@@ -59,6 +59,43 @@ impl Sim {
             return Err(Failure::new(Checker::StoreCheck, format!("{name} was not healed by the same content: {problems}")).into());
         }
         Ok(())
+    }
+
+    /// A scrub says that chunks are damaged which are not: puts store them anew, and nothing is lost by it, whoever puts, reads and collects meanwhile.
+    pub(super) fn note_move(&mut self) -> Flow {
+        let quiet = self.params.profile == Profile::Crashes && self.params.collects && self.params.spread.is_none();
+        if !quiet || !self.aside.percent(40) {
+            return Ok(());
+        }
+        let archive = self.open(true)?;
+        let tables = archive.tables();
+        if self.aside.percent(20) {
+            return self.heal_noted(&archive);
+        }
+        let all: Vec<_> = tables.containers.values().map(|container| (container.stored.id, container.stored.chunks as usize)).collect();
+        let Some(&(id, chunks)) = self.aside.pick(&all) else { return Ok(()) };
+        let mut bits = vec![0; chunks.div_ceil(8)];
+        for n in (0..chunks).filter(|_| self.aside.percent(50)) {
+            bits[n / 8] |= 1 << (n % 8);
+        }
+        heal::note(&archive, &BTreeMap::from([(id, bits)])).map_err(|e| self.judge("note", &e))?;
+        self.reach.hit("damage was noted of what is whole");
+        Ok(())
+    }
+
+    /// What was noted and is whole is whole again.
+    pub(super) fn heal_noted(&mut self, archive: &Arc<Archive>) -> Flow {
+        if archive.tables().damaged.is_empty() {
+            return Ok(());
+        }
+        let report = check::check(archive, false, &mut |_, _, _| {}).map_err(|e| self.judge("check", &e))?;
+        match heal::heal(archive, &report.lost, &mut |_, _| {}) {
+            Ok(healed) if healed.chunks > 0 => self.reach.hit("what was noted was whole"),
+            Ok(_) => {}
+            Err(error) if error.kind() == Kind::Busy => return Ok(()),
+            Err(error) => return Err(self.judge("heal", &error)),
+        }
+        archive.refresh().map(|_| ()).map_err(|e| self.judge("refresh", &e))
     }
 
     fn scrub(&mut self, archive: &Arc<Archive>, only: Option<&str>) -> Result<Report, Stop> {

@@ -241,6 +241,10 @@ pub(super) struct Sim {
     /// Something rotted: errors are right answers from now on.
     pub(super) damaged: bool,
     pub(super) pool: Vec<Vec<u8>>,
+    /// What was removed last.
+    gone: Option<Arc<Vec<u8>>>,
+    /// For moves that leave the draws of all others as they are.
+    pub(super) aside: Rng,
     pub(super) reach: Reach,
 }
 
@@ -248,6 +252,7 @@ impl Sim {
     fn new(params: Params, loud: bool) -> Sim {
         let mut rng = Rng::new(params.seed);
         let files = VirtualFiles::new(rng.fork());
+        let aside = Rng::new(params.seed ^ 0x6e6f_7465_645f_726f);
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -274,6 +279,8 @@ impl Sim {
             mounted: 0,
             damaged: false,
             pool,
+            gone: None,
+            aside,
             reach: Reach::default(),
         }
     }
@@ -650,7 +657,11 @@ impl Sim {
         let known = if simple && self.rng.percent(40) { self.rng.pick(&names).cloned() } else { None };
         let content = match &known {
             Some(name) => self.streams[name].clone(),
-            None => self.content(),
+            // What lost its references gets them back before it is settled.
+            None => match self.gone.clone().filter(|_| self.params.late.is_some() && self.aside.percent(50)) {
+                Some(gone) => gone,
+                None => self.content(),
+            },
         };
         let name = format!("s{}", self.rng.below(6));
         let cutting = Cutting::new(archive.label().chunking);
@@ -776,7 +787,7 @@ impl Sim {
         match archive.remove(&name) {
             Ok(()) => {
                 self.say(|| format!("removed {name}"));
-                self.streams.remove(&name);
+                self.gone = self.streams.remove(&name);
                 self.unsure = None;
                 Ok(())
             }
@@ -858,6 +869,7 @@ impl Sim {
 
     /// The names are those of the model.
     fn look_at_names(&mut self) -> Flow {
+        self.note_move()?;
         let reads_only = self.rng.percent(20);
         let archive = if reads_only { self.open(false)? } else { self.admin()? };
         let tables = match archive.refresh() {
@@ -891,6 +903,7 @@ impl Sim {
         self.look_at_volumes(&archive)?;
         rad::look_at_places(&archive.tables(), self.params.late.is_some())?;
         if !self.damaged {
+            self.heal_noted(&archive)?;
             match check::check(&archive, true, &mut |_, _, _| {}) {
                 Ok(report) if report.is_well() => {}
                 Ok(report) => return Err(Failure::new(Checker::StoreCheck, report.problems.join("; ")).into()),

@@ -10,6 +10,7 @@ use onefold_archive::{
     nodes::rebuild::{self, Rebuilt},
     settings::VOLUME_BLOCK_BYTES,
 };
+use onefold_core::Result;
 use serde::Serialize;
 
 use crate::{
@@ -41,6 +42,8 @@ struct Found {
     repaired_units: u64,
     /// Lost chunks that other copies made whole.
     healed_chunks: u64,
+    /// Why none could be put back, where damage was found.
+    not_healed: Option<String>,
     /// Entries of the chunk index, when it was made anew.
     index_entries: Option<u64>,
     well: bool,
@@ -79,7 +82,11 @@ pub(crate) fn run(path: &Path, extent: Extent<'_>, json: bool) -> Result<(), Fai
     }
     let mut report = look(&archive, extent)?;
     if extent.data || extent.repair {
-        made.healed = heal(&archive, &report)?;
+        match heal(&archive, &report) {
+            Ok(healed) => made.healed = healed,
+            // What was found is told all the same.
+            Err(error) => made.not_healed = Some(error.to_string()),
+        }
         if made.healed.chunks > 0 {
             let bytes = report.bytes;
             archive.refresh()?;
@@ -112,6 +119,8 @@ struct Made {
     index_entries: Option<u64>,
     units: Option<Rebuilt>,
     healed: Healed,
+    /// Why nothing was put back.
+    not_healed: Option<String>,
 }
 
 fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
@@ -128,7 +137,7 @@ fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
 }
 
 /// Names damage in the log, so that no put takes it for a duplicate, and puts back what is stored elsewhere; where nothing may be written, nothing is done.
-fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Healed, Failure> {
+fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Healed> {
     if !archive.is_writable() {
         return Ok(Healed::default());
     }
@@ -136,7 +145,7 @@ fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Healed, Failure> {
         heal::note(archive, &report.rotten)?;
     }
     let bar = Progress::of("healing", "containers");
-    Ok(heal::heal(archive, &report.lost, &mut |done, total| bar.set(done, total))?)
+    heal::heal(archive, &report.lost, &mut |done, total| bar.set(done, total))
 }
 
 fn found(report: &Report, made: &Made) -> Found {
@@ -155,6 +164,7 @@ fn found(report: &Report, made: &Made) -> Found {
         bad_units: made.units.map_or(0, |mended| mended.units.bad_units),
         repaired_units: made.units.map_or(0, |mended| mended.units.repaired_units),
         healed_chunks: made.healed.chunks,
+        not_healed: made.not_healed.clone(),
         index_entries: made.index_entries,
         well: report.is_well(),
     }
@@ -179,6 +189,9 @@ fn tell(report: &Report, made: &Made, data: bool) {
     }
     if made.healed.chunks > 0 {
         output::line(format_args!("restored: {} from other copies", counted(made.healed.chunks, "lost chunk")));
+    }
+    if let Some(why) = &made.not_healed {
+        output::line(format_args!("note: nothing was put back from other copies: {why}"));
     }
     report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
     let unnamed = report.problems_found - report.problems.len() as u64;
