@@ -219,8 +219,12 @@ impl Appender {
 
 /// Gives space back that was taken behind what was written, up to `taken`. Nobody else writes to the segment.
 fn give_ahead_back(archive: &Archive, open: &OpenSegment, taken: u64) -> Result<()> {
-    // Some file systems free nothing behind a file's end unless its length is set. On several nodes that would need all of them.
-    if archive.label().spread[0] == 1 { open.file.set_bytes(open.end) } else { open.file.punch(open.end, taken - open.end) }
+    open.file.punch(open.end, taken - open.end)?;
+    if archive.label().spread[0] > 1 {
+        return Ok(());
+    }
+    // Some file systems free what lies behind a file's end only when its length is set. On several nodes that would need all of them.
+    open.file.set_bytes(open.file.bytes()?.min(open.end))
 }
 
 /// Reads containers.
