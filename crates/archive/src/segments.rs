@@ -129,6 +129,8 @@ impl Appender {
             let taken = match open.file.reserve(open.end, ahead) {
                 // The end of the disk: what is left may be enough, as long as something is held back for deletion.
                 Err(error) if error.kind() == Kind::NoSpace && self.archive.reserve_bytes()? > 0 => {
+                    // A part of it may have been taken.
+                    give_ahead_back(&self.archive, open, open.end + ahead)?;
                     open.file.reserve(open.end, needed).map(|()| needed)?
                 }
                 reserved => reserved.map(|()| ahead)?,
@@ -163,7 +165,7 @@ impl Appender {
 
     fn trim_one(&mut self, class: Class) -> Result<()> {
         match self.open.remove(&class) {
-            Some(open) if open.taken > open.end => open.file.punch(open.end, open.taken - open.end),
+            Some(open) if open.taken > open.end => give_ahead_back(&self.archive, &open, open.taken),
             _ => Ok(()),
         }
     }
@@ -213,6 +215,16 @@ impl Appender {
         self.open.insert(class, OpenSegment { number, file, end, taken: end });
         Ok(())
     }
+}
+
+/// Gives space back that was taken behind what was written, up to `taken`. Nobody else writes to the segment.
+fn give_ahead_back(archive: &Archive, open: &OpenSegment, taken: u64) -> Result<()> {
+    open.file.punch(open.end, taken - open.end)?;
+    if archive.label().spread[0] > 1 {
+        return Ok(());
+    }
+    // Some file systems free what lies behind a file's end only when its length is set. On several nodes that would need all of them.
+    open.file.set_bytes(open.file.bytes()?.min(open.end))
 }
 
 /// Reads containers.

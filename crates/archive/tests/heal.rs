@@ -67,7 +67,7 @@ impl Desk {
         } else {
             Arc::new(directory("a").unwrap())
         };
-        let settings = Settings { container_bytes: 240 << 10, ..Settings::default() };
+        let settings = Settings { container_bytes: 240 << 10, auxiliary_entries: 4000, ..Settings::default() };
         Arc::new(Archive::open(files, true, settings).unwrap())
     }
 
@@ -348,4 +348,17 @@ fn what_lies_on_nodes_that_are_absent_is_not_given_up() {
     }
     // And nothing says that they are damaged.
     assert!(check(&desk.open(), false, &mut |_, _, _| {}).unwrap().is_well());
+}
+
+#[test]
+fn a_put_says_why_it_failed_while_its_source_goes_on() {
+    let desk = Desk::new();
+    let bytes = noise(7, 32 << 20);
+    desk.put("a", &bytes).unwrap();
+    let file = desk.open().tables().index.files[0];
+    let name = fs::read_dir(desk.path("a")).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());
+    let name = name.into_iter().find(|name| name.starts_with("index-")).unwrap();
+    *desk.bad.lock() = Some((name, 0, u64::from(file.pages) * 4096));
+    let error = desk.put("b", &bytes).unwrap_err();
+    assert_eq!((error.kind(), error.to_string().contains("a sector can't be read")), (Kind::Io, true), "{error}");
 }

@@ -246,3 +246,12 @@ fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
     assert!(done.merged > 3, "{done:?}");
     assert!(desk.get("some").unwrap() == files(|n| n % 9 < 4).collect::<String>().into_bytes());
 }
+
+#[test]
+fn space_taken_ahead_goes_back() {
+    use std::os::unix::fs::MetadataExt;
+    let desk = Desk::new(|_, _| {});
+    desk.put("a", &noise(9, 300_000));
+    let segment = std::fs::metadata(desk.dir.path().join("a/segment-00000001")).unwrap();
+    assert!(segment.blocks() * 512 < segment.len() + (1 << 20), "{} bytes take {}", segment.len(), segment.blocks() * 512);
+}
