@@ -17,6 +17,7 @@ use crate::{
     progress::Progress,
     size::{Size, counted, grouped},
     store_file::StoreFile,
+    verbs::cluster,
 };
 
 /// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only when all is well
@@ -28,7 +29,7 @@ use crate::{
     after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair\n  onefold check backups --only monday --repair"
 )]
 pub(crate) struct Options {
-    /// The store, or an archive's directory
+    /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
 
     /// Restores what follows with certainty from what is left, and nothing else; what is lost reads as errors until it is written
@@ -49,6 +50,14 @@ pub(crate) struct Options {
 
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(url) = cluster::store_at(&options.store) {
+        if options.repair {
+            return cluster::scrub(&url, false, options.answer);
+        }
+        let what =
+            "is a store of the cluster engine: `check --repair` compares maps and references and repairs them, also while it is used";
+        return Err(Failure::new(format!("{url} {what}; `onefold status` tells how much there is")));
+    }
     if ArchiveDir::is_there(&options.store) {
         let extent = archive::Extent { data: false, repair: options.repair, only: options.only.as_deref() };
         return archive::run(&options.store, extent, options.answer.json);
