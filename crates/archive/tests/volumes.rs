@@ -205,3 +205,36 @@ fn what_was_cut_off_does_not_come_back() {
     assert_eq!(volume.size(), 0);
     assert_eq!(volume.write(0, &[1]).unwrap_err().kind(), onefold_core::Kind::NotFound);
 }
+
+#[test]
+fn a_flush_tells_what_a_drain_in_the_background_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(8192));
+    let settings = || Settings { log_bytes: 1 << 20, ..Settings::default() };
+    {
+        let served = serve(directory.path(), settings());
+        served.archive.create_volume("v", 4 * BLOCK as u64, 1).unwrap();
+        let volume = served.exports.open("v").unwrap();
+        volume.write(0, &noise(1, 2 * BLOCK)).unwrap();
+        volume.flush().unwrap();
+        drop(volume);
+        served.volumes.close().unwrap();
+    }
+    let segment = directory.path().join("segment-00000001");
+    let mut bytes = std::fs::read(&segment).unwrap();
+    bytes[50_000] ^= 1;
+    std::fs::write(&segment, bytes).unwrap();
+    let served = serve(directory.path(), settings());
+    let volume = served.exports.open("v").unwrap();
+    volume.write(0, &[1; 4096]).unwrap();
+    // What lies idle is drained: the rest of the block can't be read.
+    let drained = (0..3).filter(|n| served.volumes.tend(200 + n).is_err()).count();
+    assert_eq!(drained, 1);
+    let later = noise(3, BLOCK);
+    volume.write(2 * BLOCK as u64, &later).unwrap();
+    volume.flush().unwrap_err();
+    // Told once; the other blocks are there.
+    volume.flush().unwrap();
+    assert!(read(&*volume, 2 * BLOCK, BLOCK).unwrap() == later);
+    read(&*volume, 0, 4096).unwrap_err();
+}

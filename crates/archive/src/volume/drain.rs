@@ -19,7 +19,7 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
 
 use super::{
-    BLOCK, Volumes,
+    BLOCK, Lost, Volumes,
     layer::{Have, Layer, Patch},
     mapper::Mapper,
     read::{Drained, Mapped, chunks_of},
@@ -44,16 +44,23 @@ const THREADS_FROM: u64 = 4 << 20;
 type Work = Vec<(u64, Drained)>;
 
 impl Volumes {
-    /// Makes all changes up to a ticket durable.
+    /// Makes all changes up to a ticket durable, for a client: it hears of what any drain since lost that nobody was told of.
     pub(super) fn flush_to(&self, ticket: Ticket) -> Result<()> {
+        let done = self.drain_to(ticket);
+        let mut state = self.state.lock();
+        let untold = state.lost.as_mut().and_then(|lost| (!std::mem::replace(&mut lost.told, true)).then(|| lost.error.clone()));
+        done.and(untold.map_or(Ok(()), Err))
+    }
+
+    fn drain_to(&self, ticket: Ticket) -> Result<()> {
         let mut tried = false;
         loop {
             {
                 let state = self.state.lock();
                 if state.drained >= ticket.0 {
-                    // Who came later knows nothing of it.
-                    let lost = state.lost.as_ref().filter(|(upto, _)| tried && *upto >= ticket.0);
-                    return lost.map_or(Ok(()), |(_, error)| Err(error.clone()));
+                    // All who waited for the drain that lost something are told.
+                    let lost = state.lost.as_ref().filter(|lost| tried && lost.upto >= ticket.0);
+                    return lost.map_or(Ok(()), |lost| Err(lost.error.clone()));
                 }
                 Volumes::going(&state)?;
             }
@@ -67,7 +74,13 @@ impl Volumes {
         }
     }
 
-    /// Makes all changes so far durable.
+    /// Makes all changes so far durable, in the background.
+    pub(super) fn drain_all(&self) -> Result<()> {
+        let changes = self.state.lock().changes;
+        self.drain_to(Ticket(changes))
+    }
+
+    /// The same for a client.
     pub(super) fn flush_all(&self) -> Result<()> {
         let changes = self.state.lock().changes;
         self.flush_to(Ticket(changes))
@@ -88,6 +101,10 @@ impl Volumes {
     fn drain(&self) -> Result<()> {
         let (work, upto) = {
             let mut state = self.state.lock();
+            if state.volumes.values().any(|layers| layers.draining.is_some()) {
+                // Nobody else drains now: one of the stages panicked, and what it was to make durable is not.
+                state.stopped = Some(Error::new(Kind::Stopped, "a drain ended halfway"));
+            }
             Volumes::going(&state)?;
             let layers = state.volumes.iter_mut().filter(|(_, layers)| !layers.upper.is_empty());
             let work: Work = layers
@@ -120,7 +137,7 @@ impl Volumes {
                 }
                 state.drained = upto;
                 if let Some(error) = lost {
-                    state.lost = Some((upto, error.clone()));
+                    state.lost = Some(Lost { upto, error: error.clone(), told: false });
                 }
             }
             Err(error) => {

@@ -90,10 +90,19 @@ struct State {
     drained: u64,
     /// Changes seen by the last look for idle ones.
     seen: u64,
-    /// The last drain that lost something, up to which change, and why.
-    lost: Option<(u64, Error)>,
+    /// The last drain that lost something.
+    lost: Option<Lost>,
     /// Why nothing is taken any more.
     stopped: Option<Error>,
+}
+
+/// What a drain lost.
+struct Lost {
+    /// Changes that it drained.
+    upto: u64,
+    error: Error,
+    /// A client was told.
+    told: bool,
 }
 
 /// What one volume has in memory.
@@ -184,7 +193,7 @@ impl Volumes {
             idle
         };
         if idle {
-            self.flush_all()?;
+            self.drain_all()?;
         }
         if self.ingest.must_import() {
             self.ingest.import(true)?;
