@@ -42,7 +42,7 @@ cargo xtask bench engine [--quick] [--only TEXT]
                                     speed of the engine alone beside io_uring on a raw file; 26 GiB of free space
 cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of free space
-cargo xtask bench archive [--quick] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                     an archive's speed and size beside restic and borg
 cargo xtask bench hot               the hot parts one by one
 cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]

@@ -16,12 +16,15 @@ use crate::{
     format::{
         Identity,
         bytes::{Reader, Writer, corrupt},
+        container::Holds,
         frame::{self, FRAME_ALIGN},
         label::{Found, LABEL_BYTES, Label, choose},
         record::Record,
     },
+    late::Work,
     map,
     memory::Spare,
+    placement::Class,
     settings::{Format, PlantedBug, Settings},
     tables::Tables,
 };
@@ -39,6 +42,7 @@ pub(crate) const IMPORTER: &str = "lock-importer";
 const EPOCHS: [&str; 2] = ["epoch-0", "epoch-1"];
 
 const SNAPSHOT_MAGIC: &[u8; 8] = b"ONEFSNAP";
+const WORK_MAGIC: &[u8; 8] = b"ONEFWORK";
 const SNAPSHOT_HEADER_BYTES: usize = 40;
 
 /// Bytes of the reserve that are given up at once.
@@ -97,6 +101,7 @@ impl Archive {
     /// # Errors
     /// `Exists` when there is one, `NoSpace`, and those of the system.
     pub fn create(files: &dyn Files, format: &Format) -> Result<()> {
+        format.late.map_or(Ok(()), |rad| rad.check(files.spread()))?;
         if find_label(files).is_ok() {
             return Err(Error::new(Kind::Exists, "there is an archive already"));
         }
@@ -110,6 +115,7 @@ impl Archive {
             generation: 1,
             snapshot: 1,
             spread: files.spread(),
+            late: format.late,
         };
         for name in [VOUCHED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
             fresh(files, name)?;
@@ -117,7 +123,12 @@ impl Archive {
         let reserve = fresh(files, RESERVE)?;
         fill(&*reserve, format.reserve_bytes)?;
         reserve.sync()?;
-        write_snapshot(files, &label.identity(), 1, &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::aligned(files.spread()) })?;
+        write_snapshot(
+            files,
+            &label.identity(),
+            1,
+            &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new(files.spread(), format.late.is_some()) },
+        )?;
         fresh(files, &log_name(1))?.sync()?;
         files.sync_names()?;
         // The label comes last: without it there is no archive.
@@ -140,6 +151,12 @@ impl Archive {
                 opened => return opened,
             }
         }
+    }
+
+    /// True when it was opened for changes.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writes
     }
 
     fn try_open(files: &Arc<dyn Files>, writes: bool, settings: &Settings) -> Result<Archive> {
@@ -173,9 +190,14 @@ impl Archive {
         Ok(archive)
     }
 
-    /// Containers begin at multiples of this.
-    pub(crate) fn place_align(&self) -> u64 {
-        crate::tables::PLACE_ALIGN * u64::from(self.label.spread[1])
+    /// Containers begin at multiples of this in segments of a class.
+    pub(crate) fn place_align(&self, class: Class) -> u64 {
+        crate::tables::PLACE_ALIGN * u64::from(self.label.data(class))
+    }
+
+    /// Where a put writes what holds this: recipes are read and changed as a whole, and stand encoded from the beginning.
+    pub(crate) fn class_of(&self, holds: Holds) -> Class {
+        if self.label.late.is_some() && holds == Holds::Data { Class::Replicated } else { Class::Plain }
     }
 
     /// What the label says.
@@ -490,11 +512,12 @@ impl View {
     /// `before` is what the process knew of it.
     fn load(files: &Arc<dyn Files>, identity: &Identity, label: &Label, settings: &Settings, before: Option<&Tables>) -> Result<View> {
         let open = |number| files.open(&log_name(number));
-        let tables = match read_snapshot(&**files, identity, label.snapshot, before) {
+        let late = label.late.is_some();
+        let tables = match read_snapshot(&**files, identity, label.snapshot, late, before) {
             Ok(tables) => tables,
             // The one before, and all of its log, say the same.
             Err(error) if error.kind() == Kind::Corrupt && label.snapshot > 1 => {
-                let mut tables = read_snapshot(&**files, identity, label.snapshot - 1, None).map_err(|_| error.clone())?;
+                let mut tables = read_snapshot(&**files, identity, label.snapshot - 1, late, None).map_err(|_| error.clone())?;
                 let old = open(label.snapshot - 1)?;
                 for read in read_frames(&*old, 0, identity, &tables, settings)? {
                     tables.apply(read.sequence, read.records)?;
@@ -571,12 +594,18 @@ fn write_snapshot(files: &dyn Files, identity: &Identity, number: u64, tables: &
     w.raw(SNAPSHOT_MAGIC).u64(number).u64(body.len() as u64).u64(identity.checksum(&body));
     let checksum = identity.checksum(&w.0);
     w.u64(checksum).raw(&body);
+    // Behind what counts: programs that do not know it do not look at it.
+    let at = w.0.len();
+    w.raw(WORK_MAGIC);
+    tables.work.encode(&mut w);
+    let checksum = identity.checksum(&w.0[at..]);
+    w.u64(checksum);
     let file = fresh(files, &snapshot_name(number))?;
     file.write_at(0, &w.0)?;
     file.sync()
 }
 
-fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64, before: Option<&Tables>) -> Result<Tables> {
+fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64, late: bool, before: Option<&Tables>) -> Result<Tables> {
     let damaged = |why: &str| corrupt(format!("snapshot {number}: {why}"));
     let file = files.open(&snapshot_name(number)).map_err(|e| if e.kind() == Kind::NotFound { damaged("it is not there") } else { e })?;
     let mut header = [0; SNAPSHOT_HEADER_BYTES];
@@ -596,16 +625,28 @@ fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64, before: Op
     if identity.checksum(&body) != sum {
         return Err(damaged("it fails its checksum"));
     }
-    let read = Tables::decode(&body, files.spread()).and_then(|mut tables| {
+    let read = Tables::decode(&body, files.spread(), late).and_then(|mut tables| {
+        tables.work = read_work(&*file, identity, SNAPSHOT_HEADER_BYTES as u64 + length)?;
         map::load(files, identity, &mut tables, before)?;
         Ok(tables)
     });
     read.map_err(|e| e.context(format!("snapshot {number}")))
 }
 
+/// What writing cost so far, as it stands behind a snapshot; nothing when it is not there, or damaged.
+fn read_work(file: &dyn File, identity: &Identity, at: u64) -> Result<Work> {
+    let mut bytes = [0; 16 + Work::BYTES];
+    let n = file.read_at(at, &mut bytes)?;
+    let (body, checksum) = bytes.split_at(8 + Work::BYTES);
+    if n < bytes.len() || !body.starts_with(WORK_MAGIC) || identity.checksum(body).to_le_bytes() != *checksum {
+        return Ok(Work::default());
+    }
+    Work::decode(&mut Reader(&body[8..]))
+}
+
 /// Writes `bytes` bytes that take space.
 fn fill(file: &dyn File, bytes: u64) -> Result<()> {
-    const STEP: usize = 1 << 20;
+    const STEP: usize = 64 << 10;
     let noise: Vec<u8> = (0..STEP as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let mut at = file.bytes()?;
     while at < bytes {

@@ -101,7 +101,7 @@ impl Tables {
         }
         for (added, recipe) in [(true, changed.came), (false, changed.went)] {
             if !recipe.is_empty() {
-                self.differences.push(Difference { added, recipe });
+                self.differences.push(Difference { added, recipe, at: self.versions });
             }
         }
         Ok(())
@@ -109,7 +109,7 @@ impl Tables {
 
     /// Nothing where there never was a volume.
     pub(crate) fn encode_volumes(&self, w: &mut Writer) {
-        if self.next_volume == 0 {
+        if self.next_volume == 0 && !self.late && self.damaged.is_empty() {
             return;
         }
         w.u64(self.next_volume).u32(self.volumes.len() as u32);
@@ -127,7 +127,7 @@ impl Tables {
     }
 
     pub(crate) fn decode_volumes(&mut self, r: &mut Reader<'_>) -> Result<()> {
-        if r.0.is_empty() {
+        if r.0.is_empty() && !self.late {
             return Ok(());
         }
         self.next_volume = r.u64()?;

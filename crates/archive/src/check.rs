@@ -1,17 +1,20 @@
 //! Is all there, and whole? `check` looks at metadata, `scrub` at all data. Nothing here writes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use onefold_core::{Fingerprint, Kind, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
     archive::Archive,
+    catalogue::Volume,
+    chain::is_condemned,
     format::{
         Address, ContainerId,
         container::{Metadata, Packer},
+        record::Stream,
     },
     get::{ChunkReader, Reader},
     segments::Shelves,
@@ -45,6 +48,10 @@ pub struct Report {
     pub blocks: u64,
     /// Volumes that lost something, and the first blocks of each that did.
     pub hit_volumes: BTreeMap<String, Vec<u64>>,
+    /// Chunks that streams and volumes name and that are not whole: the first million.
+    pub lost: BTreeMap<Address, Fingerprint>,
+    /// Chunks whose bytes are not what they were: a bit for each chunk of the container.
+    pub rotten: BTreeMap<ContainerId, Vec<u8>>,
 }
 
 impl Report {
@@ -70,122 +77,250 @@ pub type Progress<'a> = dyn FnMut(&str, u64, u64) + 'a;
 /// # Errors
 /// Those of the system; damage is in the report.
 pub fn check(archive: &Arc<Archive>, data: bool, progress: &mut Progress<'_>) -> Result<Report> {
-    let mut report = Report::default();
-    let mut reader = Reader::new(archive)?;
-    let tables = reader.tables().clone();
-    let shelves = Shelves::new(archive.clone());
-    // The chunks that are whole, by home.
-    let mut whole: HashMap<ContainerId, Metadata> = HashMap::new();
-    let mut bad: BTreeMap<ContainerId, BTreeSet<Address>> = BTreeMap::new();
-    let total: u64 = tables.containers.values().map(|container| u64::from(container.stored.place.bytes)).sum();
-    let (mut done, mut packer) = (0, Packer::default());
-    for (&id, container) in &tables.containers {
-        report.containers += 1;
-        report.chunks += u64::from(container.stored.chunks);
-        match shelves.metadata(container) {
-            Ok(metadata) => {
-                if metadata.chunks.len() as u32 != container.stored.chunks {
-                    report.problem(format!("container {id} has other chunks than the log says"));
-                }
-                if data {
-                    let rotten = scrub_one(archive, &shelves, container, &metadata, &mut packer, &mut report)?;
-                    bad.insert(id, rotten);
-                }
-                whole.insert(id, metadata);
-            }
-            Err(error) if error.kind() == Kind::Corrupt => report.problem(error.to_string()),
-            Err(error) => return Err(error),
-        }
-        done += u64::from(container.stored.place.bytes);
-        progress(if data { "data" } else { "containers" }, done, total);
-    }
-    let found = Found { tables: &tables, whole: &whole, bad: &bad };
-    check_streams(&mut reader, &found, &mut report, progress)?;
-    check_volumes(&shelves, &found, &mut report, progress)?;
-    Ok(report)
+    let mut checking = Checking::new(archive)?;
+    checking.found.containers(None, data, progress)?;
+    checking.streams(None, progress)?;
+    checking.volumes(None, progress)?;
+    Ok(checking.found.report)
 }
 
-/// What the containers have.
-struct Found<'a> {
-    tables: &'a Tables,
-    whole: &'a HashMap<ContainerId, Metadata>,
-    bad: &'a BTreeMap<ContainerId, BTreeSet<Address>>,
+/// The same for one stream or volume, and the containers that it needs.
+///
+/// # Errors
+/// `NotFound`, and as [`check`].
+pub fn check_one(archive: &Arc<Archive>, name: &str, data: bool, progress: &mut Progress<'_>) -> Result<Report> {
+    let mut checking = Checking::new(archive)?;
+    let tables = checking.found.tables.clone();
+    let volume = tables.volumes.values().find(|volume| volume.name == name);
+    if volume.is_none() && !tables.streams.contains_key(name) {
+        return Err(Error::new(Kind::NotFound, format!("there is no stream and no volume '{}'", name.escape_debug())));
+    }
+    let needed = checking.needed(tables.streams.get(name), volume)?;
+    checking.found.containers(Some(&needed), data, progress)?;
+    checking.streams(Some(name), progress)?;
+    checking.volumes(Some(name), progress)?;
+    Ok(checking.found.report)
 }
 
-impl Found<'_> {
-    /// True when the chunk is there and whole.
-    fn has(&self, address: Address, fingerprint: &Fingerprint) -> bool {
-        let Some(home) = self.tables.home(address.container).map(|container| container.stored.id) else { return false };
-        let there =
-            self.whole.get(&home).and_then(|metadata| metadata.find(address)).is_some_and(|chunk| chunk.fingerprint == *fingerprint);
-        there && !self.bad.get(&home).is_some_and(|bad| bad.contains(&address))
-    }
-}
-
-fn check_streams(reader: &mut Reader, found: &Found<'_>, report: &mut Report, progress: &mut Progress<'_>) -> Result<()> {
-    let streams = found.tables.streams.len() as u64;
-    for (name, stream) in &found.tables.streams {
-        report.streams += 1;
-        let mut lost = 0;
-        for recipe in stream.recipes() {
-            let walked = reader.parts(recipe, &mut |_, part| {
-                let parts = [part];
-                lost += chunks_of(&parts).filter(|(fingerprint, address)| !found.has(*address, fingerprint)).count();
-                Ok(())
-            });
-            match walked {
-                Err(error) if error.kind() == Kind::Corrupt => {
-                    report.hit.insert(name.clone());
-                    report.problem(format!("stream '{}': its recipe can't be read: {error}", name.escape_debug()));
-                }
-                other => other?,
-            }
-        }
-        if lost > 0 {
-            report.hit.insert(name.clone());
-            report.problem(format!("stream '{}' lost {lost} of its {} chunks", name.escape_debug(), stream.chunks));
-        }
-        progress("streams", report.streams, streams);
-    }
-    Ok(())
-}
+/// Containers whose metadata is kept.
+const METADATA_KEPT: usize = 1024;
 
 /// Blocks of a volume that are listed as lost; more are counted only.
 const BLOCKS_LISTED: usize = 1000;
 
-fn check_volumes(shelves: &Shelves, found: &Found<'_>, report: &mut Report, progress: &mut Progress<'_>) -> Result<()> {
-    let mut reader = ChunkReader::default();
-    let total: u64 = found.tables.volumes.values().map(|volume| volume.map.used()).sum();
-    for volume in found.tables.volumes.values() {
-        report.volumes += 1;
-        let (mut lost, mut listed) = (0u64, Vec::new());
-        for (block, _) in volume.map.mapped(0..u64::MAX) {
-            report.blocks += 1;
-            let mapped = Mapped { tables: found.tables, shelves, volume, block };
-            let well = match mapped.parts(&mut reader) {
-                Ok(parts) => chunks_of(&parts).all(|(fingerprint, address)| found.has(address, &fingerprint)),
-                Err(error) if error.kind() == Kind::Corrupt => false,
-                Err(error) => return Err(error),
-            };
-            if !well {
-                lost += 1;
-                if listed.len() < BLOCKS_LISTED {
-                    listed.push(block);
-                }
-            }
-            if report.blocks.is_multiple_of(1024) {
-                progress("volumes", report.blocks, total);
-            }
-        }
-        if lost > 0 {
-            report.problem(format!("volume '{}' lost {lost} of its {} blocks", volume.name.escape_debug(), volume.map.used()));
-            report.hit_volumes.insert(volume.name.clone(), listed);
-        }
-    }
-    Ok(())
+/// Lost chunks that are listed; after those are healed, more are found.
+const LOST_LISTED: usize = 1 << 20;
+
+/// True for what a bad sector or a flipped bit gives.
+pub(crate) fn is_damage(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Corrupt | Kind::Io)
 }
 
-/// Verifies all groups and chunks of a container; gives the chunks that are damaged.
+/// What is known while it is looked at.
+struct Found {
+    archive: Arc<Archive>,
+    tables: Arc<Tables>,
+    shelves: Shelves,
+    /// Metadata of containers; `None` where it is damaged.
+    metadata: quick_cache::unsync::Cache<ContainerId, Option<Arc<Metadata>>>,
+    report: Report,
+}
+
+/// Looks at containers first, then at what names their chunks.
+struct Checking {
+    reader: Reader,
+    chunks: ChunkReader,
+    found: Found,
+}
+
+impl Checking {
+    fn new(archive: &Arc<Archive>) -> Result<Checking> {
+        let reader = Reader::new(archive)?;
+        let found = Found {
+            archive: archive.clone(),
+            tables: reader.tables().clone(),
+            shelves: Shelves::new(archive.clone()),
+            metadata: quick_cache::unsync::Cache::new(METADATA_KEPT),
+            report: Report::default(),
+        };
+        Ok(Checking { reader, chunks: ChunkReader::default(), found })
+    }
+
+    /// The containers that a stream and a volume need. What can't be read now is found to be damaged later.
+    fn needed(&mut self, stream: Option<&Stream>, volume: Option<&Volume>) -> Result<BTreeSet<ContainerId>> {
+        let Checking { reader, chunks, found: Found { tables, shelves, .. } } = self;
+        let mut needed = BTreeSet::new();
+        let mut need = |id: ContainerId| needed.extend(tables.places(id).map(|container| container.stored.id));
+        for recipe in stream.iter().flat_map(|stream| stream.recipes()) {
+            recipe.iter().for_each(|pieces| need(pieces.container));
+            let walked = reader.parts(recipe, &mut |_, part| {
+                chunks_of(&[part]).for_each(|(_, address)| need(address.container));
+                Ok(())
+            });
+            walked.or_else(|error| if is_damage(&error) { Ok(()) } else { Err(error) })?;
+        }
+        let Some(volume) = volume else { return Ok(needed) };
+        for (block, mapping) in volume.map.mapped(0..u64::MAX) {
+            need(mapping.container);
+            match (Mapped { tables, shelves, volume, block }).parts(chunks) {
+                Ok(parts) => chunks_of(&parts).for_each(|(_, address)| need(address.container)),
+                Err(error) if is_damage(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(needed)
+    }
+
+    fn streams(&mut self, only: Option<&str>, progress: &mut Progress<'_>) -> Result<()> {
+        let Checking { reader, found, .. } = self;
+        let tables = found.tables.clone();
+        let total = tables.streams.len() as u64;
+        for (name, stream) in tables.streams.iter().filter(|(name, _)| only.is_none_or(|only| only == *name)) {
+            found.report.streams += 1;
+            let mut lost = 0;
+            for recipe in stream.recipes() {
+                let walked = reader.parts(recipe, &mut |_, part| {
+                    for (fingerprint, address) in chunks_of(&[part]) {
+                        lost += u64::from(!found.has(address, &fingerprint)?);
+                    }
+                    Ok(())
+                });
+                match walked {
+                    Err(error) if is_damage(&error) => {
+                        found.report.hit.insert(name.clone());
+                        found.report.problem(format!("stream '{}': its recipe can't be read: {error}", name.escape_debug()));
+                    }
+                    other => other?,
+                }
+            }
+            if lost > 0 {
+                found.report.hit.insert(name.clone());
+                found.report.problem(format!("stream '{}' lost {lost} of its {} chunks", name.escape_debug(), stream.chunks));
+            }
+            progress("streams", found.report.streams, total);
+        }
+        Ok(())
+    }
+
+    fn volumes(&mut self, only: Option<&str>, progress: &mut Progress<'_>) -> Result<()> {
+        let Checking { chunks, found, .. } = self;
+        let tables = found.tables.clone();
+        let wanted = || tables.volumes.values().filter(|volume| only.is_none_or(|only| only == volume.name));
+        let total: u64 = wanted().map(|volume| volume.map.used()).sum();
+        for volume in wanted() {
+            found.report.volumes += 1;
+            let (mut lost, mut listed) = (0u64, Vec::new());
+            for (block, _) in volume.map.mapped(0..u64::MAX) {
+                found.report.blocks += 1;
+                let mut well = true;
+                match (Mapped { tables: &tables, shelves: &found.shelves, volume, block }).parts(chunks) {
+                    Ok(parts) => {
+                        for (fingerprint, address) in chunks_of(&parts) {
+                            well &= found.has(address, &fingerprint)?;
+                        }
+                    }
+                    Err(error) if is_damage(&error) => well = false,
+                    Err(error) => return Err(error),
+                }
+                if !well {
+                    lost += 1;
+                    if listed.len() < BLOCKS_LISTED {
+                        listed.push(block);
+                    }
+                }
+                if found.report.blocks.is_multiple_of(1024) {
+                    progress("volumes", found.report.blocks, total);
+                }
+            }
+            if lost > 0 {
+                let (name, used) = (volume.name.escape_debug(), volume.map.used());
+                found.report.problem(format!("volume '{name}' lost {lost} of its {used} blocks"));
+                found.report.hit_volumes.insert(volume.name.clone(), listed);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Found {
+    /// Looks at all containers, or those that are needed; with `data` at all of their bytes.
+    fn containers(&mut self, needed: Option<&BTreeSet<ContainerId>>, data: bool, progress: &mut Progress<'_>) -> Result<()> {
+        let tables = self.tables.clone();
+        let wanted = || tables.containers.iter().filter(|(id, _)| needed.is_none_or(|needed| needed.contains(id)));
+        let total: u64 = wanted().map(|(_, container)| u64::from(container.stored.place.bytes)).sum();
+        let (mut done, mut packer) = (0, Packer::default());
+        for (&id, container) in wanted() {
+            self.report.containers += 1;
+            self.report.chunks += u64::from(container.stored.chunks);
+            match self.shelves.metadata(container) {
+                Ok(metadata) => {
+                    if metadata.chunks.len() as u32 != container.stored.chunks {
+                        self.report.problem(format!("container {id} has other chunks than the log says"));
+                    }
+                    if data {
+                        let rotten = scrub_one(&self.archive, &self.shelves, container, &metadata, &mut packer, &mut self.report)?;
+                        if !rotten.is_empty() {
+                            self.report.rotten.insert(id, bits_of(&rotten, metadata.chunks.len()));
+                        }
+                    }
+                    self.metadata.insert(id, Some(Arc::new(metadata)));
+                }
+                Err(error) if is_damage(&error) => {
+                    self.report.problem(error.to_string());
+                    self.metadata.insert(id, None);
+                }
+                Err(error) => return Err(error),
+            }
+            done += u64::from(container.stored.place.bytes);
+            progress(if data { "data" } else { "containers" }, done, total);
+        }
+        Ok(())
+    }
+
+    /// True when the chunk is there and whole, as far as it is known; otherwise it is listed as lost.
+    fn has(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<bool> {
+        let there = self.is_there(address, fingerprint)?;
+        if !there && self.report.lost.len() < LOST_LISTED {
+            self.report.lost.insert(address, *fingerprint);
+        }
+        Ok(there)
+    }
+
+    fn is_there(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<bool> {
+        let tables = self.tables.clone();
+        for container in tables.places(address.container) {
+            let home = container.stored.id;
+            let Some(metadata) = self.metadata(container)? else { continue };
+            let Ok(n) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) else { continue };
+            let bad = |all: &BTreeMap<ContainerId, Vec<u8>>| all.get(&home).is_some_and(|bits| is_condemned(bits, n));
+            return Ok(metadata.chunks[n].fingerprint == *fingerprint && !bad(&tables.damaged) && !bad(&self.report.rotten));
+        }
+        Ok(false)
+    }
+
+    fn metadata(&mut self, container: &Container) -> Result<Option<Arc<Metadata>>> {
+        let id = container.stored.id;
+        if let Some(metadata) = self.metadata.get(&id) {
+            return Ok(metadata.clone());
+        }
+        let read = match self.shelves.metadata(container) {
+            Ok(metadata) => Some(Arc::new(metadata)),
+            Err(error) if is_damage(&error) => None,
+            Err(error) => return Err(error),
+        };
+        self.metadata.insert(id, read.clone());
+        Ok(read)
+    }
+}
+
+/// A bit for each of `chunks` chunks, set for those in `these`.
+fn bits_of(these: &BTreeSet<usize>, chunks: usize) -> Vec<u8> {
+    let mut bits = vec![0; chunks.div_ceil(8)];
+    these.iter().for_each(|n| bits[n / 8] |= 1 << (n % 8));
+    bits
+}
+
+/// Verifies all groups and chunks of a container; gives the places of the chunks that are damaged.
 fn scrub_one(
     archive: &Archive,
     shelves: &Shelves,
@@ -193,13 +328,13 @@ fn scrub_one(
     metadata: &Metadata,
     packer: &mut Packer,
     report: &mut Report,
-) -> Result<BTreeSet<Address>> {
+) -> Result<BTreeSet<usize>> {
     let (mut stored, mut raw, mut rotten) = (Vec::new(), Vec::new(), BTreeSet::new());
-    let mut chunks = metadata.chunks.iter().collect::<Vec<_>>();
-    chunks.sort_by_key(|chunk| chunk.group);
+    let mut chunks = metadata.chunks.iter().enumerate().collect::<Vec<_>>();
+    chunks.sort_by_key(|(_, chunk)| chunk.group);
     let mut rest = &chunks[..];
     for (n, group) in metadata.groups.iter().enumerate() {
-        let here = rest.iter().take_while(|chunk| usize::from(chunk.group) == n).count();
+        let here = rest.iter().take_while(|(_, chunk)| usize::from(chunk.group) == n).count();
         let (chunks, later) = rest.split_at(here);
         rest = later;
         let read = shelves.groups(&container.stored.place, std::slice::from_ref(group), &mut stored);
@@ -207,16 +342,16 @@ fn scrub_one(
         match expanded {
             Ok(()) => {
                 report.bytes += raw.len() as u64;
-                let bytes: Vec<&[u8]> = chunks.iter().map(|chunk| &raw[chunk.at as usize..][..chunk.bytes as usize]).collect();
-                for (chunk, found) in chunks.iter().zip(archive.fingerprinter.chunks(&bytes)) {
+                let bytes: Vec<&[u8]> = chunks.iter().map(|(_, chunk)| &raw[chunk.at as usize..][..chunk.bytes as usize]).collect();
+                for ((place, chunk), found) in chunks.iter().zip(archive.fingerprinter.chunks(&bytes)) {
                     if found != chunk.fingerprint {
-                        rotten.insert(chunk.first);
+                        rotten.insert(*place);
                         report.problem(format!("container {}: chunk {} does not have its fingerprint", metadata.id, chunk.first.slot));
                     }
                 }
             }
-            Err(error) if error.kind() == Kind::Corrupt => {
-                rotten.extend(chunks.iter().map(|chunk| chunk.first));
+            Err(error) if is_damage(&error) => {
+                rotten.extend(chunks.iter().map(|(place, _)| *place));
                 report.problem(format!("container {}, group {n} with {} chunks: {error}", metadata.id, chunks.len()));
             }
             Err(error) => return Err(error),

@@ -64,24 +64,50 @@ impl ChunkReader {
         each: &mut dyn FnMut(&Chunk, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let lost = |slot: usize| Error::new(Kind::Corrupt, format!("chunk {slot} of container {} is not there", first.container));
-        let container = tables.home(first.container).ok_or_else(|| lost(usize::from(first.slot)))?;
-        let metadata = self.metadata(shelves, container)?;
-        let at = metadata.chunks.binary_search_by_key(&first, |chunk| chunk.first).map_err(|_| lost(usize::from(first.slot)))?;
-        for n in 0..count {
-            let chunk = metadata
-                .chunks
-                .get(at + n)
-                .filter(|chunk| chunk.first.container == first.container && usize::from(chunk.first.slot) == usize::from(first.slot) + n);
-            let chunk = chunk.ok_or_else(|| lost(usize::from(first.slot) + n))?;
-            let key = (metadata.id, chunk.group);
-            if !self.groups.contains_key(&key) {
-                let last = metadata.chunks[(at + count - 1).min(metadata.chunks.len() - 1)].group;
-                self.load(shelves, container, &metadata, chunk.group, last)?;
+        let (mut slot, end) = (usize::from(first.slot), usize::from(first.slot) + count);
+        while slot < end {
+            let address = u16::try_from(slot).map(|slot| Address { slot, ..first }).map_err(|_| lost(slot))?;
+            let (container, metadata, at) = self.find(tables, shelves, address)?.ok_or_else(|| lost(slot))?;
+            // As far as the run goes on in this container.
+            let follows =
+                |(n, chunk): &(usize, &Chunk)| chunk.first.container == first.container && usize::from(chunk.first.slot) == slot + n;
+            let here = metadata.chunks[at..].iter().take(end - slot).enumerate().take_while(follows).count();
+            let chunks = &metadata.chunks[at..at + here];
+            let last = chunks.last().map_or(0, |chunk| chunk.group);
+            for chunk in chunks {
+                let key = (metadata.id, chunk.group);
+                if !self.groups.contains_key(&key) {
+                    self.load(shelves, container, &metadata, chunk.group, last)?;
+                }
+                let bytes = self.groups.get(&key).and_then(|group| group.get(chunk.at as usize..)?.get(..chunk.bytes as usize));
+                each(chunk, bytes.ok_or_else(|| lost(usize::from(chunk.first.slot)))?)?;
             }
-            let bytes = self.groups.get(&key).and_then(|group| group.get(chunk.at as usize..)?.get(..chunk.bytes as usize));
-            each(chunk, bytes.ok_or_else(|| lost(usize::from(first.slot) + n))?)?;
+            slot += here;
         }
         Ok(())
+    }
+
+    /// The container that has the chunk, its metadata, and the chunk's place in it.
+    fn find<'a>(
+        &mut self,
+        tables: &'a Tables,
+        shelves: &Shelves,
+        address: Address,
+    ) -> Result<Option<(&'a Container, Arc<Metadata>, usize)>> {
+        let mut damaged = None;
+        for container in tables.places(address.container) {
+            match self.metadata(shelves, container) {
+                Ok(metadata) => {
+                    if let Ok(at) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) {
+                        return Ok(Some((container, metadata, at)));
+                    }
+                }
+                // It may be in another one.
+                Err(error) if error.kind() == Kind::Corrupt => damaged = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        damaged.map_or(Ok(None), Err)
     }
 
     /// The bytes of a chunk whatever they are: for a planted bug.
@@ -94,7 +120,8 @@ impl ChunkReader {
         Ok(raw[chunk.at as usize..][..chunk.bytes as usize].to_vec())
     }
 
-    fn metadata(&mut self, shelves: &Shelves, container: &Container) -> Result<Arc<Metadata>> {
+    /// The metadata of a container, which may be known already.
+    pub(crate) fn metadata(&mut self, shelves: &Shelves, container: &Container) -> Result<Arc<Metadata>> {
         let id = container.stored.id;
         if let Some(metadata) = self.metadata.get(&id) {
             return Ok(metadata.clone());

@@ -10,9 +10,11 @@
 //! | [`collect`] | usage counts, condemning, merging, freeing |
 //! | [`check`] | is all there, and whole? |
 //! | [`archive`] | label, snapshot, operations log, locks |
-//! | [`tables`], [`catalogue`], [`map`] | what the log says, applied; its volumes; their maps |
+//! | [`tables`], [`catalogue`], [`map`], [`late`] | what the log says, applied; its volumes; their maps; late encoding |
+//! | [`heal`] | damaged chunks made whole from other copies |
 //! | [`volume`] | backup volumes: writes in memory, drained into containers, and reads |
 //! | [`segments`] | where containers are written and read |
+//! | [`placement`] | which containers get which code, and when |
 //! | [`nodes`] | several directories as one, of which some may be lost |
 //! | [`format`](mod@format) | the bytes |
 //!
@@ -27,11 +29,14 @@ pub mod collect;
 pub mod cut;
 pub mod format;
 pub mod get;
+pub mod heal;
 pub mod index;
+pub mod late;
 pub mod map;
 mod memory;
 pub mod nodes;
 pub mod pipeline;
+pub mod placement;
 pub mod put;
 mod segments;
 pub mod settings;
@@ -39,4 +44,5 @@ pub mod tables;
 pub mod volume;
 
 pub use archive::{Archive, Stay};
+pub use placement::{Class, Placement, Rad};
 pub use settings::{Chunking, Compression, FilterName, Format, PlantedBug, Settings};

@@ -6,19 +6,32 @@ use parking_lot::Mutex;
 const KEPT_MAX: usize = 8;
 
 /// Buffers that nobody uses.
-#[derive(Default)]
-pub(crate) struct Spare(Mutex<Vec<Vec<u8>>>);
+pub(crate) struct Spare {
+    buffers: Mutex<Vec<Vec<u8>>>,
+    most: usize,
+}
+
+impl Default for Spare {
+    fn default() -> Spare {
+        Spare::keeping(KEPT_MAX)
+    }
+}
 
 impl Spare {
+    /// Keeps so many at most.
+    pub(crate) fn keeping(most: usize) -> Spare {
+        Spare { buffers: Mutex::default(), most }
+    }
+
     /// A buffer, with whatever was in it; perhaps an empty one.
     pub(crate) fn take(&self) -> Vec<u8> {
-        self.0.lock().pop().unwrap_or_default()
+        self.buffers.lock().pop().unwrap_or_default()
     }
 
     /// Gives a buffer back.
     pub(crate) fn give(&self, buffer: Vec<u8>) {
-        let mut all = self.0.lock();
-        if all.len() < KEPT_MAX && buffer.capacity() > 0 {
+        let mut all = self.buffers.lock();
+        if all.len() < self.most && buffer.capacity() > 0 {
             all.push(buffer);
         }
     }

@@ -20,7 +20,7 @@ use crate::{
         recipe::End,
         record::{Pieces, Shape, Stream},
     },
-    put::{self, Batch, Cutting, Ended, Ingest, Session, Stower, Writing},
+    put::{self, Batch, Cutting, Ended, Ingest, Session, Sink, Stower, Writing},
     settings::Compression,
 };
 
@@ -133,7 +133,7 @@ impl Feeder<'_> {
 }
 
 /// Said by a stage whose successor is gone; the successor's reason is the one to tell.
-fn stopped() -> Error {
+pub(crate) fn stopped() -> Error {
     Error::new(Kind::Stopped, "a later stage of the put failed")
 }
 
@@ -197,18 +197,30 @@ fn run(
     gauge: &Gauge,
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<Vec<(Vec<Pieces>, End)>> {
+    let archive = &*ingest.archive;
+    let feed = |out| {
+        let cutting = Cutting::new(archive.label().chunking);
+        let mut feeder = Feeder { archive, cutting, out, gauge };
+        source(&mut feeder)?;
+        feeder.end_recipe()
+    };
+    staged(ingest, stower, feed, |items, sink| place(session, items, sink, gauge))
+}
+
+/// Runs `source` on a thread, which gives items; `place` on this one, which makes containers of them; packing and writing on others. To the end.
+pub(crate) fn staged<I: Send, T>(
+    ingest: &Arc<Ingest>,
+    stower: &mut Stower,
+    source: impl FnOnce(SyncSender<I>) -> Result<()> + Send,
+    place: impl FnOnce(Receiver<I>, &mut Sink<'_>) -> Result<T>,
+) -> Result<T> {
     let archive = &ingest.archive;
     let (items_in, items) = sync_channel(QUEUE);
     let (opens_in, opens) = sync_channel::<Open>(QUEUE);
     let (packed_in, packed) = sync_channel::<Packed>(QUEUE);
     let opens = Arc::new(Mutex::new(opens));
     std::thread::scope(|scope| {
-        let reading = scope.spawn(move || {
-            let cutting = Cutting::new(archive.label().chunking);
-            let mut feeder = Feeder { archive, cutting, out: items_in, gauge };
-            source(&mut feeder)?;
-            feeder.end_recipe()
-        });
+        let reading = scope.spawn(move || source(items_in));
         // What is not compressed is packed by one thread as fast as by two.
         let packers = if archive.label().compression == Compression::None { 1 } else { 2 };
         for _ in 0..packers {
@@ -226,14 +238,14 @@ fn run(
             }
             Ok(())
         });
-        let placed = place(session, items, &opens_in, gauge);
+        let placed = place(items, &mut |open| opens_in.send(open).map_err(|_| stopped()));
         drop(opens_in);
         let (read, written) = (joined(reading.join()), joined(writing.join()));
         // A stage that only says that its successor is gone does not know the reason.
         let told = |result: &Result<()>| result.as_ref().err().is_some_and(|error| error.kind() != Kind::Stopped);
         match (told(&written), told(&read)) {
-            (true, _) => written.map(|()| Vec::new()),
-            (_, true) => read.map(|()| Vec::new()),
+            (true, _) => written.and(placed),
+            (_, true) => read.and(placed),
             _ => written.and(read).and(placed),
         }
     })
@@ -253,18 +265,17 @@ fn pack(archive: &Archive, opens: &Mutex<Receiver<Open>>, out: &SyncSender<Packe
     }
 }
 
-fn place(session: &mut Session, items: Receiver<Item>, out: &SyncSender<Open>, gauge: &Gauge) -> Result<Vec<(Vec<Pieces>, End)>> {
-    let mut sink = |open| out.send(open).map_err(|_| stopped());
+fn place(session: &mut Session, items: Receiver<Item>, sink: &mut Sink<'_>, gauge: &Gauge) -> Result<Vec<(Vec<Pieces>, End)>> {
     let (mut recipes, mut writing) = (Vec::new(), Writing::default());
     for item in items {
         match item {
             Item::Batch(batch) => {
-                session.take(&batch, &mut writing, &mut sink)?;
+                session.take(&batch, &mut writing, sink)?;
                 gauge.new.store(session.new_bytes, Relaxed);
             }
-            Item::EndRecipe => recipes.push(session.end_recipe(std::mem::take(&mut writing), &mut sink)?),
+            Item::EndRecipe => recipes.push(session.end_recipe(std::mem::take(&mut writing), sink)?),
         }
     }
-    session.seal(&mut sink)?;
+    session.seal(sink)?;
     Ok(recipes)
 }

@@ -3,7 +3,10 @@
 //! *Crash argument:* a container's id comes from a range that is recorded before it is used, and the name of its segment is durable before the
 //! container is listed. What a crash leaves behind the last listed container of a segment is overwritten by the next one.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use onefold_core::{Error, File, Kind, Result};
 use parking_lot::Mutex;
@@ -15,6 +18,7 @@ use crate::{
         container::{Group, META_BYTES_MAX, Metadata, Packed},
         record::{Owner, Place, Record, Stored},
     },
+    placement::Class,
     settings::{ID_RANGE, PlantedBug},
     tables::{Container, Tables},
 };
@@ -52,26 +56,27 @@ impl Ids {
                 return Err(Error::new(Kind::NoSpace, "the archive has no container numbers left"));
             }
             // The first range brings the first segment along; on several nodes one is used by whoever reserved it only.
-            let room = several || last_segment(tables, owner).is_some_and(|(_, end)| end < segment_bytes);
+            let room = several || last_segment(tables, owner, Class::Plain).is_some_and(|(_, end)| end < segment_bytes);
             let segment = (!room).then_some(tables.next_segment);
             let count = if unsafe_range { 0 } else { ID_RANGE };
-            Ok(vec![Record::Reserved { owner, first: ContainerId(first), count, segment }])
+            Ok(vec![Record::Reserved { owner, first: ContainerId(first), count, segment, class: (Class::Plain, 0) }])
         })?;
         (self.next, self.end) = (first, first + ID_RANGE);
         Ok(())
     }
 }
 
-/// The segment that this owner appends to, and where.
-fn last_segment(tables: &Tables, owner: Owner) -> Option<(u32, u64)> {
-    tables.segments.iter().rev().find(|(_, segment)| segment.owner == owner).map(|(&n, segment)| (n, segment.end))
+/// The segment of a class that this owner appends to, and where.
+fn last_segment(tables: &Tables, owner: Owner, class: Class) -> Option<(u32, u64)> {
+    tables.segments.iter().rev().find(|(_, segment)| segment.owner == owner && segment.class == class).map(|(&n, segment)| (n, segment.end))
 }
 
 /// Appends containers to the segments of one owner. There is one for each owner at a time.
 pub(crate) struct Appender {
     archive: Arc<Archive>,
     owner: Owner,
-    open: Option<OpenSegment>,
+    /// One of each class.
+    open: BTreeMap<Class, OpenSegment>,
     /// Segments with containers that are not durable.
     unsynced: Vec<Arc<dyn File>>,
 }
@@ -86,37 +91,54 @@ struct OpenSegment {
 
 impl Appender {
     pub(crate) fn new(archive: Arc<Archive>, owner: Owner) -> Appender {
-        Appender { archive, owner, open: None, unsynced: Vec::new() }
+        Appender { archive, owner, open: BTreeMap::new(), unsynced: Vec::new() }
     }
 
     /// True when the container begins another segment. What was written to the one before must be listed first: a segment that holds nothing listed, and
     /// is not its owner's last, counts as empty.
-    pub(crate) fn turns(&self, packed: &Packed) -> bool {
-        let needed = self.needed(packed);
-        self.open.as_ref().is_none_or(|open| open.end > 0 && open.end + needed > self.archive.label().segment_bytes)
+    pub(crate) fn turns(&self, packed: &Packed, class: Class) -> bool {
+        let needed = self.needed(packed, class);
+        self.open.get(&class).is_none_or(|open| open.end > 0 && open.end + needed > self.archive.label().segment_bytes)
     }
 
-    fn needed(&self, packed: &Packed) -> u64 {
-        packed.bytes().next_multiple_of(self.archive.place_align())
+    fn needed(&self, packed: &Packed, class: Class) -> u64 {
+        packed.bytes().next_multiple_of(self.archive.place_align(class))
     }
 
     /// Writes a container; durable after [`sync`](Self::sync).
-    pub(crate) fn write(&mut self, packed: &Packed) -> Result<Stored> {
-        let bytes = packed.bytes();
-        let needed = self.needed(packed);
-        if self.turns(packed) {
-            self.next_segment(needed)?;
+    pub(crate) fn write(&mut self, packed: &Packed, class: Class) -> Result<Stored> {
+        if self.turns(packed, class) {
+            self.next_segment(self.needed(packed, class), class)?;
         }
-        let Some(open) = &mut self.open else { return Err(Error::new(Kind::Stopped, "no segment is open")) };
+        self.append(packed, class)
+    }
+
+    /// Opens a segment for containers that are listed together: [`append`](Self::append) writes all of them to it.
+    pub(crate) fn make_room(&mut self, packed: &[(Class, Packed)], class: Class) -> Result<()> {
+        let needed: u64 = packed.iter().filter(|(of, _)| *of == class).map(|(_, packed)| self.needed(packed, class)).sum();
+        let room = |open: &OpenSegment| open.end == 0 || open.end + needed <= self.archive.label().segment_bytes;
+        if needed == 0 || self.open.get(&class).is_some_and(room) { Ok(()) } else { self.next_segment(needed, class) }
+    }
+
+    /// Writes a container to the segment that is open, however long that gets.
+    pub(crate) fn append(&mut self, packed: &Packed, class: Class) -> Result<Stored> {
+        let (bytes, needed) = (packed.bytes(), self.needed(packed, class));
+        let Some(open) = self.open.get_mut(&class) else { return Err(Error::new(Kind::Stopped, "no segment is open")) };
         if open.end + needed > open.taken {
             let ahead = needed.max(self.archive.settings.ahead_bytes);
-            open.file.reserve(open.end, ahead)?;
-            open.taken = open.end + ahead;
+            let taken = match open.file.reserve(open.end, ahead) {
+                // The end of the disk: what is left may be enough, as long as something is held back for deletion.
+                Err(error) if error.kind() == Kind::NoSpace && self.archive.reserve_bytes()? > 0 => {
+                    open.file.reserve(open.end, needed).map(|()| needed)?
+                }
+                reserved => reserved.map(|()| ahead)?,
+            };
+            open.taken = open.end + taken;
         }
         let place = Place { segment: open.number, at: open.end, bytes: bytes as u32, meta_bytes: packed.meta.len() as u32 };
         open.file.write_parts(open.end, &[&packed.meta, &packed.body])?;
         open.end += needed;
-        if self.unsynced.last().is_none_or(|file| !Arc::ptr_eq(file, &open.file)) {
+        if self.unsynced.iter().all(|file| !Arc::ptr_eq(file, &open.file)) {
             self.unsynced.push(open.file.clone());
         }
         Ok(Stored { id: packed.id, holds: packed.holds, chunks: packed.chunks, raw_bytes: packed.raw_bytes, place })
@@ -133,7 +155,14 @@ impl Appender {
 
     /// Gives space back that was taken ahead.
     pub(crate) fn trim(&mut self) -> Result<()> {
-        match self.open.take() {
+        while let Some((class, _)) = self.open.first_key_value() {
+            self.trim_one(*class)?;
+        }
+        Ok(())
+    }
+
+    fn trim_one(&mut self, class: Class) -> Result<()> {
+        match self.open.remove(&class) {
             Some(open) if open.taken > open.end => open.file.punch(open.end, open.taken - open.end),
             _ => Ok(()),
         }
@@ -142,19 +171,23 @@ impl Appender {
     /// Gives back what was written behind the last listed container.
     pub(crate) fn give_back(&mut self) -> Result<()> {
         self.unsynced.clear();
-        let Some(open) = self.open.take() else { return Ok(()) };
-        let end = self.archive.refresh()?.segments.get(&open.number).map_or(0, |segment| segment.end);
-        open.file.set_bytes(end)
+        let open = std::mem::take(&mut self.open);
+        if open.is_empty() {
+            return Ok(());
+        }
+        let tables = self.archive.refresh()?;
+        open.values().try_for_each(|open| open.file.set_bytes(tables.segments.get(&open.number).map_or(0, |segment| segment.end)))
     }
 
-    fn next_segment(&mut self, needed: u64) -> Result<()> {
+    fn next_segment(&mut self, needed: u64, class: Class) -> Result<()> {
+        let data = self.archive.label().data(class);
         let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
         let mut chosen = None;
-        let first = self.open.is_none();
-        self.trim()?;
+        let first = !self.open.contains_key(&class);
+        self.trim_one(class)?;
         self.archive.commit(owner == Owner::Collector, |tables| {
             // The last one goes on when a process begins, and only then: this process has filled it. Not where a node of it is absent.
-            chosen = last_segment(tables, owner).filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
+            chosen = last_segment(tables, owner, class).filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
             if let Some((number, _)) = chosen
                 && !self.archive.files.is_whole(&segment_name(number))?
             {
@@ -164,19 +197,20 @@ impl Appender {
                 return Ok(Vec::new());
             }
             chosen = Some((tables.next_segment, 0));
-            Ok(vec![Record::Reserved { owner, first: ContainerId(tables.next_id), count: 0, segment: Some(tables.next_segment) }])
+            let (first, segment) = (ContainerId(tables.next_id), Some(tables.next_segment));
+            Ok(vec![Record::Reserved { owner, first, count: 0, segment, class: (class, data) }])
         })?;
         let Some((number, end)) = chosen else { return Err(Error::new(Kind::Stopped, "no segment was chosen")) };
         let name = segment_name(number);
         let file = match self.archive.files.open(&name) {
-            Err(error) if error.kind() == Kind::NotFound => self.archive.files.create(&name)?,
+            Err(error) if error.kind() == Kind::NotFound => self.archive.files.create_wide(&name, data)?,
             opened => opened?,
         };
         // Also when it was there: who made it may have been killed before its name was durable.
         if !self.archive.settings.has(PlantedBug::SegmentUnnamed) {
             self.archive.files.sync_names()?;
         }
-        self.open = Some(OpenSegment { number, file, end, taken: end });
+        self.open.insert(class, OpenSegment { number, file, end, taken: end });
         Ok(())
     }
 }

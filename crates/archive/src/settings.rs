@@ -4,6 +4,8 @@ use std::{fmt, str::FromStr};
 
 use onefold_core::{Error, Kind};
 
+use crate::placement::Rad;
+
 /// How streams are cut into chunks; the sizes are means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunking {
@@ -141,6 +143,8 @@ pub struct Format {
     pub segment_bytes: u64,
     /// Bytes written once and held back for deletion on a full disk.
     pub reserve_bytes: u64,
+    /// Late encoding by reference counts; without, containers are encoded as they arrive.
+    pub late: Option<Rad>,
 }
 
 impl Format {
@@ -155,6 +159,7 @@ impl Format {
             compression: Compression::Zstd,
             segment_bytes: 1 << 30,
             reserve_bytes: 12 << 20,
+            late: None,
         }
     }
 }
@@ -293,6 +298,8 @@ pub enum PlantedBug {
     OldBloom,
     /// Puts take duplicates that are condemned.
     CondemnedTaken,
+    /// Puts take duplicates that are damaged.
+    DamagedTaken,
     /// Condemned chunks go without being looked at again.
     NoRecheck,
     /// Space is freed while older readers are there.
@@ -313,11 +320,15 @@ pub enum PlantedBug {
     FewCopies,
     /// A mapping is logged before its chunks are durable.
     MappingBeforeChunks,
+    /// Settled containers are logged before they are durable.
+    SettledBeforeSync,
+    /// Of the places to which an old container's chunks went, the first counts alone.
+    SettledElsewhere,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 18] = [
+    pub const ALL: [(&'static str, PlantedBug); 21] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -326,6 +337,7 @@ impl PlantedBug {
         ("stale-hit", PlantedBug::StaleHit),
         ("old-bloom", PlantedBug::OldBloom),
         ("condemned-taken", PlantedBug::CondemnedTaken),
+        ("damaged-taken", PlantedBug::DamagedTaken),
         ("no-recheck", PlantedBug::NoRecheck),
         ("freed-under-reader", PlantedBug::FreedUnderReader),
         ("id-twice", PlantedBug::IdTwice),
@@ -336,5 +348,7 @@ impl PlantedBug {
         ("mount-filled", PlantedBug::MountFilled),
         ("few-copies", PlantedBug::FewCopies),
         ("mapping-before-chunks", PlantedBug::MappingBeforeChunks),
+        ("settled-before-sync", PlantedBug::SettledBeforeSync),
+        ("settled-elsewhere", PlantedBug::SettledElsewhere),
     ];
 }

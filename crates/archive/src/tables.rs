@@ -13,7 +13,9 @@ use crate::{
         bytes::{Reader, Writer, corrupt},
         record::{IndexFile, Owner, Pieces, Place, Record, Stored, Stream, id, index_files, index_files_of, pieces, pieces_of},
     },
+    late::Work,
     map::Pages,
+    placement::Class,
 };
 
 /// Longest name of a stream.
@@ -28,6 +30,10 @@ pub struct Container {
     pub merged: Vec<ContainerId>,
     /// The sequence number of the frame that listed it; after a merge, the last one of what is in it.
     pub logged: u64,
+    /// The version that was put when it was listed; where encoding is late.
+    pub born: u64,
+    /// The version with which its counts changed last, as far as they were counted; where encoding is late.
+    pub changed: u64,
 }
 
 /// A segment file.
@@ -39,6 +45,10 @@ pub struct Segment {
     pub end: u64,
     /// Bytes of containers, and of places that are to be freed.
     pub used: u64,
+    /// What it is for.
+    pub class: Class,
+    /// Its columns of data.
+    pub data: u8,
 }
 
 /// The chunk index, as of its last import.
@@ -57,6 +67,8 @@ pub struct Difference {
     pub added: bool,
     /// The recipe.
     pub recipe: Vec<Pieces>,
+    /// With which version; where encoding is late.
+    pub at: u64,
 }
 
 /// The archive as of one place in the log.
@@ -76,14 +88,16 @@ pub struct Tables {
     pub streams: BTreeMap<String, Stream>,
     /// The containers by their own numbers.
     pub containers: BTreeMap<ContainerId, Container>,
-    /// Where merged containers lie now: no chains.
-    pub homes: BTreeMap<ContainerId, ContainerId>,
+    /// Where merged and settled containers lie now: no chains, and at most [`PLACES_MAX`](crate::late::PLACES_MAX) places.
+    pub homes: BTreeMap<ContainerId, Vec<ContainerId>>,
     /// The segment files.
     pub segments: BTreeMap<u32, Segment>,
     /// Containers that no recipe names yet, and since when.
     pub unfinished: BTreeMap<ContainerId, u64>,
     /// Chunks that no put may take as duplicates: a bit for each chunk, in the order of the container.
     pub condemned: BTreeMap<ContainerId, Vec<u8>>,
+    /// Chunks whose bytes are not what they were: a bit for each chunk, in the order of the container.
+    pub damaged: BTreeMap<ContainerId, Vec<u8>>,
     /// Places that no record names any more, and the epoch whose readers may still be there.
     pub leaving: Vec<(Place, u32)>,
     /// The chunk index.
@@ -94,8 +108,16 @@ pub struct Tables {
     pub counted: u64,
     /// Recipes that came and went since.
     pub differences: Vec<Difference>,
-    /// Containers begin at multiples of this in a segment: a row of stripes.
+    /// Containers begin at multiples of this in a plain segment: a row of stripes.
     pub align: u64,
+    /// Columns of parity.
+    pub parity: u8,
+    /// Chunks are encoded late: the rest of what is told of versions counts.
+    pub late: bool,
+    /// Puts that were committed.
+    pub versions: u64,
+    /// What writing cost.
+    pub work: Work,
     /// The volumes by their numbers.
     pub volumes: BTreeMap<u64, Volume>,
     /// The next number that no volume had.
@@ -110,21 +132,14 @@ pub const PLACE_ALIGN: u64 = 4096;
 impl Tables {
     /// Empty ones of an archive that spreads so.
     #[must_use]
-    pub fn aligned([_, data, _]: [u8; 3]) -> Tables {
-        Tables { align: PLACE_ALIGN * u64::from(data), ..Tables::default() }
+    pub fn new([_, data, parity]: [u8; 3], late: bool) -> Tables {
+        Tables { align: PLACE_ALIGN * u64::from(data), parity, late, ..Tables::default() }
     }
 
     /// Bytes of a segment that a place takes.
     #[must_use]
     pub fn taken(&self, place: &Place) -> u64 {
-        u64::from(place.bytes).next_multiple_of(self.align.max(PLACE_ALIGN))
-    }
-
-    /// The container that holds what was stored as `id`.
-    #[must_use]
-    pub fn home(&self, id: ContainerId) -> Option<&Container> {
-        let home = self.homes.get(&id).copied().unwrap_or(id);
-        self.containers.get(&home)
+        u64::from(place.bytes).next_multiple_of(PLACE_ALIGN * u64::from(self.class(place).1))
     }
 
     /// Bytes of all containers.
@@ -145,25 +160,30 @@ impl Tables {
 
     fn apply_one(&mut self, sequence: u64, record: Record) -> Result<()> {
         match record {
-            Record::Reserved { owner, first, count, segment } => {
+            Record::Reserved { owner, first, count, segment, class: (class, data) } => {
+                if class != Class::Plain && !self.late {
+                    return Err(corrupt("the log has segments of classes, and the archive has none"));
+                }
                 self.next_id = self.next_id.max(first.0.saturating_add(count));
                 if let Some(segment) = segment {
                     self.next_segment = self.next_segment.max(segment.saturating_add(1));
-                    self.segments.insert(segment, Segment { owner, end: 0, used: 0 });
+                    let data = if class == Class::Plain { (self.align / PLACE_ALIGN).max(1) as u8 } else { data };
+                    self.segments.insert(segment, Segment { owner, end: 0, used: 0, class, data });
                 }
             }
             Record::Unfinished { containers, at } => {
+                // Of the put that is under way.
+                let born = self.versions + u64::from(self.late);
                 for stored in containers {
                     self.unfinished.insert(stored.id, at);
-                    self.list(stored, sequence)?;
+                    self.upload(stored, sequence, born)?;
                 }
             }
             Record::Put { name, stream, containers, finished } => {
-                containers.into_iter().try_for_each(|stored| self.list(stored, sequence))?;
-                finished.iter().for_each(|id| {
-                    self.unfinished.remove(id);
-                });
-                self.differences.extend(stream.recipes().map(|recipe| Difference { added: true, recipe: recipe.clone() }));
+                self.versions += u64::from(self.late);
+                self.finish(containers, &finished, sequence)?;
+                let at = self.versions;
+                self.differences.extend(stream.recipes().map(|recipe| Difference { added: true, recipe: recipe.clone(), at }));
                 if let Some(old) = self.streams.insert(name, stream) {
                     self.gone(&old);
                 }
@@ -198,6 +218,14 @@ impl Tables {
                 self.condemned.extend(there);
                 self.epoch += 1;
             }
+            Record::Damaged { containers } => {
+                for (id, bits) in containers.into_iter().filter(|(id, _)| self.containers.contains_key(id)) {
+                    let known = self.damaged.entry(id).or_default();
+                    known.resize(known.len().max(bits.len()), 0);
+                    known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
+                }
+                self.epoch += 1;
+            }
             Record::Dropped { containers, spared } => {
                 spared.iter().for_each(|id| {
                     self.condemned.remove(id);
@@ -207,22 +235,26 @@ impl Tables {
                 containers.into_iter().try_for_each(|id| self.leave(id, before))?;
             }
             Record::Merged { from, to } => {
-                let (home, mut merged, mut logged) = (to.id, Vec::new(), 0);
+                let (home, mut merged, mut logged, mut born, mut changed) = (to.id, Vec::new(), 0, 0, 0);
                 for id in from {
                     let old =
                         self.containers.get(&id).ok_or_else(|| corrupt(format!("the log merges container {id}, which is not there")))?;
                     merged.push(id);
                     merged.extend(&old.merged);
-                    logged = logged.max(old.logged);
+                    (logged, born, changed) = (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
                     self.leave(id, self.epoch)?;
                 }
                 // What was not imported yet is found in its new place.
-                self.list(to, logged)?;
+                self.work.reencoded_chunks += u64::from(to.chunks);
+                self.work.reencoded_chunk_bytes += u64::from(to.raw_bytes);
+                self.work.merge_bytes += self.list(to, logged, born)?;
+                merged.sort_unstable();
+                merged.dedup();
                 for &id in &merged {
-                    self.homes.insert(id, home);
+                    self.homes.entry(id).or_default().push(home);
                 }
                 if let Some(container) = self.containers.get_mut(&home) {
-                    container.merged = merged;
+                    (container.merged, container.changed) = (merged, changed);
                 }
             }
             Record::Freed { places } => {
@@ -236,11 +268,14 @@ impl Tables {
                 self.drop_empty_segments();
             }
             Record::Turned => self.epoch += 1,
-            Record::Finished { containers, finished } => {
-                containers.into_iter().try_for_each(|stored| self.list(stored, sequence))?;
-                finished.iter().for_each(|id| {
-                    self.unfinished.remove(id);
-                });
+            Record::Finished { containers, finished } => self.finish(containers, &finished, sequence)?,
+            Record::Settled { from, to } => self.apply_settled(&from, to)?,
+            Record::Changed { containers } => {
+                for (id, version) in containers {
+                    if let Some(container) = self.containers.get_mut(&id) {
+                        container.changed = container.changed.max(version);
+                    }
+                }
             }
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
@@ -249,39 +284,66 @@ impl Tables {
 
     /// A segment that holds nothing, and to which nobody appends any more, is gone.
     fn drop_empty_segments(&mut self) {
-        let last = |owner| self.segments.iter().rev().find(|(_, segment)| segment.owner == owner).map(|(&n, _)| n);
-        let open = [last(Owner::Ingest), last(Owner::Collector)];
-        self.segments.retain(|&n, segment| segment.used > 0 || open.contains(&Some(n)));
+        let last: BTreeMap<(Owner, Class), u32> = self.segments.iter().map(|(&n, segment)| ((segment.owner, segment.class), n)).collect();
+        self.segments.retain(|&n, segment| segment.used > 0 || last.get(&(segment.owner, segment.class)) == Some(&n));
     }
 
-    fn list(&mut self, stored: Stored, logged: u64) -> Result<()> {
-        let taken = self.taken(&stored.place);
+    /// Lists containers that something names from now on, and those that were listed before.
+    fn finish(&mut self, containers: Vec<Stored>, finished: &[ContainerId], sequence: u64) -> Result<()> {
+        let version = self.versions;
+        containers.into_iter().try_for_each(|stored| self.upload(stored, sequence, version))?;
+        for id in finished {
+            self.unfinished.remove(id);
+            if let Some(container) = self.containers.get_mut(id).filter(|_| self.late) {
+                (container.born, container.changed) = (version, version);
+            }
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, stored: Stored, sequence: u64, born: u64) -> Result<()> {
+        self.work.upload_bytes += self.list(stored, sequence, born)?;
+        Ok(())
+    }
+
+    /// Gives the bytes that it took to write it.
+    pub(crate) fn list(&mut self, stored: Stored, logged: u64, born: u64) -> Result<u64> {
+        let (taken, written) = (self.taken(&stored.place), self.written(&stored.place));
         let segment = self.segments.get_mut(&stored.place.segment);
         let segment = segment.ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
         segment.end = segment.end.max(stored.place.at + taken);
         segment.used += taken;
         self.next_id = self.next_id.max(stored.id.0 + 1);
         let id = stored.id;
-        if self.containers.insert(id, Container { stored, merged: Vec::new(), logged }).is_some() || self.homes.contains_key(&id) {
+        if self.containers.insert(id, Container { stored, merged: Vec::new(), logged, born, changed: born }).is_some()
+            || self.homes.contains_key(&id)
+        {
             return Err(corrupt(format!("the log lists container {id} twice")));
         }
-        Ok(())
+        Ok(written)
     }
 
     /// The container's place is to be freed, when who reads there has left.
-    fn leave(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
+    pub(crate) fn leave(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
         let gone = self.containers.remove(&id).ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
         self.unfinished.remove(&id);
         self.condemned.remove(&id);
-        gone.merged.iter().for_each(|id| {
-            self.homes.remove(id);
-        });
+        self.damaged.remove(&id);
+        for number in &gone.merged {
+            if let Some(places) = self.homes.get_mut(number) {
+                places.retain(|place| *place != id);
+                if places.is_empty() {
+                    self.homes.remove(number);
+                }
+            }
+        }
         self.leaving.push((gone.stored.place, epoch));
         Ok(())
     }
 
     pub(crate) fn gone(&mut self, stream: &Stream) {
-        self.differences.extend(stream.recipes().map(|recipe| Difference { added: false, recipe: recipe.clone() }));
+        let at = self.versions;
+        self.differences.extend(stream.recipes().map(|recipe| Difference { added: false, recipe: recipe.clone(), at }));
     }
 
     /// The bytes of a snapshot.
@@ -327,6 +389,14 @@ impl Tables {
             pieces(&mut w, &difference.recipe);
         }
         self.encode_volumes(&mut w);
+        self.encode_late(&mut w);
+        // Who does not know of damage must not put what it would take for a duplicate.
+        if !self.damaged.is_empty() {
+            w.u32(self.damaged.len() as u32);
+            for (id, bits) in &self.damaged {
+                w.u64(id.0).bytes(bits);
+            }
+        }
         w.0
     }
 
@@ -334,7 +404,7 @@ impl Tables {
     ///
     /// # Errors
     /// `Corrupt`.
-    pub fn decode(bytes: &[u8], spread: [u8; 3]) -> Result<Tables> {
+    pub fn decode(bytes: &[u8], spread: [u8; 3], late: bool) -> Result<Tables> {
         let r = &mut Reader(bytes);
         let mut tables = Tables {
             sequence: r.u64()?,
@@ -342,7 +412,7 @@ impl Tables {
             epoch: r.u32()?,
             next_id: r.u64()?,
             next_segment: r.u32()?,
-            ..Tables::aligned(spread)
+            ..Tables::new(spread, late)
         };
         for _ in 0..r.count(45)? {
             let name = r.text()?;
@@ -351,16 +421,16 @@ impl Tables {
         for _ in 0..r.count(21)? {
             let n = r.u32()?;
             let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
-            tables.segments.insert(n, Segment { owner, end: r.u64()?, used: r.u64()? });
+            tables.segments.insert(n, Segment { owner, end: r.u64()?, used: r.u64()?, class: Class::Plain, data: spread[1] });
         }
         for _ in 0..r.count(Stored::BYTES + 12)? {
             let stored = Stored::decode(r)?;
             let logged = r.u64()?;
             let merged = (0..r.count(8)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
             for &id in &merged {
-                tables.homes.insert(id, stored.id);
+                tables.homes.entry(id).or_default().push(stored.id);
             }
-            tables.containers.insert(stored.id, Container { stored, merged, logged });
+            tables.containers.insert(stored.id, Container { stored, merged, logged, born: 0, changed: 0 });
         }
         for _ in 0..r.count(16)? {
             tables.unfinished.insert(id(r)?, r.u64()?);
@@ -374,9 +444,15 @@ impl Tables {
         tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
         (tables.counts, tables.counted) = (r.u64()?, r.u64()?);
         for _ in 0..r.count(5)? {
-            tables.differences.push(Difference { added: r.u8()? == 1, recipe: pieces_of(r)? });
+            tables.differences.push(Difference { added: r.u8()? == 1, recipe: pieces_of(r)?, at: 0 });
         }
         tables.decode_volumes(r)?;
+        tables.decode_late(r)?;
+        if !r.0.is_empty() {
+            for _ in 0..r.count(12)? {
+                tables.damaged.insert(id(r)?, r.bytes()?.to_vec());
+            }
+        }
         r.end()?;
         Ok(tables)
     }

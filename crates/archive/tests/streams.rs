@@ -150,7 +150,7 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
         desk.put(&format!("v{n}"), &version);
     }
     let collect = || -> Collected {
-        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20 };
+        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20, settle_all: false };
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
     for gone in 0..3 {
@@ -191,7 +191,7 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
         desk.put(&format!("v{n}"), version);
     }
     let collect = || -> Collected {
-        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20 };
+        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20, settle_all: false };
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
     assert_eq!(collect(), Collected::default());
@@ -221,4 +221,28 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
     let tables = desk.archive().tables();
     assert_eq!((tables.stored_bytes(), tables.homes.len()), (0, 0));
     assert!(tables.segments.len() <= 2);
+}
+
+#[test]
+fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
+    use onefold_archive::collect::{Collection, Options};
+    let desk = Desk::new(|_, _| {});
+    let files = |wanted: fn(u32) -> bool| (0..36_000u32).filter(move |n| wanted(*n)).map(|n| format!("file {n:08}"));
+    let put = |name: &str, wanted: fn(u32) -> bool| {
+        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+        let each = |feeder: &mut onefold_archive::pipeline::Feeder<'_>| {
+            files(wanted).try_for_each(|file| {
+                feeder.border();
+                feeder.bytes(file.as_bytes())
+            })
+        };
+        put(&desk.archive(), request, &Gauge::default(), each).unwrap()
+    };
+    put("all", |_| true);
+    assert_eq!(put("some", |n| n % 9 < 4).new_bytes, 0);
+    desk.archive().remove("all").unwrap();
+    let options = Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, settle_all: false };
+    let done = Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap();
+    assert!(done.merged > 3, "{done:?}");
+    assert!(desk.get("some").unwrap() == files(|n| n % 9 < 4).collect::<String>().into_bytes());
 }

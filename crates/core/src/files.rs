@@ -30,6 +30,14 @@ pub trait Files: Send + Sync {
     /// `Exists`, `NoSpace`, and those of the system.
     fn create(&self, name: &str) -> Result<Arc<dyn File>>;
 
+    /// The same for a file whose stripes have `data` columns of data, where files have stripes.
+    ///
+    /// # Errors
+    /// As [`create`](Files::create).
+    fn create_wide(&self, name: &str, _data: u8) -> Result<Arc<dyn File>> {
+        self.create(name)
+    }
+
     /// Opens a file, for reading only where nothing else is allowed.
     ///
     /// # Errors

@@ -97,6 +97,24 @@ mod tests {
     }
 
     #[test]
+    fn every_verb_that_ends_answers_in_json() {
+        // These run until they are stopped, or write files and say where.
+        const OTHERS: [&str; 3] = ["onefold serve", "onefold man", "onefold lab record"];
+        let mut all = Vec::new();
+        verbs(&Arguments::command(), "onefold", &mut all);
+        let mut global = Vec::new();
+        for (path, verb) in &all {
+            if verb.get_arguments().any(|option| option.get_id() == "json" && option.is_global_set()) {
+                global.push(path.as_str());
+            }
+            let inherits = global.iter().any(|parent| path.starts_with(parent));
+            let leaf = verb.get_subcommands().next().is_none();
+            let has = verb.get_arguments().any(|option| option.get_id() == "json") || inherits;
+            assert!(!leaf || has || OTHERS.contains(&path.as_str()), "{path} has no --json");
+        }
+    }
+
+    #[test]
     fn every_option_is_explained() {
         let mut all = Vec::new();
         verbs(&Arguments::command(), "onefold", &mut all);

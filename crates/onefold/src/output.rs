@@ -6,6 +6,8 @@ use std::{
     sync::OnceLock,
 };
 
+use serde::Serialize;
+
 use crate::failure::Failure;
 
 /// The first failure.
@@ -17,6 +19,32 @@ pub(crate) fn line(text: impl Display) {
         && let Err(error) = writeln!(io::stdout().lock(), "{text}")
     {
         let _ = FAILED.set(error);
+    }
+}
+
+/// Prints a report as JSON.
+pub(crate) fn json(report: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(report).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
+    line(text);
+    Ok(())
+}
+
+/// How a verb tells what it did.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Answer {
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Answer {
+    /// Tells it: as JSON, or in words.
+    pub(crate) fn tell(self, report: &impl Serialize, words: impl Display) -> Result<(), Failure> {
+        if self.json {
+            return json(report);
+        }
+        line(words);
+        Ok(())
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
 };
 
 const USAGE: &str = "\
-cargo xtask bench archive [--quick] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                                   put and get beside restic and borg";
 
 /// Bytes of a generation of the stream, and for a first look.
@@ -98,7 +98,7 @@ struct Score {
 
 /// Runs it; `Ok(false)` when a bar is missed.
 pub(super) fn run(arguments: &[String]) -> Result<bool> {
-    let (mut quick, mut tree, mut image) = (false, None, None);
+    let (mut quick, mut stream, mut tree, mut image) = (false, None, None, None);
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut two = || -> Result<[PathBuf; 2]> {
@@ -108,6 +108,7 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
         };
         match argument.as_str() {
             "--quick" => quick = true,
+            "--stream" => stream = Some(two()?),
             "--tree" => tree = Some(two()?),
             "--image" => image = Some(two()?),
             _ => bail!("which?\n\n{USAGE}"),
@@ -118,7 +119,8 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     println!("{}", machine_facts(&place.0, &["borg"]));
     println!("restic: {}", first_line("restic", "version"));
     let (bytes, rounds) = if quick { (STREAM_QUICK_BYTES, 1) } else { (STREAM_BYTES, 3) };
-    let mut sets = vec![Set { name: "stream", versions: make_stream(&place.0, bytes)?, contests: STREAM }];
+    let versions = stream.map_or_else(|| make_stream(&place.0, bytes), Ok)?;
+    let mut sets = vec![Set { name: "stream", versions, contests: STREAM }];
     sets.extend(tree.map(|versions| Set { name: "tree", versions, contests: TREE }));
     sets.extend(image.map(|versions| Set { name: "image", versions, contests: IMAGE }));
     let mut reached = true;

@@ -40,13 +40,14 @@ impl ContainerCache {
         self.containers.contains_key(&container)
     }
 
-    pub(super) fn insert(&mut self, metadata: Metadata, condemned: &BTreeMap<ContainerId, Vec<u8>>, condemned_too: bool) {
+    /// Takes in the chunks of a container that are not `closed` to puts: maps with a bit for each chunk.
+    pub(super) fn insert(&mut self, metadata: Metadata, closed: &[Option<&BTreeMap<ContainerId, Vec<u8>>>]) {
         while self.containers.len() >= self.most {
             self.evict();
         }
         let id = metadata.id;
-        let bits = condemned.get(&id).filter(|_| !condemned_too);
-        let open = metadata.chunks.iter().enumerate().filter(|(n, _)| bits.is_none_or(|bits| !is_condemned(bits, *n)));
+        let bits: Vec<&Vec<u8>> = closed.iter().flatten().filter_map(|closed| closed.get(&id)).collect();
+        let open = metadata.chunks.iter().enumerate().filter(|(n, _)| !bits.iter().any(|bits| is_condemned(bits, *n)));
         let chunks: Vec<(Address, Fingerprint)> = open.map(|(_, chunk)| (chunk.first, chunk.fingerprint)).collect();
         for &(address, fingerprint) in &chunks {
             self.by_fingerprint.insert(fingerprint, (id, address));

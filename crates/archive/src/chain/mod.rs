@@ -298,8 +298,8 @@ impl Chain {
     ) -> Result<()> {
         let Some(address) = address_of(query.answer) else { return Ok(()) };
         let own = auxiliary.lock().is_own(address.container, session);
-        let bugs = (known.archive.settings.has(PlantedBug::StaleHit), known.archive.settings.has(PlantedBug::CondemnedTaken));
-        if own || bugs.0 || known.confirms(&query.fingerprint, address, bugs.1, counts)? {
+        let stale = known.archive.settings.has(PlantedBug::StaleHit);
+        if own || stale || known.confirms(&query.fingerprint, address, counts)? {
             query.certain = true;
         } else {
             counts.stale += 1;
@@ -315,19 +315,25 @@ impl Chain {
 }
 
 impl Known<'_> {
-    /// True when the chunk at `address` has this fingerprint, is there, and is not condemned.
-    fn confirms(&mut self, fingerprint: &Fingerprint, address: Address, condemned_too: bool, counts: &mut Counts) -> Result<bool> {
-        let Some(container) = self.tables.home(address.container) else { return Ok(false) };
-        let home = container.stored.id;
-        if !self.cache.holds(home) {
-            counts.metadata_reads += 1;
-            match self.shelves.metadata(container) {
-                Ok(metadata) => self.cache.insert(metadata, &self.tables.condemned, condemned_too),
-                Err(error) if error.kind() == onefold_core::Kind::Corrupt => return Ok(false),
-                Err(error) => return Err(error),
+    /// True when the chunk at `address` has this fingerprint, is there, and is neither condemned nor damaged.
+    fn confirms(&mut self, fingerprint: &Fingerprint, address: Address, counts: &mut Counts) -> Result<bool> {
+        let closed = [(&self.tables.condemned, PlantedBug::CondemnedTaken), (&self.tables.damaged, PlantedBug::DamagedTaken)];
+        let closed = closed.map(|(bits, bug)| (!self.archive.settings.has(bug)).then_some(bits));
+        for container in self.tables.places(address.container) {
+            let home = container.stored.id;
+            if !self.cache.holds(home) {
+                counts.metadata_reads += 1;
+                match self.shelves.metadata(container) {
+                    Ok(metadata) => self.cache.insert(metadata, &closed),
+                    Err(error) if error.kind() == onefold_core::Kind::Corrupt => continue,
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.cache.shows(home, fingerprint, address) {
+                return Ok(true);
             }
         }
-        Ok(self.cache.shows(home, fingerprint, address))
+        Ok(false)
     }
 }
 

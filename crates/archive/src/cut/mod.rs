@@ -69,10 +69,16 @@ impl Cutter {
         let (least, mean, most) = (self.chunking.least(), self.chunking.mean(), self.chunking.most());
         match (&self.chunking, &self.rabin) {
             (Chunking::Rabin(_), Some(rabin)) => rabin.cut(bytes, least, mean),
-            (Chunking::FastCdc(_), _) => FastCDC::with_level(bytes, least, mean, most, Normalization::Level3).cut(0, bytes.len()).1,
+            (Chunking::FastCdc(_), _) => FastCDC::with_level(bytes, least, normal(mean), most, Normalization::Level1).cut(0, bytes.len()).1,
             _ => bytes.len(),
         }
     }
+}
+
+/// FastCDC's normal point, where its mask gets easier, for chunks of about `mean` bytes. Normalization of level 1 finds its cuts again sooner after
+/// a change than level 3, which stores 4 % less of a changed stream, but makes larger chunks; at three quarters of the mean they average 1.09 of it.
+fn normal(mean: usize) -> usize {
+    mean / 4 * 3
 }
 
 /// How many zero bytes `bytes` begin with.
@@ -171,7 +177,7 @@ mod tests {
         assert_eq!(lengths(Chunking::Static(4096)), [4096; 8]);
     }
 
-    const GOLDEN_FASTCDC: [usize; 8] = [8365, 10451, 8874, 8500, 8762, 10046, 10601, 8226];
+    const GOLDEN_FASTCDC: [usize; 8] = [10187, 12862, 6444, 23478, 7085, 5543, 3150, 3964];
     const GOLDEN_RABIN: [usize; 8] = [6931, 7562, 4407, 2259, 13282, 6084, 16851, 3521];
 
     #[test]

@@ -6,13 +6,18 @@ use super::{
     Identity,
     bytes::{Reader, Writer, corrupt},
 };
-use crate::settings::{Chunking, Compression};
+use crate::{
+    placement::{Class, Rad},
+    settings::{Chunking, Compression},
+};
 
 /// Bytes of each place.
 pub const LABEL_BYTES: usize = 4096;
 
 const MAGIC: &[u8; 8] = b"ONEFARCH";
 const VERSION: u32 = 1;
+/// Of an archive with late encoding: who does not know it must not open it.
+const VERSION_LATE: u32 = 2;
 
 /// What a label says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +40,8 @@ pub struct Label {
     pub snapshot: u64,
     /// Nodes, and columns of data and of parity in a stripe.
     pub spread: [u8; 3],
+    /// Late encoding by reference counts, if that is how chunks are placed.
+    pub late: Option<Rad>,
 }
 
 /// What a place of the label holds.
@@ -60,15 +67,25 @@ impl Label {
         self.generation % 2 * LABEL_BYTES as u64
     }
 
+    /// Columns of data that segments of a class have.
+    #[must_use]
+    pub fn data(&self, class: Class) -> u8 {
+        self.late.and_then(|rad| rad.data(class)).unwrap_or(self.spread[1])
+    }
+
     /// The bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        w.raw(MAGIC).u32(VERSION).u32(0).raw(&self.id).raw(&self.secret).raw(&self.node);
+        let version = if self.late.is_some() { VERSION_LATE } else { VERSION };
+        w.raw(MAGIC).u32(version).u32(0).raw(&self.id).raw(&self.secret).raw(&self.node);
         let (kind, mean) = self.chunking.code();
         let [nodes, data, parity] = self.spread;
         w.u8(kind).u8(self.compression.code()).u8(0).u8(nodes).u8(data).u8(parity).u16(0).u32(mean).u32(0);
         w.u64(self.segment_bytes).u64(self.generation).u64(self.snapshot);
+        if let Some(Rad { delay, batch, classes }) = self.late {
+            w.u32(delay).u32(batch).raw(&classes);
+        }
         w.0.resize(LABEL_BYTES - 8, 0);
         let checksum = self.identity().checksum(&w.0);
         w.u64(checksum);
@@ -87,8 +104,11 @@ impl Label {
     fn decode_whole(bytes: &[u8]) -> Result<Label> {
         let mut r = Reader(&bytes[8..]);
         let version = r.u32()?;
-        if version != VERSION {
-            return Err(Error::new(Kind::Unsupported, format!("the archive has format {version}; this program knows {VERSION}")));
+        if ![VERSION, VERSION_LATE].contains(&version) {
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!("the archive has format {version}; this program knows {VERSION} and {VERSION_LATE}"),
+            ));
         }
         r.u32()?;
         let (id, secret, node) = (r.array()?, r.array()?, r.array()?);
@@ -101,7 +121,7 @@ impl Label {
         let mean = r.u32()?;
         r.u32()?;
         let [0, nodes, data, parity] = code else { return Err(corrupt("the label's code can't be true")) };
-        Ok(Label {
+        let mut label = Label {
             id,
             secret,
             node,
@@ -111,7 +131,14 @@ impl Label {
             generation: r.u64()?,
             snapshot: r.u64()?,
             spread: [nodes, data, parity],
-        })
+            late: None,
+        };
+        if version == VERSION_LATE {
+            let rad = Rad { delay: r.u32()?, batch: r.u32()?, classes: r.array()? };
+            rad.check(label.spread).map_err(|_| corrupt("the label's codes can't be true"))?;
+            label.late = Some(rad);
+        }
+        Ok(label)
     }
 }
 

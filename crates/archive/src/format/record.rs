@@ -7,6 +7,7 @@ use super::{
     bytes::{Reader, Writer, corrupt},
     container::Holds,
 };
+use crate::{nodes::code::COLUMNS_MAX, placement::Class};
 
 /// Who fills a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,6 +111,8 @@ pub enum Record {
         count: u64,
         /// A new segment's number.
         segment: Option<u32>,
+        /// What the segment is for, and its columns of data.
+        class: (Class, u8),
     },
     /// Containers that no recipe names yet.
     Unfinished {
@@ -167,6 +170,11 @@ pub enum Record {
         /// Where they lie, and a bit for each chunk of the container.
         containers: Vec<(ContainerId, Vec<u8>)>,
     },
+    /// Chunks whose bytes are not what they were: no more duplicates of them. The epoch turns, so that nobody goes on with what it knew.
+    Damaged {
+        /// Where they lie, and a bit for each chunk of the container.
+        containers: Vec<(ContainerId, Vec<u8>)>,
+    },
     /// Containers are gone, whose chunks were all condemned. Their places are to be freed.
     Dropped {
         /// The containers.
@@ -180,6 +188,18 @@ pub enum Record {
         from: Vec<ContainerId>,
         /// The new one.
         to: Stored,
+    },
+    /// The live chunks of containers that stood replicated lie in new ones, each with its code. Their old places are to be freed.
+    Settled {
+        /// The old ones.
+        from: Vec<ContainerId>,
+        /// The new ones, each with the numbers under which its chunks are known.
+        to: Vec<(Stored, Vec<ContainerId>)>,
+    },
+    /// When the counts of containers changed last: after so many puts.
+    Changed {
+        /// The containers.
+        containers: Vec<(ContainerId, u64)>,
     },
     /// Places were freed.
     Freed {
@@ -359,6 +379,28 @@ pub(crate) fn index_files_of(r: &mut Reader<'_>) -> Result<Vec<IndexFile>> {
     (0..n).map(|_| Ok(IndexFile { number: r.u64()?, pages: r.u32()?, filter_pages: r.u32()?, entries: r.u64()? })).collect()
 }
 
+/// A bit for each chunk of containers.
+fn bits(w: &mut Writer, all: &[(ContainerId, Vec<u8>)]) {
+    w.u32(all.len() as u32);
+    all.iter().for_each(|(id, bits)| {
+        w.u64(id.0).bytes(bits);
+    });
+}
+
+fn bits_of(r: &mut Reader<'_>) -> Result<Vec<(ContainerId, Vec<u8>)>> {
+    let n = r.count(12)?;
+    (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec()))).collect()
+}
+
+/// What a segment is for, and its columns of data.
+pub(crate) fn class_of(r: &mut Reader<'_>) -> Result<(Class, u8)> {
+    let (class, data) = (Class::from_code(r.u8()?), r.u8()?);
+    match class {
+        Some(class) if data > 0 && usize::from(data) <= COLUMNS_MAX => Ok((class, data)),
+        _ => Err(corrupt("a segment has a code that this version does not know")),
+    }
+}
+
 fn ids(w: &mut Writer, all: &[ContainerId]) {
     w.u32(all.len() as u32);
     all.iter().for_each(|id| {
@@ -405,8 +447,13 @@ impl Record {
 
     fn encode(&self, w: &mut Writer) {
         match self {
-            Record::Reserved { owner, first, count, segment } => {
-                w.u8(1).u8(if *owner == Owner::Ingest { 1 } else { 2 }).u64(first.0).u64(*count).u32(segment.map_or(0, |n| n + 1));
+            Record::Reserved { owner, first, count, segment, class } => {
+                // The archive's own code is not told: as it was before there were others.
+                w.u8(if class.0 == Class::Plain { 1 } else { 21 });
+                w.u8(if *owner == Owner::Ingest { 1 } else { 2 }).u64(first.0).u64(*count).u32(segment.map_or(0, |n| n + 1));
+                if class.0 != Class::Plain {
+                    w.u8(class.0.code()).u8(class.1);
+                }
             }
             Record::Unfinished { containers, at } => {
                 w.u8(2).u64(*at);
@@ -432,12 +479,8 @@ impl Record {
             Record::Counted { file, differences, upto } => {
                 w.u8(8).u64(*file).u64(*differences).u64(*upto);
             }
-            Record::Condemned { containers } => {
-                w.u8(9).u32(containers.len() as u32);
-                containers.iter().for_each(|(id, bits)| {
-                    w.u64(id.0).bytes(bits);
-                });
-            }
+            Record::Condemned { containers } => bits(w.u8(9), containers),
+            Record::Damaged { containers } => bits(w.u8(24), containers),
             Record::Dropped { containers, spared } => {
                 ids(w.u8(10), containers);
                 ids(w, spared);
@@ -445,6 +488,20 @@ impl Record {
             Record::Merged { from, to } => {
                 ids(w.u8(11), from);
                 to.encode(w);
+            }
+            Record::Settled { from, to } => {
+                ids(w.u8(22), from);
+                w.u32(to.len() as u32);
+                to.iter().for_each(|(stored, of)| {
+                    stored.encode(w);
+                    ids(w, of);
+                });
+            }
+            Record::Changed { containers } => {
+                w.u8(23).u32(containers.len() as u32);
+                containers.iter().for_each(|(id, versions)| {
+                    w.u64(id.0).u64(*versions);
+                });
             }
             Record::Freed { places } => {
                 w.u8(12).u32(places.len() as u32);
@@ -483,9 +540,11 @@ impl Record {
 
     fn decode(r: &mut Reader<'_>) -> Result<Record> {
         Ok(match r.u8()? {
-            1 => {
+            kind @ (1 | 21) => {
                 let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
-                Record::Reserved { owner, first: id(r)?, count: r.u64()?, segment: r.u32()?.checked_sub(1) }
+                let (first, count, segment) = (id(r)?, r.u64()?, r.u32()?.checked_sub(1));
+                let class = if kind == 1 { (Class::Plain, 0) } else { class_of(r)? };
+                Record::Reserved { owner, first, count, segment, class }
             }
             2 => {
                 let at = r.u64()?;
@@ -501,11 +560,8 @@ impl Record {
             6 => Record::Abandoned { containers: ids_of(r)? },
             7 => Record::Imported { files: index_files_of(r)?, upto: r.u64()? },
             8 => Record::Counted { file: r.u64()?, differences: r.u64()?, upto: r.u64()? },
-            9 => {
-                let n = r.count(12)?;
-                let containers = (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec())));
-                Record::Condemned { containers: containers.collect::<Result<_>>()? }
-            }
+            9 => Record::Condemned { containers: bits_of(r)? },
+            24 => Record::Damaged { containers: bits_of(r)? },
             10 => Record::Dropped { containers: ids_of(r)?, spared: ids_of(r)? },
             11 => Record::Merged { from: ids_of(r)?, to: Stored::decode(r)? },
             12 => {
@@ -522,6 +578,15 @@ impl Record {
                 let (id, n) = (r.u64()?, r.count(24)?);
                 let changes = (0..n).map(|_| Ok(Remapped { block: r.u64()?, old: unpacked_of(r)?, new: unpacked_of(r)? }));
                 Record::Mapped { id, changes: changes.collect::<Result<_>>()? }
+            }
+            22 => {
+                let from = ids_of(r)?;
+                let to = (0..r.count(Stored::BYTES + 4)?).map(|_| Ok((Stored::decode(r)?, ids_of(r)?)));
+                Record::Settled { from, to: to.collect::<Result<_>>()? }
+            }
+            23 => {
+                let n = r.count(16)?;
+                Record::Changed { containers: (0..n).map(|_| Ok((id(r)?, r.u64()?))).collect::<Result<_>>()? }
             }
             20 => Record::Finished { containers: stored_of(r)?, finished: ids_of(r)? },
             other => return Err(corrupt(format!("a record of unknown kind {other}"))),

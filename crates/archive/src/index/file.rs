@@ -356,7 +356,7 @@ pub(super) fn merge(archive: &Archive, tables: &Tables, files: &[IndexFile], new
         for n in 0..same.len() {
             let (fingerprint, address) = same[n];
             let first = !same[..n].iter().any(|(other, _)| *other == fingerprint);
-            if first && (tables.home(address.container).is_some() || address.container.0 >= tables.next_id) {
+            if first && (tables.places(address.container).next().is_some() || address.container.0 >= tables.next_id) {
                 writer.push(&(fingerprint, address))?;
             }
         }

@@ -23,6 +23,7 @@ use self::{
 use crate::{
     archive::{Archive, IMPORTER},
     format::{Address, record::Record},
+    heal::is_damaged,
     segments::Shelves,
     settings::PlantedBug,
     tables::Tables,
@@ -184,7 +185,8 @@ pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Re
     let (mut entries, total) = (Vec::new(), tables.containers.len() as u64);
     for (n, container) in tables.containers.values().enumerate() {
         if let Ok(metadata) = shelves.metadata(container) {
-            entries.extend(metadata.chunks.iter().map(|chunk| (chunk.fingerprint, chunk.first)));
+            let whole = metadata.chunks.iter().enumerate().filter(|(n, _)| !is_damaged(&tables, container.stored.id, *n));
+            entries.extend(whole.map(|(_, chunk)| (chunk.fingerprint, chunk.first)));
         }
         progress(n as u64 + 1, total);
     }

@@ -188,6 +188,17 @@ mod tests {
     }
 
     #[test]
+    fn parity_of_one_column_is_a_copy() {
+        for parity in 1..8 {
+            let code = Code::new(1 + parity, 1).unwrap();
+            let data: Vec<u8> = (0..5000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
+            let mut copies = vec![Vec::new(); parity];
+            code.encode(&[&data], &mut copies);
+            assert!(copies.iter().all(|copy| *copy == data));
+        }
+    }
+
+    #[test]
     fn every_choice_of_lost_columns_comes_back() {
         for (n, k) in [(1, 1), (3, 2), (4, 1), (5, 3), (7, 4), (9, 5), (14, 12), (12, 6)] {
             let code = Code::new(n, k).unwrap();

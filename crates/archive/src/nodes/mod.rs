@@ -368,7 +368,11 @@ impl Files for Nodes {
     }
 
     fn create(&self, name: &str) -> Result<Arc<dyn File>> {
-        if is_segment(name) { stripe::create(&self.shared, name) } else { copies::create(&self.shared, name) }
+        self.create_wide(name, self.shared.code.data() as u8)
+    }
+
+    fn create_wide(&self, name: &str, data: u8) -> Result<Arc<dyn File>> {
+        if is_segment(name) { stripe::create(&self.shared, name, data) } else { copies::create(&self.shared, name) }
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {

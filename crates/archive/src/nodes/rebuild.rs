@@ -62,6 +62,7 @@ pub fn repair(archive: &Arc<Archive>, nodes: &Nodes, progress: &mut Progress<'_>
     let (total, mut looked) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
     for (segment, places) in places {
         let segment = Segment::of(nodes.shared(), &segment_name(segment))?;
+        done.add(segment.repair_headers()?);
         for place in places {
             done.add(segment.repair(place.at, u64::from(place.bytes), None)?);
             looked += 1;

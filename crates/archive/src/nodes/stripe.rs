@@ -35,13 +35,15 @@ const MAGIC: &[u8; 8] = b"ONEFCOLM";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) segment: u32,
+    /// Columns of data; the rest is parity, as much as all segments have.
+    pub(super) data: u8,
     pub(super) nodes: Vec<u8>,
 }
 
 impl Layout {
     fn encode(&self, shared: &Shared, column: usize) -> Vec<u8> {
         let mut w = Writer::default();
-        w.raw(MAGIC).raw(&shared.identity.id).u32(self.segment).u8(column as u8).u8(shared.code.data() as u8).u16(self.nodes.len() as u16);
+        w.raw(MAGIC).raw(&shared.identity.id).u32(self.segment).u8(column as u8).u8(self.data).u16(self.nodes.len() as u16);
         w.raw(&self.nodes);
         w.0.resize(HEADER_BYTES - 8, 0);
         let checksum = shared.identity.checksum(&w.0);
@@ -57,13 +59,17 @@ impl Layout {
         }
         let mut r = Reader(body);
         let (magic, archive, number, own, data, n) = (r.take(8)?, r.take(16)?, r.u32()?, r.u8()?, r.u8()?, usize::from(r.u16()?));
-        let known = magic == MAGIC && archive == shared.identity.id && number == segment && usize::from(data) == shared.code.data();
-        if !known || n != shared.code.columns() || n > COLUMNS_MAX || column.is_some_and(|column| column != usize::from(own)) {
+        let known = magic == MAGIC && archive == shared.identity.id && number == segment && data > 0;
+        if !known
+            || n != usize::from(data) + shared.code.parity()
+            || n > COLUMNS_MAX
+            || column.is_some_and(|column| column != usize::from(own))
+        {
             return Err(damaged());
         }
         let nodes = r.take(n)?.to_vec();
         let there = |node: &u8| usize::from(*node) < shared.directories.len();
-        if nodes.iter().all(there) { Ok(Layout { segment, nodes }) } else { Err(damaged()) }
+        if nodes.iter().all(there) { Ok(Layout { segment, data, nodes }) } else { Err(damaged()) }
     }
 
     /// The column on a node.
@@ -119,8 +125,8 @@ pub(super) fn is_whole(shared: &Shared, name: &str) -> Result<bool> {
 }
 
 /// Errors unless a new segment finds nodes.
-fn can_place(shared: &Shared) -> Result<()> {
-    let (here, n, k) = (shared.here().count_ones() as usize, shared.code.columns(), shared.code.data());
+fn can_place(shared: &Shared, code: &Code) -> Result<()> {
+    let (here, n, k) = (shared.here().count_ones() as usize, code.columns(), code.data());
     if here >= n || (shared.degraded && here > k) {
         return Ok(());
     }
@@ -130,38 +136,45 @@ fn can_place(shared: &Shared) -> Result<()> {
     Err(Error::new(Kind::Stopped, why))
 }
 
-/// Makes the columns of a new segment: on the nodes that are there, a node farther for each segment.
-pub(super) fn create(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
-    can_place(shared)?;
-    let (here, n, segment) = (shared.here(), shared.code.columns(), number_of(name)?);
+/// Makes the columns of a new segment, `data` of them for data: on the nodes that are there, a node farther for each segment.
+pub(super) fn create(shared: &Arc<Shared>, name: &str, data: u8) -> Result<Arc<dyn File>> {
+    let code = Code::new(usize::from(data) + shared.code.parity(), usize::from(data))?;
+    can_place(shared, &code)?;
+    let (here, n, segment) = (shared.here(), code.columns(), number_of(name)?);
     let count = shared.directories.len();
     let turned = (0..count).map(|node| (segment as usize + node) % count);
     let (there, gone): (Vec<usize>, Vec<usize>) = turned.partition(|node| here >> node & 1 == 1);
     let nodes: Vec<u8> = there.into_iter().chain(gone).take(n).map(|node| node as u8).collect();
-    let segment = Segment { shared: shared.clone(), name: name.to_owned(), layout: Layout { segment, nodes }, files: Mutex::default() };
+    let segment = Segment::new(shared, name, Layout { segment, data, nodes })?;
     segment.on_all(|segment, column| segment.column(column, true).map(|_| ()))?;
     Ok(Arc::new(segment))
 }
 
 /// Opens the columns of a segment.
 pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
-    Ok(Arc::new(Segment { shared: shared.clone(), name: name.to_owned(), layout: layout(shared, name)?, files: Mutex::default() }))
+    Ok(Arc::new(Segment::of(shared, name)?))
 }
 
 pub(super) struct Segment {
     shared: Arc<Shared>,
     name: String,
+    code: Code,
     layout: Layout,
     files: Mutex<BTreeMap<usize, Arc<dyn File>>>,
 }
 
 impl Segment {
     pub(super) fn of(shared: &Arc<Shared>, name: &str) -> Result<Segment> {
-        Ok(Segment { shared: shared.clone(), name: name.to_owned(), layout: layout(shared, name)?, files: Mutex::default() })
+        Segment::new(shared, name, layout(shared, name)?)
+    }
+
+    fn new(shared: &Arc<Shared>, name: &str, layout: Layout) -> Result<Segment> {
+        let code = Code::new(layout.nodes.len(), usize::from(layout.data))?;
+        Ok(Segment { shared: shared.clone(), name: name.to_owned(), code, layout, files: Mutex::default() })
     }
 
     fn code(&self) -> &Code {
-        &self.shared.code
+        &self.code
     }
 
     fn node(&self, column: usize) -> usize {
@@ -360,6 +373,25 @@ impl Segment {
             row += rows as u64;
         }
         touched.values().try_for_each(|file| file.sync())?;
+        Ok(done)
+    }
+
+    /// Makes headers of columns anew that are not whole, on nodes that are there: who has the last one of a segment knows where its columns are.
+    pub(super) fn repair_headers(&self) -> Result<Repaired> {
+        let mut done = Repaired::default();
+        for column in (0..self.code().columns()).filter(|&column| self.shared.here() >> self.node(column) & 1 == 1) {
+            let directory = self.shared.directory(self.node(column))?;
+            let found = directory.open(&self.name).and_then(|file| header(&*file));
+            let decoded = found.and_then(|bytes| Layout::decode(&self.shared, self.layout.segment, Some(column), &bytes));
+            if decoded.is_ok_and(|layout| layout == self.layout) {
+                continue;
+            }
+            self.files.lock().remove(&column);
+            self.column(column, true)?.sync()?;
+            directory.sync_names()?;
+            done.bad_units += 1;
+            done.repaired_units += 1;
+        }
         Ok(done)
     }
 

@@ -156,10 +156,11 @@ impl Rear {
 
     /// Writes a container, and lists all of them now and then.
     pub(super) fn write(&mut self, ingest: &Ingest, session: u64, packed: &Packed, now: u64) -> Result<u64> {
-        if self.appender.turns(packed) {
+        let class = ingest.archive.class_of(packed.holds);
+        if self.appender.turns(packed, class) {
             self.list(ingest, now)?;
         }
-        let stored = self.appender.write(packed);
+        let stored = self.appender.write(packed, class);
         let stored = self.judge(ingest, stored)?;
         let bytes = u64::from(stored.place.bytes);
         self.written_bytes += bytes;

@@ -11,28 +11,34 @@
 //! it. Any other failure ends all writing. A block that was written in part, and whose rest can't be read, is lost with the drain that needed it: all who wait
 //! for that drain hear of it, and the other blocks are drained.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed, mpsc::SyncSender},
+};
 
-use onefold_core::{Error, Kind, Result, Ticket};
+use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
 
 use super::{
     BLOCK, Volumes,
-    layer::{Have, Layer},
+    layer::{Have, Layer, Patch},
     mapper::Mapper,
     read::{Drained, Mapped, chunks_of},
-    write::gathered,
 };
 use crate::{
     format::Address,
     get::ChunkReader,
     index::auxiliary::ByFingerprint,
-    put::{Batch, Cutting, Remaps, Session, Stower},
+    pipeline,
+    put::{Batch, Cutting, Remaps, Session, Sink, Stower},
     settings::FilterName,
     tables::Tables,
 };
 
 /// Chunks of mappings that are remembered for the block index filter: 16 blocks and more.
 const PLACED_MAX: usize = 64 << 10;
+
+/// From so many bytes on the stages of a drain have threads of their own.
+const THREADS_FROM: u64 = 4 << 20;
 
 /// What is drained of one volume.
 type Work = Vec<(u64, Drained)>;
@@ -109,6 +115,9 @@ impl Volumes {
         match &done {
             Ok(lost) => {
                 state.volumes.values_mut().for_each(|layers| layers.draining = None);
+                for patch in work.into_iter().filter_map(|(_, layer)| Arc::into_inner(layer)).flat_map(|layer| layer.blocks.into_values()) {
+                    self.spare.give(patch.bytes);
+                }
                 state.drained = upto;
                 if let Some(error) = lost {
                     state.lost = Some((upto, error.clone()));
@@ -160,23 +169,27 @@ impl Volumes {
 
     fn write_out(&self, work: &Work, session: &mut Session, stower: &mut Stower) -> Result<Option<Error>> {
         let tables = session.tables().clone();
-        let (mut all, mut lost) = (Vec::new(), None);
-        for (id, layer) in work {
-            let mut chunking = Chunking {
-                volumes: self,
-                tables: &tables,
-                id: *id,
-                layer,
-                mapper: Mapper::default(),
-                placed: ByFingerprint::default(),
-                lost: None,
-            };
-            chunking.blocks(session, stower)?;
-            lost = lost.or(chunking.lost);
-            all.push(Remaps { volume: *id, zeroed: layer.zeroed.iter().collect(), blocks: chunking.mapper.done() });
+        let mut lost = None;
+        let mut cut = |emit: &mut Emit<'_>| {
+            for (id, layer) in work {
+                let (waiting, placed) = (Vec::new(), Vec::new());
+                let mut chunking = Chunking { volumes: self, tables: &tables, id: *id, layer, waiting, placed, lost: &mut lost };
+                chunking.blocks(emit)?;
+                emit(Item::End { volume: *id, zeroed: layer.zeroed.iter().collect() })?;
+            }
+            Ok(())
+        };
+        let mut placing = Placing::default();
+        if work.iter().map(|(_, layer)| layer.bytes()).sum::<u64>() < THREADS_FROM {
+            let mut stow = |open| stower.stow(open);
+            placing.all(session, &mut stow, cut)?;
+        } else {
+            let source = move |out: SyncSender<Item>| cut(&mut |item| out.send(item).map_err(|_| pipeline::stopped()));
+            pipeline::staged(&self.ingest, stower, source, |items, sink| {
+                placing.all(session, sink, |emit| items.into_iter().try_for_each(emit))
+            })?;
         }
-        session.seal(&mut |open| stower.stow(open))?;
-        stower.remap(&all)?;
+        stower.remap(&placing.done)?;
         Ok(lost)
     }
 
@@ -195,39 +208,55 @@ impl Volumes {
     }
 }
 
+/// What comes out of blocks.
+enum Item {
+    /// Chunks with their fingerprints.
+    Batch {
+        /// The blocks that begin in it, and the last frame that was known when each was written.
+        blocks: Vec<(u64, u64)>,
+        /// What they have now.
+        placed: Vec<(Fingerprint, Address)>,
+        batch: Batch,
+    },
+    /// No more of this volume.
+    End { volume: u64, zeroed: Vec<Range<u64>> },
+}
+
+type Emit<'a> = dyn FnMut(Item) -> Result<()> + 'a;
+
 /// The blocks of one volume on their way to chunks.
 struct Chunking<'a> {
     volumes: &'a Volumes,
     tables: &'a Tables,
     id: u64,
     layer: &'a Layer,
-    mapper: Mapper,
-    /// What the blocks have that are written again.
-    placed: ByFingerprint<Address>,
-    lost: Option<Error>,
+    /// For the next batch.
+    waiting: Vec<(u64, u64)>,
+    placed: Vec<(Fingerprint, Address)>,
+    lost: &'a mut Option<Error>,
 }
 
 impl Chunking<'_> {
     /// Runs of neighbouring blocks, each chunked as one stream.
-    fn blocks(&mut self, session: &mut Session, stower: &mut Stower) -> Result<()> {
+    fn blocks(&mut self, emit: &mut Emit<'_>) -> Result<()> {
         let Some(volume) = self.tables.volumes.get(&self.id) else { return Ok(()) };
         let chunking = self.volumes.archive.label().chunking;
         let mut cutting: Option<Cutting> = None;
         let mut next = 0;
         for (&block, patch) in self.layer.blocks.iter().filter(|(block, patch)| !volume.was_cut(**block, patch.since)) {
             if block != next {
-                self.end(cutting.take(), session, stower)?;
+                self.end(cutting.take(), emit)?;
             }
             next = block + 1;
             let mapped = Mapped { tables: self.tables, shelves: &self.volumes.shelves, volume, block };
             let mut whole = None;
             if patch.have != Have::ALL {
-                let mut base = gathered(patch.since);
+                let mut base = Patch::new(false, patch.since, &self.volumes.spare);
                 let read = self.volumes.with_reader(|reader| mapped.read(reader, 0..BLOCK, &mut base.bytes));
                 match read {
                     Err(error) if error.kind() == Kind::Corrupt => {
                         self.lost.get_or_insert(error);
-                        self.end(cutting.take(), session, stower)?;
+                        self.end(cutting.take(), emit)?;
                         next = 0;
                         continue;
                     }
@@ -239,7 +268,7 @@ impl Chunking<'_> {
                 whole = Some(filled.bytes);
             }
             self.volumes.with_reader(|reader| self.remember(reader, &mapped))?;
-            self.mapper.expect(block, patch.since);
+            self.waiting.push((block, patch.since));
             let into = cutting.get_or_insert_with(|| Cutting::new(chunking));
             let mut rest: &[u8] = whole.as_ref().unwrap_or(&patch.bytes);
             while !rest.is_empty() {
@@ -248,20 +277,17 @@ impl Chunking<'_> {
                 room[..n].copy_from_slice(&rest[..n]);
                 rest = &rest[n..];
                 if let Some(batch) = into.advance(n) {
-                    self.place(batch, session, stower)?;
+                    self.emit(batch, emit)?;
                 }
             }
         }
-        self.end(cutting, session, stower)
+        self.end(cutting, emit)
     }
 
     /// What the block has now is what it may well get again.
     fn remember(&mut self, reader: &mut ChunkReader, mapped: &Mapped<'_>) -> Result<()> {
         if !self.volumes.archive.settings.filters.contains(&FilterName::BlockIndex) {
             return Ok(());
-        }
-        if self.placed.len() > PLACED_MAX {
-            self.placed.clear();
         }
         match mapped.parts(reader) {
             Ok(parts) => self.placed.extend(chunks_of(&parts)),
@@ -272,12 +298,48 @@ impl Chunking<'_> {
         Ok(())
     }
 
-    fn end(&mut self, cutting: Option<Cutting>, session: &mut Session, stower: &mut Stower) -> Result<()> {
-        cutting.map_or(Ok(()), |mut cutting| self.place(cutting.end(), session, stower))
+    fn end(&mut self, cutting: Option<Cutting>, emit: &mut Emit<'_>) -> Result<()> {
+        cutting.map_or(Ok(()), |mut cutting| self.emit(cutting.end(), emit))
     }
 
-    fn place(&mut self, mut batch: Batch, session: &mut Session, stower: &mut Stower) -> Result<()> {
+    fn emit(&mut self, mut batch: Batch, emit: &mut Emit<'_>) -> Result<()> {
         batch.fingerprint(&self.volumes.archive);
-        session.place(&batch, &mut self.mapper, &self.placed, &mut |open| stower.stow(open))
+        emit(Item::Batch { blocks: std::mem::take(&mut self.waiting), placed: std::mem::take(&mut self.placed), batch })
+    }
+}
+
+/// Chunks on their way to mappings.
+#[derive(Default)]
+struct Placing {
+    mapper: Mapper,
+    /// What the blocks have that are written again.
+    placed: ByFingerprint<Address>,
+    done: Vec<Remaps>,
+}
+
+impl Placing {
+    /// Places what `source` emits, to the end.
+    fn all(&mut self, session: &mut Session, sink: &mut Sink<'_>, source: impl FnOnce(&mut Emit<'_>) -> Result<()>) -> Result<()> {
+        source(&mut |item| self.take(item, session, sink))?;
+        session.seal(sink)
+    }
+
+    fn take(&mut self, item: Item, session: &mut Session, sink: &mut Sink<'_>) -> Result<()> {
+        match item {
+            Item::Batch { blocks, placed, batch } => {
+                blocks.into_iter().for_each(|(block, since)| self.mapper.expect(block, since));
+                if self.placed.len() > PLACED_MAX {
+                    self.placed.clear();
+                }
+                self.placed.extend(placed);
+                session.place(&batch, &mut self.mapper, &self.placed, sink)
+            }
+            Item::End { volume, zeroed } => {
+                let blocks = std::mem::take(&mut self.mapper).done();
+                self.placed.clear();
+                self.done.push(Remaps { volume, zeroed, blocks });
+                Ok(())
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use super::BLOCK;
-use crate::catalogue::Volume;
+use crate::{catalogue::Volume, memory::Spare};
 
 /// What a block is known by, in part or as a whole: 512 bytes.
 pub(super) const SECTOR: usize = 512;
@@ -41,9 +41,14 @@ pub(super) struct Patch {
 }
 
 impl Patch {
-    /// Nothing is known, or that all is zero.
-    pub(super) fn new(zero: bool, since: u64) -> Patch {
-        Patch { bytes: vec![0; BLOCK], have: if zero { Have::ALL } else { Have::default() }, since }
+    /// Nothing is known, or that all is zero. Memory comes from `spare`, with whatever is in it.
+    pub(super) fn new(zero: bool, since: u64, spare: &Spare) -> Patch {
+        let mut bytes = spare.take();
+        bytes.resize(BLOCK, 0);
+        if zero {
+            bytes.fill(0);
+        }
+        Patch { bytes, have: if zero { Have::ALL } else { Have::default() }, since }
     }
 
     /// Writes whole sectors, or what lies in sectors that are there.
@@ -121,11 +126,11 @@ impl Layer {
     }
 
     /// The block's patch, to be written to.
-    pub(super) fn open(&mut self, volume: &Volume, block: u64, since: u64) -> &mut Patch {
+    pub(super) fn open(&mut self, volume: &Volume, block: u64, since: u64, spare: &Spare) -> &mut Patch {
         let zero = self.zeroed.contains(block);
-        let patch = self.blocks.entry(block).or_insert_with(|| Patch::new(zero, since));
+        let patch = self.blocks.entry(block).or_insert_with(|| Patch::new(zero, since, spare));
         if volume.was_cut(block, patch.since) {
-            *patch = Patch::new(zero, since);
+            *patch = Patch::new(zero, since, spare);
         }
         patch
     }
@@ -181,15 +186,16 @@ mod tests {
     fn a_layer_that_comes_back_lies_below_what_was_written_since() {
         let volume =
             Volume { name: String::new(), bytes: 100 * BLOCK as u64, created: 0, cuts: Vec::new(), map: std::sync::Arc::default() };
+        let spare = Spare::default();
         let mut below = Layer::default();
         below.zero(10..20);
         for block in [1, 2, 3] {
-            below.open(&volume, block, 0).write(0, &[1; 2 * SECTOR]);
+            below.open(&volume, block, 0, &spare).write(0, &[1; 2 * SECTOR]);
         }
         let mut upper = Layer::default();
         upper.zero(2..3);
-        upper.open(&volume, 3, 0).write(SECTOR, &[2; SECTOR]);
-        upper.open(&volume, 12, 0).write(0, &[3; SECTOR]);
+        upper.open(&volume, 3, 0, &spare).write(SECTOR, &[2; SECTOR]);
+        upper.open(&volume, 12, 0, &spare).write(0, &[3; SECTOR]);
         upper.absorb(below, Some(&volume));
         assert!(upper.zeroed.contains(2) && upper.zeroed.contains(15) && !upper.blocks.contains_key(&2));
         let of = |block: u64| &upper.blocks[&block];

@@ -42,6 +42,7 @@ use self::layer::Layer;
 use crate::{
     archive::{Archive, Stay},
     get::ChunkReader,
+    memory::Spare,
     put::Ingest,
     segments::Shelves,
 };
@@ -61,6 +62,8 @@ pub struct Volumes {
     ingest: Arc<Ingest>,
     shelves: Shelves,
     readers: Mutex<Vec<ChunkReader>>,
+    /// Memory of blocks.
+    spare: Spare,
     /// What is read stays where it is; taken when somebody reads, and given up now and then.
     stay: Mutex<Option<Arc<Stay>>>,
     /// Held by who drains.
@@ -139,6 +142,7 @@ impl Volumes {
         let archive = ingest.archive.clone();
         Arc::new(Volumes {
             shelves: Shelves::new(archive.clone()),
+            spare: Spare::keeping((archive.settings.dirty_bytes / BLOCK as u64) as usize),
             archive,
             ingest: ingest.clone(),
             readers: Mutex::default(),

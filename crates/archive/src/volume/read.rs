@@ -17,6 +17,7 @@ use crate::{
         recipe::{Part, parts},
     },
     get::ChunkReader,
+    memory::Spare,
     segments::Shelves,
     tables::Tables,
 };
@@ -126,7 +127,7 @@ fn over<'a>(layers: impl Iterator<Item = &'a Layer>, volume: &Volume, block: u64
             }
         }
         if layer.zeroed.contains(block) {
-            known.get_or_insert_with(|| Patch::new(true, 0)).fill(&[0; BLOCK], &Have::ALL);
+            known.get_or_insert_with(|| Patch::new(true, 0, &Spare::default())).fill(&[0; BLOCK], &Have::ALL);
         }
     }
     known

@@ -4,10 +4,7 @@ use std::ops::Range;
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, Ticket};
 
-use super::{
-    BLOCK, Volumes, deleted,
-    layer::{Patch, SECTOR},
-};
+use super::{BLOCK, Volumes, deleted, layer::SECTOR};
 
 impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
@@ -64,7 +61,7 @@ impl Volumes {
         while !rest.is_empty() {
             let within = (at % BLOCK as u64) as usize;
             let (part, later) = rest.split_at(rest.len().min(BLOCK - within));
-            upper.open(volume, at / BLOCK as u64, tables.sequence).write(within, part);
+            upper.open(volume, at / BLOCK as u64, tables.sequence, &self.spare).write(within, part);
             (at, rest) = (at + part.len() as u64, later);
         }
         let more = upper.bytes() - before;
@@ -125,9 +122,4 @@ impl Volumes {
             _ => Err(Error::new(Kind::InvalidInput, "the range is beyond the end of the volume")),
         }
     }
-}
-
-/// What a block is made of while its sectors are gathered.
-pub(super) fn gathered(since: u64) -> Patch {
-    Patch::new(false, since)
 }

@@ -16,12 +16,13 @@ use onefold_archive::{
 use onefold_backend::{Directory, random::random_bytes};
 use onefold_core::{Files, Result};
 use serde::Serialize;
+use serde_json::json;
 
-use super::archive_volume;
+use super::{archive_placement, archive_volume};
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
     failure::Failure,
-    output,
+    output::{self, Answer},
     progress::Progress,
     size::{counted, grouped},
 };
@@ -47,7 +48,7 @@ enum Verb {
     /// With --nodes containers are cut into shards with parity, and log and tables have copies, on nodes of which N-K may be lost; the archive's own directory only tells
     /// where they are.
     #[command(
-        after_help = "Examples:\n  onefold archive create backups\n  onefold archive create images --chunking static:4K --compress lz4\n  onefold archive create safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2"
+        after_help = "Examples:\n  onefold archive create backups\n  onefold archive create images --chunking static:4K --compress lz4\n  onefold archive create safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  onefold archive create far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad --class-codes 6,4:5,3:4,2"
     )]
     Create {
         /// The directory
@@ -64,6 +65,10 @@ enum Verb {
         /// Shards of a container with and without parity: N-K nodes may be lost
         #[arg(long, value_name = "N,K", value_parser = code, requires = "nodes")]
         code: Option<(usize, usize)>,
+        #[command(flatten)]
+        placement: archive_placement::Options,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Makes the directory of an archive again that tells where its nodes are
     #[command(after_help = "Examples:\n  onefold archive attach safe --nodes /mnt/a,/mnt/b,/mnt/c")]
@@ -73,6 +78,8 @@ enum Verb {
         /// All nodes, node 0 first; of one that is lost any name
         #[arg(long, value_delimiter = ',', num_args = 1.., required = true, value_name = "DIRS")]
         nodes: Vec<PathBuf>,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Makes lost shards anew: on nodes that are there, or on a directory that takes the place of one
     ///
@@ -84,9 +91,8 @@ enum Verb {
         /// The number of a node that is absent, and an empty directory, or its own that missed changes
         #[arg(long, value_name = "NUMBER=DIR", value_parser = replacement)]
         replace: Vec<(usize, PathBuf)>,
-        /// Prints JSON, whose keys are stable
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Creates, lists, resizes, renames and deletes backup volumes
     Volume(archive_volume::Options),
@@ -99,10 +105,12 @@ enum Verb {
         name: String,
         /// Its new name
         new_name: String,
+        #[command(flatten)]
+        answer: Answer,
     },
 }
 
-fn code(text: &str) -> Result<(usize, usize), String> {
+pub(super) fn code(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once(',').and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
     numbers.ok_or_else(|| "a code is two numbers N,K: shards with and without parity".to_owned())
 }
@@ -115,8 +123,9 @@ fn replacement(text: &str) -> Result<(usize, PathBuf), String> {
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::Create { archive, chunking, compress, nodes, code } => {
-            let format = Format { chunking, compression: compress, ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?) };
+        Verb::Create { archive, chunking, compress, nodes, code, placement, answer } => {
+            let late = placement.late(nodes.len(), code)?;
+            let format = Format { chunking, compression: compress, late, ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?) };
             let made = match code {
                 Some(code) => create_on(&archive, &nodes, code, &format)?,
                 None => {
@@ -125,21 +134,27 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
                     String::new()
                 }
             };
-            output::line(format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}", archive.display()));
+            let report = json!({
+                "archive": archive.display().to_string(), "chunking": chunking.to_string(), "compression": compress.to_string(),
+                "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code,
+            });
+            answer.tell(&report, format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}", archive.display()))
         }
-        Verb::Attach { archive, nodes } => {
+        Verb::Attach { archive, nodes, answer } => {
             let directory = ArchiveDir::create(&archive, &nodes)?;
             directory.open_to_read()?;
-            output::line(format_args!("attached {}", archive.display()));
+            answer.tell(
+                &json!({ "archive": archive.display().to_string(), "nodes": nodes.len() }),
+                format_args!("attached {}", archive.display()),
+            )
         }
-        Verb::Rebuild { archive, replace, json } => rebuild(&archive, &replace, json)?,
-        Verb::Volume(options) => archive_volume::run(options)?,
-        Verb::Rename { archive, name, new_name } => {
+        Verb::Rebuild { archive, replace, answer } => rebuild(&archive, &replace, answer.json),
+        Verb::Volume(options) => archive_volume::run(options),
+        Verb::Rename { archive, name, new_name, answer } => {
             ArchiveDir::look(&archive)?.open(Settings::default())?.rename(&name, &new_name)?;
-            output::line(format_args!("renamed {name:?} to {new_name:?}"));
+            answer.tell(&json!({ "renamed": name, "to": new_name }), format_args!("renamed {name:?} to {new_name:?}"))
         }
     }
-    Ok(())
 }
 
 /// Makes an archive on several nodes; says how.
@@ -213,8 +228,7 @@ fn tell(path: &Path, all: &Rebuilt, json: bool) -> Result<(), Failure> {
             repaired_units: units.repaired_units,
             lost_containers: all.lost_containers,
         };
-        let text = serde_json::to_string_pretty(&done).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&done)?;
     } else if all.nodes > 0 {
         output::line(format_args!("filled {} with {} units of 4 KiB", counted(all.nodes, "node"), grouped(units.units)));
     } else {

@@ -14,9 +14,9 @@ use crate::{
     archive_dir::{ArchiveDir, now},
     control::Request,
     failure::Failure,
-    output,
+    output::{self, Answer},
     size::Size,
-    verbs::volume::said,
+    verbs::volume::{done, said},
 };
 
 /// Creates, lists, resizes, renames and deletes backup volumes, also while the archive is served
@@ -43,18 +43,16 @@ enum Verb {
         /// Its size, rounded up to 128 KiB
         #[arg(long)]
         size: Option<Size>,
-        /// Prints JSON, whose keys are stable
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Lists all volumes with their sizes
     #[command(after_help = "Examples:\n  onefold archive volume list backups\n  onefold archive volume list backups --json")]
     List {
         /// The archive
         archive: PathBuf,
-        /// Prints JSON, whose keys are stable
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Changes the size of a volume; what lies beyond a smaller size is lost, and `onefold gc` frees it
     #[command(after_help = "Examples:\n  onefold archive volume resize backups disk1 --size 2T")]
@@ -66,9 +64,8 @@ enum Verb {
         /// Its new size, rounded up to 128 KiB
         #[arg(long)]
         size: Option<Size>,
-        /// Prints JSON, whose keys are stable
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Gives a volume another name
     #[command(after_help = "Examples:\n  onefold archive volume rename backups disk1 system")]
@@ -79,9 +76,8 @@ enum Verb {
         name: String,
         /// Its new name
         new_name: String,
-        /// Prints JSON, whose keys are stable
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Deletes a volume; `onefold gc` frees what only it holds
     #[command(after_help = "Examples:\n  onefold archive volume delete backups disk1")]
@@ -90,9 +86,8 @@ enum Verb {
         archive: PathBuf,
         /// The volume
         name: String,
-        /// Prints JSON, whose keys are stable
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
 }
 
@@ -123,27 +118,21 @@ pub(super) fn lines(archive: &Archive) -> Vec<Line> {
 
 /// Does what was asked for, and says so.
 pub(super) fn run(options: Options) -> Result<(), Failure> {
-    let (archive, json, request) = match options.verb {
-        Verb::List { archive, json } => return list(&archive, json),
-        Verb::Create { archive, name, size, json } => {
-            (archive, json, Request::VolumeCreate { name, bytes: needed(size)?, critical: Vec::new() })
+    let (archive, answer, request) = match options.verb {
+        Verb::List { archive, answer } => return list(&archive, answer),
+        Verb::Create { archive, name, size, answer } => {
+            (archive, answer, Request::VolumeCreate { name, bytes: needed(size)?, critical: Vec::new() })
         }
-        Verb::Resize { archive, name, size, json } => (archive, json, Request::VolumeResize { name, bytes: needed(size)? }),
-        Verb::Rename { archive, name, new_name, json } => (archive, json, Request::VolumeRename { name, new_name }),
-        Verb::Delete { archive, name, json } => (archive, json, Request::VolumeDelete { name }),
+        Verb::Resize { archive, name, size, answer } => (archive, answer, Request::VolumeResize { name, bytes: needed(size)? }),
+        Verb::Rename { archive, name, new_name, answer } => (archive, answer, Request::VolumeRename { name, new_name }),
+        Verb::Delete { archive, name, answer } => (archive, answer, Request::VolumeDelete { name }),
     };
     let directory = ArchiveDir::look(&archive)?;
     match directory.server()? {
         Some(mut server) => server.ask::<serde_json::Value>(&request).map(|_| ())?,
         None => apply(&*directory.open(Settings::default())?, &request)?,
     }
-    if json {
-        let text = serde_json::to_string_pretty(&request).map_err(|e| Failure::new(format!("it can't be written as JSON: {e}")))?;
-        output::line(text.replacen("\"ask\": \"volume-", "\"done\": \"", 1));
-    } else {
-        output::line(said(&request));
-    }
-    Ok(())
+    answer.tell(&done(&request), said(&request))
 }
 
 /// The size as whole blocks.
@@ -163,11 +152,10 @@ pub(super) fn apply(archive: &Archive, request: &Request) -> Result<()> {
     }
 }
 
-fn list(path: &Path, json: bool) -> Result<(), Failure> {
+fn list(path: &Path, answer: Answer) -> Result<(), Failure> {
     let lines = lines(&*ArchiveDir::look(path)?.open_to_read()?);
-    if json {
-        let text = serde_json::to_string_pretty(&lines).map_err(|e| Failure::new(format!("the list can't be written as JSON: {e}")))?;
-        output::line(text);
+    if answer.json {
+        output::json(&lines)?;
     } else if lines.is_empty() {
         output::line("no volumes");
     } else {

@@ -24,8 +24,9 @@ use onefold_block::{
     },
 };
 use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
+use serde_json::json;
 
-use crate::{failure::Failure, output, progress::Progress, size::Size, store_file::holds_something};
+use crate::{failure::Failure, output::Answer, progress::Progress, size::Size, store_file::holds_something};
 
 /// Creates an empty store in a new file or on a block device
 ///
@@ -71,6 +72,9 @@ pub(crate) struct Options {
     /// Takes a device although there is something on it, which is lost
     #[arg(long)]
     force: bool,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -207,8 +211,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     formatted?;
     abandoned.ours.store(false, Ordering::SeqCst);
-    output::line(format_args!("created store {} of {}", path.display(), Size(disk.blocks() * BLOCK_BYTES as u64)));
-    Ok(())
+    let bytes = disk.blocks() * BLOCK_BYTES as u64;
+    options.answer.tell(
+        &json!({ "store": path.display().to_string(), "bytes": bytes }),
+        format_args!("created store {} of {}", path.display(), Size(bytes)),
+    )
 }
 
 /// Takes a file back that was made for a store. The error that led here is the one to tell, whether this works or not.

@@ -21,6 +21,7 @@ use onefold_core::{
     Error, Kind, Result,
     tree::{Entry, What},
 };
+use serde_json::json;
 
 use crate::{archive_dir::ArchiveDir, failure::Failure, output, progress::Progress, size::Size};
 
@@ -49,6 +50,10 @@ pub(crate) struct Options {
     /// Compares each chunk with its fingerprint too
     #[arg(long)]
     verify: bool,
+
+    /// Prints JSON, whose keys are stable, when data goes elsewhere than to standard output
+    #[arg(long)]
+    json: bool,
 }
 
 /// Bytes written to a pipe at once.
@@ -56,6 +61,9 @@ const OUT_BYTES: usize = 256 << 10;
 
 /// Restores it.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if options.json && options.directory.is_none() && options.output.is_none() {
+        return Err(Failure::usage("standard output has the data: --json needs --output FILE or -C DIR"));
+    }
     let archive = ArchiveDir::look(&options.archive)?.open_to_read()?;
     let mut reader = Reader::new(&archive)?;
     let stream = reader.stream(&options.name)?;
@@ -69,7 +77,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         (Shape::Bytes, None, Some(path)) => to_file(&mut reader, &stream, path, verify)?,
         (Shape::Bytes, None, None) => to_output(&mut reader, &stream, verify)?,
     }
-    Ok(())
+    match options.json {
+        true => output::json(&json!({ "name": options.name, "bytes": stream.bytes, "chunks": stream.chunks })),
+        false => Ok(()),
+    }
 }
 
 fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()> {

@@ -24,6 +24,10 @@ pub(crate) struct Options {
 
     #[command(subcommand)]
     what: Option<Part>,
+
+    /// Prints JSON: the lines of each part
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -100,9 +104,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         Some(Part::Volume { name }) => vec![What::Volume(name.clone())],
         Some(Part::Address { name, offset }) => vec![What::Address(name.clone(), Lba(offset.0 / BLOCK_BYTES as u64))],
     };
+    let mut parts = Vec::new();
     for what in wanted {
         let text = inspect(&*disk, &what).map_err(|e| e.context(options.store.display()))?;
-        output::line(text.trim_end());
+        if options.json {
+            parts.push(text.lines().map(str::to_owned).collect::<Vec<_>>());
+        } else {
+            output::line(text.trim_end());
+        }
     }
-    Ok(())
+    if options.json { output::json(&parts) } else { Ok(()) }
 }

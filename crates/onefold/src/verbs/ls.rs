@@ -68,8 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         })
         .collect();
     if options.json {
-        let text = serde_json::to_string_pretty(&lines).map_err(|e| Failure::new(format!("the list can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&lines)?;
     } else if lines.is_empty() {
         output::line("no streams");
     } else {

@@ -1,6 +1,7 @@
 //! The verbs, one file each.
 
 pub(crate) mod archive;
+mod archive_placement;
 mod archive_volume;
 pub(crate) mod check;
 pub(crate) mod cluster;

@@ -92,8 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         write_page(path, &page(&told))?;
     }
     if options.json {
-        let text = serde_json::to_string_pretty(&told).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&told)?;
     } else {
         told.tuples.iter().for_each(print);
     }

@@ -4,8 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use onefold_archive::Settings;
+use serde_json::json;
 
-use crate::{archive_dir::ArchiveDir, failure::Failure, output};
+use crate::{
+    archive_dir::ArchiveDir,
+    failure::Failure,
+    output::{self, Answer},
+};
 
 /// Removes streams, also beside a running put; `onefold gc` gives their space back
 #[derive(Debug, Args)]
@@ -17,6 +22,9 @@ pub(crate) struct Options {
     /// The names
     #[arg(required = true)]
     names: Vec<String>,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 /// Removes them one by one, each durably.
@@ -24,7 +32,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let archive = ArchiveDir::look(&options.archive)?.open(Settings::default())?;
     for name in &options.names {
         archive.remove(name)?;
-        output::line(format_args!("removed {name:?}"));
+        if !options.answer.json {
+            output::line(format_args!("removed {name:?}"));
+        }
     }
-    Ok(())
+    if options.answer.json { output::json(&json!({ "removed": options.names })) } else { Ok(()) }
 }

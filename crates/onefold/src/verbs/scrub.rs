@@ -11,14 +11,17 @@ use onefold_core::{BLOCK_BYTES, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{archive, show},
+    check::{
+        archive::{self, Extent},
+        show,
+    },
     cluster, served_or_not,
 };
 use crate::{
     archive_dir::ArchiveDir,
     control::{Request, Tell},
     failure::Failure,
-    output,
+    output::{self, Answer},
     progress::Progress,
     size::{Size, counted, grouped},
     store_file::StoreFile,
@@ -33,9 +36,12 @@ pub(crate) struct Options {
     /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
 
-    /// Prints JSON, whose keys are stable
-    #[arg(long)]
-    json: bool,
+    /// Only this stream or volume of an archive
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 /// What a scrub found, on its way from a server to a person.
@@ -86,10 +92,13 @@ impl From<ScrubReport> for Scrubbed {
 /// Scrubs, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(url) = cluster::store_at(&options.store) {
-        return cluster::scrub(&url, true);
+        return cluster::scrub(&url, true, options.answer);
     }
     if ArchiveDir::is_there(&options.store) {
-        return archive::run(&options.store, true, options.json);
+        return archive::run(&options.store, Extent { data: true, repair: false, only: options.only.as_deref() }, options.answer.json);
+    }
+    if options.only.is_some() {
+        return Err(Failure::usage("--only is for archives"));
     }
     let file = StoreFile::look(&options.store)?;
     let bar = Progress::new("scrubbing");
@@ -104,7 +113,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         || Ok(check::scrub(&file.open_for_reading()?, &mut |progress| show(&bar, "scrubbing", &progress), &mut || false)?.into()),
     )?;
     drop(bar);
-    tell(&file, &scrubbed, options.json)
+    tell(&file, &scrubbed, options.answer.json)
 }
 
 /// Scrubs a store that is being served, until `tell` fails.
@@ -129,8 +138,7 @@ pub(crate) fn served(store: &Store, tell: &mut Tell<'_>) -> Result<Scrubbed> {
 fn tell(file: &StoreFile, scrubbed: &Scrubbed, json: bool) -> Result<(), Failure> {
     let shown = file.path().display();
     if json {
-        let text = serde_json::to_string_pretty(scrubbed).map_err(|e| Failure::new(format!("the report can't be written: {e}")))?;
-        output::line(text);
+        output::json(scrubbed)?;
     } else {
         output::line(format_args!("{} of data were read", Size(scrubbed.blocks * BLOCK_BYTES as u64)));
         for bad in &scrubbed.bad {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use onefold_archive::{Class, late::Work, tables::Tables};
 use serde::Serialize;
 
 use super::{
@@ -58,11 +59,75 @@ struct Stats {
     /// Nodes, and shards of a container with and without parity.
     nodes: u64,
     code: [u64; 2],
+    /// round-robin, or rad with its parameters.
+    placement: &'static str,
+    delay: Option<u32>,
+    batch: Option<u32>,
+    /// What containers of each class hold; in an archive with round-robin all are plain.
+    classes: Vec<ClassLine>,
+    /// What stands replicated, with its copies.
+    replicated_bytes: u64,
+    /// What writing cost since the archive was made.
+    work: WorkLine,
     /// Nodes that do not count, and why.
     absent: Vec<Absent>,
     volumes: Vec<Line>,
     /// The server, when there is one.
     server: Option<ArchiveServer>,
+}
+
+/// The containers of a class.
+#[derive(Debug, Serialize)]
+struct ClassLine {
+    class: String,
+    code: [u64; 2],
+    chunks: u64,
+    /// Before compression.
+    chunk_bytes: u64,
+    /// A container is a stripe.
+    stripes: u64,
+    /// With parity, or copies, in whole units of 4 KiB.
+    written_bytes: u64,
+}
+
+/// Bytes written, with parity and copies, and what gc did for them.
+#[derive(Debug, Serialize)]
+struct WorkLine {
+    upload_written_bytes: u64,
+    settle_written_bytes: u64,
+    merge_written_bytes: u64,
+    settled_chunks: u64,
+    settled_chunk_bytes: u64,
+    reencoded_chunks: u64,
+    reencoded_chunk_bytes: u64,
+}
+
+fn classes(tables: &Tables) -> Vec<ClassLine> {
+    let of = |class: Class| {
+        let mut all = tables
+            .containers
+            .values()
+            .map(|container| &container.stored)
+            .filter(|stored| tables.class(&stored.place).0 == class)
+            .peekable();
+        let data = u64::from(tables.class(&all.peek()?.place).1);
+        let mut line = ClassLine {
+            class: class.to_string(),
+            code: [data + u64::from(tables.parity), data],
+            chunks: 0,
+            chunk_bytes: 0,
+            stripes: 0,
+            written_bytes: 0,
+        };
+        for stored in all {
+            line.chunks += u64::from(stored.chunks);
+            line.chunk_bytes += u64::from(stored.raw_bytes);
+            line.stripes += 1;
+            line.written_bytes += tables.written(&stored.place);
+        }
+        Some(line)
+    };
+    Class::ALL.into_iter().filter_map(of).collect()
 }
 
 /// A node that does not count.
@@ -90,6 +155,7 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
     });
     let code = nodes.as_ref().map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
     let tables = archive.tables();
+    let (late, work) = (archive.label().late, tables.work);
     let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
     let stored_bytes = tables.stored_bytes();
     let volumes = archive_volume::lines(&archive);
@@ -113,13 +179,26 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
         epoch: tables.epoch,
         nodes: nodes.as_ref().map_or(1, |nodes| nodes.count() as u64),
         code,
+        placement: if late.is_some() { "rad" } else { "round-robin" },
+        delay: late.map(|rad| rad.delay),
+        batch: late.map(|rad| rad.batch),
+        classes: classes(&tables),
+        replicated_bytes: tables.replicated().0,
+        work: WorkLine {
+            upload_written_bytes: work.upload_bytes,
+            settle_written_bytes: work.settle_bytes,
+            merge_written_bytes: work.merge_bytes,
+            settled_chunks: work.settled_chunks,
+            settled_chunk_bytes: work.settled_chunk_bytes,
+            reencoded_chunks: work.reencoded_chunks,
+            reencoded_chunk_bytes: work.reencoded_chunk_bytes,
+        },
         absent: absent.collect(),
         volumes,
         server: directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok()),
     };
     if json {
-        let text = serde_json::to_string_pretty(&stats).map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&stats)?;
         return Ok(());
     }
     let row = |label: &str, text: String| output::line(format_args!("{label:<15}{text}"));
@@ -130,6 +209,20 @@ pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
         row("nodes", format!("{}, containers in {n} shards of which any {k} are enough", stats.nodes));
         stats.absent.iter().for_each(|absent| row("absent", format!("node {} ({}): {}", absent.node, absent.directory, absent.why)));
     }
+    if let (Some(delay), Some(batch)) = (stats.delay, stats.batch) {
+        let versions = |n: u32| counted(u64::from(n), "version");
+        row("placement", format!("rad: encoded when counts stood still for {}, {} at a time", versions(delay), versions(batch)));
+        for line in &stats.classes {
+            let (stripes, [n, k]) = (counted(line.stripes, "stripe"), line.code);
+            let (chunks, bytes, written) = (grouped(line.chunks), Size(line.chunk_bytes), Size(line.written_bytes));
+            row(&line.class, format!("{stripes} of {n},{k}: {chunks} chunks with {bytes}, {written} on the nodes"));
+        }
+    }
+    let Work { upload_bytes, settle_bytes, merge_bytes, settled_chunks, reencoded_chunks, .. } = work;
+    let settled =
+        if late.is_some() { format!(", to settle {} chunks {}", grouped(settled_chunks), Size(settle_bytes)) } else { String::new() };
+    let merged = format!("to merge {} chunks {}", grouped(reencoded_chunks), Size(merge_bytes));
+    row("written", format!("by uploads {}{settled}, {merged}", Size(upload_bytes)));
     if let Some(server) = &stats.server {
         row("served", format!("by process {} at {}", server.pid, server.listeners.join(" and ")));
         row("to be flushed", Size(server.dirty_bytes).to_string());

@@ -31,8 +31,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let file = StoreFile::look(&options.store)?;
     let report = served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
     if options.json {
-        let text = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&report)?;
     } else {
         output::line(report.to_string().trim_end());
     }

@@ -10,7 +10,7 @@ use super::served_or_not;
 use crate::{
     control::{Request, VolumeLine},
     failure::Failure,
-    output,
+    output::{self, Answer},
     size::{ByteRange, Size},
     store_file::StoreFile,
 };
@@ -39,15 +39,16 @@ enum Verb {
         /// Bytes that are never stored as duplicates, like 0-64K; up to 12 ranges
         #[arg(long, value_name = "RANGE", value_delimiter = ',')]
         critical: Vec<ByteRange>,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Lists all volumes with their sizes
     #[command(after_help = "Examples:\n  onefold volume list disk.onefold\n  onefold volume list disk.onefold --json")]
     List {
         /// The store
         store: PathBuf,
-        /// Prints JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Changes the size of a volume; what lies beyond a smaller size is lost and becomes free
     #[command(after_help = "Examples:\n  onefold volume resize disk.onefold vm1 --size 2T")]
@@ -59,6 +60,8 @@ enum Verb {
         /// Its new size, rounded up to 4096 bytes
         #[arg(long)]
         size: Option<Size>,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Says which blocks of a volume get a place of their own, whatever else is stored; `none` ends it
     ///
@@ -75,6 +78,8 @@ enum Verb {
         /// All ranges, like 0-64K: start and end, which is not part of it; or `none`
         #[arg(required = true, value_name = "RANGE")]
         ranges: Vec<String>,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Gives a volume another name
     #[command(after_help = "Examples:\n  onefold volume rename disk.onefold vm1 database")]
@@ -85,6 +90,8 @@ enum Verb {
         name: String,
         /// Its new name
         new_name: String,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Deletes a volume; what only it holds becomes free
     #[command(after_help = "Examples:\n  onefold volume delete disk.onefold vm1")]
@@ -93,28 +100,31 @@ enum Verb {
         store: PathBuf,
         /// The volume
         name: String,
+        #[command(flatten)]
+        answer: Answer,
     },
 }
 
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
-    let (store, request) = match options.verb {
-        Verb::List { store, json } => return list(&store, json),
-        Verb::Create { store, name, size, critical } => {
+    let (store, answer, request) = match options.verb {
+        Verb::List { store, answer } => return list(&store, answer),
+        Verb::Create { store, name, size, critical, answer } => {
             let critical = blocks_of(&critical)?;
-            (store, Request::VolumeCreate { name, bytes: needed(size)?, critical })
+            (store, answer, Request::VolumeCreate { name, bytes: needed(size)?, critical })
         }
-        Verb::Critical { store, name, ranges } => {
+        Verb::Critical { store, name, ranges, answer } => {
             let none = ranges.len() == 1 && ranges[0] == "none";
             let ranges = if none { Ok(Vec::new()) } else { ranges.iter().map(|range| range.parse()).collect::<Result<Vec<ByteRange>>>() };
             let critical = blocks_of(&ranges.map_err(|e| Failure::usage(e.to_string()))?)?;
-            (store, Request::VolumeCritical { name, critical })
+            (store, answer, Request::VolumeCritical { name, critical })
         }
-        Verb::Resize { store, name, size } => (store, Request::VolumeResize { name, bytes: needed(size)? }),
-        Verb::Rename { store, name, new_name } => (store, Request::VolumeRename { name, new_name }),
-        Verb::Delete { store, name } => (store, Request::VolumeDelete { name }),
+        Verb::Resize { store, name, size, answer } => (store, answer, Request::VolumeResize { name, bytes: needed(size)? }),
+        Verb::Rename { store, name, new_name, answer } => (store, answer, Request::VolumeRename { name, new_name }),
+        Verb::Delete { store, name, answer } => (store, answer, Request::VolumeDelete { name }),
     };
-    change(&store, &request)
+    change(&store, &request)?;
+    answer.tell(&done(&request), said(&request))
 }
 
 /// What was done, for the person who asked and for the server's log.
@@ -131,6 +141,17 @@ pub(crate) fn said(request: &Request) -> String {
         Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
         other => format!("{other:?}"),
     }
+}
+
+/// The same as JSON: the verb, and what it was given.
+pub(crate) fn done(request: &Request) -> serde_json::Value {
+    let mut report = serde_json::json!(request);
+    if let Some(of) = report.as_object_mut()
+        && let Some(serde_json::Value::String(ask)) = of.remove("ask")
+    {
+        of.insert("done".to_owned(), ask.trim_start_matches("volume-").into());
+    }
+    report
 }
 
 /// Critical ranges as blocks.
@@ -157,9 +178,8 @@ fn change(path: &std::path::Path, request: &Request) -> Result<(), Failure> {
             let closed = working.close();
             changed.and(closed)
         },
-    )?;
-    output::line(said(request));
-    Ok(())
+    )
+    .map_err(Failure::from)
 }
 
 /// A change of the catalogue; durable on return.
@@ -176,7 +196,7 @@ pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
     }
 }
 
-fn list(path: &std::path::Path, json: bool) -> Result<(), Failure> {
+fn list(path: &std::path::Path, answer: Answer) -> Result<(), Failure> {
     let file = StoreFile::look(path)?;
     let volumes: Vec<VolumeLine> = served_or_not(
         &file,
@@ -186,9 +206,8 @@ fn list(path: &std::path::Path, json: bool) -> Result<(), Failure> {
             Ok(status.volumes.into_iter().map(|volume| VolumeLine::of(&volume)).collect())
         },
     )?;
-    if json {
-        let text = serde_json::to_string_pretty(&volumes).map_err(|e| Failure::new(format!("the list can't be written as JSON: {e}")))?;
-        output::line(text);
+    if answer.json {
+        output::json(&volumes)?;
     } else if volumes.is_empty() {
         output::line("no volumes");
     } else {

@@ -36,7 +36,7 @@ const STOP_AFTER: usize = 10;
 const KEPT: &str = include_str!("../../archive_seeds.txt");
 
 /// What an ordinary run must have met.
-const BRANCHES: [&str; 34] = [
+const BRANCHES: [&str; 37] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -51,12 +51,15 @@ const BRANCHES: [&str; 34] = [
     "collection waits for older puts",
     "containers dropped",
     "containers merged",
+    "containers settled",
     "crash: in a change",
     "crash: in a sync",
     "crash: in recovery",
     "damage was told",
     "everything was collected",
     "fault: rot",
+    "lost chunks were healed",
+    "what was lost was put again",
     "imported at the end",
     "imported under way",
     "places held back by readers",

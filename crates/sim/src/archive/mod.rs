@@ -5,7 +5,9 @@
 
 pub mod cli;
 pub mod files;
+mod heal;
 mod mount;
+mod rad;
 mod run;
 mod volumes;
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Chunking, Compression, Format, PlantedBug, Settings, check,
+    Archive, Chunking, Compression, Format, PlantedBug, Rad, Settings, check,
     collect::{Collection, Options},
     format::record::Shape,
     get::{Content, Reader, Verify},
@@ -23,6 +23,7 @@ use onefold_core::{Error, Files, Kind};
 use super::{
     files::VirtualFiles,
     mount::Mount,
+    rad,
     volumes::{Disk, Serving},
 };
 use crate::{
@@ -82,6 +83,8 @@ pub struct Params {
     pub kills: u64,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
+    /// Late encoding.
+    pub late: Option<Rad>,
     /// The planted bug.
     pub bug: Option<usize>,
 }
@@ -110,12 +113,16 @@ impl Params {
             crash_within: choose(rng, &[10, 40, 150, 500]),
             kills: choose(rng, &[0, 30, 60]),
             spread: None,
+            late: None,
             bug: None,
             serves: rng.percent(40),
         };
         if profile == Profile::Crashes && rng.percent(35) {
             let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
-            return Params { spread: Some(spread), moves: params.moves.min(100), ..params };
+            let late = rad::draw(seed, spread);
+            // What is settled was put, counted and condemned before: a life must be long enough for it.
+            let crash_within = params.crash_within * if late.is_some() { 8 } else { 1 };
+            return Params { spread: Some(spread), late, moves: params.moves.min(100), crash_within, ..params };
         }
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not expand.
@@ -217,7 +224,7 @@ pub(super) struct Sim {
     pub(super) rng: Rng,
     pub(super) files: VirtualFiles,
     pub(super) actors: Actors,
-    streams: BTreeMap<String, Arc<Vec<u8>>>,
+    pub(super) streams: BTreeMap<String, Arc<Vec<u8>>>,
     /// The volumes of the model, and how many changes of them there were.
     pub(super) disks: BTreeMap<String, Disk>,
     pub(super) changes: u64,
@@ -337,7 +344,7 @@ impl Sim {
     fn run(&mut self) -> Result<(), Failure> {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
-        (format.segment_bytes, format.reserve_bytes) = (self.params.segment_bytes, 256 << 10);
+        (format.segment_bytes, format.reserve_bytes, format.late) = (self.params.segment_bytes, 256 << 10, self.params.late);
         let created = match self.params.spread {
             None => Archive::create(&self.files, &format),
             Some((count, n, k)) => {
@@ -411,15 +418,20 @@ impl Sim {
         let rots = if self.params.profile == Profile::Damage { 4 } else { 0 };
         let nodes = if self.params.spread.is_some() { 4 } else { 0 };
         let serves = if self.params.serves { 30 } else { 0 };
-        match self.rng.weighted(&[20, 4, 2, 3, 8 * collects, 1, rots, nodes, serves]) {
+        match self.rng.weighted(&[20, 4, 2, 3, 8 * collects, 1, rots, nodes, serves, rots]) {
             0 => self.put_move(),
             1 => self.read_move(),
             2 => self.remove(),
             3 => self.look_at_names(),
-            4 => self.collect_move(),
+            4 => {
+                // Late encoding is the last step of many.
+                let more = if self.params.late.is_some() { self.rng.below(8) } else { 0 };
+                (0..=more).try_for_each(|_| self.collect_move())
+            }
             5 => self.rename(),
             7 => self.node_move(),
             8 => self.volume_move(),
+            9 => self.heal_move(),
             _ => {
                 self.damaged |= self.files.rot("segment-");
                 Ok(())
@@ -798,7 +810,13 @@ impl Sim {
             Some(running) => running,
             None => {
                 let archive = self.open(true)?;
-                let options = Options { now: self.now, keep_partial: self.params.keep_partial, wait: false, reserve_bytes: 256 << 10 };
+                let options = Options {
+                    now: self.now,
+                    keep_partial: self.params.keep_partial,
+                    wait: false,
+                    reserve_bytes: 256 << 10,
+                    settle_all: self.params.late.is_some() && self.rng.percent(20),
+                };
                 match Collection::begin(&archive, options) {
                     Ok(collection) => (archive, Box::new(collection)),
                     Err(error) => return Err(self.judge("gc", &error)),
@@ -809,7 +827,12 @@ impl Sim {
             self.reach.hit("a collector killed");
             return Ok(());
         }
-        match collection.step() {
+        let before = collection.done.settled;
+        let stepped = collection.step();
+        if collection.done.settled > before {
+            self.reach.hit("containers settled");
+        }
+        match stepped {
             Ok(true) => {
                 self.actors.collection = Some((archive, collection));
                 Ok(())
@@ -866,6 +889,7 @@ impl Sim {
             self.compare(&mut reader, &name, &content)?;
         }
         self.look_at_volumes(&archive)?;
+        rad::look_at_places(&archive.tables(), self.params.late.is_some())?;
         if !self.damaged {
             match check::check(&archive, true, &mut |_, _, _| {}) {
                 Ok(report) if report.is_well() => {}
@@ -940,6 +964,29 @@ impl Sim {
         Ok(())
     }
 
+    /// The last segments of each owner and class stay.
+    fn segments_left(&self) -> usize {
+        if self.params.late.is_some() { 7 } else { 2 }
+    }
+
+    /// When nothing fails, all that stands replicated can be encoded, and is what it was.
+    fn settle_all(&mut self) -> Flow {
+        if self.params.late.is_none() {
+            return Ok(());
+        }
+        for _ in 0..2 {
+            let archive = self.open(true)?;
+            let options = Options { now: self.now, keep_partial: 0, wait: false, reserve_bytes: 256 << 10, settle_all: true };
+            let collected = Collection::begin(&archive, options).and_then(|collection| collection.run(&mut |_| {}));
+            collected.map_err(|e| self.judge("gc", &e))?;
+        }
+        let left = self.open(true)?.tables().replicated();
+        if left.1 > 0 {
+            return Err(Failure::new(Checker::Progress, format!("{} containers stand replicated for ever", left.1)).into());
+        }
+        self.look()
+    }
+
     /// When faults stop, it works again: everything is removed and collected, and nothing is left.
     fn end(&mut self) -> Result<(), Failure> {
         let ended = match self.last() {
@@ -967,6 +1014,7 @@ impl Sim {
         }
         self.actors = Actors::default();
         self.look()?;
+        self.settle_all()?;
         for name in self.disks.keys().cloned().collect::<Vec<_>>() {
             let archive = self.admin()?;
             archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;
@@ -981,13 +1029,13 @@ impl Sim {
         self.now += 10_000;
         for _ in 0..2 {
             let archive = self.open(true)?;
-            let options = Options { now: self.now, keep_partial: 0, wait: false, reserve_bytes: 256 << 10 };
+            let options = Options { now: self.now, keep_partial: 0, wait: false, reserve_bytes: 256 << 10, settle_all: false };
             let collected = Collection::begin(&archive, options).and_then(|collection| collection.run(&mut |_| {}));
             collected.map_err(|e| self.judge("gc", &e))?;
         }
         let archive = self.open(true)?;
         let tables = archive.tables();
-        if !self.damaged && (tables.stored_bytes() > 0 || tables.segments.len() > 2 || !tables.leaving.is_empty()) {
+        if !self.damaged && (tables.stored_bytes() > 0 || tables.segments.len() > self.segments_left() || !tables.leaving.is_empty()) {
             let left: Vec<_> = tables.containers.keys().collect();
             return Err(Failure::new(Checker::ReferenceCounts, format!("containers {left:?} are left of nothing")).into());
         }

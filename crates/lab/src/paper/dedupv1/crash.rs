@@ -88,7 +88,7 @@ fn put(files: &MemoryFiles, name: &str, stream: &Stream) -> Result<()> {
 }
 
 fn collect(files: &MemoryFiles) -> Result<()> {
-    let options = Options { now: 10, keep_partial: 0, wait: false, reserve_bytes: 64 << 10 };
+    let options = Options { now: 10, keep_partial: 0, wait: false, reserve_bytes: 64 << 10, settle_all: false };
     Collection::begin(&open(files)?, options)?.run(&mut |_| {}).map(drop)
 }
 

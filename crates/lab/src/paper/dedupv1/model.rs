@@ -19,7 +19,7 @@ type Time = u64;
 /// What a link of 1 Gbit/s carries besides the headers of Ethernet, TCP and iSCSI and its requests to send; bytes a second.
 pub(super) const LINK: f64 = 112e6;
 /// Requests that a client has under way: fitted to what two and four clients gain.
-const WINDOW: usize = 14;
+const WINDOW: usize = 15;
 /// Processors of the server.
 const CORES: usize = 8;
 /// Cutting by Rabin's window and SHA-1 on one of them; stated, of its time. Bytes a second.

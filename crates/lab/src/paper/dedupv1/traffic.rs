@@ -29,7 +29,7 @@ impl Shape {
     /// The shares of the paper. The lengths are chosen such that chunks of 8 KiB find what the paper's found in either generation; what chunks of 16 KiB find
     /// follows.
     pub(super) const PAPER: Shape =
-        Shape { internal: 0.325, temporal: 0.976, first_unique: 1.0e6, distance: 0.25e6, next_unique: 7.6e3, next_internal: (16e3, 0.1) };
+        Shape { internal: 0.325, temporal: 0.976, first_unique: 1.0e6, distance: 0.25e6, next_unique: 4.3e3, next_internal: (16e3, 0.1) };
 }
 
 /// Bytes of a source of noise.

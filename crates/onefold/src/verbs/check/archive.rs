@@ -1,9 +1,12 @@
 //! `onefold check` and `onefold scrub` of an archive.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use onefold_archive::{
-    Settings, check, index,
+    Archive, Settings,
+    check::{self, Report},
+    heal::{self, Healed},
+    index,
     nodes::rebuild::{self, Rebuilt},
     settings::VOLUME_BLOCK_BYTES,
 };
@@ -36,6 +39,10 @@ struct Found {
     /// Units of 4 KiB that were bad on a node, and how many of them were made anew.
     bad_units: u64,
     repaired_units: u64,
+    /// Lost chunks that other copies made whole.
+    healed_chunks: u64,
+    /// Entries of the chunk index, when it was made anew.
+    index_entries: Option<u64>,
     well: bool,
 }
 
@@ -47,84 +54,149 @@ struct Damaged {
     offsets: Vec<u64>,
 }
 
-/// Checks the archive at `path`; with `data` all of its data too.
-pub(crate) fn run(path: &Path, data: bool, json: bool) -> Result<(), Failure> {
+/// What is asked for.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Extent<'a> {
+    /// Reads all data.
+    pub(crate) data: bool,
+    /// Restores what can be restored.
+    pub(crate) repair: bool,
+    /// One stream or volume.
+    pub(crate) only: Option<&'a str>,
+}
+
+/// Checks the archive at `path`, and mends what can be mended: with `data` and with `repair`.
+pub(crate) fn run(path: &Path, extent: Extent<'_>, json: bool) -> Result<(), Failure> {
     let directory = ArchiveDir::look(path)?;
+    let mut made = Made::default();
+    if extent.repair && extent.only.is_none() {
+        let bar = Progress::of("rebuilding the chunk index", "containers");
+        made.index_entries = Some(index::rebuild(&directory.open(Settings::default())?, &mut |done, total| bar.set(done, total))?);
+    }
     let archive = directory.open_to_read()?;
-    let mended = if data { mend(&directory)? } else { None };
-    let bar = if data { Progress::new("scrubbing") } else { Progress::of("checking", "parts") };
-    let report = check::check(&archive, data, &mut |what, done, total| {
-        bar.stage(&format!("{} {what}", if data { "scrubbing" } else { "checking" }));
-        bar.set(done, total);
-    })?;
-    drop(bar);
-    let shown = path.display();
-    let well = report.is_well();
-    if json {
-        let found = Found {
-            streams: report.streams,
-            containers: report.containers,
-            chunks: report.chunks,
-            bytes: report.bytes,
-            problems: report.problems.clone(),
-            problems_found: report.problems_found,
-            damaged_streams: report.hit.iter().cloned().collect(),
-            volumes: report.volumes,
-            blocks: report.blocks,
-            damaged_volumes: report
-                .hit_volumes
-                .iter()
-                .map(|(name, blocks)| Damaged {
-                    name: name.clone(),
-                    offsets: blocks.iter().map(|block| block * VOLUME_BLOCK_BYTES).collect(),
-                })
-                .collect(),
-            bad_units: mended.map_or(0, |mended| mended.units.bad_units),
-            repaired_units: mended.map_or(0, |mended| mended.units.repaired_units),
-            well,
-        };
-        let text = serde_json::to_string_pretty(&found).map_err(|e| Failure::new(format!("the report can't be written: {e}")))?;
-        output::line(text);
-    } else {
-        output::line(format_args!(
-            "{} with {} in {}",
-            counted(report.streams, "stream"),
-            counted(report.chunks, "chunk"),
-            counted(report.containers, "container")
-        ));
-        if report.volumes > 0 {
-            let volumes = counted(report.volumes, "volume");
-            output::line(format_args!("{volumes} with {} of 128 KiB", counted(report.blocks, "block")));
-        }
-        if data {
-            output::line(format_args!("{} of data were read", Size(report.bytes)));
-        }
-        if let Some(mended) = mended.filter(|mended| mended.units.bad_units > 0) {
-            let (bad, anew) = (grouped(mended.units.bad_units), grouped(mended.units.repaired_units));
-            output::line(format_args!("{bad} units of 4 KiB were bad on their nodes, {anew} were made anew"));
-        }
-        report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
-        let unnamed = report.problems_found - report.problems.len() as u64;
-        if unnamed > 0 {
-            output::line(format_args!("problem: {} more", grouped(unnamed)));
-        }
-        for name in &report.hit {
-            output::line(format_args!("damaged: stream '{}'", name.escape_debug()));
-        }
-        for (name, blocks) in &report.hit_volumes {
-            for block in blocks {
-                let at = block * VOLUME_BLOCK_BYTES;
-                output::line(format_args!("damaged: volume '{}', {VOLUME_BLOCK_BYTES} bytes at {at}", name.escape_debug()));
-            }
+    if extent.data && extent.only.is_none() {
+        made.units = mend(&directory)?;
+    }
+    let mut report = look(&archive, extent)?;
+    if extent.data || extent.repair {
+        made.healed = heal(&archive, &report)?;
+        if made.healed.chunks > 0 {
+            let bytes = report.bytes;
+            archive.refresh()?;
+            report = look(&archive, Extent { data: false, ..extent })?;
+            report.bytes = bytes;
         }
     }
-    if well {
+    if json {
+        output::json(&found(&report, &made))?
+    } else {
+        tell(&report, &made, extent.data)
+    }
+    if report.is_well() {
         if !json {
-            output::line(format_args!("{shown} is well"));
+            output::line(format_args!("{} is well", what(path, extent.only)));
         }
         return Ok(());
     }
-    Err(Failure::new(format!("{shown} is damaged: {}", counted(report.problems_found, "problem"))))
+    let problems = counted(report.problems_found, "problem");
+    Err(Failure::new(format!("{} is damaged: {problems}", what(path, extent.only))))
+}
+
+fn what(path: &Path, only: Option<&str>) -> String {
+    only.map_or_else(|| path.display().to_string(), |name| format!("'{}' of {}", name.escape_debug(), path.display()))
+}
+
+/// What was mended.
+#[derive(Default)]
+struct Made {
+    index_entries: Option<u64>,
+    units: Option<Rebuilt>,
+    healed: Healed,
+}
+
+fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
+    let (bar, doing) =
+        if extent.data { (Progress::new("scrubbing"), "scrubbing") } else { (Progress::of("checking", "parts"), "checking") };
+    let mut progress = |what: &str, done, total| {
+        bar.stage(&format!("{doing} {what}"));
+        bar.set(done, total);
+    };
+    Ok(match extent.only {
+        Some(name) => check::check_one(archive, name, extent.data, &mut progress)?,
+        None => check::check(archive, extent.data, &mut progress)?,
+    })
+}
+
+/// Names damage in the log, so that no put takes it for a duplicate, and puts back what is stored elsewhere; where nothing may be written, nothing is done.
+fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Healed, Failure> {
+    if !archive.is_writable() {
+        return Ok(Healed::default());
+    }
+    if !report.rotten.is_empty() {
+        heal::note(archive, &report.rotten)?;
+    }
+    let bar = Progress::of("healing", "containers");
+    Ok(heal::heal(archive, &report.lost, &mut |done, total| bar.set(done, total))?)
+}
+
+fn found(report: &Report, made: &Made) -> Found {
+    let offsets = |blocks: &Vec<u64>| blocks.iter().map(|block| block * VOLUME_BLOCK_BYTES).collect();
+    Found {
+        streams: report.streams,
+        containers: report.containers,
+        chunks: report.chunks,
+        bytes: report.bytes,
+        problems: report.problems.clone(),
+        problems_found: report.problems_found,
+        damaged_streams: report.hit.iter().cloned().collect(),
+        volumes: report.volumes,
+        blocks: report.blocks,
+        damaged_volumes: report.hit_volumes.iter().map(|(name, blocks)| Damaged { name: name.clone(), offsets: offsets(blocks) }).collect(),
+        bad_units: made.units.map_or(0, |mended| mended.units.bad_units),
+        repaired_units: made.units.map_or(0, |mended| mended.units.repaired_units),
+        healed_chunks: made.healed.chunks,
+        index_entries: made.index_entries,
+        well: report.is_well(),
+    }
+}
+
+fn tell(report: &Report, made: &Made, data: bool) {
+    if let Some(entries) = made.index_entries {
+        output::line(format_args!("restored: the chunk index, with {} entries", grouped(entries)));
+    }
+    let (streams, chunks) = (counted(report.streams, "stream"), counted(report.chunks, "chunk"));
+    output::line(format_args!("{streams} with {chunks} in {}", counted(report.containers, "container")));
+    if report.volumes > 0 {
+        let volumes = counted(report.volumes, "volume");
+        output::line(format_args!("{volumes} with {} of 128 KiB", counted(report.blocks, "block")));
+    }
+    if data {
+        output::line(format_args!("{} of data were read", Size(report.bytes)));
+    }
+    if let Some(mended) = made.units.filter(|mended| mended.units.bad_units > 0) {
+        let (bad, anew) = (grouped(mended.units.bad_units), grouped(mended.units.repaired_units));
+        output::line(format_args!("{bad} units of 4 KiB were bad on their nodes, {anew} were made anew"));
+    }
+    if made.healed.chunks > 0 {
+        output::line(format_args!("restored: {} from other copies", counted(made.healed.chunks, "lost chunk")));
+    }
+    report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
+    let unnamed = report.problems_found - report.problems.len() as u64;
+    if unnamed > 0 {
+        output::line(format_args!("problem: {} more", grouped(unnamed)));
+    }
+    for name in &report.hit {
+        output::line(format_args!("damaged: stream '{}'", name.escape_debug()));
+    }
+    for (name, blocks) in &report.hit_volumes {
+        for block in blocks {
+            let at = block * VOLUME_BLOCK_BYTES;
+            output::line(format_args!("damaged: volume '{}', {VOLUME_BLOCK_BYTES} bytes at {at}", name.escape_debug()));
+        }
+    }
+    if !report.lost.is_empty() {
+        output::line("note: a put of the same content stores lost chunks anew; a scrub after it puts them back wherever they are named");
+    }
 }
 
 /// Looks at every shard of an archive on several nodes, parity included, and mends what is bad; where nothing may be written, nothing is done.
@@ -132,14 +204,4 @@ fn mend(directory: &ArchiveDir) -> Result<Option<Rebuilt>, Failure> {
     let Ok((archive, Some(nodes))) = directory.open_nodes(Settings::default(), false) else { return Ok(None) };
     let bar = Progress::of("mending", "containers");
     Ok(Some(rebuild::repair(&archive, &nodes, &mut |done, total| bar.set(done, total))?))
-}
-
-/// Makes the chunk index of the archive at `path` anew.
-pub(crate) fn repair(path: &Path) -> Result<(), Failure> {
-    let archive = ArchiveDir::look(path)?.open(Settings::default())?;
-    let bar = Progress::of("rebuilding the chunk index", "containers");
-    let entries = index::rebuild(&archive, &mut |done, total| bar.set(done, total))?;
-    drop(bar);
-    output::line(format_args!("restored: the chunk index, with {} entries", grouped(entries)));
-    run(path, false, false)
 }

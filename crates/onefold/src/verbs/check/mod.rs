@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use clap::Args;
 use onefold_block::check::{self, Phase, Report};
 use onefold_core::{BLOCK_BYTES, Error, Kind};
+use serde_json::json;
 
 use crate::{
     archive_dir::ArchiveDir,
     failure::Failure,
-    output,
+    output::{self, Answer},
     progress::Progress,
     size::{Size, counted, grouped},
     store_file::StoreFile,
@@ -24,7 +25,7 @@ use crate::{
 /// verified by `onefold scrub`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair"
+    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair\n  onefold check backups --only monday --repair"
 )]
 pub(crate) struct Options {
     /// The store, or an archive's directory
@@ -38,22 +39,26 @@ pub(crate) struct Options {
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     memory: Size,
 
-    /// Prints JSON, whose keys are stable; for archives
-    #[arg(long)]
-    json: bool,
+    /// Only this stream or volume of an archive, and the containers that it needs
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if ArchiveDir::is_there(&options.store) {
-        return if options.repair { archive::repair(&options.store) } else { archive::run(&options.store, false, options.json) };
+        let extent = archive::Extent { data: false, repair: options.repair, only: options.only.as_deref() };
+        return archive::run(&options.store, extent, options.answer.json);
     }
-    if options.json {
-        return Err(Failure::usage("--json is for archives"));
+    if options.only.is_some() {
+        return Err(Failure::usage("--only is for archives"));
     }
     let file = StoreFile::look(&options.store)?;
     if options.repair {
-        return repair::run(&file, options.memory.0);
+        return repair::run(&file, options.memory.0, options.answer);
     }
     let disk = file.open_for_reading().map_err(|e| match e.kind() {
         Kind::Busy => Error::new(Kind::Busy, format!("{e}, or verify its data with `onefold scrub` while it is served")),
@@ -63,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let report = check::check_within(&disk, options.memory.0, &mut |progress| show(&bar, "checking", &progress));
     drop(bar);
     let report = report.map_err(|e| Failure::new(format!("{}: {e}", options.store.display())))?;
-    tell(&file, &report)
+    tell(&file, &report, options.answer)
 }
 
 /// Shows how far a check, repair or scrub is.
@@ -77,8 +82,23 @@ pub(super) fn show(bar: &Progress, doing: &str, progress: &check::Progress) {
     }
 }
 
-fn tell(file: &StoreFile, report: &Report) -> Result<(), Failure> {
+/// A check's report, for programs.
+fn checked(report: &Report) -> serde_json::Value {
+    json!({
+        "volumes": report.volumes, "live_blocks": report.live_blocks, "mapped_blocks": report.mapped_blocks, "used_blocks": report.used_blocks,
+        "table_pages": report.pages, "carriers": report.carriers, "clean": report.clean, "leaked_blocks": report.leaked_blocks,
+        "saturated_blocks": report.saturated_blocks, "lost_addresses": report.lost_addresses, "shared_critical": report.shared_critical,
+        "pending_discards": report.pending_discards, "notes": report.notes, "problems_found": report.problems_found,
+        "problems": report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), "well": report.is_well(),
+    })
+}
+
+fn tell(file: &StoreFile, report: &Report, answer: Answer) -> Result<(), Failure> {
     let shown = file.path().display();
+    if answer.json {
+        output::json(&checked(report))?;
+        return damaged(file, report);
+    }
     counts(report);
     report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
     if report.is_well() {
@@ -89,6 +109,14 @@ fn tell(file: &StoreFile, report: &Report) -> Result<(), Failure> {
     if unnamed > 0 {
         output::line(format_args!("problem: {} more", grouped(unnamed)));
     }
+    damaged(file, report)
+}
+
+fn damaged(file: &StoreFile, report: &Report) -> Result<(), Failure> {
+    if report.is_well() {
+        return Ok(());
+    }
+    let shown = file.path().display();
     Err(Failure::new(format!(
         "{shown} is damaged: {}; `onefold check --repair` restores what can be restored",
         counted(report.problems_found, "problem")

@@ -8,18 +8,19 @@ use onefold_block::{
     check::{Repaired, look, repair_within},
 };
 use onefold_core::{BLOCK_BYTES, Disk, VolumeId};
+use serde_json::json;
 
-use super::{counts, show};
+use super::{checked, counts, show};
 use crate::{
     failure::Failure,
-    output,
+    output::{self, Answer},
     progress::Progress,
     size::{Size, counted, grouped},
     store_file::StoreFile,
 };
 
 /// Repairs the store, and tells what was done and what is left.
-pub(super) fn run(file: &StoreFile, memory: u64) -> Result<(), Failure> {
+pub(super) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Result<(), Failure> {
     let shown = file.path().display();
     let disk: Arc<dyn Disk> = Arc::new(file.open(Access::ReadWrite)?);
     let bar = Progress::new("repairing");
@@ -28,11 +29,27 @@ pub(super) fn run(file: &StoreFile, memory: u64) -> Result<(), Failure> {
         repair_within(&disk, Arc::new(MonotonicClock::new()), &settings, memory, &mut |progress| show(&bar, "repairing", &progress));
     drop(bar);
     let repaired = repaired.map_err(|e| Failure::new(format!("{shown}: {e}")))?;
-    tell(&repaired, &names(&disk));
+    let names = names(&disk);
+    if answer.json {
+        let volume = |id: VolumeId| names.get(&id).cloned().unwrap_or_else(|| format!("number {id}"));
+        let lost: Vec<_> = repaired
+            .lost
+            .iter()
+            .map(|&(id, lba, blocks)| json!({ "volume": volume(id), "offset": lba.0 * BLOCK_BYTES as u64, "bytes": blocks * BLOCK_BYTES as u64 }))
+            .collect();
+        output::json(&json!({
+            "restored": repaired.restored, "lost": lost, "lost_addresses": repaired.lost_addresses, "left": repaired.left,
+            "after": checked(&repaired.after),
+        }))?;
+    } else {
+        tell(&repaired, &names);
+    }
     let lost = repaired.lost_addresses > 0 || !repaired.lost_windows.is_empty();
     match (repaired.left.is_empty() && repaired.after.is_well(), lost) {
         (true, false) => {
-            output::line(format_args!("{shown} is well"));
+            if !answer.json {
+                output::line(format_args!("{shown} is well"));
+            }
             Ok(())
         }
         (true, true) => Err(Failure::new(format!("{shown} is whole again, but data is lost"))),

@@ -18,6 +18,7 @@ use onefold_backend::{
 };
 use onefold_cluster::{Format, Settings, What, create};
 use onefold_core::{Error, object::PoolKind};
+use serde_json::json;
 
 use self::{
     estimate::estimate,
@@ -31,31 +32,35 @@ pub(crate) use self::{
     store::{Backing, Url, store_at},
     workers::Workers,
 };
-use crate::{failure::Failure, output, size::Size};
+use crate::{
+    failure::Failure,
+    output::{self, Answer},
+    size::Size,
+};
 
 /// Does what was asked for.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::Create { store, metadata_pool, chunk_pool, force, chunk, cut, volume_cut, no_compression } => {
+        Verb::Create { store, metadata_pool, chunk_pool, force, chunk, cut, volume_cut, no_compression, answer } => {
             let format = Format { volume_cut: volume_cut.into(), ..format(chunk, cut, !no_compression)? };
             format.check()?;
-            make(&store, metadata_pool.as_deref(), chunk_pool.as_deref(), force, &format)
+            make(&store, metadata_pool.as_deref(), chunk_pool.as_deref(), force, &format)?;
+            answer.tell(&json!({ "created": store.to_string() }), format_args!("created {store}"))
         }
         Verb::Volume(options) => volume(options.verb),
-        Verb::Put { store, name, file } => put(&store, &name, &file),
-        Verb::Get { store, name, file } => get(&store, &name, &file),
-        Verb::Ls { store } => list(&store, What::Put),
-        Verb::Rm { store, name } => {
+        Verb::Put { store, name, file, answer } => put(&store, &name, &file, answer),
+        Verb::Get { store, name, file, answer } => get(&store, &name, &file, answer),
+        Verb::Ls { store, answer } => list(&store, What::Put, answer),
+        Verb::Rm { store, name, answer } => {
             let opened = Opened::open(&store, Settings::default())?;
             opened.session.delete(&name, What::Put)?;
             while opened.session.delete_step()? {}
-            output::line(format_args!("removed {name:?}"));
-            Ok(())
+            answer.tell(&json!({ "removed": name }), format_args!("removed {name:?}"))
         }
         Verb::Worker(options) => work(&options),
-        Verb::Estimate { store, pool, chunk, cut, json } => estimate(&store, &pool, &format(chunk, cut, true)?, json),
-        Verb::Status { store, json } => status(&store, json),
-        Verb::Scrub { store, deep } => scrub(&store, deep),
+        Verb::Estimate { store, pool, chunk, cut, answer } => estimate(&store, &pool, &format(chunk, cut, true)?, answer.json),
+        Verb::Status { store, answer } => status(&store, answer.json),
+        Verb::Scrub { store, deep, answer } => scrub(&store, deep, answer),
     }
 }
 
@@ -84,7 +89,6 @@ fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, fo
         }
         (Url::Rados(..), ..) => return Err(Failure::usage("rados: needs --metadata-pool and --chunk-pool, two different ones")),
     }
-    output::line(format_args!("created {url}"));
     Ok(())
 }
 
@@ -94,29 +98,38 @@ fn whole_blocks(size: Size) -> Result<u64, Failure> {
 
 fn volume(verb: VolumeVerb) -> Result<(), Failure> {
     match verb {
-        VolumeVerb::Create { store, name, size } => {
+        VolumeVerb::Create { store, name, size, answer } => {
             let bytes = whole_blocks(size)?;
             Opened::open(&store, Settings::default())?.session.create_volume(&name, bytes)?;
-            output::line(format_args!("created volume {name:?} of {}", Size(bytes)));
+            answer.tell(
+                &json!({ "done": "create", "name": name, "bytes": bytes }),
+                format_args!("created volume {name:?} of {}", Size(bytes)),
+            )
         }
-        VolumeVerb::List { store } => return list(&store, What::Volume),
-        VolumeVerb::Resize { store, name, size } => {
+        VolumeVerb::List { store, answer } => list(&store, What::Volume, answer),
+        VolumeVerb::Resize { store, name, size, answer } => {
             let bytes = whole_blocks(size)?;
             Opened::open(&store, Settings::default())?.session.resize_volume(&name, bytes)?;
-            output::line(format_args!("resized volume {name:?} to {}", Size(bytes)));
+            answer.tell(
+                &json!({ "done": "resize", "name": name, "bytes": bytes }),
+                format_args!("resized volume {name:?} to {}", Size(bytes)),
+            )
         }
-        VolumeVerb::Delete { store, name } => {
+        VolumeVerb::Delete { store, name, answer } => {
             let opened = Opened::open(&store, Settings::default())?;
             opened.session.delete(&name, What::Volume)?;
             while opened.session.delete_step()? {}
-            output::line(format_args!("deleted volume {name:?}"));
+            answer.tell(&json!({ "done": "delete", "name": name }), format_args!("deleted volume {name:?}"))
         }
     }
-    Ok(())
 }
 
-fn list(store: &Url, what: What) -> Result<(), Failure> {
+fn list(store: &Url, what: What, answer: Answer) -> Result<(), Failure> {
     let names = Opened::open(store, Settings::default())?.session.names()?;
+    if answer.json {
+        let lines = names.iter().filter(|(_, named)| named.what == what).map(|(name, named)| json!({ "name": name, "bytes": named.bytes }));
+        return output::json(&lines.collect::<Vec<_>>());
+    }
     let mut any = false;
     for (name, named) in names.iter().filter(|(_, named)| named.what == what) {
         any = true;
@@ -128,7 +141,7 @@ fn list(store: &Url, what: What) -> Result<(), Failure> {
     Ok(())
 }
 
-fn put(store: &Url, name: &str, file: &Path) -> Result<(), Failure> {
+fn put(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let bytes = if file.as_os_str() == "-" {
         opened.session.put(name, &mut io::stdin().lock())?
@@ -137,13 +150,15 @@ fn put(store: &Url, name: &str, file: &Path) -> Result<(), Failure> {
         opened.session.put(name, &mut source)?
     };
     while opened.session.delete_step()? {}
-    output::line(format_args!("put {name:?}, {}", Size(bytes)));
-    Ok(())
+    answer.tell(&json!({ "put": name, "bytes": bytes }), format_args!("put {name:?}, {}", Size(bytes)))
 }
 
-fn get(store: &Url, name: &str, file: &Path) -> Result<(), Failure> {
+fn get(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     if file.as_os_str() == "-" {
+        if answer.json {
+            return Err(Failure::usage("standard output has the data: --json needs a file"));
+        }
         opened.session.get(name, &mut io::stdout().lock())?;
         return Ok(());
     }
@@ -156,6 +171,6 @@ fn get(store: &Url, name: &str, file: &Path) -> Result<(), Failure> {
         // What is not whole is not left behind.
         let _ = std::fs::remove_file(file);
     }
-    output::line(format_args!("got {name:?}, {}", Size(got?)));
-    Ok(())
+    let bytes = got?;
+    answer.tell(&json!({ "got": name, "bytes": bytes }), format_args!("got {name:?}, {}", Size(bytes)))
 }

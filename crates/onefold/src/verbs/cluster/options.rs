@@ -7,7 +7,7 @@ use onefold_backend::rados::TIMEOUT;
 use onefold_cluster::{Cut, Dedup, Marks, Settings};
 
 use super::store::Url;
-use crate::size::Size;
+use crate::{output::Answer, size::Size};
 
 /// Stores of the cluster engine: deduplicated in the background, in a folder or on Ceph
 ///
@@ -51,6 +51,8 @@ pub(super) enum Verb {
         /// Stores chunks as they are, also where compression would save space
         #[arg(long)]
         no_compression: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     Volume(VolumeOptions),
     /// Stores a file, or standard input, under a name
@@ -63,6 +65,8 @@ pub(super) enum Verb {
         /// The file; - for standard input
         #[arg(default_value = "-")]
         file: PathBuf,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Writes what is stored under a name to a file, or to standard output
     #[command(after_help = "Examples:\n  onefold cluster get pool backup.tar restored.tar\n  onefold cluster get pool images/vm1 -")]
@@ -74,12 +78,16 @@ pub(super) enum Verb {
         /// The file, which must not be there yet; - for standard output
         #[arg(default_value = "-")]
         file: PathBuf,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Lists what was put, with sizes
     #[command(after_help = "Examples:\n  onefold cluster ls pool")]
     Ls {
         /// The store: a folder, or rados:[CONF]
         store: Url,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Removes what was put under a name
     #[command(after_help = "Examples:\n  onefold cluster rm pool backup.tar")]
@@ -88,6 +96,8 @@ pub(super) enum Verb {
         store: Url,
         /// The name
         name: String,
+        #[command(flatten)]
+        answer: Answer,
     },
     Worker(WorkerOptions),
     /// Tells what deduplication would save on what is in a pool of a Ceph cluster, whoever put it there
@@ -105,18 +115,16 @@ pub(super) enum Verb {
         /// How objects are cut into chunks
         #[arg(long, value_enum, default_value = "static")]
         cut: CutName,
-        /// Prints JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Shows what a store holds, what deduplication saves, and what is still to do
     #[command(after_help = "Examples:\n  onefold cluster status pool\n  onefold cluster status pool --json")]
     Status {
         /// The store: a folder, or rados:[CONF]
         store: Url,
-        /// Prints JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Compares maps and references, and repairs what is wrong between them; damage of data is reported
     #[command(after_help = "Examples:\n  onefold cluster scrub pool\n  onefold cluster scrub pool --deep")]
@@ -126,6 +134,8 @@ pub(super) enum Verb {
         /// Reads and hashes every chunk
         #[arg(long)]
         deep: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
 }
 
@@ -167,12 +177,16 @@ pub(super) enum VolumeVerb {
         /// Size of the volume, rounded up to 4096 bytes
         #[arg(long)]
         size: Size,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Lists all volumes with their sizes
     #[command(after_help = "Examples:\n  onefold cluster volume list pool")]
     List {
         /// The store: a folder, or rados:[CONF]
         store: Url,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Changes the size of a volume; what lies beyond a smaller size is lost and becomes free
     #[command(after_help = "Examples:\n  onefold cluster volume resize pool vm1 --size 2T")]
@@ -184,6 +198,8 @@ pub(super) enum VolumeVerb {
         /// Its new size, rounded up to 4096 bytes
         #[arg(long)]
         size: Size,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Deletes a volume; workers make what only it holds free
     #[command(after_help = "Examples:\n  onefold cluster volume delete pool vm1")]
@@ -192,6 +208,8 @@ pub(super) enum VolumeVerb {
         store: Url,
         /// The volume
         name: String,
+        #[command(flatten)]
+        answer: Answer,
     },
 }
 
@@ -204,6 +222,8 @@ pub(super) struct WorkerOptions {
     /// Ends when nothing is left to do
     #[arg(long)]
     pub(super) once: bool,
+    #[command(flatten)]
+    pub(super) answer: Answer,
     /// Threads
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
     pub(super) threads: usize,

@@ -6,7 +6,11 @@ use onefold_cluster::{Scrub, Settings};
 use serde_json::json;
 
 use super::store::{Opened, Url};
-use crate::{failure::Failure, output, size::Size};
+use crate::{
+    failure::Failure,
+    output::{self, Answer},
+    size::Size,
+};
 
 /// What `status` shows.
 pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
@@ -35,8 +39,7 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
             "operations_per_second": operations, "bytes_per_second": bytes, "backlog": status.backlog,
             "used_bytes": status.space.used, "total_bytes": status.space.total, "saved_percent": saved,
         });
-        output::line(value);
-        return Ok(());
+        return output::json(&value);
     }
     output::line(format_args!("volumes     {} of {}", status.volumes, Size(status.volume_bytes)));
     output::line(format_args!("put         {} of {}", status.puts, Size(status.put_bytes)));
@@ -62,18 +65,30 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
 }
 
 /// Compares maps and references, and when `deep` the data with its names.
-pub(crate) fn scrub(store: &Url, deep: bool) -> Result<(), Failure> {
+pub(crate) fn scrub(store: &Url, deep: bool, answer: Answer) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
     let mut scrub = Scrub::new(opened.session.clone(), deep)?;
     while scrub.step()? {}
     let report = scrub.report();
+    if answer.json {
+        output::json(&json!({
+            "objects": report.objects, "chunks": report.chunks, "references": report.references, "stale_references": report.stale,
+            "added_references": report.added, "collected_chunks": report.collected, "restored_chunks": report.restored,
+            "listed_objects": report.listed, "orphans": report.orphans, "problems": report.damage, "well": report.damage.is_empty(),
+        }))?;
+        return damaged(store, report.damage.len());
+    }
     output::line(format_args!("looked at   {} objects, {} chunks, {} references", report.objects, report.chunks, report.references));
     output::line(format_args!(
         "repaired    {} stale and {} missing references, {} unused chunks, {} restored chunks, {} unlisted objects, {} orphans",
         report.stale, report.added, report.collected, report.restored, report.listed, report.orphans
     ));
     report.damage.iter().for_each(output::line);
-    match report.damage.len() {
+    damaged(store, report.damage.len())
+}
+
+fn damaged(store: &Url, places: usize) -> Result<(), Failure> {
+    match places {
         0 => Ok(()),
         n => Err(Failure::new(format!("{store} is damaged in {n} places"))),
     }

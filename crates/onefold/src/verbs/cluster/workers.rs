@@ -8,12 +8,13 @@ use std::{
 use onefold_backend::signals::StopSignals;
 use onefold_cluster::Worker;
 use onefold_core::{Error, Kind};
+use serde_json::json;
 
 use super::{
     options::{Pace, WorkerOptions},
     store::{Backing, Opened},
 };
-use crate::{failure::Failure, output};
+use crate::failure::Failure;
 
 /// Deduplicates, until a signal comes or until nothing is left.
 pub(super) fn work(options: &WorkerOptions) -> Result<(), Failure> {
@@ -41,8 +42,7 @@ pub(super) fn work(options: &WorkerOptions) -> Result<(), Failure> {
         }
     }
     worker.release();
-    output::line(format_args!("deduplicated {flipped} chunks"));
-    Ok(())
+    options.answer.tell(&json!({ "deduplicated_chunks": flipped }), format_args!("deduplicated {flipped} chunks"))
 }
 
 /// Workers inside a process that owns the store.

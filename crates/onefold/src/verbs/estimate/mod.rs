@@ -102,8 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let estimate = estimate(options)?;
     if options.json {
-        let text = serde_json::to_string_pretty(&estimate).map_err(|e| Failure::new(format!("the estimate can't be written: {e}")))?;
-        output::line(text);
+        output::json(&estimate)?;
     } else {
         print(&estimate);
     }
@@ -125,7 +124,9 @@ fn estimate(options: &Options) -> Result<Estimate, Failure> {
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&pieces, &printer, &tally, &sums))).collect();
         while workers.iter().any(|worker| !worker.is_finished()) {
-            std::thread::sleep(LOOK_EVERY);
+            // Small ones are done before anybody would look.
+            let pause = if pieces.done.load(Relaxed) == 0 { LOOK_EVERY / 50 } else { LOOK_EVERY };
+            std::thread::sleep(pause);
             progress.set(pieces.done.load(Relaxed), bytes);
         }
     });

@@ -73,8 +73,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let &Options { nodes, batch, delay, .. } = options;
     let outcome = rad::replay(&versions, &rad::Options { n, k, nodes, batch, delay, placement })?;
     if options.json {
-        let text = serde_json::to_string_pretty(&outcome).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&outcome)?;
     } else {
         print(&outcome);
     }

@@ -106,13 +106,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let ended = AtomicBool::new(false);
     let mut notes = Vec::new();
     let stored = std::thread::scope(|scope| {
-        scope.spawn(|| show(&gauge, total, &ended));
+        let shown = scope.spawn(|| show(&gauge, total, &ended));
         let stored = match directory.server() {
             Ok(Some(server)) => send(server, &source, &gauge, options),
             Ok(None) => store(&directory, &source, &gauge, options, &mut notes),
             Err(error) => Err(error),
         };
         ended.store(true, Relaxed);
+        shown.thread().unpark();
         stored
     })?;
     let seconds = begun.elapsed().as_secs_f64();
@@ -180,11 +181,11 @@ impl Stored {
     }
 }
 
-/// Shows how far it is until it ends.
+/// Shows how far it is until it ends; who ends it wakes this thread.
 fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
     let bar = Progress::new("storing");
     while !ended.load(Relaxed) {
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::park_timeout(LOOK_EVERY);
         let (read, new) = (gauge.read.load(Relaxed), gauge.new.load(Relaxed));
         if read > 0 {
             bar.note(&format!("storing, {} new", share(new, read)));
@@ -195,8 +196,7 @@ fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
 
 fn tell(options: &Options, stored: Stored) -> Result<(), Failure> {
     if options.json {
-        let text = serde_json::to_string_pretty(&stored).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-        output::line(text);
+        output::json(&stored)?;
         return Ok(());
     }
     output::line(format_args!(

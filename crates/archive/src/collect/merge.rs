@@ -1,0 +1,116 @@
+//! Containers less than half full become one: their live chunks are verified, copied and synced, then one record says where they lie.
+
+use std::collections::BTreeSet;
+
+use onefold_core::{Kind, Result};
+
+use super::Collection;
+use crate::{
+    chain::is_condemned,
+    format::{
+        ContainerId,
+        bytes::corrupt,
+        container::{Chunk, Holds, Open, Packer},
+        record::Record,
+    },
+    placement::Class,
+    put,
+    settings::{PlantedBug, SLOTS_MAX},
+    tables::{Container, Tables},
+};
+
+impl Collection {
+    /// Copies the live chunks of some containers into a new one; false when there are no more candidates.
+    pub(super) fn merge(&mut self) -> Result<bool> {
+        let tables = self.archive.refresh()?;
+        // What is settled is not merged before.
+        let settling: BTreeSet<ContainerId> = self.settling(&tables).into_iter().collect();
+        let live = |id: &ContainerId, bits: &Vec<u8>| {
+            let container = tables.containers.get(id).filter(|_| !settling.contains(id))?;
+            let dead = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
+            let kind = (container.stored.holds == Holds::Recipes, tables.class(&container.stored.place).0);
+            Some((kind, container.stored.chunks.saturating_sub(dead), *id))
+        };
+        let mut candidates: Vec<((bool, Class), u32, ContainerId)> =
+            tables.condemned.iter().filter_map(|(id, bits)| live(id, bits)).collect();
+        // The emptiest free the most for what is copied.
+        candidates.sort_unstable();
+        let Some(&(kind, ..)) = candidates.first() else { return Ok(false) };
+        let (mut from, mut chunks, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for &(_, _, id) in candidates.iter().filter(|candidate| candidate.0 == kind) {
+            let Some(container) = tables.containers.get(&id) else { continue };
+            match self.live_chunks(&tables, container) {
+                Ok(live) => {
+                    let more: usize = live.iter().map(|(_, bytes)| bytes.len()).sum();
+                    let full = bytes + more > self.archive.settings.container_bytes || chunks.len() + live.len() > SLOTS_MAX;
+                    if !chunks.is_empty() && full {
+                        break;
+                    }
+                    bytes += more;
+                    chunks.extend(live);
+                    from.push(id);
+                }
+                Err(error) if error.kind() == Kind::Corrupt => {
+                    // It stays, with what can still be read of it.
+                    self.done.damaged += 1;
+                    self.archive.commit(true, |_| Ok(vec![Record::Dropped { containers: Vec::new(), spared: vec![id] }]))?;
+                    return Ok(true);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
+        let id = self.ids.next()?;
+        let mut open = Open::new(id, if kind.0 { Holds::Recipes } else { Holds::Data }, bytes);
+        chunks.iter().for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
+        let packed = put::pack(&self.archive, open, &mut Packer::default());
+        let stored = loop {
+            match self.appender.write(&packed, kind.1) {
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    if !self.archive.spend_reserve()? {
+                        // There is no room to copy; what is dead is free already.
+                        return Ok(false);
+                    }
+                }
+                written => break written?,
+            }
+        };
+        self.appender.sync()?;
+        let (merged, copied) = (from.len() as u64, chunks.len() as u64);
+        let mut gone = false;
+        self.archive.commit(true, |now| {
+            // A put may have given up what it had listed: then the copy is garbage behind the segment's end.
+            gone = from.iter().any(|id| !now.condemned.contains_key(id));
+            Ok(if gone { Vec::new() } else { vec![Record::Merged { from, to: stored }] })
+        })?;
+        if gone {
+            return Ok(true);
+        }
+        self.done.merged += merged;
+        self.done.into += 1;
+        self.done.copied_chunks += copied;
+        Ok(true)
+    }
+
+    /// The chunks of a container that are not condemned, verified.
+    pub(super) fn live_chunks(&mut self, tables: &Tables, container: &Container) -> Result<Vec<(Chunk, Vec<u8>)>> {
+        let id = container.stored.id;
+        let bits = tables.condemned.get(&id).cloned().unwrap_or_default();
+        let metadata = self.shelves.metadata(container)?;
+        let mut live = Vec::new();
+        for (n, chunk) in metadata.chunks.iter().enumerate().filter(|(n, _)| !is_condemned(&bits, *n)) {
+            let bytes = match self.reader.chunk(tables, &self.shelves, chunk.first) {
+                Err(error) if error.kind() == Kind::Corrupt && self.archive.settings.has(PlantedBug::RotCopied) => {
+                    self.reader.rotten(&self.shelves, container, &metadata, n)?
+                }
+                read => read?.to_vec(),
+            };
+            let rot = self.archive.settings.has(PlantedBug::RotCopied);
+            if !rot && self.archive.fingerprinter.bytes(&bytes) != chunk.fingerprint {
+                return Err(corrupt(format!("chunk {} of container {} is damaged", chunk.first.slot, chunk.first.container)));
+            }
+            live.push((*chunk, bytes));
+        }
+        Ok(live)
+    }
+}

@@ -1,0 +1,292 @@
+//! Garbage collection (dedupv1 3.7): counts from what came and went, chunks condemned, rechecked, dropped; containers merged; space freed.
+//!
+//! The order is in `docs/decisions/0013`, with what a crash between two steps leaves: each step begins from what the log says, so that the next
+//! collector goes on where one was killed.
+//!
+//! *Invariants.* A count is never lower than the truth. A chunk is dropped only when no recipe of the log names it and nobody who could name it is under way.
+//! A removed recipe is dropped only when counts without it are durable: until then it says what they must lose.
+//! Space is freed when nobody reads there any more. A chunk that fails its check is not copied, and its container stays.
+//!
+//! Memory: counts of one range of containers at a time, two bytes a chunk.
+
+mod condemn;
+mod counts;
+mod counts_file;
+mod merge;
+mod settle;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use onefold_core::{Error, Hold, Kind, Lock, Result};
+
+use crate::{
+    archive::{Archive, COLLECTOR, segment_name},
+    format::{
+        ContainerId,
+        record::{Owner, Record},
+    },
+    get::ChunkReader,
+    late::Work,
+    segments::{Appender, Ids, Shelves},
+    settings::PlantedBug,
+};
+
+/// How collection is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Seconds since 1970.
+    pub now: u64,
+    /// Seconds that unfinished containers are spared.
+    pub keep_partial: u64,
+    /// Waits for puts and readers that began before; without, what they hold back is left to the next collection.
+    pub wait: bool,
+    /// Bytes of the reserve when all is done.
+    pub reserve_bytes: u64,
+    /// Where encoding is late: encodes all that stands replicated, whatever delay and batch say.
+    pub settle_all: bool,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Containers without a live chunk that were dropped.
+    pub dropped: u64,
+    /// Containers whose live chunks were copied together.
+    pub merged: u64,
+    /// Containers that they became.
+    pub into: u64,
+    /// Chunks copied: encoded again.
+    pub copied_chunks: u64,
+    /// Their bytes, before compression.
+    pub copied_chunk_bytes: u64,
+    /// Bytes written for them, with copies and parity.
+    pub merge_bytes: u64,
+    /// Containers that stood replicated and were encoded.
+    pub settled: u64,
+    /// Containers that they became.
+    pub settled_into: u64,
+    /// Their chunks.
+    pub settled_chunks: u64,
+    /// Bytes of these, before compression.
+    pub settled_chunk_bytes: u64,
+    /// Bytes written for them, with parity.
+    pub settle_bytes: u64,
+    /// Bytes of space given back to the file system.
+    pub freed_bytes: u64,
+    /// Containers that stay because a chunk of theirs is damaged.
+    pub damaged: u64,
+    /// Places that older readers hold back.
+    pub held_back: u64,
+    /// Puts that began before hold the rest back.
+    pub waits: bool,
+}
+
+/// One collection, step by step.
+pub struct Collection {
+    archive: Arc<Archive>,
+    _lock: Box<dyn Lock>,
+    options: Options,
+    shelves: Shelves,
+    reader: ChunkReader,
+    ids: Ids,
+    appender: Appender,
+    step: Step,
+    /// Counts that found no room on the disk, and the place in the log up to which they count.
+    in_memory: Option<(Arc<dyn onefold_core::File>, u64)>,
+    /// The batch that is being settled.
+    batch: Option<settle::Batch>,
+    /// Containers that can't be settled, because a chunk is damaged.
+    stays: BTreeSet<ContainerId>,
+    /// The disk has no room for settling.
+    is_full: bool,
+    /// What writing had cost before.
+    before: Work,
+    /// Dead chunks were looked for in this collection, not only taken over.
+    looked: bool,
+    /// What was done so far.
+    pub done: Collected,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Free,
+    Recheck,
+    Merge,
+    Count,
+    Condemn,
+    Settle,
+    Last,
+    Over,
+}
+
+impl Collection {
+    /// Becomes the collector.
+    ///
+    /// # Errors
+    /// `Busy` when another one is at work, and those of the system.
+    pub fn begin(archive: &Arc<Archive>, options: Options) -> Result<Collection> {
+        let lock = archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| match error.kind() {
+            Kind::Busy => Error::new(Kind::Busy, "another gc is running"),
+            _ => error,
+        })?;
+        let collection = Collection {
+            shelves: Shelves::new(archive.clone()),
+            reader: ChunkReader::default(),
+            ids: Ids::new(archive.clone(), Owner::Collector),
+            appender: Appender::new(archive.clone(), Owner::Collector),
+            archive: archive.clone(),
+            _lock: lock,
+            options,
+            step: Step::Free,
+            in_memory: None,
+            batch: None,
+            stays: BTreeSet::new(),
+            is_full: false,
+            before: archive.refresh()?.work,
+            looked: false,
+            done: Collected::default(),
+        };
+        collection.remove_orphans()?;
+        Ok(collection)
+    }
+
+    /// Does all of it.
+    ///
+    /// # Errors
+    /// Those of the system; what was done stays done.
+    pub fn run(mut self, progress: &mut dyn FnMut(&str)) -> Result<Collected> {
+        progress(self.doing());
+        while self.step()? {
+            progress(self.doing());
+        }
+        Ok(self.done)
+    }
+
+    /// What is being done.
+    #[must_use]
+    pub fn doing(&self) -> &'static str {
+        match self.step {
+            Step::Free | Step::Last | Step::Over => "freeing space",
+            Step::Recheck => "rechecking candidates, after older puts and readers",
+            Step::Count => "counting references",
+            Step::Condemn => "looking for dead chunks",
+            Step::Merge => "merging containers",
+            Step::Settle => "encoding what stood replicated",
+        }
+    }
+
+    /// Does the next step; false when there is none.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn step(&mut self) -> Result<bool> {
+        self.step = match self.step {
+            // What an earlier collector left comes first.
+            Step::Free => {
+                self.free()?;
+                if self.archive.tables().condemned.is_empty() { Step::Count } else { Step::Recheck }
+            }
+            Step::Recheck => {
+                if self.recheck()? {
+                    self.free()?;
+                    Step::Merge
+                } else {
+                    self.done.waits = true;
+                    Step::Last
+                }
+            }
+            Step::Merge => match (self.merge()?, self.looked) {
+                (true, _) => Step::Merge,
+                (false, true) => Step::Settle,
+                (false, false) => Step::Count,
+            },
+            Step::Count => {
+                self.count()?;
+                Step::Condemn
+            }
+            Step::Condemn => {
+                self.looked = true;
+                match (self.condemn()?, self.done.waits) {
+                    (true, _) => Step::Recheck,
+                    (false, true) => Step::Last,
+                    (false, false) => Step::Settle,
+                }
+            }
+            Step::Settle => {
+                if self.settle()? {
+                    Step::Settle
+                } else {
+                    Step::Last
+                }
+            }
+            Step::Last => {
+                self.last()?;
+                Step::Over
+            }
+            Step::Over => return Ok(false),
+        };
+        Ok(self.step != Step::Over)
+    }
+
+    /// Frees places that nobody can read any more.
+    fn free(&mut self) -> Result<()> {
+        let tables = self.archive.refresh()?;
+        if tables.leaving.is_empty() {
+            return Ok(());
+        }
+        let early = self.archive.settings.has(PlantedBug::FreedUnderReader);
+        let newest = tables.leaving.iter().map(|leaving| leaving.1).max().unwrap_or(0);
+        // The epoch turned only when nobody stayed in the one before the last. In the last one somebody may.
+        let all = newest + 1 < tables.epoch || self.others_left(tables.epoch)?;
+        let limit = if all { tables.epoch } else { tables.epoch.saturating_sub(1) };
+        let places: Vec<_> = tables.leaving.iter().filter(|(_, epoch)| early || *epoch < limit).map(|(place, _)| *place).collect();
+        if places.is_empty() {
+            return Ok(());
+        }
+        for place in &places {
+            self.shelves.free(place)?;
+            self.done.freed_bytes += tables.taken(place);
+        }
+        self.archive.commit(true, |_| Ok(vec![Record::Freed { places }]))?;
+        self.remove_orphans()
+    }
+
+    /// Waits for readers of what was merged, frees it, and takes the reserve again.
+    fn last(&mut self) -> Result<()> {
+        let tables = self.archive.refresh()?;
+        let fresh = tables.leaving.iter().any(|(_, epoch)| *epoch >= tables.epoch);
+        if fresh && self.others_left(tables.epoch)? {
+            self.archive.commit(true, |_| Ok(vec![Record::Turned]))?;
+        }
+        self.free()?;
+        self.appender.trim()?;
+        let (now, before) = (self.archive.tables().work, self.before);
+        self.done.merge_bytes = now.merge_bytes.saturating_sub(before.merge_bytes);
+        self.done.copied_chunk_bytes = now.reencoded_chunk_bytes.saturating_sub(before.reencoded_chunk_bytes);
+        self.done.settled_chunks = now.settled_chunks.saturating_sub(before.settled_chunks);
+        self.done.settled_chunk_bytes = now.settled_chunk_bytes.saturating_sub(before.settled_chunk_bytes);
+        self.done.settle_bytes = now.settle_bytes.saturating_sub(before.settle_bytes);
+        self.done.held_back = self.archive.tables().leaving.len() as u64;
+        self.archive.restore_reserve(self.options.reserve_bytes)
+    }
+
+    /// Removes files that nothing names.
+    fn remove_orphans(&self) -> Result<()> {
+        // Listed before the log is read: a segment is recorded before its file is made.
+        let names = self.archive.files.names()?;
+        let tables = self.archive.refresh()?;
+        let mut removed = false;
+        for name in names {
+            let segment = name.strip_prefix("segment-").and_then(|digits| digits.parse::<u32>().ok());
+            let counts = name.strip_prefix("counts-").and_then(|digits| digits.parse::<u64>().ok());
+            let orphan = segment.is_some_and(|n| !tables.segments.contains_key(&n) && segment_name(n) == name)
+                || counts.is_some_and(|n| n != tables.counts);
+            if orphan {
+                self.archive.files.remove(&name)?;
+                removed = true;
+            }
+        }
+        if removed { self.archive.files.sync_names() } else { Ok(()) }
+    }
+}

@@ -1,0 +1,338 @@
+//! Late encoding by reference counts: what stood replicated is settled, and survives the same losses.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+};
+
+use onefold_archive::{
+    Archive, Class, Format, Rad, Settings,
+    check::check,
+    collect::{Collected, Collection, Options},
+    format::record::Shape,
+    get::{Content, Reader, Verify},
+    late::PLACES_MAX,
+    nodes::{Nodes, Spread},
+    pipeline::{Gauge, Report, Request, put},
+};
+use onefold_backend::Directory;
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
+
+const RAD: Rad = Rad { delay: 1, batch: 2, classes: [4, 3, 2] };
+
+struct Desk {
+    dir: tempfile::TempDir,
+    settings: Settings,
+}
+
+/// How many writes and syncs are left before the process is as good as dead.
+type Left = Arc<AtomicI64>;
+
+impl Desk {
+    /// Six nodes, the code (6, 4), and 5,3 and 4,2 for what is shared.
+    fn new(late: Option<Rad>) -> Desk {
+        let dir = tempfile::Builder::new().prefix("rad").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let settings = Settings { container_bytes: 64 << 10, count_slots: 40, ..Settings::default() };
+        let desk = Desk { dir, settings };
+        let directories = (0..6).map(|node| Arc::new(Directory::create(&desk.path(node)).unwrap()) as Arc<dyn Files>).collect();
+        let mut format = Format::new([1; 16], [2; 32], [3; 16]);
+        (format.reserve_bytes, format.late) = (1 << 20, late);
+        let spread = Spread { n: 6, k: 4, ids: (0..6).map(|node| [node as u8; 16]).collect() };
+        let nodes = Nodes::create(directories, &spread, format.id, format.secret).unwrap();
+        Archive::create(&nodes, &format).unwrap();
+        desk
+    }
+
+    fn path(&self, node: usize) -> PathBuf {
+        self.dir.path().join(format!("n{node}"))
+    }
+
+    fn open_with(&self, wrap: &dyn Fn(Directory) -> Arc<dyn Files>) -> Result<Arc<Archive>> {
+        let directory = |node| Some(wrap(Directory::open(&self.path(node), true).ok()?));
+        let nodes = Arc::new(Nodes::open((0..6).map(directory).collect(), false)?);
+        Ok(Arc::new(Archive::open(nodes, true, self.settings.clone())?))
+    }
+
+    fn open(&self) -> Arc<Archive> {
+        self.open_with(&|directory| Arc::new(directory)).unwrap()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> Report {
+        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+        put(&self.open(), request, &Gauge::default(), |feeder| feeder.bytes(bytes)).unwrap()
+    }
+
+    fn get(&self, name: &str) -> Result<Vec<u8>> {
+        let mut reader = Reader::new(&self.open())?;
+        let stream = reader.stream(name)?;
+        let mut bytes = Vec::new();
+        reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
+            match content {
+                Content::Bytes(part) => bytes.extend_from_slice(part),
+                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+            }
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    fn collect(&self, settle_all: bool) -> Collected {
+        collect(&self.open(), settle_all).unwrap()
+    }
+
+    fn are_there(&self, versions: &[Vec<u8>]) {
+        for (n, version) in versions.iter().enumerate() {
+            assert!(self.get(&format!("v{n}")).unwrap() == *version, "version {n}");
+        }
+        let report = check(&self.open(), true, &mut |_, _, _| {}).unwrap();
+        assert!(report.is_well(), "{:?}", report.problems);
+    }
+
+    /// Columns of data of all containers of a class.
+    fn codes(&self, class: Class) -> Vec<u8> {
+        let tables = self.open().tables();
+        let all = tables.containers.values().map(|container| tables.class(&container.stored.place));
+        all.filter(|(of, _)| *of == class).map(|(_, data)| data).collect()
+    }
+}
+
+fn collect(archive: &Arc<Archive>, settle_all: bool) -> Result<Collected> {
+    let options = Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, settle_all };
+    Collection::begin(archive, options)?.run(&mut |_| {})
+}
+
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(bytes).collect()
+}
+
+/// Versions that share a little with all, more with one other, and most with none.
+fn versions(count: u64) -> Vec<Vec<u8>> {
+    let one = |n: u64| [noise(1, 60_000), noise(100 + n / 2, 200_000), noise(1_000 + n, 400_000)].concat();
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn every_choice_of_lost_nodes_is_read_after_settling() {
+    let (desk, versions) = (Desk::new(Some(RAD)), versions(5));
+    for (n, version) in versions.iter().enumerate() {
+        desk.put(&format!("v{n}"), version);
+        let done = desk.collect(false);
+        // Two versions are settled together, when the next one left their counts as they were.
+        assert_eq!(done.settled > 0, n == 2 || n == 4, "{n}: {done:?}");
+    }
+    assert!(desk.open().tables().replicated().0 > 0);
+    desk.collect(true);
+    let tables = desk.open().tables();
+    assert_eq!(tables.replicated(), (0, 0));
+    for (class, data) in [(Class::Cold, 4), (Class::Baseline, 3), (Class::Hot, 2), (Class::Plain, 4)] {
+        let codes = desk.codes(class);
+        assert!(!codes.is_empty() && codes.iter().all(|&found| found == data), "{class}: {codes:?}");
+    }
+    assert!(tables.homes.values().any(|places| places.len() > 1) && tables.homes.values().all(|places| places.len() <= PLACES_MAX));
+    assert_eq!(desk.put("again", &versions[2]).new_bytes, 0, "what was settled is found");
+    for lost in (0u32..1 << 6).filter(|bits| bits.count_ones() == 2) {
+        let lost: Vec<usize> = (0..6).filter(|node| lost >> node & 1 == 1).collect();
+        let away = |node: usize| desk.dir.path().join(format!("lost{node}"));
+        lost.iter().for_each(|&node| fs::rename(desk.path(node), away(node)).unwrap());
+        desk.are_there(&versions);
+        lost.iter().for_each(|&node| fs::rename(away(node), desk.path(node)).unwrap());
+    }
+    for n in 0..5 {
+        desk.open().remove(&format!("v{n}")).unwrap();
+    }
+    desk.open().remove("again").unwrap();
+    desk.collect(false);
+    let tables = desk.open().tables();
+    assert_eq!((tables.stored_bytes(), tables.homes.len()), (0, 0));
+}
+
+#[test]
+fn counts_that_change_put_settling_off_and_dead_chunks_are_left_behind() {
+    let (desk, versions) = (Desk::new(Some(Rad { batch: 1, ..RAD })), versions(2));
+    desk.put("v0", &versions[0]);
+    assert_eq!(desk.collect(false).settled, 0);
+    // The same again: its counts change with this version, and with the removal before the next one.
+    desk.put("other", &versions[0]);
+    assert_eq!(desk.collect(false).settled, 0);
+    desk.put("v1", &versions[1]);
+    desk.open().remove("other").unwrap();
+    assert_eq!(desk.collect(false).settled, 0);
+    let changed = desk.open().tables();
+    assert_eq!(changed.versions, 3);
+    desk.open().remove("v0").unwrap();
+    desk.put("v0", &versions[1]);
+    let before = desk.open().tables().work;
+    let done = desk.collect(true);
+    let work = desk.open().tables().work;
+    assert!(done.settled > 0 && done.settled_chunk_bytes < 700_000, "only what lives is encoded: {done:?}");
+    assert_eq!(
+        (work.settled_chunks - before.settled_chunks, work.settle_bytes - before.settle_bytes),
+        (done.settled_chunks, done.settle_bytes)
+    );
+    assert!(work.upload_bytes > 3 * 1_000_000, "three copies: {work:?}");
+    desk.are_there(&[versions[1].clone(), versions[1].clone()]);
+}
+
+#[test]
+fn a_settling_that_dies_at_any_write_loses_nothing() {
+    let (desk, versions) = (Desk::new(Some(RAD)), versions(3));
+    for (n, version) in versions.iter().enumerate() {
+        desk.put(&format!("v{n}"), version);
+    }
+    let mut died = 0;
+    // A prime, so that shards, their syncs, and the log are hit by turns.
+    for writes in (0..).step_by(37) {
+        let left: Left = Arc::new(AtomicI64::new(writes));
+        let dying = |directory| Arc::new(Dying { files: Arc::new(directory), left: left.clone() }) as Arc<dyn Files>;
+        let done = desk.open_with(&dying).and_then(|archive| collect(&archive, true));
+        if done.is_ok() && left.load(Relaxed) > 0 {
+            break;
+        }
+        died += 1;
+        desk.are_there(&versions);
+    }
+    assert!(died > 3, "{died}");
+    desk.collect(true);
+    assert_eq!(desk.open().tables().replicated(), (0, 0));
+    desk.are_there(&versions);
+}
+
+#[test]
+fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
+    let (desk, versions) = (Desk::new(Some(RAD)), versions(2));
+    for (n, version) in versions.iter().enumerate() {
+        desk.put(&format!("v{n}"), version);
+    }
+    // One byte of the same unit in all copies.
+    let (id, place) = {
+        let tables = desk.open().tables();
+        let full = |place| tables.class(place).0 == Class::Replicated && place.bytes > 32 << 10;
+        let found = tables.containers.values().rev().find(|container| full(&container.stored.place)).unwrap();
+        (found.stored.id, found.stored.place)
+    };
+    // Behind the metadata: its groups rot.
+    let unit = (place.at + u64::from(place.meta_bytes)) / 4096 + 1;
+    let at = 4096 + unit * 4104 + 7;
+    for node in 0..6 {
+        let path = desk.path(node).join(format!("segment-{:08}", place.segment));
+        if let Ok(mut bytes) = fs::read(&path) {
+            bytes[at as usize] ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+    }
+    let done = desk.collect(true);
+    assert!(done.damaged == 1 && done.settled > 3, "{done:?}");
+    let tables = desk.open().tables();
+    assert_eq!((tables.containers[&id].stored.place, tables.replicated().1), (place, 1));
+    // It is of the last version; what the first one needs is whole.
+    assert!(desk.get("v0").unwrap() == versions[0]);
+    assert_eq!(desk.get("v1").unwrap_err().kind(), Kind::Corrupt);
+}
+
+#[test]
+fn archives_with_round_robin_are_as_they_were() {
+    let (desk, versions) = (Desk::new(None), versions(2));
+    desk.put("v0", &versions[0]);
+    assert_eq!(desk.collect(true).settled, 0);
+    assert_eq!(fs::read(desk.path(0).join("label")).unwrap()[4096 + 8], 1);
+    let late = Desk::new(Some(RAD));
+    assert_eq!(fs::read(late.path(0).join("label")).unwrap()[4096 + 8], 2, "programs that do not know it refuse it");
+    assert!(desk.codes(Class::Replicated).is_empty() && !desk.codes(Class::Plain).is_empty());
+}
+
+/// A directory whose process dies.
+struct Dying {
+    files: Arc<dyn Files>,
+    left: Left,
+}
+
+struct DyingFile {
+    file: Arc<dyn File>,
+    left: Left,
+}
+
+fn live(left: &Left) -> Result<()> {
+    if left.fetch_sub(1, Relaxed) > 0 { Ok(()) } else { Err(Error::new(Kind::Io, "the process is dead")) }
+}
+
+impl Dying {
+    fn wrap(&self, file: Arc<dyn File>) -> Arc<dyn File> {
+        Arc::new(DyingFile { file, left: self.left.clone() })
+    }
+}
+
+impl Files for Dying {
+    fn names(&self) -> Result<Vec<String>> {
+        self.files.names()
+    }
+
+    fn create(&self, name: &str) -> Result<Arc<dyn File>> {
+        live(&self.left)?;
+        self.files.create(name).map(|file| self.wrap(file))
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn File>> {
+        self.files.open(name).map(|file| self.wrap(file))
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        live(&self.left)?;
+        self.files.remove(name)
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        live(&self.left)?;
+        self.files.sync_names()
+    }
+
+    fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
+        self.files.lock(name, hold, wait)
+    }
+}
+
+impl File for DyingFile {
+    fn bytes(&self) -> Result<u64> {
+        self.file.bytes()
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
+        self.file.read_at(at, into)
+    }
+
+    fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
+        live(&self.left)?;
+        self.file.write_at(at, data)
+    }
+
+    fn sync(&self) -> Result<()> {
+        live(&self.left)?;
+        self.file.sync()
+    }
+
+    fn set_bytes(&self, bytes: u64) -> Result<()> {
+        live(&self.left)?;
+        self.file.set_bytes(bytes)
+    }
+
+    fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
+        live(&self.left)?;
+        self.file.reserve(at, bytes)
+    }
+
+    fn punch(&self, at: u64, bytes: u64) -> Result<()> {
+        live(&self.left)?;
+        self.file.punch(at, bytes)
+    }
+}

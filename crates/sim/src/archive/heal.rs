@@ -1,0 +1,115 @@
+//! Rot is found and named; what is put again then is whole, and makes whole what was lost.
+
+use std::sync::Arc;
+
+use onefold_archive::{
+    Archive, check,
+    check::Report,
+    format::record::Shape,
+    get::{Content, Reader, Verify},
+    heal,
+    put::{Cutting, Ended, Session, Stower, Writing},
+};
+use onefold_core::{Error, Kind};
+
+use super::run::{Flow, Sim, Stop, Unsure};
+use crate::checker::{Checker, Failure};
+
+/// The name of what is put again.
+const AGAIN: &str = "s-again";
+
+impl Sim {
+    /// A scrub, a put of what it found to be lost, and a heal.
+    pub(super) fn heal_move(&mut self) -> Flow {
+        let archive = self.open(true)?;
+        let report = self.scrub(&archive, None)?;
+        heal::note(&archive, &report.rotten).map_err(|e| self.judge("note", &e))?;
+        let Some(name) = report.hit.iter().find(|name| self.streams.contains_key(*name)) else { return Ok(()) };
+        let content = self.streams[name].clone();
+        match put_at_once(&archive, self.now, &content) {
+            Ok(()) => drop(self.streams.insert(AGAIN.to_owned(), content.clone())),
+            Err(error) if error.kind() == Kind::Busy => return Ok(()),
+            // Whether it is there is of no account here: the life ends.
+            Err(error) => {
+                self.unsure = Some(Unsure::Put(AGAIN.to_owned(), content));
+                return Err(self.judge("put", &error));
+            }
+        }
+        self.reach.hit("what was lost was put again");
+        match read(&archive, AGAIN) {
+            Ok(bytes) if bytes == *content => {}
+            Ok(_) => return Err(Failure::new(Checker::NeverWrong, format!("{AGAIN} is not what was put")).into()),
+            Err(_) if self.files.is_down() => return Err(Stop::Down),
+            Err(error) => {
+                return Err(Failure::new(Checker::DurableSurvives, format!("put after a scrub, and lost: {error}")).into());
+            }
+        }
+        let report = self.scrub(&archive, None)?;
+        match heal::heal(&archive, &report.lost, &mut |_, _| {}) {
+            Ok(healed) if healed.chunks > 0 => self.reach.hit("lost chunks were healed"),
+            Ok(_) => {}
+            Err(error) if error.kind() == Kind::Busy => return Ok(()),
+            Err(error) => return Err(self.judge("heal", &error)),
+        }
+        archive.refresh().map_err(|e| self.judge("refresh", &e))?;
+        let report = self.scrub(&archive, Some(name))?;
+        let recipe = |problem: &String| problem.contains("its recipe can't be read");
+        if report.hit.contains(name) && !report.problems.iter().any(recipe) {
+            let problems = report.problems.join("; ");
+            return Err(Failure::new(Checker::StoreCheck, format!("{name} was not healed by the same content: {problems}")).into());
+        }
+        Ok(())
+    }
+
+    fn scrub(&mut self, archive: &Arc<Archive>, only: Option<&str>) -> Result<Report, Stop> {
+        let found = match only {
+            Some(name) => check::check_one(archive, name, true, &mut |_, _, _| {}),
+            None => check::check(archive, true, &mut |_, _, _| {}),
+        };
+        // Without power nothing is whole.
+        if self.files.is_down() {
+            return Err(Stop::Down);
+        }
+        found.map_err(|e| self.judge("check", &e))
+    }
+}
+
+fn put_at_once(archive: &Arc<Archive>, now: u64, content: &[u8]) -> Result<(), Error> {
+    let mut session = Session::begin(archive, false)?;
+    let mut stower = Stower::new(&session, now);
+    let (mut cutting, mut writing) = (Cutting::new(archive.label().chunking), Writing::default());
+    let mut rest = content;
+    loop {
+        let room = cutting.room();
+        let n = room.len().min(rest.len());
+        room[..n].copy_from_slice(&rest[..n]);
+        rest = &rest[n..];
+        let batch = cutting.advance(n);
+        let last = rest.is_empty();
+        for mut batch in batch.into_iter().chain(last.then(|| cutting.end())) {
+            batch.fingerprint(archive);
+            session.take(&batch, &mut writing, &mut |open| stower.stow(open))?;
+        }
+        if last {
+            break;
+        }
+    }
+    let data = session.end_recipe(writing, &mut |open| stower.stow(open))?;
+    session.seal(&mut |open| stower.stow(open))?;
+    stower.commit(Ended { name: AGAIN.to_owned(), shape: Shape::Bytes, created: now, data, listing: Vec::new() })?;
+    stower.close()
+}
+
+fn read(archive: &Arc<Archive>, name: &str) -> Result<Vec<u8>, Error> {
+    let mut reader = Reader::new(archive)?;
+    let stream = reader.stream(name)?;
+    let mut bytes = Vec::new();
+    reader.read(&stream.recipe, Verify::Chunks, &mut |part| {
+        match part {
+            Content::Bytes(part) => bytes.extend_from_slice(part),
+            Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+        }
+        Ok(())
+    })?;
+    Ok(bytes)
+}

@@ -1,0 +1,53 @@
+//! Archives with late encoding: what is drawn, and what must be true of where chunks lie.
+
+use onefold_archive::{
+    Class, Rad,
+    format::container::Holds,
+    late::PLACES_MAX,
+    tables::{Container, Tables},
+};
+
+use crate::{
+    checker::{Checker, Failure},
+    rng::Rng,
+};
+
+/// Late encoding for half of the archives on several nodes: delay, batch and codes by chance.
+pub(super) fn draw(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Rad> {
+    let rng = &mut Rng::new(seed ^ 0x7261_645f_6c61_7465);
+    if rng.percent(50) {
+        return None;
+    }
+    let most = nodes - (n - k);
+    let cold = rng.within(2, most as u64);
+    let baseline = rng.within(2, cold);
+    let hot = rng.within(2, baseline);
+    Some(Rad { delay: rng.below(3) as u32, batch: rng.within(1, 2) as u32, classes: [cold as u8, baseline as u8, hot as u8] })
+}
+
+/// Old numbers lead to few containers that are there and know them, and no further; what holds chunks of streams stands replicated or has a class.
+pub(super) fn look_at_places(tables: &Tables, late: bool) -> Result<(), Failure> {
+    let wrong = |why: String| Err(Failure::new(Checker::StoreCheck, why));
+    for (id, places) in &tables.homes {
+        let knows = |place| tables.containers.get(place).is_some_and(|container: &Container| container.merged.contains(id));
+        let most = if late { PLACES_MAX } else { 1 };
+        if places.is_empty() || places.len() > most || !places.iter().all(knows) {
+            return wrong(format!("container {id} went to {places:?}"));
+        }
+        if tables.containers.contains_key(id) {
+            return wrong(format!("container {id} is there, and went elsewhere"));
+        }
+    }
+    for (id, container) in &tables.containers {
+        let (class, data) = tables.class(&container.stored.place);
+        let fits = match class {
+            Class::Plain => !late || container.stored.holds == Holds::Recipes,
+            Class::Replicated => late && data == 1 && container.stored.holds == Holds::Data,
+            _ => late && container.stored.holds == Holds::Data,
+        };
+        if !fits {
+            return wrong(format!("container {id} is {class}, with {data} columns of data"));
+        }
+    }
+    Ok(())
+}
