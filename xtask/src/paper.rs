@@ -33,7 +33,7 @@ const MANIFESTS: &[&str] =
 const PAPERS: [Paper; 5] = [
     ("thindedup", &[], TRACES),
     ("ordermerge", &["Fig 2B: time, weak persistence"], TRACES),
-    ("global", &["Table 3: recovery", "On Ceph: foreground beside workers"], TRACES),
+    ("global", &["Table 3: recovery"], TRACES),
     ("dedupv1", &["Fig 4.5: clients"], &[]),
     ("rad", &[], MANIFESTS),
 ];

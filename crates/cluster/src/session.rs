@@ -54,6 +54,8 @@ pub struct Counts {
     pub promoted: AtomicU64,
     /// Operations whose reply was lost.
     pub unknown: AtomicU64,
+    /// How often the load was published.
+    pub(crate) published: AtomicU64,
 }
 
 /// A session of the store. All methods may be called from many threads at once.
@@ -250,7 +252,7 @@ impl Session {
 
     /// As [`insist`](Self::insist) for a batch.
     pub(crate) fn insist_all(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
-        let mut results = self.store.write(batch);
+        let mut results = self.write_all(batch);
         for (op, result) in batch.iter().zip(&mut results) {
             if matches!(result, Err(Refusal::Unknown)) {
                 *result = self.insist(op);

@@ -61,6 +61,8 @@ pub struct Sessions {
     pub operations: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Operations whose reply was lost: whether they were applied was looked up, or is before the next write to the same place.
+    pub unknown: u64,
 }
 
 impl Session {
@@ -75,6 +77,7 @@ impl Session {
             *(if load.works { &mut sessions.workers } else { &mut sessions.servers }) += 1;
             sessions.operations += load.operations;
             sessions.bytes += load.bytes;
+            sessions.unknown += load.unknown;
         }
         Ok(sessions)
     }

@@ -137,7 +137,7 @@ impl Volume {
             match self.draft(*job, jobs[*job].0, places, sight) {
                 Ok(draft) if draft.pending().len() + draft.parts.len() > PENDING_MAX => {
                     // There is room again in the next turn.
-                    if let Err(refusal) = self.session.finish_drops(draft.id, draft.pending()) {
+                    if let Err(refusal) = self.session.finish_drops(draft.pending()) {
                         results[*job] = Some(Err(refusal));
                     }
                 }

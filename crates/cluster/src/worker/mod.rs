@@ -3,7 +3,8 @@
 //! | module | what |
 //! |---|---|
 //! | this one | which object is next |
-//! | [`dedup`] | one object: add reference, flip, drop |
+//! | [`dedup`] | objects of the dirty list, several at once |
+//! | [`flip`] | their chunks: add reference, flip, drop |
 //! | [`recut`] | the same where cuts are to be moved, by [`cuts`] |
 //! | [`lease`] | which shards of the dirty list are ours |
 //! | [`backoff`] | doing less while the cluster is slow, or recovers |
@@ -12,6 +13,7 @@
 mod backoff;
 pub(crate) mod cuts;
 mod dedup;
+mod flip;
 mod lease;
 mod rate;
 mod recut;
@@ -24,10 +26,10 @@ use std::{
 
 use onefold_core::{
     Result,
-    object::{Look, Refusal},
+    object::{Look, ObjectName, Read, Refusal},
 };
 
-use self::{backoff::Backoff, lease::Leases};
+use self::{backoff::Backoff, dedup::Listed, lease::Leases};
 
 pub use rate::{Marks, Rate};
 
@@ -118,13 +120,17 @@ impl Worker {
         if self.shards.is_empty() {
             self.shards = self.leases.take(&self.session, self.rate.workers()).map_err(deduplication)?;
         }
-        let Some(shard) = self.shards.front().copied() else {
+        if self.shards.is_empty() {
             self.rate.spent(1);
             return Ok(Progress { operations: 1, round: true, ..Progress::default() });
-        };
-        let result = self.shard_step(shard).map_err(deduplication);
-        if self.shards.front() == Some(&shard) && !matches!(&result, Ok(progress) if progress.seen > 0) {
-            self.next_shard();
+        }
+        let (first, after) = (self.shards.front().copied(), self.after.clone());
+        let result = self.objects_step().map_err(deduplication);
+        // What failed is tried again in the next round.
+        if let (Err(_), Some(shard)) = (&result, first)
+            && (self.shards.front(), &self.after) == (Some(&shard), &after)
+        {
+            self.leave_shard(shard);
         }
         let mut progress = result?;
         progress.round = self.shards.is_empty();
@@ -139,59 +145,98 @@ impl Worker {
         self.shards.clear();
     }
 
-    fn next_shard(&mut self) {
-        self.shards.pop_front();
-        self.after.clear();
+    fn leave_shard(&mut self, number: u16) {
+        if self.shards.front() == Some(&number) {
+            self.after.clear();
+        }
+        self.shards.retain(|shard| *shard != number);
     }
 
-    fn shard_step(&mut self, number: u16) -> Result<Progress, Refusal> {
-        let mut progress = Progress { operations: 1, ..Progress::default() };
-        if !self.leases.keep(&self.session, number)? {
-            return Ok(progress);
-        }
-        let shard = &shard_name(number);
+    /// Takes objects off the lists of the next shards, as many as a step has, and deduplicates them together.
+    fn objects_step(&mut self) -> Result<Progress, Refusal> {
+        let mut progress = Progress::default();
         // Where each operation counts, a step is as small as it can be.
         let most = if self.rate.is_limited() { 1 } else { self.session.settings.objects_per_step.max(1) };
-        let sight = match self.session.read_one(shard, vec![Look::Page(self.after.clone(), most)]) {
-            Err(Refusal::Missing) => return Ok(progress),
-            other => other?,
-        };
-        let (pairs, more) = sight.pairs(0);
-        if pairs.is_empty() {
-            return Ok(progress);
+        let next: Vec<u16> = self.shards.iter().take(most).copied().collect();
+        let mut kept = Vec::new();
+        for number in next {
+            progress.operations += 1;
+            if self.leases.keep(&self.session, number)? {
+                kept.push(number);
+            } else {
+                self.leave_shard(number);
+            }
         }
+        let look = |(n, number): (usize, &u16)| {
+            let after = if n == 0 && self.shards.front() == Some(number) { self.after.clone() } else { Vec::new() };
+            Read { object: shard_name(*number), looks: vec![Look::Page(after, most)] }
+        };
+        let sights = self.session.read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
         let now = self.session.store.time();
-        let keys: Vec<Vec<u8>> = pairs.iter().map(|(key, _)| key.clone()).collect();
-        for key in &keys {
-            self.after.clone_from(key);
-            let Some((object, _)) = key::parse_listed(key) else {
-                self.session.list_remove(shard, key.clone())?;
+        let (mut listed, mut room) = (Vec::new(), most);
+        for (number, sight) in kept.into_iter().zip(sights) {
+            if room == 0 {
+                break;
+            }
+            let sight = match sight {
+                Err(Refusal::Missing) => {
+                    self.leave_shard(number);
+                    continue;
+                }
+                other => other?,
+            };
+            let (pairs, more) = sight.pairs(0);
+            let taken = &pairs[..pairs.len().min(room)];
+            room -= taken.len();
+            listed.extend(taken.iter().map(|(key, _)| (shard_name(number), key.clone())));
+            match taken.last() {
+                // Those before it are done: it is the first one now.
+                Some((last, _)) if more || taken.len() < pairs.len() => {
+                    self.after.clone_from(last);
+                    break;
+                }
+                _ => self.leave_shard(number),
+            }
+        }
+        self.deduplicate(listed, now, &mut progress)?;
+        Ok(progress)
+    }
+
+    /// Deduplicates what may be tried again; the first error, when all others are done.
+    fn deduplicate(&mut self, keys: Vec<(ObjectName, Vec<u8>)>, now: Duration, progress: &mut Progress) -> Result<(), Refusal> {
+        let mut listed = Vec::new();
+        for (shard, key) in keys {
+            let Some((object, _)) = key::parse_listed(&key) else {
+                self.session.list_remove(&shard, key)?;
                 continue;
             };
             progress.seen += 1;
-            let waits = self.waiting.get(&object).copied();
-            if waits.is_some_and(|(until, _)| now < until) {
+            if self.waiting.get(&object).is_some_and(|(until, _)| now < *until) {
                 progress.later += 1;
                 continue;
             }
-            if !self.leases.keep(&self.session, number)? {
-                break;
-            }
-            let done = self.session.deduplicate(object, shard, key, now)?;
+            listed.push(Listed { object, shard, key });
+        }
+        let mut failed = None;
+        for (Listed { object, .. }, result) in listed.iter().zip(self.session.deduplicate(&listed, now)) {
+            let done = match result {
+                Ok(done) => done,
+                Err(refusal) => {
+                    failed = failed.or(Some(refusal));
+                    continue;
+                }
+            };
             progress.operations += done.operations;
             progress.flipped += done.flipped;
-            self.waiting.remove(&object);
+            let waits = self.waiting.remove(object);
             if done.again {
                 progress.later += 1;
                 let failures = waits.map_or(0, |(_, failures)| failures + 1).min(DOUBLINGS_MAX);
                 if self.waiting.len() < WAITING_MAX {
-                    self.waiting.insert(object, (now + self.session.settings.cold * (1 << failures), failures));
+                    self.waiting.insert(*object, (now + self.session.settings.cold * (1 << failures), failures));
                 }
             }
         }
-        if !more {
-            self.next_shard();
-        }
-        Ok(progress)
+        failed.map_or(Ok(()), Err)
     }
 }

@@ -14,8 +14,11 @@ const ABOVE: u64 = 500;
 /// Operations that may be saved up: what one second gave.
 const SAVED: Duration = Duration::from_secs(1);
 
-/// A server that says nothing for so long is gone.
-const SILENT: Duration = Duration::from_secs(60);
+/// A worker that published nothing for so long is gone: as long as its leases last.
+const SILENT: Duration = Duration::from_secs(30);
+
+/// One that was never seen to publish is gone after this: it may have died long ago.
+const UNSEEN: Duration = Duration::from_secs(5);
 
 /// The object in which servers publish their load, a key each.
 const SERVERS: &str = "servers";
@@ -61,26 +64,32 @@ pub struct Load {
     pub bytes: u64,
     /// True for one that deduplicates.
     pub works: bool,
+    /// How often it published: that it goes on.
+    pub beat: u64,
+    /// Operations whose reply was lost.
+    pub unknown: u64,
 }
 
 impl Load {
     fn encode(self) -> Vec<u8> {
         let mut value = vec![u8::from(self.works)];
         value.extend(self.operations.to_le_bytes());
-        value.extend(self.bytes.to_le_bytes());
+        [self.bytes, self.beat, self.unknown].iter().for_each(|number| value.extend(number.to_le_bytes()));
         value
     }
 
     fn decode(value: &[u8]) -> Option<Load> {
         let number = |at: usize| Some(u64::from_le_bytes(value.get(at..at + 8)?.try_into().ok()?));
-        Some(Load { operations: number(1)?, bytes: number(9)?, works: *value.first()? != 0 })
+        // What older sessions published ends here.
+        let later = |at: usize| number(at).unwrap_or(0);
+        Some(Load { operations: number(1)?, bytes: number(9)?, works: *value.first()? != 0, beat: later(17), unknown: later(25) })
     }
 }
 
 /// How fast a worker may go.
 pub struct Rate {
     marks: Marks,
-    /// What was seen last of each session, and when it changed.
+    /// What was seen last of each session, and until when it is taken for alive.
     seen: BTreeMap<Vec<u8>, (Load, Duration)>,
     looked: Option<Duration>,
     ratio: Option<u64>,
@@ -103,12 +112,12 @@ impl Rate {
     pub fn allowance(&mut self, now: Duration, loads: &BTreeMap<Vec<u8>, Load>) -> u64 {
         let (mut operations, mut bytes, mut workers) = (0, 0, 0);
         for (session, load) in loads {
-            let (before, changed) = self.seen.get(session).copied().unwrap_or((*load, now));
+            let (before, until) = self.seen.get(session).copied().unwrap_or((*load, now + UNSEEN));
             operations += load.operations.saturating_sub(before.operations);
             bytes += load.bytes.saturating_sub(before.bytes);
-            let changed = if *load == before { changed } else { now };
-            workers += u64::from(load.works && now < changed + SILENT);
-            self.seen.insert(session.clone(), (*load, changed));
+            let until = if *load == before { until } else { now + SILENT };
+            workers += u64::from(load.works && now < until);
+            self.seen.insert(session.clone(), (*load, until));
         }
         self.workers = workers.max(1);
         self.seen.retain(|session, _| loads.contains_key(session));
@@ -159,7 +168,14 @@ impl Session {
     /// The store's.
     pub fn publish(&self, works: bool) -> Result<(), Refusal> {
         use std::sync::atomic::Ordering::Relaxed;
-        let load = Load { operations: self.counts.foreground.load(Relaxed), bytes: self.counts.foreground_bytes.load(Relaxed), works };
+        let counts = &self.counts;
+        let load = Load {
+            operations: counts.foreground.load(Relaxed),
+            bytes: counts.foreground_bytes.load(Relaxed),
+            works,
+            beat: counts.published.fetch_add(1, Relaxed) + 1,
+            unknown: counts.unknown.load(Relaxed),
+        };
         self.publish_as(Change::SetOmap(vec![(self.load_key(), load.encode())]))
     }
 
@@ -191,7 +207,7 @@ mod tests {
     use super::*;
 
     fn loads(operations: u64, workers: u64) -> BTreeMap<Vec<u8>, Load> {
-        let server = (vec![0], Load { operations, bytes: 0, works: false });
+        let server = (vec![0], Load { operations, ..Load::default() });
         (1..=workers).map(|n| (vec![n as u8], Load { works: true, ..Load::default() })).chain([server]).collect()
     }
 
@@ -221,5 +237,29 @@ mod tests {
             }
             assert_eq!(total, 2 * expected);
         }
+    }
+
+    #[test]
+    fn the_dead_lose_their_share_and_the_living_keep_it() {
+        let (mut rate, mut shares) = (Rate::new(Marks { operations: (1, u64::MAX), ..Marks::NONE }), Vec::new());
+        for second in 0..120 {
+            let mut loads = loads(20_000 * second, 3);
+            // One publishes all the time, one until a minute is over, one never did since we began.
+            let beats = [second, second.min(60), 7];
+            loads.values_mut().skip(1).zip(beats).for_each(|(load, beat)| load.beat = beat);
+            rate.allowance(Duration::from_secs(second), &loads);
+            shares.push(rate.workers());
+        }
+        let at = |second: usize| shares[second];
+        assert_eq!([at(1), at(4), at(5), at(60), at(89), at(90), at(119)], [3, 3, 2, 2, 2, 1, 1]);
+    }
+
+    #[test]
+    fn a_load_comes_back_also_an_older_one() {
+        let load = Load { operations: 1, bytes: 2, works: true, beat: 3, unknown: 4 };
+        let value = load.encode();
+        assert_eq!(Load::decode(&value), Some(load));
+        assert_eq!(Load::decode(&value[..17]), Some(Load { beat: 0, unknown: 0, ..load }));
+        assert_eq!(Load::decode(&value[..16]), None);
     }
 }

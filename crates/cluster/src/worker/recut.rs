@@ -17,7 +17,8 @@ use onefold_core::{
 
 use super::{
     cuts,
-    dedup::{Done, FLIP_ENTRIES},
+    dedup::Done,
+    flip::{FLIP_ENTRIES, Group},
 };
 use crate::{
     format::{
@@ -134,7 +135,9 @@ impl Session {
         if pieces.len() == old.len() && pieces.iter().zip(old).all(|(piece, old)| same(piece, old)) {
             let dirty: Vec<(u32, Entry)> = old.iter().filter(|(_, entry)| entry.dirty).copied().collect();
             for group in dirty.chunks(FLIP_ENTRIES) {
-                self.flip_group(object, group, done)?;
+                for flipped in self.flip_groups(&[Group { object, entries: group.to_vec() }]) {
+                    done.add(flipped?);
+                }
             }
             return Ok(!done.again);
         }
@@ -217,7 +220,7 @@ impl Session {
         done.operations += 2;
         if self.flip_swap(object, &swap)? {
             done.flipped += swap.new.len() as u64;
-            done.operations += self.finish_drops(object, &swap.dropped)?;
+            done.operations += self.finish_drops(&swap.dropped)?;
             return Ok(true);
         }
         self.counts.flips_failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -37,6 +37,7 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
             "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes, "reference_bytes": status.reference_bytes,
             "clean_cached_bytes": status.cached_bytes - status.dirty_bytes, "servers": sessions.servers, "workers": sessions.workers,
             "operations_per_second": operations, "bytes_per_second": bytes, "backlog": status.backlog,
+            "operations_without_reply": later.unknown,
             "used_bytes": status.space.used, "total_bytes": status.space.total, "saved_percent": saved,
         });
         return output::json(&value);
@@ -59,6 +60,10 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
         sessions.servers,
         sessions.workers,
         Size(bytes as u64)
+    ));
+    output::line(format_args!(
+        "no reply    to {} operations of these: what became of them is looked up before more is written there",
+        later.unknown
     ));
     output::line(format_args!("space       {} used of {}", Size(status.space.used), Size(status.space.total)));
     Ok(())

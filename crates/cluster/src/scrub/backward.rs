@@ -1,0 +1,178 @@
+//! From chunks to maps: references that nobody has a use for, chunks without any, data without references, and whether data are what their names say.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use onefold_core::object::{Change, Guard, Look, ObjectName, Pool, PoolKind, Read, Refusal, Write};
+
+use super::Scrub;
+use crate::{
+    format::{Chunk, ObjectId, Reference, Stamp, key},
+    map::{Map, map_looks},
+    session::Session,
+    settings::PlantedBug,
+    volume::header,
+};
+
+/// Keys of a page of references.
+const PAGE: usize = 500;
+
+impl Scrub {
+    /// Drops stale references, and removes chunks of which none is left. With erasure code this comes once for the references and once for the data.
+    pub(super) fn chunks(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
+        if self.pool == Pool::Chunks {
+            self.report.chunks += chunks.len() as u64;
+            if self.session.format.chunks == PoolKind::Erasure {
+                self.orphans(chunks)?;
+                return self.hash(chunks);
+            }
+        }
+        let session = self.session.clone();
+        let page = |chunk: &Chunk, after: Vec<u8>| Read { object: session.references(chunk), looks: vec![Look::Page(after, PAGE)] };
+        let mut open: Vec<(Chunk, Vec<u8>)> = chunks.iter().map(|chunk| (*chunk, Vec::new())).collect();
+        let mut unused: BTreeSet<Chunk> = BTreeSet::new();
+        let mut first = true;
+        while !open.is_empty() {
+            let sights = self.session.read_all(&open.iter().map(|(chunk, after)| page(chunk, after.clone())).collect::<Vec<_>>());
+            let (mut references, mut more_of) = (Vec::new(), Vec::new());
+            for ((chunk, _), sight) in open.iter().zip(sights) {
+                let sight = match sight {
+                    Err(Refusal::Missing) => continue,
+                    other => other?,
+                };
+                let (pairs, more) = sight.pairs(0);
+                if first {
+                    unused.insert(*chunk);
+                }
+                references.extend(pairs.iter().filter_map(|(key, _)| key::parse_reference(key)).map(|reference| (*chunk, reference)));
+                if let Some((last, _)) = pairs.last().filter(|_| more) {
+                    more_of.push((*chunk, last.clone()));
+                }
+            }
+            for used in self.backward(&references)? {
+                unused.remove(&used);
+            }
+            (open, first) = (more_of, false);
+        }
+        self.report.collected += self.session.collect_all(unused)?;
+        self.hash(chunks)
+    }
+
+    /// By volume the sessions that may make references before their entries. They are asked for after the references and before the maps: whoever is not
+    /// among them was fenced by then, or has not begun.
+    fn inline_sessions(&self, objects: &BTreeSet<ObjectId>) -> Result<BTreeMap<u64, u64>, Refusal> {
+        let volumes: BTreeSet<u64> = objects.iter().map(|object| object.volume).collect();
+        let look = |volume: &u64| Read { object: header::name(*volume), looks: vec![Look::Keys(vec![header::INLINE.to_vec()])] };
+        let sights = self.session.read_all(&volumes.iter().map(look).collect::<Vec<_>>());
+        let mut sessions = BTreeMap::new();
+        for (volume, sight) in volumes.into_iter().zip(sights) {
+            let sight = match sight {
+                // What was put has none.
+                Err(Refusal::Missing) => continue,
+                other => other?,
+            };
+            if let Some((_, value)) = sight.pairs(0).0.first() {
+                let damaged = |_| Refusal::Failed(crate::format::corrupt(format_args!("the header of volume {volume:x} is damaged")));
+                let stamp = Stamp(u64::from_le_bytes(value.as_slice().try_into().map_err(damaged)?));
+                sessions.insert(volume, stamp.session());
+            }
+        }
+        Ok(sessions)
+    }
+
+    /// Drops those of the references that are stale; the chunks that have others.
+    fn backward(&mut self, references: &[(Chunk, Reference)]) -> Result<BTreeSet<Chunk>, Refusal> {
+        let objects: BTreeSet<ObjectId> = references.iter().map(|(_, reference)| reference.object).collect();
+        let inline = self.inline_sessions(&objects)?;
+        let reads: Vec<Read> = objects.iter().map(|object| Read { object: object.name(), looks: map_looks() }).collect();
+        let mut maps: BTreeMap<ObjectId, Option<Map>> = BTreeMap::new();
+        for (object, sight) in objects.into_iter().zip(self.session.read_all(&reads)) {
+            match Session::parse_map(object, sight) {
+                Ok(map) => maps.insert(object, map),
+                // What can't be read may need it.
+                Err(Refusal::Failed(_)) => continue,
+                Err(refusal) => return Err(refusal),
+            };
+        }
+        let (mut used, mut drops) = (BTreeSet::new(), Vec::new());
+        for (chunk, reference) in references {
+            self.report.references += 1;
+            let Some(map) = maps.get(&reference.object) else {
+                used.insert(*chunk);
+                continue;
+            };
+            let by_age = self.session.planted(PlantedBug::ScrubByAge);
+            let old = by_age && {
+                let entry = map.as_ref().and_then(|map| map.entries.get(&reference.offset));
+                let named = entry.is_some_and(|entry| entry.base.is_some_and(|base| base.chunk == *chunk));
+                let changed = map.as_ref().map_or(Duration::ZERO, |map| map.changed);
+                !named && self.session.store.time() > changed + self.session.settings.cold
+            };
+            // An inline session may be about to write the entry that names it.
+            let made = inline.get(&reference.object.volume) == Some(&reference.stamp.session());
+            let coming = made && !self.session.planted(PlantedBug::InlineJudged);
+            if old || !coming && self.session.is_stale(map.as_ref(), chunk, reference) {
+                drops.push(self.session.drop_op(chunk, reference));
+            } else {
+                used.insert(*chunk);
+            }
+        }
+        for result in self.session.insist_all(&drops) {
+            match result {
+                Ok(_) | Err(Refusal::Missing) => self.report.stale += 1,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(used)
+    }
+
+    /// Finds data of an erasure-coded pool without an object for its references.
+    fn orphans(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
+        let look = |chunk: &Chunk| Read { object: self.session.references(chunk), looks: vec![Look::Stat] };
+        let sights = self.session.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
+        for (chunk, sight) in chunks.iter().zip(sights) {
+            match sight {
+                Ok(_) => {}
+                Err(Refusal::Missing) => self.orphan(chunk)?,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(())
+    }
+
+    /// Data of an erasure-coded pool without an object for its references.
+    fn orphan(&mut self, chunk: &Chunk) -> Result<(), Refusal> {
+        // In this order: who adds has the reference object first, and then writes the data anew, at another version.
+        let data = ObjectName::chunk(chunk.name());
+        let version = match self.session.read_one(&data, vec![Look::Stat]) {
+            Ok(sight) => sight.version,
+            Err(Refusal::Missing) => return Ok(()),
+            Err(refusal) => return Err(refusal),
+        };
+        match self.session.read_one(&self.session.references(chunk), vec![Look::Stat]) {
+            Err(Refusal::Missing) => {}
+            other => return other.map(|_| ()),
+        }
+        match self.session.write_one(&Write { object: data, guards: vec![Guard::Version(version)], changes: vec![Change::Remove] }) {
+            Ok(_) => self.report.orphans += 1,
+            Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
+            Err(refusal) => return Err(refusal),
+        }
+        Ok(())
+    }
+
+    fn hash(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
+        if self.deep && self.pool == Pool::Chunks {
+            for result in self.session.read_chunks(chunks) {
+                match result {
+                    Ok(_) | Err(Refusal::Missing) => {}
+                    Err(Refusal::Failed(error)) => self.report.damage.push(error.to_string()),
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+        }
+        Ok(())
+    }
+}

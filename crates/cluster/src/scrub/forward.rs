@@ -1,0 +1,102 @@
+//! From maps to chunks: what an entry names is there, and has its reference.
+
+use onefold_core::object::{Change, Guard, Look, ObjectName, PoolKind, Refusal, Write};
+
+use super::Scrub;
+use crate::format::{
+    Chunk, ObjectId, Reference,
+    catalogue::What,
+    entry::{self, Entry},
+    key,
+};
+
+impl Scrub {
+    /// Sees to it that an entry's chunk is there and has its reference.
+    pub(super) fn forward(
+        &mut self,
+        object: ObjectId,
+        offset: u32,
+        entry: &Entry,
+        chunk: &Chunk,
+        reference: &Reference,
+    ) -> Result<(), Refusal> {
+        let has = match self.session.has_reference(chunk, reference) {
+            Ok(true) => return self.data_there(object, offset, entry, chunk),
+            Ok(false) => true,
+            Err(Refusal::Missing) => false,
+            Err(refusal) => return Err(refusal),
+        };
+        let again = self.session.read_map(object)?;
+        if again.as_ref().and_then(|map| map.entries.get(&offset)) != Some(entry) {
+            return Ok(());
+        }
+        if has {
+            let pair = (self.session.reference_key(reference), Vec::new());
+            let op =
+                Write { object: self.session.references(chunk), guards: vec![Guard::Exists], changes: vec![Change::SetOmap(vec![pair])] };
+            match self.session.insist(&op) {
+                Ok(_) => self.report.added += 1,
+                Err(Refusal::Missing) => return self.lost(object, offset, entry, chunk),
+                Err(refusal) => return Err(refusal),
+            }
+            let map = self.session.read_map(object)?;
+            if self.session.is_stale(map.as_ref(), chunk, reference) {
+                self.session.do_drops(&[(*chunk, *reference)])?;
+            }
+            return Ok(());
+        }
+        self.lost(object, offset, entry, chunk)
+    }
+
+    /// With an erasure-coded pool the data may be lost while the references are there.
+    fn data_there(&mut self, object: ObjectId, offset: u32, entry: &Entry, chunk: &Chunk) -> Result<(), Refusal> {
+        if self.session.format.chunks == PoolKind::Replicated {
+            return Ok(());
+        }
+        match self.session.read_one(&ObjectName::chunk(chunk.name()), vec![Look::Stat]) {
+            Err(Refusal::Missing) => {
+                let again = self.session.read_map(object)?;
+                if again.as_ref().and_then(|map| map.entries.get(&offset)) == Some(entry) {
+                    return self.lost(object, offset, entry, chunk);
+                }
+                Ok(())
+            }
+            other => other.map(|_| ()),
+        }
+    }
+
+    /// A chunk is missing that an entry names: what stands in the object whole becomes dirty.
+    fn lost(&mut self, object: ObjectId, offset: u32, entry: &Entry, chunk: &Chunk) -> Result<(), Refusal> {
+        if !entry.is_cached() {
+            let place = self.known.get(&object.volume).map_or("", |known| if known.what == What::Volume { "volume " } else { "put " });
+            let line = format!(
+                "chunk {} is missing; {place}{:x} needs it for object {}, offset {offset}",
+                chunk.name(),
+                object.volume,
+                object.index
+            );
+            self.report.damage.push(line);
+            return Ok(());
+        }
+        let stamp = self.session.stamp();
+        let new = Entry { dirty: true, base: None, stamp, ..*entry };
+        let mut pairs = vec![(key::entry(offset), new.encode(object, offset))];
+        if let Some((chunk, reference)) = entry.reference(object, offset) {
+            pairs.push((key::pending(offset, reference.stamp), entry::encode_pending(object, offset, &chunk)));
+        }
+        let op = Write {
+            object: object.name(),
+            guards: vec![Guard::Omap(key::entry(offset), entry.encode(object, offset))],
+            changes: vec![Change::SetOmap(pairs)],
+        };
+        match self.session.write_one(&op) {
+            Ok(_) => self.report.restored += 1,
+            Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
+            Err(refusal) => return Err(refusal),
+        }
+        if let Some(map) = self.session.read_map(object)? {
+            self.session.list_again(object, &map)?;
+        }
+        Ok(())
+    }
+}

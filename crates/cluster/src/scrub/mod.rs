@@ -1,0 +1,261 @@
+//! Scrubbing while clients and workers go on, in slices with a cursor.
+//!
+//! - *Forward*, from maps to chunks: a missing reference is added, then the entry read again; a missing chunk that stands in the object becomes dirty, and
+//!   one that does not is reported.
+//! - *Backward*, from references to maps: a reference is stale when its entry, read after it, does not name it and is not dirty with its very stamp. That is
+//!   for ever, so that no age is needed.
+//! - *Lists and bitmaps*: what is dirty is on the list; what nothing names goes.
+
+mod backward;
+mod forward;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{
+    Result,
+    object::{Change, Look, ObjectName, Pool, PoolKind, Read, Refusal, Write},
+};
+
+use crate::{
+    format::{Chunk, ObjectId, Reference, catalogue::What},
+    names::{FILL, Record},
+    session::{Session, failed},
+    volume::header,
+};
+
+/// Objects of a slice.
+const SLICE: usize = 64;
+
+/// What a scrub found, and what it did about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Metadata objects that were looked at.
+    pub objects: u64,
+    /// Chunks that were looked at.
+    pub chunks: u64,
+    /// References that were looked at.
+    pub references: u64,
+    /// Stale references that were dropped.
+    pub stale: u64,
+    /// Missing references that were added.
+    pub added: u64,
+    /// Chunks without references that were removed.
+    pub collected: u64,
+    /// Chunks that were missing and are stored anew from the object.
+    pub restored: u64,
+    /// Objects that were not on the dirty list.
+    pub listed: u64,
+    /// Objects that belonged to nothing.
+    pub orphans: u64,
+    /// What can't be repaired, a sentence each.
+    pub damage: Vec<String>,
+}
+
+impl Report {
+    /// True when nothing had to be done.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.stale + self.added + self.collected + self.restored + self.listed + self.orphans == 0 && self.damage.is_empty()
+    }
+}
+
+/// What a name or a record stands for.
+#[derive(Clone, Copy)]
+struct Known {
+    what: What,
+    bytes: u64,
+    pieces: u64,
+    /// It has a name.
+    named: bool,
+}
+
+/// A scrub under way.
+pub struct Scrub {
+    session: Arc<Session>,
+    deep: bool,
+    pool: Pool,
+    from: Option<String>,
+    known: BTreeMap<u64, Known>,
+    /// Ids that were given when the names were read: what is newer is not judged.
+    before: u64,
+    report: Report,
+    done: bool,
+}
+
+impl Scrub {
+    /// A scrub of everything; a deep one hashes every chunk.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn new(session: Arc<Session>, deep: bool) -> Result<Scrub> {
+        // Whatever gets its number after this is not judged.
+        let before = session.new_id()?;
+        let mut known = BTreeMap::new();
+        for (_, Record { named, .. }) in session.records()? {
+            known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: false });
+        }
+        for (_, named) in session.names()? {
+            known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: true });
+        }
+        Ok(Scrub { session, deep, pool: Pool::Metadata, from: None, known, before, report: Report::default(), done: false })
+    }
+
+    /// What was found so far.
+    #[must_use]
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Looks at some objects; false when all were looked at.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn step(&mut self) -> Result<bool> {
+        if self.done {
+            return Ok(false);
+        }
+        self.slice().map_err(|refusal| failed("the scrub", refusal))?;
+        Ok(true)
+    }
+
+    fn slice(&mut self) -> Result<(), Refusal> {
+        let page = self.session.store.list(self.pool, self.from.as_deref(), SLICE)?;
+        let mut chunks = Vec::new();
+        for name in &page.names {
+            if let Some(object) = ObjectId::parse(name) {
+                self.object(object)?;
+            } else if let Some(chunk) = Chunk::parse(name) {
+                chunks.push(chunk);
+            } else if let Some(id) = name.strip_prefix("v.").and_then(|id| u64::from_str_radix(id, 16).ok()) {
+                self.header(id)?;
+            }
+        }
+        self.chunks(&chunks)?;
+        self.from = page.next;
+        if self.from.is_none() {
+            match self.pool {
+                Pool::Metadata => self.pool = Pool::Chunks,
+                Pool::Chunks => {
+                    self.missing_objects()?;
+                    self.done = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn object(&mut self, object: ObjectId) -> Result<(), Refusal> {
+        self.report.objects += 1;
+        if object.volume < self.before && !self.known.contains_key(&object.volume) {
+            // It may have got its name since.
+            if self.is_nobodys(object.volume)? {
+                self.session.erase(object)?;
+                self.report.orphans += 1;
+            }
+            return Ok(());
+        }
+        let map = match self.session.read_map(object) {
+            Ok(Some(map)) => map,
+            Ok(None) => return Ok(()),
+            Err(Refusal::Failed(error)) => {
+                self.report.damage.push(error.to_string());
+                return Ok(());
+            }
+            Err(refusal) => return Err(refusal),
+        };
+        let named: Vec<_> = map
+            .entries
+            .iter()
+            .filter_map(|(offset, entry)| entry.reference(object, *offset).map(|(chunk, reference)| (*offset, entry, chunk, reference)))
+            .collect();
+        let references: Vec<(Chunk, Reference)> = named.iter().map(|(.., chunk, reference)| (*chunk, *reference)).collect();
+        for ((offset, entry, chunk, reference), well) in named.into_iter().zip(self.well(&references)) {
+            // What is not as it should be is looked at again, one by one.
+            if !well {
+                self.forward(object, offset, entry, &chunk, &reference)?;
+            }
+        }
+        // The owner may be between its write and its insert; then there are two equal keys.
+        if self.session.list_again(object, &map)? {
+            self.report.listed += 1;
+        }
+        Ok(())
+    }
+
+    /// Which chunks are there with their references, by two looks at all of them together.
+    fn well(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
+        let mut well = self.session.have_references(named);
+        if self.session.format.chunks == PoolKind::Erasure {
+            let stat = |(chunk, _): &(Chunk, Reference)| Read { object: ObjectName::chunk(chunk.name()), looks: vec![Look::Stat] };
+            let data = self.session.read_all(&named.iter().map(stat).collect::<Vec<_>>());
+            well.iter_mut().zip(data).for_each(|(well, data)| *well &= data.is_ok());
+        }
+        well
+    }
+
+    fn is_nobodys(&self, id: u64) -> Result<bool, Refusal> {
+        let fail = |error| Refusal::Failed(error);
+        if self.session.records().map_err(fail)?.iter().any(|(_, record)| record.named.id == id) {
+            return Ok(false);
+        }
+        Ok(self.session.names().map_err(fail)?.iter().all(|(_, named)| named.id != id))
+    }
+
+    /// A header that belongs to nothing, as a session leaves that dies before its record is there.
+    fn header(&mut self, id: u64) -> Result<(), Refusal> {
+        if id >= self.before || self.known.contains_key(&id) || !self.is_nobodys(id)? {
+            return Ok(());
+        }
+        let (header, cookie) = (header::name(id), format!("session {}", self.session.number()));
+        match self.session.store.lock(&header, FILL, &cookie, Some(self.session.settings.lease)) {
+            Ok(()) => {}
+            Err(Refusal::Busy | Refusal::Unknown) => return Ok(()),
+            Err(refusal) => return Err(refusal),
+        }
+        if !self.is_nobodys(id)? {
+            return self.session.store.unlock(&header, FILL, &cookie);
+        }
+        match self.session.insist(&Write { object: header, guards: Vec::new(), changes: vec![Change::Remove] }) {
+            Ok(_) => self.report.orphans += 1,
+            Err(Refusal::Missing) => {}
+            Err(refusal) => return Err(refusal),
+        }
+        Ok(())
+    }
+
+    /// Objects that should be there and are not.
+    fn missing_objects(&mut self) -> Result<(), Refusal> {
+        for (id, known) in &self.known {
+            if !known.named {
+                continue;
+            }
+            let indexes: Vec<u64> = match known.what {
+                What::Put => (0..known.pieces).collect(),
+                What::Volume => {
+                    let objects = known.bytes.div_ceil(u64::from(self.session.format.object_bytes));
+                    self.session.read_bits(*id)?.all().filter(|index| *index < objects).collect()
+                }
+            };
+            for index in indexes {
+                let object = ObjectId { volume: *id, index };
+                match self.session.read_one(&object.name(), vec![Look::Stat]) {
+                    Err(Refusal::Missing) if !self.is_gone(*id, index)? => self.report.damage.push(format!("object {object} is missing")),
+                    Err(Refusal::Missing) => {}
+                    Err(refusal) => return Err(refusal),
+                    Ok(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// True when it was deleted, replaced or cut off meanwhile.
+    fn is_gone(&self, id: u64, index: u64) -> Result<bool, Refusal> {
+        let names = self.session.names().map_err(Refusal::Failed)?;
+        let Some((_, named)) = names.into_iter().find(|(_, named)| named.id == id) else { return Ok(true) };
+        Ok(match named.what {
+            What::Put => index >= named.pieces,
+            What::Volume => !self.session.read_bits(id)?.has(index),
+        })
+    }
+}
