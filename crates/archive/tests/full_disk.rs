@@ -4,6 +4,8 @@
 //! The file system is a small one in memory, mounted in a namespace of its own, in which this test runs itself once more.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod support;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -16,14 +18,12 @@ use std::{
 use onefold_archive::{
     Archive, Chunking, Compression, Format, Settings, check,
     collect::{Collection, Options},
-    format::record::Shape,
-    get::{Content, Reader, Verify},
-    pipeline::{self, Gauge, Request},
     put::Ingest,
 };
 use onefold_backend::Directory;
-use onefold_core::{File, Files, Hold, Kind, Lock, Result};
+use onefold_core::{Kind, Result};
 use parking_lot::Mutex;
+use support::{Watch, Watched, get, noise, put};
 
 const MOUNTED: &str = "ONEFOLD_TEST_FULL_DISK";
 
@@ -43,79 +43,16 @@ fn what_is_full_can_be_emptied_and_filled_again() {
     assert!(text(&done.stdout).contains("1 passed"));
 }
 
-/// A directory that remembers which kinds of files found no room.
-struct Noting {
-    files: Arc<dyn Files>,
-    full: Arc<Mutex<BTreeSet<String>>>,
-}
-
-struct Noted {
-    file: Arc<dyn File>,
-    kind: String,
-    full: Arc<Mutex<BTreeSet<String>>>,
-}
-
-impl Noting {
-    fn over(&self, name: &str, file: Result<Arc<dyn File>>) -> Result<Arc<dyn File>> {
-        let kind = name.split('-').next().unwrap_or_default().to_owned();
-        let file = note(&self.full, &kind, file)?;
-        Ok(Arc::new(Noted { file, kind, full: self.full.clone() }))
-    }
-}
-
-fn note<T>(full: &Mutex<BTreeSet<String>>, kind: &str, done: Result<T>) -> Result<T> {
-    if done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace) {
-        full.lock().insert(kind.to_owned());
-    }
-    done
-}
-
-impl Files for Noting {
-    fn names(&self) -> Result<Vec<String>> {
-        self.files.names()
-    }
-    fn create(&self, name: &str) -> Result<Arc<dyn File>> {
-        self.over(name, self.files.create(name))
-    }
-    fn open(&self, name: &str) -> Result<Arc<dyn File>> {
-        self.over(name, self.files.open(name))
-    }
-    fn remove(&self, name: &str) -> Result<()> {
-        self.files.remove(name)
-    }
-    fn sync_names(&self) -> Result<()> {
-        self.files.sync_names()
-    }
-    fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        self.files.lock(name, hold, wait)
-    }
-}
-
-impl File for Noted {
-    fn bytes(&self) -> Result<u64> {
-        self.file.bytes()
-    }
-    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
-        self.file.read_at(at, into)
-    }
-    fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
-        note(&self.full, &self.kind, self.file.write_at(at, data))
-    }
-    fn write_parts(&self, at: u64, parts: &[&[u8]]) -> Result<()> {
-        note(&self.full, &self.kind, self.file.write_parts(at, parts))
-    }
-    fn sync(&self) -> Result<()> {
-        self.file.sync()
-    }
-    fn set_bytes(&self, bytes: u64) -> Result<()> {
-        note(&self.full, &self.kind, self.file.set_bytes(bytes))
-    }
-    fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
-        note(&self.full, &self.kind, self.file.reserve(at, bytes))
-    }
-    fn punch(&self, at: u64, bytes: u64) -> Result<()> {
-        self.file.punch(at, bytes)
-    }
+/// Remembers in files of which kinds no room was found.
+fn noting(full: &Arc<Mutex<BTreeSet<String>>>) -> Watch {
+    let full = full.clone();
+    Arc::new(move |name, _, does| {
+        let done = does();
+        if done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace) {
+            full.lock().insert(name.split('-').next().unwrap_or_default().to_owned());
+        }
+        done
+    })
 }
 
 /// Limits so small that a put imports, collects and takes snapshots all the time.
@@ -134,37 +71,6 @@ fn settings() -> Settings {
 }
 
 const RESERVE: u64 = 1 << 20;
-
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    std::iter::repeat_with(next).take(bytes.div_ceil(8)).flat_map(u64::to_le_bytes).take(bytes).collect()
-}
-
-fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
-    let request = Request { name: name.to_owned(), shape: Shape::Bytes, now: 1000, wait: false };
-    pipeline::put(archive, request, &Gauge::default(), |feeder| feeder.bytes(bytes)).map(|_| ())
-}
-
-fn get(archive: &Arc<Archive>, name: &str) -> Vec<u8> {
-    let mut reader = Reader::new(archive).unwrap();
-    let stream = reader.stream(name).unwrap();
-    let mut bytes = Vec::new();
-    let mut each = |content: Content<'_>| {
-        match content {
-            Content::Bytes(more) => bytes.extend_from_slice(more),
-            Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
-        }
-        Ok(())
-    };
-    reader.read(&stream.recipe, Verify::Chunks, &mut each).unwrap();
-    bytes
-}
 
 fn collect(archive: &Arc<Archive>) -> Result<()> {
     let options = Options { now: 1000, keep_partial: 0, wait: true, settle_all: false, reserve_bytes: RESERVE };
@@ -192,12 +98,12 @@ fn fill_and_empty(place: &Path) {
     };
     Archive::create(&Directory::create(&directory).unwrap(), &format).unwrap();
     let open = || {
-        let files = Noting { files: Arc::new(Directory::open(&directory, true).unwrap()), full: full.clone() };
+        let files = Watched { files: Arc::new(Directory::open(&directory, true).unwrap()), watch: noting(&full) };
         Arc::new(Archive::open(Arc::new(files), true, settings()).unwrap())
     };
     let mut there: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let same = |archive: &Arc<Archive>, there: &BTreeMap<String, Vec<u8>>| {
-        assert!(there.iter().all(|(name, bytes)| get(archive, name) == *bytes));
+        assert!(there.iter().all(|(name, bytes)| get(archive, name).unwrap() == *bytes));
         assert!(check::check(archive, true, &mut |_, _, _| {}).unwrap().is_well());
     };
     let mut refused = 0;
@@ -217,7 +123,7 @@ fn fill_and_empty(place: &Path) {
         for n in 0..8 {
             let (name, bytes) = (format!("t{n}"), noise(5000 + round * 10 + n, 150_000));
             match put(&archive, &name, &bytes) {
-                Ok(()) => {
+                Ok(_) => {
                     there.insert(name, bytes);
                 }
                 Err(error) => {

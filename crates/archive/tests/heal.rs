@@ -1,6 +1,8 @@
 //! Damage that is noted, and containers that are written again: nothing that can be read, now or later, is given up.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod support;
+
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use onefold_archive::{
@@ -11,12 +13,12 @@ use onefold_archive::{
     get::{Content, Reader, Verify},
     heal::{self, Healed},
     nodes::{Nodes, Spread},
-    pipeline::{Gauge, Request, put},
     put::{Cutting, Ended, Session, Stower, Writing},
 };
 use onefold_backend::Directory;
-use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
+use onefold_core::{Error, Files, Kind, Result};
 use parking_lot::Mutex;
+use support::{Call, Watch, Watched, noise};
 
 /// Reads that fail: in a file, from a byte on, so many bytes.
 type Bad = Arc<Mutex<Option<(String, u64, u64)>>>;
@@ -60,7 +62,9 @@ impl Desk {
     }
 
     fn open(&self) -> Arc<Archive> {
-        let directory = |name: &str| Directory::open(&self.path(name), true).ok().map(|files| Sick { files, bad: self.bad.clone() });
+        let directory = |name: &str| {
+            Directory::open(&self.path(name), true).ok().map(|files| Watched { files: Arc::new(files), watch: sick(&self.bad) })
+        };
         let files: Arc<dyn Files> = if self.nodes > 0 {
             let nodes = (0..self.nodes).map(|n| Some(Arc::new(directory(&format!("n{n}"))?) as Arc<dyn Files>)).collect();
             Arc::new(Nodes::open(nodes, false).unwrap())
@@ -72,22 +76,11 @@ impl Desk {
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<u64> {
-        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-        put(&self.open(), request, &Gauge::default(), |feeder| feeder.bytes(bytes)).map(|report| report.new_bytes)
+        support::put(&self.open(), name, bytes).map(|report| report.new_bytes)
     }
 
     fn get(&self, name: &str) -> Result<Vec<u8>> {
-        let mut reader = Reader::new(&self.open())?;
-        let stream = reader.stream(name)?;
-        let mut bytes = Vec::new();
-        reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
-            match content {
-                Content::Bytes(part) => bytes.extend_from_slice(part),
-                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
-            }
-            Ok(())
-        })?;
-        Ok(bytes)
+        support::get(&self.open(), name)
     }
 
     fn collect(&self) -> Collected {
@@ -122,83 +115,15 @@ impl Desk {
     }
 }
 
-/// A directory with sectors that can't be read.
-struct Sick {
-    files: Directory,
-    bad: Bad,
-}
-
-struct SickFile {
-    name: String,
-    file: Arc<dyn File>,
-    bad: Bad,
-}
-
-impl Sick {
-    fn wrap(&self, name: &str, file: Arc<dyn File>) -> Arc<dyn File> {
-        Arc::new(SickFile { name: name.to_owned(), file, bad: self.bad.clone() })
-    }
-}
-
-impl Files for Sick {
-    fn names(&self) -> Result<Vec<String>> {
-        self.files.names()
-    }
-    fn create(&self, name: &str) -> Result<Arc<dyn File>> {
-        self.files.create(name).map(|file| self.wrap(name, file))
-    }
-    fn open(&self, name: &str) -> Result<Arc<dyn File>> {
-        self.files.open(name).map(|file| self.wrap(name, file))
-    }
-    fn remove(&self, name: &str) -> Result<()> {
-        self.files.remove(name)
-    }
-    fn sync_names(&self) -> Result<()> {
-        self.files.sync_names()
-    }
-    fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        self.files.lock(name, hold, wait)
-    }
-}
-
-impl File for SickFile {
-    fn bytes(&self) -> Result<u64> {
-        self.file.bytes()
-    }
-    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
-        match &*self.bad.lock() {
-            Some((name, from, bytes)) if *name == self.name && at < from + bytes && *from < at + into.len() as u64 => {
-                Err(Error::new(Kind::Io, "a sector can't be read"))
-            }
-            _ => self.file.read_at(at, into),
+/// Some sectors can't be read.
+fn sick(bad: &Bad) -> Watch {
+    let bad = bad.clone();
+    Arc::new(move |name, call, does| match (call, &*bad.lock()) {
+        (Call::Read(at, bytes), Some((sick, from, sectors))) if sick == name && *at < from + sectors && *from < at + bytes => {
+            Err(Error::new(Kind::Io, "a sector can't be read"))
         }
-    }
-    fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
-        self.file.write_at(at, data)
-    }
-    fn sync(&self) -> Result<()> {
-        self.file.sync()
-    }
-    fn set_bytes(&self, bytes: u64) -> Result<()> {
-        self.file.set_bytes(bytes)
-    }
-    fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
-        self.file.reserve(at, bytes)
-    }
-    fn punch(&self, at: u64, bytes: u64) -> Result<()> {
-        self.file.punch(at, bytes)
-    }
-}
-
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(next).flatten().take(bytes).collect()
+        _ => does(),
+    })
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Archives on several nodes: what is lost, late, foreign or rotten.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod support;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -10,17 +12,15 @@ use std::{
 use onefold_archive::{
     Archive, Format, Settings,
     check::check,
-    format::record::Shape,
-    get::{Content, Reader, Verify},
     nodes::{
         Nodes, Spread,
         label::Absent,
         rebuild::{Rebuilt, Replacement, repair, replace},
     },
-    pipeline::{Gauge, Request, put},
 };
 use onefold_backend::Directory;
 use onefold_core::{Files, Kind, Result};
+use support::noise;
 
 struct Desk {
     dir: tempfile::TempDir,
@@ -65,22 +65,11 @@ impl Desk {
     }
 
     fn try_put(&self, name: &str, bytes: &[u8], degraded: bool) -> Result<()> {
-        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-        put(&self.open(degraded)?.1, request, &Gauge::default(), |feeder| feeder.bytes(bytes)).map(|_| ())
+        support::put(&self.open(degraded)?.1, name, bytes).map(|_| ())
     }
 
     fn get(&self, name: &str) -> Result<Vec<u8>> {
-        let mut reader = Reader::new(&self.open(false)?.1)?;
-        let stream = reader.stream(name)?;
-        let mut bytes = Vec::new();
-        reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
-            match content {
-                Content::Bytes(part) => bytes.extend_from_slice(part),
-                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
-            }
-            Ok(())
-        })?;
-        Ok(bytes)
+        support::get(&self.open(false)?.1, name)
     }
 
     fn replace(&self, node: usize, to: &Path) -> Result<Rebuilt> {
@@ -97,17 +86,6 @@ impl Desk {
     fn is_well(&self) -> bool {
         check(&self.open(false).unwrap().1, true, &mut |_, _, _| {}).unwrap().is_well()
     }
-}
-
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(next).flatten().take(bytes).collect()
 }
 
 /// All choices of `lost` of `n`.

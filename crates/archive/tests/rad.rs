@@ -1,6 +1,8 @@
 //! Late encoding by reference counts: what stood replicated is settled, and survives the same losses.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod support;
+
 use std::{
     fs,
     path::PathBuf,
@@ -14,14 +16,13 @@ use onefold_archive::{
     Archive, Class, Format, Rad, Settings,
     check::check,
     collect::{Collected, Collection, Options},
-    format::record::Shape,
-    get::{Content, Reader, Verify},
     late::PLACES_MAX,
     nodes::{Nodes, Spread},
-    pipeline::{Gauge, Report, Request, put},
+    pipeline::Report,
 };
 use onefold_backend::Directory;
-use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
+use onefold_core::{Error, Files, Kind, Result};
+use support::{Call, Watch, Watched, noise};
 
 const RAD: Rad = Rad { delay: 1, batch: 2, classes: [4, 3, 2] };
 
@@ -63,22 +64,11 @@ impl Desk {
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Report {
-        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-        put(&self.open(), request, &Gauge::default(), |feeder| feeder.bytes(bytes)).unwrap()
+        support::put(&self.open(), name, bytes).unwrap()
     }
 
     fn get(&self, name: &str) -> Result<Vec<u8>> {
-        let mut reader = Reader::new(&self.open())?;
-        let stream = reader.stream(name)?;
-        let mut bytes = Vec::new();
-        reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
-            match content {
-                Content::Bytes(part) => bytes.extend_from_slice(part),
-                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
-            }
-            Ok(())
-        })?;
-        Ok(bytes)
+        support::get(&self.open(), name)
     }
 
     fn collect(&self, settle_all: bool) -> Collected {
@@ -104,17 +94,6 @@ impl Desk {
 fn collect(archive: &Arc<Archive>, settle_all: bool) -> Result<Collected> {
     let options = Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, settle_all };
     Collection::begin(archive, options)?.run(&mut |_| {})
-}
-
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(next).flatten().take(bytes).collect()
 }
 
 /// Versions that share a little with all, more with one other, and most with none.
@@ -195,7 +174,7 @@ fn a_settling_that_dies_at_any_write_loses_nothing() {
     // A prime, so that shards, their syncs, and the log are hit by turns.
     for writes in (0..).step_by(37) {
         let left: Left = Arc::new(AtomicI64::new(writes));
-        let dying = |directory| Arc::new(Dying { files: Arc::new(directory), left: left.clone() }) as Arc<dyn Files>;
+        let dying = |directory| Arc::new(Watched { files: Arc::new(directory), watch: dying(&left) }) as Arc<dyn Files>;
         let done = desk.open_with(&dying).and_then(|archive| collect(&archive, true));
         if done.is_ok() && left.load(Relaxed) > 0 {
             break;
@@ -252,87 +231,17 @@ fn archives_with_round_robin_are_as_they_were() {
     assert!(desk.codes(Class::Replicated).is_empty() && !desk.codes(Class::Plain).is_empty());
 }
 
-/// A directory whose process dies.
-struct Dying {
-    files: Arc<dyn Files>,
-    left: Left,
-}
-
-struct DyingFile {
-    file: Arc<dyn File>,
-    left: Left,
+/// A process that dies in the middle.
+fn dying(left: &Left) -> Watch {
+    let left = left.clone();
+    Arc::new(move |_, call, does| {
+        if matches!(call, Call::Change) {
+            live(&left)?;
+        }
+        does()
+    })
 }
 
 fn live(left: &Left) -> Result<()> {
     if left.fetch_sub(1, Relaxed) > 0 { Ok(()) } else { Err(Error::new(Kind::Io, "the process is dead")) }
-}
-
-impl Dying {
-    fn wrap(&self, file: Arc<dyn File>) -> Arc<dyn File> {
-        Arc::new(DyingFile { file, left: self.left.clone() })
-    }
-}
-
-impl Files for Dying {
-    fn names(&self) -> Result<Vec<String>> {
-        self.files.names()
-    }
-
-    fn create(&self, name: &str) -> Result<Arc<dyn File>> {
-        live(&self.left)?;
-        self.files.create(name).map(|file| self.wrap(file))
-    }
-
-    fn open(&self, name: &str) -> Result<Arc<dyn File>> {
-        self.files.open(name).map(|file| self.wrap(file))
-    }
-
-    fn remove(&self, name: &str) -> Result<()> {
-        live(&self.left)?;
-        self.files.remove(name)
-    }
-
-    fn sync_names(&self) -> Result<()> {
-        live(&self.left)?;
-        self.files.sync_names()
-    }
-
-    fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        self.files.lock(name, hold, wait)
-    }
-}
-
-impl File for DyingFile {
-    fn bytes(&self) -> Result<u64> {
-        self.file.bytes()
-    }
-
-    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
-        self.file.read_at(at, into)
-    }
-
-    fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
-        live(&self.left)?;
-        self.file.write_at(at, data)
-    }
-
-    fn sync(&self) -> Result<()> {
-        live(&self.left)?;
-        self.file.sync()
-    }
-
-    fn set_bytes(&self, bytes: u64) -> Result<()> {
-        live(&self.left)?;
-        self.file.set_bytes(bytes)
-    }
-
-    fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
-        live(&self.left)?;
-        self.file.reserve(at, bytes)
-    }
-
-    fn punch(&self, at: u64, bytes: u64) -> Result<()> {
-        live(&self.left)?;
-        self.file.punch(at, bytes)
-    }
 }

@@ -1,16 +1,18 @@
 //! Streams on real files: what goes in comes out.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod support;
+
 use std::sync::Arc;
 
 use onefold_archive::{
     Archive, Chunking, Compression, FilterName, Format, Settings,
     format::record::Shape,
-    get::{Content, Reader, Verify},
     pipeline::{Gauge, Report, Request, put},
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
+use support::noise;
 
 struct Desk {
     dir: tempfile::TempDir,
@@ -34,34 +36,12 @@ impl Desk {
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Report {
-        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-        put(&self.archive(), request, &Gauge::default(), |feeder| feeder.bytes(bytes)).unwrap()
+        support::put(&self.archive(), name, bytes).unwrap()
     }
 
     fn get(&self, name: &str) -> Result<Vec<u8>> {
-        let mut reader = Reader::new(&self.archive())?;
-        let stream = reader.stream(name)?;
-        let mut bytes = Vec::new();
-        reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
-            match content {
-                Content::Bytes(part) => bytes.extend_from_slice(part),
-                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
-            }
-            Ok(())
-        })?;
-        Ok(bytes)
+        support::get(&self.archive(), name)
     }
-}
-
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(next).flatten().take(bytes).collect()
 }
 
 #[test]

@@ -1,0 +1,142 @@
+//! What the tests of the engine share: noise, streams in and out, and files whose calls are watched.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test binary uses its own part, and panics where it fails")]
+
+use std::sync::Arc;
+
+use onefold_archive::{
+    Archive,
+    format::record::Shape,
+    get::{Content, Reader, Verify},
+    pipeline::{self, Gauge, Report, Request},
+};
+use onefold_core::{File, Files, Hold, Lock, Result};
+
+/// Bytes that no compression makes smaller.
+pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(bytes).collect()
+}
+
+/// Stores a stream.
+pub(crate) fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<Report> {
+    let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+    pipeline::put(archive, request, &Gauge::default(), |feeder| feeder.bytes(bytes))
+}
+
+/// Reads a stream, every chunk verified.
+pub(crate) fn get(archive: &Arc<Archive>, name: &str) -> Result<Vec<u8>> {
+    let mut reader = Reader::new(archive)?;
+    let stream = reader.stream(name)?;
+    let mut bytes = Vec::new();
+    reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
+        match content {
+            Content::Bytes(part) => bytes.extend_from_slice(part),
+            Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+        }
+        Ok(())
+    })?;
+    Ok(bytes)
+}
+
+/// A call to a file or a directory.
+pub(crate) enum Call {
+    /// Reads so many bytes from a byte on.
+    Read(u64, u64),
+    /// Changes something, or makes it durable.
+    Change,
+}
+
+/// What is done about a call to the file of this name (none for the directory itself): the last argument does it.
+pub(crate) type Watch = Arc<dyn Fn(&str, &Call, &mut dyn FnMut() -> Result<()>) -> Result<()> + Send + Sync>;
+
+/// A directory whose calls are watched.
+pub(crate) struct Watched {
+    pub(crate) files: Arc<dyn Files>,
+    pub(crate) watch: Watch,
+}
+
+struct WatchedFile {
+    name: String,
+    file: Arc<dyn File>,
+    watch: Watch,
+}
+
+fn watched<T>(watch: &Watch, name: &str, call: &Call, does: impl Fn() -> Result<T>) -> Result<T> {
+    let mut done = None;
+    watch(name, call, &mut || {
+        done = Some(does()?);
+        Ok(())
+    })?;
+    Ok(done.unwrap())
+}
+
+impl Watched {
+    fn over(&self, name: &str, file: Arc<dyn File>) -> Arc<dyn File> {
+        Arc::new(WatchedFile { name: name.to_owned(), file, watch: self.watch.clone() })
+    }
+}
+
+impl Files for Watched {
+    fn names(&self) -> Result<Vec<String>> {
+        self.files.names()
+    }
+    fn create(&self, name: &str) -> Result<Arc<dyn File>> {
+        watched(&self.watch, name, &Call::Change, || self.files.create(name)).map(|file| self.over(name, file))
+    }
+    fn open(&self, name: &str) -> Result<Arc<dyn File>> {
+        self.files.open(name).map(|file| self.over(name, file))
+    }
+    fn remove(&self, name: &str) -> Result<()> {
+        watched(&self.watch, name, &Call::Change, || self.files.remove(name))
+    }
+    fn sync_names(&self) -> Result<()> {
+        watched(&self.watch, "", &Call::Change, || self.files.sync_names())
+    }
+    fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
+        self.files.lock(name, hold, wait)
+    }
+}
+
+impl WatchedFile {
+    fn change(&self, does: impl Fn() -> Result<()>) -> Result<()> {
+        watched(&self.watch, &self.name, &Call::Change, does)
+    }
+}
+
+impl File for WatchedFile {
+    fn bytes(&self) -> Result<u64> {
+        self.file.bytes()
+    }
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
+        let mut n = 0;
+        (self.watch)(&self.name, &Call::Read(at, into.len() as u64), &mut || {
+            n = self.file.read_at(at, into)?;
+            Ok(())
+        })?;
+        Ok(n)
+    }
+    fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
+        self.change(|| self.file.write_at(at, data))
+    }
+    fn write_parts(&self, at: u64, parts: &[&[u8]]) -> Result<()> {
+        self.change(|| self.file.write_parts(at, parts))
+    }
+    fn sync(&self) -> Result<()> {
+        self.change(|| self.file.sync())
+    }
+    fn set_bytes(&self, bytes: u64) -> Result<()> {
+        self.change(|| self.file.set_bytes(bytes))
+    }
+    fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
+        self.change(|| self.file.reserve(at, bytes))
+    }
+    fn punch(&self, at: u64, bytes: u64) -> Result<()> {
+        self.change(|| self.file.punch(at, bytes))
+    }
+}
