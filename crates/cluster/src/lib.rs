@@ -12,6 +12,7 @@
 //! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
 //! | [`put`], [`names`], [`delete`] | whole objects, names, deleting |
 //! | [`worker`] | deduplication in the background, and its rate |
+//! | [`peers`] | what sessions say of themselves, and who is gone |
 //! | [`scrub`] | references, lists and bitmaps compared and repaired while all goes on |
 //! | [`status`], [`estimate`] | counts and sizes, and what deduplication would save elsewhere |
 //!
@@ -25,6 +26,7 @@ mod estimate;
 pub mod format;
 mod map;
 mod names;
+mod peers;
 mod put;
 mod scrub;
 mod session;
@@ -35,11 +37,12 @@ mod worker;
 
 pub use estimate::{Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
+pub use peers::{Published, Sessions};
 pub use scrub::{Report, Scrub};
 pub use session::{Counts, Session, create};
 #[cfg(feature = "planted-bugs")]
 pub use settings::PlantedBug;
 pub use settings::{Dedup, Settings};
-pub use status::{Sessions, Status};
+pub use status::Status;
 pub use volume::{ClusterExports, Mode, Volume};
 pub use worker::{Marks, Progress, Rate, Worker};

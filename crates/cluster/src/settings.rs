@@ -39,8 +39,10 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Objects of a volume whose maps are remembered.
     pub known_objects: usize,
-    /// Objects that a worker takes from a shard of the dirty list in one step.
+    /// Objects that a worker takes off the dirty list in one step, at most.
     pub objects_per_step: usize,
+    /// Bytes of chunks that a worker has in memory, and takes in one step unless one object has more: between steps it looks at the load.
+    pub batch_bytes: u64,
     /// The planted bug.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -61,6 +63,7 @@ impl Default for Settings {
             cache_bytes: 64 << 20,
             known_objects: 4096,
             objects_per_step: 16,
+            batch_bytes: 8 << 20,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }

@@ -44,44 +44,11 @@ pub struct Status {
     pub reference_bytes: u64,
     /// Objects on the dirty list.
     pub backlog: u64,
-    /// Servers and workers that say what they do.
-    pub sessions: Sessions,
     /// Space of the object store, with everything in it.
     pub space: Space,
 }
 
-/// Servers and workers that say what they do, and what they did since each began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sessions {
-    /// Servers.
-    pub servers: u64,
-    /// Workers.
-    pub workers: u64,
-    /// Operations of clients.
-    pub operations: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Operations whose reply was lost: whether they were applied was looked up, or is before the next write to the same place.
-    pub unknown: u64,
-}
-
 impl Session {
-    /// What servers and workers say.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn sessions(&self) -> Result<Sessions> {
-        let loads = self.loads().map_err(|refusal| failed("the load can't be read", refusal))?;
-        let mut sessions = Sessions::default();
-        for load in loads.values() {
-            *(if load.works { &mut sessions.workers } else { &mut sessions.servers }) += 1;
-            sessions.operations += load.operations;
-            sessions.bytes += load.bytes;
-            sessions.unknown += load.unknown;
-        }
-        Ok(sessions)
-    }
-
     /// Objects on the dirty list.
     ///
     /// # Errors
@@ -97,7 +64,7 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn status(&self) -> Result<Status> {
-        let mut status = Status { backlog: self.backlog()?, sessions: self.sessions()?, ..Status::default() };
+        let mut status = Status { backlog: self.backlog()?, ..Status::default() };
         for (_, named) in self.names()? {
             let (count, bytes) = match named.what {
                 What::Volume => (&mut status.volumes, &mut status.volume_bytes),

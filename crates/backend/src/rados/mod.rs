@@ -20,7 +20,7 @@ mod operation;
 mod pools;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -43,11 +43,11 @@ use crate::memory_objects::wall_time;
 /// Listings that can go on, for each session; the oldest is forgotten.
 const LISTINGS: usize = 64;
 
-/// Bytes in flight that one batch has at most; the rest of it waits for replies.
+/// Bytes in flight that one batch has at most; the rest of it waits for replies. A worker has one batch at a time: with [`FLIGHT`] these are its bounds.
 const FLIGHT_BYTES: usize = 32 << 20;
 
-/// Operations of a batch in flight together.
-const FLIGHT: usize = 128;
+/// Operations of a batch in flight together, at most.
+const FLIGHT: usize = 32;
 
 /// How old what is known of the free space may be.
 const SPACE_AGE: Duration = Duration::from_secs(2);
@@ -174,7 +174,7 @@ fn bytes(op: &Write) -> usize {
     op.changes.iter().map(of).sum()
 }
 
-/// Sends a batch, so much in flight together, and collects the replies in order.
+/// Sends a batch, so much in flight together that the bounds hold, and collects the replies in order: each reply makes room for the next operations.
 fn fly<O, T>(
     batch: &[O],
     weight: impl Fn(&O) -> usize,
@@ -182,19 +182,32 @@ fn fly<O, T>(
     end: impl Fn(Flight) -> Result<T, Refusal>,
 ) -> Vec<Result<T, Refusal>> {
     let mut results = Vec::with_capacity(batch.len());
-    let mut rest = batch;
-    while !rest.is_empty() {
-        let mut sum = 0;
-        let count = rest.iter().take(FLIGHT).take_while(|op| {
-            sum += weight(op);
-            sum <= FLIGHT_BYTES
-        });
-        let (now, later) = rest.split_at(count.count().max(1));
-        let flights: Vec<Result<Flight, Refusal>> = now.iter().map(&send).collect();
-        results.extend(flights.into_iter().map(|flight| flight.and_then(&end)));
-        rest = later;
+    let (mut flights, mut bytes) = (VecDeque::with_capacity(FLIGHT), 0);
+    for op in batch {
+        let heavy = weight(op);
+        while flights.len() >= FLIGHT || bytes + heavy > FLIGHT_BYTES && !flights.is_empty() {
+            land(&mut flights, &mut bytes, &mut results, &end);
+        }
+        bytes += heavy;
+        flights.push_back((send(op), heavy));
+    }
+    while !flights.is_empty() {
+        land(&mut flights, &mut bytes, &mut results, &end);
     }
     results
+}
+
+/// Waits for the operation that was sent first.
+fn land<T>(
+    flights: &mut VecDeque<(Result<Flight, Refusal>, usize)>,
+    bytes: &mut usize,
+    results: &mut Vec<Result<T, Refusal>>,
+    end: impl Fn(Flight) -> Result<T, Refusal>,
+) {
+    if let Some((flight, heavy)) = flights.pop_front() {
+        *bytes -= heavy;
+        results.push(flight.and_then(end));
+    }
 }
 
 impl ObjectStore for RadosObjects {

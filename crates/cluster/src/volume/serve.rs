@@ -6,7 +6,7 @@ use onefold_core::{BLOCK_BYTES, BlockRead, Error, Exports, Extent, ExtentKind, K
 use parking_lot::Mutex;
 
 use super::{Mode, Volume};
-use crate::{format::catalogue::What, session::Session};
+use crate::{format::catalogue::What, peers::Peers, session::Session};
 
 impl onefold_core::Volume for Volume {
     fn size(&self) -> u64 {
@@ -105,13 +105,14 @@ pub struct ClusterExports {
     session: Arc<Session>,
     mode: Mode,
     open: Mutex<BTreeMap<String, Arc<Volume>>>,
+    peers: Mutex<Peers>,
 }
 
 impl ClusterExports {
     /// All volumes of the session's store.
     #[must_use]
     pub fn new(session: Arc<Session>, mode: Mode) -> ClusterExports {
-        ClusterExports { session, mode, open: Mutex::default() }
+        ClusterExports { session, mode, open: Mutex::default(), peers: Mutex::default() }
     }
 
     /// Does what is due for the volumes that are open: locks, long trims, evictions, the published load. True when there is more to do.
@@ -131,8 +132,9 @@ impl ClusterExports {
     /// Publishes the load for workers, and learns how many servers share the cache. It is advice: the next one says more.
     pub fn publish(&self) {
         let _ = self.session.publish(false);
-        if let Ok(sessions) = self.session.sessions() {
-            self.session.servers.store(sessions.servers.max(1), std::sync::atomic::Ordering::Relaxed);
+        let now = self.session.store.time();
+        if let Ok(seen) = self.session.look_at(&mut self.peers.lock(), now) {
+            self.session.servers.store(seen.servers.max(1), std::sync::atomic::Ordering::Relaxed);
         }
     }
 

@@ -14,9 +14,6 @@ use crate::{
     session::Session,
 };
 
-/// Bytes of chunks in memory, of all objects of a step.
-const BATCH_BYTES: u64 = 8 << 20;
-
 /// What became of an object.
 #[derive(Clone, Default)]
 pub(super) struct Done {
@@ -55,16 +52,41 @@ enum Plan {
 }
 
 /// An object on its way.
-struct Job<'a> {
+pub(super) struct Job<'a> {
     listed: &'a Listed,
     plan: Plan,
     pending: Vec<(Chunk, Reference)>,
     /// Entries that were taken care of.
     taken: usize,
+    /// There are others, which the next step takes.
+    partial: bool,
     result: Result<Done, Refusal>,
 }
 
 impl Job<'_> {
+    /// Bytes of chunks that it moves.
+    fn bytes(&self) -> u64 {
+        if let Plan::Flip(entries) = &self.plan { entries.iter().map(|(_, entry)| u64::from(entry.length)).sum() } else { 0 }
+    }
+
+    /// Leaves to the next step what is more than so many bytes.
+    fn cut(&mut self, most: u64) {
+        if let Plan::Flip(entries) = &mut self.plan {
+            let (all, mut bytes) = (entries.len(), 0);
+            let fits = |(_, entry): &&(u32, Entry)| {
+                bytes += u64::from(entry.length);
+                bytes <= most
+            };
+            entries.truncate(entries.iter().take_while(fits).count().max(1));
+            self.partial = entries.len() < all;
+        }
+    }
+
+    /// True when the next step begins with the same object.
+    pub(super) fn is_partial(&self) -> bool {
+        self.partial
+    }
+
     fn add(&mut self, more: Result<Done, Refusal>) {
         match (&mut self.result, more) {
             (Ok(done), Ok(more)) => done.add(more),
@@ -91,12 +113,26 @@ impl Job<'_> {
 }
 
 impl Session {
-    /// Deduplicates what is dirty and cold in objects, finishes their drops, and takes those off the list of which nothing is left.
-    pub(super) fn deduplicate(&self, listed: &[Listed], now: Duration) -> Vec<Result<Done, Refusal>> {
+    /// Decides what is to be done about the first of these objects, until that is as much as a step takes.
+    pub(super) fn jobs<'a>(&self, listed: &'a [Listed], now: Duration, step_bytes: u64) -> Vec<Job<'a>> {
         let reads: Vec<Read> = listed.iter().map(|listed| Read { object: listed.object.name(), looks: map_looks() }).collect();
-        let sights = self.read_all(&reads);
-        let maps = listed.iter().zip(sights).map(|(listed, sight)| (listed, Session::parse_map(listed.object, sight)));
-        self.settle(maps.map(|(listed, map)| self.job(listed, map, Some(now))).collect())
+        let (mut jobs, mut bytes) = (Vec::new(), 0);
+        for (listed, sight) in listed.iter().zip(self.read_all(&reads)) {
+            let mut job = self.job(listed, Session::parse_map(listed.object, sight), Some(now));
+            if jobs.is_empty() {
+                job.cut(step_bytes);
+            }
+            bytes += job.bytes();
+            if bytes > step_bytes && !jobs.is_empty() {
+                break;
+            }
+            let partial = job.partial;
+            jobs.push(job);
+            if partial {
+                break;
+            }
+        }
+        jobs
     }
 
     /// Flush-through: the same for one object at once, however hot it is.
@@ -104,13 +140,19 @@ impl Session {
         let Some(map) = self.read_map(object)? else { return Ok(()) };
         let Some(stamp) = map.listed else { return Ok(()) };
         let listed = Listed { object, shard: self.shard_of(object), key: self.list_key(object, stamp) };
-        self.settle(vec![self.job(&listed, Ok(Some(map)), None)]).into_iter().try_for_each(|result| result.map(|_| ()))
+        self.settle(vec![self.job(&listed, Ok(Some(map)), None)]).into_iter().try_for_each(|(_, result)| result.map(|_| ()))
     }
 
     /// Decides what is to be done about an object; without `now` none is too hot.
     fn job<'a>(&self, listed: &'a Listed, map: Result<Option<Map>, Refusal>, now: Option<Duration>) -> Job<'a> {
-        let mut job =
-            Job { listed, plan: Plan::LeftOver, pending: Vec::new(), taken: 0, result: Ok(Done { operations: 1, ..Done::default() }) };
+        let mut job = Job {
+            listed,
+            plan: Plan::LeftOver,
+            pending: Vec::new(),
+            taken: 0,
+            partial: false,
+            result: Ok(Done { operations: 1, ..Done::default() }),
+        };
         match map {
             // Another key has taken its place, or none is needed.
             Ok(Some(map)) if map.listed.is_some_and(|stamp| self.list_key(listed.object, stamp) == listed.key) => {
@@ -130,8 +172,8 @@ impl Session {
         job
     }
 
-    /// Does it.
-    fn settle(&self, mut jobs: Vec<Job<'_>>) -> Vec<Result<Done, Refusal>> {
+    /// Deduplicates what is dirty and cold in objects, finishes their drops, and takes those off the list of which nothing is left.
+    pub(super) fn settle(&self, mut jobs: Vec<Job<'_>>) -> Vec<(ObjectId, Result<Done, Refusal>)> {
         let drops: Vec<Vec<(Chunk, Reference)>> = jobs.iter_mut().map(|job| std::mem::take(&mut job.pending)).collect();
         for (job, finished) in jobs.iter_mut().zip(self.finish_each(&drops)) {
             job.add(finished.map(|operations| Done { operations, ..Done::default() }));
@@ -148,12 +190,12 @@ impl Session {
         loop {
             let (mut groups, mut bytes) = (Vec::new(), 0);
             for (n, job) in jobs.iter_mut().enumerate() {
-                let entries = job.next(BATCH_BYTES - bytes, bytes == 0);
+                let entries = job.next(self.settings.batch_bytes - bytes, bytes == 0);
                 bytes += entries.iter().map(|(_, entry)| u64::from(entry.length)).sum::<u64>();
                 if !entries.is_empty() {
                     groups.push((n, Group { object: job.listed.object, entries }));
                 }
-                if bytes >= BATCH_BYTES {
+                if bytes >= self.settings.batch_bytes {
                     break;
                 }
             }
@@ -166,7 +208,7 @@ impl Session {
             }
         }
         self.leave_list(&mut jobs);
-        jobs.into_iter().map(|job| job.result).collect()
+        jobs.into_iter().map(|job| (job.listed.object, job.result)).collect()
     }
 
     /// Does drops that are pending in an object; how many operations that took.
@@ -210,7 +252,7 @@ impl Session {
 
     /// Takes those objects off the list of which all is clean, and keys that are left over.
     fn leave_list(&self, jobs: &mut [Job<'_>]) {
-        let stays = |job: &Job<'_>| job.result.is_err() || matches!(job.plan, Plan::Hot | Plan::LeftOver);
+        let stays = |job: &Job<'_>| job.result.is_err() || job.partial || matches!(job.plan, Plan::Hot | Plan::LeftOver);
         let looked: Vec<usize> = (0..jobs.len()).filter(|n| !stays(&jobs[*n])).collect();
         let mut leaving: Vec<usize> =
             (0..jobs.len()).filter(|n| jobs[*n].result.is_ok() && matches!(jobs[*n].plan, Plan::LeftOver)).collect();

@@ -26,21 +26,29 @@ use std::{
 
 use onefold_core::{
     Result,
-    object::{Look, ObjectName, Read, Refusal},
+    object::{Look, Read, Refusal},
 };
 
-use self::{backoff::Backoff, dedup::Listed, lease::Leases};
+use self::{
+    backoff::Backoff,
+    dedup::{Job, Listed},
+    lease::Leases,
+};
 
 pub use rate::{Marks, Rate};
 
 use crate::{
     format::{ObjectId, key},
     map::shard_name,
+    peers::Peers,
     session::{Session, failed},
 };
 
 /// Objects that wait because somebody was faster, at most; what finds no room is tried at once.
 const WAITING_MAX: usize = 4096;
+
+/// Chunks of a step while there is a limit: enough that looking at list and map is little beside them.
+const LIMITED_CHUNKS: u64 = 8;
 
 /// After so many doublings an object that is always changed is deduplicated all the same.
 const DOUBLINGS_MAX: u32 = 8;
@@ -62,6 +70,14 @@ pub struct Progress {
     pub waits: bool,
 }
 
+/// Keys of the dirty list.
+struct Page {
+    shard: u16,
+    keys: Vec<Vec<u8>>,
+    /// There are others behind them.
+    more: bool,
+}
+
 /// A worker; one thread calls its steps.
 pub struct Worker {
     session: Arc<Session>,
@@ -71,8 +87,11 @@ pub struct Worker {
     shards: VecDeque<u16>,
     /// Where the next step goes on in the first of them.
     after: Vec<u8>,
+    /// Objects that the next step looks at: what is dirty in them should be about as much as a step takes.
+    objects: usize,
     /// When an object may be tried again, and how often it failed.
     waiting: BTreeMap<ObjectId, (Duration, u32)>,
+    peers: Peers,
     rate: Rate,
 }
 
@@ -87,7 +106,9 @@ impl Worker {
             backoff,
             shards: VecDeque::new(),
             after: Vec::new(),
+            objects: 1,
             waiting: BTreeMap::new(),
+            peers: Peers::default(),
             rate: Rate::new(marks),
         }
     }
@@ -103,8 +124,8 @@ impl Worker {
     /// # Errors
     /// The store's.
     pub fn allowance(&mut self, now: Duration) -> Result<u64> {
-        let loads = self.session.loads().map_err(|refusal| failed("the load can't be read", refusal))?;
-        Ok(self.rate.allowance(now, &loads))
+        let did = self.session.look_at(&mut self.peers, now)?;
+        Ok(self.rate.allowance(now, &did))
     }
 
     /// Deduplicates some objects of the next shard.
@@ -155,59 +176,21 @@ impl Worker {
     /// Takes objects off the lists of the next shards, as many as a step has, and deduplicates them together.
     fn objects_step(&mut self) -> Result<Progress, Refusal> {
         let mut progress = Progress::default();
-        // Where each operation counts, a step is as small as it can be.
-        let most = if self.rate.is_limited() { 1 } else { self.session.settings.objects_per_step.max(1) };
-        let next: Vec<u16> = self.shards.iter().take(most).copied().collect();
-        let mut kept = Vec::new();
-        for number in next {
-            progress.operations += 1;
-            if self.leases.keep(&self.session, number)? {
-                kept.push(number);
-            } else {
-                self.leave_shard(number);
-            }
-        }
-        let look = |(n, number): (usize, &u16)| {
-            let after = if n == 0 && self.shards.front() == Some(number) { self.after.clone() } else { Vec::new() };
-            Read { object: shard_name(*number), looks: vec![Look::Page(after, most)] }
+        let settings = &self.session.settings;
+        // Where each operation counts, a step is small: what it takes is owed before the next one.
+        let (most, bytes) = if self.rate.is_limited() {
+            (1, settings.batch_bytes.min(LIMITED_CHUNKS * u64::from(self.session.format.chunk_bytes)))
+        } else {
+            (self.objects, settings.batch_bytes)
         };
-        let sights = self.session.read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
+        let pages = self.pages(most, &mut progress)?;
         let now = self.session.store.time();
-        let (mut listed, mut room) = (Vec::new(), most);
-        for (number, sight) in kept.into_iter().zip(sights) {
-            if room == 0 {
-                break;
-            }
-            let sight = match sight {
-                Err(Refusal::Missing) => {
-                    self.leave_shard(number);
-                    continue;
-                }
-                other => other?,
-            };
-            let (pairs, more) = sight.pairs(0);
-            let taken = &pairs[..pairs.len().min(room)];
-            room -= taken.len();
-            listed.extend(taken.iter().map(|(key, _)| (shard_name(number), key.clone())));
-            match taken.last() {
-                // Those before it are done: it is the first one now.
-                Some((last, _)) if more || taken.len() < pairs.len() => {
-                    self.after.clone_from(last);
-                    break;
-                }
-                _ => self.leave_shard(number),
-            }
-        }
-        self.deduplicate(listed, now, &mut progress)?;
-        Ok(progress)
-    }
-
-    /// Deduplicates what may be tried again; the first error, when all others are done.
-    fn deduplicate(&mut self, keys: Vec<(ObjectName, Vec<u8>)>, now: Duration, progress: &mut Progress) -> Result<(), Refusal> {
-        let mut listed = Vec::new();
-        for (shard, key) in keys {
-            let Some((object, _)) = key::parse_listed(&key) else {
-                self.session.list_remove(&shard, key)?;
+        let keys: Vec<(u16, &Vec<u8>)> = pages.iter().flat_map(|page| page.keys.iter().map(|key| (page.shard, key))).collect();
+        let (mut places, mut listed) = (Vec::new(), Vec::new());
+        for (place, (shard, key)) in keys.iter().enumerate() {
+            let shard = shard_name(*shard);
+            let Some((object, _)) = key::parse_listed(key) else {
+                self.session.list_remove(&shard, (*key).clone())?;
                 continue;
             };
             progress.seen += 1;
@@ -215,10 +198,74 @@ impl Worker {
                 progress.later += 1;
                 continue;
             }
-            listed.push(Listed { object, shard, key });
+            places.push(place);
+            listed.push(Listed { object, shard, key: (*key).clone() });
         }
+        let jobs = self.session.jobs(&listed, now, bytes);
+        let too_many = listed.len() - jobs.len();
+        progress.operations += too_many as u64;
+        self.objects = if too_many > 0 { jobs.len() } else { (self.objects + 1).min(self.session.settings.objects_per_step.max(1)) };
+        let done = jobs.iter().filter(|job| !job.is_partial()).count();
+        self.go_on_behind(&pages, places.get(done).copied().unwrap_or(keys.len()));
+        self.deduplicate(jobs, now, &mut progress)?;
+        Ok(progress)
+    }
+
+    /// The next keys of the next shards, `most` at most of all together.
+    fn pages(&mut self, most: usize, progress: &mut Progress) -> Result<Vec<Page>, Refusal> {
+        let next: Vec<u16> = self.shards.iter().take(most).copied().collect();
+        let mut kept = Vec::new();
+        for shard in next {
+            progress.operations += 1;
+            if self.leases.keep(&self.session, shard)? {
+                kept.push(shard);
+            } else {
+                self.leave_shard(shard);
+            }
+        }
+        let look = |(n, shard): (usize, &u16)| {
+            let after = if n == 0 && self.shards.front() == Some(shard) { self.after.clone() } else { Vec::new() };
+            Read { object: shard_name(*shard), looks: vec![Look::Page(after, most)] }
+        };
+        let sights = self.session.read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
+        let (mut pages, mut room) = (Vec::new(), most);
+        for (shard, sight) in kept.into_iter().zip(sights) {
+            let (pairs, more) = match &sight {
+                Err(Refusal::Missing) => (&[][..], false),
+                Err(refusal) => return Err(refusal.clone()),
+                Ok(sight) => sight.pairs(0),
+            };
+            let keys: Vec<Vec<u8>> = pairs.iter().take(room).map(|(key, _)| key.clone()).collect();
+            room -= keys.len();
+            let more = more || keys.len() < pairs.len();
+            pages.push(Page { shard, keys, more });
+            if room == 0 || more {
+                break;
+            }
+        }
+        Ok(pages)
+    }
+
+    /// The next step begins behind the first `taken` keys of the pages.
+    fn go_on_behind(&mut self, pages: &[Page], mut taken: usize) {
+        for Page { shard, keys, more } in pages {
+            if taken >= keys.len() && !more {
+                taken -= keys.len();
+                self.leave_shard(*shard);
+                continue;
+            }
+            // Those before it are done: it is the first one now.
+            if let Some(last) = keys.get(..taken.min(keys.len())).and_then(<[_]>::last) {
+                self.after.clone_from(last);
+            }
+            break;
+        }
+    }
+
+    /// Does what is to be done about objects; the first error, when all others are done.
+    fn deduplicate(&mut self, jobs: Vec<Job<'_>>, now: Duration, progress: &mut Progress) -> Result<(), Refusal> {
         let mut failed = None;
-        for (Listed { object, .. }, result) in listed.iter().zip(self.session.deduplicate(&listed, now)) {
+        for (object, result) in self.session.settle(jobs) {
             let done = match result {
                 Ok(done) => done,
                 Err(refusal) => {
@@ -228,12 +275,12 @@ impl Worker {
             };
             progress.operations += done.operations;
             progress.flipped += done.flipped;
-            let waits = self.waiting.remove(object);
+            let waits = self.waiting.remove(&object);
             if done.again {
                 progress.later += 1;
                 let failures = waits.map_or(0, |(_, failures)| failures + 1).min(DOUBLINGS_MAX);
                 if self.waiting.len() < WAITING_MAX {
-                    self.waiting.insert(*object, (now + self.session.settings.cold * (1 << failures), failures));
+                    self.waiting.insert(object, (now + self.session.settings.cold * (1 << failures), failures));
                 }
             }
         }

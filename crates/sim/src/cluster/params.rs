@@ -145,6 +145,7 @@ impl Params {
             cache_bytes: u64::from(self.chunk_bytes) * self.cached,
             known_objects: self.known_objects,
             objects_per_step: 2,
+            batch_bytes: if self.seed.is_multiple_of(5) { self.chunk_bytes.into() } else { 8 << 20 },
             bug: self.bug.map(|bug| PlantedBug::ALL[bug]),
         }
     }

@@ -137,7 +137,7 @@ fn measured(system: System, chunks: PoolKind, path: &Path, span: u64, count: usi
             Ok(())
         });
     }
-    let background = Background { workers: 4, marks: Marks::default(), pause: Duration::from_secs(1), backlog: 0, spread: false };
+    let background = Background { workers: 4, marks: Marks::default(), pause: Duration::from_secs(1), backlog: 0, spread: false, begin: 0 };
     if system != System::Original {
         site.work(&background, zero, zero + end, &told)?;
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use onefold_cluster::{Scrub, Settings};
+use onefold_cluster::{Published, Scrub, Session, Sessions, Settings};
 use serde_json::json;
 
 use super::store::{Opened, Url};
@@ -12,20 +12,17 @@ use crate::{
     size::Size,
 };
 
+/// How long `status` looks at what servers and workers do, in seconds: each says something every second, idle workers every three.
+const LOOK_MIN: f64 = 2.0;
+const LOOK_MAX: f64 = 4.0;
+
 /// What `status` shows.
 pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;
+    let (before, begun) = (opened.session.published()?, Instant::now());
     let status = opened.session.status()?;
-    let sessions = status.sessions;
-    // What they say changes once a second.
-    let begun = Instant::now();
-    if sessions.servers + sessions.workers > 0 {
-        std::thread::sleep(Duration::from_secs(2));
-    }
-    let later = opened.session.sessions()?;
-    let seconds = begun.elapsed().as_secs_f64().max(1.0);
-    let operations = later.operations.saturating_sub(sessions.operations) as f64 / seconds;
-    let bytes = later.bytes.saturating_sub(sessions.bytes) as f64 / seconds;
+    let (sessions, seconds) = look_on(&opened.session, &before, begun)?;
+    let (operations, bytes) = (sessions.operations as f64 / seconds, sessions.bytes as f64 / seconds);
     let overhead = status.map_bytes + status.reference_bytes;
     let stored = status.cached_bytes + status.chunk_bytes;
     let saved = if status.logical_bytes == 0 { 0.0 } else { 100.0 - 100.0 * stored as f64 / status.logical_bytes as f64 };
@@ -35,9 +32,9 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
             "objects": status.objects, "entries": status.entries, "logical_bytes": status.logical_bytes,
             "cached_bytes": status.cached_bytes, "dirty_bytes": status.dirty_bytes, "chunks": status.chunks,
             "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes, "reference_bytes": status.reference_bytes,
-            "clean_cached_bytes": status.cached_bytes - status.dirty_bytes, "servers": sessions.servers, "workers": sessions.workers,
+            "clean_cached_bytes": status.cached_bytes - status.dirty_bytes, "servers": sessions.servers, "workers": sessions.workers, "silent_sessions": sessions.silent,
             "operations_per_second": operations, "bytes_per_second": bytes, "backlog": status.backlog,
-            "operations_without_reply": later.unknown,
+            "operations_without_reply": sessions.unknown,
             "used_bytes": status.space.used, "total_bytes": status.space.total, "saved_percent": saved,
         });
         return output::json(&value);
@@ -56,17 +53,30 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     output::line(format_args!("cached      {} that are chunks, too", Size(status.cached_bytes - status.dirty_bytes)));
     output::line(format_args!("overhead    {} of maps, {} of references", Size(status.map_bytes), Size(overhead - status.map_bytes)));
     output::line(format_args!(
-        "at work     {} servers and {} workers; clients do {operations:.0} operations and {} a second",
+        "at work     {} servers and {} workers{}; clients do {operations:.0} operations and {} a second",
         sessions.servers,
         sessions.workers,
+        if sessions.silent == 0 { String::new() } else { format!(" ({} said nothing just now)", sessions.silent) },
         Size(bytes as u64)
     ));
     output::line(format_args!(
         "no reply    to {} operations of these: what became of them is looked up before more is written there",
-        later.unknown
+        sessions.unknown
     ));
     output::line(format_args!("space       {} used of {}", Size(status.space.used), Size(status.space.total)));
     Ok(())
+}
+
+/// What servers and workers do, and in how many seconds: until all have said something twice, two seconds at least and four at most.
+fn look_on(session: &Session, before: &Published, begun: Instant) -> Result<(Sessions, f64), Failure> {
+    loop {
+        let sessions = session.published()?.since(before);
+        let passed = begun.elapsed().as_secs_f64().max(0.001);
+        if before.is_empty() || passed >= LOOK_MAX || passed >= LOOK_MIN && sessions.silent == 0 {
+            return Ok((sessions, passed));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Compares maps and references, and when `deep` the data with its names.

@@ -72,7 +72,7 @@ const JOURNAL: u64 = 1024;
 const BLOCK: u64 = 4096;
 
 /// A client's processor hashes a chunk of 32 KiB.
-const HASH: u64 = 16 * MICROSECOND;
+pub(super) const HASH: u64 = 16 * MICROSECOND;
 
 /// Data parts of an erasure-coded chunk; one of parity comes with them.
 const PARTS: usize = 2;
@@ -135,8 +135,8 @@ impl Cluster {
         [osd(first, 16), osd(second, 24), osd(third, 32)]
     }
 
-    /// From the client to the objects; `hashed` chunks were hashed by the client before it could send this.
-    pub(super) fn way_there(&self, client: usize, hashed: u64, op: &Op) -> Vec<Stage> {
+    /// From the client to the objects, once the client is `ready` in so many nanoseconds.
+    pub(super) fn way_there(&self, client: usize, ready: u64, op: &Op) -> Vec<Stage> {
         let (object, bytes, work) = match op {
             Op::Sleep(time) => return vec![Stage::Wait(*time)],
             Op::Small(object) => (object, 0, CPU_READ + CPU_KEYS),
@@ -151,7 +151,7 @@ impl Cluster {
         };
         let [primary, ..] = Cluster::placed(object);
         vec![
-            Stage::Wait(hashed * HASH),
+            Stage::Wait(ready),
             Stage::Use(self.client_out(client), transfer(bytes, LINK)),
             Stage::Wait(HOP),
             Stage::Use(Cluster::server_in(primary), transfer(bytes, LINK)),

@@ -4,9 +4,9 @@
 //! deduplication (the *original*) a lane reads and writes objects of 4 MiB directly. Workers live as those of the product do: they look at the load each second,
 //! and do what it allows.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
-use onefold_cluster::{Dedup, Format, Marks, Mode, Session, Settings, Volume, Worker, create};
+use onefold_cluster::{Dedup, Format, Marks, Mode, Progress, Session, Settings, Volume, Worker, create};
 use onefold_core::{
     BLOCK_BYTES, Result,
     object::{Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Write},
@@ -67,6 +67,8 @@ pub(in super::super) struct Background {
     pub(in super::super) backlog: u64,
     /// They are a sixteenth of each of their objects.
     pub(in super::super) spread: bool,
+    /// Workers begin one after the other, all of them within so many nanoseconds.
+    pub(in super::super) begin: u64,
 }
 
 /// A run.
@@ -95,8 +97,8 @@ pub(in super::super) struct Told {
     /// Of all requests together.
     pub(in super::super) nanoseconds: u64,
     /// Operations of workers, as the rate counts them, and chunks that they deduplicated.
-    pub(in super::super) operations: u64,
-    pub(in super::super) chunks: u64,
+    pub(in super::super) operations: f64,
+    pub(in super::super) chunks: f64,
     /// What was measured took so long.
     pub(in super::super) window: u64,
 }
@@ -110,6 +112,14 @@ impl Told {
     /// Milliseconds of a request.
     pub(in super::super) fn latency(&self) -> f64 {
         self.nanoseconds as f64 / self.requests.max(1) as f64 / 1e6
+    }
+
+    /// A step's share in the window: a step takes many chunks, and may begin before the window or end after it.
+    fn note_step(&mut self, step: Range<u64>, window: Range<u64>, progress: &Progress) {
+        let within = step.end.min(window.end).saturating_sub(step.start.max(window.start)) as f64;
+        let share = within / (step.end - step.start).max(1) as f64;
+        self.operations += progress.operations as f64 * share;
+        self.chunks += progress.flipped as f64 * share;
     }
 
     pub(in super::super) fn note(&mut self, begun: u64, now: u64, bytes: u64) {
@@ -249,7 +259,11 @@ impl Site {
             let session = Arc::new(Session::open(store.clone(), settings)?);
             let worker = Worker::new(session, background.marks);
             let (told, its) = (told.clone(), store.clone());
-            store.start(move || labour(worker, &its, (from, to), &told));
+            let begin = background.begin * n as u64 / background.workers as u64;
+            store.start(move || {
+                its.sleep(begin);
+                labour(worker, &its, (from, to), &told)
+            });
         }
         Ok(())
     }
@@ -273,12 +287,7 @@ fn labour(mut worker: Worker, store: &ClockedObjects, (from, to): (u64, u64), to
             continue;
         }
         let progress = worker.step()?;
-        let now = store.world.now();
-        if begun >= from && now <= to {
-            let mut told = told.lock();
-            told.operations += progress.operations;
-            told.chunks += progress.flipped;
-        }
+        told.lock().note_step(begun..store.world.now(), from..to, &progress);
         allowed = if allowed == u64::MAX { allowed } else { allowed.saturating_sub(progress.operations) };
         if progress.waits || progress.round && progress.flipped == 0 {
             store.sleep(IDLE);
@@ -354,7 +363,7 @@ pub(in super::super) fn run(plan: &Plan) -> Result<Told> {
 /// The engine's.
 pub(in super::super) fn idle(workers: usize, backlog: u64, window: u64) -> Result<(f64, f64)> {
     let marks = Marks::default();
-    let background = Background { workers, marks, pause: Duration::from_secs(1), backlog, spread: false };
+    let background = Background { workers, marks, pause: Duration::from_secs(1), backlog, spread: false, begin: 0 };
     let access = Access { writes: true, random: false, bytes: OBJECT };
     let plan = Plan {
         system: System::Ours,
@@ -367,15 +376,19 @@ pub(in super::super) fn idle(workers: usize, backlog: u64, window: u64) -> Resul
         from: 0,
         to: window,
     };
-    let drained = run(&plan)?.chunks;
+    let drained = run(&plan)?;
     let site = Site::new(System::Original, PoolKind::Replicated, 1)?;
-    let made = Arc::new(Mutex::new(0u64));
+    let made = Arc::new(Mutex::new(Told::default()));
     for n in 0..workers {
         let (store, made) = (ClockedObjects::new(&site.world, 1 + n % WORKER_NODES), made.clone());
         store.clone().start(move || {
             let content = noise(n as u64, CHUNK);
             let mut next = 0;
-            while store.world.now() < window {
+            loop {
+                let begun = store.world.now();
+                if begun >= window {
+                    return Ok(());
+                }
                 let create = |at: u64| Write {
                     object: ObjectName::chunk(format!("made.{n}.{at}")),
                     guards: vec![Guard::Absent],
@@ -383,16 +396,13 @@ pub(in super::super) fn idle(workers: usize, backlog: u64, window: u64) -> Resul
                 };
                 let batch: Vec<Write> = (next..next + BATCH).map(create).collect();
                 store.write(&batch).into_iter().try_for_each(|result| result.map(|_| ()).map_err(refused))?;
-                if store.world.now() <= window {
-                    *made.lock() += BATCH;
-                }
+                made.lock().note_step(begun..store.world.now(), 0..window, &Progress { flipped: BATCH, ..Progress::default() });
                 next += BATCH;
             }
-            Ok(())
         });
     }
     site.world.run()?;
-    let a_second = |count: u64| count as f64 * SECOND as f64 / window as f64;
+    let a_second = |told: &Told| told.chunks * SECOND as f64 / window as f64;
     let made = *made.lock();
-    Ok((a_second(drained), a_second(made)))
+    Ok((a_second(&drained), a_second(&made)))
 }

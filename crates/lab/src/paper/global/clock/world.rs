@@ -18,7 +18,10 @@ use onefold_core::{
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::cluster::{Cluster, names_chunk};
+use super::cluster::{Cluster, HASH, names_chunk};
+
+/// Operations of a batch on their way together, as on RADOS.
+const FLIGHT: usize = 32;
 
 /// When the clock begins, in seconds since 1970: far from zero, so that nothing is too young.
 const BEGIN: Duration = Duration::from_secs(1_000_000);
@@ -77,7 +80,13 @@ struct Process {
 
 struct Actor {
     ended: bool,
-    open: usize,
+    /// Operations that wait for room on the way, with the client node that sends them.
+    later: VecDeque<(usize, Op)>,
+    /// When all content that was sent up to now was hashed, one after the other since the batch began.
+    hashed: u64,
+    /// Operations that were sent, and how many of these in a row have their replies.
+    sent: usize,
+    done: usize,
     replies: Vec<Option<Result<Reply, Refusal>>>,
     wake: Arc<Condvar>,
     thread: Option<JoinHandle<()>>,
@@ -156,7 +165,16 @@ impl World {
     pub(super) fn new_actor(&self) -> usize {
         let mut inner = self.inner.lock();
         let wake = Arc::new(Condvar::new());
-        inner.actors.push(Actor { ended: true, open: 0, replies: Vec::new(), wake, thread: None });
+        inner.actors.push(Actor {
+            ended: true,
+            later: VecDeque::new(),
+            hashed: 0,
+            sent: 0,
+            done: 0,
+            replies: Vec::new(),
+            wake,
+            thread: None,
+        });
         inner.actors.len() - 1
     }
 
@@ -200,14 +218,12 @@ impl World {
         if ops.is_empty() {
             return Vec::new();
         }
-        inner.actors[actor].replies = ops.iter().map(|_| None).collect();
-        inner.actors[actor].open = ops.len();
-        let mut hashed = 0;
-        for (slot, op) in ops.into_iter().enumerate() {
-            hashed += u64::from(matches!(&op, Op::Write(op) if names_chunk(op)));
-            let stages = inner.cluster.way_there(client, hashed, &op);
-            inner.spawn(stages, For::Actor(actor, slot), client, Some(op));
-        }
+        let now = inner.now;
+        let asks = &mut inner.actors[actor];
+        (asks.sent, asks.done, asks.hashed) = (0, 0, now);
+        asks.replies = ops.iter().map(|_| None).collect();
+        asks.later = ops.into_iter().map(|op| (client, op)).collect();
+        inner.send_more(actor);
         inner.running = None;
         self.back.notify_one();
         drop(inner);
@@ -281,6 +297,21 @@ impl Inner {
         id
     }
 
+    /// Sends an actor's next operations, as many as may be on their way: as in the product, the reply to the oldest makes room.
+    fn send_more(&mut self, actor: usize) {
+        while self.actors[actor].sent < self.actors[actor].done + FLIGHT
+            && let Some((client, op)) = self.actors[actor].later.pop_front()
+        {
+            let asks = &mut self.actors[actor];
+            let slot = asks.sent;
+            asks.sent += 1;
+            asks.hashed += HASH * u64::from(matches!(&op, Op::Write(op) if names_chunk(op)));
+            let ready = asks.hashed.saturating_sub(self.now);
+            let stages = self.cluster.way_there(client, ready, &op);
+            self.spawn(stages, For::Actor(actor, slot), client, Some(op));
+        }
+    }
+
     fn wake_at(&mut self, at: u64, process: usize) {
         self.made += 1;
         self.events.push(Reverse((at, self.made, process)));
@@ -335,9 +366,11 @@ impl Inner {
             For::Actor(actor, slot) => {
                 let waits = &mut self.actors[actor];
                 waits.replies[slot] = Some(process.reply.unwrap_or(Ok(Reply::Done)));
-                waits.open -= 1;
-                if waits.open == 0 {
+                waits.done += waits.replies[waits.done..].iter().take_while(|reply| reply.is_some()).count();
+                if waits.done == waits.replies.len() {
                     self.ready.push_back(actor);
+                } else {
+                    self.send_more(actor);
                 }
             }
             For::Process(parent) => {
