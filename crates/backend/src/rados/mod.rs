@@ -175,11 +175,11 @@ fn bytes(op: &Write) -> usize {
 }
 
 /// Sends a batch, so much in flight together that the bounds hold, and collects the replies in order: each reply makes room for the next operations.
-fn fly<O, T>(
+fn fly<O, F, T>(
     batch: &[O],
     weight: impl Fn(&O) -> usize,
-    send: impl Fn(&O) -> Result<Flight, Refusal>,
-    end: impl Fn(Flight) -> Result<T, Refusal>,
+    send: impl Fn(&O) -> Result<F, Refusal>,
+    end: impl Fn(F) -> Result<T, Refusal>,
 ) -> Vec<Result<T, Refusal>> {
     let mut results = Vec::with_capacity(batch.len());
     let (mut flights, mut bytes) = (VecDeque::with_capacity(FLIGHT), 0);
@@ -198,11 +198,11 @@ fn fly<O, T>(
 }
 
 /// Waits for the operation that was sent first.
-fn land<T>(
-    flights: &mut VecDeque<(Result<Flight, Refusal>, usize)>,
+fn land<F, T>(
+    flights: &mut VecDeque<(Result<F, Refusal>, usize)>,
     bytes: &mut usize,
     results: &mut Vec<Result<T, Refusal>>,
-    end: impl Fn(Flight) -> Result<T, Refusal>,
+    end: impl Fn(F) -> Result<T, Refusal>,
 ) {
     if let Some((flight, heavy)) = flights.pop_front() {
         *bytes -= heavy;
@@ -302,5 +302,39 @@ impl ObjectStore for RadosObjects {
 
     fn space(&self) -> Result<Space, Refusal> {
         self.connection.space(&self.names).map_err(Refusal::Failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_keeps_its_bounds_and_its_order() {
+        // (size, refused); the second half weighs too much for 32 of them.
+        let ops: Vec<(usize, bool)> = (0..200).map(|n| (if n < 100 { 10 } else { 3 << 20 }, n % 50 == 7)).collect();
+        let (now, seen) = (RefCell::new(VecDeque::new()), RefCell::new((0, 0)));
+        let send = |op: &(usize, bool)| {
+            if op.1 {
+                return Err(Refusal::Missing);
+            }
+            now.borrow_mut().push_back(op.0);
+            let (count, bytes) = (now.borrow().len(), now.borrow().iter().sum::<usize>());
+            let most = *seen.borrow();
+            *seen.borrow_mut() = (most.0.max(count), most.1.max(bytes));
+            Ok(op.0)
+        };
+        let end = |size: usize| {
+            assert_eq!(now.borrow_mut().pop_front(), Some(size));
+            Ok(size)
+        };
+        let results = fly(&ops, |op| op.0, send, end);
+        let expected: Vec<_> = ops.iter().map(|op| (!op.1).then_some(op.0)).collect();
+        assert_eq!(results.into_iter().map(Result::ok).collect::<Vec<_>>(), expected);
+        assert_eq!(*seen.borrow(), (FLIGHT, 10 * (3 << 20)));
+        // One that is too large by itself goes alone.
+        assert!(matches!(fly(&[(FLIGHT_BYTES + 1, false)], |op| op.0, |op| Ok(op.0), Ok)[..], [Ok(_)]));
     }
 }
