@@ -175,7 +175,7 @@ impl Volume {
             } else if key == LAST_DISCARD {
                 self.last_discard.lock().number = value.as_slice().try_into().map_or(0, u64::from_le_bytes);
             } else {
-                cache.learn(&key, self.kept_bytes());
+                cache.learn(&key, &value, self.kept_bytes());
             }
         }
         *self.bits.lock() = bits;

@@ -8,6 +8,7 @@
 //! | `d` | the number of the last long discard, compared by the next |
 //! | `i` | a stamp of the owner, while it may make references for entries that it has not written yet |
 //! | `C` and a number | an object and a chunk of it that is kept though it is clean |
+//! | `H` and a number | a dirty chunk that is read often: until when it is not deduplicated |
 
 use std::collections::BTreeMap;
 
@@ -24,6 +25,7 @@ pub(super) const LAST_DISCARD: &[u8] = b"d";
 pub(super) const BITS: u8 = b'B';
 pub(super) const DISCARD: u8 = b'D';
 pub(super) const CACHED: u8 = b'C';
+pub(super) const HOT: u8 = b'H';
 
 /// Objects of a key of the bitmap.
 pub(crate) const GROUP: u64 = 512;

@@ -164,7 +164,7 @@ impl ClusterExports {
         first
     }
 
-    /// Clean chunks that are kept in the objects of the volumes that are open.
+    /// Bytes of hot chunks that are kept in the objects of the volumes that are open.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         self.open.lock().values().map(|volume| volume.cached_bytes()).sum()

@@ -3,7 +3,10 @@
 //! What is dirty and cold goes through the steps of [`flip`](super::flip), as much at a time as may be in memory. Objects share nothing but the batches: one whose
 //! operation fails does not stop the others.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use onefold_core::object::{Change, Guard, ObjectName, Read, Refusal, Write};
 
@@ -37,6 +40,8 @@ pub(super) struct Listed {
     pub(super) object: ObjectId,
     pub(super) shard: ObjectName,
     pub(super) key: Vec<u8>,
+    /// It was too hot for so long that this counts no more.
+    pub(super) overdue: bool,
 }
 
 /// What an object's map asks for.
@@ -45,8 +50,8 @@ enum Plan {
     LeftOver,
     /// Nothing yet: it was written lately.
     Hot,
-    /// Its cuts are to be moved.
-    Recut,
+    /// Its cuts are to be moved, because of these entries.
+    Recut(Vec<(u32, Entry)>),
     /// These entries are to be flipped.
     Flip(Vec<(u32, Entry)>),
 }
@@ -116,30 +121,54 @@ impl Session {
     /// Decides what is to be done about the first of these objects, until that is as much as a step takes.
     pub(super) fn jobs<'a>(&self, listed: &'a [Listed], now: Duration, step_bytes: u64) -> Vec<Job<'a>> {
         let reads: Vec<Read> = listed.iter().map(|listed| Read { object: listed.object.name(), looks: map_looks() }).collect();
-        let (mut jobs, mut bytes) = (Vec::new(), 0);
-        for (listed, sight) in listed.iter().zip(self.read_all(&reads)) {
-            let mut job = self.job(listed, Session::parse_map(listed.object, sight), Some(now));
-            if jobs.is_empty() {
+        let job =
+            |(listed, sight): (&'a Listed, _)| self.job(listed, Session::parse_map(listed.object, sight), (!listed.overdue).then_some(now));
+        let mut jobs: Vec<Job<'a>> = listed.iter().zip(self.read_all(&reads)).map(job).collect();
+        self.spare(&mut jobs, now);
+        let (mut bytes, mut count) = (0, 0);
+        for job in &mut jobs {
+            if count == 0 {
                 job.cut(step_bytes);
             }
             bytes += job.bytes();
-            if bytes > step_bytes && !jobs.is_empty() {
+            if bytes > step_bytes && count > 0 {
                 break;
             }
-            let partial = job.partial;
-            jobs.push(job);
-            if partial {
+            count += 1;
+            if job.partial {
                 break;
             }
         }
+        jobs.truncate(count);
         jobs
+    }
+
+    /// Leaves out dirty chunks that servers read often, and objects with one of these whose cuts are to be moved.
+    fn spare(&self, jobs: &mut [Job<'_>], now: Duration) {
+        let dirty = |job: &&Job<'_>| matches!(job.plan, Plan::Flip(_) | Plan::Recut(_)) && !job.listed.overdue;
+        let places = |job: &Job<'_>| -> Vec<(ObjectId, u32)> {
+            let (Plan::Flip(entries) | Plan::Recut(entries)) = &job.plan else { return Vec::new() };
+            entries.iter().map(|(offset, _)| (job.listed.object, *offset)).collect()
+        };
+        let chunks: Vec<(ObjectId, u32)> = jobs.iter().filter(dirty).flat_map(places).collect();
+        // Without an answer they are deduplicated: heat is advice.
+        let hot = if chunks.is_empty() { BTreeSet::new() } else { self.hot(&chunks, now).unwrap_or_default() };
+        for job in jobs.iter_mut().filter(|_| !hot.is_empty()) {
+            let object = job.listed.object;
+            let is_hot = |(offset, _): &(u32, Entry)| hot.contains(&(object, *offset));
+            match &mut job.plan {
+                Plan::Flip(entries) => entries.retain(|entry| !is_hot(entry)),
+                Plan::Recut(entries) if entries.iter().any(is_hot) => job.plan = Plan::Hot,
+                _ => {}
+            }
+        }
     }
 
     /// Flush-through: the same for one object at once, however hot it is.
     pub(crate) fn flush_through(&self, object: ObjectId) -> Result<(), Refusal> {
         let Some(map) = self.read_map(object)? else { return Ok(()) };
         let Some(stamp) = map.listed else { return Ok(()) };
-        let listed = Listed { object, shard: self.shard_of(object), key: self.list_key(object, stamp) };
+        let listed = Listed { object, shard: self.shard_of(object), key: self.list_key(object, stamp), overdue: true };
         self.settle(vec![self.job(&listed, Ok(Some(map)), None)]).into_iter().try_for_each(|(_, result)| result.map(|_| ()))
     }
 
@@ -161,7 +190,7 @@ impl Session {
                 let hot = !dirty.is_empty() && now.is_some_and(|now| now < map.changed + self.settings.cold);
                 job.plan = match &map.recut {
                     _ if hot => Plan::Hot,
-                    Some(_) => Plan::Recut,
+                    Some(_) => Plan::Recut(dirty),
                     None => Plan::Flip(dirty),
                 };
                 job.pending = map.pending;
@@ -179,7 +208,7 @@ impl Session {
             job.add(finished.map(|operations| Done { operations, ..Done::default() }));
             match job.plan {
                 Plan::Hot => job.add(Ok(Done { again: true, ..Done::default() })),
-                Plan::Recut if job.result.is_ok() => {
+                Plan::Recut(_) if job.result.is_ok() => {
                     let mut done = Done::default();
                     let result = self.recut_all(job.listed.object, &mut done);
                     job.add(result.map(|()| done));

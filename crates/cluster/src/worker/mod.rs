@@ -50,7 +50,7 @@ const WAITING_MAX: usize = 4096;
 /// Chunks of a step while there is a limit: enough that looking at list and map is little beside them.
 const LIMITED_CHUNKS: u64 = 8;
 
-/// After so many doublings an object that is always changed is deduplicated all the same.
+/// After so many doublings an object that is always changed or read is deduplicated all the same: with a cold period of 10 s after 85 minutes.
 const DOUBLINGS_MAX: u32 = 8;
 
 /// What a step did.
@@ -194,12 +194,13 @@ impl Worker {
                 continue;
             };
             progress.seen += 1;
-            if self.waiting.get(&object).is_some_and(|(until, _)| now < *until) {
+            let (until, failures) = self.waiting.get(&object).copied().unwrap_or_default();
+            if now < until {
                 progress.later += 1;
                 continue;
             }
             places.push(place);
-            listed.push(Listed { object, shard, key: (*key).clone() });
+            listed.push(Listed { object, shard, key: (*key).clone(), overdue: failures >= DOUBLINGS_MAX });
         }
         let jobs = self.session.jobs(&listed, now, bytes);
         let too_many = listed.len() - jobs.len();
