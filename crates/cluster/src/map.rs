@@ -162,9 +162,10 @@ impl Session {
         }
     }
 
-    /// Makes sure that an object with work for a worker is on the list; true when it was not.
+    /// Makes sure that an object with work for a worker is on the list; true when it was not. One that says it is listed must be, also when nothing is to be
+    /// done: the next write trusts it.
     pub(crate) fn list_again(&self, object: ObjectId, map: &Map) -> Result<bool, Refusal> {
-        if map.is_settled() {
+        if map.is_settled() && map.listed.is_none() {
             return Ok(false);
         }
         let stamp = match map.listed {
