@@ -36,7 +36,7 @@ mod worker;
 pub use estimate::{Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
 pub use scrub::{Report, Scrub};
-pub use session::{Counts, Session, create};
+pub use session::{Counts, Session, create, is_made};
 #[cfg(feature = "planted-bugs")]
 pub use settings::PlantedBug;
 pub use settings::{Dedup, Settings};
