@@ -198,6 +198,7 @@ impl Lacking<'_> {
             Err(error) => {
                 let said = format!("{error:#}");
                 ensure!(said.contains("may not shut out") && said.contains("osd blocklist"), "the refused takeover says: {said}");
+                ensure!(second.said().contains("may not shut out"), "the server without rights does not log that:\n{}", second.said());
             }
         }
         second.stop()?;
