@@ -11,7 +11,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+/// The variable by which programs that we start, and theirs, are known: it is our process id.
+pub(crate) const RUN: &str = "ONEFOLD_XTASK_RUN";
 
 type Action = Box<dyn FnOnce() + Send>;
 
@@ -62,6 +66,28 @@ pub(crate) fn on_signals() -> Result<()> {
     Ok(())
 }
 
+/// Ends with SIGKILL the programs that runs left which were killed themselves; how many there were.
+pub(crate) fn end_left_behind() -> usize {
+    let mark = format!("{RUN}=");
+    let left = |pid: i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let run = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(mark.as_bytes()));
+        run.and_then(|run| std::str::from_utf8(run).ok()?.parse().ok()).is_some_and(|run: u32| !is_run(run))
+    };
+    processes().filter(|pid| left(*pid)).filter_map(Pid::from_raw).filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count()
+}
+
+/// All processes of this host.
+pub(crate) fn processes() -> impl Iterator<Item = i32> {
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// True for the process id of a run that goes on. Another program may have got the number of one that was killed.
+fn is_run(pid: u32) -> bool {
+    let name = |pid: &str| fs::read(format!("/proc/{pid}/comm")).ok();
+    name(&pid.to_string()).is_some_and(|it| Some(it) == name("self"))
+}
+
 /// A directory under `target/` that is removed with all that is in it.
 pub(crate) struct Scratch {
     path: PathBuf,
@@ -69,8 +95,9 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// A new directory whose name begins with `name`. Directories that a killed run left behind are removed first.
+    /// A new directory whose name begins with `name`. What killed runs left running is ended, and what they left behind is removed first.
     pub(crate) fn new(name: &str) -> Result<Scratch> {
+        end_left_behind();
         let parent = crate::machine::root().join("target").join("scratch");
         fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
         // Who runs a cluster stops it first, by its process ids there.
@@ -93,7 +120,7 @@ impl Scratch {
         let is_left = |entry: &fs::DirEntry| {
             let file = entry.file_name();
             let pid = file.to_str().filter(|file| file.starts_with(name)).and_then(|file| file.rsplit_once('-')?.1.parse::<u32>().ok());
-            pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+            pid.is_some_and(|pid| !is_run(pid))
         };
         entries.filter(is_left).map(|entry| entry.path()).collect()
     }

@@ -93,6 +93,13 @@ fn experiments(onefold: &Onefold, (paper, known, replayed): Paper, quick: bool) 
     if quick {
         arguments.push("--quick");
     }
+    let onefold = cluster.as_ref().map_or_else(
+        || onefold.clone(),
+        |_| {
+            let (variable, user) = ceph::ForPaper::user();
+            onefold.with(variable, &user)
+        },
+    );
     let ended = show(onefold.command(arguments), if quick { QUICK_LIMIT } else { LIMIT })?;
     if let Some(cluster) = &cluster {
         cluster.show_own_deduplication();

@@ -35,6 +35,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct Onefold {
     binary: PathBuf,
+    /// Variables that its processes get beside ours.
+    environment: Vec<(String, String)>,
 }
 
 /// How the command is built.
@@ -51,7 +53,7 @@ impl Onefold {
     pub(crate) fn build(build: Build) -> Result<Onefold> {
         if let Some(binary) = std::env::var_os("ONEFOLD").map(PathBuf::from) {
             ensure!(binary.exists(), "there is no {}", binary.display());
-            return Ok(Onefold { binary });
+            return Ok(Onefold { binary, environment: Vec::new() });
         }
         let mut arguments = vec!["build", "--quiet", "--locked", "--package", "onefold"];
         if build == Build::Release {
@@ -62,7 +64,14 @@ impl Onefold {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| machine::root().join("target"), PathBuf::from);
         let binary = target.join(profile).join("onefold");
         ensure!(binary.exists(), "{} was not built", binary.display());
-        Ok(Onefold { binary })
+        Ok(Onefold { binary, environment: Vec::new() })
+    }
+
+    /// The same command with a variable in its environment.
+    pub(crate) fn with(&self, variable: &str, value: &str) -> Onefold {
+        let mut other = self.clone();
+        other.environment.push((variable.to_owned(), value.to_owned()));
+        other
     }
 
     /// Where it is.
@@ -73,7 +82,7 @@ impl Onefold {
     /// A command line of it.
     pub(crate) fn command<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
         let mut command = Command::new(&self.binary);
-        command.stdin(Stdio::null()).args(arguments);
+        command.stdin(Stdio::null()).args(arguments).envs(self.environment.iter().map(|(variable, value)| (variable, value)));
         command
     }
 

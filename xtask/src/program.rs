@@ -12,7 +12,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::{cleanup::Guard, machine};
+use crate::{
+    cleanup::{Guard, RUN},
+    machine,
+};
 
 /// Lines of output that an error shows.
 const LINES_SHOWN: usize = 60;
@@ -101,7 +104,11 @@ pub(crate) struct Running {
 
 /// Starts a program.
 pub(crate) fn spawn(command: &mut Command) -> Result<Running> {
-    let child = command.process_group(0).spawn().with_context(|| format!("starting {}", describe(command)))?;
+    let child = command
+        .process_group(0)
+        .env(RUN, std::process::id().to_string())
+        .spawn()
+        .with_context(|| format!("starting {}", describe(command)))?;
     let group = Pid::from_child(&child);
     let guard = Guard::new(move || {
         let _ = kill_process_group(group, Signal::KILL);

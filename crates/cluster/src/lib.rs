@@ -39,7 +39,7 @@ pub use estimate::{Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
 pub use peers::{Published, Sessions};
 pub use scrub::{Report, Scrub};
-pub use session::{Counts, Session, create};
+pub use session::{Counts, Session, create, is_made};
 #[cfg(feature = "planted-bugs")]
 pub use settings::PlantedBug;
 pub use settings::{Dedup, Settings};

@@ -87,7 +87,7 @@ pub(crate) fn failed(what: impl std::fmt::Display, refusal: Refusal) -> Error {
         Refusal::Fenced => Kind::Stopped,
         Refusal::Unknown => Kind::Io,
         Refusal::Unsupported => Kind::Unsupported,
-        Refusal::Failed(error) => return error.context(what),
+        Refusal::Denied(error) | Refusal::Failed(error) => return error.context(what),
     };
     Error::new(kind, format!("{what}: {refusal}"))
 }
@@ -110,6 +110,18 @@ pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
     match store.write(&[op]).remove(0) {
         Ok(_) => Ok(()),
         Err(Refusal::Exists) => Err(Error::new(Kind::Exists, "there is a store already")),
+        Err(refusal) => Err(failed("the store can't be made", refusal)),
+    }
+}
+
+/// True when somebody made a store here.
+///
+/// # Errors
+/// The object store's.
+pub fn is_made(store: &dyn ObjectStore) -> Result<bool> {
+    match store.read(&[Read { object: ObjectName::metadata(CATALOGUE), looks: vec![Look::Stat] }]).remove(0) {
+        Ok(_) => Ok(true),
+        Err(Refusal::Missing) => Ok(false),
         Err(refusal) => Err(failed("the store can't be made", refusal)),
     }
 }

@@ -1,11 +1,17 @@
 //! A real Ceph cluster on this host: one monitor, one manager, some OSDs, all on the loopback address, with all they have below one folder.
 //!
-//! Debian's packages, no systemd, no containers, no keys. OSDs are small sparse files. Daemons are ended by the process id that each wrote down,
+//! Debian's packages, no systemd, no containers. OSDs are small sparse files. Daemons are ended by the process id that each wrote down,
 //! after a check that the process is ours by its configuration.
+//!
+//! Everybody needs a key (cephx), as on a cluster that people use. The daemons' keys are in the file `keyring`, in which the monitor finds all that it
+//! begins with; each client has a file of its own, `client.NAME.keyring`. Ceph's own commands are `client.admin`.
 
 use std::{
+    fmt::Write as _,
     fs,
+    io::Write as _,
     net::TcpListener,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -17,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::{
-    cleanup::Guard,
+    cleanup::{Guard, processes},
     machine,
     product::path,
     program::{program, run},
@@ -37,6 +43,9 @@ const FOLDER_MAX: usize = 80;
 
 /// Programs of Ceph and the Debian packages that have them.
 const PROGRAMS: [(&str, &str); 4] = [("ceph-mon", "ceph-mon"), ("ceph-mgr", "ceph-mgr"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")];
+
+/// The user that Ceph's commands are, unless they are told otherwise.
+const ADMIN: &str = "client.admin";
 
 /// A cluster.
 pub(crate) struct Cluster {
@@ -117,7 +126,8 @@ impl Cluster {
         fs::write(self.configuration(), configuration(&self.folder, &fsid, port, gigabytes))?;
         let map = self.folder.join("monmap");
         self.tool("monmaptool", &["--create", "--fsid", &fsid, "--addv", "a", &format!("[v2:127.0.0.1:{port}]"), path(&map)])?;
-        self.tool("ceph-mon", &["-i", "a", "--mkfs", "--monmap", path(&map)])?;
+        self.make_keys(osds)?;
+        self.tool("ceph-mon", &["-i", "a", "--mkfs", "--monmap", path(&map), "--keyring", path(&self.folder.join("keyring"))])?;
         self.daemon("mon.a")?;
         self.daemon("mgr.x")?;
         thread::scope(|scope| {
@@ -135,6 +145,45 @@ impl Cluster {
             let up = map["num_up_osds"].as_u64().or(map["osdmap"]["num_up_osds"].as_u64());
             up == Some(osds as u64) && status["mgrmap"]["available"] == true
         })
+    }
+
+    /// Keys of all daemons and of the administrator, with their rights; the monitor takes them over as it is made.
+    fn make_keys(&self, osds: usize) -> Result<()> {
+        let daemon = |kind: &str| {
+            [("mon", format!("allow profile {kind}")), ("mgr", format!("allow profile {kind}")), ("osd", "allow *".to_owned())]
+        };
+        let all = || ["mon", "mgr", "osd"].map(|whose| (whose, "allow *".to_owned()));
+        let admin = self.make_key(ADMIN, &all())?;
+        let mut keys = format!("{}{admin}", self.make_key("mon.", &all()[..1])?);
+        keys += &self.make_key("mgr.x", &daemon("mgr"))?;
+        for id in 0..osds {
+            keys += &self.make_key(&format!("osd.{id}"), &daemon("osd"))?;
+        }
+        write_secret(&self.folder.join("keyring"), &keys)?;
+        write_secret(&self.keyring(ADMIN), &admin)
+    }
+
+    /// A new key, as a keyring has it.
+    fn make_key(&self, name: &str, rights: &[(&str, String)]) -> Result<String> {
+        let key = self.tool("ceph-authtool", &["--gen-print-key"])?;
+        let mut entry = format!("[{name}]\nkey = {}\n", key.trim());
+        for (whose, right) in rights {
+            writeln!(entry, "caps {whose} = \"{right}\"")?;
+        }
+        Ok(entry)
+    }
+
+    /// Where the key of a client is.
+    pub(crate) fn keyring(&self, client: &str) -> PathBuf {
+        self.folder.join(format!("{client}.keyring"))
+    }
+
+    /// Makes the user `client.NAME` with rights as `ceph auth` takes them, or gives it these instead of those that it had.
+    pub(crate) fn user(&self, name: &str, rights: &[&str]) -> Result<()> {
+        let client = format!("client.{name}");
+        let key = self.ceph(&["auth", "get-or-create", &client])?;
+        self.ceph(&[&["auth", "caps", &client], rights].concat())?;
+        write_secret(&self.keyring(&client), &key)
     }
 
     /// A program of Ceph with our configuration.
@@ -200,9 +249,15 @@ impl Cluster {
     /// The process of a daemon, when it runs and is ours.
     fn process(&self, name: &str) -> Option<Pid> {
         let pid: i32 = fs::read_to_string(self.folder.join(format!("run/{name}.pid"))).ok()?.trim().parse().ok()?;
-        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        line.contains(path(&self.configuration())).then(|| Pid::from_raw(pid)).flatten()
+        self.is_ours(pid).then(|| Pid::from_raw(pid)).flatten()
+    }
+
+    /// True for a daemon that was given our configuration.
+    fn is_ours(&self, pid: i32) -> bool {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = line.split(|byte| *byte == 0);
+        let daemon = words.next().and_then(|word| word.rsplit(|byte| *byte == b'/').next()).is_some_and(|name| name.starts_with(b"ceph-"));
+        daemon && words.any(|word| word == path(&self.configuration()).as_bytes())
     }
 
     /// Signals a daemon and waits until it has gone.
@@ -235,6 +290,10 @@ impl Cluster {
         });
         self.end("mgr.x", Signal::KILL);
         self.end("mon.a", Signal::KILL);
+        // One that was just starting has not written its process id yet.
+        for process in processes().filter(|pid| self.is_ours(*pid)).filter_map(Pid::from_raw) {
+            let _ = kill_process(process, Signal::KILL);
+        }
         fs::remove_dir_all(&self.folder).with_context(|| format!("removing {}", self.folder.display()))
     }
 
@@ -274,8 +333,7 @@ impl Cluster {
     pub(crate) fn replicated(&self, name: &str, copies: usize) -> Result<()> {
         self.ceph(&["osd", "pool", "create", name, "8", "8", "replicated"])?;
         self.ceph(&["osd", "pool", "set", name, "size", &copies.to_string()])?;
-        self.ceph(&["osd", "pool", "set", name, "min_size", "1"])?;
-        self.ceph(&["osd", "pool", "application", "enable", name, "onefold"]).map(|_| ())
+        self.ceph(&["osd", "pool", "set", name, "min_size", "1"]).map(|_| ())
     }
 
     /// Makes an erasure-coded pool with `data` and `parity` parts.
@@ -283,8 +341,7 @@ impl Cluster {
         let profile = format!("ec-{data}-{parity}");
         let parts = [format!("k={data}"), format!("m={parity}")];
         self.ceph(&["osd", "erasure-code-profile", "set", &profile, &parts[0], &parts[1], "crush-failure-domain=osd"])?;
-        self.ceph(&["osd", "pool", "create", name, "8", "8", "erasure", &profile])?;
-        self.ceph(&["osd", "pool", "application", "enable", name, "onefold"]).map(|_| ())
+        self.ceph(&["osd", "pool", "create", name, "8", "8", "erasure", &profile]).map(|_| ())
     }
 
     /// Kills an OSD and waits until the monitor knows.
@@ -321,6 +378,12 @@ impl Cluster {
     }
 }
 
+/// Writes a file that its owner alone may read.
+fn write_secret(file: &Path, text: &str) -> Result<()> {
+    let mut file = fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(file)?;
+    Ok(file.write_all(text.as_bytes())?)
+}
+
 /// A port of the loopback address that nobody listens on.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
@@ -338,21 +401,24 @@ fn configuration(folder: &Path, fsid: &str, port: u16, gigabytes: usize) -> Stri
         "[global]
 fsid = {fsid}
 mon_host = v2:127.0.0.1:{port}
-auth_cluster_required = none
-auth_service_required = none
-auth_client_required = none
+auth_cluster_required = cephx
+auth_service_required = cephx
+auth_client_required = cephx
+auth_allow_insecure_global_id_reclaim = false
 public_network = 127.0.0.0/8
 cluster_network = 127.0.0.0/8
 ms_bind_msgr1 = false
 ms_bind_ipv6 = false
 run_dir = {folder}/run
 crash_dir = {folder}/crash
-keyring = {folder}/none
+keyring = {folder}/keyring
 mon_data = {folder}/mon.$id
 mgr_data = {folder}/mgr.$id
 osd_data = {folder}/osd.$id
 osd_pool_default_pg_autoscale_mode = off
 osd_crush_chooseleaf_type = 0
+[client]
+keyring = {folder}/$name.keyring
 [mon]
 admin_socket = {folder}/run/$name.asok
 pid_file = {folder}/run/$name.pid
@@ -366,7 +432,6 @@ mon_osd_min_down_reporters = 1
 mon_osd_reporter_subtree_level = osd
 mon_osd_down_out_interval = 3600
 mon_warn_on_pool_no_redundancy = false
-auth_allow_insecure_global_id_reclaim = false
 mgr_initial_modules =
 [mgr]
 admin_socket = {folder}/run/$name.asok

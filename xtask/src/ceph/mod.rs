@@ -3,6 +3,7 @@
 mod cluster;
 mod own;
 mod proof;
+mod rights;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,7 +11,7 @@ use anyhow::{Result, bail};
 
 use self::cluster::Cluster;
 use crate::{
-    cleanup::Scratch,
+    cleanup::{self, Scratch},
     machine,
     product::path,
     program::{cargo, show},
@@ -47,7 +48,13 @@ impl ForPaper {
             cluster.replicated(pool, 2)?;
         }
         cluster.wait_clean()?;
+        rights::daily(&cluster, &["paper-meta"], &["paper-chunks"])?;
         Ok(ForPaper { cluster, scratch })
+    }
+
+    /// The variable that makes clients those who have the rights that are needed, and no more.
+    pub(crate) fn user() -> (&'static str, String) {
+        rights::arguments(rights::DAILY)
     }
 
     /// Says what Ceph's own deduplication comes to.
@@ -64,6 +71,10 @@ impl ForPaper {
 
 /// A folder for a cluster. What a killed run left running is stopped before its folder goes.
 fn scratch() -> Result<Scratch> {
+    let ended = cleanup::end_left_behind();
+    if ended > 0 {
+        println!("    ended {ended} processes that a killed run left");
+    }
     for folder in Scratch::left_behind("ceph") {
         if let Ok(cluster) = Cluster::at(&folder.join("c")) {
             println!("    stopping the cluster that a killed run left in {}", folder.display());
@@ -83,9 +94,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             cluster.replicated("meta", 2)?;
             cluster.replicated("chunks", 2)?;
             cluster.wait_clean()?;
+            rights::daily(&cluster, &["meta"], &["chunks"])?;
             let configuration = cluster.configuration();
             println!("a cluster with {OSDS} OSDs is up, with pools meta and chunks; try\n    export CEPH_CONF={}", configuration.display());
             println!("    onefold cluster create rados: --metadata-pool meta --chunk-pool chunks --force");
+            println!("that was client.admin; the user of every day is\n    export CEPH_ARGS=\"--id {}\"", rights::DAILY);
             cluster.keep();
             Ok(true)
         }
@@ -116,12 +129,14 @@ pub(crate) fn test() -> Result<Tally> {
     println!("    {}", cluster::ensure_installed()?);
     let scratch = scratch()?;
     let cluster = Cluster::create(&scratch.file("c"), OSDS, GIGABYTES)?;
-    for pool in ["meta", "chunks-2", "meta-2", "meta-ec"] {
+    let (metadata, chunks) = (["meta", "meta-2", "meta-ec"], ["chunks-2", "chunks-ec21", "chunks-ec42"]);
+    for pool in metadata.into_iter().chain(["chunks-2"]) {
         cluster.replicated(pool, 2)?;
     }
     cluster.erasure("chunks-ec21", 2, 1)?;
     cluster.erasure("chunks-ec42", 4, 2)?;
     cluster.wait_clean()?;
+    rights::users(&cluster, &metadata, &chunks)?;
     let mut tally = contract(&cluster)?;
     let proof = proof::run(&cluster, &scratch)?;
     tally.passed += proof.passed;
@@ -132,7 +147,8 @@ pub(crate) fn test() -> Result<Tally> {
 fn contract(cluster: &Cluster) -> Result<Tally> {
     let mut command =
         cargo(["test", "--quiet", "--locked", "--package", "onefold-backend", "--test", "rados", "--", "--ignored", "--test-threads", "1"]);
-    command.env("ONEFOLD_TEST_CEPH", path(&cluster.configuration()));
+    let (variable, user) = rights::arguments(rights::DAILY);
+    command.env("ONEFOLD_TEST_CEPH", path(&cluster.configuration())).env(variable, user);
     let ended = show(command, LIMIT)?;
     Ok(if ended.status.success() { Tally::pass("") } else { Tally::fail("the contract of object stores on RADOS") })
 }

@@ -12,7 +12,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::cluster::Cluster;
+use super::{
+    cluster::Cluster,
+    rights::{self, Lacking},
+};
 use crate::{
     cleanup::Scratch,
     clients::{check, sample},
@@ -43,7 +46,10 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// A store on the cluster, and what is served of it.
 struct Site<'a> {
     cluster: &'a Cluster,
+    /// As a user who has the rights that are needed every day.
     onefold: Onefold,
+    /// As the user who makes stores.
+    maker: Onefold,
     store: String,
     folder: PathBuf,
 }
@@ -58,12 +64,16 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch) -> Result<Tally> {
     other.iter_mut().for_each(|byte| *byte ^= 0x5a);
     fs::write(scratch.file("new"), &other)?;
     check(&mut tally, "estimate of a plain pool", || estimate(cluster, &onefold, scratch));
-    for (metadata, chunks) in [("meta-2", "chunks-2"), ("meta-ec", "chunks-ec21")] {
+    for (metadata, chunks, user) in [("meta-2", "chunks-2", rights::DAILY), ("meta-ec", "chunks-ec21", rights::BY_PROFILE)] {
         let store = format!("rados:{}#{metadata}", cluster.configuration().display());
         let folder = scratch.path().to_owned();
-        let site = Site { cluster, onefold: onefold.clone(), store, folder };
+        let (daily, maker) = (rights::as_user(&onefold, user), rights::as_user(&onefold, rights::MAKER));
+        let site = Site { cluster, onefold: daily, maker, store, folder };
         let mut step = |name: &str, run: &dyn Fn() -> Result<()>| check(&mut tally, &format!("{chunks}: {name}"), run);
         step("a store is made once", &|| site.create(metadata, chunks));
+        if chunks == "chunks-2" {
+            step("who lacks a right is told which one, and nothing changes", &|| site.lack([metadata, chunks]));
+        }
         step("images and fio while disk and worker are killed", &|| site.load());
         step("all is deduplicated, and scrubbed clean", &|| site.settle());
         if chunks == "chunks-2" {
@@ -92,10 +102,12 @@ impl Site<'_> {
     fn create(&self, metadata: &str, chunks: &str) -> Result<()> {
         let store = self.store.split('#').next().unwrap_or_default();
         let pools = ["cluster", "create", store, "--metadata-pool", metadata, "--chunk-pool", chunks];
-        let careful = self.onefold.verb(pools);
+        let careful = self.maker.verb(pools);
         ensure!(careful.is_err_and(|error| format!("{error:#}").contains("--force")), "a pool with min_size 1 was taken without --force");
-        self.onefold.verb([&pools[..], &["--force"]].concat())?;
-        let again = self.onefold.verb([&pools[..], &["--force"]].concat());
+        let forced = [&pools[..], &["--force"]].concat();
+        rights::refused(&self.onefold, &forced, &["osd pool application enable", "it needs the right mon 'allow command"])?;
+        self.maker.verb(&forced)?;
+        let again = self.maker.verb(&forced);
         ensure!(
             again.is_err_and(|error| format!("{error:#}").contains("there is a store already")),
             "a second store was made over the first"
@@ -104,6 +116,10 @@ impl Site<'_> {
             self.cluster_verb(&["volume", "create"], &[name, "--size", size])?;
         }
         Ok(())
+    }
+
+    fn lack(&self, pools: [&str; 2]) -> Result<()> {
+        Lacking { cluster: self.cluster, onefold: &self.onefold, store: &self.store, pools, folder: &self.folder }.run()
     }
 
     /// A server of its own socket.
@@ -332,6 +348,10 @@ fn estimate(cluster: &Cluster, onefold: &Onefold, scratch: &Scratch) -> Result<(
         run_program(put, LIMIT)?;
     }
     let store = format!("rados:{}", cluster.configuration().display());
+    // Rights on another pool are none on this one.
+    let parts = ["may not read pool \"plain\"", "osd 'allow r pool=plain'"];
+    rights::refused(&rights::looker(cluster, onefold, "meta")?, &["cluster", "estimate", &store, "plain"], &parts)?;
+    let onefold = rights::looker(cluster, onefold, "plain")?;
     let output = onefold.command(["cluster", "estimate", &store, "plain", "--json"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let found: Value = serde_json::from_slice(&output.stdout)?;

@@ -19,7 +19,11 @@ use onefold_core::{
 };
 use serde_json::Value;
 
-use super::library::{Handle, Library, ListItem, TimeVal, library};
+use super::{
+    ceph_args::Said,
+    library::{Handle, Library, ListItem, TimeVal, library},
+    pools::PoolInfo,
+};
 
 /// How long a fence lasts. The cluster's map keeps each address for so long.
 const FENCE: Duration = Duration::from_secs(365 * 86_400);
@@ -30,10 +34,15 @@ const MAY_RENEW: u8 = 1;
 /// Bytes of lockers' names that are asked for: an exclusive lock has one holder.
 const LOCKERS: usize = 4096;
 
+/// Longest option that is looked at.
+const SETTING: usize = 4096;
+
 /// A connection. It ends when the last I/O context is gone.
 pub struct Connection {
     library: &'static Library,
     cluster: Handle,
+    /// As whom, without `client.`.
+    user: String,
 }
 
 // SAFETY: librados takes calls on a cluster from any thread.
@@ -64,7 +73,7 @@ pub(super) fn refusal(code: c_int) -> Refusal {
         // What Ceph calls EBLOCKLISTED.
         Errno::SHUTDOWN => Refusal::Fenced,
         Errno::TIMEDOUT => Refusal::Unknown,
-        Errno::OPNOTSUPP | Errno::ACCESS | Errno::PERM => Refusal::Unsupported,
+        Errno::OPNOTSUPP => Refusal::Unsupported,
         _ => Refusal::Failed(failed("the Ceph cluster", code)),
     }
 }
@@ -73,22 +82,32 @@ pub(super) fn done(code: c_int) -> Result<(), Refusal> {
     if code < 0 { Err(refusal(code)) } else { Ok(()) }
 }
 
+/// True for what somebody is told who has not the right to.
+fn is_denied(code: c_int) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_raw_os_error(-code), Errno::ACCESS | Errno::PERM)
+}
+
 impl Connection {
-    /// Connects with a configuration file, or with the one that Ceph's own commands would take; `CEPH_ARGS` counts too.
+    /// Connects with a configuration file, or with the one that Ceph's own commands would take; `CEPH_ARGS` counts too, also for who we are
+    /// (`--id`, or `--name`).
     /// An operation without a reply is given up after `timeout`, as not known.
     ///
     /// # Errors
-    /// `Unsupported` without librados, and those of the cluster.
+    /// `Unsupported` without librados, `Denied` without a key that the cluster takes, and those of the cluster.
     pub fn open(configuration: Option<&Path>, timeout: Duration) -> Result<Arc<Connection>> {
         let library = library()?;
+        let said = Said::of(&std::env::var("CEPH_ARGS").unwrap_or_default())?;
+        let configuration = configuration.or(said.configuration.as_deref());
+        let id = text(said.user.as_str()).map_err(as_error)?;
         let mut cluster = ptr::null_mut();
-        // SAFETY: the handle is written before it is read.
-        let code = unsafe { (library.create)(&raw mut cluster, ptr::null()) };
+        // SAFETY: the handle is written before it is read; the name is copied.
+        let code = unsafe { (library.create)(&raw mut cluster, id.as_ptr()) };
         if code < 0 {
             return Err(failed("a connection to Ceph can't be made", code));
         }
         // From here on it is shut down when it goes.
-        let connection = Connection { library, cluster };
+        let connection = Connection { library, cluster, user: said.user };
         let path = configuration.map(|path| text(path.as_os_str().as_encoded_bytes())).transpose().map_err(as_error)?;
         let shown = configuration.map_or_else(|| "Ceph's configuration".to_owned(), |path| path.display().to_string());
         // SAFETY: a path or null, which means the usual places.
@@ -108,9 +127,48 @@ impl Connection {
         // SAFETY: the cluster was made above.
         let code = unsafe { (library.connect)(cluster) };
         if code < 0 {
-            return Err(failed(format_args!("the Ceph cluster of {shown} does not answer"), code));
+            return Err(connection.no_entry(&shown, code));
         }
         Ok(Arc::new(connection))
+    }
+
+    /// Why the cluster did not let us in.
+    fn no_entry(&self, shown: &str, code: c_int) -> Error {
+        let (user, keyring) = (&self.user, self.setting("keyring"));
+        let denied = |what: String| Error::new(Kind::Denied, what).caused_by(io::Error::from_raw_os_error(-code));
+        let missing = rustix::io::Errno::from_raw_os_error(-code) == rustix::io::Errno::NOENT;
+        if missing && self.setting("mon_host").is_empty() {
+            return failed(format_args!("{shown} names no monitor of a Ceph cluster (mon_host)"), code);
+        }
+        if missing {
+            return denied(format!("there is no key of user client.{user} in {keyring}; CEPH_ARGS=\"--id NAME\" takes another user"));
+        }
+        if is_denied(code) {
+            return denied(format!(
+                "the Ceph cluster of {shown} does not let user client.{user} in: its key in {keyring} is not the one that the cluster has, or it needs \
+                 the right mon 'allow r'"
+            ));
+        }
+        failed(format_args!("the Ceph cluster of {shown} does not answer"), code)
+    }
+
+    /// An option, empty when it is not set.
+    fn setting(&self, option: &str) -> String {
+        let Ok(name) = text(option) else { return String::new() };
+        let mut value = vec![0u8; SETTING];
+        // SAFETY: the buffer has so many bytes; what is written into it ends with a zero byte.
+        let code = unsafe { (self.library.conf_get)(self.cluster, name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+        let end = value.iter().position(|byte| *byte == 0).unwrap_or(0);
+        if code < 0 { String::new() } else { String::from_utf8_lossy(&value[..end]).into_owned() }
+    }
+
+    /// The refusal of who may not do `what`, and needs the right `right`; any other one for other codes.
+    fn refused(&self, code: c_int, what: &str, right: impl std::fmt::Display) -> Refusal {
+        if !is_denied(code) {
+            return refusal(code);
+        }
+        let sentence = format!("user client.{} may not {what}; it needs the right {right}", self.user);
+        Refusal::Denied(Error::new(Kind::Denied, sentence).caused_by(io::Error::from_raw_os_error(-code)))
     }
 
     fn set(&self, option: &str, value: &str) -> Result<()> {
@@ -158,8 +216,13 @@ impl Connection {
         };
         let (out, said) = (take(out, out_bytes), take(said, said_bytes));
         if code < 0 {
-            let what = format!("{}: {}", command["prefix"].as_str().unwrap_or("a command"), String::from_utf8_lossy(&said));
-            return Err(failed(what, code));
+            let prefix = command["prefix"].as_str().unwrap_or("a command");
+            if is_denied(code) {
+                // What only looks is what everybody may who may read.
+                let right = if prefix.contains("application") { format!("allow command \"{prefix}\"") } else { "allow r".to_owned() };
+                return Err(as_error(self.refused(code, &format!("ask the monitors for {prefix:?}"), format_args!("mon '{right}'"))));
+            }
+            return Err(failed(format_args!("{prefix}: {}", String::from_utf8_lossy(&said)), code));
         }
         Ok(serde_json::from_slice(&out).unwrap_or(Value::Null))
     }
@@ -168,7 +231,14 @@ impl Connection {
     pub(super) fn fence(&self, address: &str) -> Result<(), Refusal> {
         let address = text(address)?;
         // SAFETY: the text lives until the call returns; it is not written to.
-        done(unsafe { (self.library.blocklist_add)(self.cluster, address.as_ptr().cast_mut(), FENCE.as_secs() as u32) })?;
+        let code = unsafe { (self.library.blocklist_add)(self.cluster, address.as_ptr().cast_mut(), FENCE.as_secs() as u32) };
+        if code < 0 {
+            return Err(self.refused(
+                code,
+                "shut out a session that was here before",
+                "mon 'allow command \"osd blocklist\"', or mon 'profile rbd'",
+            ));
+        }
         // Our own operations carry the new map's number: a disk that takes one of them knows the fence.
         // SAFETY: the cluster is connected.
         done(unsafe { (self.library.wait_for_latest_osdmap)(self.cluster) })
@@ -178,7 +248,7 @@ impl Connection {
 /// A refusal where an error is due.
 pub(super) fn as_error(refusal: Refusal) -> Error {
     match refusal {
-        Refusal::Failed(error) => error,
+        Refusal::Denied(error) | Refusal::Failed(error) => error,
         other => Error::new(Kind::Io, other.to_string()),
     }
 }
@@ -201,7 +271,8 @@ impl Drop for Connection {
 pub(super) struct PoolIo {
     pub(super) library: &'static Library,
     pub(super) io: Handle,
-    _connection: Arc<Connection>,
+    name: String,
+    connection: Arc<Connection>,
 }
 
 // SAFETY: librados takes calls on an I/O context from any thread; what belongs to it as a whole, as its last version, is not used.
@@ -233,14 +304,28 @@ impl Drop for PoolIo {
 }
 
 impl PoolIo {
-    pub(super) fn open(connection: &Arc<Connection>, pool: i64) -> Result<Arc<PoolIo>> {
+    pub(super) fn open(connection: &Arc<Connection>, pool: &PoolInfo) -> Result<Arc<PoolIo>> {
         let mut io = ptr::null_mut();
         // SAFETY: the handle is written before it is read.
-        let code = unsafe { (connection.library.ioctx_create2)(connection.cluster, pool, &raw mut io) };
+        let code = unsafe { (connection.library.ioctx_create2)(connection.cluster, pool.id, &raw mut io) };
         if code < 0 {
-            return Err(failed(format_args!("pool {pool}"), code));
+            return Err(failed(format_args!("pool {:?}", pool.name), code));
         }
-        Ok(Arc::new(PoolIo { library: connection.library, io, _connection: connection.clone() }))
+        Ok(Arc::new(PoolIo { library: connection.library, io, name: pool.name.clone(), connection: connection.clone() }))
+    }
+
+    /// Why an operation was refused that is done with `rights`, as `rwx`.
+    pub(super) fn refused(&self, code: c_int, rights: &str) -> Refusal {
+        let what = match rights {
+            "r" => "read",
+            "rw" => "write to",
+            _ => "take locks in",
+        };
+        self.connection.refused(code, &format!("{what} pool {:?}", self.name), format_args!("osd 'allow {rights} pool={}'", self.name))
+    }
+
+    fn locked(&self, code: c_int) -> Result<(), Refusal> {
+        if code < 0 { Err(self.refused(code, "rwx")) } else { Ok(()) }
     }
 
     pub(super) fn lock(&self, object: &str, lock: &str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
@@ -249,13 +334,13 @@ impl PoolIo {
         let lease = lease.as_mut().map_or(ptr::null_mut(), |lease| &raw mut *lease);
         let (object, lock, cookie, about) = (object.as_ptr(), lock.as_ptr(), cookie.as_ptr(), about.as_ptr());
         // SAFETY: texts and time live until the call returns.
-        done(unsafe { (self.library.lock_exclusive)(self.io, object, lock, cookie, about, lease, MAY_RENEW) })
+        self.locked(unsafe { (self.library.lock_exclusive)(self.io, object, lock, cookie, about, lease, MAY_RENEW) })
     }
 
     pub(super) fn unlock(&self, object: &str, lock: &str, cookie: &str) -> Result<(), Refusal> {
         let (object, lock, cookie) = (text(object)?, text(lock)?, text(cookie)?);
         // SAFETY: the texts live until the call returns.
-        done(unsafe { (self.library.unlock)(self.io, object.as_ptr(), lock.as_ptr(), cookie.as_ptr()) })
+        self.locked(unsafe { (self.library.unlock)(self.io, object.as_ptr(), lock.as_ptr(), cookie.as_ptr()) })
     }
 
     /// The holder of an exclusive lock, and the name under which Ceph knows it.
@@ -284,7 +369,7 @@ impl PoolIo {
             )
         };
         if count <= 0 {
-            return if count == 0 { Ok(None) } else { Err(refusal(count as c_int)) };
+            return if count == 0 { Ok(None) } else { Err(self.refused(count as c_int, "rwx")) };
         }
         // A tag, then clients, cookies and addresses, each ended by a zero byte; the first of each is the one.
         let first = |n: usize| {
@@ -297,7 +382,7 @@ impl PoolIo {
     pub(super) fn break_lock(&self, object: &str, lock: &str, client: &str, cookie: &str) -> Result<(), Refusal> {
         let (object, lock, client, cookie) = (text(object)?, text(lock)?, text(client)?, text(cookie)?);
         // SAFETY: the texts live until the call returns.
-        done(unsafe { (self.library.break_lock)(self.io, object.as_ptr(), lock.as_ptr(), client.as_ptr(), cookie.as_ptr()) })
+        self.locked(unsafe { (self.library.break_lock)(self.io, object.as_ptr(), lock.as_ptr(), client.as_ptr(), cookie.as_ptr()) })
     }
 
     /// Some names from a cursor on, and the cursor behind them.
@@ -326,7 +411,7 @@ impl PoolIo {
         // SAFETY: so many items, all cursors of this context.
         let count = unsafe { (self.library.object_list)(self.io, start, end.cursor, room, ptr::null(), 0, items_at, &raw mut place) };
         if count < 0 {
-            return Err(refusal(count));
+            return Err(self.refused(count, "r"));
         }
         let name = |item: &ListItem| {
             if item.name.is_null() {

@@ -67,6 +67,7 @@ functions! {
     conf_read_file(Handle, Text) -> c_int;
     conf_parse_env(Handle, Text) -> c_int;
     conf_set(Handle, Text, Text) -> c_int;
+    conf_get(Handle, Text, *mut c_char, usize) -> c_int;
     connect(Handle) -> c_int;
     shutdown(Handle);
     getaddrs(Handle, *mut *mut c_char) -> c_int;

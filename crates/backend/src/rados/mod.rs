@@ -4,6 +4,7 @@
 //! |---|---|
 //! | this one | sessions: each is a connection of its own, since Ceph shuts out whole clients |
 //! | [`library`] | librados' functions |
+//! | [`ceph_args`] | who we are |
 //! | [`connection`] | monitors, locks, listings |
 //! | [`operation`] | compound operations in flight |
 //! | [`pools`] | what the cluster says about its pools, and where a store is |
@@ -14,6 +15,7 @@
 //!
 //! *Threads:* librados has its own; ours only wait.
 
+mod ceph_args;
 mod connection;
 mod library;
 mod operation;
@@ -97,8 +99,8 @@ impl RadosObjects {
             return Err(Error::new(Kind::Unsupported, what));
         }
         Ok(RadosObjects {
-            metadata: PoolIo::open(&connection, metadata.id)?,
-            chunks: PoolIo::open(&connection, chunks.id)?,
+            metadata: PoolIo::open(&connection, metadata)?,
+            chunks: PoolIo::open(&connection, chunks)?,
             identity: connection.address()?,
             connection,
             kind: chunks.kind,

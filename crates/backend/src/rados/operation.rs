@@ -73,7 +73,7 @@ impl Flight {
             (library.aio_get_return_value)(self.completion)
         };
         if code < 0 {
-            return Err(refusal(code));
+            return Err(self.refused(code));
         }
         // SAFETY: as above.
         Ok(Version(unsafe { (library.aio_get_version)(self.completion) }))
@@ -82,7 +82,11 @@ impl Flight {
     /// Takes note that the operation is on its way, so that its reply is waited for.
     fn sent(mut self, code: c_int) -> Result<Flight, Refusal> {
         self.sent = code >= 0;
-        if self.sent { Ok(self) } else { Err(refusal(code)) }
+        if self.sent { Ok(self) } else { Err(self.refused(code)) }
+    }
+
+    fn refused(&self, code: c_int) -> Refusal {
+        self.pool.refused(code, if self.reads { "r" } else { "rw" })
     }
 
     /// Sends a write.

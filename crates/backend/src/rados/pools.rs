@@ -65,6 +65,8 @@ pub struct PoolInfo {
     pub has_snapshots: bool,
     /// It is a cache of another pool, or has one.
     pub is_tiered: bool,
+    /// Somebody said that it is for Onefold.
+    pub enabled: bool,
     /// The number of the chunk pool, when it is the metadata pool of a store.
     pub chunks: Option<i64>,
 }
@@ -93,6 +95,7 @@ impl PoolInfo {
             data_parts: if kind == PoolKind::Erasure { pool["stripe_width"].as_u64()? / STRIPE_UNIT } else { 1 },
             has_snapshots: some(&pool["pool_snaps"]),
             is_tiered: some(&pool["tiers"]) || pool["tier_of"].as_i64().is_some_and(|of| of >= 0),
+            enabled: pool["application_metadata"][APPLICATION].is_object(),
             chunks: pool["application_metadata"][APPLICATION][CHUNKS].as_str().and_then(|id| id.parse().ok()),
         })
     }
@@ -175,16 +178,18 @@ impl Connection {
         Ok(())
     }
 
-    /// Tags two pools as those of a store, so that [`find`](Self::find) finds it.
+    /// Tags two pools as those of a store, so that [`find`](Self::find) finds it. What is tagged already needs no right to tag.
     ///
     /// # Errors
     /// The cluster's.
     pub fn tag(&self, metadata: &PoolInfo, chunks: &PoolInfo) -> Result<()> {
-        for pool in [metadata, chunks] {
-            // It says yes when the pool has the tag already.
+        for pool in [metadata, chunks].iter().filter(|pool| !pool.enabled) {
             let enable =
                 json!({"prefix": "osd pool application enable", "pool": pool.name, "app": APPLICATION, "yes_i_really_mean_it": true});
             self.command(&enable)?;
+        }
+        if metadata.chunks == Some(chunks.id) {
+            return Ok(());
         }
         let set = json!({"prefix": "osd pool application set", "pool": metadata.name, "app": APPLICATION, "key": CHUNKS, "value": chunks.id.to_string()});
         self.command(&set).map(|_| ())
@@ -246,6 +251,7 @@ mod tests {
             "application_metadata": {"onefold": {"chunk-pool": "9"}}});
         let found = PoolInfo::parse(&pool).unwrap();
         assert_eq!((found.id, found.kind, found.chunks, found.survives()), (7, PoolKind::Replicated, Some(9), false));
+        assert!(found.enabled);
         assert_eq!((found.has_snapshots, found.is_tiered, found.copies()), (false, false, 2.0));
         assert!(PoolInfo::parse(&json!({"pool": 7})).is_none());
     }

@@ -13,7 +13,7 @@ use std::{
 
 use onefold_core::{
     Error, Kind, Result,
-    object::{Change, Guard, Holder, Refusal, Write},
+    object::{Change, Guard, Holder, ObjectName, Refusal, Write},
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -125,9 +125,19 @@ impl Volume {
             }
         }
         result?;
+        let owned = self.succeed(&header);
+        if matches!(owned, Err(Refusal::Denied(_))) {
+            // Who has not the right to fence leaves the lock to those who have. Where that fails it ends with the lease.
+            let _ = store.unlock(&header, LOCK, &self.cookie());
+        }
+        owned
+    }
+
+    /// Shuts out the owner before, and becomes the owner.
+    fn succeed(&self, header: &ObjectName) -> Result<bool, Refusal> {
         for _ in 0..self.session.settings.tries.max(1) {
             let keys = vec![onefold_core::object::Look::Keys(vec![OWNER.to_vec()])];
-            let sight = self.session.read_one(&header, keys)?;
+            let sight = self.session.read_one(header, keys)?;
             let before = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
             let parsed = parse_owner(&before);
             // Also one that closed: a copy of its last operations may still come.

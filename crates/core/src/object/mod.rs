@@ -213,6 +213,8 @@ pub enum Refusal {
     Unknown,
     /// The pool can't do that.
     Unsupported,
+    /// Whom this session works for has not the right to; the sentence says which one. Nothing was applied.
+    Denied(Error),
     /// The store failed otherwise; nothing was applied.
     Failed(Error),
 }
@@ -236,7 +238,7 @@ impl fmt::Display for Refusal {
             Refusal::Fenced => "this session was fenced by another one",
             Refusal::Unknown => "the object store did not reply",
             Refusal::Unsupported => "the pool can't do that",
-            Refusal::Failed(error) => return error.fmt(f),
+            Refusal::Denied(error) | Refusal::Failed(error) => return error.fmt(f),
         })
     }
 }
@@ -319,7 +321,7 @@ pub trait ObjectStore: Send + Sync {
     /// Shuts a session out for good. On return nothing of it is applied any more, whatever was in flight.
     ///
     /// # Errors
-    /// `Unsupported` where this session has not the right to.
+    /// `Denied` where this session has not the right to.
     fn fence(&self, identity: &str) -> Result<(), Refusal>;
 
     /// The time by the clock of this host, since 1970.

@@ -27,7 +27,10 @@ pub(super) fn estimate(url: &Url, pool: &str, format: &Format, as_json: bool) ->
     let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
     let pool = connection.pool(pool)?;
     let store = RadosObjects::reader(connection, &pool)?;
-    let failed = |refusal: Refusal| Error::new(Kind::Io, format!("pool {:?}: {refusal}", pool.name));
+    let failed = |refusal: Refusal| match refusal {
+        Refusal::Denied(error) => error,
+        refusal => Error::new(Kind::Io, format!("pool {:?}: {refusal}", pool.name)),
+    };
     let mut estimate = Estimate::new(format.chunk_bytes, format.cut, format.compress);
     let mut from = None;
     loop {

@@ -16,7 +16,7 @@ use onefold_backend::{
     rados::{Connection, TIMEOUT},
     random::random_bytes,
 };
-use onefold_cluster::{Format, Settings, What, create};
+use onefold_cluster::{Format, Settings, What, create, is_made};
 use onefold_core::{Error, object::PoolKind};
 use serde_json::json;
 
@@ -84,8 +84,12 @@ fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, fo
             let (metadata, chunks) = (connection.pool(metadata)?, connection.pool(chunks)?);
             connection.check_pools(&[&metadata, &chunks], force)?;
             let store = RadosObjects::new(connection.clone(), &metadata, &chunks)?;
-            create(&store, &Format { chunks: chunks.kind, ..format.clone() })?;
+            if is_made(&store)? {
+                return Err(Failure::new("there is a store already"));
+            }
+            // Tags without a store are as if nothing had been done; a store without tags is not found.
             connection.tag(&metadata, &chunks)?;
+            create(&store, &Format { chunks: chunks.kind, ..format.clone() })?;
         }
         (Url::Rados(..), ..) => return Err(Failure::usage("rados: needs --metadata-pool and --chunk-pool, two different ones")),
     }

@@ -29,20 +29,27 @@ pub(super) fn work(options: &WorkerOptions) -> Result<(), Failure> {
     }
     let opened = Opened::with(&options.store, options.pace.settings(), options.pace.timeout())?;
     let mut worker = Worker::new(opened.session.clone(), options.pace.marks());
+    let flipped = until_done(&mut worker);
+    // Also after an error: others need not wait until its leases end.
+    worker.release();
+    let flipped = flipped?;
+    options.answer.tell(&json!({ "deduplicated_chunks": flipped }), format_args!("deduplicated {flipped} chunks"))
+}
+
+/// Works until nothing is left; how many chunks it deduplicated.
+fn until_done(worker: &mut Worker) -> Result<u64, Error> {
     let mut flipped = 0;
     loop {
-        let deleted = opened.session.delete_step()?;
+        let deleted = worker.session().delete_step()?;
         let progress = worker.step()?;
         flipped += progress.flipped;
-        if progress.round && !deleted && opened.session.backlog()? == 0 {
-            break;
+        if progress.round && !deleted && worker.session().backlog()? == 0 {
+            return Ok(flipped);
         }
         if progress.later > 0 || progress.waits || progress.flipped == 0 {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
-    worker.release();
-    options.answer.tell(&json!({ "deduplicated_chunks": flipped }), format_args!("deduplicated {flipped} chunks"))
 }
 
 /// Workers inside a process that owns the store.

@@ -11,7 +11,7 @@ use std::{
 
 use onefold_backend::{signals::StopSignals, systemd::Service};
 use onefold_cluster::{ClusterExports, Mode, Settings};
-use onefold_core::{Error, Exports, Kind};
+use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 use onefold_serve::nbd;
 
 use super::{
@@ -51,7 +51,7 @@ pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: S
     let session = backing.session(settings).map_err(|e| e.context(&shown))?;
     let exports = Arc::new(ClusterExports::new(Arc::new(session), mode));
 
-    let mut server = nbd::Server::new(exports.clone(), limits);
+    let mut server = nbd::Server::new(Arc::new(Told(exports.clone())), limits);
     let usual = usual.filter(|_| service.sockets.is_empty());
     let mut listeners = listen(options, usual, &mut server)?;
     for socket in service.sockets {
@@ -104,6 +104,23 @@ pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: S
     closed?;
     tracing::info!("closed {shown}");
     Ok(())
+}
+
+/// The volumes, for clients. That we have not the right to one is said in our log, too: who can mend that does not see what clients are told.
+struct Told(Arc<ClusterExports>);
+
+impl Exports for Told {
+    fn list(&self) -> Vec<VolumeInfo> {
+        self.0.list()
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Volume>, Error> {
+        self.0.open(name).inspect_err(|error| {
+            if error.kind() == Kind::Denied {
+                tracing::warn!("{error}");
+            }
+        })
+    }
 }
 
 /// Where a store is served when nobody says so: beside its folder.
