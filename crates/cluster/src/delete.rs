@@ -95,8 +95,15 @@ impl Session {
             Err(Refusal::Busy | Refusal::Unknown) => return Ok(false),
             Err(refusal) => return Err(refusal),
         }
+        let still = self.read_one(shard, vec![Look::Keys(vec![key::numbered(b'x', id)])])?;
+        let still = still.pairs(0).0.first().map(|(_, value)| value.clone());
         if !record.filler.is_empty() {
             if record.filler == self.store.identity() {
+                return Ok(false);
+            }
+            if still != Some(record.encode()) {
+                // It was finished meanwhile, or another one was faster: its session may be at work.
+                self.unlock_filled(id);
                 return Ok(false);
             }
             self.store.fence(&record.filler)?;
@@ -104,9 +111,10 @@ impl Session {
             return Ok(true);
         }
         // Another one may have been faster: then nothing is left, and the lock made a header anew.
-        let still = self.read_one(shard, vec![Look::Keys(vec![key::numbered(b'x', id)])])?;
-        if !still.pairs(0).0.is_empty() {
-            self.fence_owner(id)?;
+        if still.is_some() {
+            if !self.planted(PlantedBug::DeletedUnfenced) {
+                self.fence_owner(id)?;
+            }
             match record.named.what {
                 What::Put => self.erase_pieces(id, record.named.pieces)?,
                 What::Volume => self.erase_objects(id, 0, record.named.bytes)?,
@@ -147,11 +155,14 @@ impl Session {
         Ok(())
     }
 
-    /// Erases the objects of a volume from byte `from` on. An object without a bit may be there after a crash of the owner.
+    /// Erases the objects of a volume from byte `from` to `to`, and what a shrink that was interrupted left behind that. Before `to` an object without a bit may be
+    /// there, after a crash of the owner.
     fn erase_objects(&self, id: u64, from: u64, to: u64) -> Result<(), Refusal> {
         let object_bytes = u64::from(self.format.object_bytes);
         let mut bits = self.read_bits(id)?;
-        for index in from.div_ceil(object_bytes)..to.div_ceil(object_bytes) {
+        let end = to.div_ceil(object_bytes);
+        let left: Vec<u64> = bits.all().filter(|index| *index >= end).collect();
+        for index in (from.div_ceil(object_bytes)..end).chain(left) {
             self.erase(ObjectId { volume: id, index })?;
             self.change_bit(id, &mut bits, index, false)?;
             if index.is_multiple_of(64) {
@@ -180,6 +191,10 @@ impl Session {
         // The count makes sure that no value comes back.
         let new = crate::format::catalogue::Named { bytes, pieces: old.pieces + 1, ..old };
         let say = |refusal| failed(format_args!("volume {name:?} can't be resized"), refusal);
+        if bytes > old.bytes {
+            // A shrink that was interrupted may have left objects, or the bit of one that is gone.
+            self.erase_objects(volume.id(), old.bytes, old.bytes).map_err(say)?;
+        }
         self.rename(name, Some(&old), Some(&new)).map_err(say)?;
         volume.note_size(bytes);
         let erased = if bytes < old.bytes { self.erase_objects(volume.id(), bytes, old.bytes).map_err(say) } else { Ok(()) };

@@ -14,6 +14,7 @@ use crate::{
         key,
     },
     session::{Session, failed},
+    settings::PlantedBug,
     volume::header,
 };
 
@@ -38,7 +39,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         [self.named.encode(), self.filler.as_bytes().to_vec()].concat()
     }
 
@@ -195,7 +196,10 @@ impl Session {
             let record = Record { named: *old, filler: String::new() };
             changes.push(Change::SetOmap(vec![(key::numbered(RECORD, old.id), record.encode())]));
         }
-        let mut guards = vec![Guard::Exists, Guard::Omap(key, old.map_or_else(Vec::new, Named::encode))];
+        let mut guards = vec![Guard::Exists];
+        if !self.planted(PlantedBug::NameNotCompared) {
+            guards.push(Guard::Omap(key, old.map_or_else(Vec::new, Named::encode)));
+        }
         if let Some(new) = new.filter(|new| old.is_none_or(|old| old.id != new.id)) {
             // Whoever took it for abandoned has deleted the record, or made it theirs.
             let record = Record { named: Named { bytes: 0, pieces: 0, ..*new }, filler: self.store.identity() };
@@ -262,16 +266,18 @@ impl Session {
         let record = self.begin(name, What::Volume)?;
         let named = Named { bytes, ..record.named };
         match self.rename(name, None, Some(&named)) {
-            Ok(()) => self.unlock_filled(named.id),
+            Ok(()) => {
+                self.unlock_filled(named.id);
+                Ok(())
+            }
             Err(Refusal::Mismatch) => Err(taken()),
             Err(refusal) => Err(failed(format_args!("volume {name:?} can't be made"), refusal)),
         }
     }
 
-    pub(crate) fn unlock_filled(&self, id: u64) -> Result<()> {
+    pub(crate) fn unlock_filled(&self, id: u64) {
         // The lock ends by itself.
         let _ = self.store.unlock(&header::name(id), FILL, &format!("session {}", self.number()));
-        Ok(())
     }
 
     /// Takes a name away; what it stood for is deleted step by step, here or by any worker.

@@ -89,7 +89,7 @@ impl Session {
             }
             match self.rename(name, old.as_ref(), Some(&named)) {
                 Ok(()) => {
-                    self.unlock_filled(named.id)?;
+                    self.unlock_filled(named.id);
                     return Ok(named.bytes);
                 }
                 Err(Refusal::Mismatch) => {}

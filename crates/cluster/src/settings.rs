@@ -135,4 +135,9 @@ bugs! {
     InlineJudged "inline-reference-judged-by-its-entry",
     RecutJudged "recut-reference-judged-by-its-entry",
     RecutBlind "recut-entries-not-compared",
+    RecutNotCompared "recut-key-not-compared",
+    PendingForgotten "pending-drop-not-in-flip",
+    DeletedUnfenced "deleted-volume-not-fenced",
+    NameNotCompared "name-not-compared",
+    KeptUnlisted "kept-chunk-not-listed",
 }

@@ -7,7 +7,7 @@
 //! | `D` and a number | a long discard: first object, last object and one, cursor |
 //! | `d` | the number of the last long discard, compared by the next |
 //! | `i` | a stamp of the owner, while it may make references for entries that it has not written yet |
-//! | `C` and a number | an object and a chunk of it that is kept though it is clean |
+//! | `C` and a number | a stamp: an object and a chunk of it that is kept though it is clean |
 //! | `H` and a number | a dirty chunk that is read often: until when it is not deduplicated |
 
 use std::collections::BTreeMap;

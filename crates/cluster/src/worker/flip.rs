@@ -209,7 +209,8 @@ impl Session {
         for flip in &draft.flips {
             op.guards.push(Guard::Omap(key::entry(flip.offset), flip.old.encode(object, flip.offset)));
             pairs.push((key::entry(flip.offset), flip.new.encode(object, flip.offset)));
-            if let Some((chunk, reference)) = flip.dropped {
+            let pending = flip.dropped.filter(|_| !self.planted(PlantedBug::PendingForgotten));
+            if let Some((chunk, reference)) = pending {
                 pairs.push((key::pending(flip.offset, reference.stamp), entry::encode_pending(object, flip.offset, &chunk)));
             }
         }
