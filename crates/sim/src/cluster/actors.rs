@@ -15,15 +15,16 @@ use super::{
 /// Names that are put.
 const NAMES: u64 = 2;
 
-/// Calls of an actor before it begins anew with another session.
+/// Calls of an actor, but for clients, before it begins anew with another session.
 const CALLS: u64 = 60;
 
 /// An error that needs no explanation: who gets it gives up, or tries again.
-fn note(world: &Arc<World>, who: &str, error: &Error) {
+pub(super) fn note(world: &Arc<World>, who: &str, error: &Error) {
     let mut inner = world.inner();
     inner.say(|| format!("{who}: {error:?}"));
     let explained = match error.kind() {
-        Kind::Io | Kind::Busy | Kind::Stopped | Kind::NotFound => true,
+        Kind::Io | Kind::Stopped => !inner.params.tidy || inner.calm,
+        Kind::Busy | Kind::NotFound => true,
         Kind::NoSpace => inner.params.full > 0,
         _ => false,
     };
@@ -32,7 +33,7 @@ fn note(world: &Arc<World>, who: &str, error: &Error) {
     }
 }
 
-fn open(world: &Arc<World>, store: SimStore) -> Option<Arc<Session>> {
+pub(super) fn open(world: &Arc<World>, store: SimStore) -> Option<Arc<Session>> {
     open_with(world, store, Dedup::PostProcessing)
 }
 
@@ -47,7 +48,7 @@ fn open_with(world: &Arc<World>, store: SimStore, dedup: Dedup) -> Option<Arc<Se
     }
 }
 
-fn chance(world: &Arc<World>, percent: u64) -> bool {
+pub(super) fn chance(world: &Arc<World>, percent: u64) -> bool {
     world.inner().rng.percent(percent)
 }
 
@@ -84,11 +85,14 @@ pub(super) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
         if inner.objects.is_fenced(&session.store().identity()) {
             return;
         }
-        inner.model.own(at, actor);
+        if !inner.model.attach(at, actor, volume.id()) {
+            return;
+        }
         inner.say(|| format!("{} owns volume {at}", session.store().identity()));
         inner.reach.hit("a volume is attached");
     }
-    for _ in 0..CALLS {
+    let calls = world.inner().params.calls;
+    for _ in 0..calls {
         if world.inner().stopping {
             break;
         }
@@ -111,7 +115,7 @@ fn call(world: &Arc<World>, session: &Arc<Session>, volume: &Volume, actor: usiz
     let (what, sectors, chunk) = {
         let mut inner = world.inner();
         let params = &inner.params;
-        let (sectors, chunk) = ((params.volume_bytes as usize) / SECTOR, params.chunk_bytes as usize / SECTOR);
+        let (sectors, chunk) = (volume.bytes() as usize / SECTOR, params.chunk_bytes as usize / SECTOR);
         (inner.rng.below(100), sectors, chunk)
     };
     match what {
@@ -165,16 +169,50 @@ fn write_together(world: &Arc<World>, volume: &Volume, actor: usize, at: usize, 
         world.inner().model.begin(at, actor, from, &tokens);
         taken.push((volume.write_later((from * SECTOR) as u64, &content(&tokens))?, from, tokens));
     }
+    let mixed = if world.inner().params.mixed { world.inner().rng.below(4) } else { 3 };
+    let seen = (mixed == 0).then(|| {
+        let (from, count) = (taken[0].1, taken[0].2.len());
+        let mut bytes = vec![0xaa; count * SECTOR];
+        (volume.read_at((from * SECTOR) as u64, &mut bytes), from, bytes)
+    });
+    let trimmed = (mixed == 1).then(|| {
+        let (from, count) = range(world, sectors, 8);
+        let tokens = vec![0; count];
+        world.inner().model.begin(at, actor, from, &tokens);
+        (volume.discard((from * SECTOR) as u64, (count * SECTOR) as u64), from, tokens)
+    });
     let over: Vec<_> = taken.into_iter().map(|(ticket, from, tokens)| (volume.wait_for(ticket), from, tokens)).collect();
     world.inner().reach.hit("writes go out together");
+    if let Some((Ok(()), from, bytes)) = seen
+        && over.iter().all(|(done, ..)| done.is_ok())
+    {
+        reads_own_writes(world, actor, at, from, &bytes, &over);
+    }
     let mut failed = Ok(());
-    for (done, from, tokens) in over {
+    // The trim comes after all of them; what it failed to do is not theirs.
+    let judged = trimmed.as_ref().is_none_or(|(done, ..)| done.is_ok());
+    for (done, from, tokens) in over.into_iter().chain(trimmed) {
         if done.is_err() {
             world.inner().model.begin(at, actor, from, &tokens);
+        } else if !judged {
+            world.inner().model.acknowledge(at, actor, from, &tokens);
+            continue;
         }
         failed = acknowledged(world, volume, actor, at, from, &tokens, done).and(failed);
     }
     failed
+}
+
+/// A read between writes that wait gives the last of them.
+fn reads_own_writes(world: &Arc<World>, actor: usize, at: usize, from: usize, bytes: &[u8], over: &[(Result<(), Error>, usize, Vec<u32>)]) {
+    let mut inner = world.inner();
+    inner.reach.hit("a read comes between writes that wait");
+    for (n, bytes) in bytes.chunks(SECTOR).enumerate() {
+        let wrote = over.iter().rev().find_map(|(_, first, tokens)| tokens.get((from + n).checked_sub(*first)?));
+        if inner.model.volumes[at].owner == Some(actor) && wrote.is_some_and(|token| content(&[*token]) != bytes) {
+            inner.fail(Finding::new("OwnWrites", format!("volume {at}, sector {}: not the last write {wrote:?}", from + n)));
+        }
+    }
 }
 
 fn acknowledged(
@@ -281,13 +319,13 @@ pub(super) fn put_bytes(token: u32, chunk_bytes: u32) -> Vec<u8> {
 }
 
 /// Puts, gets and deletes objects.
-pub(super) fn putter(world: &Arc<World>, store: SimStore, _actor: usize) {
+pub(super) fn putter(world: &Arc<World>, store: SimStore, actor: usize) {
     let Some(session) = open(world, store) else { return };
     for _ in 0..CALLS {
         if world.inner().stopping {
             return;
         }
-        if let Err(error) = put_call(world, &session) {
+        if let Err(error) = put_call(world, &session, actor) {
             note(world, "putter", &error);
             if error.kind() == Kind::Stopped {
                 return;
@@ -296,26 +334,32 @@ pub(super) fn putter(world: &Arc<World>, store: SimStore, _actor: usize) {
     }
 }
 
-fn put_call(world: &Arc<World>, session: &Session) -> Result<(), Error> {
+fn put_call(world: &Arc<World>, session: &Session, actor: usize) -> Result<(), Error> {
     let (what, name, token, chunk_bytes) = {
         let mut inner = world.inner();
         (inner.rng.below(100), format!("p{}", inner.rng.below(NAMES)), inner.model.token(), inner.params.chunk_bytes)
     };
-    let begin = |token: u32| {
-        world.inner().model.puts.entry(name.clone()).or_insert_with(|| [0].into()).insert(token);
-    };
     match what {
         0..50 => {
-            begin(token);
+            world.inner().model.begin_put(&name, actor, token);
             let bytes = put_bytes(token, chunk_bytes);
-            session.put(&name, &mut &bytes[..])?;
-            world.inner().reach.hit("an object is put");
+            let done = session.put(&name, &mut &bytes[..]);
+            let mut inner = world.inner();
+            inner.model.end_put(&name, actor, token, done.is_ok());
+            done?;
+            inner.reach.hit("an object is put");
+            if let Some(finding) = check::put_is_listed(&inner.objects, &name) {
+                inner.fail(finding);
+            }
             Ok(())
         }
         50..70 => {
-            begin(0);
-            session.delete(&name, What::Put)?;
-            world.inner().reach.hit("an object is deleted");
+            world.inner().model.begin_put(&name, actor, 0);
+            let done = session.delete(&name, What::Put);
+            let mut inner = world.inner();
+            inner.model.end_put(&name, actor, 0, done.is_ok());
+            done?;
+            inner.reach.hit("an object is deleted");
             Ok(())
         }
         _ => check_put(world, session, &name),
@@ -325,10 +369,12 @@ fn put_call(world: &Arc<World>, session: &Session) -> Result<(), Error> {
 /// Gets an object and compares it.
 pub(super) fn check_put(world: &Arc<World>, session: &Session, name: &str) -> Result<(), Error> {
     let mut bytes = Vec::new();
+    // It may be replaced while it is read.
+    let before = world.inner().model.may_be_put(name);
     let got = session.get(name, &mut bytes);
     let mut inner = world.inner();
     let chunk_bytes = inner.params.chunk_bytes;
-    let may = inner.model.puts.get(name).cloned().unwrap_or_else(|| [0].into());
+    let may = &inner.model.may_be_put(name) | &before;
     let right = match &got {
         Ok(_) => may.iter().any(|token| *token != 0 && put_bytes(*token, chunk_bytes) == bytes),
         Err(error) if error.kind() == Kind::NotFound => may.contains(&0),

@@ -84,15 +84,55 @@ fn maps_hold(objects: &Objects, id: ObjectId, object: &Object) -> Option<Finding
     (object.omap.len() > 520).then(|| Finding::new("Bounds", format!("object {id} has {} keys", object.omap.len())))
 }
 
+/// Every reference that a map had is still named by it, or pending; and what was pending is until it was dropped.
+fn drops_are_known(objects: &Objects, id: ObjectId, before: &Object, object: &Object, dropped: &Dropped) -> Option<Finding> {
+    let (Ok(old), Ok(new)) = (parse(id, before), parse(id, object)) else { return None };
+    let has = |chunk: &Chunk, reference: &Reference| {
+        let named = new.entries.get(&reference.offset).and_then(|entry| entry.reference(id, reference.offset));
+        named == Some((*chunk, *reference)) || new.pending.contains(&(*chunk, *reference))
+    };
+    let named = old.entries.iter().filter_map(|(offset, entry)| entry.reference(id, *offset));
+    let forgotten = named.into_iter().find(|(chunk, reference)| !has(chunk, reference)).or_else(|| {
+        let undone = |(chunk, reference): &&(Chunk, Reference)| {
+            let (holder, key) = (references(objects, chunk), key::reference(reference));
+            let kept = objects.get(&holder).is_some_and(|object| object.omap.contains_key(&key));
+            !has(chunk, reference) && kept && !dropped.contains(&(holder, key))
+        };
+        old.pending.iter().find(undone).copied()
+    });
+    forgotten.map(|(chunk, reference)| {
+        Finding::new(
+            "DropForgotten",
+            format!("object {id}, offset {}: nobody knows that {:?} is to be dropped", reference.offset, chunk.id),
+        )
+    })
+}
+
+/// What is clean and stands in its object is on the list of what is kept.
+fn is_noted(objects: &Objects, id: ObjectId, map: &Map) -> Option<Finding> {
+    let kept = |(_, entry): &(&u32, &Entry)| !entry.dirty && entry.mask != 0 && entry.base.is_some();
+    let header = objects.get(&ObjectName::metadata(format!("v.{:010x}", id.volume)))?;
+    // Chunks of an object are numbered by blocks, of 4 MiB whatever its size.
+    let place = |offset: u32| id.index * 1024 + u64::from(offset / 4096);
+    let unknown = map.entries.iter().filter(kept).find(|(offset, _)| !header.omap.contains_key(&key::numbered(b'C', place(**offset))))?;
+    Some(Finding::new("CacheListed", format!("object {id}, offset {} is kept, and on no list", unknown.0)))
+}
+
+/// References that were dropped at some time, by their chunk's object.
+pub(super) type Dropped = BTreeSet<(ObjectName, Vec<u8>)>;
+
 /// Checks what an operation that was applied may have broken.
-pub(super) fn after(objects: &Objects, name: &ObjectName, before: Option<&Object>, op: &Write) -> Option<Finding> {
+pub(super) fn after(objects: &Objects, name: &ObjectName, before: Option<&Object>, op: &Write, dropped: &Dropped) -> Option<Finding> {
     if let Some(id) = ObjectId::parse(&name.name) {
         if op.changes.contains(&Change::Remove) {
             let map = parse(id, before?).ok()?;
             let named = map.entries.values().any(|entry| entry.base.is_some()) || !map.pending.is_empty();
             return named.then(|| Finding::new("NoReferenceLeaked", format!("object {id} went while it names chunks")));
         }
-        return maps_hold(objects, id, objects.get(name)?);
+        let object = objects.get(name)?;
+        let forgotten = before.and_then(|before| drops_are_known(objects, id, before, object, dropped));
+        let noted = || parse(id, object).ok().and_then(|map| is_noted(objects, id, &map));
+        return maps_hold(objects, id, object).or(forgotten).or_else(noted);
     }
     let takes_away = op.changes.iter().any(|change| matches!(change, Change::Remove | Change::DropOmap(_)));
     if takes_away && Chunk::parse(&name.name).is_some() {
@@ -115,6 +155,15 @@ pub(super) fn is_listed(objects: &Objects, id: ObjectId) -> Option<Finding> {
         .collect();
     let listed = map.listed.is_some_and(|stamp| keys.contains(&(id, stamp)) || keys.contains(&(id, Stamp(0))));
     (!listed).then(|| Finding::new("Listed", format!("object {id} is dirty, and on no list")))
+}
+
+/// An object that was put and acknowledged is on the dirty list with all its pieces.
+pub(super) fn put_is_listed(objects: &Objects, name: &str) -> Option<Finding> {
+    let key = [b"n", name.as_bytes()].concat();
+    let value = objects.all().filter(|(name, _)| name.name.starts_with("n.")).find_map(|(_, object)| object.omap.get(&key))?;
+    let volume = u64::from_le_bytes(value.get(1..9)?.try_into().ok()?);
+    let pieces = objects.all().filter_map(|(name, _)| ObjectId::parse(&name.name)).filter(|id| id.volume == volume);
+    pieces.into_iter().find_map(|id| is_listed(objects, id))
 }
 
 /// Once all is quiet: everything is clean, and references are exactly the truth.

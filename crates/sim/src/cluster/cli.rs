@@ -40,7 +40,7 @@ const REPEAT: u64 = 40;
 const KEPT: &str = include_str!("../../cluster-seeds.txt");
 
 /// What an ordinary run must reach.
-const BRANCHES: [&str; 17] = [
+const BRANCHES: [&str; 21] = [
     "a worker backs off",
     "orderly: references made by workers",
     "a client deduplicates inline",
@@ -49,8 +49,12 @@ const BRANCHES: [&str; 17] = [
     "a late copy applies",
     "a late copy is refused",
     "a metadata object is lost",
+    "a read comes between writes that wait",
     "a reply comes after the takeover",
     "a session is fenced",
+    "a copy comes when all is clean",
+    "a volume is deleted",
+    "a volume is resized",
     "an actor is killed",
     "an actor is stopped",
     "an object is deleted",

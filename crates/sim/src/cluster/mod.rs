@@ -12,6 +12,7 @@ pub mod cli;
 mod double;
 mod model;
 pub mod params;
+mod steward;
 mod store;
 mod told;
 mod world;
@@ -64,7 +65,10 @@ pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
     }
     (0..params.workers).for_each(|n| start(&world, (Role::Worker, n)));
     if params.puts {
-        start(&world, (Role::Putter, 0));
+        (0..=usize::from(params.mixed)).for_each(|n| start(&world, (Role::Putter, n)));
+    }
+    if params.steward {
+        start(&world, (Role::Steward, params.volumes - 1));
     }
     if params.scrubs {
         start(&world, (Role::Scrubber, 0));
@@ -97,6 +101,7 @@ pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
                 Role::Worker => "workers",
                 Role::Putter => "putters",
                 Role::Scrubber => "scrubbers",
+                Role::Steward => "stewards",
             },
             count as u64,
         );
@@ -113,7 +118,10 @@ pub fn bugs() -> Vec<&'static str> {
 fn start(world: &Arc<World>, role: (Role, usize)) {
     let life: fn(&Arc<World>, SimStore, usize) = match role {
         (Role::Client, 0) => |world, store, actor| actors::client(world, store, actor, 0),
-        (Role::Client, _) => |world, store, actor| actors::client(world, store, actor, 1),
+        (Role::Client, 1) => |world, store, actor| actors::client(world, store, actor, 1),
+        (Role::Client, _) => |world, store, actor| actors::client(world, store, actor, 2),
+        (Role::Steward, 1) => |world, store, actor| steward::steward(world, store, actor, 1),
+        (Role::Steward, _) => |world, store, actor| steward::steward(world, store, actor, 2),
         (Role::Putter, _) => actors::putter,
         (Role::Scrubber, _) => actors::scrubber,
         _ => actors::worker,
@@ -147,17 +155,27 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     let params = world.inner().params.clone();
     let actor = world.inner().actor_of(&store.identity_text());
     let session = Arc::new(Session::open(Arc::new(store), params.settings())?);
+    let mut worker = Worker::new(session.clone(), Marks::NONE);
+    if params.late_last {
+        // Nobody was shut out, and all is clean: what comes now finds the values that it was made for, if they ever come back.
+        work(world, &session, &mut worker)?;
+        world.come_late(50);
+    }
     let mut volumes = Vec::new();
     for n in 0..params.volumes {
-        let volume = Volume::attach(&session, &format!("v{n}"), Mode::TakeOver)?;
-        world.inner().model.own(n, actor);
+        let name = format!("v{n}");
+        if params.steward && n + 1 == params.volumes && session.find(&name)?.is_none() {
+            continue;
+        }
+        let volume = Volume::attach(&session, &name, Mode::TakeOver)?;
+        world.inner().model.attach(n, actor, volume.id());
         compare(world, &volume, actor, n)?;
         while volume.discard_step()? {}
         compare(world, &volume, actor, n)?;
         volumes.push(volume);
     }
-    let mut worker = Worker::new(session.clone(), Marks::NONE);
     work(world, &session, &mut worker)?;
+    world.come_late(100);
     for (n, volume) in volumes.iter().enumerate() {
         compare(world, volume, actor, n)?;
     }
@@ -209,7 +227,9 @@ fn scrub(world: &Arc<World>, session: &Arc<Session>, quiet: bool) -> Result<(), 
     let mut scrub = Scrub::new(session.clone(), true)?;
     while scrub.step()? {}
     let report = scrub.report();
-    if !report.damage.is_empty() || quiet && !report.is_quiet() {
+    // What a flip that failed left for another worker may be overwritten before that comes, and a lock may make a header anew: that is all that a scrub finds.
+    let tidy = world.inner().params.tidy && report.added + report.restored + report.listed > 0;
+    if !report.damage.is_empty() || tidy || quiet && !report.is_quiet() {
         world.inner().fail(Finding::new("ScrubQuiet", format!("{report:?}")));
     }
     Ok(())

@@ -40,18 +40,41 @@ struct Cell {
     open: BTreeSet<u32>,
 }
 
+/// What a name may stand for; 0 for nothing.
+#[derive(Clone, Debug)]
+struct Put {
+    now: BTreeSet<u32>,
+    /// These may still come: who put them has no answer, or died.
+    open: BTreeSet<u32>,
+    /// Actors that put under it now.
+    flying: BTreeSet<usize>,
+    /// Of those that are under way, or were since the last quiet moment, some were at the same time.
+    together: bool,
+}
+
+impl Put {
+    fn gone(&mut self, actor: usize) {
+        self.flying.remove(&actor);
+        self.together &= !self.flying.is_empty();
+    }
+}
+
 /// A volume as its clients know it.
 pub(super) struct VolumeModel {
     cells: Vec<Cell>,
     /// The actor that owns it.
     pub(super) owner: Option<usize>,
+    /// Its number: a higher one is another volume of the same name.
+    id: u64,
+    /// Somebody cuts it off from this sector on, or began to: what lies there may be zeroes at any time.
+    cut: Option<usize>,
 }
 
 /// What is known.
 pub(super) struct Model {
     pub(super) volumes: Vec<VolumeModel>,
-    /// What names of objects that are put may stand for; 0 for nothing.
-    pub(super) puts: BTreeMap<String, BTreeSet<u32>>,
+    /// What names of objects that are put may stand for.
+    puts: BTreeMap<String, Put>,
     tokens: u32,
 }
 
@@ -74,7 +97,7 @@ pub(super) fn content(tokens: &[u32]) -> Vec<u8> {
 impl Model {
     pub(super) fn new(params: &Params) -> Model {
         let zero = Cell { now: [0].into(), open: BTreeSet::new() };
-        let volume = || VolumeModel { cells: vec![zero.clone(); params.volume_bytes as usize / SECTOR], owner: None };
+        let volume = || VolumeModel { cells: vec![zero.clone(); params.volume_bytes as usize / SECTOR], owner: None, id: 0, cut: None };
         Model { volumes: (0..params.volumes).map(|_| volume()).collect(), puts: BTreeMap::new(), tokens: 1 << 20 }
     }
 
@@ -82,6 +105,89 @@ impl Model {
     pub(super) fn token(&mut self) -> u32 {
         self.tokens += 1;
         self.tokens
+    }
+
+    /// An actor attached the volume with this number; false when that is no longer the one of its name.
+    pub(super) fn attach(&mut self, volume: usize, actor: usize, id: u64) -> bool {
+        let it = &mut self.volumes[volume];
+        if id < it.id {
+            return false;
+        }
+        if id > it.id {
+            it.id = id;
+            it.cut = None;
+            it.cells.iter_mut().for_each(|cell| *cell = Cell { now: [0].into(), open: BTreeSet::new() });
+        }
+        self.own(volume, actor);
+        true
+    }
+
+    /// An actor's session was shut out: what it has not done by now it never does.
+    pub(super) fn fenced(&mut self, actor: Option<usize>) {
+        for volume in self.volumes.iter_mut().filter(|volume| actor.is_some() && volume.owner == actor) {
+            volume.owner = None;
+            for cell in &mut volume.cells {
+                let open = std::mem::take(&mut cell.open);
+                cell.now.extend(open);
+            }
+        }
+    }
+
+    /// Somebody begins to cut a volume off.
+    pub(super) fn cut(&mut self, volume: usize, from: usize) {
+        let cut = &mut self.volumes[volume].cut;
+        *cut = Some(cut.map_or(from, |before| before.min(from)));
+    }
+
+    /// It was done: what lies behind is zeroes, and nobody who began before does anything more.
+    pub(super) fn was_cut(&mut self, volume: usize, from: usize) {
+        let volume = &mut self.volumes[volume];
+        if let Some(begun) = volume.cut.take() {
+            volume.cells[begun..].iter_mut().for_each(|cell| cell.now.extend([0]));
+        }
+        volume.cells[from..].iter_mut().for_each(|cell| *cell = Cell { now: [0].into(), open: BTreeSet::new() });
+    }
+
+    fn name(&mut self, name: &str) -> &mut Put {
+        self.puts.entry(name.into()).or_insert_with(|| Put {
+            now: [0].into(),
+            open: BTreeSet::new(),
+            flying: BTreeSet::new(),
+            together: false,
+        })
+    }
+
+    /// An object with this token is put under a name, or what the name stands for is deleted (0).
+    pub(super) fn begin_put(&mut self, name: &str, actor: usize, token: u32) {
+        let put = self.name(name);
+        put.open.insert(token);
+        put.flying.insert(actor);
+        put.together |= put.flying.len() > 1;
+    }
+
+    /// An actor is no more: what it began may still come.
+    pub(super) fn died(&mut self, actor: usize) {
+        self.puts.values_mut().for_each(|put| put.gone(actor));
+    }
+
+    /// It was done, or it is not known whether it was.
+    pub(super) fn end_put(&mut self, name: &str, actor: usize, token: u32, done: bool) {
+        let put = self.name(name);
+        if done {
+            put.open.remove(&token);
+            // Of those at the same time any may have been the last.
+            if !put.together {
+                put.now.clear();
+            }
+            put.now.insert(token);
+        }
+        put.gone(actor);
+    }
+
+    /// What a name may stand for: what was put last, and what may still come.
+    pub(super) fn may_be_put(&mut self, name: &str) -> BTreeSet<u32> {
+        let put = self.name(name);
+        put.now.union(&put.open).copied().collect()
     }
 
     /// A new owner begins: nothing comes any more from the one before.
@@ -127,6 +233,10 @@ impl Model {
         for (n, bytes) in bytes.chunks(SECTOR).enumerate() {
             let cell = &mut volume.cells[at + n];
             let found = cell.now.iter().chain(&cell.open).copied().find(|token| sector(*token) == *bytes);
+            let zero = volume.cut.is_some_and(|from| at + n >= from) && sector(0) == *bytes;
+            if zero && found.is_none_or(|found| found == 0) {
+                continue;
+            }
             let Some(found) = found else {
                 let token = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 let message = format!("volume {name}, sector {}: token {token}, not one of {:?} or {:?}", at + n, cell.now, cell.open);

@@ -74,6 +74,16 @@ pub struct Params {
     pub content: bool,
     /// The store says now and then that it recovers.
     pub recovers: bool,
+    /// Calls of a client before it begins anew with another session.
+    pub calls: u64,
+    /// Copies that are late come when all is clean, and not before.
+    pub late_last: bool,
+    /// Reads and trims also come between writes that wait together.
+    pub mixed: bool,
+    /// Somebody resizes the last volume, and deletes it and makes it anew.
+    pub steward: bool,
+    /// Nothing goes wrong.
+    pub tidy: bool,
     /// The planted bug, by its index.
     pub bug: Option<usize>,
 }
@@ -82,6 +92,61 @@ impl Params {
     /// The parameters of a seed.
     #[must_use]
     pub fn draw(seed: u64) -> Params {
+        let params = Params::draw_common(seed);
+        if is_wild(seed) { params.wild() } else { params }
+    }
+
+    /// What is drawn for two seeds in five only: seeds that are kept must stay what they were.
+    fn wild(self) -> Params {
+        let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6402);
+        let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let steward = of(&[0, 1]) == 1;
+        let object_bytes = if self.content { self.chunk_bytes * of(&[8, 16]) as u32 } else { self.object_bytes };
+        Params {
+            object_bytes,
+            volume_bytes: if self.content { u64::from(object_bytes) * of(&[1, 2]) } else { self.volume_bytes },
+            volumes: self.volumes + usize::from(steward),
+            stops: of(&[0, 1, 5]),
+            calls: of(&[60, 300]),
+            mixed: true,
+            steward,
+            ..self
+        }
+        .late_last(of(&[0, 0, 1]) == 1 || self.content && of(&[0, 1]) == 1)
+        .tidied(of(&[0, 0, 0, 0, 0, 1]) == 1)
+    }
+
+    /// Copies come when all is clean. Who is shut out has none, and so nobody is.
+    fn late_last(self, last: bool) -> Params {
+        if !last {
+            return self;
+        }
+        Params { late_last: true, late: 0, clients: 1, calls: 1000, kills: 0, copies: self.copies.max(150), ..self }
+    }
+
+    /// Nothing goes wrong, and nobody is in another one's way: then nobody fails, and a scrub finds nothing but references that are false.
+    fn tidied(self, tidy: bool) -> Params {
+        if !tidy {
+            return self;
+        }
+        let volumes = self.volumes - usize::from(self.steward);
+        Params {
+            volumes,
+            steward: false,
+            clients: 1,
+            unknown: 0,
+            copies: 0,
+            late: 0,
+            kills: 0,
+            stops: 0,
+            jumps: 0,
+            full: 0,
+            tidy: true,
+            ..self
+        }
+    }
+
+    fn draw_common(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6401);
         let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
         let chunk_bytes = of(&[8192, 8192, 16384]) as u32;
@@ -119,6 +184,11 @@ impl Params {
             own_dedup: of(&[0, 0, 20, 45]),
             content: of(&[0, 0, 1]) == 1,
             recovers: of(&[0, 0, 0, 1]) == 1,
+            calls: 60,
+            late_last: false,
+            mixed: false,
+            steward: false,
+            tidy: false,
             bug: None,
         }
     }
@@ -163,4 +233,9 @@ impl Params {
             ..Format::new([1; 16], [2; 32], self.chunks)
         }
     }
+}
+
+/// True for seeds with what came later: the other three of five are as they were when some of them were kept.
+fn is_wild(seed: u64) -> bool {
+    matches!(seed % 5, 0 | 2)
 }

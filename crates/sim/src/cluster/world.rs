@@ -3,6 +3,8 @@
 //! Every actor is a thread, but only the one with the baton runs: an operation of the store hands it back, and the schedule decides which operation is
 //! applied, which reply arrives, is lost or comes late, who is stopped, continued or killed, and who runs next.
 
+mod events;
+
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -11,16 +13,16 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::object::{Change, Holder, ObjectName, Page, Pool, Read, Refusal, Sight, Version, Write, model::Objects};
+use onefold_core::object::{Holder, ObjectName, Page, Pool, Read, Refusal, Sight, Version, Write, model::Objects};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use self::events::Next;
 use super::{
-    check,
+    check::Dropped,
     double::DoubleWork,
     model::{Finding, Model},
     params::Params,
     store::SimStore,
-    told::{short_change, short_guard},
 };
 use crate::{reach::Reach, rng::Rng};
 
@@ -101,6 +103,8 @@ pub(super) enum Role {
     Putter,
     /// Scrubs.
     Scrubber,
+    /// Resizes and deletes a volume that others use.
+    Steward,
 }
 
 /// What everybody sees; only who has the baton touches it.
@@ -113,6 +117,8 @@ pub(super) struct Inner {
     pub(super) reach: Reach,
     pub(super) double: DoubleWork,
     pub(super) params: Params,
+    /// References that were dropped.
+    pub(super) dropped: Dropped,
     /// Actors are to end soon.
     pub(super) stopping: bool,
     /// No faults any more.
@@ -149,6 +155,7 @@ impl World {
             reach: Reach::default(),
             double: DoubleWork::default(),
             params: params.clone(),
+            dropped: Dropped::new(),
             stopping: false,
             calm: true,
             trace: 0,
@@ -290,6 +297,7 @@ impl World {
             return;
         }
         inner.actors[actor].killed = true;
+        inner.model.died(actor);
         inner.actors[actor].state = State::Ready;
         let (its, others): (Vec<Flight>, Vec<Flight>) =
             std::mem::take(&mut inner.flights).into_iter().partition(|flight| flight.actor == actor);
@@ -320,6 +328,9 @@ impl World {
         inner.calm = true;
         inner.stopping = true;
         inner.actors.iter_mut().for_each(|actor| actor.stopped = false);
+        if inner.params.late_last {
+            return;
+        }
         // What is still on its way comes now, or never.
         for late in std::mem::take(&mut inner.late) {
             if inner.rng.percent(50) && !inner.objects.is_fenced(&late.identity) {
@@ -328,254 +339,25 @@ impl World {
         }
     }
 
+    /// A share of the copies that are still on their way comes now, in any order.
+    pub(super) fn come_late(&self, percent: u64) {
+        let inner = &mut *self.inner.lock();
+        let mut stay = Vec::new();
+        while !inner.late.is_empty() {
+            let at = inner.rng.below(inner.late.len() as u64) as usize;
+            let late = inner.late.swap_remove(at);
+            if inner.rng.percent(percent) {
+                inner.reach.hit("a copy comes when all is clean");
+                inner.come(&late);
+            } else {
+                stay.push(late);
+            }
+        }
+        inner.late = stay;
+    }
+
     pub(super) fn trace(&self) -> u64 {
         self.inner.lock().trace
-    }
-}
-
-/// What the schedule decided.
-enum Next {
-    Run(usize),
-    Kill(usize),
-    Nothing,
-}
-
-impl Inner {
-    pub(super) fn fail(&mut self, finding: Finding) {
-        if self.loud {
-            println!("{finding}");
-        }
-        self.finding.get_or_insert(finding);
-    }
-
-    /// Tells what happens, when somebody wants to know.
-    pub(super) fn say(&self, text: impl FnOnce() -> String) {
-        if self.loud {
-            println!("{:>10.3}  {}", (self.now - Duration::from_secs(1_000_000)).as_secs_f64(), text());
-        }
-    }
-
-    fn mix(&mut self, text: &str) {
-        self.trace = onefold_core::checksum::fast(self.trace, text.as_bytes());
-    }
-
-    fn keep_late(&mut self, identity: String, op: Write) {
-        if self.late.len() < LATE_MAX && !self.objects.is_fenced(&identity) {
-            self.late.push(Late { identity, op });
-        }
-    }
-
-    /// One thing happens.
-    fn event(&mut self) -> Next {
-        self.now += Duration::from_millis(self.rng.within(1, 5));
-        if !self.calm && self.rng.below(1000) < self.params.jumps {
-            self.now += Duration::from_secs(self.rng.within(1, 40));
-            self.reach.hit("time jumps");
-        }
-        if !self.calm
-            && let Some(next) = self.mischief()
-        {
-            return next;
-        }
-        let ready: Vec<usize> =
-            (0..self.actors.len()).filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped).collect();
-        let open: Vec<usize> = (0..self.flights.len()).filter(|at| self.is_first(*at)).collect();
-        let choice = self.rng.below((ready.len() + open.len()) as u64) as usize;
-        if choice < ready.len() {
-            return Next::Run(ready[choice]);
-        }
-        match open.get(choice - ready.len()) {
-            Some(at) => self.go_on(*at),
-            None => {
-                // Everybody is stopped.
-                self.actors.iter_mut().for_each(|actor| actor.stopped = false);
-            }
-        }
-        Next::Nothing
-    }
-
-    /// Operations of a session on one object are applied in their order.
-    fn is_first(&self, at: usize) -> bool {
-        let flight = &self.flights[at];
-        let Some(object) = flight.op.object() else { return true };
-        !self.flights[..at].iter().any(|other| other.identity == flight.identity && other.op.object() == Some(object))
-    }
-
-    fn mischief(&mut self) -> Option<Next> {
-        if !self.late.is_empty() && self.rng.below(1000) < self.params.late {
-            let late = self.late.swap_remove(self.rng.below(self.late.len() as u64) as usize);
-            if !self.objects.is_fenced(&late.identity) {
-                let applied = self.apply(&late.identity, &late.op).is_ok();
-                self.reach.hit(if applied { "a late copy applies" } else { "a late copy is refused" });
-            }
-        }
-        let mortal: Vec<usize> =
-            (0..self.actors.len()).filter(|id| self.actors[*id].mortal && self.actors[*id].state == State::Waiting).collect();
-        if self.rng.below(1000) < self.params.kills
-            && let Some(actor) = self.rng.pick(&mortal).copied()
-        {
-            self.reach.hit("an actor is killed");
-            self.say(|| format!("{:?} is killed", self.actors[actor].role));
-            return Some(Next::Kill(actor));
-        }
-        if self.rng.below(1000) < self.params.stops
-            && let Some(actor) = self.rng.pick(&mortal).copied()
-        {
-            let stopped = !self.actors[actor].stopped;
-            self.actors[actor].stopped = stopped;
-            self.reach.hit(if stopped { "an actor is stopped" } else { "an actor is continued" });
-            self.say(|| format!("{:?} is {}", self.actors[actor].role, if stopped { "stopped" } else { "continued" }));
-        }
-        None
-    }
-
-    /// Applies an operation, or lets its reply arrive.
-    fn go_on(&mut self, at: usize) {
-        if let Some(reply) = self.flights[at].reply.take() {
-            let flight = self.flights.remove(at);
-            self.arrive(flight.actor, flight.slot, reply);
-            return;
-        }
-        let faulty = !self.calm && matches!(self.flights[at].op, Op::Write(_) | Op::Read(_) | Op::Lock(..));
-        if faulty && self.rng.below(1000) < self.params.unknown {
-            return self.lose(at);
-        }
-        let (identity, op) = (self.flights[at].identity.clone(), self.flights[at].op.clone());
-        let full = faulty && self.params.full > 0 && self.rng.below(1000) < self.params.full && op.takes_space();
-        let reply = if full {
-            self.reach.hit("the store is full");
-            Err(Refusal::Full)
-        } else {
-            self.perform(&identity, &op)
-        };
-        if let (Op::Write(op), Ok(_)) = (&op, &reply)
-            && !self.calm
-            && self.rng.below(1000) < self.params.copies
-        {
-            self.reach.hit("an operation is copied");
-            self.keep_late(identity, op.clone());
-        }
-        // A fence may have answered all of its session, this one too.
-        if let Some(flight) = self.flights.get_mut(at) {
-            flight.reply = Some(reply);
-        }
-    }
-
-    /// A reply is lost: the operation is applied now, later, or never.
-    fn lose(&mut self, at: usize) {
-        let flight = self.flights.remove(at);
-        match (flight.op, self.rng.below(3)) {
-            (Op::Write(op), 0) => {
-                self.reach.hit("applied, and the reply is lost");
-                let _ = self.perform(&flight.identity, &Op::Write(op));
-            }
-            (Op::Write(op), 1) => {
-                self.reach.hit("delayed, and the reply is lost");
-                self.keep_late(flight.identity, op);
-            }
-            (Op::Lock(object, lock, cookie, lease), 0) => {
-                let _ = self.perform(&flight.identity, &Op::Lock(object, lock, cookie, lease));
-            }
-            _ => self.reach.hit("an operation is lost"),
-        }
-        self.arrive(flight.actor, flight.slot, Err(Refusal::Unknown));
-    }
-
-    fn arrive(&mut self, actor: usize, slot: usize, reply: Result<Reply, Refusal>) {
-        let actor = &mut self.actors[actor];
-        actor.replies[slot] = Some(reply);
-        if actor.replies.iter().all(Option::is_some) {
-            actor.state = State::Ready;
-        }
-    }
-
-    fn perform(&mut self, identity: &str, op: &Op) -> Result<Reply, Refusal> {
-        if self.objects.is_fenced(identity) {
-            self.reach.hit("a fenced session is refused");
-            return Err(Refusal::Fenced);
-        }
-        match op {
-            Op::Write(op) => self.apply(identity, op).map(Reply::Version),
-            Op::Read(op) => self.objects.read(op).map(|mut sight| {
-                self.shorten(&mut sight, op);
-                Reply::Sight(sight)
-            }),
-            Op::List(pool, from, most) => Ok(Reply::Page(self.objects.list(*pool, from.as_deref(), (*most).min(self.params.page)))),
-            Op::Lock(object, lock, cookie, lease) => {
-                let holder = Holder { identity: identity.into(), cookie: cookie.clone() };
-                self.objects.lock(object, lock, holder, self.now, *lease).map(|()| Reply::Done)
-            }
-            Op::Break(object, lock, holder) => {
-                self.objects.break_lock(object, lock, holder);
-                Ok(Reply::Done)
-            }
-            Op::Holder(object, lock) => Ok(Reply::Holder(self.objects.holder(object, lock, self.now))),
-            Op::Fence(other) => {
-                self.say(|| format!("{other} is fenced"));
-                self.objects.fence(other);
-                self.late.retain(|late| late.identity != *other);
-                self.reach.hit("a session is fenced");
-                Ok(Reply::Done)
-            }
-        }
-    }
-
-    /// The store may give shorter pages than it was asked for.
-    fn shorten(&self, sight: &mut Sight, op: &Read) {
-        use onefold_core::object::{Look, Seen};
-        for (seen, look) in sight.seen.iter_mut().zip(&op.looks) {
-            // The engine needs a whole map in one page, which has a bounded number of keys.
-            let list = matches!(look, Look::Page(_, most) if *most < 500 || *most == 1000);
-            if let (Seen::Pairs { pairs, more }, true) = (seen, list)
-                && pairs.len() > self.params.page
-            {
-                pairs.truncate(self.params.page);
-                *more = true;
-            }
-        }
-    }
-
-    /// Applies a change and checks what must always hold.
-    fn apply(&mut self, identity: &str, op: &Write) -> Result<Version, Refusal> {
-        let before = self.objects.get(&op.object).cloned();
-        let gap = self.rng.below(3);
-        let result = self.objects.write(op, self.now, gap);
-        self.mix(&format!("{identity} {:?} {}", op.object, result.is_ok()));
-        if self.loud {
-            let guards: Vec<String> = op.guards.iter().map(short_guard).collect();
-            let changes: Vec<String> = op.changes.iter().map(short_change).collect();
-            let outcome = match &result {
-                Ok(version) => format!("v{}", version.0),
-                Err(refusal) => refusal.to_string(),
-            };
-            self.say(|| format!("{identity} {:?} [{}] {} -> {outcome}", op.object, guards.join(" "), changes.join(" ")));
-        }
-        let actor = self.actor_of(identity);
-        if result.is_ok() && self.actors.get(actor).is_some_and(|actor| actor.role.0 == Role::Worker) {
-            self.double.note(actor, op);
-        }
-        if result.is_ok()
-            && let Some(finding) = check::after(&self.objects, &op.object, before.as_ref(), op)
-        {
-            self.fail(finding);
-        }
-        result
-    }
-}
-
-impl Op {
-    fn object(&self) -> Option<&ObjectName> {
-        match self {
-            Op::Write(op) => Some(&op.object),
-            Op::Read(op) => Some(&op.object),
-            Op::Lock(object, ..) | Op::Break(object, ..) | Op::Holder(object, _) => Some(object),
-            Op::List(..) | Op::Fence(_) => None,
-        }
-    }
-
-    fn takes_space(&self) -> bool {
-        let adds = |change: &Change| !matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));
-        matches!(self, Op::Write(op) if op.changes.iter().any(adds))
     }
 }
 

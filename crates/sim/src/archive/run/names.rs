@@ -1,0 +1,157 @@
+//! Streams are removed and renamed, and names compared with the model, at any time and after a crash.
+
+use onefold_archive::{check, get::Content, get::Reader, get::Verify};
+use onefold_core::Kind;
+
+use super::super::{rad, volumes::Disk};
+use super::{Flow, Sim, Unsure};
+use crate::{checker::Checker, checker::Failure};
+
+impl Sim {
+    pub(super) fn remove(&mut self) -> Flow {
+        let names: Vec<String> = self.streams.keys().cloned().collect();
+        let Some(name) = self.rng.pick(&names).cloned() else { return Ok(()) };
+        let archive = self.admin()?;
+        self.unsure = Some(Unsure::Remove(name.clone()));
+        match archive.remove(&name) {
+            Ok(()) => {
+                self.say(|| format!("removed {name}"));
+                self.gone = self.streams.remove(&name);
+                self.unsure = None;
+                Ok(())
+            }
+            Err(error) => Err(self.judge("remove", &error)),
+        }
+    }
+
+    pub(super) fn rename(&mut self) -> Flow {
+        let names: Vec<String> = self.streams.keys().cloned().collect();
+        let Some(name) = self.rng.pick(&names).cloned() else { return Ok(()) };
+        let to = format!("s{}", self.rng.below(6));
+        if self.streams.contains_key(&to) {
+            return Ok(());
+        }
+        let archive = self.admin()?;
+        self.unsure = Some(Unsure::Rename(name.clone(), to.clone()));
+        match archive.rename(&name, &to) {
+            Ok(()) => {
+                if let Some(content) = self.streams.remove(&name) {
+                    self.streams.insert(to, content);
+                }
+                self.unsure = None;
+                Ok(())
+            }
+            Err(error) => Err(self.judge("rename", &error)),
+        }
+    }
+
+    /// The names are those of the model.
+    pub(super) fn look_at_names(&mut self) -> Flow {
+        self.note_move()?;
+        let reads_only = self.rng.percent(20);
+        let archive = if reads_only { self.open(false)? } else { self.admin()? };
+        let tables = match archive.refresh() {
+            Ok(tables) => tables,
+            Err(error) => return Err(self.judge("refresh", &error)),
+        };
+        let found: Vec<&String> = tables.streams.keys().collect();
+        let expected: Vec<&String> = self.streams.keys().collect();
+        if found != expected {
+            return Err(Failure::new(Checker::DurableSurvives, format!("streams {found:?} instead of {expected:?}")).into());
+        }
+        Ok(())
+    }
+
+    /// After a crash: what was under way is there or not, all else is as it was.
+    pub(super) fn look(&mut self) -> Flow {
+        let archive = self.open(true)?;
+        let mut reader = match Reader::new(&archive) {
+            Ok(reader) => reader,
+            Err(error) => return Err(self.judge("reader", &error)),
+        };
+        self.resolve(&mut reader)?;
+        let found: Vec<String> = reader.tables().streams.keys().cloned().collect();
+        let expected: Vec<String> = self.streams.keys().cloned().collect();
+        if found != expected {
+            return Err(Failure::new(Checker::DurableSurvives, format!("after a crash streams {found:?} instead of {expected:?}")).into());
+        }
+        for (name, content) in self.streams.clone() {
+            self.compare(&mut reader, &name, &content)?;
+        }
+        self.look_at_volumes(&archive)?;
+        rad::look_at_places(&archive.tables(), self.params.late.is_some())?;
+        if !self.damaged {
+            self.heal_noted(&archive)?;
+            match check::check(&archive, true, &mut |_, _, _| {}) {
+                Ok(report) if report.is_well() => {}
+                Ok(report) => return Err(Failure::new(Checker::StoreCheck, report.problems.join("; ")).into()),
+                Err(error) => return Err(self.judge("check", &error)),
+            }
+            self.reach.hit("checked after a crash");
+        }
+        Ok(())
+    }
+
+    pub(super) fn resolve(&mut self, reader: &mut Reader) -> Flow {
+        let Some(unsure) = self.unsure.take() else { return Ok(()) };
+        let tables = reader.tables().clone();
+        match &unsure {
+            Unsure::Put(name, content) => {
+                // New or old: told apart by what is read, when both have the name.
+                let is_new = match tables.streams.get(name) {
+                    None => false,
+                    Some(stream) => {
+                        let mut bytes = Vec::new();
+                        let read = reader.read(&stream.recipe, Verify::Groups, &mut |part| {
+                            match part {
+                                Content::Bytes(part) => bytes.extend_from_slice(part),
+                                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+                            }
+                            Ok(())
+                        });
+                        if read.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) && self.damaged {
+                            bytes.clone_from(content);
+                            bytes.truncate(stream.bytes as usize);
+                        } else if let Err(error) = read {
+                            let ended = self.judge("read", &error);
+                            self.unsure = Some(unsure);
+                            return Err(ended);
+                        }
+                        bytes == **content
+                    }
+                };
+                if is_new {
+                    self.reach.hit("a put was there without its acknowledgement");
+                    self.streams.insert(name.clone(), content.clone());
+                }
+            }
+            Unsure::Remove(name) => {
+                if !tables.streams.contains_key(name) {
+                    self.streams.remove(name);
+                }
+            }
+            Unsure::VolumeSize(name, after) => match tables.volume(name) {
+                Err(_) => drop(self.disks.remove(name)),
+                Ok((_, volume)) if volume.blocks() == *after as u64 => {
+                    self.disks.entry(name.clone()).or_insert_with(|| Disk::new(*after)).resize(*after);
+                }
+                Ok(_) => {}
+            },
+            Unsure::VolumeName(from, to) => {
+                if tables.volume(from).is_err()
+                    && let Some(disk) = self.disks.remove(from)
+                {
+                    self.disks.insert(to.clone(), disk);
+                }
+            }
+            Unsure::Rename(from, to) => {
+                if !tables.streams.contains_key(from)
+                    && let Some(content) = self.streams.remove(from)
+                {
+                    self.streams.insert(to.clone(), content);
+                }
+            }
+        }
+        Ok(())
+    }
+}

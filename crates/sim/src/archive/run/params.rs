@@ -1,0 +1,105 @@
+//! What a seed stands for: all parameters of a run, drawn before it begins.
+
+use onefold_archive::{Chunking, Compression, Rad};
+
+use super::super::rad;
+use crate::rng::Rng;
+
+/// What a run is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Power failures and kills.
+    Crashes,
+    /// Rot in data: errors are right answers, wrong content is not.
+    Damage,
+    /// A disk that gets full.
+    FullDisk,
+    /// Writes and syncs that fail.
+    StopFaults,
+}
+
+/// All parameters of a run.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// The seed.
+    pub seed: u64,
+    /// What the run is about.
+    pub profile: Profile,
+    /// How streams are cut.
+    pub chunking: Chunking,
+    /// How containers are compressed.
+    pub compression: Compression,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Bytes of a container.
+    pub container_bytes: usize,
+    /// Bytes between two syncs.
+    pub sync_bytes: u64,
+    /// Bytes of log before a snapshot.
+    pub log_bytes: u64,
+    /// Entries of the auxiliary index.
+    pub auxiliary_entries: usize,
+    /// Collection runs.
+    pub collects: bool,
+    /// The archive has volumes, and is served now and then.
+    pub serves: bool,
+    /// Seconds that unfinished containers are spared.
+    pub keep_partial: u64,
+    /// Lives.
+    pub rounds: u64,
+    /// Moves in a life.
+    pub moves: u64,
+    /// A life ends inside one of so many calls.
+    pub crash_within: u64,
+    /// The share of crashes that are kills, in percent.
+    pub kills: u64,
+    /// Nodes, and shards of a container with and without parity; nothing for one directory.
+    pub spread: Option<(usize, usize, usize)>,
+    /// Late encoding.
+    pub late: Option<Rad>,
+    /// The planted bug.
+    pub bug: Option<usize>,
+}
+
+impl Params {
+    /// The parameters that belong to `seed`.
+    #[must_use]
+    pub fn draw(seed: u64) -> Params {
+        let rng = &mut Rng::new(seed ^ 0x6172_6368_6976_6500);
+        let choose = |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults][rng.weighted(&[12, 2, 2, 1])];
+        let params = Params {
+            seed,
+            profile,
+            chunking: [Chunking::FastCdc(1024), Chunking::Rabin(1024), Chunking::Static(1024)][rng.weighted(&[3, 1, 2])],
+            compression: [Compression::None, Compression::Lz4, Compression::Zstd][rng.below(3) as usize],
+            segment_bytes: choose(rng, &[16 << 10, 64 << 10, 256 << 10]),
+            container_bytes: choose(rng, &[4 << 10, 8 << 10, 16 << 10]) as usize,
+            sync_bytes: choose(rng, &[8 << 10, 32 << 10, 1 << 20]),
+            log_bytes: choose(rng, &[1 << 10, 4 << 10, 64 << 10]),
+            auxiliary_entries: choose(rng, &[4, 16, 64, 1000]) as usize,
+            collects: rng.percent(70),
+            keep_partial: choose(rng, &[0, 0, 5, 1000]),
+            rounds: rng.within(2, 6),
+            moves: choose(rng, &[15, 40, 100, 200]),
+            crash_within: choose(rng, &[10, 40, 150, 500]),
+            kills: choose(rng, &[0, 30, 60]),
+            spread: None,
+            late: None,
+            bug: None,
+            serves: rng.percent(40),
+        };
+        if profile == Profile::Crashes && rng.percent(35) {
+            let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
+            let late = rad::draw(seed, spread);
+            // What is settled was put, counted and condemned before: a life must be long enough for it.
+            let crash_within = params.crash_within * if late.is_some() { 8 } else { 1 };
+            return Params { spread: Some(spread), late, moves: params.moves.min(100), crash_within, ..params };
+        }
+        if profile == Profile::Damage {
+            // Rot matters where collection copies what rotted, and what is compressed does not expand.
+            return Params { collects: true, compression: Compression::None, moves: params.moves.max(100), crash_within: 1_000, ..params };
+        }
+        params
+    }
+}

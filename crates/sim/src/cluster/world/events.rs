@@ -1,0 +1,285 @@
+//! What happens next: which operation is applied, which reply arrives, is lost or late, and who is killed, stopped or continued.
+
+use std::time::Duration;
+
+use onefold_cluster::format::key;
+use onefold_core::object::{Change, Guard, Holder, ObjectName, Read, Refusal, Sight, Version, Write};
+
+use super::{
+    super::{
+        check,
+        model::Finding,
+        told::{short_change, short_guard},
+    },
+    Inner, LATE_MAX, Late, Op, Reply, Role, State,
+};
+
+/// What the schedule decided.
+pub(super) enum Next {
+    Run(usize),
+    Kill(usize),
+    Nothing,
+}
+
+impl Inner {
+    pub(in crate::cluster) fn fail(&mut self, finding: Finding) {
+        if self.loud {
+            println!("{finding}");
+        }
+        self.finding.get_or_insert(finding);
+    }
+
+    /// Tells what happens, when somebody wants to know.
+    pub(in crate::cluster) fn say(&self, text: impl FnOnce() -> String) {
+        if self.loud {
+            println!("{:>10.3}  {}", (self.now - Duration::from_secs(1_000_000)).as_secs_f64(), text());
+        }
+    }
+
+    fn mix(&mut self, text: &str) {
+        self.trace = onefold_core::checksum::fast(self.trace, text.as_bytes());
+    }
+
+    pub(super) fn keep_late(&mut self, identity: String, op: Write) {
+        if self.objects.is_fenced(&identity) {
+            return;
+        }
+        let most = if self.params.late_last { 8 * LATE_MAX } else { LATE_MAX };
+        if self.late.len() < most {
+            self.late.push(Late { identity, op });
+        } else if self.params.late_last {
+            // Any of them, so that old ones and new ones are left in the end.
+            let at = self.rng.below(self.late.len() as u64) as usize;
+            self.late[at] = Late { identity, op };
+        }
+    }
+
+    /// A copy comes that was late, unless its session was shut out.
+    pub(super) fn come(&mut self, late: &Late) {
+        if !self.objects.is_fenced(&late.identity) {
+            let applied = self.apply(&late.identity, &late.op).is_ok();
+            self.reach.hit(if applied { "a late copy applies" } else { "a late copy is refused" });
+        }
+    }
+
+    /// One thing happens.
+    pub(super) fn event(&mut self) -> Next {
+        self.now += Duration::from_millis(self.rng.within(1, 5));
+        if !self.calm && self.rng.below(1000) < self.params.jumps {
+            self.now += Duration::from_secs(self.rng.within(1, 40));
+            self.reach.hit("time jumps");
+        }
+        if !self.calm
+            && let Some(next) = self.mischief()
+        {
+            return next;
+        }
+        let ready: Vec<usize> =
+            (0..self.actors.len()).filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped).collect();
+        let open: Vec<usize> = (0..self.flights.len()).filter(|at| self.is_first(*at)).collect();
+        let choice = self.rng.below((ready.len() + open.len()) as u64) as usize;
+        if choice < ready.len() {
+            return Next::Run(ready[choice]);
+        }
+        match open.get(choice - ready.len()) {
+            Some(at) => self.go_on(*at),
+            None => {
+                // Everybody is stopped.
+                self.actors.iter_mut().for_each(|actor| actor.stopped = false);
+            }
+        }
+        Next::Nothing
+    }
+
+    /// Operations of a session on one object are applied in their order.
+    fn is_first(&self, at: usize) -> bool {
+        let flight = &self.flights[at];
+        let Some(object) = flight.op.object() else { return true };
+        !self.flights[..at].iter().any(|other| other.identity == flight.identity && other.op.object() == Some(object))
+    }
+
+    fn mischief(&mut self) -> Option<Next> {
+        if !self.late.is_empty() && self.rng.below(1000) < self.params.late {
+            let late = self.late.swap_remove(self.rng.below(self.late.len() as u64) as usize);
+            self.come(&late);
+        }
+        let mortal: Vec<usize> =
+            (0..self.actors.len()).filter(|id| self.actors[*id].mortal && self.actors[*id].state == State::Waiting).collect();
+        if self.rng.below(1000) < self.params.kills
+            && let Some(actor) = self.rng.pick(&mortal).copied()
+        {
+            self.reach.hit("an actor is killed");
+            self.say(|| format!("{:?} is killed", self.actors[actor].role));
+            return Some(Next::Kill(actor));
+        }
+        if self.rng.below(1000) < self.params.stops
+            && let Some(actor) = self.rng.pick(&mortal).copied()
+        {
+            let stopped = !self.actors[actor].stopped;
+            self.actors[actor].stopped = stopped;
+            self.reach.hit(if stopped { "an actor is stopped" } else { "an actor is continued" });
+            self.say(|| format!("{:?} is {}", self.actors[actor].role, if stopped { "stopped" } else { "continued" }));
+        }
+        None
+    }
+
+    /// Applies an operation, or lets its reply arrive.
+    fn go_on(&mut self, at: usize) {
+        if let Some(reply) = self.flights[at].reply.take() {
+            let flight = self.flights.remove(at);
+            self.arrive(flight.actor, flight.slot, reply);
+            return;
+        }
+        let faulty = !self.calm && matches!(self.flights[at].op, Op::Write(_) | Op::Read(_) | Op::Lock(..));
+        if faulty && self.rng.below(1000) < self.params.unknown {
+            return self.lose(at);
+        }
+        let (identity, op) = (self.flights[at].identity.clone(), self.flights[at].op.clone());
+        let full = faulty && self.params.full > 0 && self.rng.below(1000) < self.params.full && op.takes_space();
+        let reply = if full {
+            self.reach.hit("the store is full");
+            Err(Refusal::Full)
+        } else {
+            self.perform(&identity, &op)
+        };
+        if let (Op::Write(op), Ok(_)) = (&op, &reply)
+            && !self.calm
+            && self.rng.below(1000) < self.copies_of(op)
+        {
+            self.reach.hit("an operation is copied");
+            self.keep_late(identity, op.clone());
+        }
+        // A fence may have answered all of its session, this one too.
+        if let Some(flight) = self.flights.get_mut(at) {
+            flight.reply = Some(reply);
+        }
+    }
+
+    /// Copies of an operation, in thousandths. What finds a place empty does so once, and is what a value that comes back would let in.
+    fn copies_of(&self, op: &Write) -> u64 {
+        let empty = |guard: &Guard| matches!(guard, Guard::Omap(key, value) if value.is_empty() && key::offset(key).is_some());
+        if self.params.late_last && op.guards.iter().any(empty) { 500 } else { self.params.copies }
+    }
+
+    /// A reply is lost: the operation is applied now, later, or never.
+    fn lose(&mut self, at: usize) {
+        let flight = self.flights.remove(at);
+        match (flight.op, self.rng.below(3)) {
+            (Op::Write(op), 0) => {
+                self.reach.hit("applied, and the reply is lost");
+                let _ = self.perform(&flight.identity, &Op::Write(op));
+            }
+            (Op::Write(op), 1) => {
+                self.reach.hit("delayed, and the reply is lost");
+                self.keep_late(flight.identity, op);
+            }
+            (Op::Lock(object, lock, cookie, lease), 0) => {
+                let _ = self.perform(&flight.identity, &Op::Lock(object, lock, cookie, lease));
+            }
+            _ => self.reach.hit("an operation is lost"),
+        }
+        self.arrive(flight.actor, flight.slot, Err(Refusal::Unknown));
+    }
+
+    fn arrive(&mut self, actor: usize, slot: usize, reply: Result<Reply, Refusal>) {
+        let actor = &mut self.actors[actor];
+        actor.replies[slot] = Some(reply);
+        if actor.replies.iter().all(Option::is_some) {
+            actor.state = State::Ready;
+        }
+    }
+
+    fn perform(&mut self, identity: &str, op: &Op) -> Result<Reply, Refusal> {
+        if self.objects.is_fenced(identity) {
+            self.reach.hit("a fenced session is refused");
+            return Err(Refusal::Fenced);
+        }
+        match op {
+            Op::Write(op) => self.apply(identity, op).map(Reply::Version),
+            Op::Read(op) => self.objects.read(op).map(|mut sight| {
+                self.shorten(&mut sight, op);
+                Reply::Sight(sight)
+            }),
+            Op::List(pool, from, most) => Ok(Reply::Page(self.objects.list(*pool, from.as_deref(), (*most).min(self.params.page)))),
+            Op::Lock(object, lock, cookie, lease) => {
+                let holder = Holder { identity: identity.into(), cookie: cookie.clone() };
+                self.objects.lock(object, lock, holder, self.now, *lease).map(|()| Reply::Done)
+            }
+            Op::Break(object, lock, holder) => {
+                self.objects.break_lock(object, lock, holder);
+                Ok(Reply::Done)
+            }
+            Op::Holder(object, lock) => Ok(Reply::Holder(self.objects.holder(object, lock, self.now))),
+            Op::Fence(other) => {
+                self.say(|| format!("{other} is fenced"));
+                self.objects.fence(other);
+                self.late.retain(|late| late.identity != *other);
+                self.model.fenced(self.actors.iter().position(|actor| actor.identity == *other));
+                self.reach.hit("a session is fenced");
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    /// The store may give shorter pages than it was asked for.
+    fn shorten(&self, sight: &mut Sight, op: &Read) {
+        use onefold_core::object::{Look, Seen};
+        for (seen, look) in sight.seen.iter_mut().zip(&op.looks) {
+            // The engine needs a whole map in one page, which has a bounded number of keys.
+            let list = matches!(look, Look::Page(_, most) if *most < 500 || *most == 1000);
+            if let (Seen::Pairs { pairs, more }, true) = (seen, list)
+                && pairs.len() > self.params.page
+            {
+                pairs.truncate(self.params.page);
+                *more = true;
+            }
+        }
+    }
+
+    /// Applies a change and checks what must always hold.
+    pub(super) fn apply(&mut self, identity: &str, op: &Write) -> Result<Version, Refusal> {
+        let before = self.objects.get(&op.object).cloned();
+        let gap = self.rng.below(3);
+        let result = self.objects.write(op, self.now, gap);
+        self.mix(&format!("{identity} {:?} {}", op.object, result.is_ok()));
+        if self.loud {
+            let guards: Vec<String> = op.guards.iter().map(short_guard).collect();
+            let changes: Vec<String> = op.changes.iter().map(short_change).collect();
+            let outcome = match &result {
+                Ok(version) => format!("v{}", version.0),
+                Err(refusal) => refusal.to_string(),
+            };
+            self.say(|| format!("{identity} {:?} [{}] {} -> {outcome}", op.object, guards.join(" "), changes.join(" ")));
+        }
+        let actor = self.actor_of(identity);
+        if result.is_ok() && self.actors.get(actor).is_some_and(|actor| actor.role.0 == Role::Worker) {
+            self.double.note(actor, op);
+        }
+        if result.is_ok() && op.object.name.starts_with("c.") {
+            let keys = op.changes.iter().filter_map(|change| if let Change::DropOmap(keys) = change { Some(keys) } else { None });
+            self.dropped.extend(keys.flatten().map(|key| (op.object.clone(), key.clone())));
+        }
+        if result.is_ok()
+            && let Some(finding) = check::after(&self.objects, &op.object, before.as_ref(), op, &self.dropped)
+        {
+            self.fail(finding);
+        }
+        result
+    }
+}
+
+impl Op {
+    fn object(&self) -> Option<&ObjectName> {
+        match self {
+            Op::Write(op) => Some(&op.object),
+            Op::Read(op) => Some(&op.object),
+            Op::Lock(object, ..) | Op::Break(object, ..) | Op::Holder(object, _) => Some(object),
+            Op::List(..) | Op::Fence(_) => None,
+        }
+    }
+
+    fn takes_space(&self) -> bool {
+        let adds = |change: &Change| !matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));
+        matches!(self, Op::Write(op) if op.changes.iter().any(adds))
+    }
+}
