@@ -1,4 +1,5 @@
 //! A session that dies in the middle of a shrink, after each of its operations.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::{
     sync::{

@@ -1,4 +1,5 @@
 //! A store that loses replies: what is written is right all the same, and what is published says how many were lost.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::{
     sync::{
