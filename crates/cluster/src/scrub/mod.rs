@@ -255,7 +255,10 @@ impl Scrub {
         let Some((_, named)) = names.into_iter().find(|(_, named)| named.id == id) else { return Ok(true) };
         Ok(match named.what {
             What::Put => index >= named.pieces,
-            What::Volume => !self.session.read_bits(id)?.has(index),
+            // A shrink that was interrupted may have left the bit.
+            What::Volume => {
+                index >= named.bytes.div_ceil(u64::from(self.session.format.object_bytes)) || !self.session.read_bits(id)?.has(index)
+            }
         })
     }
 }

@@ -47,8 +47,12 @@ fn make_anew(world: &Arc<World>, session: &Session, name: &str) -> Result<(), Er
 fn resize(world: &Arc<World>, session: &Arc<Session>, name: &str, actor: usize, at: usize) -> Result<(), Error> {
     // Who has it is sent away; another one may be faster than we are.
     let volume = Volume::attach(session, name, Mode::TakeOver)?;
-    if !world.inner().model.attach(at, actor, volume.id()) {
-        return Ok(());
+    {
+        let mut inner = world.inner();
+        // As a client: who was sent away before it came to this does not own it.
+        if inner.objects.is_fenced(&session.store().identity()) || !inner.model.attach(at, actor, volume.id()) {
+            return Ok(());
+        }
     }
     volume.detach()?;
     let bytes = {
