@@ -33,11 +33,7 @@ const MANIFESTS: &[&str] =
 const PAPERS: [Paper; 5] = [
     ("thindedup", &[], TRACES),
     ("ordermerge", &["Fig 2B: time, weak persistence"], TRACES),
-    (
-        "global",
-        &["Table 3: recovery", "Fig 5b and 14: deduplication beside foreground load", "Rate control: what it leaves to either side"],
-        TRACES,
-    ),
+    ("global", &["Table 3: recovery"], TRACES),
     ("dedupv1", &["Fig 4.5: clients", "Fig 4.6: throughput with chunks of 16 KiB", "Fig 4.7: a small auxiliary index, afterwards"], &[]),
     ("rad", &[], MANIFESTS),
 ];
