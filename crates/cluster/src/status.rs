@@ -1,7 +1,5 @@
 //! Counts and sizes, by looking at the lists and the pools.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use onefold_core::{
     Result,
     object::{Look, ObjectName, Pool, Refusal, Seen, Space},
@@ -132,12 +130,5 @@ impl Session {
             Err(Refusal::Missing) => Ok(()),
             Err(refusal) => Err(refusal),
         }
-    }
-
-    /// Client operations and their bytes, and operations whose reply was lost, since this session began.
-    #[must_use]
-    pub fn traffic(&self) -> (u64, u64, u64) {
-        let counts = &self.counts;
-        (counts.foreground.load(Relaxed), counts.foreground_bytes.load(Relaxed), counts.unknown.load(Relaxed))
     }
 }
