@@ -1,80 +1,17 @@
 //! A session that dies in the middle of a shrink, after each of its operations.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
+mod support;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use onefold_backend::MemoryObjects;
 use onefold_cluster::{Format, Mode, Scrub, Session, Settings, Volume, create};
-use onefold_core::object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write};
-
-/// Refuses all operations after so many.
-struct Mortal {
-    store: MemoryObjects,
-    left: AtomicU64,
-}
-
-impl Mortal {
-    fn is_dead(&self) -> bool {
-        self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err()
-    }
-}
-
-impl ObjectStore for Mortal {
-    fn kind(&self, pool: Pool) -> PoolKind {
-        self.store.kind(pool)
-    }
-
-    fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
-        let one = |op: &Write| if self.is_dead() { Err(Refusal::Fenced) } else { self.store.write(std::slice::from_ref(op)).remove(0) };
-        batch.iter().map(one).collect()
-    }
-
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
-        self.store.read(batch)
-    }
-
-    fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
-        self.store.list(pool, from, most)
-    }
-
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
-        self.store.lock(object, lock, cookie, lease)
-    }
-
-    fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
-        self.store.unlock(object, lock, cookie)
-    }
-
-    fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
-        self.store.holder(object, lock)
-    }
-
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
-        self.store.break_lock(object, lock, holder)
-    }
-
-    fn identity(&self) -> String {
-        self.store.identity()
-    }
-
-    fn fence(&self, identity: &str) -> Result<(), Refusal> {
-        self.store.fence(identity)
-    }
-
-    fn time(&self) -> Duration {
-        self.store.time()
-    }
-
-    fn space(&self) -> Result<Space, Refusal> {
-        self.store.space()
-    }
-}
+use onefold_core::object::{PoolKind, Refusal};
+use support::{Fault, Faulty};
 
 /// True when the shrink was done after so many operations.
 fn shrinks_within(operations: u64) -> bool {
@@ -88,9 +25,15 @@ fn shrinks_within(operations: u64) -> bool {
     volume.write_at(0, &vec![7; 6 * OBJECT as usize]).unwrap();
     volume.detach().unwrap();
 
-    let mortal = Arc::new(Mortal { store: store.session("mortal"), left: AtomicU64::new(u64::MAX) });
-    let second = Arc::new(Session::open(mortal.clone(), Settings::default()).unwrap());
-    mortal.left.store(operations, Relaxed);
+    let left = Arc::new(AtomicU64::new(u64::MAX));
+    let counted = left.clone();
+    let dies = move || {
+        let dead = counted.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err();
+        dead.then_some(Fault { refusal: Refusal::Fenced, applied: false })
+    };
+    let mortal = Arc::new(Faulty { store: store.session("mortal"), fault: dies });
+    let second = Arc::new(Session::open(mortal, Settings::default()).unwrap());
+    left.store(operations, Relaxed);
     let done = second.resize_volume("v", 2 * OBJECT).is_ok();
 
     let third = Arc::new(Session::open(Arc::new(store.session("third")), Settings::default()).unwrap());

@@ -1,6 +1,8 @@
 //! A store that loses replies: what is written is right all the same, and what is published says how many were lost.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod support;
+
 use std::{
     sync::{
         Arc,
@@ -11,75 +13,8 @@ use std::{
 
 use onefold_backend::MemoryObjects;
 use onefold_cluster::{Dedup, Format, Marks, Mode, Published, Session, Settings, Volume, Worker, create};
-use onefold_core::object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write};
-
-/// Every third operation has no reply; one in two of these is applied.
-struct Lossy {
-    store: MemoryObjects,
-    asked: AtomicU64,
-    lost: AtomicU64,
-}
-
-impl ObjectStore for Lossy {
-    fn kind(&self, pool: Pool) -> PoolKind {
-        self.store.kind(pool)
-    }
-
-    fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
-        let one = |op: &Write| {
-            let asked = self.asked.fetch_add(1, Relaxed);
-            if !asked.is_multiple_of(3) {
-                return self.store.write(std::slice::from_ref(op)).remove(0);
-            }
-            self.lost.fetch_add(1, Relaxed);
-            if asked.is_multiple_of(2) {
-                let _ = self.store.write(std::slice::from_ref(op));
-            }
-            Err(Refusal::Unknown)
-        };
-        batch.iter().map(one).collect()
-    }
-
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
-        self.store.read(batch)
-    }
-
-    fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
-        self.store.list(pool, from, most)
-    }
-
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
-        self.store.lock(object, lock, cookie, lease)
-    }
-
-    fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
-        self.store.unlock(object, lock, cookie)
-    }
-
-    fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
-        self.store.holder(object, lock)
-    }
-
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
-        self.store.break_lock(object, lock, holder)
-    }
-
-    fn identity(&self) -> String {
-        self.store.identity()
-    }
-
-    fn fence(&self, identity: &str) -> Result<(), Refusal> {
-        self.store.fence(identity)
-    }
-
-    fn time(&self) -> Duration {
-        self.store.time()
-    }
-
-    fn space(&self) -> Result<Space, Refusal> {
-        self.store.space()
-    }
-}
+use onefold_core::object::{PoolKind, Refusal};
+use support::{Fault, Faulty};
 
 fn publish(session: &Session, works: bool) {
     while session.publish(works).is_err() {}
@@ -100,9 +35,18 @@ fn status_counts_the_operations_that_had_no_reply() {
     assert_eq!(told(&looks), 0);
 
     for (name, dedup) in [("writes", Dedup::PostProcessing), ("deduplicates", Dedup::Inline)] {
-        let lossy = Arc::new(Lossy { store: store.session(name), asked: AtomicU64::new(0), lost: AtomicU64::new(0) });
+        let (asked, lost) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
+        let counted = lost.clone();
+        // Every third operation has no reply; one in two of these is applied.
+        let loses = move || {
+            let number = asked.fetch_add(1, Relaxed);
+            let lost = number.is_multiple_of(3).then(|| Fault { refusal: Refusal::Unknown, applied: number.is_multiple_of(2) });
+            counted.fetch_add(u64::from(lost.is_some()), Relaxed);
+            lost
+        };
+        let lossy = Arc::new(Faulty { store: store.session(name), fault: loses });
         let settings = Settings { dedup, cold: Duration::ZERO, ..Settings::default() };
-        let session = Arc::new(Session::open(lossy.clone(), settings).unwrap());
+        let session = Arc::new(Session::open(lossy, settings).unwrap());
         let volume = Volume::attach(&session, "v", Mode::TakeOver).unwrap();
         let data: Vec<u8> = (0..300_000u32).map(|n| (n / 4096) as u8 + 1).collect();
         // Of many objects together, and of one.
@@ -118,7 +62,7 @@ fn status_counts_the_operations_that_had_no_reply() {
         volume.detach().unwrap();
         let before = told(&looks);
         publish(&session, false);
-        let lost = lossy.lost.load(Relaxed);
+        let lost = lost.load(Relaxed);
         assert!(lost > 5, "{lost} replies were lost");
         // The last publication may have been lost, too, and is not in itself.
         let said = told(&looks) - before;

@@ -1,0 +1,76 @@
+//! A store whose writes fail as a test wants it.
+
+use std::time::Duration;
+
+use onefold_backend::MemoryObjects;
+use onefold_core::object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write};
+
+/// What a write gets instead of its result, and whether it is applied all the same.
+pub(crate) struct Fault {
+    pub(crate) refusal: Refusal,
+    pub(crate) applied: bool,
+}
+
+/// A session's store; `fault` is asked before each write.
+pub(crate) struct Faulty<F> {
+    pub(crate) store: MemoryObjects,
+    pub(crate) fault: F,
+}
+
+impl<F: Fn() -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
+    fn kind(&self, pool: Pool) -> PoolKind {
+        self.store.kind(pool)
+    }
+
+    fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        let one = |op: &Write| {
+            let fault = (self.fault)();
+            if let Some(Fault { refusal, applied: false }) = fault {
+                return Err(refusal);
+            }
+            let result = self.store.write(std::slice::from_ref(op)).remove(0);
+            fault.map_or(result, |fault| Err(fault.refusal))
+        };
+        batch.iter().map(one).collect()
+    }
+
+    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+        self.store.read(batch)
+    }
+
+    fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
+        self.store.list(pool, from, most)
+    }
+
+    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+        self.store.lock(object, lock, cookie, lease)
+    }
+
+    fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
+        self.store.unlock(object, lock, cookie)
+    }
+
+    fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
+        self.store.holder(object, lock)
+    }
+
+    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+        self.store.break_lock(object, lock, holder)
+    }
+
+    fn identity(&self) -> String {
+        self.store.identity()
+    }
+
+    fn fence(&self, identity: &str) -> Result<(), Refusal> {
+        self.store.fence(identity)
+    }
+
+    fn time(&self) -> Duration {
+        self.store.time()
+    }
+
+    fn space(&self) -> Result<Space, Refusal> {
+        self.store.space()
+    }
+}
