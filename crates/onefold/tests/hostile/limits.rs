@@ -1,0 +1,1 @@
+//! Tables and lists whose limits a client can reach: rule 0.

@@ -1,0 +1,17 @@
+//! What an attacker must not be able to do: one test for each rule of SECURITY.md, with the rule's number in its name (`rule_NN_…`).
+//!
+//! `cargo xtask test hostile` runs all tests of the workspace whose names begin so. Those that need a second user, a mount namespace or a loop
+//! device are ignored unless the superuser runs that step.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod actors;
+
+mod files;
+mod limits;
+mod medium;
+mod promises;
+mod readers;
+mod sockets;
+mod trees;

@@ -1,0 +1,1 @@
+//! Hostile archives and stores that somebody opens: rule 9.
