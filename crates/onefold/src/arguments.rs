@@ -4,8 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::verbs::{
-    archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status, volume,
+use crate::{
+    operator,
+    verbs::{
+        archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status,
+        volume,
+    },
 };
 
 /// Storage that keeps everything once: block volumes, archives, volumes on a cluster
@@ -27,6 +31,9 @@ pub(crate) struct Arguments {
     /// What is logged on standard error: off, error, warn, info, debug or trace, also by module [default: RUST_LOG, or info]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) operator: operator::Options,
 
     /// The verb.
     #[command(subcommand)]

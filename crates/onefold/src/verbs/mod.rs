@@ -37,6 +37,7 @@ use crate::{
 pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
     // The service manager's variables are taken while there is one thread, which the log does not change.
     crate::logging::start(arguments.log.as_deref())?;
+    crate::operator::give(arguments.operator);
     match arguments.verb {
         Verb::Create(options) => create::run(&options),
         Verb::Volume(options) => volume::run(options),
