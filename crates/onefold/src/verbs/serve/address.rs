@@ -8,15 +8,17 @@ use std::{
     str::FromStr,
 };
 
+use onefold_backend::{accounts, systemd::Socket};
 use onefold_core::{Error, Kind};
+use onefold_serve::nbd::Reach;
 
-use crate::store_file::StoreFile;
+use crate::{failure::Failure, store_file::StoreFile};
 
 /// An address to listen on; shown as the URI that clients type, without a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// A UNIX socket.
-    Unix(PathBuf),
+    /// A UNIX socket, and who can connect to it.
+    Unix(PathBuf, Reach),
     /// A TCP port.
     Tcp(SocketAddr),
 }
@@ -25,9 +27,15 @@ impl FromStr for Address {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Address, Error> {
-        let wrong = || Error::new(Kind::InvalidInput, "an address is unix:PATH or tcp:ADDRESS:PORT, like tcp:127.0.0.1:10809");
+        let wrong = || {
+            let text = "an address is unix:PATH, unix:PATH,mode=0660,group=kvm or tcp:ADDRESS:PORT, like tcp:127.0.0.1:10809";
+            Error::new(Kind::InvalidInput, text)
+        };
         match text.split_once(':') {
-            Some(("unix", path)) if !path.is_empty() => Ok(Address::Unix(path.into())),
+            Some(("unix", text)) => match with_reach(text)? {
+                (path, reach) if !path.is_empty() => Ok(Address::Unix(path.into(), reach)),
+                _ => Err(wrong()),
+            },
             Some(("tcp", address)) => {
                 let numeric = address.replacen("localhost:", "127.0.0.1:", 1);
                 numeric.parse().map(Address::Tcp).map_err(|_| wrong())
@@ -40,9 +48,45 @@ impl FromStr for Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Unix(path) => write!(f, "nbd+unix:///?socket={}", escaped(&path.to_string_lossy(), true)),
+            Address::Unix(path, _) => write!(f, "nbd+unix:///?socket={}", escaped(&path.to_string_lossy(), true)),
             Address::Tcp(address) => write!(f, "nbd://{address}/"),
         }
+    }
+}
+
+/// A path, and behind it who can connect.
+fn with_reach(text: &str) -> Result<(&str, Reach), Error> {
+    let (mut path, mut reach) = (text, Reach::default());
+    while let Some((before, last)) = path.rsplit_once(',') {
+        let wrong = |what: &str| Error::new(Kind::InvalidInput, format!("'{last}' is no {what}"));
+        match last.split_once('=') {
+            Some(("mode", octal)) => {
+                let mode = u32::from_str_radix(octal, 8).ok().filter(|mode| *mode <= 0o777);
+                reach.mode = mode.ok_or_else(|| wrong("mode of a socket, like mode=0660"))?;
+            }
+            Some(("group", name)) => reach.group = Some(accounts::group(name)?.ok_or_else(|| wrong("group of this machine"))?),
+            _ => break,
+        }
+        path = before;
+    }
+    Ok((path, reach))
+}
+
+/// Refuses addresses that are not UNIX sockets, unless it is insisted on: any user of this machine reaches even those of the loopback interface.
+pub(crate) fn let_in(addresses: &[Address], sockets: &[Socket], insecure: bool) -> Result<(), Failure> {
+    if insecure {
+        return Ok(());
+    }
+    let of_option = addresses.iter().find_map(|address| match address {
+        Address::Unix(..) => None,
+        Address::Tcp(address) => Some(format!("tcp:{address}")),
+    });
+    let handed_over = || sockets.iter().find(|socket| socket.is_of_network()).map(|socket| format!("the socket {}", of_socket(&socket.fd)));
+    match of_option.or_else(handed_over) {
+        None => Ok(()),
+        Some(open) => Err(Failure::usage(format!(
+            "{open} lets in everybody who can reach it, since TLS is not there yet: use unix:PATH, or insist on it with --insecure"
+        ))),
     }
 }
 
@@ -65,7 +109,7 @@ fn escaped(text: &str, path: bool) -> String {
 pub(crate) fn of_socket(socket: &OwnedFd) -> String {
     let of_unix = || UnixListener::from(socket.try_clone().ok()?).local_addr().ok()?.as_pathname().map(Path::to_owned);
     let of_tcp = || TcpListener::from(socket.try_clone().ok()?).local_addr().ok();
-    let address = of_unix().map(Address::Unix).or_else(|| of_tcp().map(Address::Tcp));
+    let address = of_unix().map(|path| Address::Unix(path, Reach::default())).or_else(|| of_tcp().map(Address::Tcp));
     address.map_or_else(|| "a socket of the service manager".to_owned(), |address| address.to_string())
 }
 
@@ -91,7 +135,23 @@ mod tests {
         assert_eq!(shown("tcp:127.0.0.1:10809").unwrap(), "nbd://127.0.0.1:10809/");
         assert_eq!(shown("tcp:localhost:1").unwrap(), "nbd://127.0.0.1:1/");
         assert_eq!(shown("tcp:[::1]:10809").unwrap(), "nbd://[::1]:10809/");
-        for wrong in ["", "unix:", "tcp:", "tcp:10809", "tcp:host:1", "/run/a.sock", "udp:127.0.0.1:1", "tcp:127.0.0.1:70000"] {
+        assert_eq!(shown("unix:/run/a,b.sock,group=0,mode=0660").unwrap(), "nbd+unix:///?socket=/run/a%2Cb.sock");
+        assert!(matches!("unix:a,mode=0660,group=root".parse(), Ok(Address::Unix(_, Reach { mode: 0o660, group: Some(0) }))));
+        assert!(matches!("unix:a".parse(), Ok(Address::Unix(_, Reach { mode: 0o600, group: None }))));
+        for wrong in [
+            "unix:a,mode=1777",
+            "unix:a,mode=rw",
+            "unix:a,group=no such group",
+            "unix:,mode=0600",
+            "",
+            "unix:",
+            "tcp:",
+            "tcp:10809",
+            "tcp:host:1",
+            "/run/a.sock",
+            "udp:127.0.0.1:1",
+            "tcp:127.0.0.1:70000",
+        ] {
             assert!(shown(wrong).is_err(), "{wrong}");
         }
     }
