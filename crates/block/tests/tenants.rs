@@ -2,13 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use onefold_backend::{MemoryDisk, MonotonicClock};
+use onefold_backend::MemoryDisk;
 use onefold_block::{Engine, Format, Settings};
-use onefold_core::{Kind, VolumeId};
+use onefold_core::{Clock, Kind, VolumeId};
 
 const BLOCKS: u64 = 4096;
+
+/// Time stands still: no draw ends because of it.
+struct Noon;
+
+impl Clock for Noon {
+    fn now(&self) -> Duration {
+        Duration::from_secs(12 * 3600)
+    }
+}
 
 /// A page of which everything but a number of four digits is known.
 fn page(pin: u32) -> [u8; 4096] {
@@ -44,7 +53,7 @@ fn two_tenants(pin: u32) -> (Engine, VolumeId) {
     let disk = Arc::new(MemoryDisk::new(BLOCKS));
     Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], BLOCKS) }).unwrap();
     let settings = Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
-    let engine = Engine::open(disk, Arc::new(MonotonicClock::new()), settings).unwrap();
+    let engine = Engine::open(disk, Arc::new(Noon), settings).unwrap();
     let (victim, _) = engine.create_volume("victim", BLOCKS).unwrap();
     let (attacker, _) = engine.create_volume("attacker", 16 * BLOCKS).unwrap();
     write(&engine, victim, 0, &page(pin)).unwrap();

@@ -15,7 +15,7 @@ use std::{
 
 use super::{
     actors::{STRANGER, Street},
-    support::{Desk, Serving},
+    support::{Desk, Serving, noise, qemu_io, try_qemu_io},
 };
 
 /// The sockets for commands in a directory.
@@ -169,4 +169,27 @@ fn refused(command: &mut Command) {
     let error = String::from_utf8_lossy(&said.stderr);
     assert_eq!(said.status.code(), Some(2), "{command:?}: {said:?}");
     assert!(error.contains("--insecure") && error.contains("TLS") && error.contains("unix:"), "{error}");
+}
+
+#[test]
+fn rule_14_a_full_store_answers_a_right_guess_like_a_wrong_one() {
+    let desk = Desk::new();
+    desk.ok("create a --size 64M --preallocate none");
+    desk.ok("volume create a victim --size 64M");
+    desk.ok("volume create a attacker --size 256M");
+    fs::write(desk.path("data"), noise(9, 96 << 20)).unwrap();
+    let fill = format!("write -s {} 0 96M", desk.path("data").display());
+    let right_guess = |serving: &str| {
+        let serving = desk.serve(serving);
+        qemu_io(&desk.uri("a", "victim"), &["write -P 0x47 0 4k", "flush"]);
+        assert!(!try_qemu_io(&desk.uri("a", "attacker"), &[&fill]).out.contains("wrote 100663296/"));
+        let taken = [0x46, 0x47].map(|guess| {
+            let said = try_qemu_io(&desk.uri("a", "attacker"), &[&format!("write -P {guess:#x} 200M 4k")]);
+            said.out.contains("wrote 4096/4096")
+        });
+        assert!(serving.terminate().0.success());
+        taken
+    };
+    assert_eq!(right_guess("a"), [false, false]);
+    assert_eq!(right_guess("a --one-tenant"), [false, true]);
 }

@@ -18,6 +18,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_backend::{
+    random::random_bytes,
     signals::{Stop, StopSignals},
     systemd::{Notifier, Service, Socket},
 };
@@ -128,6 +129,11 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = super::put::FILTERS, value_name = "FILTERS")]
     pub(crate) filters: Vec<onefold_archive::FilterName>,
 
+    /// All volumes of the store belong to one tenant: on a full store, writes of what any of them has stored are still taken. Without it, and with several
+    /// volumes, they are refused like all others, so that nobody learns from them what another volume holds; for a store in a file or device
+    #[arg(long)]
+    pub(crate) one_tenant: bool,
+
     #[command(flatten)]
     pub(crate) pace: Pace,
 
@@ -203,6 +209,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
     note(service.notifier.status("opening the store"));
     let working = file.work(settings)?;
+    if !options.one_tenant {
+        working.store().engine().keep_tenants_apart(random_bytes()?);
+    }
     let recovered = working.store().status();
     tracing::debug!("epoch {}, {} records to carry into the tables", recovered.epoch, grouped(recovered.uncommitted_records));
 
