@@ -46,9 +46,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let recorder = Recorder::start(&options.from, &options.out, |server| {
         for address in &options.listen {
             let address = match address {
-                Address::Unix(path, reach) => {
-                    server.add_unix_for(path, *reach)?;
-                    Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()), *reach)
+                Address::Unix(path, door) => {
+                    server.add_unix_for(path, door.reach()?)?;
+                    Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()), door.clone())
                 }
                 Address::Tcp(tcp) => Address::Tcp(server.add_tcp(*tcp, options.insecure)?),
             };

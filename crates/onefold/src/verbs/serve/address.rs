@@ -18,9 +18,30 @@ use crate::{failure::Failure, store_file::StoreFile};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     /// A UNIX socket, and who can connect to it.
-    Unix(PathBuf, Reach),
+    Unix(PathBuf, Door),
     /// A TCP port.
     Tcp(SocketAddr),
+}
+
+/// Who can connect to a UNIX socket, as it was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Door {
+    mode: Option<u32>,
+    group: Option<String>,
+}
+
+impl Door {
+    /// The same with the number of the group.
+    ///
+    /// # Errors
+    /// `InvalidInput` when there is no such group.
+    pub(crate) fn reach(&self) -> Result<Reach, Error> {
+        let number = |name: &String| {
+            let missing = || Error::new(Kind::InvalidInput, format!("there is no group '{name}' on this machine"));
+            accounts::group(name)?.ok_or_else(missing)
+        };
+        Ok(Reach { mode: self.mode.unwrap_or(Reach::default().mode), group: self.group.as_ref().map(number).transpose()? })
+    }
 }
 
 impl FromStr for Address {
@@ -32,8 +53,8 @@ impl FromStr for Address {
             Error::new(Kind::InvalidInput, text)
         };
         match text.split_once(':') {
-            Some(("unix", text)) => match with_reach(text)? {
-                (path, reach) if !path.is_empty() => Ok(Address::Unix(path.into(), reach)),
+            Some(("unix", text)) => match with_door(text)? {
+                (path, door) if !path.is_empty() => Ok(Address::Unix(path.into(), door)),
                 _ => Err(wrong()),
             },
             Some(("tcp", address)) => {
@@ -55,21 +76,21 @@ impl fmt::Display for Address {
 }
 
 /// A path, and behind it who can connect.
-fn with_reach(text: &str) -> Result<(&str, Reach), Error> {
-    let (mut path, mut reach) = (text, Reach::default());
+fn with_door(text: &str) -> Result<(&str, Door), Error> {
+    let (mut path, mut door) = (text, Door::default());
     while let Some((before, last)) = path.rsplit_once(',') {
-        let wrong = |what: &str| Error::new(Kind::InvalidInput, format!("'{last}' is no {what}"));
+        let wrong = || Error::new(Kind::InvalidInput, format!("'{last}' is no mode of a socket, like mode=0660"));
         match last.split_once('=') {
             Some(("mode", octal)) => {
                 let mode = u32::from_str_radix(octal, 8).ok().filter(|mode| *mode <= 0o777);
-                reach.mode = mode.ok_or_else(|| wrong("mode of a socket, like mode=0660"))?;
+                door.mode = Some(mode.ok_or_else(wrong)?);
             }
-            Some(("group", name)) => reach.group = Some(accounts::group(name)?.ok_or_else(|| wrong("group of this machine"))?),
+            Some(("group", name)) => door.group = Some(name.to_owned()),
             _ => break,
         }
         path = before;
     }
-    Ok((path, reach))
+    Ok((path, door))
 }
 
 /// Refuses addresses that are not UNIX sockets, unless it is insisted on: any user of this machine reaches even those of the loopback interface.
@@ -109,7 +130,7 @@ fn escaped(text: &str, path: bool) -> String {
 pub(crate) fn of_socket(socket: &OwnedFd) -> String {
     let of_unix = || UnixListener::from(socket.try_clone().ok()?).local_addr().ok()?.as_pathname().map(Path::to_owned);
     let of_tcp = || TcpListener::from(socket.try_clone().ok()?).local_addr().ok();
-    let address = of_unix().map(|path| Address::Unix(path, Reach::default())).or_else(|| of_tcp().map(Address::Tcp));
+    let address = of_unix().map(|path| Address::Unix(path, Door::default())).or_else(|| of_tcp().map(Address::Tcp));
     address.map_or_else(|| "a socket of the service manager".to_owned(), |address| address.to_string())
 }
 
@@ -136,8 +157,13 @@ mod tests {
         assert_eq!(shown("tcp:localhost:1").unwrap(), "nbd://127.0.0.1:1/");
         assert_eq!(shown("tcp:[::1]:10809").unwrap(), "nbd://[::1]:10809/");
         assert_eq!(shown("unix:/run/a,b.sock,group=0,mode=0660").unwrap(), "nbd+unix:///?socket=/run/a%2Cb.sock");
-        assert!(matches!("unix:a,mode=0660,group=root".parse(), Ok(Address::Unix(_, Reach { mode: 0o660, group: Some(0) }))));
-        assert!(matches!("unix:a".parse(), Ok(Address::Unix(_, Reach { mode: 0o600, group: None }))));
+        let reach = |text: &str| match text.parse() {
+            Ok(Address::Unix(_, door)) => door.reach().map_err(|error| error.to_string()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reach("unix:a,mode=0660,group=root"), Ok(Reach { mode: 0o660, group: Some(0) }));
+        assert_eq!(reach("unix:a"), Ok(Reach { mode: 0o600, group: None }));
+        assert!(reach("unix:a,group=nobody has it").is_err());
         for wrong in [
             "unix:a,mode=1777",
             "unix:a,mode=rw",

@@ -24,12 +24,12 @@ use onefold_backend::{
 };
 use onefold_block::{MEMORY_MIN, Persistence, Settings, Store, StoreExports};
 use onefold_core::{Error, Kind, Result};
-use onefold_serve::nbd::{self, Limits, Reach};
+use onefold_serve::nbd::{self, Limits};
 use parking_lot::Mutex;
 
 pub(super) use self::archive::ArchiveServer;
 use self::{
-    address::{Address, default_socket, uri},
+    address::{Address, Door, default_socket, uri},
     commands::Commands,
 };
 use crate::{
@@ -272,14 +272,14 @@ impl Doors {
 fn listen(options: &Options, usual: Option<PathBuf>, sockets: Vec<Socket>, server: &mut nbd::Server) -> Result<Vec<String>, Failure> {
     let mut addresses = options.nbd.clone();
     if addresses.is_empty() && sockets.is_empty() {
-        addresses.extend(usual.map(|path| Address::Unix(path, Reach::default())));
+        addresses.extend(usual.map(|path| Address::Unix(path, Door::default())));
     }
     let mut listeners = Vec::new();
     for address in addresses {
         listeners.push(match address {
-            Address::Unix(path, reach) => {
-                server.add_unix_for(&path, reach)?;
-                Address::Unix(std::path::absolute(&path).unwrap_or(path), reach)
+            Address::Unix(path, door) => {
+                server.add_unix_for(&path, door.reach()?)?;
+                Address::Unix(std::path::absolute(&path).unwrap_or(path), door)
             }
             Address::Tcp(address) => Address::Tcp(server.add_tcp(address, options.insecure)?),
         });
