@@ -167,7 +167,6 @@ mod tests {
         for wrong in [
             "unix:a,mode=1777",
             "unix:a,mode=rw",
-            "unix:a,group=no such group",
             "unix:,mode=0600",
             "",
             "unix:",
