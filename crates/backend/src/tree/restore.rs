@@ -252,13 +252,13 @@ impl Restorer {
             Err(Errno::STALE) => return Err(self.replaced(target)),
             first => first.map_err(|errno| self.wrong(target, errno))?,
         };
-        let (above, place, stat) = first;
+        // It stays open, so that its number is not another file's meanwhile.
+        let (above, _first, stat) = first;
         let (directory, _) = self.parent(&entry.path)?;
         let made = rustix::fs::linkat(&above, last_part(target), directory, name, AtFlags::empty());
         made.map_err(|errno| self.not_made(entry, errno))?;
         let (directory, _) = self.parent(&entry.path)?;
         let again = open_path(directory, name).map_err(|errno| self.wrong(&entry.path, errno))?;
-        drop(place);
         if Identity::of(&again.1) != Identity::of(&stat) {
             return Err(self.replaced(target));
         }

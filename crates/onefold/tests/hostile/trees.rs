@@ -296,7 +296,7 @@ fn rule_07_what_cannot_be_read_is_named_and_the_rest_is_stored() {
     fs::write(home.join("tree/closed/inside"), "x").unwrap();
     (0..1_000).for_each(|n| fs::write(home.join(format!("tree/f{n:04}")), noise(n, 100)).unwrap());
     for name in ["tree/f0500", "tree/closed"] {
-        fs::set_permissions(home.join(name), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(home.join(name), fs::Permissions::from_mode(0o000)).unwrap();
     }
     let run = |arguments: &str| street.onefold(STRANGER, arguments).output().unwrap();
     assert!(run("archive create home/a").status.success());
