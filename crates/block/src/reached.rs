@@ -51,7 +51,6 @@ branches! {
     IndexSpilled = "checkpoint: index merged into the one on disk",
     ListFlushed = "zones ran out before a window could carry the list",
     RangesWait = "limit: a range waits for room in the table of discards",
-    VolumesWait = "limit: a new volume waits for room in the catalogue",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }
 

@@ -306,15 +306,13 @@ pub enum PlantedBug {
     CriticalShared,
     /// Ranges are taken although the table of discards has no room for them.
     DiscardsUnlimited,
-    /// Volumes are made although the catalogue has no room for them.
-    VolumesUnlimited,
     /// Recoveries are noted although the superblock has no room for them.
     CutsUnlimited,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 30] = [
+    pub const ALL: [(&'static str, PlantedBug); 29] = [
         ("skipped-flush", PlantedBug::SkippedFlush),
         ("early-reuse", PlantedBug::EarlyReuse),
         ("believed-unseen", PlantedBug::BelievedUnseen),
@@ -343,7 +341,6 @@ impl PlantedBug {
         ("recount-blind", PlantedBug::RecountBlind),
         ("critical-shared", PlantedBug::CriticalShared),
         ("discards-unlimited", PlantedBug::DiscardsUnlimited),
-        ("volumes-unlimited", PlantedBug::VolumesUnlimited),
         ("cuts-unlimited", PlantedBug::CutsUnlimited),
     ];
 }

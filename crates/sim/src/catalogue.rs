@@ -24,11 +24,6 @@ impl<S: Subject> Sim<S> {
         format!("v{:06x}", self.rng.next() & 0xff_ffff)
     }
 
-    /// As many volumes as there may be.
-    fn volumes_most(&self) -> usize {
-        self.params.options.limits[1].map_or(6, |volumes| volumes as usize / 2)
-    }
-
     /// Any change of the catalogue.
     pub(crate) fn verb(&mut self) -> Flow<()> {
         let keys: Vec<Key> = self.model.volumes().keys().copied().collect();
@@ -37,7 +32,7 @@ impl<S: Subject> Sim<S> {
         let verb = match self.rng.below(8) {
             0 | 1 => Verb::Rename(key, self.free_name()),
             2 => Verb::Delete(key),
-            3 if keys.len() < self.volumes_most() => return self.create_volume(),
+            3 if keys.len() < 6 => return self.create_volume(),
             4 => return self.taken_name(key),
             5 | 6 => Verb::Resize(key, blocks * 2),
             _ => Verb::Resize(key, self.rng.within(1, blocks)),

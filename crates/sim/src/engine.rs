@@ -58,14 +58,9 @@ impl Thin {
     }
 
     fn limits(options: &StoreOptions) -> Limits {
-        let [discards, volumes, cuts] = options.limits;
+        let [discards, cuts] = options.limits;
         let usual = Limits::default();
-        Limits {
-            discards: discards.unwrap_or(usual.discards),
-            volumes: volumes.unwrap_or(usual.volumes),
-            cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize),
-            ..usual
-        }
+        Limits { discards: discards.unwrap_or(usual.discards), cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize), ..usual }
     }
 
     fn format_of(options: &StoreOptions) -> Format {
@@ -126,9 +121,10 @@ const fn bug_names() -> [&'static str; PlantedBug::ALL.len()] {
 /// copy-on-write, or with leaves in place.
 const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
     use PlantedBug::{
-        AcknowledgedEarly, BelievedUnseen, ChecksumIgnored, CommitPastDurable, CutsUnlimited, DiscardsUnlimited, DoubleDecrement, DroppedReturns, DuplicateOntoFree,
-        EarlyReuse, FingerprintStays, ForgedCarrier, LeftoverBusy, LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData,
-        ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse, RecountBlind, RecoveryUnflushed, UnlinkedEarly, UnlistedZone,
+        AcknowledgedEarly, BelievedUnseen, ChecksumIgnored, CommitPastDurable, CutsUnlimited, DiscardsUnlimited, DoubleDecrement,
+        DroppedReturns, DuplicateOntoFree, EarlyReuse, FingerprintStays, ForgedCarrier, LeftoverBusy, LeftoverInPlace, LeftoverVoid,
+        LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse, RecountBlind, RecoveryUnflushed,
+        UnlinkedEarly, UnlistedZone,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain, and windows end one by one.

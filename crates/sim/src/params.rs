@@ -170,7 +170,7 @@ impl Params {
             volume_blocks,
             spots,
             palette,
-            mix: mix(rng, profile, options.limits),
+            mix: mix(rng, profile),
             steps: steps(rng),
             steps_per_op: [20, 70, 150, 300, 600][rng.weighted(&[1, 2, 3, 3, 2])],
             rounds,
@@ -269,7 +269,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         zone_limit: [3, 6, 128][rng.weighted(&[1, 2, 3])],
         critical: (0, 0),
         no_room: rng.percent(4),
-        limits: [None; 3],
+        limits: [None; 2],
         bug: None,
     }
 }
@@ -293,14 +293,14 @@ fn spots(rng: &mut Rng, volume_blocks: u64, room: u64, most: u64) -> Vec<(u64, u
 }
 
 /// Limits so low that a run comes to them, drawn from a source of their own: all other seeds stay what they were, those that are kept among them.
-fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 3] {
+fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 2] {
     // Where space is short, checkpoints leave discards.
     let crowded = matches!(profile, Profile::FullStore | Profile::Churn);
     let mut tiny = |percent, choices: [u64; 3]| rng.percent(percent).then(|| choices[rng.below(3) as usize]);
-    [tiny(if crowded { 30 } else { 2 }, [2, 3, 8]), tiny(4, [6, 7, 8]), tiny(4, [1, 1, 2])]
+    [tiny(if crowded { 30 } else { 2 }, [2, 3, 8]), tiny(4, [1, 1, 2])]
 }
 
-fn mix(rng: &mut Rng, profile: Profile, limits: [Option<u64>; 3]) -> [u32; 15] {
+fn mix(rng: &mut Rng, profile: Profile) -> [u32; 15] {
     //          write long unal trim ltrim zero read ext flush fua verb forge clock idle wrong
     let usual = [30, 6, 8, 6, 1, 4, 10, 3, 6, 6, 2, 2, 2, 1, 1];
     let mut mix = match profile {
@@ -310,9 +310,6 @@ fn mix(rng: &mut Rng, profile: Profile, limits: [Option<u64>; 3]) -> [u32; 15] {
     // Each seed leans to some requests and leaves others out.
     for weight in mix.iter_mut().skip(1) {
         *weight *= [0, 1, 1, 1, 4][rng.below(5) as usize];
-    }
-    if limits[1].is_some() {
-        mix[10] += 30;
     }
     mix
 }

@@ -160,8 +160,10 @@ impl Engine {
             }
         }
         state.volume(volume)?;
-        let room = self.ranges_left(&state);
-        blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
+        if zero[..blocks.len()].contains(&true) {
+            let room = self.ranges_left(&state);
+            blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
+        }
         if blocks.is_empty() {
             return Err(self.wait_for_ranges(&mut state));
         }
@@ -337,8 +339,8 @@ impl Engine {
 
 /// How many blocks come before the zeroes that would be range number `room`, counted from 0.
 fn before_range(zero: &[bool], room: u64) -> usize {
-    let begins = (0..zero.len()).filter(|&n| zero[n] && (n == 0 || !zero[n - 1]));
-    begins.skip(room.min(zero.len() as u64) as usize).next().unwrap_or(zero.len())
+    let mut begins = (0..zero.len()).filter(|&n| zero[n] && (n == 0 || !zero[n - 1]));
+    begins.nth(room.min(zero.len() as u64) as usize).unwrap_or(zero.len())
 }
 
 impl State {

@@ -30,26 +30,21 @@ impl Build<'_> {
         let per_leaf = Table::Map.per_leaf();
         let mut left = Ranges::default();
         let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
-        let many = discards.len() as u64 > self.engine.settings.limits.discards / 2;
+        let limits = self.engine.settings.limits;
+        let many = 2 * discards.len() as u64 >= limits.discards && !self.engine.settings.has(PlantedBug::DiscardsUnlimited);
         let mut chosen = if many { self.shortest_first(volumes, discards, &mut left)? } else { BTreeMap::new() };
         for (&id, volume) in volumes.iter_mut() {
             let mine = frozen.entries.addresses(id);
             let mut leaves: BTreeSet<u64> = mine.iter().map(|lba| lba.0 / per_leaf).collect();
             leaves.extend(chosen.remove(&id).unwrap_or_default());
             for (start, span) in discards.meeting(id, 0, u64::MAX).filter(|_| !many) {
-                let mut at = start / per_leaf;
-                loop {
-                    match self.engine.pages.next_leaf(Table::Map, id.0, &volume.map, at)? {
-                        Some(leaf) if leaf * per_leaf < span.end => {
-                            if budget == 0 {
-                                left.insert(id, (leaf * per_leaf).max(start), span);
-                                break;
-                            }
-                            budget -= usize::from(leaves.insert(leaf));
-                            at = leaf + 1;
-                        }
-                        _ => break,
-                    }
+                let mut wanted = |_, new| {
+                    let has_room = budget > 0;
+                    budget -= usize::from(has_room && new);
+                    has_room
+                };
+                if let Some(from) = self.take_leaves(volume, start..span.end, &mut leaves, &mut wanted)? {
+                    left.insert(id, from, span);
                 }
             }
             if leaves.is_empty() {
@@ -111,13 +106,12 @@ impl Build<'_> {
         let mut room = self.engine.discard_room(&self.engine.state.lock());
         let mut order: Vec<(VolumeId, u64, Span)> = discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
         order.sort_by_key(|(_, start, span)| span.end - start);
-        let limit = self.engine.settings.limits.discards as usize;
-        let too_many = if self.engine.settings.has(PlantedBug::DiscardsUnlimited) { 0 } else { order.len().saturating_sub(limit) };
+        let too_many = (order.len() as u64).saturating_sub(self.engine.settings.limits.discards) as usize;
         let mut chosen = Chosen::new();
         for (n, (id, start, span)) in order.into_iter().enumerate() {
             let Some(volume) = volumes.get(&id) else { continue };
             let mine = chosen.entry(id).or_default();
-            let mut wanted = |leaf| n < too_many || room.take(covered(discards, id, leaf));
+            let mut wanted = |leaf, new: bool| !new || n < too_many || room.take(covered(discards, id, leaf));
             if let Some(from) = self.take_leaves(volume, start..span.end, mine, &mut wanted)? {
                 left.insert(id, from, span);
             }
@@ -125,13 +119,14 @@ impl Build<'_> {
         Ok(chosen)
     }
 
-    /// Adds the leaves of a map that exist and meet a range, as long as they are `wanted`. Returns where the first one begins that is not.
+    /// Adds the leaves of a map that exist and meet a range, as long as they are `wanted`, which is told whether they are new among `mine`.
+    /// Returns where the first one begins that is not.
     fn take_leaves(
         &self,
         volume: &Volume,
         range: Range<u64>,
         mine: &mut BTreeSet<u64>,
-        wanted: &mut dyn FnMut(u64) -> bool,
+        wanted: &mut dyn FnMut(u64, bool) -> bool,
     ) -> Result<Option<u64>> {
         let per_leaf = Table::Map.per_leaf();
         let mut at = range.start / per_leaf;
@@ -139,7 +134,7 @@ impl Build<'_> {
             if leaf * per_leaf >= range.end {
                 break;
             }
-            if !mine.contains(&leaf) && !wanted(leaf) {
+            if !wanted(leaf, !mine.contains(&leaf)) {
                 return Ok(Some((leaf * per_leaf).max(range.start)));
             }
             mine.insert(leaf);
