@@ -22,7 +22,7 @@ use super::{archive_placement, archive_volume};
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
     failure::Failure,
-    output::{self, Answer},
+    output::{self, Answer, NOT_ENCRYPTED},
     progress::Progress,
     size::{counted, grouped},
 };
@@ -136,9 +136,11 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             };
             let report = json!({
                 "archive": archive.display().to_string(), "chunking": chunking.to_string(), "compression": compress.to_string(),
-                "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code,
+                "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code, "encrypted": false,
             });
-            answer.tell(&report, format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}", archive.display()))
+            let words =
+                format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}\n{NOT_ENCRYPTED}", archive.display());
+            answer.tell(&report, words)
         }
         Verb::Attach { archive, nodes, answer } => {
             let directory = ArchiveDir::create(&archive, &nodes)?;

@@ -26,7 +26,13 @@ use onefold_block::{
 use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
 use serde_json::json;
 
-use crate::{failure::Failure, output::Answer, progress::Progress, size::Size, store_file::holds_something};
+use crate::{
+    failure::Failure,
+    output::{Answer, NOT_ENCRYPTED},
+    progress::Progress,
+    size::Size,
+    store_file::holds_something,
+};
 
 /// Creates an empty store in a new file or on a block device
 ///
@@ -213,8 +219,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     abandoned.ours.store(false, Ordering::SeqCst);
     let bytes = disk.blocks() * BLOCK_BYTES as u64;
     options.answer.tell(
-        &json!({ "store": path.display().to_string(), "bytes": bytes }),
-        format_args!("created store {} of {}", path.display(), Size(bytes)),
+        &json!({ "store": path.display().to_string(), "bytes": bytes, "encrypted": false }),
+        format_args!("created store {} of {}\n{NOT_ENCRYPTED}", path.display(), Size(bytes)),
     )
 }
 

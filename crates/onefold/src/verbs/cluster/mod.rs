@@ -34,7 +34,7 @@ pub(crate) use self::{
 };
 use crate::{
     failure::Failure,
-    output::{self, Answer},
+    output::{self, Answer, NOT_ENCRYPTED},
     size::Size,
 };
 
@@ -45,7 +45,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             let format = Format { volume_cut: volume_cut.into(), ..format(chunk, cut, !no_compression)? };
             format.check()?;
             make(&store, metadata_pool.as_deref(), chunk_pool.as_deref(), force, &format)?;
-            answer.tell(&json!({ "created": store.to_string() }), format_args!("created {store}"))
+            answer.tell(&json!({ "created": store.to_string(), "encrypted": false }), format_args!("created {store}\n{NOT_ENCRYPTED}"))
         }
         Verb::Volume(options) => volume(options.verb),
         Verb::Put { store, name, file, answer } => put(&store, &name, &file, answer),
