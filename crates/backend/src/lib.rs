@@ -43,11 +43,11 @@ pub mod sparse;
 pub mod systemd;
 pub mod tree;
 
-pub use clock::MonotonicClock;
+pub use clock::{BootClock, MonotonicClock};
 pub use counters::{Counters, Counts};
 pub use directory::Directory;
 pub use embedded::{EmbeddedObjects, EmbeddedStore};
-pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
+pub use file_disk::{Access, FileDisk, Io, Medium, Options, Preallocate, device_bytes, peek};
 pub use memory_disk::MemoryDisk;
 pub use memory_objects::MemoryObjects;
 pub use metadata_disk::MetadataDisk;

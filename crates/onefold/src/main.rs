@@ -18,6 +18,7 @@ mod arguments;
 mod configuration;
 mod control;
 mod failure;
+mod keeper;
 mod logging;
 mod output;
 mod progress;

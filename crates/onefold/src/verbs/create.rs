@@ -18,6 +18,7 @@ use onefold_backend::{
 };
 use onefold_block::{
     Engine, Format,
+    claim::clear,
     format::{
         geometry::{Geometry, ZONE_BLOCKS_MAX},
         superblock::{Layout, Leftover, SchemeName},
@@ -281,6 +282,10 @@ fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64)
         layout: options.layout.into(),
         ..Format::new(random_bytes()?, random_bytes()?, blocks)
     };
+    if disk.is_device() {
+        // Whoever works on an older store there stops at its next look.
+        clear(disk)?;
+    }
     Engine::format(disk, &format).map_err(|e| match e.kind() {
         Kind::InvalidInput => Error::new(Kind::InvalidInput, format!("{}: {e}", options.store.display())),
         _ => e,
