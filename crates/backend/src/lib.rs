@@ -13,6 +13,7 @@
 //! | [`counters`] | what a disk was asked to do, by class of block |
 //! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`tree`] | directory trees: read for an archive, and made again from one |
+//! | [`new_file`] | a file that has its name when it is whole |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
@@ -33,6 +34,7 @@ pub mod file_disk;
 pub mod memory_disk;
 pub mod memory_objects;
 pub mod metadata_disk;
+pub mod new_file;
 pub mod peer;
 pub mod process;
 pub mod rados;

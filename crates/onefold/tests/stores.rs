@@ -1,5 +1,6 @@
 //! Stores that nobody serves: created, looked at, changed, and what is no store.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
 
 mod support;
 
