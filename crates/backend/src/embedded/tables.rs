@@ -117,7 +117,7 @@ impl Tables {
         let database = Database::builder().set_cache_size(CACHE_BYTES).open(path).map_err(|error| match error {
             DatabaseError::DatabaseAlreadyOpen => Error::new(
                 Kind::Busy,
-                "another process has the store open; an embedded store has one owner (workers run inside onefold serve)",
+                "another process has the store open; a folder has one owner (workers run inside onefold serve): stop the process that serves it, then try again",
             ),
             error => failed(error),
         })?;

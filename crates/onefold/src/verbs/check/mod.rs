@@ -23,7 +23,7 @@ use crate::{
 /// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only when all is well
 ///
 /// Without --repair nothing is written: what a crash left to recover is recovered in memory and verified too. The data itself is
-/// verified by `onefold scrub`.
+/// verified by `onefold scrub`. Archives and stores on Ceph may be in use meanwhile; a folder of the cluster engine may not be served.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair\n  onefold check backups --only monday --repair"
@@ -55,12 +55,7 @@ pub(crate) struct Options {
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(url) = cluster::store_at(&options.store) {
-        if options.repair {
-            return cluster::scrub(&url, false, options.answer);
-        }
-        let what =
-            "is a store of the cluster engine: `check --repair` compares maps and references and repairs them, also while it is used";
-        return Err(Failure::new(format!("{url} {what}; `onefold status` tells how much there is")));
+        return if options.repair { cluster::scrub(&url, false, options.answer) } else { cluster::check(&url, options.answer) };
     }
     if ArchiveDir::is_there(&options.store) {
         let extent = archive::Extent { data: false, repair: options.repair, only: options.only.as_deref() };

@@ -28,7 +28,7 @@ use self::{
 };
 pub(crate) use self::{
     options::{DedupName, Options, Pace, threads},
-    status::{scrub, status},
+    status::{check, scrub, status},
     store::{Backing, Url, store_at},
     workers::Workers,
 };
@@ -129,7 +129,7 @@ fn volume(verb: VolumeVerb) -> Result<(), Failure> {
 }
 
 fn list(store: &Url, what: What, answer: Answer) -> Result<(), Failure> {
-    let names = Opened::open(store, Settings::default())?.session.names()?;
+    let names = Opened::look(store)?.session.names()?;
     if answer.json {
         let lines = names.iter().filter(|(_, named)| named.what == what).map(|(name, named)| json!({ "name": name, "bytes": named.bytes }));
         return output::json(&lines.collect::<Vec<_>>());
@@ -158,7 +158,7 @@ fn put(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failu
 }
 
 fn get(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failure> {
-    let opened = Opened::open(store, Settings::default())?;
+    let opened = Opened::look(store)?;
     if file.as_os_str() == "-" {
         if answer.json {
             return Err(Failure::usage("standard output has the data: --json needs a file"));
