@@ -34,6 +34,7 @@ pub(crate) use self::{
 };
 use crate::{
     failure::Failure,
+    operator,
     output::{self, Answer, NOT_ENCRYPTED},
     size::Size,
 };
@@ -75,7 +76,8 @@ fn format(chunk: Size, cut: CutName, compress: bool) -> Result<Format, Failure> 
 fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, format: &Format) -> Result<(), Failure> {
     match (url, metadata, chunks) {
         (Url::Folder(folder), None, None) => {
-            let store = EmbeddedStore::create(folder, PoolKind::Replicated)?;
+            let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
+            EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
             create(&store.session(), format)?;
         }
         (Url::Folder(_), ..) => return Err(Failure::usage("a folder has no pools; they are for rados:")),
