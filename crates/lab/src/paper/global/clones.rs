@@ -74,3 +74,27 @@ fn filled(content: &Content) -> Vec<u8> {
     content.fill(&mut block);
     block.0.to_vec()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_differ_from_each_other_by_little() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/vmclones.dtrace.zst");
+        let (images, bytes) = images(&path, usize::MAX).unwrap();
+        assert_eq!((images.len(), bytes), (10, 320 << 20));
+        for image in &images[1..] {
+            let same = image.iter().filter(|(lba, content)| images[0].get(lba) == Some(content)).count();
+            assert!((28_000..image.len() - 1000).contains(&same), "{same} of {}", image.len());
+        }
+    }
+
+    #[test]
+    fn runs_are_the_image() {
+        let content = |number| Content::numbered(1, number, 4096);
+        let image: Image = [1, 2, 3, 7].map(|lba| (lba, content(lba))).into();
+        let found: Vec<(u64, usize)> = runs(&image, 2).map(|(at, bytes)| (at / 4096, bytes.len() / 4096)).collect();
+        assert_eq!(found, [(1, 2), (3, 1), (7, 1)]);
+    }
+}
