@@ -81,7 +81,9 @@ impl Queue {
         match self.failed.remove(&ticket) {
             Some(error) => Err(error),
             // Ticket 0 is that of what was over when it was asked for.
-            None if (1..=self.forgotten).contains(&ticket) => Err(Error::new(Kind::Io, "too many writes failed to tell whether this is one of them")),
+            None if (1..=self.forgotten).contains(&ticket) => {
+                Err(Error::new(Kind::Io, "too many writes failed to tell whether this is one of them"))
+            }
             None => Ok(()),
         }
     }
