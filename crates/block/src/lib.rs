@@ -4,6 +4,7 @@
 //! background checkpoints; [`StoreExports`] offers its volumes to servers.
 
 pub mod check;
+pub mod claim;
 mod counters;
 pub mod engine;
 pub mod format;
