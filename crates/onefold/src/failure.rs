@@ -86,7 +86,7 @@ pub(crate) fn sentence_of(error: &clap::Error) -> String {
 }
 
 /// A sentence on one line, whatever it quotes.
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
     line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`arguments`], [`configuration`] | what was asked for, on the command line and in a file |
 //! | [`verbs`] | one file for each verb |
+//! | [`operator`] | what the operator says for the whole command, and warnings |
 //! | [`archive_dir`] | an archive's directory |
 //! | [`store_file`] | a store that nobody serves: looked at, or opened for work |
 //! | [`control`] | a store that is served: verbs reach its server through the control socket |
@@ -18,7 +19,9 @@ mod arguments;
 mod configuration;
 mod control;
 mod failure;
+mod keeper;
 mod logging;
+mod operator;
 mod output;
 mod progress;
 mod report;
