@@ -292,6 +292,12 @@ impl Archive {
         let sequence = tables.sequence + 1;
         let mut next = Tables::clone(tables);
         let payload = Record::encode_all(&records);
+        if payload.len() > self.settings.frame_bytes {
+            // Readers take a longer one for a torn end.
+            let what =
+                format!("it takes {} bytes of the operations log at once, and {} is the most", payload.len(), self.settings.frame_bytes);
+            return Err(Error::new(Kind::InvalidInput, format!("{what}; nothing was changed: do it in smaller parts")));
+        }
         let (bytes, checksum) = frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
         next.apply(sequence, records)?;
         next.chain = checksum;

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use onefold_core::{Error, Kind};
 
-use crate::placement::Rad;
+use crate::{format::frame::FRAME_PAYLOAD_MAX, placement::Rad};
 
 /// How streams are cut into chunks; the sizes are means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +221,10 @@ pub struct Settings {
     pub ahead_bytes: u64,
     /// Bytes of volumes' writes in memory.
     pub dirty_bytes: u64,
+    /// Ranges of volumes that were trimmed and are not drained, at most: each takes 25 bytes of a frame. One more waits for a drain.
+    pub zeroed_ranges: usize,
+    /// Bytes of a frame of the log, at most; a change that needs more is refused.
+    pub frame_bytes: usize,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -240,6 +244,8 @@ impl Default for Settings {
             count_slots: 32 << 20,
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
+            zeroed_ranges: 64 << 10,
+            frame_bytes: FRAME_PAYLOAD_MAX,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }

@@ -15,6 +15,7 @@
 //! | [`counters`] | what a disk was asked to do, by class of block |
 //! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`tree`] | directory trees: read for an archive, and made again from one |
+//! | [`new_file`] | a file that has its name when it is whole |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
@@ -38,6 +39,7 @@ pub mod lock;
 pub mod memory_disk;
 pub mod memory_objects;
 pub mod metadata_disk;
+pub mod new_file;
 pub mod peer;
 pub mod process;
 pub mod rados;
@@ -49,11 +51,11 @@ pub mod systemd;
 pub mod tree;
 
 pub use beneath::Word;
-pub use clock::MonotonicClock;
+pub use clock::{BootClock, MonotonicClock};
 pub use counters::{Counters, Counts};
 pub use directory::Directory;
 pub use embedded::{EmbeddedObjects, EmbeddedStore};
-pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
+pub use file_disk::{Access, FileDisk, Io, Medium, Options, Preallocate, device_bytes, peek};
 pub use locality::Locality;
 pub use memory_disk::MemoryDisk;
 pub use memory_objects::MemoryObjects;

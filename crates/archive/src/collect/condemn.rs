@@ -15,6 +15,9 @@ use crate::{
     tables::{Container, Tables},
 };
 
+/// Bytes of a condemned container in the log, beside a bit for each chunk.
+const ID_BYTES: usize = 16;
+
 impl Collection {
     /// Condemns dead chunks of containers that are dead or less than half full; false when there are none.
     pub(super) fn condemn(&mut self) -> Result<bool> {
@@ -52,13 +55,18 @@ impl Collection {
         }
         // Of what is about to be settled every dead chunk is left behind.
         let settling: BTreeSet<ContainerId> = self.settling(&tables).into_iter().collect();
-        let mut containers = Vec::new();
+        let (mut containers, mut bytes) = (Vec::new(), 0);
         for (id, (number, bits)) in dead {
             let live = tables.containers.get(&id).map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
             // Half full or more: their dead chunks may live again.
             let leaves = live * 2 < all || (number > 0 && settling.contains(&id));
             if leaves && !tables.condemned.contains_key(&id) {
+                bytes += bits.len() + ID_BYTES;
+                if bytes > self.archive.settings.frame_bytes / 2 {
+                    // They go into one frame of the log: the next collection takes the rest.
+                    break;
+                }
                 containers.push((id, bits));
             }
         }

@@ -15,11 +15,11 @@ use std::{
 
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Pba, Result, block};
 use rustix::{
-    fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom},
+    fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom},
     io::Errno,
 };
 
-use super::{FileDisk, explain_errno, ring, transfer, transfer::Failure};
+use super::{FileDisk, explain_errno, locks, locks::lock, ring, standing::Standing, transfer, transfer::Failure};
 use crate::{Counters, beneath};
 
 /// Size of the writes that fill a new store with zeroes: large enough for full bandwidth, small enough for a smooth progress bar.
@@ -184,9 +184,16 @@ impl Options {
             return Err(Error::new(Kind::Unsupported, "the kernel refuses io_uring to this process; use io = auto or syscalls"));
         }
         let direct = self.direct && make_direct(file.as_fd());
+        let backing = if device { locks::lock_backing(number(&file), path, access)? } else { Vec::new() };
         let name = format!("store {shown}");
-        Ok(FileDisk { file, name, blocks, device, access, direct, uring, counters: Counters::default() })
+        let standing = Standing::of(&file, path, device, blocks * BLOCK_BYTES as u64);
+        Ok(FileDisk { file, name, blocks, standing, backing, device, access, direct, uring, counters: Counters::default() })
     }
+}
+
+/// The number of a block device.
+fn number(file: &File) -> u64 {
+    rustix::fs::fstat(file).map_or(0, |stat| stat.st_rdev)
 }
 
 /// Size in bytes of the block device at `path` (or of a regular file).
@@ -262,26 +269,6 @@ fn open_existing(path: &Path, access: Access, device: bool) -> Result<File> {
         Ok((file, kind)) if (kind == FileType::BlockDevice) == device => Ok(file),
         Ok(_) | Err(Errno::INVAL | Errno::STALE) => Err(replaced()),
         Err(errno) => Err(explain_open(path, access, errno.into())),
-    }
-}
-
-fn lock(file: &File, path: &Path, access: Access) -> Result<()> {
-    let operation = match access {
-        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
-        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
-    };
-    loop {
-        match rustix::fs::flock(file, operation) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(Error::new(Kind::Busy, format!("store {} is in use by another process", path.display())));
-            }
-            Err(errno) => {
-                let message = format!("store {} cannot be locked against other processes ({errno})", path.display());
-                return Err(Error::new(Kind::Unsupported, message).caused_by(io::Error::from(errno)));
-            }
-        }
     }
 }
 

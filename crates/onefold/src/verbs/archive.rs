@@ -23,7 +23,7 @@ use crate::{
     archive_dir::{ArchiveDir, name_archive},
     failure::Failure,
     operator::{warn, word},
-    output::{self, Answer},
+    output::{self, Answer, NOT_ENCRYPTED},
     progress::Progress,
     size::{counted, grouped},
 };
@@ -138,9 +138,11 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             };
             let report = json!({
                 "archive": archive.display().to_string(), "chunking": chunking.to_string(), "compression": compress.to_string(),
-                "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code,
+                "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code, "encrypted": false,
             });
-            answer.tell(&report, format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}", archive.display()))
+            let words =
+                format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}\n{NOT_ENCRYPTED}", archive.display());
+            answer.tell(&report, words)
         }
         Verb::Attach { archive, nodes, answer } => {
             let directory = ArchiveDir::create(&archive, &nodes)?;

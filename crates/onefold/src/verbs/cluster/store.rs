@@ -60,15 +60,18 @@ impl Backing {
 
     /// Another session, which can be fenced without the others.
     pub(crate) fn session(&self, settings: Settings) -> Result<Session, Error> {
-        let store: Arc<dyn ObjectStore> = match self {
+        Session::open(self.objects()?, settings)
+    }
+
+    fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
+        Ok(match self {
             Backing::Folder(store) => Arc::new(store.session()),
             Backing::Rados(location, timeout) => {
                 let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
                 let (metadata, chunks) = connection.find(location)?;
                 Arc::new(RadosObjects::new(connection, &metadata, &chunks)?)
             }
-        };
-        Session::open(store, settings)
+        })
     }
 }
 
@@ -81,6 +84,13 @@ pub(super) struct Opened {
 impl Opened {
     pub(super) fn open(url: &Url, settings: Settings) -> Result<Opened, Failure> {
         Opened::with(url, settings, TIMEOUT)
+    }
+
+    /// Opens a store that is only looked at.
+    pub(super) fn look(url: &Url) -> Result<Opened, Failure> {
+        let backing = Backing::open(url, TIMEOUT)?;
+        let session = backing.objects().and_then(|store| Session::look(store, Settings::default())).map_err(|e| e.context(url))?;
+        Ok(Opened { session: Arc::new(session), _backing: backing })
     }
 
     pub(super) fn with(url: &Url, settings: Settings, timeout: Duration) -> Result<Opened, Failure> {
