@@ -80,7 +80,10 @@ impl Queue {
     fn ended(&mut self, ticket: u64) -> Result<()> {
         match self.failed.remove(&ticket) {
             Some(error) => Err(error),
-            None if ticket <= self.forgotten => Err(Error::new(Kind::Io, "too many writes failed to tell whether this is one of them")),
+            // Ticket 0 is that of what was over when it was asked for.
+            None if (1..=self.forgotten).contains(&ticket) => {
+                Err(Error::new(Kind::Io, "too many writes failed to tell whether this is one of them"))
+            }
             None => Ok(()),
         }
     }
@@ -338,7 +341,7 @@ mod tests {
         let failed = |tickets: Range<u64>| tickets.map(|ticket| (ticket, Error::new(Kind::NoSpace, "full"))).collect();
         queue.keep(failed(1..10_001));
         assert!((1..10_001).all(|ticket| queue.ended(ticket).is_err()));
-        assert!(queue.failed.is_empty() && queue.ended(10_001).is_ok());
+        assert!(queue.failed.is_empty() && queue.ended(10_001).is_ok() && queue.ended(0).is_ok() && Queue::default().ended(0).is_ok());
     }
 
     #[test]
