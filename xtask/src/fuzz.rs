@@ -14,7 +14,8 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 9] = ["superblock", "zone_list", "carrier", "map_page", "image", "repaired_image", "tools", "trace", "nbd_session"];
+const TARGETS: [&str; 10] =
+    ["superblock", "zone_list", "claim", "carrier", "map_page", "image", "repaired_image", "tools", "trace", "nbd_session"];
 
 /// Seconds for each target in CI.
 const CI_SECONDS: u64 = 15;

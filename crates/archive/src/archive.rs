@@ -4,8 +4,12 @@
 //! and the locks `lock-writer`, `lock-gc`, `lock-importer`, `lock-commit`, `epoch-0`, `epoch-1`.
 //!
 //! *Crash argument:* one append is one frame. Whoever takes the commit lock reads to the end first. The last frame may be of a process that was
-//! killed before its sync: it is written and synced again before anybody sees what it says, unless the file `vouched` names it, which is written
-//! after the sync. A bad frame is the torn end of the log; if a later frame follows it, it is damage.
+//! killed before its sync: who changes the archive writes and syncs it again before anybody sees what it says, unless the file `vouched` names it, which is
+//! written after the sync. Who only reads writes nothing: it has the log synced, and on several nodes believes what as many copies have as a change needs.
+//! A bad frame is the torn end of the log; if a later frame follows it, it is damage.
+//!
+//! *Locks that do not hold*, as some file servers' do, are noticed where they cost something: an append finds nothing behind the end that it read, and
+//! reads its own frame back before it is acknowledged.
 
 use std::sync::Arc;
 
@@ -300,8 +304,10 @@ impl Archive {
         if !view.label_sure {
             self.settle_label(view)?;
         }
+        self.nothing_follows(view)?;
         let written = loop {
-            match view.log.write_at(view.end, &bytes).and_then(|()| view.log.sync()).and_then(|()| self.files.confirm()) {
+            let synced = view.log.write_at(view.end, &bytes).and_then(|()| view.log.sync()).and_then(|()| self.files.confirm());
+            match synced.and_then(|()| reads_back(&*view.log, view.end, &bytes)) {
                 Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
                 done => break done,
             }
@@ -316,6 +322,12 @@ impl Archive {
         view.end += bytes.len() as u64;
         view.tables = Arc::new(next);
         self.vouch(sequence, view.snapshot)
+    }
+
+    /// Errors when somebody appended since the end was read, although we hold the lock.
+    fn nothing_follows(&self, view: &mut View) -> Result<()> {
+        let found = read_frames(&*view.log, view.end, &self.identity, &view.tables, &self.settings)?;
+        if found.is_empty() { Ok(()) } else { Err(view.stopped.insert(locks_fail()).clone()) }
     }
 
     /// A label that a killed process wrote may be in memory only. What is appended to the log that it names must not be lost with it.
@@ -367,10 +379,10 @@ impl Archive {
             *view = View::load(&self.files, &self.identity, &label, &self.settings, Some(&view.tables))?;
             view.stopped = stopped;
         }
-        let frames = read_frames(&*view.log, view.end, &self.identity, &view.tables, &self.settings)?;
+        let mut frames = read_frames(&*view.log, view.end, &self.identity, &view.tables, &self.settings)?;
         let Some(last) = frames.last() else { return Ok(()) };
-        let last_sequence = last.sequence;
-        let unsure = last_sequence > self.vouched()?.0 && !self.settings.has(PlantedBug::TailShownEarly);
+        let (last_sequence, vouched) = (last.sequence, self.vouched()?.0);
+        let unsure = last_sequence > vouched && !self.settings.has(PlantedBug::TailShownEarly);
         if unsure && self.writes {
             let place = view.end + frames.iter().rev().skip(1).map(|frame| frame.bytes.len() as u64).sum::<u64>();
             view.log.write_at(place, &last.bytes)?;
@@ -378,9 +390,8 @@ impl Archive {
             self.files.confirm()?;
             self.settle_label(view)?;
             self.vouch(last_sequence, view.snapshot)?;
-        } else if unsure {
-            // Who may not write can still ask for what was written to be made durable.
-            view.log.sync()?;
+        } else if unsure && !self.settings.has(PlantedBug::TailReadEarly) {
+            self.keep_sure(view, &mut frames, vouched)?;
         }
         let mut tables = Tables::clone(&view.tables);
         for read in frames {
@@ -389,6 +400,24 @@ impl Archive {
             view.end += read.bytes.len() as u64;
         }
         view.tables = Arc::new(tables);
+        Ok(())
+    }
+
+    /// For who writes nothing: makes frames durable that nobody vouched for, and leaves out those that could still vanish.
+    fn keep_sure(&self, view: &View, frames: &mut Vec<ReadFrame>, vouched: u64) -> Result<()> {
+        let name = log_name(view.snapshot);
+        let sure = frames.iter().take_while(|frame| frame.sequence <= vouched).count();
+        let mut at = view.end + bytes_of(&frames[..sure]).len() as u64;
+        if self.files.keeps(&name, at, &bytes_of(&frames[sure..]))? {
+            return Ok(());
+        }
+        for n in sure..frames.len() {
+            if !self.files.keeps(&name, at, &frames[n].bytes)? {
+                frames.truncate(n);
+                break;
+            }
+            at += frames[n].bytes.len() as u64;
+        }
         Ok(())
     }
 
@@ -556,6 +585,22 @@ struct ReadFrame {
     checksum: u64,
     records: Vec<Record>,
     bytes: Vec<u8>,
+}
+
+fn bytes_of(frames: &[ReadFrame]) -> Vec<u8> {
+    frames.iter().flat_map(|frame| &frame.bytes).copied().collect()
+}
+
+/// Errors unless the log has these bytes where they were written: who else wrote there had the lock too.
+fn reads_back(log: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
+    let mut found = vec![0; bytes.len()];
+    let n = log.read_at(at, &mut found)?;
+    if n == bytes.len() && found == bytes { Ok(()) } else { Err(locks_fail()) }
+}
+
+fn locks_fail() -> Error {
+    let why = "another process wrote to the operations log while we held its lock: locks do not hold on this file system, and nothing more is written";
+    Error::new(Kind::Io, why)
 }
 
 /// The frames of a log from byte `from` on, which follow `tables`.

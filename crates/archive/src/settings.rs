@@ -296,6 +296,8 @@ pub enum PlantedBug {
     TornTailBelieved,
     /// A frame is shown that is not known to be durable.
     TailShownEarly,
+    /// A reader shows a frame that nobody vouched for without making it durable.
+    TailReadEarly,
     /// The import position moves before the pages are durable.
     ImportAhead,
     /// A hit of the index is a reference without a look at the container.
@@ -338,7 +340,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 23] = [
+    pub const ALL: [(&'static str, PlantedBug); 24] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -362,5 +364,6 @@ impl PlantedBug {
         ("settled-before-sync", PlantedBug::SettledBeforeSync),
         ("settled-elsewhere", PlantedBug::SettledElsewhere),
         ("settled-unchecked", PlantedBug::SettledUnchecked),
+        ("tail-read-early", PlantedBug::TailReadEarly),
     ];
 }

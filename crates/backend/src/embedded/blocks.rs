@@ -1,10 +1,6 @@
 //! The data file of an embedded store, in blocks of 4 KiB: which are free, writing, and giving back to the host.
 
-use std::{
-    fs::{File, OpenOptions},
-    os::unix::fs::FileExt,
-    path::Path,
-};
+use std::{fs::File, os::unix::fs::FileExt};
 
 use onefold_core::{BLOCK_BYTES, Error, Result, object::Refusal};
 use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
@@ -30,16 +26,11 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    pub(super) fn create(path: &Path) -> Result<()> {
-        let made = OpenOptions::new().write(true).create_new(true).open(path).and_then(|file| file.sync_all());
-        made.map_err(|e| Error::from_io(path.display(), e))
-    }
-
-    pub(super) fn open(path: &Path, used: &[u32]) -> Result<Blocks> {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| Error::from_io(path.display(), e))?;
+    /// The blocks of a data file, of which these are in use.
+    pub(super) fn of(file: File, used: &[u32]) -> Blocks {
         let mut blocks = Blocks { file, used: Vec::new(), taken: 0, cursor: 0, leaving: Vec::new(), dirty: false };
         used.iter().for_each(|block| blocks.take(*block));
-        Ok(blocks)
+        blocks
     }
 
     fn take(&mut self, block: u32) {

@@ -6,7 +6,7 @@ use clap::Args;
 use onefold_archive::{format::record::Shape, get::Reader};
 use serde::Serialize;
 
-use super::get;
+use super::get::listing;
 use crate::{archive_dir::ArchiveDir, failure::Failure, output, size::Size};
 
 /// Lists the streams of an archive, or the entries of a directory that is stored in it
@@ -36,6 +36,8 @@ struct Line {
     added_bytes: u64,
     /// Seconds since 1970.
     created: u64,
+    /// Something of the tree could not be read when it was stored.
+    incomplete: bool,
 }
 
 /// Lists.
@@ -47,12 +49,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         if stream.shape != Shape::Tree {
             return Err(Failure::usage(format!("'{name}' is no directory")));
         }
-        let entries = get::entries(&archive, &mut reader, &stream)?;
         if options.json {
             return Err(Failure::usage("--json lists streams, not what is in one"));
         }
-        entries.iter().for_each(get::show);
-        return Ok(());
+        return Ok(listing::pass(&mut reader, &stream, &mut |entries| {
+            entries.iter().for_each(listing::show);
+            Ok(())
+        })?);
     }
     let lines: Vec<Line> = reader
         .tables()
@@ -65,6 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             chunks: stream.chunks,
             added_bytes: stream.added,
             created: stream.created,
+            incomplete: stream.is_incomplete(),
         })
         .collect();
     if options.json {
@@ -74,7 +78,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     } else {
         for line in lines {
             let (bytes, added) = (Size(line.bytes).to_string(), Size(line.added_bytes).to_string());
-            output::line(format_args!("{bytes:>9}  {added:>9} added  {:<5}  {}", line.shape, line.name.escape_debug()));
+            let mark = if line.incomplete { "  incomplete" } else { "" };
+            output::line(format_args!("{bytes:>9}  {added:>9} added  {:<5}  {}{mark}", line.shape, line.name.escape_debug()));
         }
     }
     Ok(())

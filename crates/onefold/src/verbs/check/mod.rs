@@ -36,6 +36,10 @@ pub(crate) struct Options {
     #[arg(long)]
     repair: bool,
 
+    /// Says that no other machine reaches the store, where its file system may be shared and offers no direct I/O
+    #[arg(long)]
+    one_host: bool,
+
     /// Memory for comparing blocks; with too little for all of them the maps are read several times
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     memory: Size,
@@ -60,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.only.is_some() {
         return Err(Failure::usage("--only is for archives"));
     }
-    let file = StoreFile::look(&options.store)?;
+    let file = StoreFile::look(&options.store)?.on_one_host(options.one_host);
     if options.repair {
         return repair::run(&file, options.memory.0, options.answer);
     }

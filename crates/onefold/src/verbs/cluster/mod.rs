@@ -34,7 +34,8 @@ pub(crate) use self::{
 };
 use crate::{
     failure::Failure,
-    output::{self, Answer},
+    operator,
+    output::{self, Answer, NOT_ENCRYPTED},
     size::Size,
 };
 
@@ -45,7 +46,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             let format = Format { volume_cut: volume_cut.into(), ..format(chunk, cut, !no_compression)? };
             format.check()?;
             make(&store, metadata_pool.as_deref(), chunk_pool.as_deref(), force, &format)?;
-            answer.tell(&json!({ "created": store.to_string() }), format_args!("created {store}"))
+            answer.tell(&json!({ "created": store.to_string(), "encrypted": false }), format_args!("created {store}\n{NOT_ENCRYPTED}"))
         }
         Verb::Volume(options) => volume(options.verb),
         Verb::Put { store, name, file, answer } => put(&store, &name, &file, answer),
@@ -75,7 +76,8 @@ fn format(chunk: Size, cut: CutName, compress: bool) -> Result<Format, Failure> 
 fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, format: &Format) -> Result<(), Failure> {
     match (url, metadata, chunks) {
         (Url::Folder(folder), None, None) => {
-            let store = EmbeddedStore::create(folder, PoolKind::Replicated)?;
+            let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
+            EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
             create(&store.session(), format)?;
         }
         (Url::Folder(_), ..) => return Err(Failure::usage("a folder has no pools; they are for rados:")),

@@ -9,7 +9,7 @@ use onefold_backend::{
 use onefold_cluster::{Session, Settings};
 use onefold_core::{Error, object::ObjectStore};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, operator};
 
 /// Where a store is.
 #[derive(Clone, Debug)]
@@ -49,7 +49,11 @@ pub(crate) enum Backing {
 impl Backing {
     pub(crate) fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {
         Ok(match url {
-            Url::Folder(path) => Backing::Folder(EmbeddedStore::open(path)?),
+            Url::Folder(path) => {
+                let store = EmbeddedStore::open_as(path, operator::word())?;
+                EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
+                Backing::Folder(store)
+            }
             Url::Rados(_, location) => Backing::Rados(location.clone(), timeout),
         })
     }
