@@ -273,6 +273,13 @@ impl Sim {
                 Err(Stop::Failed(failure)) => return Err(failure),
             }
             self.crash();
+            if self.aside.percent(60) {
+                match self.look_as_reader() {
+                    Err(Stop::Failed(failure)) => return Err(failure),
+                    Err(Stop::Down) if !self.damaged => return Err(Failure::new(Checker::Progress, "no reader opens it")),
+                    _ => self.lose_power(),
+                }
+            }
             // Recovery may crash too.
             for _ in 0..3 {
                 if self.rng.percent(30) {
@@ -286,13 +293,6 @@ impl Sim {
                     self.crash();
                 }
             }
-            if self.aside.percent(30) {
-                match self.look_as_reader() {
-                    Err(Stop::Failed(failure)) => return Err(failure),
-                    Err(Stop::Down) if !self.damaged => return Err(Failure::new(Checker::Progress, "no reader opens it")),
-                    _ => self.crash(),
-                }
-            }
             match self.look() {
                 Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Down) if !self.damaged => return Err(Failure::new(Checker::Progress, "it does not open")),
@@ -301,6 +301,14 @@ impl Sim {
             self.actors = Actors::default();
         }
         self.end()
+    }
+
+    /// The power fails, whatever is under way.
+    fn lose_power(&mut self) {
+        self.actors = Actors::default();
+        self.files.power_cycle();
+        self.files.disarm();
+        let _ = self.files.take_failed();
     }
 
     /// All processes end at once, and perhaps the power fails.
