@@ -7,10 +7,12 @@
 //! | [`index`] | the chunk index: the auxiliary index in memory, the paged hash table with its runs and filters on the disk |
 //! | [`put`] | a stream on its way in |
 //! | [`get`] | a stream on its way out |
+//! | [`listing`] | the listing of a tree on its way out |
 //! | [`collect`] | usage counts, condemning, merging, freeing |
 //! | [`check`] | is all there, and whole? |
 //! | [`archive`] | label, snapshot, operations log, locks |
 //! | [`tables`], [`catalogue`], [`map`], [`late`] | what the log says, applied; its volumes; their maps; late encoding |
+//! | [`log`] | the operations log, read whoever wrote it |
 //! | [`heal`] | damaged chunks made whole from other copies |
 //! | [`volume`] | backup volumes: writes in memory, drained into containers, and reads |
 //! | [`segments`] | where containers are written and read |
@@ -32,6 +34,8 @@ pub mod get;
 pub mod heal;
 pub mod index;
 pub mod late;
+pub mod listing;
+mod log;
 pub mod map;
 mod memory;
 pub mod nodes;

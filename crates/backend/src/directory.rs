@@ -4,7 +4,7 @@
 
 use std::{
     fs::{self, File as OsFile, OpenOptions},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -138,6 +138,11 @@ impl DirectoryFile {
 impl File for DirectoryFile {
     fn bytes(&self) -> Result<u64> {
         self.file.metadata().map(|metadata| metadata.len()).map_err(|e| self.wrong(e))
+    }
+
+    fn occupied(&self) -> Result<u64> {
+        // Space that was taken ahead lies behind the end.
+        self.file.metadata().map(|metadata| metadata.len().min(metadata.blocks() * 512)).map_err(|e| self.wrong(e))
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {

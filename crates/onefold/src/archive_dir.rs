@@ -174,20 +174,23 @@ impl ArchiveDir {
         Ok((Arc::new(archive), nodes))
     }
 
-    /// Opens it for looking; it may be on a file system that takes no writes.
+    /// Opens it for looking; it may be on a file system that takes no writes. Whoever wrote it, its tables take at most `memory` bytes, and more for what
+    /// they occupy there.
     ///
     /// # Errors
     /// Those of opening.
-    pub(crate) fn open_to_read(&self) -> Result<Arc<Archive>> {
+    pub(crate) fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
+        let settings = Settings { memory, ..Settings::default() };
         // Who may write makes durable what a killed process left, before it shows it.
-        if let Ok(archive) = self.open(Settings::default()) {
-            return Ok(archive);
+        match self.open(settings.clone()) {
+            Err(error) if error.kind() != Kind::Memory => {}
+            opened => return opened,
         }
         let files: Arc<dyn Files> = match self.nodes(false, false)? {
             Some(nodes) => nodes,
             None => Arc::new(Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?),
         };
-        Archive::open(files, false, Settings::default()).map(Arc::new).map_err(|e| name_archive(&self.path, e))
+        Archive::open(files, false, settings).map(Arc::new).map_err(|e| name_archive(&self.path, e))
     }
 }
 

@@ -10,6 +10,9 @@ use super::bytes::{Reader, Writer, corrupt};
 /// Longest entry: more than a file with a hundred thousand holes.
 pub const ENTRY_BYTES_MAX: usize = 16 << 20;
 
+/// Attributes of an entry at most: their names have 64 KiB on Linux.
+const ATTRIBUTES_MAX: usize = 32 << 10;
+
 /// Appends an entry.
 pub fn encode(entry: &Entry, out: &mut Vec<u8>) {
     let mut w = Writer::default();
@@ -38,31 +41,29 @@ pub fn encode(entry: &Entry, out: &mut Vec<u8>) {
     out.extend_from_slice(&w.0);
 }
 
-/// Takes whole entries off the front of `held`, which grows as a listing is read.
+/// The entry that `held` begins with, and its bytes; `None` when more must be read for it.
 ///
 /// # Errors
 /// `Corrupt`.
-pub fn decode(held: &mut Vec<u8>, each: &mut dyn FnMut(Entry) -> Result<()>) -> Result<()> {
-    let mut taken = 0;
-    while let Some(length) = held.get(taken..taken + 4) {
-        let length = Reader(length).u32()? as usize;
-        if length > ENTRY_BYTES_MAX {
-            return Err(corrupt("an entry of the listing can't be so long"));
-        }
-        let Some(bytes) = held.get(taken + 4..taken + 4 + length) else { break };
-        each(one(bytes)?)?;
-        taken += 4 + length;
+pub fn first(held: &[u8]) -> Result<Option<(Entry, usize)>> {
+    let Some(length) = held.get(..4) else { return Ok(None) };
+    let length = Reader(length, None).u32()? as usize;
+    if length > ENTRY_BYTES_MAX {
+        return Err(corrupt("an entry of the listing can't be so long"));
     }
-    held.drain(..taken);
-    Ok(())
+    held.get(4..4 + length).map(|bytes| Ok((one(bytes)?, 4 + length))).transpose()
 }
 
 fn one(bytes: &[u8]) -> Result<Entry> {
-    let r = &mut Reader(bytes);
+    let r = &mut Reader(bytes, None);
     let path = r.bytes()?.to_vec();
     let (mode, uid, gid, seconds, nanoseconds) = (r.u32()?, r.u32()?, r.u32()?, r.u64()? as i64, r.u32()?);
     let mut attributes = Vec::new();
-    for _ in 0..r.count(8)? {
+    let count = r.count(8, 0)?;
+    if count > ATTRIBUTES_MAX {
+        return Err(corrupt("an entry of the listing can't have so many attributes"));
+    }
+    for _ in 0..count {
         attributes.push((r.bytes()?.to_vec(), r.bytes()?.to_vec()));
     }
     let what = match r.u8()? {
@@ -70,7 +71,7 @@ fn one(bytes: &[u8]) -> Result<Entry> {
         2 => {
             let bytes = r.u64()?;
             let (mut data, mut end) = (Vec::new(), 0);
-            for _ in 0..r.count(16)? {
+            for _ in 0..r.count(16, 0)? {
                 let (at, length) = (r.u64()?, r.u64()?);
                 let inside = at >= end && at.checked_add(length).is_some_and(|end| end <= bytes);
                 if !inside {
@@ -122,11 +123,10 @@ mod tests {
         let (mut held, mut found) = (Vec::new(), Vec::new());
         for part in bytes.chunks(7) {
             held.extend_from_slice(part);
-            decode(&mut held, &mut |entry| {
+            while let Some((entry, bytes)) = first(&held).unwrap() {
                 found.push(entry);
-                Ok(())
-            })
-            .unwrap();
+                held.drain(..bytes);
+            }
         }
         assert!(held.is_empty());
         assert_eq!(found, all);

@@ -93,7 +93,7 @@ impl VolumeLine {
 }
 
 /// The kinds by their names on the wire.
-const KINDS: [(Kind, &str); 10] = [
+const KINDS: [(Kind, &str); 11] = [
     (Kind::InvalidInput, "invalid-input"),
     (Kind::NotFound, "not-found"),
     (Kind::Exists, "exists"),
@@ -104,6 +104,7 @@ const KINDS: [(Kind, &str); 10] = [
     (Kind::Unsupported, "unsupported"),
     (Kind::Denied, "denied"),
     (Kind::Io, "io"),
+    (Kind::Memory, "memory"),
 ];
 
 impl From<&Error> for Answer {

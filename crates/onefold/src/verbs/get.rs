@@ -4,19 +4,18 @@ use std::{
     fs::File,
     io::{ErrorKind, Write},
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use clap::Args;
 use onefold_archive::{
-    Archive,
-    format::{
-        listing,
-        record::{Shape, Stream},
-    },
+    format::record::{Shape, Stream},
     get::{Content, Reader, Verify},
+    listing::Listing,
 };
-use onefold_backend::tree::{Restorer, write_part};
+use onefold_backend::{
+    room::room,
+    tree::{Restorer, write_part},
+};
 use onefold_core::{
     Error, Kind, Result,
     tree::{Entry, What},
@@ -51,6 +50,10 @@ pub(crate) struct Options {
     #[arg(long)]
     verify: bool,
 
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
     /// Prints JSON, whose keys are stable, when data goes elsewhere than to standard output
     #[arg(long)]
     json: bool,
@@ -64,12 +67,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.json && options.directory.is_none() && options.output.is_none() {
         return Err(Failure::usage("standard output has the data: --json needs --output FILE or -C DIR"));
     }
-    let archive = ArchiveDir::look(&options.archive)?.open_to_read()?;
+    let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
     let stream = reader.stream(&options.name)?;
     let verify = if options.verify { Verify::Chunks } else { Verify::Groups };
     match (stream.shape, &options.directory, &options.output) {
-        (Shape::Tree, Some(root), _) => tree(&archive, &mut reader, &stream, root, verify)?,
+        (Shape::Tree, Some(root), _) => tree(&mut reader, &stream, root, verify)?,
         (Shape::Tree, None, _) => return Err(Failure::usage(format!("'{}' is a directory: say where, with -C DIR", options.name))),
         (Shape::Bytes, Some(_), _) => {
             return Err(Failure::usage(format!("'{}' is no directory: leave out -C, or give --output FILE", options.name)));
@@ -121,6 +124,7 @@ fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()>
 
 fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) -> Result<()> {
     let wrong = |e| Error::from_io(path.display(), e);
+    fits(path, reader.sizes(&stream.recipe)?.1, 1)?;
     let file = File::options().write(true).create_new(true).open(path).map_err(wrong)?;
     file.set_len(stream.bytes).map_err(wrong)?;
     let (bar, mut at) = (Progress::new("restoring"), 0);
@@ -137,29 +141,77 @@ fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) ->
     })
 }
 
+/// Refuses what can't fit where it shall go.
+fn fits(path: &Path, bytes: u64, files: u64) -> Result<()> {
+    let room = room(path)?;
+    let full = |what: String| Err(Error::new(Kind::NoSpace, format!("{}: {what}", path.display())));
+    if bytes > room.bytes {
+        return full(format!("{} are to be restored, and {} are free", Size(bytes), Size(room.bytes)));
+    }
+    match room.files {
+        Some(free) if files > free => {
+            full(format!("more than {free} files are to be restored, and its file system takes no more than these"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The file that content goes to now.
 struct Target {
-    /// Its entry.
-    entry: usize,
+    listing: Listing,
+    entry: Option<Entry>,
     file: Option<File>,
     /// The range of data, and how much of it is written.
     range: usize,
     written: u64,
 }
 
-fn tree(archive: &Arc<Archive>, reader: &mut Reader, stream: &Stream, root: &Path, verify: Verify) -> Result<()> {
-    let entries = entries(archive, reader, stream)?;
+/// Restores a tree. Its listing is read four times, so that none of it needs to be held: to see that all fits, for files, for links, and for what comes
+/// last of each directory.
+fn tree(reader: &mut Reader, stream: &Stream, root: &Path, verify: Verify) -> Result<()> {
+    look(reader, stream, root)?;
     let mut restorer = Restorer::new(root)?;
+    files(reader, stream, &mut restorer, verify)?;
+    let mut links = Listing::of(reader, stream);
+    while let Some(entry) = links.next()? {
+        restorer.link(&entry)?;
+    }
+    finish(&mut Listing::of(reader, stream), &mut restorer)
+}
+
+/// Sees that listing and data agree and fit, before anything is made.
+fn look(reader: &mut Reader, stream: &Stream, root: &Path) -> Result<()> {
+    let (all, data) = reader.sizes(&stream.recipe)?;
+    fits(root, data, 0)?;
+    let (mut listing, mut entries, mut listed) = (Listing::of(reader, stream), 0, 0u64);
+    let most = room(root)?.files.unwrap_or(u64::MAX);
+    while let Some(entry) = listing.next()? {
+        entries += 1;
+        if let What::File { data, .. } = &entry.what {
+            listed = data.iter().fold(listed, |listed, range| listed.saturating_add(range.1));
+        }
+        if listed > all {
+            return Err(Error::new(Kind::Corrupt, "the tree has less data than its listing"));
+        }
+        if entries > most {
+            return fits(root, data, entries);
+        }
+    }
+    if listed < all { Err(Error::new(Kind::Corrupt, "the tree has more data than its listing")) } else { Ok(()) }
+}
+
+/// Makes directories, and files with their data.
+fn files(reader: &mut Reader, stream: &Stream, restorer: &mut Restorer, verify: Verify) -> Result<()> {
     let (bar, mut done) = (Progress::new("restoring"), 0);
-    let mut target = Target { entry: 0, file: None, range: 0, written: 0 };
-    next_file(&entries, &mut target, &mut restorer)?;
+    let mut target = Target { listing: Listing::of(reader, stream), entry: None, file: None, range: 0, written: 0 };
+    next_file(&mut target, restorer)?;
     reader.read(&stream.recipe, verify, &mut |content| {
         let (mut bytes, mut zeroes): (&[u8], u64) = match content {
             Content::Bytes(bytes) => (bytes, 0),
             Content::Zeroes(n) => (&[], n),
         };
         while !bytes.is_empty() || zeroes > 0 {
-            let Some((start, length)) = range_of(&entries, &target) else {
+            let Some((start, length)) = range_of(&target) else {
                 return Err(Error::new(Kind::Corrupt, "the tree has more data than its listing"));
             };
             let room = length - target.written;
@@ -176,73 +228,82 @@ fn tree(archive: &Arc<Archive>, reader: &mut Reader, stream: &Stream, root: &Pat
             (target.written, done) = (target.written + n, done + n);
             if target.written == length {
                 (target.range, target.written) = (target.range + 1, 0);
-                if range_of(&entries, &target).is_none() {
-                    end_file(&entries, &mut target, &restorer)?;
-                    next_file(&entries, &mut target, &mut restorer)?;
+                if range_of(&target).is_none() {
+                    end_file(&mut target, restorer)?;
+                    next_file(&mut target, restorer)?;
                 }
             }
         }
         bar.set(done, stream.bytes);
         Ok(())
     })?;
-    if target.entry < entries.len() {
-        return Err(Error::new(Kind::Corrupt, "the tree has less data than its listing"));
-    }
-    entries.iter().try_for_each(|entry| restorer.link(entry))?;
-    // What is in a directory is done before it.
-    entries.iter().rev().try_for_each(|entry| restorer.finish(entry))
+    if target.entry.is_some() { Err(Error::new(Kind::Corrupt, "the tree has less data than its listing")) } else { Ok(()) }
 }
 
-fn range_of(entries: &[Entry], target: &Target) -> Option<(u64, u64)> {
-    match &entries.get(target.entry)?.what {
+fn range_of(target: &Target) -> Option<(u64, u64)> {
+    match &target.entry.as_ref()?.what {
         What::File { data, .. } => data.get(target.range).copied(),
         _ => None,
     }
 }
 
-fn end_file(entries: &[Entry], target: &mut Target, restorer: &Restorer) -> Result<()> {
-    if let (Some(entry), Some(file)) = (entries.get(target.entry), target.file.take()) {
-        restorer.finish_file(entry, &file)?;
-        target.entry += 1;
+fn end_file(target: &mut Target, restorer: &Restorer) -> Result<()> {
+    if let (Some(entry), Some(file)) = (target.entry.take(), target.file.take()) {
+        restorer.finish_file(&entry, &file)?;
     }
     Ok(())
 }
 
 /// Makes directories and empty files up to the next file that has data.
-fn next_file(entries: &[Entry], target: &mut Target, restorer: &mut Restorer) -> Result<()> {
+fn next_file(target: &mut Target, restorer: &mut Restorer) -> Result<()> {
     (target.range, target.written) = (0, 0);
-    while let Some(entry) = entries.get(target.entry) {
+    loop {
+        target.entry = target.listing.next()?;
+        let Some(entry) = &target.entry else { return Ok(()) };
         target.file = restorer.make(entry)?;
         if target.file.is_some() {
-            if range_of(entries, target).is_some() {
+            if range_of(target).is_some() {
                 return Ok(());
             }
-            end_file(entries, target, restorer)?;
-        } else {
-            target.entry += 1;
+            end_file(target, restorer)?;
         }
     }
-    Ok(())
 }
 
-/// The listing of a tree.
-pub(crate) fn entries(_archive: &Arc<Archive>, reader: &mut Reader, stream: &Stream) -> Result<Vec<Entry>> {
-    let (mut held, mut entries) = (Vec::new(), Vec::new());
-    reader.read(&stream.listing, Verify::Groups, &mut |content| {
-        match content {
-            Content::Bytes(bytes) => held.extend_from_slice(bytes),
-            Content::Zeroes(n) => {
-                let n = usize::try_from(n).ok().filter(|&n| n <= listing::ENTRY_BYTES_MAX);
-                let n = n.ok_or_else(|| Error::new(Kind::Corrupt, "the listing of a tree can't be zeroes"))?;
-                held.resize(held.len() + n, 0);
-            }
+/// Gives everything its owner, attributes, mode and time; what is in a directory is done before it.
+fn finish(listing: &mut Listing, restorer: &mut Restorer) -> Result<()> {
+    // Directories around what comes next.
+    let mut around: Vec<Entry> = Vec::new();
+    let mut bytes = 0;
+    loop {
+        let entry = listing.next()?;
+        while let Some(last) = around.pop_if(|last| entry.as_ref().is_none_or(|entry| !is_in(entry, last))) {
+            bytes -= memory_of(&last);
+            restorer.finish(&last)?;
         }
-        listing::decode(&mut held, &mut |entry| {
-            entries.push(entry);
-            Ok(())
-        })
-    })?;
-    if held.is_empty() { Ok(entries) } else { Err(Error::new(Kind::Corrupt, "the listing of a tree ends too early")) }
+        let Some(entry) = entry else { return Ok(()) };
+        if entry.what != What::Directory {
+            restorer.finish(&entry)?;
+            continue;
+        }
+        bytes += memory_of(&entry);
+        if bytes > AROUND_BYTES {
+            return Err(Error::new(Kind::Memory, "the directories around an entry of the listing have too many attributes"));
+        }
+        around.push(entry);
+    }
+}
+
+/// Memory for directories that are around an entry.
+const AROUND_BYTES: usize = 64 << 20;
+
+fn memory_of(entry: &Entry) -> usize {
+    let attributes = entry.attributes.iter().map(|(name, value)| name.len() + value.len() + size_of::<(Vec<u8>, Vec<u8>)>());
+    size_of::<Entry>() + entry.path.len() + attributes.sum::<usize>()
+}
+
+fn is_in(entry: &Entry, directory: &Entry) -> bool {
+    directory.path.is_empty() || entry.path.strip_prefix(&directory.path[..]).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
 /// What a tree holds, as `ls` shows it.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::{format::record::Shape, get::Reader};
+use onefold_archive::{format::record::Shape, get::Reader, listing::Listing};
 use serde::Serialize;
 
 use super::get;
@@ -18,6 +18,10 @@ pub(crate) struct Options {
 
     /// A stored directory, to list what is in it
     name: Option<String>,
+
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
 
     /// Prints JSON, whose keys are stable
     #[arg(long)]
@@ -40,18 +44,20 @@ struct Line {
 
 /// Lists.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let archive = ArchiveDir::look(&options.archive)?.open_to_read()?;
-    let mut reader = Reader::new(&archive)?;
+    let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
+    let reader = Reader::new(&archive)?;
     if let Some(name) = &options.name {
         let stream = reader.stream(name)?;
         if stream.shape != Shape::Tree {
             return Err(Failure::usage(format!("'{name}' is no directory")));
         }
-        let entries = get::entries(&archive, &mut reader, &stream)?;
         if options.json {
             return Err(Failure::usage("--json lists streams, not what is in one"));
         }
-        entries.iter().for_each(get::show);
+        let mut listing = Listing::of(&reader, &stream);
+        while let Some(entry) = listing.next()? {
+            get::show(&entry);
+        }
         return Ok(());
     }
     let lines: Vec<Line> = reader

@@ -146,7 +146,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 /// Tells about the archive at `path`.
 pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
     let directory = ArchiveDir::look(path)?;
-    let archive = directory.open_to_read()?;
+    let archive = directory.open_to_read(onefold_archive::settings::READER_BYTES)?;
     let nodes = directory.nodes(false, false)?;
     let absent = nodes.iter().flat_map(|nodes| nodes.absent()).map(|(node, why)| Absent {
         node,

@@ -71,7 +71,9 @@ impl Forged {
         fs::write(desk.path("file"), noise(1, 1 << 20)).unwrap();
         desk.ok("put a one file");
         let label = fs::read(desk.path("a/label")).unwrap();
-        let Some(Found::Good(label)) = label.chunks(4096).map(Label::decode).find(|found| matches!(found, Found::Good(_))) else { panic!() };
+        let Some(Found::Good(label)) = label.chunks(4096).map(Label::decode).find(|found| matches!(found, Found::Good(_))) else {
+            panic!()
+        };
         Forged { identity: label.identity(), desk }
     }
 
@@ -339,8 +341,8 @@ fn endless_listing() -> Forged {
 fn rule_09_a_listing_is_read_in_passes() {
     let forged = endless_listing();
     let mut child = bounded(&forged.desk, "ls a tree").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(1_000_000).filter(|line| line.as_ref().unwrap().ends_with("  f"));
-    assert_eq!(lines.count(), 1_000_000);
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(200_000).filter(|line| line.as_ref().unwrap().ends_with("  f"));
+    assert_eq!(lines.count(), 200_000);
     // Who has seen enough closes the pipe.
     let said = child.wait_with_output().unwrap();
     assert!(!String::from_utf8_lossy(&said.stderr).contains("memory"), "{said:?}");
