@@ -371,7 +371,7 @@ impl Archive {
             *view = View::load(&self.files, &self.identity, &label, &self.settings, Some(&view.tables), &self.budget)?;
             view.stopped = stopped;
         }
-        if view.log.bytes()? > view.end {
+        if self.budget.is_bounded() {
             self.budget.occupied(occupied(&*self.files, view.snapshot));
         }
         let mut followed = Followed::of(&view.tables);
@@ -531,8 +531,9 @@ impl View {
     ) -> Result<View> {
         let open = |number| files.open(&log_name(number));
         let late = label.late.is_some();
-        let occupied = occupied(&**files, label.snapshot);
-        budget.occupied(occupied);
+        if budget.is_bounded() {
+            budget.occupied(occupied(&**files, label.snapshot));
+        }
         let mut drawn = Drawn::from(budget);
         let tables = match read_snapshot(&**files, identity, label.snapshot, late, before, &drawn) {
             Ok(tables) => tables,

@@ -9,11 +9,15 @@ use crate::{
     chain::is_condemned,
     format::{
         Address, ContainerId,
+        frame::FRAME_PAYLOAD_MAX,
         record::{Pieces, Record},
     },
     settings::PlantedBug,
     tables::{Container, Tables},
 };
+
+/// Bytes of one record of condemned chunks: half a frame.
+const CONDEMNED_BYTES_MAX: usize = FRAME_PAYLOAD_MAX / 2;
 
 impl Collection {
     /// Condemns dead chunks of containers that are dead or less than half full; false when there are none.
@@ -30,7 +34,10 @@ impl Collection {
                 continue;
             }
             for home in tables.places(id) {
-                let spared = tables.unfinished.get(&home.stored.id).is_some_and(|at| at + self.options.keep_partial > self.options.now);
+                let spared = tables
+                    .unfinished
+                    .get(&home.stored.id)
+                    .is_some_and(|at| at.saturating_add(self.options.keep_partial) > self.options.now);
                 if spared {
                     continue;
                 }
@@ -45,20 +52,25 @@ impl Collection {
         // What a killed put listed since the counts were made: no recipe that came since names it.
         for (id, at) in &tables.unfinished {
             let Some(container) = tables.containers.get(id).filter(|container| container.logged > counted) else { continue };
-            if at + self.options.keep_partial <= self.options.now {
+            if at.saturating_add(self.options.keep_partial) <= self.options.now {
                 let chunks = container.stored.chunks;
                 dead.entry(*id).or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
             }
         }
         // Of what is about to be settled every dead chunk is left behind.
         let settling: BTreeSet<ContainerId> = self.settling(&tables).into_iter().collect();
-        let mut containers = Vec::new();
+        let (mut containers, mut bytes) = (Vec::new(), 0);
         for (id, (number, bits)) in dead {
             let live = tables.containers.get(&id).map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
             // Half full or more: their dead chunks may live again.
             let leaves = live * 2 < all || (number > 0 && settling.contains(&id));
             if leaves && !tables.condemned.contains_key(&id) {
+                bytes += bits.len() + 12;
+                // What does not fit into one frame is left to the next collection.
+                if bytes > CONDEMNED_BYTES_MAX {
+                    break;
+                }
                 containers.push((id, bits));
             }
         }

@@ -134,6 +134,39 @@ mod tests {
     }
 
     #[test]
+    fn rule_49_any_line_is_a_request_or_an_error() {
+        let good = [
+            Request::Pid,
+            Request::Status,
+            Request::VolumeCreate { name: "a\u{7f}".into(), bytes: u64::MAX, critical: vec![0..5, 9..10] },
+            Request::VolumeRename { name: "a".into(), new_name: "b".into() },
+            Request::Put { name: "s".into(), tree: true },
+        ];
+        let mut state = 1u64;
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % n
+        };
+        let mut understood = 0;
+        for round in 0..20_000 {
+            let mut line = serde_json::to_vec(&good[round % good.len()]).unwrap();
+            for _ in 0..below(4) {
+                let at = below(line.len());
+                match below(3) {
+                    0 => line[at] = br#"{}[]",:0-9eE.\u"#[below(15)],
+                    1 => drop(line.remove(at)),
+                    _ => line.insert(at, below(256) as u8),
+                }
+            }
+            // What a server makes of it; deep nesting ends at the parser's own limit.
+            understood += u32::from(serde_json::from_slice::<Request>(&line).is_ok());
+        }
+        assert!(understood > 4000, "{understood}");
+        let deep = [&b"{\"ask\":"[..], &vec![b'['; REQUEST_MAX as usize]].concat();
+        assert!(serde_json::from_slice::<Request>(&deep).is_err());
+    }
+
+    #[test]
     fn the_wire_format_is_as_documented() {
         let line = serde_json::to_string(&Request::VolumeRename { name: "a".into(), new_name: "b".into() }).unwrap();
         assert_eq!(line, r#"{"ask":"volume-rename","name":"a","new_name":"b"}"#);
