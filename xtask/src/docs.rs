@@ -55,6 +55,7 @@ fn session(onefold: &Onefold, document: &str) -> Result<()> {
     let path = std::env::var("PATH").unwrap_or_default();
     let bin = onefold.binary().parent().map(Path::to_path_buf).unwrap_or_default();
     command.args(["-c", &script]).current_dir(scratch.path()).env("PATH", format!("{}:{path}", bin.display())).stdin(Stdio::null());
+    command.env("RUNTIME_DIRECTORY", scratch.file("run"));
     run_program(command, Duration::from_secs(120)).map(|_| ())
 }
 

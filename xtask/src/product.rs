@@ -53,7 +53,7 @@ impl Onefold {
     pub(crate) fn build(build: Build) -> Result<Onefold> {
         if let Some(binary) = std::env::var_os("ONEFOLD").map(PathBuf::from) {
             ensure!(binary.exists(), "there is no {}", binary.display());
-            return Ok(Onefold { binary, environment: Vec::new() });
+            return Ok(Onefold::at(binary));
         }
         let mut arguments = vec!["build", "--quiet", "--locked", "--package", "onefold"];
         if build == Build::Release {
@@ -64,7 +64,12 @@ impl Onefold {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| machine::root().join("target"), PathBuf::from);
         let binary = target.join(profile).join("onefold");
         ensure!(binary.exists(), "{} was not built", binary.display());
-        Ok(Onefold { binary, environment: Vec::new() })
+        Ok(Onefold::at(binary))
+    }
+
+    /// Its servers take commands in a directory of the build's, and leave nothing elsewhere.
+    fn at(binary: PathBuf) -> Onefold {
+        Onefold { binary, environment: vec![("RUNTIME_DIRECTORY".to_owned(), path(&runtime_directory()).to_owned())] }
     }
 
     /// The same command with a variable in its environment.
@@ -127,6 +132,9 @@ impl Onefold {
         for listener in listeners {
             command.args(["--nbd", listener]);
         }
+        if listeners.iter().any(|listener| listener.starts_with("tcp:")) {
+            command.arg("--insecure");
+        }
         command.args(more);
         let file = fs::OpenOptions::new().create(true).append(true).open(&log)?;
         command.stdout(file.try_clone()?).stderr(file);
@@ -138,6 +146,11 @@ impl Onefold {
         }
         Ok(server)
     }
+}
+
+/// Where the servers of this run take commands.
+pub(crate) fn runtime_directory() -> PathBuf {
+    std::env::temp_dir().join(format!("onefold-xtask-{}", rustix::process::geteuid().as_raw()))
 }
 
 /// A path as text; ours have no other characters.

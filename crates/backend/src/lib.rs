@@ -14,14 +14,16 @@
 //! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`tree`] | directory trees: read for an archive, and made again from one |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
+//! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
 //! *Invariant:* this crate is the only home of `unsafe`, system calls and native libraries, and knows no engine and no
 //! protocol. `unsafe` is allowed module by module, with the reason beside it.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and abstract sockets");
+compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and the users at the other end of sockets");
 
+pub mod accounts;
 pub mod clock;
 pub mod counted;
 pub mod counters;

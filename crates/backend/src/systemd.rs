@@ -60,6 +60,14 @@ pub struct Notifier {
     address: Option<SocketAddr>,
 }
 
+impl Socket {
+    /// True for a socket that other users, or machines, may reach by an address and not by a file.
+    #[must_use]
+    pub fn is_of_network(&self) -> bool {
+        rustix::net::sockopt::socket_domain(&self.fd).is_ok_and(|domain| domain != rustix::net::AddressFamily::UNIX)
+    }
+}
+
 impl Service {
     /// Takes what the service manager gave, and removes its variables. To be called once, first in `main`: before threads are
     /// started, and before anything else is opened.

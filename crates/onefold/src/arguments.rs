@@ -28,6 +28,11 @@ pub(crate) struct Arguments {
     #[arg(long, global = true, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 
+    /// The directory in which servers take commands from verbs, for those that serve and for those that ask; it must be closed to other users
+    /// (mode 0700), and is made when it is missing [default: RUNTIME_DIRECTORY, else /run/onefold/root or XDG_RUNTIME_DIR/onefold]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) control: Option<PathBuf>,
+
     /// The verb.
     #[command(subcommand)]
     pub(crate) verb: Verb,

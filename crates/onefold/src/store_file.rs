@@ -110,7 +110,7 @@ impl StoreFile {
                 return Err(Error::new(Kind::Busy, message));
             }
             if begun.elapsed() > LOCK_WAIT {
-                return Err(error);
+                return Err(unreachable_server(error, self.owner()));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -145,6 +145,13 @@ impl StoreFile {
         }
         WorkingStore::start(store)
     }
+}
+
+/// Somebody has the store open whom no command reaches: it may be a server without a control socket, or with one elsewhere.
+fn unreachable_server(error: Error, owner: u32) -> Error {
+    let places = control::places::told(owner);
+    let hint = "if it is a server that was started with --control DIR, say the same here";
+    Error::new(error.kind(), format!("{error}, which has no control socket {places}; {hint}"))
 }
 
 /// The newer superblock of the file or device at `path`.

@@ -143,11 +143,10 @@ fn status_counts_what_happened() {
 }
 
 #[test]
-fn tcp_is_for_this_machine_unless_it_is_insisted_on() {
+fn tcp_is_served_when_it_is_insisted_on() {
     let desk = Desk::new();
     desk.store_with_volume("a");
-    desk.fails("serve a --nbd tcp:0.0.0.0:0", 1, &["0.0.0.0:0 can be reached from other machines", "--insecure"]);
-    let serving = desk.serve("a --nbd tcp:127.0.0.1:0 --nbd unix:s");
+    let serving = desk.serve("a --nbd tcp:127.0.0.1:0 --nbd unix:s --insecure");
     let log = serving.log();
     let uri = log.split_whitespace().find(|word| word.starts_with("nbd://127.0.0.1:")).unwrap();
     qemu_io(uri, &["write -P 1 0 64k"]);
@@ -228,6 +227,7 @@ fn a_service_manager_is_told_and_its_sockets_are_used() {
     let mut command = Command::new("sh");
     let script = format!("LISTEN_PID=$$ LISTEN_FDS=1 exec {} serve a", env!("CARGO_BIN_EXE_onefold"));
     command.arg("-c").arg(format!("exec 3<&0 0</dev/null; {script}")).env("NOTIFY_SOCKET", desk.path("notify"));
+    command.env("RUNTIME_DIRECTORY", desk.runtime());
     command.stdin(std::process::Stdio::from(std::os::fd::OwnedFd::from(listener))).current_dir(desk.path("."));
     let serving = Serving::start(&mut command);
     let told = || {
@@ -255,7 +255,7 @@ fn a_store_that_can_write_no_more_is_still_read() {
     // Writes beyond 24 MiB of the file fail; the limit counts in 512 bytes.
     let mut command = Command::new("sh");
     let script = format!("trap '' XFSZ; ulimit -f {}; exec {} serve a", 24 << 11, env!("CARGO_BIN_EXE_onefold"));
-    command.arg("-c").arg(script).current_dir(desk.path("."));
+    command.arg("-c").arg(script).current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
     let mut serving = Serving::start(&mut command);
     let uri = desk.uri("a", "v");
     qemu_io(&uri, &["write -P 3 0 1M", "flush"]);

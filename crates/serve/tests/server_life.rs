@@ -104,11 +104,13 @@ fn of_many_servers_that_want_one_socket_one_gets_it() {
 }
 
 #[test]
-fn tcp_serves_the_machine_itself_and_others_only_on_demand() {
+fn rule_11_tcp_serves_only_on_demand() {
     let (mut server, volume) = server(Limits::default());
-    assert_eq!(server.add_tcp("0.0.0.0:0".parse().unwrap(), false).unwrap_err().kind(), Kind::Denied);
+    for address in ["0.0.0.0:0", "127.0.0.1:0", "[::1]:0"] {
+        assert_eq!(server.add_tcp(address.parse().unwrap(), false).unwrap_err().kind(), Kind::Denied);
+    }
     assert_eq!(server.start().unwrap_err().kind(), Kind::InvalidInput, "it listens nowhere");
-    let addr = server.add_tcp("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    let addr = server.add_tcp("127.0.0.1:0".parse().unwrap(), true).unwrap();
     server.start().unwrap();
     assert!(server.start().is_err());
     let mut stream = TcpStream::connect(addr).unwrap();
@@ -139,12 +141,13 @@ fn listening_sockets_are_taken_over() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("activated.sock");
     let (mut server, _) = server(Limits::default());
-    server.add_listener(UnixListener::bind(&socket).unwrap().into()).unwrap();
+    server.add_listener(UnixListener::bind(&socket).unwrap().into(), false).unwrap();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = tcp.local_addr().unwrap();
-    server.add_listener(tcp.into()).unwrap();
+    assert_eq!(server.add_listener(tcp.try_clone().unwrap().into(), false).unwrap_err().kind(), Kind::Denied);
+    server.add_listener(tcp.into(), true).unwrap();
     let (silent, _other) = UnixStream::pair().unwrap();
-    assert_eq!(server.add_listener(silent.into()).unwrap_err().kind(), Kind::InvalidInput);
+    assert_eq!(server.add_listener(silent.into(), false).unwrap_err().kind(), Kind::InvalidInput);
     server.start().unwrap();
     let mut raw = Raw::go(&socket, Mode::Extended);
     assert_eq!(raw.act(0, FLUSH, 0, 0, &[]), 0);

@@ -114,13 +114,14 @@ fn socket_activation(served: &Served) -> Result<()> {
         r#"
 h = nbd.NBD()
 h.set_export_name("disk")
-h.connect_systemd_socket_activation(["{}", "serve", "{}"])
+h.connect_systemd_socket_activation(["{}", "serve", "--control", "{}", "{}"])
 h.pwrite(b"s" * 4096, 0)
 h.flush()
 assert h.pread(4096, 0) == b"s" * 4096
 h.shutdown()
 "#,
         path(served.onefold.binary()),
+        path(&crate::product::runtime_directory()),
         path(&served.store)
     );
     client(python(), &["-m", "nbd", "-n", "-c", &script]).map(|_| ())

@@ -35,6 +35,8 @@ const DISCARD_LEAVES: u64 = 4096;
 pub(crate) enum Purpose {
     /// New blocks.
     Data,
+    /// Blocks that a tenant of several wrote, new or not: as many as these are left to nobody.
+    Shared { withheld: u64 },
     /// Duplicates and new volumes, which may make tables grow: half of the reserve is for them.
     Known,
     /// Trims, and what else makes room: all of the reserve is for them.
@@ -139,6 +141,7 @@ impl Engine {
         let to_place = self.to_place(state, blocks);
         let margin = match purpose {
             Purpose::Data => self.reserve(),
+            Purpose::Shared { withheld } => self.reserve() + withheld,
             Purpose::Known => self.reserve() / 2,
             Purpose::Relief => 0,
         };

@@ -132,7 +132,7 @@ impl Engine {
         let (mut placed, mut keep) = (None, true);
         loop {
             let new = zero[..blocks.len()].iter().filter(|&&zero| !zero).count();
-            match self.admit(&mut state, new as u64, Purpose::Data)? {
+            match self.admit_data(&mut state, new as u64)? {
                 Admission::Granted => break,
                 Admission::Wait => return Err(wait()),
                 Admission::Full if blocks.len() > 1 => blocks = &blocks[..blocks.len() / 2],
@@ -142,6 +142,8 @@ impl Engine {
                     self.admit_known(&mut state, Purpose::Relief)?;
                     break;
                 }
+                // Whether it is stored already, an answer must not tell.
+                Admission::Full if !self.takes_duplicates(&state) => return Err(full()),
                 Admission::Full => {
                     let releases = state.releases;
                     drop(state);
@@ -248,7 +250,7 @@ impl Engine {
         loop {
             let (seen, snapshot) = {
                 let mut state = self.state.lock();
-                match self.admit(&mut state, 1, Purpose::Data)? {
+                match self.admit_data(&mut state, 1)? {
                     Admission::Granted => {}
                     Admission::Wait => return Err(wait()),
                     Admission::Full => return Err(full()),

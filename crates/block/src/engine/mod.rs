@@ -20,6 +20,7 @@ mod prepare;
 mod read;
 mod recovery;
 mod resolve;
+mod tenants;
 mod tidy;
 
 use std::{
@@ -131,6 +132,8 @@ pub(crate) struct State {
     /// How often blocks were made free: what was known of blocks before may be wrong after.
     pub(crate) releases: u64,
     pub(crate) pool: Vec<Vec<Block>>,
+    /// There when the volumes may be those of several tenants.
+    pub(crate) ration: Option<tenants::Ration>,
 }
 
 /// The block engine over a disk.

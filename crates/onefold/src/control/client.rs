@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
+    path::Path,
     time::Duration,
 };
 
@@ -11,7 +12,7 @@ use onefold_core::{Error, Kind, Result};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Answer, LINE_MAX, Request,
+    Answer, LINE_MAX, Request, places,
     stream::{GONE, Outlet},
     told,
 };
@@ -34,12 +35,12 @@ impl Client {
         Client::connect_to(&file.control_name(), file.owner(), file.path())
     }
 
-    /// The same for whatever has a control socket of this name.
+    /// The same for whatever has a control socket of this name, and belongs to `owner`.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub(crate) fn connect_to(name: &str, owner: u32, path: &std::path::Path) -> Result<Client> {
-        let stream = peer::connect_to_user(name, owner).map_err(|error| match error.kind() {
+    pub(crate) fn connect_to(name: &str, owner: u32, path: &Path) -> Result<Client> {
+        let stream = look(name, owner).map_err(|error| match error.kind() {
             Kind::Denied => Error::new(Kind::Denied, format!("a process that does not own {} listens for its commands", path.display())),
             _ => error,
         })?;
@@ -138,6 +139,19 @@ impl Client {
             }
         }
     }
+}
+
+/// Looks in all places; what is wrong with a socket in one of them is told when no other has the server.
+fn look(name: &str, owner: u32) -> Result<UnixStream> {
+    let mut wrong = Error::new(Kind::NotFound, "no server listens for commands");
+    for place in places::all(owner) {
+        match peer::connect(&place, name, owner) {
+            Err(error) if error.kind() == Kind::NotFound => {}
+            Err(error) => wrong = error,
+            found => return found,
+        }
+    }
+    Err(wrong)
 }
 
 fn lost(error: std::io::Error) -> Error {

@@ -1,9 +1,10 @@
 //! The control socket: how verbs reach a store that is being served.
 //!
 //! One line of JSON asks, and lines of JSON answer: any number that tell progress, then one that ends it. Who may ask is checked by the
-//! socket itself ([`onefold_backend::peer`]): root and the user of the server.
+//! socket itself ([`onefold_backend::peer`]): root and the user of the server. [`places`] says where the socket is.
 
 mod client;
+pub(crate) mod places;
 mod server;
 pub(crate) mod stream;
 

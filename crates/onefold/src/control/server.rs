@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::peer::{self, ControlListener};
+use onefold_backend::peer::ControlListener;
 use onefold_core::{Error, Kind, Result};
 
-use super::{Answer, REQUEST_MAX, Request, Tell};
+use super::{Answer, REQUEST_MAX, Request, Tell, places};
 
 /// Connections at once; people and scripts need few.
 const CONNECTIONS_MAX: usize = 16;
@@ -59,9 +59,9 @@ pub(crate) trait Served: Send + Sync + 'static {
 
 /// Listens for commands until it is stopped.
 pub(crate) struct Server {
-    name: String,
     hall: Arc<Hall>,
-    acceptor: Option<JoinHandle<()>>,
+    /// Where it listens, and the thread that does; without a place there is neither.
+    at_work: Option<(Arc<ControlListener>, JoinHandle<()>)>,
 }
 
 struct Hall {
@@ -71,17 +71,28 @@ struct Hall {
 }
 
 impl Server {
-    /// Listens under `name`.
+    /// Listens under `name` in the [place](places::own) of this process; the caller holds the lock of what is served. When there is no such place,
+    /// and nobody asked for one, it warns and takes no commands.
     ///
     /// # Errors
-    /// `Busy` when somebody listens there already.
+    /// When the place that was asked for can't be had, or for lack of threads.
     pub(crate) fn start(name: &str, served: impl Served) -> Result<Server> {
-        let listener = ControlListener::bind(name)?;
-        let hall = Arc::new(Hall { served: Box::new(served), stopping: AtomicBool::new(false), connections: AtomicUsize::new(0) });
-        let inner = hall.clone();
-        let acceptor = std::thread::Builder::new().name("control".to_owned()).spawn(move || inner.accept(&listener));
+        match places::own().and_then(|place| ControlListener::bind(&place, name)) {
+            Ok(listener) => Server::listen(listener, served),
+            Err(error) if places::is_chosen() => Err(error),
+            Err(error) => {
+                tracing::warn!("{error}; the store takes no commands while it serves (--control DIR names a place)");
+                Ok(Server { hall: Hall::new(served), at_work: None })
+            }
+        }
+    }
+
+    fn listen(listener: ControlListener, served: impl Served) -> Result<Server> {
+        let (hall, listener) = (Hall::new(served), Arc::new(listener));
+        let (inner, socket) = (hall.clone(), listener.clone());
+        let acceptor = std::thread::Builder::new().name("control".to_owned()).spawn(move || inner.accept(&socket));
         let acceptor = acceptor.map_err(|e| Error::from_io("cannot start a thread for commands", e))?;
-        Ok(Server { name: name.to_owned(), hall, acceptor: Some(acceptor) })
+        Ok(Server { hall, at_work: Some((listener, acceptor)) })
     }
 
     /// Takes no more commands, and waits for those under way. False when some did not end in time.
@@ -91,9 +102,9 @@ impl Server {
 
     fn end(&mut self) -> bool {
         self.hall.stopping.store(true, Ordering::SeqCst);
-        if let Some(acceptor) = self.acceptor.take() {
-            // It waits for a connection, so here is one.
-            drop(peer::connect(&self.name));
+        if let Some((listener, acceptor)) = self.at_work.take() {
+            listener.close();
+            // Its panic, if any, was printed.
             let _ = acceptor.join();
         }
         let begun = Instant::now();
@@ -114,14 +125,15 @@ impl Drop for Server {
 }
 
 impl Hall {
+    fn new(served: impl Served) -> Arc<Hall> {
+        Arc::new(Hall { served: Box::new(served), stopping: AtomicBool::new(false), connections: AtomicUsize::new(0) })
+    }
+
     fn accept(self: &Arc<Hall>, listener: &ControlListener) {
         loop {
-            let accepted = listener.accept();
-            if self.stopping.load(Ordering::SeqCst) {
-                return;
-            }
-            match accepted {
-                Ok(stream) => self.attend(stream),
+            match listener.accept() {
+                Ok(None) => return,
+                Ok(Some(stream)) => self.attend(stream),
                 Err(error) => {
                     tracing::warn!("{error}");
                     std::thread::sleep(ACCEPT_PAUSE);
@@ -220,6 +232,8 @@ fn tell(mut stream: &UnixStream, answer: &Answer) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use onefold_backend::peer;
+
     use super::*;
 
     /// Answers `pid` at once, and anything else only when it is told to stop.
@@ -238,12 +252,19 @@ mod tests {
         }
     }
 
-    fn name(test: &str) -> String {
-        test.bytes().map(|byte| format!("{byte:02x}")).collect::<String>() + &format!("{:x}", std::process::id())
+    /// A server in a directory of its own.
+    fn server() -> (tempfile::TempDir, Server) {
+        let room = tempfile::tempdir().unwrap();
+        let listener = ControlListener::bind(&room.path().join("doors"), "1f").unwrap();
+        (room, Server::listen(listener, Slow).unwrap())
     }
 
-    fn ask(name: &str, line: &[u8]) -> BufReader<UnixStream> {
-        let mut stream = peer::connect(name).unwrap();
+    fn connect(room: &tempfile::TempDir) -> Result<UnixStream> {
+        peer::connect(&room.path().join("doors"), "1f", peer::own_uid())
+    }
+
+    fn ask(room: &tempfile::TempDir, line: &[u8]) -> BufReader<UnixStream> {
+        let mut stream = connect(room).unwrap();
         stream.write_all(line).unwrap();
         BufReader::new(stream)
     }
@@ -256,27 +277,25 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_answered_and_costs_its_connection_alone() {
-        let name = name("sense");
-        let server = Server::start(&name, Slow).unwrap();
+        let (room, server) = server();
         for line in [&b"\n"[..], b"{}\n", b"{\"ask\":\"frobnicate\"}\n", b"{\"ask\":\"volume-create\",\"name\":5}\n", &[b'x'; 10_000]] {
-            assert!(answer(&mut ask(&name, line)).contains("\"kind\":\"unsupported\""));
+            assert!(answer(&mut ask(&room, line)).contains("\"kind\":\"unsupported\""));
         }
-        drop(peer::connect(&name).unwrap());
-        drop(ask(&name, b"{\"ask\":\"scrub\"}\n"));
-        assert_eq!(answer(&mut ask(&name, b"{\"ask\":\"pid\"}\n")), "{\"answer\":\"done\",\"value\":7}\n");
+        drop(connect(&room).unwrap());
+        drop(ask(&room, b"{\"ask\":\"scrub\"}\n"));
+        assert_eq!(answer(&mut ask(&room, b"{\"ask\":\"pid\"}\n")), "{\"answer\":\"done\",\"value\":7}\n");
         assert!(server.stop());
-        assert!(peer::connect(&name).is_err());
+        assert!(connect(&room).is_err());
     }
 
     #[test]
     fn too_many_wait_and_long_work_is_given_up_at_the_end() {
-        let name = name("many");
-        let server = Server::start(&name, Slow).unwrap();
-        let mut busy: Vec<_> = (0..CONNECTIONS_MAX).map(|_| ask(&name, b"{\"ask\":\"scrub\"}\n")).collect();
+        let (room, server) = server();
+        let mut busy: Vec<_> = (0..CONNECTIONS_MAX).map(|_| ask(&room, b"{\"ask\":\"scrub\"}\n")).collect();
         for one in &mut busy {
             assert!(answer(one).contains("\"answer\":\"progress\""));
         }
-        let mut refused = BufReader::new(peer::connect(&name).unwrap());
+        let mut refused = BufReader::new(connect(&room).unwrap());
         assert!(answer(&mut refused).contains("\"kind\":\"busy\""));
         assert!(server.stop());
         for mut one in busy {

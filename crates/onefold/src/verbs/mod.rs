@@ -28,7 +28,7 @@ use onefold_core::{Kind, Result};
 
 use crate::{
     arguments::{Arguments, Verb},
-    control::Client,
+    control::{self, Client},
     failure::Failure,
     store_file::StoreFile,
 };
@@ -37,6 +37,7 @@ use crate::{
 pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
     // The service manager's variables are taken while there is one thread, which the log does not change.
     crate::logging::start(arguments.log.as_deref())?;
+    arguments.control.into_iter().for_each(control::places::choose);
     match arguments.verb {
         Verb::Create(options) => create::run(&options),
         Verb::Volume(options) => volume::run(options),

@@ -1,1 +1,194 @@
-//! Sockets, and what one client can do to another: rules 10 to 14.
+//! Sockets: who reaches a server, and whom a verb speaks to.
+
+use std::{
+    fs,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::{MetadataExt, PermissionsExt, chown},
+            net::{SocketAddr, UnixListener},
+        },
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use super::{
+    actors::{STRANGER, Street},
+    support::{Desk, Serving, noise, qemu_io, try_qemu_io},
+};
+
+/// The sockets for commands in a directory.
+fn control_sockets(directory: &Path) -> Vec<PathBuf> {
+    let names = fs::read_dir(directory).into_iter().flatten();
+    names.map(|name| name.unwrap().path()).filter(|path| path.extension().is_some_and(|end| end == "ctl")).collect()
+}
+
+/// The name of the control socket of a store that is a file, without its ending.
+fn control_name(desk: &Desk, store: &str) -> String {
+    let id = desk.status(store)["id"].as_str().unwrap().replace('-', "");
+    let file = fs::metadata(desk.path(store)).unwrap();
+    format!("{id}{:016x}{:016x}", file.dev(), file.ino())
+}
+
+#[test]
+fn rule_10_a_control_socket_is_closed_to_others_and_goes_with_its_server() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let name = control_name(&desk, "a");
+    let serving = desk.serve("a --control doors");
+    let doors = desk.path("doors");
+    assert_eq!(fs::metadata(&doors).unwrap().permissions().mode() & 0o777, 0o700);
+    let sockets = control_sockets(&doors);
+    assert_eq!(sockets, [doors.join(format!("{name}.ctl"))]);
+    assert_eq!(fs::symlink_metadata(&sockets[0]).unwrap().permissions().mode() & 0o777, 0o600);
+    desk.ok("volume create a w --size 1M --control doors");
+    // A verb that does not know the place says where it looked, and what to do.
+    desk.fails("volume create a x --size 1M", 1, &["a is in use by another process", "no control socket", "--control DIR"]);
+    assert!(serving.terminate().0.success());
+    assert_eq!(control_sockets(&doors), [] as [PathBuf; 0]);
+    // What a server left that was killed is replaced by the next one.
+    desk.serve("a --control doors").kill();
+    assert_eq!(control_sockets(&doors).len(), 1);
+    let serving = desk.serve("a --control doors");
+    assert_eq!(desk.ok("volume list a --control doors").lines().count(), 2);
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn rule_10_a_long_directory_holds_a_control_socket() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let doors = format!("{}/{}", "long".repeat(30), "longer".repeat(20));
+    fs::create_dir(desk.path(&"long".repeat(30))).unwrap();
+    let serving = desk.serve(&format!("a --control {doors}"));
+    desk.ok(&format!("volume create a w --size 1M --control {doors}"));
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn rule_10_a_directory_that_others_may_enter_holds_no_control_socket() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let open = desk.path("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
+    desk.fails("serve a --control open", 1, &["open", "chmod 700"]);
+    // A place that nobody asked for by name costs the commands only.
+    let mut command = desk.command("serve a");
+    let serving = Serving::start(command.env("RUNTIME_DIRECTORY", &open));
+    assert!(serving.log().contains("takes no commands while it serves"), "{}", serving.log());
+    assert_eq!(control_sockets(&open), [] as [PathBuf; 0]);
+    desk.fails("volume create a w --size 1M", 1, &["a is in use by another process", "no control socket"]);
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn rule_10_a_server_starts_though_somebody_has_the_name_that_older_ones_took() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let name = format!("onefold-control-{}", control_name(&desk, "a"));
+    let _squatter = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    let serving = desk.serve("a");
+    desk.ok("volume create a w --size 1M");
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_10_root_of_another_mount_namespace_reaches_no_server() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let serving = desk.serve("a");
+    let mut command = Command::new("unshare");
+    let script = format!("mount -t tmpfs none {} && exec {} volume delete a v", desk.runtime().display(), env!("CARGO_BIN_EXE_onefold"));
+    command.args(["-m", "sh", "-c", &script]).current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
+    let said = command.output().unwrap();
+    assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("in use by another process"), "{said:?}");
+    assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n");
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_10_a_squatter_is_neither_served_nor_spoken_to() {
+    let (desk, street) = (Desk::new(), Street::new());
+    desk.store_with_volume("a");
+    let home = street.home("home", STRANGER);
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
+    // No server puts its socket into the directory of somebody else.
+    desk.fails(&format!("serve a --control {}", home.display()), 1, &["belongs to user 61234"]);
+    // A verb speaks to nobody who does not own the store: neither in the stranger's directory, nor to his socket in one of ours.
+    let socket = home.join(format!("{}.ctl", control_name(&desk, "a")));
+    let mut python = street.program(STRANGER, Path::new("python3"));
+    let script = "import socket,sys,time; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); s.accept(); print('spoken to')";
+    let mut squatter = python.args(["-c", script]).arg(&socket).stdout(Stdio::piped()).spawn().unwrap();
+    while fs::symlink_metadata(&socket).is_err() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    desk.ok(&format!("volume list a --control {}", home.display()));
+    chown(&home, Some(0), Some(0)).unwrap();
+    desk.fails(&format!("volume list a --control {}", home.display()), 1, &["a process that does not own a"]);
+    squatter.wait().unwrap();
+    // And the holder of the store's lock puts its own socket in the place of that.
+    let serving = desk.serve(&format!("a --control {}", home.display()));
+    desk.ok(&format!("volume create a w --size 1M --control {}", home.display()));
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn rule_11_no_tcp_address_is_served_without_being_insisted_on() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    for address in ["tcp:127.0.0.1:0", "tcp:[::1]:0", "tcp:0.0.0.0:0"] {
+        let mut command = Command::new("timeout");
+        command.args(["20", env!("CARGO_BIN_EXE_onefold"), "serve", "a", "--nbd", address]).current_dir(desk.path("."));
+        command.env("RUNTIME_DIRECTORY", desk.runtime());
+        refused(&mut command);
+    }
+    let serving = desk.serve("a --nbd tcp:127.0.0.1:0 --insecure");
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn rule_11_no_tcp_socket_is_taken_over_without_being_insisted_on() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // The shell hands the socket over as descriptor 3, and its own number as that of the process.
+    let script = format!("exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec {} serve a", env!("CARGO_BIN_EXE_onefold"));
+    let mut command = Command::new("timeout");
+    command.args(["20", "sh", "-c", &script]).current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
+    command.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)));
+    refused(&mut command);
+}
+
+/// Runs it: it ends with a sentence about TCP, as a wrong command line does.
+fn refused(command: &mut Command) {
+    let said = command.output().unwrap();
+    let error = String::from_utf8_lossy(&said.stderr);
+    assert_eq!(said.status.code(), Some(2), "{command:?}: {said:?}");
+    assert!(error.contains("--insecure") && error.contains("TLS") && error.contains("unix:"), "{error}");
+}
+
+#[test]
+fn rule_14_a_full_store_answers_a_right_guess_like_a_wrong_one() {
+    let desk = Desk::new();
+    desk.ok("create a --size 64M --preallocate none");
+    desk.ok("volume create a victim --size 64M");
+    desk.ok("volume create a attacker --size 256M");
+    fs::write(desk.path("data"), noise(9, 96 << 20)).unwrap();
+    let fill = format!("write -s {} 0 96M", desk.path("data").display());
+    let serving = desk.serve("a");
+    qemu_io(&desk.uri("a", "victim"), &["write -P 0x47 0 4k", "flush"]);
+    let answers = || {
+        assert!(!try_qemu_io(&desk.uri("a", "attacker"), &[&fill]).out.contains("wrote 100663296/"));
+        [0x46, 0x47].map(|guess| {
+            let said = try_qemu_io(&desk.uri("a", "attacker"), &[&format!("write -P {guess:#x} 200M 4k")]);
+            said.out.contains("wrote 4096/4096")
+        })
+    };
+    // The free space at which writes are refused may be drawn anew in between.
+    assert!((0..3).any(|_| answers() == [false, false]), "a right guess was taken each time");
+    assert!(serving.terminate().0.success());
+}

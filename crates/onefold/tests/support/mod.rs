@@ -44,7 +44,13 @@ impl Desk {
         for name in ["RUST_LOG", "JOURNAL_STREAM", "NOTIFY_SOCKET", "LISTEN_FDS"] {
             command.env_remove(name);
         }
+        command.env("RUNTIME_DIRECTORY", self.runtime());
         command
+    }
+
+    /// Where servers of this desk take commands.
+    pub(crate) fn runtime(&self) -> PathBuf {
+        self.path("run")
     }
 
     /// Runs `onefold` with arguments that have no spaces.

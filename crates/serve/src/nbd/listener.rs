@@ -1,26 +1,47 @@
 //! Sockets on which clients arrive: UNIX, TCP, or handed over by the service manager.
 //!
-//! *Invariants.* A UNIX socket is never open to other users, not even for a moment: it is made inside a directory that only we can enter,
-//! and moved to its place with mode 0600. A socket on which somebody answers is never replaced, nor is anything that is no socket.
+//! *Invariants.* A UNIX socket is never open to anybody whom its mode keeps out, not even for a moment: it is made with its mode inside a directory that
+//! only we can enter, and moved to its place. A socket on which somebody answers is never replaced, nor is anything that is no socket. Nobody else can
+//! keep us from taking a place: the lock for it is a file of our own.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onefold_core::{Error, Kind, Result};
-use rustix::fs::{FlockOperation, flock};
-use rustix::net::{AddressFamily, SocketFlags, accept_with, sockopt};
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chownat, fchmod, flock, fstat, mkdirat, open, openat, renameat, statat,
+    unlinkat,
+};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt};
 
-/// How long to wait for another server that is taking a place in the same directory.
+/// How long to wait for another server of ours that is taking the same place.
 const PLACE_WAIT: Duration = Duration::from_secs(5);
 /// The longest path that the address of a UNIX socket holds.
 const SOCKET_PATH_BYTES: usize = 107;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Who may connect to a UNIX socket, by its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Permission bits; connecting needs that of writing.
+    pub mode: u32,
+    /// The group of the file, when it is not that of the process.
+    pub group: Option<u32>,
+}
+
+impl Default for Reach {
+    fn default() -> Reach {
+        Reach { mode: 0o600, group: None }
+    }
+}
 
 /// A socket on which clients arrive. It never blocks.
 pub(crate) struct Listener {
@@ -32,55 +53,51 @@ pub(crate) struct Listener {
 
 /// The file of a UNIX socket, and its identity: somebody else may have put another one there since.
 struct SocketFile {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
+    directory: OwnedFd,
+    name: OsString,
+    identity: (u64, u64),
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours = |found: fs::Metadata| (found.dev(), found.ino()) == (self.device, self.inode);
-        if fs::symlink_metadata(&self.path).is_ok_and(ours) {
+        if look(&self.directory, &self.name).is_ok_and(|found| identity(&found) == self.identity) {
             // A file left over is replaced by the next server.
-            let _ = fs::remove_file(&self.path);
+            let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
         }
     }
 }
 
 impl Listener {
-    /// A UNIX socket at `path` with mode 0600.
-    pub(crate) fn unix(path: &Path) -> Result<Listener> {
-        let failed = |error: io::Error| Error::from_io(format_args!("can't listen on {}", path.display()), error);
-        let name = path.file_name().ok_or_else(|| Error::new(Kind::InvalidInput, format!("{} is not a file name", path.display())))?;
+    /// A UNIX socket at `path`, which those of `reach` can connect to.
+    pub(crate) fn unix(path: &Path, reach: Reach) -> Result<Listener> {
+        let shown = path.display();
+        let failed = |error: Errno| Error::from_io(format_args!("can't listen on {shown}"), error.into());
+        let name = path.file_name().ok_or_else(|| Error::new(Kind::InvalidInput, format!("{shown} is not a file name")))?;
+        if path.as_os_str().as_bytes().len() > SOCKET_PATH_BYTES {
+            return Err(Error::new(Kind::InvalidInput, format!("{shown} is too long for the path of a socket")));
+        }
         let parent = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let path = parent.join(name);
-        let nursery = Nursery::new(parent).map_err(failed)?;
-        let born = nursery.socket();
-        if path.as_os_str().as_bytes().len().max(born.as_os_str().as_bytes().len()) > SOCKET_PATH_BYTES {
-            let limit = format!("{} is too long for the path of a socket", path.display());
-            return Err(Error::new(Kind::InvalidInput, limit));
-        }
-        let socket = UnixListener::bind(&born).map_err(failed)?;
-        fs::set_permissions(&born, Permissions::from_mode(0o600)).map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let metadata = fs::symlink_metadata(&born).map_err(failed)?;
+        let directory = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+        let nursery = Nursery::new(&directory).map_err(failed)?;
+        let socket = nursery.bear(reach).map_err(failed)?;
+        rustix::io::ioctl_fionbio(&socket, true).map_err(failed)?;
+        let identity = identity(&look(&nursery.inside, BORN).map_err(failed)?);
 
-        let place = Place::take(parent, &path)?;
+        let place = Place::take(&directory, name, path)?;
         place.clear()?;
-        fs::rename(&born, &path).map_err(failed)?;
-        drop(place);
-        let file = SocketFile { path, device: metadata.dev(), inode: metadata.ino() };
-        Ok(Listener { socket: socket.into(), tcp: false, _file: Some(file) })
+        renameat(&nursery.inside, BORN, &directory, name).map_err(failed)?;
+        drop((place, nursery));
+        let file = SocketFile { directory, name: name.to_owned(), identity };
+        Ok(Listener { socket, tcp: false, _file: Some(file) })
     }
 
-    /// A TCP socket; beyond the loopback interface only when `insecure` says that everybody who can reach it may read and write.
+    /// A TCP socket, when `insecure` says that everybody who can reach it may come in.
     pub(crate) fn tcp(addr: SocketAddr, insecure: bool) -> Result<(Listener, SocketAddr)> {
-        if !insecure && !addr.ip().is_loopback() {
-            let text = format!("{addr} can be reached from other machines, and NBD without TLS lets anyone in: allow it explicitly");
-            return Err(Error::new(Kind::Denied, text));
+        if !insecure {
+            return Err(lets_anybody_in(addr));
         }
         let failed = |error: io::Error| Error::from_io(format_args!("can't listen on {addr}"), error);
         let socket = TcpListener::bind(addr).map_err(failed)?;
@@ -89,13 +106,16 @@ impl Listener {
         Ok((Listener { socket: socket.into(), tcp: true, _file: None }, addr))
     }
 
-    /// A stream socket that listens already.
-    pub(crate) fn handed_over(socket: OwnedFd) -> Result<Listener> {
-        let failed = |error: rustix::io::Errno| Error::from_io("the socket that was handed over can't be used", error.into());
+    /// A stream socket that listens already; one that is no UNIX socket only when `insecure`.
+    pub(crate) fn handed_over(socket: OwnedFd, insecure: bool) -> Result<Listener> {
+        let failed = |error: Errno| Error::from_io("the socket that was handed over can't be used", error.into());
         if !sockopt::socket_acceptconn(&socket).map_err(failed)? {
             return Err(Error::new(Kind::InvalidInput, "the socket that was handed over does not listen"));
         }
         let tcp = sockopt::socket_domain(&socket).map_err(failed)? != AddressFamily::UNIX;
+        if tcp && !insecure {
+            return Err(lets_anybody_in("a socket that was handed over"));
+        }
         rustix::io::ioctl_fionbio(&socket, true).map_err(failed)?;
         Ok(Listener { socket, tcp, _file: None })
     }
@@ -107,7 +127,6 @@ impl Listener {
 
     /// The next client; `None` when there is none.
     pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
-        use rustix::io::Errno;
         let socket = match accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => socket,
             // The others: the client gave up before we came.
@@ -123,63 +142,124 @@ impl Listener {
     }
 }
 
-/// A fresh directory, closed to others, in which a socket is made; removed at the end.
-struct Nursery(PathBuf);
+/// On this machine every user reaches a TCP address, and of others all that are not kept out.
+fn lets_anybody_in(what: impl std::fmt::Display) -> Error {
+    Error::new(Kind::Denied, format!("{what} would let in everybody who can reach it: TCP has no authentication"))
+}
 
-impl Nursery {
-    fn new(parent: &Path) -> io::Result<Nursery> {
+/// What a name in a directory is, itself.
+fn look(directory: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<Stat> {
+    statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+fn identity(found: &Stat) -> (u64, u64) {
+    (found.st_dev, found.st_ino)
+}
+
+/// The address of a name in a directory, whatever the directory is called by then.
+fn address(directory: &impl AsFd, name: &OsStr) -> rustix::io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new(PathBuf::from(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd())).join(name))
+}
+
+/// The name of a socket in its nursery.
+const BORN: &str = "s";
+
+/// A fresh directory, closed to others, in which a socket is made; removed at the end.
+struct Nursery<'a> {
+    parent: &'a OwnedFd,
+    name: String,
+    inside: OwnedFd,
+}
+
+impl Nursery<'_> {
+    fn new(parent: &OwnedFd) -> rustix::io::Result<Nursery<'_>> {
         for attempt in 0.. {
-            let path = parent.join(format!(".nbd{:x}.{attempt:x}", std::process::id()));
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Nursery(path)),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 64 => {}
+            let name = format!(".nbd{:x}.{attempt:x}", std::process::id());
+            match mkdirat(parent, &name, Mode::RWXU) {
+                Ok(()) => {
+                    let inside =
+                        openat(parent, &name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+                    let found = fstat(&inside)?;
+                    // Whoever may write to the parent could have put another one there.
+                    let ours = found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o077 == 0;
+                    return if ours { Ok(Nursery { parent, name, inside }) } else { Err(Errno::PERM) };
+                }
+                Err(Errno::EXIST) if attempt < 64 => {}
                 Err(error) => return Err(error),
             }
         }
         unreachable!("the last attempt returns")
     }
 
-    fn socket(&self) -> PathBuf {
-        self.0.join("s")
+    /// A socket that listens in here; its file gets the mode of the socket, and so has it from the first moment.
+    fn bear(&self, reach: Reach) -> rustix::io::Result<OwnedFd> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&socket, &address(&self.inside, BORN.as_ref())?)?;
+        if let Some(group) = reach.group {
+            chownat(&self.inside, BORN, None, Some(Gid::from_raw(group)), AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        if reach != Reach::default() {
+            // Whatever the mask of the process is; nobody else can enter the directory.
+            rustix::fs::chmodat(&self.inside, BORN, Mode::from_raw_mode(reach.mode), AtFlags::empty())?;
+        }
+        listen(&socket, BACKLOG)?;
+        Ok(socket)
     }
 }
 
-impl Drop for Nursery {
+impl Drop for Nursery<'_> {
     fn drop(&mut self) {
-        let _ = fs::remove_file(self.socket());
-        let _ = fs::remove_dir(&self.0);
+        let _ = unlinkat(&self.inside, BORN, AtFlags::empty());
+        let _ = unlinkat(self.parent, &self.name, AtFlags::REMOVEDIR);
     }
 }
 
-/// The right to put a socket at a path: one server at a time in a directory.
+/// The right to put a socket at a path: one server of ours at a time. Removed at the end.
 struct Place<'a> {
+    directory: &'a OwnedFd,
+    name: &'a OsStr,
     path: &'a Path,
-    _lock: File,
+    lock: OsString,
+    _held: OwnedFd,
 }
 
 impl<'a> Place<'a> {
-    fn take(parent: &Path, path: &'a Path) -> Result<Place<'a>> {
-        let failed = |error: io::Error| Error::from_io(format_args!("can't lock {}", parent.display()), error);
-        let lock = File::open(parent).map_err(failed)?;
+    /// Locks a file of our own beside the socket, which nobody else can open: a lock of the directory, others could hold for ever.
+    fn take(directory: &'a OwnedFd, name: &'a OsStr, path: &'a Path) -> Result<Place<'a>> {
+        let mut lock = OsString::from(".");
+        lock.push(name);
+        lock.push(".lock");
+        let failed = |error: Errno| Error::from_io(format_args!("can't lock the place of {}", path.display()), error.into());
         let began = Instant::now();
-        while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            if began.elapsed() > PLACE_WAIT {
-                return Err(failed(error.into()));
+        loop {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let held = openat(directory, &lock, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+            let found = fstat(&held).map_err(failed)?;
+            if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
+                let text = format!("the lock {} beside {} is another user's or open to others; remove it", lock.display(), path.display());
+                return Err(Error::new(Kind::Denied, text));
             }
-            std::thread::sleep(Duration::from_millis(10));
+            let locked = flock(&held, FlockOperation::NonBlockingLockExclusive);
+            // Who had it before has removed it.
+            let still_there = look(directory, &lock).is_ok_and(|there| identity(&there) == identity(&found));
+            match locked {
+                Ok(()) if still_there => return Ok(Place { directory, name, path, lock, _held: held }),
+                Err(error) if began.elapsed() > PLACE_WAIT => return Err(failed(error)),
+                _ => std::thread::sleep(Duration::from_millis(10)),
+            }
         }
-        Ok(Place { path, _lock: lock })
     }
 
     /// Removes a socket on which nobody answers.
     fn clear(&self) -> Result<()> {
         let path = self.path.display();
-        let found = match fs::symlink_metadata(self.path) {
+        let found = match look(self.directory, self.name) {
             Ok(found) => found,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(Error::from_io(format_args!("can't look at {path}"), error)),
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(Error::from_io(format_args!("can't look at {path}"), error.into())),
         };
-        if !found.file_type().is_socket() {
+        if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
             return Err(Error::new(Kind::Exists, format!("{path} is there already, and is not a socket")));
         }
         match UnixStream::connect(self.path) {
@@ -187,5 +267,12 @@ impl<'a> Place<'a> {
             Ok(_) => Err(Error::new(Kind::Busy, format!("another server answers on {path}"))),
             Err(error) => Err(Error::new(Kind::Busy, format!("{path} may belong to another server")).caused_by(error)),
         }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        // It is locked still, so that nobody else has it.
+        let _ = unlinkat(self.directory, &self.lock, AtFlags::empty());
     }
 }

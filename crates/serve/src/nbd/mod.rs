@@ -26,6 +26,7 @@ mod status;
 mod wire;
 
 pub use limits::Limits;
+pub use listener::Reach;
 pub use server::Server;
 pub use session::{Ending, session_over};
 pub use statistics::Statistics;

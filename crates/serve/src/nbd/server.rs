@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::buffers::Buffers;
 use super::limits::Limits;
-use super::listener::Listener;
+use super::listener::{Listener, Reach};
 use super::session::serve;
 use super::socket::{Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};
@@ -83,18 +83,26 @@ impl Server {
         Server { hall: Arc::new(hall), listeners: Vec::new(), acceptor: None }
     }
 
-    /// Listens on a UNIX socket that only this user can reach. The file is removed when the server stops.
+    /// Listens on a UNIX socket that this user alone can connect to. The file is removed when the server stops.
+    ///
+    /// # Errors
+    /// As [`add_unix_for`](Server::add_unix_for).
+    pub fn add_unix(&mut self, path: &Path) -> Result<()> {
+        self.add_unix_for(path, Reach::default())
+    }
+
+    /// Listens on a UNIX socket that those of `reach` can connect to. The file is removed when the server stops.
     ///
     /// # Errors
     /// `Busy` when another server answers there, `Exists` when something else is there, `InvalidInput` when the path is too long, and
     /// those of the system.
-    pub fn add_unix(&mut self, path: &Path) -> Result<()> {
-        self.listeners.push(Listener::unix(path)?);
+    pub fn add_unix_for(&mut self, path: &Path, reach: Reach) -> Result<()> {
+        self.listeners.push(Listener::unix(path, reach)?);
         Ok(())
     }
 
-    /// Listens on a TCP address, and returns it with the port that it got. There is no authentication: addresses that other machines can
-    /// reach need `insecure`.
+    /// Listens on a TCP address, and returns it with the port that it got. There is no authentication, not even of the users of this machine,
+    /// so that each needs `insecure`.
     ///
     /// # Errors
     /// `Denied` without `insecure`, and those of the system.
@@ -104,12 +112,12 @@ impl Server {
         Ok(addr)
     }
 
-    /// Takes over a stream socket that listens already, as service managers hand them over.
+    /// Takes over a stream socket that listens already, as service managers hand them over. One that is not a UNIX socket needs `insecure`.
     ///
     /// # Errors
-    /// `InvalidInput` when it does not listen, and those of the system.
-    pub fn add_listener(&mut self, socket: OwnedFd) -> Result<()> {
-        self.listeners.push(Listener::handed_over(socket)?);
+    /// `InvalidInput` when it does not listen, `Denied` without `insecure`, and those of the system.
+    pub fn add_listener(&mut self, socket: OwnedFd, insecure: bool) -> Result<()> {
+        self.listeners.push(Listener::handed_over(socket, insecure)?);
         Ok(())
     }
 

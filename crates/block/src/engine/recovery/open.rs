@@ -129,6 +129,7 @@ impl Engine {
             releasing: false,
             releases: 0,
             leaves_wanted: false,
+            ration: None,
             exact: false,
             block_leaves: [0; 2],
             pool: Vec::new(),

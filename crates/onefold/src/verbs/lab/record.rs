@@ -9,7 +9,7 @@ use onefold_lab::record::{Address as From, Recorder};
 use crate::{
     failure::Failure,
     size::counted,
-    verbs::serve::address::{Address, uri},
+    verbs::serve::address::{self, Address, uri},
 };
 
 /// Records a trace of an NBD volume, until SIGTERM or Ctrl-C
@@ -19,15 +19,19 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                         onefold lab record --from nbd+unix:///vm1?socket=/run/onefold.sock --listen unix:/run/recorder.sock --out vm1.dtrace.zst\n  \
-                        onefold lab record --from nbd://127.0.0.1:10809/ --listen tcp:127.0.0.1:10810 --out disk.dtrace.zst")]
+                        onefold lab record --from nbd://127.0.0.1:10809/ --listen unix:/run/recorder.sock --out disk.dtrace.zst")]
 pub(super) struct Options {
     /// The volume: nbd+unix:///VOLUME?socket=PATH, nbd://HOST:PORT/VOLUME, or the path of a socket
     #[arg(long, value_name = "VOLUME")]
     from: From,
 
-    /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT of this machine; can be given several times
+    /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT with --insecure; can be given several times
     #[arg(long, required = true, value_name = "ADDRESS")]
     listen: Vec<Address>,
+
+    /// Listens on TCP addresses, where everybody who can reach them may come in
+    #[arg(long)]
+    insecure: bool,
 
     /// The trace, a new file
     #[arg(long, value_name = "FILE")]
@@ -36,16 +40,17 @@ pub(super) struct Options {
 
 /// Records until a signal comes.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    address::let_in(&options.listen, &[], options.insecure)?;
     let mut signals = StopSignals::install()?;
     let mut shown = Vec::new();
     let recorder = Recorder::start(&options.from, &options.out, |server| {
         for address in &options.listen {
             let address = match address {
-                Address::Unix(path) => {
-                    server.add_unix(path)?;
-                    Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()))
+                Address::Unix(path, door) => {
+                    server.add_unix_for(path, door.reach()?)?;
+                    Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()), door.clone())
                 }
-                Address::Tcp(tcp) => Address::Tcp(server.add_tcp(*tcp, false)?),
+                Address::Tcp(tcp) => Address::Tcp(server.add_tcp(*tcp, options.insecure)?),
             };
             shown.push(uri(&address.to_string(), &options.from.volume));
         }

@@ -25,11 +25,7 @@ use onefold_serve::nbd;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{
-    CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX,
-    address::{self, Address, uri},
-    listen, note,
-};
+use super::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, address::uri, listen, note};
 use crate::{
     archive_dir::{ArchiveDir, now},
     control::{self, Request, Served, Tell, stream},
@@ -66,12 +62,7 @@ pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service, m
     let exports = Arc::new(ArchiveExports(volumes.clone()));
 
     let mut server = nbd::Server::new(exports.clone(), limits);
-    let usual = service.sockets.is_empty().then(|| Address::Unix(socket(directory.path())));
-    let mut listeners = listen(options, usual, &mut server)?;
-    for socket in service.sockets {
-        listeners.push(address::of_socket(&socket.fd));
-        server.add_listener(socket.fd).map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
-    }
+    let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
     let commands = Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
     let control = control::Server::start(&directory.control_name()?, commands)?;
     server.start()?;

@@ -14,11 +14,7 @@ use onefold_cluster::{ClusterExports, Mode, Settings};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 use onefold_serve::nbd;
 
-use super::{
-    CLIENT_GRACE, Options,
-    address::{self, Address, uri},
-    listen, note,
-};
+use super::{CLIENT_GRACE, Options, address::uri, listen, note};
 use crate::{
     failure::Failure,
     verbs::cluster::{Backing, Url, Workers},
@@ -40,7 +36,7 @@ pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: S
         (false, false) => Mode::Own,
     };
     let usual = match url {
-        Url::Folder(folder) => Some(Address::Unix(socket(folder))),
+        Url::Folder(folder) => Some(socket(folder)),
         Url::Rados(..) if options.nbd.is_empty() && service.sockets.is_empty() => {
             return Err(Failure::usage("say with --nbd where clients connect, as --nbd unix:/run/onefold.sock"));
         }
@@ -52,12 +48,7 @@ pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: S
     let exports = Arc::new(ClusterExports::new(Arc::new(session), mode));
 
     let mut server = nbd::Server::new(Arc::new(Told(exports.clone())), limits);
-    let usual = usual.filter(|_| service.sockets.is_empty());
-    let mut listeners = listen(options, usual, &mut server)?;
-    for socket in service.sockets {
-        listeners.push(address::of_socket(&socket.fd));
-        server.add_listener(socket.fd).map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
-    }
+    let listeners = listen(options, usual, service.sockets, &mut server)?;
     let workers = Workers::start(&backing, options.workers, &options.pace)?;
     server.start()?;
     let (stop, stopped) = mpsc::channel();

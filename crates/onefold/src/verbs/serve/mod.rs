@@ -18,6 +18,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_backend::{
+    random::random_bytes,
     signals::{Stop, StopSignals},
     systemd::{Notifier, Service, Socket},
 };
@@ -28,7 +29,7 @@ use parking_lot::Mutex;
 
 pub(super) use self::archive::ArchiveServer;
 use self::{
-    address::{Address, default_socket, uri},
+    address::{Address, Door, default_socket, uri},
     commands::Commands,
 };
 use crate::{
@@ -58,7 +59,7 @@ const URIS_MAX: usize = 16;
 /// /run/onefold-NAME.sock). A UNIX socket can be reached by this user alone (mode 0600).
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
-                        onefold serve disk.onefold --nbd unix:/run/onefold.sock --nbd tcp:127.0.0.1:10809\n  \
+                        onefold serve disk.onefold --nbd unix:/run/onefold.sock,mode=0660,group=kvm\n  \
                         onefold serve /dev/sdb --persistence strong --memory 2G\n  \
                         onefold serve backups --no-wait\n  \
                         onefold serve pool --workers 2\n  \
@@ -67,7 +68,7 @@ pub(crate) struct Options {
     /// The store: a file or device, or an archive's directory; a folder may hold one of the cluster engine, whose writes are always acknowledged when they are durable, and rados:[CONF] is one on Ceph
     store: PathBuf,
 
-    /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT; can be given several times
+    /// Where clients connect: unix:PATH, unix:PATH,mode=0660,group=NAME, or tcp:ADDRESS:PORT with --insecure; can be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
 
@@ -79,7 +80,8 @@ pub(crate) struct Options {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     pub(crate) memory: Size,
 
-    /// Listens on TCP addresses that other machines can reach: everybody there may read and write, since NBD has no passwords
+    /// Listens on TCP addresses, where everybody who can reach them, any user of this machine at least, may read and write: NBD has no passwords, and TLS
+    /// is not there yet
     #[arg(long)]
     pub(crate) insecure: bool,
 
@@ -126,6 +128,11 @@ pub(crate) struct Options {
     /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index, byte-compare; for an archive
     #[arg(long, value_delimiter = ',', default_value = super::put::FILTERS, value_name = "FILTERS")]
     pub(crate) filters: Vec<onefold_archive::FilterName>,
+
+    /// All volumes of the store belong to one tenant: on a full store, writes of what any of them has stored are still taken. Without it, and with several
+    /// volumes, they are refused like all others, so that nobody learns from them what another volume holds; for a store in a file or device
+    #[arg(long)]
+    pub(crate) one_tenant: bool,
 
     #[command(flatten)]
     pub(crate) pace: Pace,
@@ -188,6 +195,7 @@ impl Options {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
+    address::let_in(&options.nbd, &service.sockets, options.insecure)?;
     let signals = StopSignals::install()?;
     if ArchiveDir::is_there(&options.store)
         && let Ok(directory) = ArchiveDir::look(&options.store)
@@ -201,6 +209,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
     note(service.notifier.status("opening the store"));
     let working = file.work(settings)?;
+    if !options.one_tenant {
+        working.store().engine().keep_tenants_apart(random_bytes()?);
+    }
     let recovered = working.store().status();
     tracing::debug!("epoch {}, {} records to carry into the tables", recovered.epoch, grouped(recovered.uncommitted_records));
 
@@ -235,12 +246,7 @@ struct Doors {
 impl Doors {
     fn open(options: &Options, file: &StoreFile, store: &Arc<Store>, sockets: Vec<Socket>, limits: Limits) -> Result<Doors, Failure> {
         let mut server = nbd::Server::new(Arc::new(StoreExports(store.clone())), limits);
-        let usual = sockets.is_empty().then(|| Address::Unix(default_socket(file)));
-        let mut listeners = listen(options, usual, &mut server)?;
-        for socket in sockets {
-            listeners.push(address::of_socket(&socket.fd));
-            server.add_listener(socket.fd).map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
-        }
+        let listeners = listen(options, Some(default_socket(file)), sockets, &mut server)?;
         let server = Arc::new(Mutex::new(Some(server)));
         let commands = Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);
         let control = control::Server::start(&file.control_name(), commands)?;
@@ -262,31 +268,30 @@ impl Doors {
     }
 }
 
-/// Listens where the options say, or else at the usual place; gives the addresses as clients type them.
-fn listen(options: &Options, usual: Option<Address>, server: &mut nbd::Server) -> Result<Vec<String>, Failure> {
+/// Listens on the sockets of the service manager and where the options say, or else at the usual place; gives the addresses as clients type them.
+fn listen(options: &Options, usual: Option<PathBuf>, sockets: Vec<Socket>, server: &mut nbd::Server) -> Result<Vec<String>, Failure> {
     let mut addresses = options.nbd.clone();
-    if addresses.is_empty() {
-        addresses.extend(usual);
+    if addresses.is_empty() && sockets.is_empty() {
+        addresses.extend(usual.map(|path| Address::Unix(path, Door::default())));
     }
     let mut listeners = Vec::new();
     for address in addresses {
         listeners.push(match address {
-            Address::Unix(path) => {
-                server.add_unix(&path)?;
-                Address::Unix(std::path::absolute(&path).unwrap_or(path))
+            Address::Unix(path, door) => {
+                server.add_unix_for(&path, door.reach()?)?;
+                Address::Unix(std::path::absolute(&path).unwrap_or(path), door)
             }
-            Address::Tcp(address) => {
-                let bound = server.add_tcp(address, options.insecure).map_err(|e| match e.kind() {
-                    Kind::Denied if !options.insecure && !address.ip().is_loopback() => Failure::new(format!(
-                        "{address} can be reached from other machines, and NBD has no passwords; --insecure allows it all the same"
-                    )),
-                    _ => e.into(),
-                })?;
-                Address::Tcp(bound)
-            }
+            Address::Tcp(address) => Address::Tcp(server.add_tcp(address, options.insecure)?),
         });
     }
-    Ok(listeners.iter().map(Address::to_string).collect())
+    let mut listeners: Vec<String> = listeners.iter().map(Address::to_string).collect();
+    for socket in sockets {
+        listeners.push(address::of_socket(&socket.fd));
+        server
+            .add_listener(socket.fd, options.insecure)
+            .map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
+    }
+    Ok(listeners)
 }
 
 fn say_ready(file: &StoreFile, working: &WorkingStore, listeners: &[String], notifier: &Notifier) {
