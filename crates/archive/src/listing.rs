@@ -8,7 +8,7 @@ use crate::{
     format::{
         Address,
         listing::{self, ENTRY_BYTES_MAX},
-        recipe::Part,
+        recipe::{Part, Summary},
         record::{Pieces, Stream},
     },
     get::{Content, Reader, Verify, addresses},
@@ -24,6 +24,7 @@ pub struct Listing {
     parts: vec::IntoIter<Part>,
     /// Chunks of the run that is being read.
     run: Option<(Address, vec::IntoIter<Fingerprint>)>,
+    summary: Summary,
     ended: bool,
     held: Vec<u8>,
     /// Bytes of it that were given.
@@ -40,6 +41,7 @@ impl Listing {
             recipe: stream.listing.clone().into_iter(),
             parts: Vec::new().into_iter(),
             run: None,
+            summary: Summary::default(),
             ended: false,
             held: Vec::new(),
             taken: 0,
@@ -86,6 +88,7 @@ impl Listing {
     }
 
     fn part(&mut self, part: Part) -> Result<()> {
+        self.summary.add(&part);
         match part {
             Part::Run { first, fingerprints, .. } => self.run = Some((first, fingerprints.into_iter())),
             Part::Zeroes(n) => {
@@ -93,7 +96,8 @@ impl Listing {
                 let n = n.ok_or_else(|| Error::new(Kind::Corrupt, "the listing of a tree can't be zeroes"))?;
                 self.held.resize(self.held.len() + n, 0);
             }
-            Part::End(_) => self.ended = true,
+            Part::End(end) if end == self.summary.end() => self.ended = true,
+            Part::End(_) => return Err(Error::new(Kind::Corrupt, "the recipe of a listing does not add up")),
             Part::Slice { .. } => return Err(Error::new(Kind::Corrupt, "the recipe has a part that only mappings of volumes have")),
         }
         Ok(())

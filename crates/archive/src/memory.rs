@@ -82,7 +82,7 @@ impl Drop for Drawn {
 fn over(needed: u64, limit: u64) -> Error {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let why = format!(
-        "reading the archive's tables takes {} MiB of memory or more, and {} MiB are allowed for what they occupy on the medium; --memory allows more",
+        "reading the archive's tables takes {} MiB of memory or more, and {} MiB are allowed for what they occupy on the medium; --memory of ls, get, stats, check, scrub and gc allows more",
         mib(needed),
         mib(limit)
     );

@@ -28,6 +28,9 @@ The last seconds of a run are its own: `--seed` repeats what an earlier run trie
 /// An input that takes longer hangs.
 const HANG: Duration = Duration::from_secs(10);
 
+/// Examples are told from inputs by numbers from here on.
+const EXAMPLES: u64 = 1 << 62;
+
 /// Inputs that are kept for further mutation.
 const KEPT: usize = 64;
 
@@ -70,14 +73,15 @@ fn again(target: &Target, file: &str) -> bool {
 
 /// Runs one target for a time; true when nothing was found.
 fn fuzz(target: &Target, seed: u64, time: Duration) -> bool {
-    let begun = Instant::now();
-    let watch = Watch::start(target.name, seed);
     let mut corpus = (target.examples)();
     let examples = corpus.len();
     reach::taken();
-    for example in &corpus {
+    let watch = Watch::start(target.name, seed);
+    for (n, example) in (EXAMPLES..).zip(&corpus) {
+        watch.busy_with(n);
         (target.body)(example);
     }
+    let begun = Instant::now();
     let mut runs = 0;
     while begun.elapsed() < time {
         let input = input(&mut corpus, examples, seed, runs);

@@ -182,8 +182,7 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
     for (n, good) in good::archives().iter().enumerate() {
         examples.push(vec![n as u8]);
         for file in 0..good.len() as u8 {
-            examples.push([&[n as u8, 3, file, 40, 0, 0, 9][..], &7u64.to_le_bytes(), &[0, 0, 0, 0]].concat());
-            examples.push([&[n as u8, 10, file, 20, 0, 0, 9][..], &0x4000u64.to_le_bytes(), &[0, 0, 0, 0]].concat());
+            examples.push([&[n as u8, 3, file, 40, 0, 0, 9][..], &7u64.to_le_bytes()].concat());
         }
     }
     examples
