@@ -14,9 +14,10 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 19] = [
+const TARGETS: [&str; 20] = [
     "superblock",
     "zone_list",
+    "claim",
     "carrier",
     "map_page",
     "image",

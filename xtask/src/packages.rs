@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 12] = [
+const WANTED: [(&str, &str); 13] = [
     ("chromium", "chromium"),
     ("fio", "fio"),
     ("nbdinfo", "libnbd-bin"),
@@ -23,6 +23,7 @@ const WANTED: [(&str, &str); 12] = [
     ("mkfs.xfs", "xfsprogs"),
     ("mke2fs", "e2fsprogs"),
     ("fusermount3", "fuse3"),
+    ("strace", "strace"),
 ];
 
 /// The packages that are not there.

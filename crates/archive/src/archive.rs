@@ -4,8 +4,12 @@
 //! and the locks `lock-writer`, `lock-gc`, `lock-importer`, `lock-commit`, `epoch-0`, `epoch-1`.
 //!
 //! *Crash argument:* one append is one frame. Whoever takes the commit lock reads to the end first. The last frame may be of a process that was
-//! killed before its sync: it is written and synced again before anybody sees what it says, unless the file `vouched` names it, which is written
-//! after the sync. A bad frame is the torn end of the log; if a later frame follows it, it is damage.
+//! killed before its sync: who changes the archive writes and syncs it again before anybody sees what it says, unless the file `vouched` names it, which is
+//! written after the sync. Who only reads writes nothing: it has the log synced, and on several nodes believes what as many copies have as a change needs.
+//! A bad frame is the torn end of the log; if a later frame follows it, it is damage.
+//!
+//! *Locks that do not hold*, as some file servers' do, are noticed where they cost something: an append finds nothing behind the end that it read, and
+//! reads its own frame back before it is acknowledged.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -17,7 +21,7 @@ use crate::{
         Identity,
         bytes::{Reader, Writer, corrupt},
         container::Holds,
-        frame::{self, FRAME_ALIGN, FRAME_HEADER_BYTES, FRAME_PAYLOAD_MAX},
+        frame::{self, FRAME_ALIGN, FRAME_HEADER_BYTES},
         label::{Found, LABEL_BYTES, Label, choose},
         record::{Place, Record},
     },
@@ -295,6 +299,12 @@ impl Archive {
         let sequence = tables.sequence + 1;
         let mut next = Tables::clone(tables);
         let payload = Record::encode_all(&records);
+        if payload.len() > self.settings.frame_bytes {
+            // Readers take a longer one for a torn end.
+            let what =
+                format!("it takes {} bytes of the operations log at once, and {} is the most", payload.len(), self.settings.frame_bytes);
+            return Err(Error::new(Kind::InvalidInput, format!("{what}; nothing was changed: do it in smaller parts")));
+        }
         fits(view.end, payload.len())?;
         let (bytes, checksum) = frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
         next.apply(sequence, records)?;
@@ -302,8 +312,10 @@ impl Archive {
         if !view.label_sure {
             self.settle_label(view)?;
         }
+        self.nothing_follows(view)?;
         let written = loop {
-            match view.log.write_at(view.end, &bytes).and_then(|()| view.log.sync()).and_then(|()| self.files.confirm()) {
+            let synced = view.log.write_at(view.end, &bytes).and_then(|()| view.log.sync()).and_then(|()| self.files.confirm());
+            match synced.and_then(|()| reads_back(&*view.log, view.end, &bytes)) {
                 Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
                 done => break done,
             }
@@ -318,6 +330,18 @@ impl Archive {
         view.end += bytes.len() as u64;
         view.tables = Arc::new(next);
         self.vouch(sequence, view.snapshot)
+    }
+
+    /// Errors when somebody appended since the end was read, although we hold the lock.
+    fn nothing_follows(&self, view: &mut View) -> Result<()> {
+        let mut frames = LogReader::new(&*view.log, view.end, &view.drawn)?;
+        let next = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?;
+        let follows =
+            next.is_some_and(|(frame, before)| Some(frame.sequence) == view.tables.sequence.checked_add(1) && before == view.tables.chain);
+        if follows {
+            return Err(view.stopped.insert(locks_fail()).clone());
+        }
+        if frames.goes_on(&self.identity, view.tables.sequence)? { Err(later_changes(view.tables.sequence)) } else { Ok(()) }
     }
 
     /// A label that a killed process wrote may be in memory only. What is appended to the log that it names must not be lost with it.
@@ -375,20 +399,57 @@ impl Archive {
             self.budget.occupied(occupied(&*self.files, view.snapshot));
         }
         let mut followed = Followed::of(&view.tables);
-        follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings)?;
+        follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, u64::MAX)?;
         let Followed { tables: Cow::Owned(tables), end, last } = followed else { return Ok(()) };
-        let unsure = tables.sequence > self.vouched()?.0 && !self.settings.has(PlantedBug::TailShownEarly);
+        let vouched = self.vouched()?.0;
+        let unsure = tables.sequence > vouched && !self.settings.has(PlantedBug::TailShownEarly);
         if unsure && self.writes {
             view.log.write_at(end - last.len() as u64, &last)?;
             view.log.sync()?;
             self.files.confirm()?;
             self.settle_label(view)?;
             self.vouch(tables.sequence, view.snapshot)?;
-        } else if unsure {
-            // Who may not write can still ask for what was written to be made durable.
-            view.log.sync()?;
+        } else if unsure && !self.settings.has(PlantedBug::TailReadEarly) {
+            return self.read_sure(view, tables, end, vouched);
         }
         (view.tables, view.end) = (Arc::new(tables), end);
+        Ok(())
+    }
+
+    /// For who writes nothing: makes frames durable that nobody vouched for, and believes those that can't vanish any more. `tables` have all frames up to
+    /// byte `end`.
+    fn read_sure(&self, view: &mut View, tables: Tables, end: u64, vouched: u64) -> Result<()> {
+        let name = log_name(view.snapshot);
+        let mut frames = LogReader::new(&*view.log, view.end, &view.drawn)?;
+        let (mut at, mut unsure) = (view.end, Vec::new());
+        while at < end {
+            let Some((frame, _)) = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))? else { break };
+            let (sequence, bytes) = (frame.sequence, frame.bytes);
+            if sequence > vouched {
+                view.drawn.more(bytes)?;
+                unsure.push((sequence, at, frames.whole(bytes)?));
+            }
+            frames.pass(bytes);
+            at += bytes;
+        }
+        let from = unsure.first().map_or(end, |(_, at, _)| *at);
+        let all: Vec<u8> = unsure.iter().flat_map(|(_, _, bytes)| bytes).copied().collect();
+        if self.files.keeps(&name, from, &all)? {
+            (view.tables, view.end) = (Arc::new(tables), end);
+            return Ok(());
+        }
+        let mut upto = tables.sequence - unsure.len() as u64;
+        for (sequence, at, bytes) in &unsure {
+            if !self.files.keeps(&name, *at, bytes)? {
+                break;
+            }
+            upto = *sequence;
+        }
+        let mut followed = Followed::of(&view.tables);
+        follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, upto)?;
+        if let Followed { tables: Cow::Owned(tables), end, .. } = followed {
+            (view.tables, view.end) = (Arc::new(tables), end);
+        }
         Ok(())
     }
 
@@ -542,7 +603,7 @@ impl View {
                 drawn = Drawn::from(budget);
                 let tables = read_snapshot(&**files, identity, label.snapshot - 1, late, None, &drawn).map_err(|_| error.clone())?;
                 let mut followed = Followed::of(&tables);
-                follow(&*open(label.snapshot - 1)?, 0, identity, &mut followed, &drawn, settings)?;
+                follow(&*open(label.snapshot - 1)?, 0, identity, &mut followed, &drawn, settings, u64::MAX)?;
                 followed.tables.into_owned()
             }
             Err(error) => return Err(error),
@@ -584,12 +645,20 @@ impl Followed<'_> {
     }
 }
 
-/// Applies the frames of a log from byte `from` on, which follow the tables.
-fn follow(log: &dyn File, from: u64, identity: &Identity, to: &mut Followed<'_>, drawn: &Drawn, settings: &Settings) -> Result<()> {
+/// Applies the frames of a log from byte `from` on, which follow the tables; none behind number `upto`.
+fn follow(
+    log: &dyn File,
+    from: u64,
+    identity: &Identity,
+    to: &mut Followed<'_>,
+    drawn: &Drawn,
+    settings: &Settings,
+    upto: u64,
+) -> Result<()> {
     let mut frames = LogReader::new(log, from, drawn)?;
     to.end = from;
     while let Some((frame, before)) = frames.frame(identity, settings.has(PlantedBug::TornTailBelieved))? {
-        if Some(frame.sequence) != to.tables.sequence.checked_add(1) || before != to.tables.chain {
+        if Some(frame.sequence) != to.tables.sequence.checked_add(1) || before != to.tables.chain || frame.sequence > upto {
             break;
         }
         let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);
@@ -602,25 +671,32 @@ fn follow(log: &dyn File, from: u64, identity: &Identity, to: &mut Followed<'_>,
         to.end += bytes;
         frames.pass(bytes);
     }
-    if frames.goes_on(identity, to.tables.sequence)? {
-        let sequence = to.tables.sequence;
-        return Err(corrupt(format!("the operations log is damaged behind change {sequence}: later changes are there, this one is not")));
-    }
-    Ok(())
+    if to.tables.sequence < upto && frames.goes_on(identity, to.tables.sequence)? { Err(later_changes(to.tables.sequence)) } else { Ok(()) }
 }
 
-/// Errors unless a frame with so many bytes of records can be read again from a log that is so long.
+fn later_changes(sequence: u64) -> Error {
+    corrupt(format!("the operations log is damaged behind change {sequence}: later changes are there, this one is not"))
+}
+
+/// Errors unless the log has these bytes where they were written: who else wrote there had the lock too.
+fn reads_back(log: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
+    let mut found = vec![0; bytes.len()];
+    let n = log.read_at(at, &mut found)?;
+    if n == bytes.len() && found == bytes { Ok(()) } else { Err(locks_fail()) }
+}
+
+fn locks_fail() -> Error {
+    let why = "another process wrote to the operations log while we held its lock: locks do not hold on this file system, and nothing more is written";
+    Error::new(Kind::Io, why)
+}
+
+/// Errors unless a log that is so long can be read with a frame of so many bytes of records more.
 fn fits(log: u64, payload: usize) -> Result<()> {
-    if payload > FRAME_PAYLOAD_MAX {
-        return Err(Error::new(Kind::InvalidInput, format!("one change of an archive can't have {payload} bytes in its log")));
+    if log + payload as u64 + FRAME_ALIGN + FRAME_HEADER_BYTES as u64 <= LOG_BYTES_MAX {
+        return Ok(());
     }
-    if log + payload as u64 + FRAME_ALIGN + FRAME_HEADER_BYTES as u64 > LOG_BYTES_MAX {
-        return Err(Error::new(
-            Kind::NoSpace,
-            "the operations log is full, and the disk has no room for the snapshot that would begin another one",
-        ));
-    }
-    Ok(())
+    let why = "the operations log is full, and the disk has no room for the snapshot that would begin another one";
+    Err(Error::new(Kind::NoSpace, why))
 }
 
 /// An empty file of this name; what a crash left there is gone.

@@ -213,7 +213,7 @@ pub enum Content<'a> {
 /// Reads streams. What it reads stays where it is as long as this value lives.
 pub struct Reader {
     archive: Arc<Archive>,
-    stay: Arc<Stay>,
+    stay: Stay,
     shelves: Shelves,
     reader: ChunkReader,
 }
@@ -224,17 +224,8 @@ impl Reader {
     /// # Errors
     /// Those of the system.
     pub fn new(archive: &Arc<Archive>) -> Result<Reader> {
-        Ok(Reader::staying(archive, archive.stay()?.into()))
-    }
-
-    fn staying(archive: &Arc<Archive>, stay: Arc<Stay>) -> Reader {
-        Reader { archive: archive.clone(), stay, shelves: Shelves::new(archive.clone()), reader: ChunkReader::default() }
-    }
-
-    /// Another reader of the same place in the log.
-    #[must_use]
-    pub fn another(&self) -> Reader {
-        Reader::staying(&self.archive, self.stay.clone())
+        let stay = archive.stay()?;
+        Ok(Reader { archive: archive.clone(), stay, shelves: Shelves::new(archive.clone()), reader: ChunkReader::default() })
     }
 
     /// The archive as of the beginning.
@@ -277,11 +268,6 @@ impl Reader {
         }
     }
 
-    /// The parts of one piece of a recipe.
-    pub(crate) fn piece(&mut self, address: Address) -> Result<Vec<Part>> {
-        parts(self.reader.chunk(&self.stay.tables, &self.shelves, address)?)
-    }
-
     /// Bytes of content that a recipe says it has, and how many of them are data: without zeroes.
     ///
     /// # Errors
@@ -308,18 +294,18 @@ impl Reader {
     /// `Corrupt` where data is damaged, and those of `each` and the system.
     pub fn read(&mut self, recipe: &[Pieces], verify: Verify, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
         self.parts(recipe, &mut |reader, part| match part {
-            Part::Run { first, bytes, fingerprints } => reader.run(first, Some(bytes), &fingerprints, verify, each),
+            Part::Run { first, bytes, fingerprints } => reader.run(first, bytes, &fingerprints, verify, each),
             Part::Zeroes(bytes) => each(Content::Zeroes(bytes)),
             Part::End(_) => Ok(()),
             Part::Slice { .. } => Err(Error::new(Kind::Corrupt, "the recipe has a part that only mappings of volumes have")),
         })
     }
 
-    /// Chunks slot after slot; in sum `bytes`, when that is known.
-    pub(crate) fn run(
+    /// Chunks slot after slot, `bytes` in sum.
+    fn run(
         &mut self,
         first: Address,
-        bytes: Option<u32>,
+        bytes: u32,
         fingerprints: &[Fingerprint],
         verify: Verify,
         each: &mut dyn FnMut(Content<'_>) -> Result<()>,
@@ -337,7 +323,7 @@ impl Reader {
             each(Content::Bytes(bytes))
         });
         // What a recipe says of its length is what was looked at before it was restored.
-        read.and_then(|()| match bytes.is_none_or(|bytes| found == u64::from(bytes)) {
+        read.and_then(|()| match found == u64::from(bytes) {
             true => Ok(()),
             false => Err(Error::new(Kind::Corrupt, "the recipe has other bytes than its chunks")),
         })

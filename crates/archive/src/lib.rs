@@ -7,7 +7,6 @@
 //! | [`index`] | the chunk index: the auxiliary index in memory, the paged hash table with its runs and filters on the disk |
 //! | [`put`] | a stream on its way in |
 //! | [`get`] | a stream on its way out |
-//! | [`listing`] | the listing of a tree on its way out |
 //! | [`collect`] | usage counts, condemning, merging, freeing |
 //! | [`check`] | is all there, and whole? |
 //! | [`archive`] | label, snapshot, operations log, locks |
@@ -34,7 +33,6 @@ pub mod get;
 pub mod heal;
 pub mod index;
 pub mod late;
-pub mod listing;
 mod log;
 pub mod map;
 mod memory;

@@ -62,7 +62,11 @@ pub struct Report {
 enum Item {
     Batch(Batch),
     EndRecipe,
+    Incomplete,
 }
+
+/// The recipes of a stream, and whether its source said that something is missing.
+type Recipes = (Vec<(Vec<Pieces>, End)>, bool);
 
 /// Where a source gives its bytes.
 pub struct Feeder<'a> {
@@ -125,6 +129,14 @@ impl Feeder<'_> {
         self.out.send(Item::EndRecipe).map_err(|_| stopped())
     }
 
+    /// Something of the tree could not be read: the stream is marked.
+    ///
+    /// # Errors
+    /// `Stopped` when a later stage failed.
+    pub fn incomplete(&mut self) -> Result<()> {
+        self.out.send(Item::Incomplete).map_err(|_| stopped())
+    }
+
     fn send(&mut self, batch: Option<Batch>) -> Result<()> {
         let Some(mut batch) = batch else { return Ok(()) };
         batch.fingerprint(self.archive);
@@ -166,12 +178,15 @@ pub fn put_on(
     let mut session = Session::on(ingest)?;
     let mut stower = Stower::new(&session, request.now);
     let recipes = run(ingest, &mut session, &mut stower, gauge, source);
-    let done = recipes.and_then(|mut recipes| {
+    let done = recipes.and_then(|(mut recipes, incomplete)| {
         if recipes.is_empty() {
             return Err(Error::new(Kind::InvalidInput, "the stream has no recipe"));
         }
         let data = recipes.remove(0);
-        let listing = recipes.pop().map(|(pieces, _)| pieces).unwrap_or_default();
+        let mut listing = recipes.pop().map(|(pieces, _)| pieces).unwrap_or_default();
+        if incomplete {
+            Stream::mark_incomplete(&mut listing);
+        }
         stower.commit(Ended { name: request.name, shape: request.shape, created: request.now, data, listing })
     });
     match done {
@@ -196,7 +211,7 @@ fn run(
     stower: &mut Stower,
     gauge: &Gauge,
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
-) -> Result<Vec<(Vec<Pieces>, End)>> {
+) -> Result<Recipes> {
     let archive = &*ingest.archive;
     let feed = |out| {
         let cutting = Cutting::new(archive.label().chunking);
@@ -262,8 +277,8 @@ fn pack(archive: &Archive, opens: &Mutex<Receiver<Open>>, out: &SyncSender<Packe
     }
 }
 
-fn place(session: &mut Session, items: Receiver<Item>, sink: &mut Sink<'_>, gauge: &Gauge) -> Result<Vec<(Vec<Pieces>, End)>> {
-    let (mut recipes, mut writing) = (Vec::new(), Writing::default());
+fn place(session: &mut Session, items: Receiver<Item>, sink: &mut Sink<'_>, gauge: &Gauge) -> Result<Recipes> {
+    let (mut recipes, mut writing, mut incomplete) = (Vec::new(), Writing::default(), false);
     for item in items {
         match item {
             Item::Batch(batch) => {
@@ -271,8 +286,9 @@ fn place(session: &mut Session, items: Receiver<Item>, sink: &mut Sink<'_>, gaug
                 gauge.new.store(session.new_bytes, Relaxed);
             }
             Item::EndRecipe => recipes.push(session.end_recipe(std::mem::take(&mut writing), sink)?),
+            Item::Incomplete => incomplete = true,
         }
     }
     session.seal(sink)?;
-    Ok(recipes)
+    Ok((recipes, incomplete))
 }

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use onefold_core::{Error, Kind};
 
-use crate::placement::Rad;
+use crate::{format::frame::FRAME_PAYLOAD_MAX, placement::Rad};
 
 /// How streams are cut into chunks; the sizes are means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,6 +224,10 @@ pub struct Settings {
     /// Memory for the archive's tables, whoever wrote them, besides what goes with the bytes that they occupy on the medium; no limit for who trusts
     /// the archive, which is what changes it.
     pub memory: u64,
+    /// Ranges of volumes that were trimmed and are not drained, at most: each takes 25 bytes of a frame. One more waits for a drain.
+    pub zeroed_ranges: usize,
+    /// Bytes of a frame of the log, at most; a change that needs more is refused.
+    pub frame_bytes: usize,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -244,6 +248,8 @@ impl Default for Settings {
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
             memory: u64::MAX,
+            zeroed_ranges: 64 << 10,
+            frame_bytes: FRAME_PAYLOAD_MAX,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -297,6 +303,8 @@ pub enum PlantedBug {
     TornTailBelieved,
     /// A frame is shown that is not known to be durable.
     TailShownEarly,
+    /// A reader shows a frame that nobody vouched for without making it durable.
+    TailReadEarly,
     /// The import position moves before the pages are durable.
     ImportAhead,
     /// A hit of the index is a reference without a look at the container.
@@ -339,7 +347,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 23] = [
+    pub const ALL: [(&'static str, PlantedBug); 24] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -363,5 +371,6 @@ impl PlantedBug {
         ("settled-before-sync", PlantedBug::SettledBeforeSync),
         ("settled-elsewhere", PlantedBug::SettledElsewhere),
         ("settled-unchecked", PlantedBug::SettledUnchecked),
+        ("tail-read-early", PlantedBug::TailReadEarly),
     ];
 }

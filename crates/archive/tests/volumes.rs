@@ -70,6 +70,43 @@ fn small() -> Settings {
 }
 
 #[test]
+fn rule_00_trimmed_ranges_wait_before_they_are_more_than_a_frame_of_the_log_takes() {
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(4096));
+    let served = serve(directory.path(), Settings::default());
+    served.archive.create_volume("v", 64 * BLOCK as u64, 1).unwrap();
+    let volume = served.exports.open("v").unwrap();
+    volume.write(0, &noise(1, 64 * BLOCK)).unwrap();
+    volume.flush().unwrap();
+    drop((volume, served));
+    let served = serve(directory.path(), Settings { zeroed_ranges: 4, frame_bytes: 200, ..Settings::default() });
+    let volume = served.exports.open("v").unwrap();
+    for block in (0..64).step_by(2) {
+        volume.trim(block * BLOCK as u64, BLOCK as u64).unwrap();
+    }
+    volume.flush().unwrap();
+    drop((volume, served));
+    let served = serve(directory.path(), Settings::default());
+    let volume = served.exports.open("v").unwrap();
+    let bytes = read(&*volume, 0, 64 * BLOCK).unwrap();
+    assert!(bytes.chunks(BLOCK).enumerate().all(|(n, block)| block.iter().all(|byte| *byte == 0) == (n % 2 == 0)));
+}
+
+#[test]
+fn rule_00_a_change_that_no_frame_of_the_log_takes_is_refused_and_nothing_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(4096));
+    let served = serve(directory.path(), Settings { frame_bytes: 100, ..Settings::default() });
+    served.archive.create_volume("small", BLOCK as u64, 1).unwrap();
+    let refused = served.archive.create_volume(&"long".repeat(60), BLOCK as u64, 1).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("nothing was changed"), "{refused}");
+    served.archive.create_volume("other", BLOCK as u64, 1).unwrap();
+    drop(served);
+    let archive = open(directory.path(), Settings::default());
+    assert_eq!(archive.tables().volumes.len(), 2);
+}
+
+#[test]
 fn a_volume_reads_as_it_was_written() {
     for (round, chunking) in [Chunking::FastCdc(1024), Chunking::Static(4096), Chunking::Rabin(8192)].into_iter().enumerate() {
         let directory = tempfile::tempdir().unwrap();

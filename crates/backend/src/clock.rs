@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use onefold_core::Clock;
+use rustix::time::{ClockId, clock_gettime};
 
 /// The monotonic clock of this machine, counted from when the value was made. It stands still while the machine sleeps.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,17 @@ impl Default for MonotonicClock {
 impl Clock for MonotonicClock {
     fn now(&self) -> Duration {
         self.start.elapsed()
+    }
+}
+
+/// Time since this machine was started (`CLOCK_BOOTTIME`). It goes on while the machine sleeps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BootClock;
+
+impl Clock for BootClock {
+    fn now(&self) -> Duration {
+        let time = clock_gettime(ClockId::Boottime);
+        Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
     }
 }
 

@@ -1,25 +1,31 @@
 //! [`Directory`]: the files of an archive's node in one directory of the file system.
 //!
 //! *Crash argument:* as the trait says and no more: a file's bytes are durable after `fdatasync` of it, its name after `fsync` of the directory.
+//!
+//! *Who else writes there:* nobody but its owner. Each name is opened below the directory's descriptor, and only when it is a regular file
+//! ([`beneath`](crate::beneath)); what is made is private. It is opened for writing where locks hold: on this machine's own file systems and on NFS of version 4,
+//! elsewhere by the operator's word.
 
 use std::{
-    fs::{self, File as OsFile, OpenOptions},
+    fs::File as OsFile,
+    io::{Read, Write},
     os::unix::fs::{FileExt, MetadataExt},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
-use rustix::{
-    fs::{FallocateFlags, FlockOperation},
-    io::Errno,
+use rustix::{fs::FallocateFlags, io::Errno};
+
+use crate::{
+    beneath::{Beneath, Word},
+    locality::Locality,
+    lock,
 };
 
 /// A directory whose files are an archive's.
 pub struct Directory {
-    path: PathBuf,
-    /// The directory itself, to sync its names.
-    own: OsFile,
+    own: Beneath,
     writes: bool,
 }
 
@@ -27,30 +33,41 @@ impl Directory {
     /// Opens a directory that is there; for reading only when `writes` is not set.
     ///
     /// # Errors
-    /// `NotFound`, and those of the system.
+    /// As [`open_as`](Self::open_as).
     pub fn open(path: &Path, writes: bool) -> Result<Directory> {
-        let own = OsFile::open(path).map_err(|e| Error::from_io(path.display(), e))?;
-        let metadata = own.metadata().map_err(|e| Error::from_io(path.display(), e))?;
-        if !metadata.is_dir() {
-            return Err(Error::new(Kind::InvalidInput, format!("{} is no directory", path.display())));
-        }
-        Ok(Directory { path: path.to_owned(), own, writes })
+        Directory::open_as(path, writes, Word::default())
     }
 
-    /// Makes the directory, or takes an empty one; its name in the parent is durable on return.
+    /// The same for an operator who gave their word.
     ///
     /// # Errors
-    /// `Exists` when something is in it, and those of the system.
-    pub fn create(path: &Path) -> Result<Directory> {
-        match fs::create_dir(path) {
-            Ok(()) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => {}
-            Err(e) => return Err(Error::from_io(path.display(), e)),
+    /// `NotFound`; to write, `Denied` when it is not our user's and `Unsupported` where locks may not hold; those of the system.
+    pub fn open_as(path: &Path, writes: bool, word: Word) -> Result<Directory> {
+        let directory = Directory { own: Beneath::open(path, word)?, writes };
+        if writes {
+            directory.may_write()?;
         }
-        let directory = Directory::open(path, true)?;
+        Ok(directory)
+    }
+
+    /// Makes the directory, with mode 0700, or takes an empty one; its name in the parent is durable on return.
+    ///
+    /// # Errors
+    /// `Exists` when something is in it, and as [`open_as`](Self::open_as).
+    pub fn create(path: &Path) -> Result<Directory> {
+        Directory::create_as(path, Word::default())
+    }
+
+    /// The same for an operator who gave their word.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_as(path: &Path, word: Word) -> Result<Directory> {
+        let directory = Directory { own: Beneath::make(path, word)?, writes: true };
         if !directory.names()?.is_empty() {
             return Err(Error::new(Kind::Exists, format!("{} is not empty", path.display())));
         }
+        directory.may_write()?;
         let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
         if let Some(parent) = whole.parent() {
             let parent = OsFile::open(parent).map_err(|e| Error::from_io(parent.display(), e))?;
@@ -59,62 +76,109 @@ impl Directory {
         Ok(directory)
     }
 
-    fn at(&self, name: &str) -> PathBuf {
-        self.path.join(name)
+    fn may_write(&self) -> Result<()> {
+        self.own.may_write()?;
+        let shown = self.own.path().display();
+        match Locality::of(self.own.as_fd()) {
+            Ok(Locality::Local | Locality::Nfs4) => Ok(()),
+            Ok(Locality::Shared) if self.own.word().one_host => Ok(()),
+            Ok(Locality::Shared) => {
+                let why = format!(
+                    "{shown} is on a file system that other hosts may have mounted, where locks may not hold; --one-host says that none of them writes there"
+                );
+                Err(Error::new(Kind::Unsupported, why))
+            }
+            Err(errno) => Err(Error::from_io(shown, errno.into())),
+        }
+    }
+
+    /// The user to whom the directory belongs.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn owner(&self) -> Result<u32> {
+        self.own.owner()
+    }
+
+    /// True when it belongs to the user for whom we write.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.own.may_write().is_ok()
+    }
+
+    /// A sentence with what to do when users other than the owner can enter.
+    #[must_use]
+    pub fn exposed(&self) -> Option<String> {
+        self.own.exposed()
+    }
+
+    /// The bytes of a small file and the user to whom it belongs; `None` when it is not there.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it has more than `most` bytes, and those of the system.
+    pub fn small(&self, name: &str, most: u64) -> Result<Option<(Vec<u8>, u32)>> {
+        let wrong = |e| Error::from_io(self.own.at(name), e);
+        let file = match self.own.file(name, false) {
+            Err(error) if error.kind() == Kind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let owner = file.metadata().map_err(wrong)?.uid();
+        let mut bytes = Vec::new();
+        file.take(most + 1).read_to_end(&mut bytes).map_err(wrong)?;
+        if bytes.len() as u64 > most {
+            return Err(Error::new(Kind::InvalidInput, format!("{} has more than {} KiB", self.own.at(name), most >> 10)));
+        }
+        Ok(Some((bytes, owner)))
+    }
+
+    /// Gives a small file these bytes, all or none; durable on return. The name with `.new` behind it is used on the way.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let new = format!("{name}.new");
+        match self.own.remove(&new) {
+            Err(error) if error.kind() != Kind::NotFound => return Err(error),
+            _ => {}
+        }
+        let wrong = |e| Error::from_io(self.own.at(&new), e);
+        let mut file = self.own.create(&new)?;
+        file.write_all(bytes).map_err(wrong)?;
+        file.sync_all().map_err(wrong)?;
+        self.own.rename(&new, name)?;
+        self.own.sync()
     }
 
     fn wrap(&self, name: &str, file: OsFile) -> Arc<dyn File> {
-        Arc::new(DirectoryFile { file, name: self.at(name).display().to_string() })
+        Arc::new(DirectoryFile { file, name: self.own.at(name) })
     }
 }
 
 impl Files for Directory {
     fn names(&self) -> Result<Vec<String>> {
-        let wrong = |e| Error::from_io(self.path.display(), e);
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.path).map_err(wrong)? {
-            if let Ok(name) = entry.map_err(wrong)?.file_name().into_string() {
-                names.push(name);
-            }
-        }
-        names.sort();
-        Ok(names)
+        self.own.names()
     }
 
     fn create(&self, name: &str) -> Result<Arc<dyn File>> {
-        let made = OpenOptions::new().read(true).write(true).create_new(true).open(self.at(name));
-        made.map(|file| self.wrap(name, file)).map_err(|e| Error::from_io(self.at(name).display(), e))
+        self.own.create(name).map(|file| self.wrap(name, file))
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
-        let file = OpenOptions::new().read(true).write(self.writes).open(self.at(name));
-        file.map(|file| self.wrap(name, file)).map_err(|e| Error::from_io(self.at(name).display(), e))
+        self.own.file(name, self.writes).map(|file| self.wrap(name, file))
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        fs::remove_file(self.at(name)).map_err(|e| Error::from_io(self.at(name).display(), e))
+        self.own.remove(name)
     }
 
     fn sync_names(&self) -> Result<()> {
-        self.own.sync_all().map_err(|e| Error::from_io(self.path.display(), e))
+        self.own.sync()
     }
 
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        let file = OsFile::open(self.at(name)).map_err(|e| Error::from_io(self.at(name).display(), e))?;
-        let operation = match (hold, wait) {
-            (Hold::Shared, true) => FlockOperation::LockShared,
-            (Hold::Shared, false) => FlockOperation::NonBlockingLockShared,
-            (Hold::Alone, true) => FlockOperation::LockExclusive,
-            (Hold::Alone, false) => FlockOperation::NonBlockingLockExclusive,
-        };
-        loop {
-            match rustix::fs::flock(&file, operation) {
-                Ok(()) => return Ok(Box::new(FileLock(file))),
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) => return Err(Error::new(Kind::Busy, format!("{} is locked", self.at(name).display()))),
-                Err(errno) => return Err(Error::from_io(self.at(name).display(), errno.into())),
-            }
-        }
+        let file = self.own.file(name, self.writes)?;
+        lock::lock(&file, &self.own.at(name), hold, wait)?;
+        Ok(Box::new(FileLock(file)))
     }
 }
 
@@ -188,6 +252,8 @@ impl File for DirectoryFile {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -9,10 +9,13 @@
 //! | [`memory_objects`] | [`MemoryObjects`]: an object store in memory, for tests |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`directory`] | [`Directory`]: named files in a directory, for an archive |
+//! | [`beneath`] | one name below an open directory, and nothing but a regular file |
+//! | [`lock`], [`locality`] | locks on open files, and file systems where they hold |
 //! | [`counted`] | what these two have in common |
 //! | [`counters`] | what a disk was asked to do, by class of block |
 //! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`tree`] | directory trees: read for an archive, and made again from one |
+//! | [`new_file`] | a file that has its name when it is whole |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
@@ -24,15 +27,19 @@
 compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and the users at the other end of sockets");
 
 pub mod accounts;
+pub mod beneath;
 pub mod clock;
 pub mod counted;
 pub mod counters;
 pub mod directory;
 pub mod embedded;
 pub mod file_disk;
+pub mod locality;
+pub mod lock;
 pub mod memory_disk;
 pub mod memory_objects;
 pub mod metadata_disk;
+pub mod new_file;
 pub mod peer;
 pub mod process;
 pub mod rados;
@@ -44,11 +51,13 @@ pub mod sparse;
 pub mod systemd;
 pub mod tree;
 
-pub use clock::MonotonicClock;
+pub use beneath::Word;
+pub use clock::{BootClock, MonotonicClock};
 pub use counters::{Counters, Counts};
 pub use directory::Directory;
 pub use embedded::{EmbeddedObjects, EmbeddedStore};
-pub use file_disk::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
+pub use file_disk::{Access, FileDisk, Io, Medium, Options, Preallocate, device_bytes, peek};
+pub use locality::Locality;
 pub use memory_disk::MemoryDisk;
 pub use memory_objects::MemoryObjects;
 pub use metadata_disk::MetadataDisk;

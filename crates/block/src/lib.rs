@@ -4,6 +4,7 @@
 //! background checkpoints; [`StoreExports`] offers its volumes to servers.
 
 pub mod check;
+pub mod claim;
 mod counters;
 pub mod engine;
 pub mod format;
@@ -24,5 +25,5 @@ pub use counters::Counts;
 pub use engine::{CheckpointStep, Engine, Leisure};
 pub use format::catalogue::{CRITICAL_MAX, Critical};
 pub use reached::Branch;
-pub use settings::{Format, MEMORY_MIN, Persistence, PlantedBug, Settings};
+pub use settings::{Format, Limits, MEMORY_MIN, Persistence, PlantedBug, Settings};
 pub use store::{BlockVolume, Status, Store, StoreExports, VolumeStatus};

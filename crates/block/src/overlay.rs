@@ -116,6 +116,10 @@ pub(crate) struct Overlay {
     pub(crate) last: WindowNumber,
     /// Records published, superseded ones included.
     pub(crate) records: u64,
+    /// Ranges among them: each may cut an older one in two.
+    pub(crate) range_records: u64,
+    /// Volumes that they make.
+    pub(crate) created: u64,
     /// Carriers of the windows published: what a recovery has to read.
     pub(crate) carriers: u64,
 }
@@ -135,11 +139,19 @@ impl Overlay {
                 self.entries.insert(record.volume, record.lba, (pba, carried, fingerprint.prefix()), window);
             }
             Change::Range { blocks, keep } => {
+                self.range_records += 1;
                 self.ranges.insert(record.volume, record.lba.0, Span { end: record.lba.0 + blocks, keep, window });
             }
             Change::Catalogue { .. } => {}
         }
         self.last = self.last.max(window);
+    }
+
+    /// Publishes changes of the catalogue, in their order.
+    pub(crate) fn change(&mut self, changes: impl IntoIterator<Item = CatalogueChange>) {
+        let before = self.catalogue.len();
+        self.catalogue.extend(changes);
+        self.created += created(&self.catalogue[before..]);
     }
 
     /// Counts the map pages that a record changes.
@@ -175,6 +187,11 @@ impl Overlay {
             + self.unlinked.capacity() as u64 * 8
             + self.ranges.len() as u64 * 48
     }
+}
+
+/// How many volumes changes of the catalogue make.
+pub(crate) fn created(changes: &[CatalogueChange]) -> u64 {
+    changes.iter().filter(|change| matches!(change, CatalogueChange::Create { .. })).count() as u64
 }
 
 /// The map entry of a range.

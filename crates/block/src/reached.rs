@@ -46,9 +46,12 @@ branches! {
     LeavesMade = "checkpoint: leaves made for windows that wait",
     BlocksReclaimed = "checkpoint: blocks without links reclaimed",
     DiscardsLeft = "checkpoint: discards left for the next one",
+    DiscardsMany = "checkpoint: many discards, the shortest ones first",
     BlocksKept = "checkpoint: freed blocks kept for newer records",
     IndexSpilled = "checkpoint: index merged into the one on disk",
     ListFlushed = "zones ran out before a window could carry the list",
+    RangesWait = "limit: a range waits for room in the table of discards",
+    CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }
 
 /// How often each branch was reached since the store was opened.

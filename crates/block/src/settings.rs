@@ -6,8 +6,9 @@ use onefold_core::{Algorithm, Error, Kind, Result};
 
 use crate::format::{
     Identity,
+    catalogue::{DISCARDS_MAX, VOLUMES_MAX},
     geometry::{Geometry, ZONE_BLOCKS_MAX},
-    superblock::{Fixed, Layout, Leftover, SchemeName},
+    superblock::{CUTS_MAX, Fixed, Layout, Leftover, SchemeName},
 };
 
 /// When a write is acknowledged.
@@ -125,6 +126,26 @@ const POOL: u64 = 1;
 
 const _: () = assert!(RECORDS + INDEX + PAGES + CONNECTIONS + UNFLUSHED + POOL + 1 == 32);
 
+/// How full the tables of a store may get. The format's own bounds are the highest; lower ones are for tests and simulations, so that they
+/// come to each of them. A store that holds more is opened all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most ranges that a checkpoint leaves to be applied to the maps later; at least 2.
+    pub discards: u64,
+    /// Most volumes, deleted ones included whose blocks are still to be freed; clients get half of them.
+    pub volumes: u64,
+    /// The highest number of a volume.
+    pub volume_number: u32,
+    /// Most recoveries that a superblock remembers.
+    pub cuts: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { discards: u64::from(DISCARDS_MAX), volumes: u64::from(VOLUMES_MAX), volume_number: u32::MAX - 1, cuts: CUTS_MAX }
+    }
+}
+
 /// What is chosen when a store is opened.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -145,6 +166,8 @@ pub struct Settings {
     /// Opens a store whose durable records are missing without them: the windows that they belong to are void, and older versions of their
     /// addresses come back. For repairs only.
     pub accept_loss: bool,
+    /// How full tables may get.
+    pub limits: Limits,
     /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
     #[cfg(feature = "planted-bugs")]
     pub weak_fingerprint: Option<u32>,
@@ -170,6 +193,7 @@ impl Settings {
             unflushed_blocks: ((memory / 32 * UNFLUSHED / 4096) as usize).min(UNFLUSHED_BLOCKS_MAX),
             delay: DELAY,
             accept_loss: false,
+            limits: Limits::default(),
             #[cfg(feature = "planted-bugs")]
             weak_fingerprint: None,
             #[cfg(feature = "planted-bugs")]
@@ -280,11 +304,15 @@ pub enum PlantedBug {
     RecountBlind,
     /// Critical blocks are stored as duplicates like all others.
     CriticalShared,
+    /// Ranges are taken although the table of discards has no room for them.
+    DiscardsUnlimited,
+    /// Recoveries are noted although the superblock has no room for them.
+    CutsUnlimited,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 27] = [
+    pub const ALL: [(&'static str, PlantedBug); 29] = [
         ("skipped-flush", PlantedBug::SkippedFlush),
         ("early-reuse", PlantedBug::EarlyReuse),
         ("believed-unseen", PlantedBug::BelievedUnseen),
@@ -312,5 +340,7 @@ impl PlantedBug {
         ("reclaimed-in-use", PlantedBug::ReclaimedInUse),
         ("recount-blind", PlantedBug::RecountBlind),
         ("critical-shared", PlantedBug::CriticalShared),
+        ("discards-unlimited", PlantedBug::DiscardsUnlimited),
+        ("cuts-unlimited", PlantedBug::CutsUnlimited),
     ];
 }

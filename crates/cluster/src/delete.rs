@@ -17,7 +17,7 @@ use crate::{
         key,
     },
     map::Map,
-    names::{FILL, Record},
+    names::{FILL, Record, valid_size},
     session::{Session, failed},
     settings::PlantedBug,
     volume::{
@@ -177,9 +177,7 @@ impl Session {
     /// # Errors
     /// `Busy` when somebody writes to it, and as [`Volume::attach`].
     pub fn resize_volume(self: &Arc<Self>, name: &str, bytes: u64) -> Result<()> {
-        if !bytes.is_multiple_of(4096) || bytes == 0 {
-            return Err(Error::new(Kind::InvalidInput, "the size of a volume is a multiple of 4096"));
-        }
+        valid_size(bytes)?;
         // The owner before us is fenced with it: nothing that it sent comes back into what is cut off.
         let volume = Volume::attach(self, name, Mode::Own)?;
         let old = self.find(name)?.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;

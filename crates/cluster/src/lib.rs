@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`session`] | a session: stamps, retries, the catalogue |
 //! | [`map`] | the chunk map of a metadata object, and its place on the dirty list |
+//! | [`attempts`] | references that are about to be added, and those that were left behind |
 //! | [`chunk`] | chunk objects and their references, on replicated and on erasure-coded pools |
 //! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
 //! | [`put`], [`names`], [`delete`] | whole objects, names, deleting |
@@ -20,6 +21,7 @@
 //!
 //! *Invariant:* an entry names a chunk only while that chunk has the entry's reference.
 
+mod attempts;
 mod chunk;
 mod delete;
 mod estimate;

@@ -190,16 +190,24 @@ impl Session {
                 }
             }
         };
-        let key = self.list_key(object, stamp);
-        let there = match self.read_one(&self.shard_of(object), vec![Look::Keys(vec![key])]) {
-            Ok(sight) => !sight.pairs(0).0.is_empty(),
-            Err(Refusal::Missing) => false,
-            Err(refusal) => return Err(refusal),
-        };
+        let there = self.has_list_key(object, stamp)?;
         if !there {
             self.insist(&self.list_insert(object, stamp))?;
         }
         Ok(!there)
+    }
+
+    /// True when the object is on the list, or need not be.
+    pub(crate) fn is_listed(&self, object: ObjectId, map: &Map) -> Result<bool, Refusal> {
+        map.listed.map_or(Ok(map.is_settled()), |stamp| self.has_list_key(object, stamp))
+    }
+
+    fn has_list_key(&self, object: ObjectId, stamp: Stamp) -> Result<bool, Refusal> {
+        match self.read_one(&self.shard_of(object), vec![Look::Keys(vec![self.list_key(object, stamp)])]) {
+            Ok(sight) => Ok(!sight.pairs(0).0.is_empty()),
+            Err(Refusal::Missing) => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
     }
 }
 

@@ -30,6 +30,17 @@ pub(crate) const FILL: &str = "fill";
 /// Most bytes of a name.
 const NAME_MAX: usize = 255;
 
+/// Bytes of a volume, at most: the bitmap in its header has 65,536 keys then.
+const VOLUME_MAX: u64 = 128 << 40;
+
+/// Checks the size that a volume gets.
+pub(crate) fn valid_size(bytes: u64) -> Result<()> {
+    if !bytes.is_multiple_of(4096) || bytes == 0 || bytes > VOLUME_MAX {
+        return Err(Error::new(Kind::InvalidInput, "the size of a volume is a multiple of 4096, and 128 TiB at most"));
+    }
+    Ok(())
+}
+
 /// Something that is being filled or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -254,10 +265,7 @@ impl Session {
     /// # Errors
     /// `Exists` when the name is taken, `InvalidInput`, `NoSpace`.
     pub fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {
-        const MOST: u64 = 128 << 40;
-        if !bytes.is_multiple_of(4096) || bytes == 0 || bytes > MOST {
-            return Err(Error::new(Kind::InvalidInput, "the size of a volume is a multiple of 4096, and 128 TiB at most"));
-        }
+        valid_size(bytes)?;
         valid(name)?;
         let taken = || Error::new(Kind::Exists, format!("{name:?} is there already"));
         if self.find(name)?.is_some() {

@@ -33,6 +33,12 @@ const IDS: &[u8] = b"ids";
 /// Sessions that a store can have: 24 bits.
 const SESSIONS_MAX: u64 = 1 << (64 - Stamp::COUNTER_BITS);
 
+/// Stamps after which a session begins nothing new: what is under way then has as many as it needs until the counter ends.
+const STAMPS_MAX: u64 = (1 << Stamp::COUNTER_BITS) - (1 << 32);
+
+/// Volumes and put objects that a store can have in its time: 40 bits.
+const IDS_MAX: u64 = 1 << 40;
+
 /// What the sessions of a process did.
 #[derive(Debug, Default)]
 pub struct Counts {
@@ -73,6 +79,8 @@ pub struct Session {
     pub(crate) servers: AtomicU64,
     /// How often the copies of a chunk were doubled, as far as it is known here; a hint.
     pub(crate) spreads: Mutex<BTreeMap<ChunkId, u8>>,
+    /// Keys of attempts that the next note takes back.
+    pub(crate) attempts_over: Mutex<Vec<Vec<u8>>>,
     /// Most chunks of the last batch were new: those of the next are guessed to be, too.
     pub(crate) mostly_new: AtomicBool,
 }
@@ -132,6 +140,20 @@ impl Session {
     /// # Errors
     /// `NotFound` when there is no store, `Unsupported` when it is of a newer version, and the object store's.
     pub fn open(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
+        let mut session = Session::look(store, settings)?;
+        session.number = session.next(SESSIONS)?;
+        if session.number >= SESSIONS_MAX {
+            let what = "the store had all the sessions that can write to it; it can be read: copy what it holds into a new one";
+            return Err(Error::new(Kind::Unsupported, what));
+        }
+        Ok(session)
+    }
+
+    /// Opens the store only to look at it, without a number of its own: how often that happens is not limited. Nothing may be changed through it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn look(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
         let catalogue = Read { object: ObjectName::metadata(CATALOGUE), looks: vec![Look::Keys(vec![FORMAT.to_vec()])] };
         let mut format = None;
         for _ in 0..settings.tries.max(1) {
@@ -153,7 +175,7 @@ impl Session {
                 "the chunk pool is not the one that the store was made with: it is of another kind",
             ));
         }
-        let mut session = Session {
+        Ok(Session {
             store,
             format,
             settings,
@@ -163,13 +185,9 @@ impl Session {
             kept: AtomicU64::new(0),
             servers: AtomicU64::new(1),
             spreads: Mutex::default(),
+            attempts_over: Mutex::default(),
             mostly_new: AtomicBool::new(false),
-        };
-        session.number = session.next(SESSIONS)?;
-        if session.number >= SESSIONS_MAX {
-            return Err(Error::new(Kind::Unsupported, "the store had all the sessions that it can have"));
-        }
-        Ok(session)
+        })
     }
 
     /// What was decided when the store was made.
@@ -201,13 +219,29 @@ impl Session {
         Stamp(self.number << Stamp::COUNTER_BITS | self.counter.fetch_add(step, Relaxed))
     }
 
+    /// Refuses what needs stamps when few are left: one that comes again would let in a late copy of an operation.
+    pub(crate) fn has_stamps(&self) -> Result<()> {
+        if self.counter.load(Relaxed) < STAMPS_MAX {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Unsupported, "this process made all the changes that it can make: start it again, and it goes on"))
+    }
+
     pub(crate) fn planted(&self, bug: PlantedBug) -> bool {
         self.settings.planted(bug)
     }
 
     /// A number that nobody else gets.
     pub(crate) fn new_id(&self) -> Result<u64> {
-        self.next(IDS)
+        match self.next(IDS)? {
+            id if id < IDS_MAX => Ok(id),
+            _ => Err(Error::new(Kind::Unsupported, "the store had all the volumes and objects that it can have: make a new one")),
+        }
+    }
+
+    /// The number that somebody gets next; everything that is there has a smaller one.
+    pub(crate) fn next_id(&self) -> Result<u64> {
+        Ok(self.look_next(IDS)?.0)
     }
 
     /// Takes a number of the catalogue. One whose reply is lost is skipped.
@@ -215,10 +249,7 @@ impl Session {
         let what = "the catalogue can't be changed";
         let object = ObjectName::metadata(CATALOGUE);
         for _ in 0..1000 {
-            let sight = self.read_one(&object, vec![Look::Keys(vec![key.to_vec()])]).map_err(|refusal| failed(what, refusal))?;
-            let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
-            let number =
-                value.clone().try_into().map(u64::from_le_bytes).map_err(|_| crate::format::corrupt("the catalogue is damaged"))?;
+            let (number, value) = self.look_next(key)?;
             let op = Write {
                 object: object.clone(),
                 guards: vec![Guard::Omap(key.to_vec(), value)],
@@ -231,6 +262,15 @@ impl Session {
             }
         }
         Err(failed(what, Refusal::Unknown))
+    }
+
+    /// A number of the catalogue, and its value.
+    fn look_next(&self, key: &[u8]) -> Result<(u64, Vec<u8>)> {
+        let say = |refusal| failed("the catalogue can't be read", refusal);
+        let sight = self.read_one(&ObjectName::metadata(CATALOGUE), vec![Look::Keys(vec![key.to_vec()])]).map_err(say)?;
+        let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+        let number = value.clone().try_into().map(u64::from_le_bytes).map_err(|_| crate::format::corrupt("the catalogue is damaged"))?;
+        Ok((number, value))
     }
 
     /// Applies one operation; its reply may be lost.
@@ -271,6 +311,15 @@ impl Session {
             }
         }
         results
+    }
+
+    /// The same with a note in front of them, if there is one.
+    pub(crate) fn insist_behind(&self, note: &mut Option<Write>, batch: &[Write]) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
+        let noted = usize::from(note.is_some());
+        let batch: Vec<Write> = note.take().into_iter().chain(batch.iter().cloned()).collect();
+        let mut results = self.insist_all(&batch);
+        let rest = results.split_off(noted);
+        results.pop().transpose().map(|_| rest)
     }
 
     /// Reads one object; without a reply it is asked again.
@@ -327,5 +376,55 @@ impl Session {
             Ok(all)
         };
         objects.iter().zip(first).map(rest).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_backend::MemoryObjects;
+
+    use super::*;
+    use crate::Mode;
+
+    fn store() -> MemoryObjects {
+        let store = MemoryObjects::new(PoolKind::Replicated);
+        create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        store
+    }
+
+    fn set(store: &MemoryObjects, key: &[u8], number: u64) {
+        let changes = vec![Change::SetOmap(vec![(key.to_vec(), number.to_le_bytes().to_vec())])];
+        store.write(&[Write { object: ObjectName::metadata(CATALOGUE), guards: Vec::new(), changes }]).remove(0).unwrap();
+    }
+
+    #[test]
+    fn rule_00_who_only_looks_takes_no_number_and_looks_when_there_is_none_left() {
+        let store = store();
+        let look = || Session::look(Arc::new(store.session("who")), Settings::default()).unwrap();
+        let before = look().look_next(SESSIONS).unwrap();
+        assert_eq!(look().look_next(SESSIONS).unwrap(), before);
+        set(&store, SESSIONS, SESSIONS_MAX);
+        let refused = Session::open(Arc::new(store.session("who")), Settings::default()).map(|_| ()).unwrap_err();
+        assert!(refused.kind() == Kind::Unsupported && refused.to_string().contains("copy what it holds"), "{refused}");
+        assert!(look().status().unwrap().volumes == 0 && look().names().unwrap().is_empty());
+        set(&store, SESSIONS, 7);
+        set(&store, IDS, IDS_MAX);
+        let session = Session::open(Arc::new(store.session("who")), Settings::default()).unwrap();
+        assert_eq!(session.create_volume("v", 4096).unwrap_err().kind(), Kind::Unsupported);
+    }
+
+    #[test]
+    fn rule_00_a_session_without_stamps_refuses_before_they_come_again() {
+        let session = Arc::new(Session::open(Arc::new(store().session("who")), Settings::default()).unwrap());
+        session.create_volume("v", 1 << 20).unwrap();
+        let volume = crate::Volume::attach(&session, "v", Mode::Own).unwrap();
+        volume.write_at(0, &[1; 4096]).unwrap();
+        session.counter.store(STAMPS_MAX, Relaxed);
+        assert_eq!(volume.write_at(0, &[2; 4096]).unwrap_err().kind(), Kind::Unsupported);
+        assert_eq!(volume.discard(0, 4096).unwrap_err().kind(), Kind::Unsupported);
+        let mut bytes = [0; 4096];
+        volume.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [1; 4096]);
+        volume.detach().unwrap();
     }
 }

@@ -33,6 +33,8 @@ pub struct Settings {
     pub count_one_in: u64,
     /// Objects that a trim clears by itself; longer ones leave a record.
     pub direct_objects: u64,
+    /// Long trims that have not reached all their objects, at most: each write looks through them. One more waits.
+    pub discards_max: usize,
     /// Reads of a chunk within a minute that make it hot; 0 for never.
     pub hit_count: u32,
     /// Bytes of clean chunks kept in metadata objects by this server.
@@ -59,6 +61,7 @@ impl Default for Settings {
             spread_at: 8192,
             count_one_in: 256,
             direct_objects: 16,
+            discards_max: 64,
             hit_count: 8,
             cache_bytes: 64 << 20,
             known_objects: 4096,
@@ -140,4 +143,7 @@ bugs! {
     DeletedUnfenced "deleted-volume-not-fenced",
     NameNotCompared "name-not-compared",
     KeptUnlisted "kept-chunk-not-listed",
+    DiscardsUnbounded "long-discards-without-bound",
+    AttemptNotNoted "attempt-not-noted",
+    AttemptForgotten "attempt-forgotten-while-its-entry-waits",
 }

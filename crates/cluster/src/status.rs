@@ -42,6 +42,10 @@ pub struct Status {
     pub reference_bytes: u64,
     /// Objects on the dirty list.
     pub backlog: u64,
+    /// References that are about to be added, or were when their session ended: workers look through what stands there for 20 s.
+    pub attempts: u64,
+    /// References that are stale, as far as attempts tell: workers drop them.
+    pub stale_references: u64,
     /// Space of the object store, with everything in it.
     pub space: Space,
 }
@@ -71,8 +75,17 @@ impl Session {
             *count += 1;
             *bytes += named.bytes;
         }
+        self.left_behind(&mut status).map_err(|refusal| failed("the attempts can't be read", refusal))?;
         self.sizes(&mut status).map_err(|refusal| failed("the pools can't be read", refusal))?;
         Ok(status)
+    }
+
+    fn left_behind(&self, status: &mut Status) -> Result<(), Refusal> {
+        let attempts = self.attempts()?;
+        let verdict = self.judge(&attempts.iter().collect::<Vec<_>>())?;
+        status.attempts = attempts.len() as u64;
+        status.stale_references = self.have_references(&verdict.stale).into_iter().filter(|has| *has).count() as u64;
+        Ok(())
     }
 
     fn sizes(&self, status: &mut Status) -> Result<(), Refusal> {

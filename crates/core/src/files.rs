@@ -59,7 +59,7 @@ pub trait Files: Send + Sync {
     /// Locks the file `name`, which is there; waits for it when `wait` is set.
     ///
     /// # Errors
-    /// `Busy` when somebody holds it otherwise and nobody waits.
+    /// `Busy` when somebody holds it otherwise and nobody waits, or it was waited for long enough although a stranger could hold it.
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>>;
 
     /// Nodes, and columns of data and of parity in a stripe; one directory is `[1, 1, 0]`.
@@ -89,6 +89,15 @@ pub trait Files: Send + Sync {
     /// `Stopped` when too few are left; those of the system.
     fn confirm(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Makes these bytes of a file durable without writing, as a reader does; they are what it read at byte `at`, and somebody wrote them who may have been
+    /// killed before their sync. True when as many copies have them as a change needs: otherwise they may vanish with the copies that do.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn keeps(&self, name: &str, _at: u64, _bytes: &[u8]) -> Result<bool> {
+        self.open(name)?.sync().map(|()| true)
     }
 
     /// Reads from another copy from now on; false when there is none.

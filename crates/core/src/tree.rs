@@ -1,5 +1,9 @@
 //! What a directory holds, as archives keep it.
 
+/// The bit of [`Entry::mode`] of a file that could not be read to its end when it was stored: what is missing reads as a hole. Programs from before it
+/// existed take it for a permission that the system does not know.
+pub const IN_PART: u32 = 1 << 31;
+
 /// Something in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -7,7 +11,7 @@ pub struct Entry {
     pub path: Vec<u8>,
     /// What it is.
     pub what: What,
-    /// Permission bits, with set-id and sticky bits.
+    /// Permission bits, with set-id and sticky bits, and perhaps [`IN_PART`].
     pub mode: u32,
     /// Owner.
     pub uid: u32,
@@ -54,6 +58,12 @@ pub enum What {
 }
 
 impl Entry {
+    /// True for a file that is there in part only.
+    #[must_use]
+    pub fn is_in_part(&self) -> bool {
+        self.mode & IN_PART != 0
+    }
+
     /// True when the path stays below the root, whoever wrote it: no empty part, no `.`, no `..`, no zero byte.
     #[must_use]
     pub fn is_safe(&self) -> bool {

@@ -6,6 +6,7 @@ use onefold_block::{
         Identity, VERSION,
         carrier::{self, Carrier},
         catalogue::{CatalogueChange, Discard, Volume},
+        claim::{self, Claim, Claimant, SECTOR},
         geometry::Geometry,
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         record::WindowNumber,
@@ -54,6 +55,27 @@ fn look_at_superblock(block: &Block) {
 
 pub(crate) fn superblock_examples() -> Vec<Vec<u8>> {
     corrupt::blocks_of_kind(b"ONEF")
+}
+
+/// A claim that is believed is one that would be written, and its host's name can be shown.
+pub fn claim(data: &[u8]) {
+    let mut block = block(data);
+    look_at_claim(&block);
+    claim::repair(&mut block);
+    look_at_claim(&block);
+}
+
+fn look_at_claim(block: &Block) {
+    if let Some(found) = Claim::decode(block) {
+        assert!(found.encode().0[..SECTOR] == block.0[..SECTOR], "a claim changes by being written");
+        assert!(!found.claimant.host.chars().any(char::is_control), "a name that a terminal obeys");
+    }
+}
+
+pub(crate) fn claim_examples() -> Vec<Vec<u8>> {
+    let claimant = Claimant { host: "host".to_owned(), machine: [1; 16], boot: [2; 16], pid: 3, device: 4, inode: 5 };
+    let claim = |state| Claim { store: [6; 16], token: [7; 16], claimant: claimant.clone(), state };
+    [claim::State::Free, claim::State::Held, claim::State::Wanted].map(|state| claim(state).encode().0[..SECTOR].to_vec()).to_vec()
 }
 
 /// A page of the zone list.

@@ -24,7 +24,7 @@ pub use archive::{
     decoders::{container, label, listing, log, node_label, recipe, record, snapshot},
 };
 pub use cluster::cluster;
-pub use decoders::{carrier, map_page, superblock, zone_list};
+pub use decoders::{carrier, claim, map_page, superblock, zone_list};
 pub use image::{image, repaired_image};
 pub use nbd::nbd_session;
 pub use tools::tools;
@@ -41,9 +41,10 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
+    Target { name: "claim", body: claim, examples: decoders::claim_examples },
     Target { name: "carrier", body: carrier, examples: decoders::carrier_examples },
     Target { name: "map_page", body: map_page, examples: decoders::page_examples },
     Target { name: "image", body: image, examples: corrupt::examples },

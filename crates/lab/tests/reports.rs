@@ -36,18 +36,19 @@ fn report() -> Report {
     let table = Table { title: "Numbers".into(), columns: vec!["a".into()], rows: vec![vec!["1".into()], vec!["<b>".into()]] };
     let figures = vec![Figure::Lines(lines), Figure::Bars(bars), Figure::Table(table)];
     let section = Section { title: "One".into(), about: vec!["Two & three".into()], figures };
-    let verdicts = [Verdict::Reproduced, Verdict::Better, Verdict::NotReproduced, Verdict::OutOfScope];
+    let verdicts = [Verdict::Reproduced, Verdict::Better, Verdict::Calibrated, Verdict::Missed, Verdict::NotRun, Verdict::OutOfScope];
     Report { title: "A <title>".into(), about: Vec::new(), statements: verdicts.map(statement).to_vec(), sections: vec![section] }
 }
 
 #[test]
 fn statements_are_counted_and_shown() {
     let report = report();
-    assert_eq!(report.score(), (2, 3));
+    let score = report.score();
+    assert_eq!((score.reproduced, score.better, score.calibrated, score.missed, score.possible), (1, 1, 1, 1, 4));
+    let told = "1 reproduced and 1 better, of 4 that were looked at, 1 calibrated, 1 missed, 1 not run, 1 out of scope";
+    assert_eq!(score.to_string(), told);
     let html = report.html();
-    for text in
-        ["A &lt;title&gt;", "2 of 3 reproduced or better", "2.73 times &lt;ordered&gt;", "not reproduced", "20,000", "fitted device"]
-    {
+    for text in ["A &lt;title&gt;", told, "2.73 times &lt;ordered&gt;", ">missed<", ">calibrated<", ">better<", "20,000", "fitted device"] {
         assert!(html.contains(text), "{text}");
     }
     assert!(!html.contains("<b>") && html.contains("&lt;b&gt;"));

@@ -4,9 +4,12 @@
 //! can be made again from the nodes.
 
 use std::{
-    fs::{self, File},
-    io::Write,
-    os::unix::fs::MetadataExt,
+    ffi::OsString,
+    fs,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
@@ -16,16 +19,29 @@ use onefold_archive::{Archive, Settings, archive::find_label, nodes::Nodes};
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
 
-use crate::control::Client;
+use crate::{
+    control::Client,
+    operator::{warn, word},
+};
 
 /// Names the directories of an archive's nodes, a line each, the first that of node 0.
 const NODES: &str = "nodes";
+
+/// Bytes of that list at most.
+const LIST_BYTES_MAX: u64 = 64 << 10;
 
 /// The directory of an archive.
 pub(crate) struct ArchiveDir {
     path: PathBuf,
     /// Those of its nodes, when there are several.
-    nodes: Option<Vec<PathBuf>>,
+    nodes: Option<List>,
+}
+
+/// Where the nodes are.
+struct List {
+    paths: Vec<PathBuf>,
+    /// To whom the list belongs; directories of others are no nodes of it.
+    owner: u32,
 }
 
 impl ArchiveDir {
@@ -39,16 +55,25 @@ impl ArchiveDir {
     /// # Errors
     /// One sentence for what is missing or no archive.
     pub(crate) fn look(path: &Path) -> Result<ArchiveDir> {
-        if let Some(nodes) = read_nodes(path)? {
-            let directory = ArchiveDir { path: path.to_owned(), nodes: Some(nodes) };
+        let files = Directory::open(path, false)?;
+        let directory = ArchiveDir { path: path.to_owned(), nodes: read_nodes(&files)? };
+        if directory.nodes.is_some() {
             directory.nodes(false, false)?;
-            return Ok(directory);
+        } else {
+            find_label(&files).map_err(|error| name_archive(path, error))?;
         }
-        let found = Directory::open(path, false).and_then(|files| find_label(&files));
-        match found {
-            Ok(_) => Ok(ArchiveDir { path: path.to_owned(), nodes: None }),
-            Err(error) => Err(name_archive(path, error)),
-        }
+        directory.warn_of_others(&files);
+        Ok(directory)
+    }
+
+    /// Tells of directories that others can enter, but for empty ones, where perhaps nothing is mounted.
+    fn warn_of_others(&self, files: &Directory) {
+        let exposed = |node: &PathBuf| {
+            let files = Directory::open(node, false).ok()?;
+            files.exposed().filter(|_| files.names().is_ok_and(|names| !names.is_empty()))
+        };
+        let nodes = self.nodes.iter().flat_map(|list| &list.paths).filter_map(exposed);
+        files.exposed().into_iter().chain(nodes).for_each(|sentence| warn(&sentence));
     }
 
     /// Makes the directory of an archive whose nodes are elsewhere; durable on return.
@@ -56,7 +81,7 @@ impl ArchiveDir {
     /// # Errors
     /// `Exists` when something is in it, and those of the system.
     pub(crate) fn create(path: &Path, nodes: &[PathBuf]) -> Result<ArchiveDir> {
-        drop(Directory::create(path)?);
+        let own = Directory::create_as(path, word())?;
         let whole = |node: &PathBuf| {
             let whole = std::path::absolute(node).map_err(|e| Error::from_io(node.display(), e))?;
             match whole.to_str() {
@@ -64,7 +89,8 @@ impl ArchiveDir {
                 _ => Err(Error::new(Kind::InvalidInput, format!("{} can't be written into a list", whole.display()))),
             }
         };
-        let directory = ArchiveDir { path: path.to_owned(), nodes: Some(nodes.iter().map(whole).collect::<Result<_>>()?) };
+        let list = List { paths: nodes.iter().map(whole).collect::<Result<_>>()?, owner: own.owner()? };
+        let directory = ArchiveDir { path: path.to_owned(), nodes: Some(list) };
         directory.write_nodes()?;
         Ok(directory)
     }
@@ -75,22 +101,22 @@ impl ArchiveDir {
     /// Those of the system.
     pub(crate) fn move_node(&mut self, number: usize, to: &Path) -> Result<()> {
         let to = std::path::absolute(to).map_err(|e| Error::from_io(to.display(), e))?;
-        if let Some(place) = self.nodes.as_mut().and_then(|nodes| nodes.get_mut(number)) {
+        if let Some(place) = self.nodes.as_mut().and_then(|list| list.paths.get_mut(number)) {
             *place = to;
         }
         self.write_nodes()
     }
 
     fn write_nodes(&self) -> Result<()> {
-        let wrong = |e| Error::from_io(self.path.join(NODES).display(), e);
-        let (file, new) = (self.path.join(NODES), self.path.join("nodes.new"));
-        let mut out = File::create(&new).map_err(wrong)?;
-        for node in self.nodes.iter().flatten() {
-            writeln!(out, "{}", node.display()).map_err(wrong)?;
+        let mut text = Vec::new();
+        for node in self.nodes.iter().flat_map(|list| &list.paths) {
+            text.extend_from_slice(node.as_os_str().as_bytes());
+            text.push(b'\n');
         }
-        out.sync_all().map_err(wrong)?;
-        fs::rename(&new, &file).map_err(wrong)?;
-        File::open(&self.path).and_then(|directory| directory.sync_all()).map_err(wrong)
+        if text.len() as u64 > LIST_BYTES_MAX {
+            return Err(Error::new(Kind::InvalidInput, format!("the paths of the nodes have more than {} KiB", LIST_BYTES_MAX >> 10)));
+        }
+        Directory::open_as(&self.path, true, word())?.replace(NODES, &text)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -135,7 +161,7 @@ impl ArchiveDir {
 
     /// The directory of a node.
     pub(crate) fn node(&self, number: usize) -> PathBuf {
-        self.nodes.as_ref().and_then(|nodes| nodes.get(number)).cloned().unwrap_or_default()
+        self.nodes.as_ref().and_then(|list| list.paths.get(number)).cloned().unwrap_or_default()
     }
 
     /// Its nodes, when there are several.
@@ -143,11 +169,25 @@ impl ArchiveDir {
     /// # Errors
     /// Those of looking at them.
     pub(crate) fn nodes(&self, writes: bool, degraded: bool) -> Result<Option<Arc<Nodes>>> {
-        let Some(nodes) = &self.nodes else { return Ok(None) };
-        let open = |path: &PathBuf| Some(Arc::new(Directory::open(path, writes).ok()?) as Arc<dyn Files>);
-        let nodes = Nodes::open(nodes.iter().map(open).collect(), degraded);
+        let Some(list) = &self.nodes else { return Ok(None) };
+        // A disk that is not mounted may show a directory of somebody else's: that node is absent. When all are, the first reason is the one to tell.
+        let (mut directories, mut refused) = (Vec::new(), None);
+        for path in &list.paths {
+            directories.push(match list.open(path, writes) {
+                Ok(files) => Some(Arc::new(files) as Arc<dyn Files>),
+                Err(error) if error.kind() == Kind::NotFound => None,
+                // Left out, it would count as one that missed what is written now.
+                Err(error) if error.kind() == Kind::Unsupported => return Err(error),
+                Err(error) => {
+                    refused.get_or_insert(error);
+                    None
+                }
+            });
+        }
+        let none = || Error::new(Kind::NotFound, format!("none of the nodes of {} is there", self.path.display()));
+        let nodes = Nodes::open(directories, degraded);
         nodes.map(|nodes| Some(Arc::new(nodes))).map_err(|error| match error.kind() {
-            Kind::NotFound => Error::new(Kind::NotFound, format!("none of the nodes of {} is there", self.path.display())),
+            Kind::NotFound => refused.unwrap_or_else(none),
             _ => name_archive(&self.path, error),
         })
     }
@@ -168,39 +208,59 @@ impl ArchiveDir {
         let nodes = self.nodes(true, degraded)?;
         let files: Arc<dyn Files> = match &nodes {
             Some(nodes) => nodes.clone(),
-            None => Arc::new(Directory::open(&self.path, true).map_err(|e| name_archive(&self.path, e))?),
+            None => Arc::new(Directory::open_as(&self.path, true, word()).map_err(|e| name_archive(&self.path, e))?),
         };
         let archive = Archive::open(files, true, settings).map_err(|e| name_archive(&self.path, e))?;
         Ok((Arc::new(archive), nodes))
     }
 
-    /// Opens it for looking; it may be on a file system that takes no writes. Whoever wrote it, its tables take at most `memory` bytes, and more for what
-    /// they occupy there.
+    /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system that takes no writes. Whoever wrote it, its tables take at
+    /// most `memory` bytes, and more for what they occupy there.
     ///
     /// # Errors
     /// Those of opening.
     pub(crate) fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
         let settings = Settings { memory, ..Settings::default() };
-        // Who may write makes durable what a killed process left, before it shows it.
-        match self.open(settings.clone()) {
-            Err(error) if error.kind() != Kind::Memory => {}
-            opened => return opened,
-        }
         let files: Arc<dyn Files> = match self.nodes(false, false)? {
             Some(nodes) => nodes,
             None => Arc::new(Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?),
         };
         Archive::open(files, false, settings).map(Arc::new).map_err(|e| name_archive(&self.path, e))
     }
+
+    /// Opens it for looking, and for noting and mending what is found, where that is ours to do.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub(crate) fn open_to_mend(&self, memory: u64) -> Result<Arc<Archive>> {
+        let settings = Settings { memory, ..Settings::default() };
+        match Directory::open_as(&self.path, true, word()).and_then(|_| self.open(settings)) {
+            Ok(archive) => Ok(archive),
+            // Somebody else's, or on a file system that takes no writes.
+            Err(_) => self.open_to_read(memory),
+        }
+    }
+}
+
+impl List {
+    /// Opens the directory of a node.
+    fn open(&self, path: &Path, writes: bool) -> Result<Directory> {
+        let files = Directory::open_as(path, writes, word())?;
+        let owner = files.owner()?;
+        if owner == self.owner {
+            return Ok(files);
+        }
+        let why = format!("{} belongs to user {owner}, and the list that names it as a node to user {}", path.display(), self.owner);
+        Err(Error::new(Kind::Denied, why))
+    }
 }
 
 /// The list of nodes in a directory, if there is one.
-fn read_nodes(path: &Path) -> Result<Option<Vec<PathBuf>>> {
-    match fs::read_to_string(path.join(NODES)) {
-        Ok(text) => Ok(Some(text.lines().map(PathBuf::from).collect())),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::from_io(path.join(NODES).display(), e)),
-    }
+fn read_nodes(files: &Directory) -> Result<Option<List>> {
+    let Some((bytes, owner)) = files.small(NODES, LIST_BYTES_MAX)? else { return Ok(None) };
+    let lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let paths = lines.map(|line| PathBuf::from(OsString::from_vec(line.to_vec()))).collect();
+    Ok(Some(List { paths, owner }))
 }
 
 /// Seconds since 1970.

@@ -4,8 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::verbs::{
-    archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status, volume,
+use crate::{
+    operator,
+    verbs::{
+        archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status,
+        volume,
+    },
 };
 
 /// Storage that keeps everything once: block volumes, archives, volumes on a cluster
@@ -32,6 +36,9 @@ pub(crate) struct Arguments {
     /// (mode 0700), and is made when it is missing [default: RUNTIME_DIRECTORY, else /run/onefold/root or XDG_RUNTIME_DIR/onefold]
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) control: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) operator: operator::Options,
 
     /// The verb.
     #[command(subcommand)]

@@ -11,6 +11,9 @@ const FAILED: u8 = 1;
 /// Exit status of a command line that makes no sense.
 const USAGE: u8 = 2;
 
+/// Exit status of a verb that did its work but for a part that could not be read.
+const IN_PART: u8 = 3;
+
 /// Why the command ends before its verb is done.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -24,6 +27,11 @@ impl Failure {
     /// A verb that failed.
     pub(crate) fn new(sentence: impl Into<String>) -> Failure {
         Failure::Sentence(sentence.into(), FAILED)
+    }
+
+    /// A verb that did its work but for what could not be read.
+    pub(crate) fn in_part(sentence: impl Into<String>) -> Failure {
+        Failure::Sentence(sentence.into(), IN_PART)
     }
 
     /// A command line that makes no sense.
@@ -78,7 +86,7 @@ pub(crate) fn sentence_of(error: &clap::Error) -> String {
 }
 
 /// A sentence on one line, whatever it quotes.
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
     line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

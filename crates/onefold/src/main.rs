@@ -4,21 +4,24 @@
 //! |---|---|
 //! | [`arguments`], [`configuration`] | what was asked for, on the command line and in a file |
 //! | [`verbs`] | one file for each verb |
+//! | [`operator`] | what the operator says for the whole command, and warnings |
 //! | [`archive_dir`] | an archive's directory |
 //! | [`store_file`] | a store that nobody serves: looked at, or opened for work |
 //! | [`control`] | a store that is served: verbs reach its server through the control socket |
 //! | [`report`] | what `status` tells, as JSON and as text |
 //! | [`progress`], [`output`], [`failure`], [`size`], [`logging`] | how it speaks to people |
 //!
-//! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a wrong command line is 2. Nobody's
-//! closed pipe is a panic.
+//! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a wrong command line is 2; 3 is a
+//! tree that was stored or restored but for what could not be read. Nobody's closed pipe is a panic.
 
 mod archive_dir;
 mod arguments;
 mod configuration;
 mod control;
 mod failure;
+mod keeper;
 mod logging;
+mod operator;
 mod output;
 mod progress;
 mod report;

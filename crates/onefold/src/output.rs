@@ -29,6 +29,9 @@ pub(crate) fn json(report: &impl Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What a verb says that makes a store, until stores can be encrypted.
+pub(crate) const NOT_ENCRYPTED: &str = "it is not encrypted: whoever can read its file, device or objects reads what is stored";
+
 /// How a verb tells what it did.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Answer {

@@ -19,7 +19,7 @@ use onefold_block::{
 };
 use onefold_core::{Disk, Error, Kind, Pba, Result};
 
-use crate::control;
+use crate::{control, keeper::Keeper};
 
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of a server that was killed.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
@@ -30,6 +30,7 @@ pub(crate) struct StoreFile {
     path: PathBuf,
     superblock: Superblock,
     metadata: std::fs::Metadata,
+    one_host: bool,
 }
 
 impl StoreFile {
@@ -40,7 +41,7 @@ impl StoreFile {
     pub(crate) fn look(path: &Path) -> Result<StoreFile> {
         let superblock = read_superblock(path).map_err(|e| name_store(path, e))?;
         let metadata = std::fs::metadata(path).map_err(|e| Error::from_io(path.display(), e))?;
-        Ok(StoreFile { path: path.to_owned(), superblock, metadata })
+        Ok(StoreFile { path: path.to_owned(), superblock, metadata, one_host: false })
     }
 
     /// Opens a file or device for reading, whatever is in it.
@@ -57,6 +58,12 @@ impl StoreFile {
     /// The same with a path that does not depend on the directory of the process.
     pub(crate) fn at_absolute_path(mut self) -> StoreFile {
         self.path = std::path::absolute(&self.path).unwrap_or(self.path);
+        self
+    }
+
+    /// The same, with the operator's word whether only this machine reaches the medium.
+    pub(crate) fn on_one_host(mut self, one_host: bool) -> StoreFile {
+        self.one_host = one_host;
         self
     }
 
@@ -132,18 +139,27 @@ impl StoreFile {
         look(&self.open_for_reading()?).map_err(|e| name_store(&self.path, e))
     }
 
+    /// Opens it for writing, and claims it against other machines.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and `Busy` while another machine works on it.
+    pub(crate) fn claim(&self) -> Result<Keeper> {
+        let disk = self.open(Access::ReadWrite)?;
+        Keeper::take(disk, self.superblock.fixed.id, self.one_host).map_err(|e| name_store(&self.path, e))
+    }
+
     /// Opens the store for work.
     ///
     /// # Errors
     /// As [`open_unchanged`](Self::open_unchanged).
     pub(crate) fn work(&self, settings: Settings) -> Result<WorkingStore> {
-        let disk = Arc::new(self.open(Access::ReadWrite)?);
-        let store = Store::open(disk, Arc::new(MonotonicClock::new()), settings).map_err(|e| name_store(&self.path, e))?;
+        let keeper = self.claim()?;
+        let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings).map_err(|e| name_store(&self.path, e))?;
         if store.engine().loses_everything() {
             let message = "it keeps no metadata and would lose everything: it is for measuring only, and is not served";
             return Err(name_store(&self.path, Error::new(Kind::Unsupported, message)));
         }
-        WorkingStore::start(store)
+        WorkingStore::start(store, keeper)
     }
 }
 
@@ -192,11 +208,13 @@ fn name_store(path: &Path, error: Error) -> Error {
 pub(crate) struct WorkingStore {
     store: Arc<Store>,
     threads: Vec<JoinHandle<()>>,
+    /// Given up last, when nobody writes any more.
+    _keeper: Keeper,
 }
 
 impl WorkingStore {
-    fn start(store: Arc<Store>) -> Result<WorkingStore> {
-        let mut working = WorkingStore { store, threads: Vec::new() };
+    fn start(store: Arc<Store>, keeper: Keeper) -> Result<WorkingStore> {
+        let mut working = WorkingStore { store, threads: Vec::new(), _keeper: keeper };
         working.spawn("store writer", Store::run_writer)?;
         working.spawn("store background", Store::run_background)?;
         Ok(working)

@@ -1,5 +1,6 @@
 //! Archives through the command: streams and trees in and out, kills at many points, several processes at once.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
 
 mod support;
 
@@ -120,11 +121,12 @@ fn trees_come_back_with_all_that_belongs_to_them() {
     fs::remove_dir_all(desk.path("back/deep/er")).ok();
     fs::remove_file(desk.path("back/sparse")).unwrap();
     fs::create_dir(desk.path("outside")).unwrap();
-    desk.ok("get a t -C back");
+    desk.fails("get a t -C back", 1, &["there already", "--in-place"]);
+    desk.ok("get a t -C back --in-place");
     same(&root, &desk.path("back"));
     fs::remove_dir_all(desk.path("back/deep")).unwrap();
     symlink(desk.path("outside"), desk.path("back/deep")).unwrap();
-    desk.fails("get a t -C back", 1, &["deep"]);
+    desk.fails("get a t -C back --in-place", 1, &["deep"]);
     assert_eq!(fs::read_dir(desk.path("outside")).unwrap().count(), 0);
     assert!(desk.ok("ls a t").contains("link -> /nowhere"));
     desk.fails("get a t", 2, &["-C"]);

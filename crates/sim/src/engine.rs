@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_block::{
-    Branch, CheckpointStep, Critical, Engine, Format, Persistence, PlantedBug, Settings,
+    Branch, CheckpointStep, Critical, Engine, Format, Limits, Persistence, PlantedBug, Settings,
     check::Place,
     format::{
         Identity,
@@ -50,10 +50,17 @@ impl Thin {
             unflushed_blocks: window_blocks * UNFLUSHED_WINDOWS,
             delay: Duration::from_millis(options.delay_ms),
             accept_loss: false,
+            limits: Thin::limits(options),
             weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
             no_room_to_append: options.no_room,
             bug: options.bug.map(|bug| PlantedBug::ALL[bug].1),
         }
+    }
+
+    fn limits(options: &StoreOptions) -> Limits {
+        let [discards, cuts] = options.limits;
+        let usual = Limits::default();
+        Limits { discards: discards.unwrap_or(usual.discards), cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize), ..usual }
     }
 
     fn format_of(options: &StoreOptions) -> Format {
@@ -114,17 +121,18 @@ const fn bug_names() -> [&'static str; PlantedBug::ALL.len()] {
 /// copy-on-write, or with leaves in place.
 const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
     use PlantedBug::{
-        AcknowledgedEarly, BelievedUnseen, ChecksumIgnored, CommitPastDurable, DoubleDecrement, DroppedReturns, DuplicateOntoFree,
-        EarlyReuse, FingerprintStays, ForgedCarrier, LeftoverBusy, LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData,
-        ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse, RecountBlind, RecoveryUnflushed, UnlinkedEarly, UnlistedZone,
+        AcknowledgedEarly, BelievedUnseen, ChecksumIgnored, CommitPastDurable, CutsUnlimited, DiscardsUnlimited, DoubleDecrement,
+        DroppedReturns, DuplicateOntoFree, EarlyReuse, FingerprintStays, ForgedCarrier, LeftoverBusy, LeftoverInPlace, LeftoverVoid,
+        LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse, RecountBlind, RecoveryUnflushed,
+        UnlinkedEarly, UnlistedZone,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain, and windows end one by one.
         (&[BelievedUnseen, OutOfOrder], &["thin"]),
-        (&[LeftoverInPlace, LeftoverBusy, LeftoverVoid, ForgedCarrier, CommitPastDurable], &["thin", "ordered"]),
+        (&[LeftoverInPlace, LeftoverBusy, LeftoverVoid, ForgedCarrier, CommitPastDurable, CutsUnlimited], &["thin", "ordered"]),
         (&[EarlyReuse, UnlistedZone, ListedOnce], &["thin", "ordered", "ordermerge"]),
         (
-            &[DroppedReturns, DuplicateOntoFree, RecoveryUnflushed, ChecksumIgnored, DoubleDecrement, RangeOverWrite],
+            &[DroppedReturns, DuplicateOntoFree, RecoveryUnflushed, ChecksumIgnored, DoubleDecrement, RangeOverWrite, DiscardsUnlimited],
             &["thin", "ordered", "cow"],
         ),
         // A window is durable by what comes after its own blocks.

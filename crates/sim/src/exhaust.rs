@@ -210,6 +210,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         zone_limit: 16,
         critical: (0, 0),
         no_room: false,
+        limits: [None; 2],
         bug: None,
     }
 }

@@ -153,6 +153,7 @@ impl Params {
             let &(start, blocks) = &spots[apart.below(spots.len() as u64) as usize];
             options.critical = (start, blocks.div_ceil(2));
         }
+        options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
             duplicates: if matches!(profile, Profile::FullStore | Profile::Churn) { 10 } else { percent(rng, [0, 20, 50, 85]) },
@@ -268,6 +269,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         zone_limit: [3, 6, 128][rng.weighted(&[1, 2, 3])],
         critical: (0, 0),
         no_room: rng.percent(4),
+        limits: [None; 2],
         bug: None,
     }
 }
@@ -288,6 +290,14 @@ fn spots(rng: &mut Rng, volume_blocks: u64, room: u64, most: u64) -> Vec<(u64, u
             (first, length)
         })
         .collect()
+}
+
+/// Limits so low that a run comes to them, drawn from a source of their own: all other seeds stay what they were, those that are kept among them.
+fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 2] {
+    // Where space is short, checkpoints leave discards.
+    let crowded = matches!(profile, Profile::FullStore | Profile::Churn);
+    let mut tiny = |percent, choices: [u64; 3]| rng.percent(percent).then(|| choices[rng.below(3) as usize]);
+    [tiny(if crowded { 30 } else { 2 }, [2, 3, 8]), tiny(4, [1, 1, 2])]
 }
 
 fn mix(rng: &mut Rng, profile: Profile) -> [u32; 15] {

@@ -48,6 +48,9 @@ pub struct StoreOptions {
     pub critical: (u64, u64),
     /// Recovery finds no block to append records to, as on a store that is full and aged.
     pub no_room: bool,
+    /// Ranges that a checkpoint leaves for later, and recoveries that a superblock remembers, at most; `None` where the format's own bound
+    /// stays, which no run comes to.
+    pub limits: [Option<u64>; 2],
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }

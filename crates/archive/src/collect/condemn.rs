@@ -9,15 +9,14 @@ use crate::{
     chain::is_condemned,
     format::{
         Address, ContainerId,
-        frame::FRAME_PAYLOAD_MAX,
         record::{Pieces, Record},
     },
     settings::PlantedBug,
     tables::{Container, Tables},
 };
 
-/// Bytes of one record of condemned chunks: half a frame.
-const CONDEMNED_BYTES_MAX: usize = FRAME_PAYLOAD_MAX / 2;
+/// Bytes of a condemned container in the log, beside a bit for each chunk.
+const ID_BYTES: usize = 16;
 
 impl Collection {
     /// Condemns dead chunks of containers that are dead or less than half full; false when there are none.
@@ -66,9 +65,9 @@ impl Collection {
             // Half full or more: their dead chunks may live again.
             let leaves = live * 2 < all || (number > 0 && settling.contains(&id));
             if leaves && !tables.condemned.contains_key(&id) {
-                bytes += bits.len() + 12;
-                // What does not fit into one frame is left to the next collection.
-                if bytes > CONDEMNED_BYTES_MAX {
+                bytes += bits.len() + ID_BYTES;
+                if bytes > self.archive.settings.frame_bytes / 2 {
+                    // They go into one frame of the log: the next collection takes the rest.
                     break;
                 }
                 containers.push((id, bits));

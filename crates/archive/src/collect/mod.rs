@@ -81,6 +81,9 @@ pub struct Collected {
     pub waits: bool,
 }
 
+/// Places that one frame of the log frees, at most: 25 bytes each.
+const FREED_MAX: usize = 1 << 20;
+
 /// One collection, step by step.
 pub struct Collection {
     archive: Arc<Archive>,
@@ -244,11 +247,13 @@ impl Collection {
         if places.is_empty() {
             return Ok(());
         }
-        for place in &places {
-            self.shelves.free(place)?;
-            self.done.freed_bytes += tables.taken(place);
+        for some in places.chunks(FREED_MAX) {
+            for place in some {
+                self.shelves.free(place)?;
+                self.done.freed_bytes += tables.taken(place);
+            }
+            self.archive.commit(true, |_| Ok(vec![Record::Freed { places: some.to_vec() }]))?;
         }
-        self.archive.commit(true, |_| Ok(vec![Record::Freed { places }]))?;
         self.remove_orphans()
     }
 

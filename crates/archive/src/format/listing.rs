@@ -1,4 +1,7 @@
-//! The listing of a tree: its entries one after the other, each behind its length. Parents come before what is in them.
+//! The listing of a tree: its entries one after the other, each behind its length. Parents come before what is in them, names of one directory in the order
+//! of their bytes, and what is in a directory directly behind it.
+
+use std::cmp::Ordering;
 
 use onefold_core::{
     Result,
@@ -12,6 +15,126 @@ pub const ENTRY_BYTES_MAX: usize = 16 << 20;
 
 /// Attributes of an entry at most: their names have 64 KiB on Linux.
 const ATTRIBUTES_MAX: usize = 32 << 10;
+/// How deep an entry may lie below the root.
+pub const LEVELS_MAX: usize = 4096;
+
+/// Memory for the targets of hard links that wait to be found.
+const LINK_BYTES: usize = 4 << 20;
+
+/// The place of two paths in a listing.
+#[must_use]
+pub fn compare(one: &[u8], other: &[u8]) -> Ordering {
+    let parts = |path| <[u8]>::split(path, |&byte| byte == b'/');
+    parts(one).cmp(parts(other))
+}
+
+/// Checks, entry by entry, that a listing is one that a walk can give: the root first, names of a directory strictly rising, so that no path comes twice, each
+/// entry in a directory that came before, none deeper than [`LEVELS_MAX`]. Holds one path.
+#[derive(Debug, Default)]
+pub struct Order {
+    last: Vec<u8>,
+    is_directory: bool,
+    has_begun: bool,
+}
+
+impl Order {
+    /// The next entry.
+    ///
+    /// # Errors
+    /// `Corrupt`, with the path.
+    pub fn next(&mut self, entry: &Entry) -> Result<()> {
+        let path = &entry.path[..];
+        let bad = |why: &str| corrupt(format!("the listing of the tree has '{}' {why}", String::from_utf8_lossy(path)));
+        if !self.has_begun {
+            if !path.is_empty() || entry.what != What::Directory {
+                return Err(bad("before its root"));
+            }
+        } else if !entry.is_safe() {
+            return Err(bad("outside of the tree"));
+        } else if path.split(|&byte| byte == b'/').count() > LEVELS_MAX {
+            return Err(bad(&format!("more than {LEVELS_MAX} levels deep")));
+        } else if compare(&self.last, path) != Ordering::Less {
+            return Err(bad(&format!("behind '{}', twice or out of order", String::from_utf8_lossy(&self.last))));
+        } else if !self.is_inside(path) {
+            return Err(bad("in what is no directory that came before"));
+        }
+        self.last.clear();
+        self.last.extend_from_slice(path);
+        (self.is_directory, self.has_begun) = (entry.what == What::Directory, true);
+        Ok(())
+    }
+
+    /// True when the parent is the last entry, or one of the directories that it lies in.
+    fn is_inside(&self, path: &[u8]) -> bool {
+        let Some(at) = path.iter().rposition(|&byte| byte == b'/') else { return true };
+        let parent = &path[..at];
+        match self.last.strip_prefix(parent) {
+            Some([]) => self.is_directory,
+            Some([b'/', ..]) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Checks that hard links name entries that came before them and are no directories. Since entries and targets have one order, it holds a part of the targets
+/// only, and looks for these while the listing is read once more; it wants another pass as long as targets are left.
+#[derive(Debug, Default)]
+pub struct Links {
+    /// Targets that are looked for in this pass, in order, each with its link.
+    wanted: Vec<(Vec<u8>, Vec<u8>)>,
+    found: usize,
+    /// Those of the next pass.
+    held: Vec<(Vec<u8>, Vec<u8>)>,
+    held_bytes: usize,
+    /// Links that were looked at, in this pass and in earlier ones.
+    seen: u64,
+    taken: u64,
+}
+
+impl Links {
+    /// The next entry of a pass.
+    ///
+    /// # Errors
+    /// `Corrupt`, with the path of the link.
+    pub fn next(&mut self, entry: &Entry) -> Result<()> {
+        while let Some((target, link)) = self.wanted.get(self.found) {
+            match compare(target, &entry.path) {
+                Ordering::Greater => break,
+                Ordering::Equal if entry.what != What::Directory => self.found += 1,
+                _ => return Err(nowhere(link)),
+            }
+        }
+        let What::HardLink { target } = &entry.what else { return Ok(()) };
+        if compare(target, &entry.path) != Ordering::Less {
+            return Err(nowhere(&entry.path));
+        }
+        self.seen += 1;
+        if self.seen > self.taken && (self.held.is_empty() || self.held_bytes < LINK_BYTES) {
+            self.taken = self.seen;
+            self.held_bytes += target.len() + entry.path.len() + 64;
+            self.held.push((target.clone(), entry.path.clone()));
+        }
+        Ok(())
+    }
+
+    /// The end of a pass; true when another one is wanted.
+    ///
+    /// # Errors
+    /// `Corrupt`, with the path of a link whose target was not found.
+    pub fn end_pass(&mut self) -> Result<bool> {
+        if let Some((_, link)) = self.wanted.get(self.found) {
+            return Err(nowhere(link));
+        }
+        self.wanted = std::mem::take(&mut self.held);
+        self.wanted.sort_unstable_by(|(one, _), (other, _)| compare(one, other));
+        (self.found, self.held_bytes, self.seen) = (0, 0, 0);
+        Ok(!self.wanted.is_empty())
+    }
+}
+
+fn nowhere(link: &[u8]) -> onefold_core::Error {
+    corrupt(format!("the listing of the tree has a hard link '{}' to what is no file before it", String::from_utf8_lossy(link)))
+}
 
 /// Appends an entry.
 pub fn encode(entry: &Entry, out: &mut Vec<u8>) {
@@ -41,17 +164,23 @@ pub fn encode(entry: &Entry, out: &mut Vec<u8>) {
     out.extend_from_slice(&w.0);
 }
 
-/// The entry that `held` begins with, and its bytes; `None` when more must be read for it.
+/// Takes whole entries off the front of `held`, which grows as a listing is read.
 ///
 /// # Errors
 /// `Corrupt`.
-pub fn first(held: &[u8]) -> Result<Option<(Entry, usize)>> {
-    let Some(length) = held.get(..4) else { return Ok(None) };
-    let length = Reader(length, None).u32()? as usize;
-    if length > ENTRY_BYTES_MAX {
-        return Err(corrupt("an entry of the listing can't be so long"));
+pub fn decode(held: &mut Vec<u8>, each: &mut dyn FnMut(Entry) -> Result<()>) -> Result<()> {
+    let mut taken = 0;
+    while let Some(length) = held.get(taken..taken + 4) {
+        let length = Reader(length, None).u32()? as usize;
+        if length > ENTRY_BYTES_MAX {
+            return Err(corrupt("an entry of the listing can't be so long"));
+        }
+        let Some(bytes) = held.get(taken + 4..taken + 4 + length) else { break };
+        each(one(bytes)?)?;
+        taken += 4 + length;
     }
-    held.get(4..4 + length).map(|bytes| Ok((one(bytes)?, 4 + length))).transpose()
+    held.drain(..taken);
+    Ok(())
 }
 
 fn one(bytes: &[u8]) -> Result<Entry> {
@@ -123,16 +252,61 @@ mod tests {
         let (mut held, mut found) = (Vec::new(), Vec::new());
         for part in bytes.chunks(7) {
             held.extend_from_slice(part);
-            while let Some((entry, bytes)) = first(&held).unwrap() {
+            decode(&mut held, &mut |entry| {
                 found.push(entry);
-                held.drain(..bytes);
-            }
+                Ok(())
+            })
+            .unwrap();
         }
         assert!(held.is_empty());
         assert_eq!(found, all);
         assert!(all.iter().all(Entry::is_safe));
         for bad in ["/a", "a//b", "../a", "a/..", ".", "a\0"] {
             assert!(!entry(bad, What::Fifo).is_safe(), "{bad}");
+        }
+    }
+
+    fn named(path: &str, what: What) -> Entry {
+        Entry { path: path.into(), what, mode: 0, uid: 0, gid: 0, seconds: 0, nanoseconds: 0, attributes: Vec::new() }
+    }
+
+    #[test]
+    fn rule_05_the_order_of_a_walk_is_the_only_one() {
+        let mut order = Order::default();
+        // '-' and '.' come before '/', and still what is in a directory comes directly behind it.
+        for path in ["", "a", "a/b", "a/b/c", "a/d", "a-b", "a.b", "b"] {
+            order.next(&named(path, What::Directory)).unwrap();
+        }
+        for bad in ["b", "a", "a/e", "c/d", "", "../c"] {
+            let mut order = Order::default();
+            order.next(&named("", What::Directory)).unwrap();
+            order.next(&named("a", What::Directory)).unwrap();
+            order.next(&named("b", What::Fifo)).unwrap();
+            order.next(&named(bad, What::Fifo)).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn rule_05_targets_of_hard_links_are_looked_for_in_as_many_passes_as_memory_asks_for() {
+        let long = "x".repeat(100_000);
+        let mut all = vec![named("", What::Directory), named("a", What::Directory)];
+        all.extend((100..200).map(|n| named(&format!("a/{n}{long}"), What::Fifo)));
+        all.extend((100..200).map(|n| named(&format!("b{n}"), What::HardLink { target: format!("a/{}{long}", 299 - n).into() })));
+        let passes = |all: &[Entry]| -> Result<usize> {
+            let (mut links, mut passes) = (Links::default(), 0);
+            loop {
+                passes += 1;
+                all.iter().try_for_each(|entry| links.next(entry))?;
+                if !links.end_pass()? {
+                    return Ok(passes);
+                }
+            }
+        };
+        assert!(passes(&all).unwrap() > 3);
+        for bad in ["a", "", "a/none", "z", "../a"] {
+            let mut all = all.clone();
+            all.push(named("c", What::HardLink { target: bad.into() }));
+            passes(&all).unwrap_err();
         }
     }
 }

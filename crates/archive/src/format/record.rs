@@ -101,7 +101,8 @@ pub struct Stream {
     pub chunks: u64,
     /// The recipe of its data.
     pub recipe: Vec<Pieces>,
-    /// The recipe of a tree's listing.
+    /// The recipe of a tree's listing. It ends with no piece at all, in the container of the last one, when the tree is incomplete: so programs from before
+    /// this existed read it as any other.
     pub listing: Vec<Pieces>,
 }
 
@@ -354,6 +355,19 @@ impl Stream {
         };
         let (created, bytes, added, chunks) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
         Ok(Stream { shape, created, bytes, added, chunks, recipe: pieces_of(r)?, listing: pieces_of(r)? })
+    }
+
+    /// True for a tree of which something could not be read when it was stored.
+    #[must_use]
+    pub fn is_incomplete(&self) -> bool {
+        self.listing.last().is_some_and(|last| last.count == 0)
+    }
+
+    /// Marks the recipe of a listing as that of an incomplete tree.
+    pub(crate) fn mark_incomplete(listing: &mut Vec<Pieces>) {
+        if let Some(last) = listing.last() {
+            listing.push(Pieces { count: 0, ..*last });
+        }
     }
 
     /// Both recipes.

@@ -172,6 +172,22 @@ fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
     Ok(((label.generation, last), (label.encode(), end, checksum)))
 }
 
+/// Makes bytes of a file durable on all copies that have them; true when a change needs no more copies than these, or no more are there.
+pub(super) fn keeps(shared: &Shared, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+    let here: Vec<usize> = bits(shared.here() & shared.copies_mask()).collect();
+    let mut keeping = 0;
+    for &n in &here {
+        keeping += u32::from(copy_keeps(&**shared.directory(n)?, name, at, bytes).unwrap_or(false));
+    }
+    Ok(keeping >= shared.quorum().min(here.len() as u32))
+}
+
+fn copy_keeps(files: &dyn Files, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+    let (file, mut found) = (files.open(name)?, vec![0; bytes.len()]);
+    file.read_at(at, &mut found)?;
+    Ok(found == bytes && file.sync().is_ok())
+}
+
 /// True for files that processes only lock.
 fn is_lock(name: &str) -> bool {
     name.starts_with("lock-") || name.starts_with("epoch-")

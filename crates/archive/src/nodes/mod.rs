@@ -177,7 +177,7 @@ impl Nodes {
 }
 
 fn read_label(files: Option<&dyn Files>) -> std::result::Result<NodeLabel, Absent> {
-    files.map_or(Err(Absent::Gone("its directory is not there".into())), NodeLabel::read)
+    files.map_or(Err(Absent::Gone("its directory is not there, or is another user's".into())), NodeLabel::read)
 }
 
 impl Shared {
@@ -443,6 +443,10 @@ impl Files for Nodes {
 
     fn confirm(&self) -> Result<()> {
         self.shared.leave_out_missed()
+    }
+
+    fn keeps(&self, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+        copies::keeps(&self.shared, name, at, bytes)
     }
 
     fn another_copy(&self) -> bool {

@@ -99,6 +99,10 @@ impl Ranges {
         if self.contains(block) { Some(block) } else { self.0.range(block..).next().map(|(&start, _)| start) }
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
         self.0.iter().map(|(&start, &end)| start..end)
     }

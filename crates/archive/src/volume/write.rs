@@ -95,6 +95,7 @@ impl Volumes {
             ticket = self.write(id, edge.start, &vec![0; (edge.end - edge.start) as usize])?;
         }
         if first < last {
+            self.drain_ranges()?;
             let _order = self.order.read();
             let mut state = self.state.lock();
             Volumes::going(&state)?;
@@ -107,6 +108,12 @@ impl Volumes {
             ticket = Ticket(state.changes);
         }
         Ok(ticket)
+    }
+
+    /// Drains when there are as many trimmed ranges as there may be: all of them go into one frame of the log.
+    fn drain_ranges(&self) -> Result<()> {
+        let ranges: usize = self.state.lock().volumes.values().map(|layers| layers.upper.zeroed.len()).sum();
+        if ranges < self.archive.settings.zeroed_ranges { Ok(()) } else { self.drain_all() }
     }
 
     /// The size of a volume.

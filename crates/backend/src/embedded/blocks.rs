@@ -1,10 +1,6 @@
 //! The data file of an embedded store, in blocks of 4 KiB: which are free, writing, and giving back to the host.
 
-use std::{
-    fs::{File, OpenOptions},
-    os::unix::fs::FileExt,
-    path::Path,
-};
+use std::{fs::File, os::unix::fs::FileExt};
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, object::Refusal};
 use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
@@ -30,15 +26,13 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    pub(super) fn create(path: &Path) -> Result<()> {
-        let made = OpenOptions::new().write(true).create_new(true).open(path).and_then(|file| file.sync_all());
-        made.map_err(|e| Error::from_io(path.display(), e))
-    }
-
-    pub(super) fn open(path: &Path, used: &[u32]) -> Result<Blocks> {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| Error::from_io(path.display(), e))?;
+    /// The blocks of a data file, of which these are in use.
+    ///
+    /// # Errors
+    /// `Corrupt` when the file does not have them, and those of the system.
+    pub(super) fn of(file: File, used: &[u32]) -> Result<Blocks> {
         // What a folder names was written before it was named. A number beyond the file would ask for memory for all blocks before it.
-        let end = file.metadata().map_err(|e| Error::from_io(path.display(), e))?.len().div_ceil(BLOCK_BYTES as u64);
+        let end = file.metadata().map_err(|e| Error::from_io("the data file of the store", e))?.len().div_ceil(BLOCK_BYTES as u64);
         if let Some(block) = used.iter().find(|block| u64::from(**block) >= end) {
             return Err(Error::new(Kind::Corrupt, format!("the tables of the store name block {block}, and its data file has {end}")));
         }

@@ -12,7 +12,7 @@
 //! *Crash argument:* data goes into blocks that nothing names, and is durable before the commit that names it. Blocks that a commit lets go are used
 //! again only after it is durable and no read that began before it is left. What lay in blocks that no commit names is lost, as it should be.
 //!
-//! *Invariant:* one process owns the folder; `redb` holds a lock on its file. Locks and fences of sessions are in memory, since no session outlives the
+//! *Invariant:* one process owns the folder, and belongs to the user who owns it; the file of `redb` is locked. Locks and fences of sessions are in memory, since no session outlives the
 //! process.
 
 mod blocks;
@@ -20,6 +20,7 @@ mod tables;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    os::unix::fs::DirBuilderExt,
     path::Path,
     sync::{
         Arc,
@@ -31,13 +32,17 @@ use std::{
 };
 
 use onefold_core::{
-    Error, Kind, Result,
+    Error, Hold, Kind, Result,
     object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write},
 };
 use parking_lot::{Mutex, RwLock};
 
 use self::{blocks::Blocks, tables::Tables};
-use crate::memory_objects::wall_time;
+use crate::{
+    beneath::{Beneath, Word},
+    lock,
+    memory_objects::wall_time,
+};
 
 /// The file of `redb`.
 const TABLES: &str = "objects.redb";
@@ -102,37 +107,75 @@ pub struct EmbeddedObjects {
 }
 
 impl EmbeddedStore {
-    /// Makes an empty store in a folder that is not there yet, or empty.
+    /// Makes an empty store in a folder that is not there yet, or empty; nobody else can enter what is made.
     ///
     /// # Errors
     /// `Exists` when something is in it, and those of the system.
     pub fn create(folder: &Path, chunks: PoolKind) -> Result<EmbeddedStore> {
-        let failed = |e| Error::from_io(folder.display(), e);
-        std::fs::create_dir_all(folder).map_err(failed)?;
-        if std::fs::read_dir(folder).map_err(failed)?.next().is_some() {
+        EmbeddedStore::create_as(folder, chunks, Word::default())
+    }
+
+    /// The same for an operator who gave their word.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_as(folder: &Path, chunks: PoolKind, word: Word) -> Result<EmbeddedStore> {
+        if let Some(parent) = folder.parent() {
+            let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent);
+            made.map_err(|e| Error::from_io(parent.display(), e))?;
+        }
+        let own = Beneath::make(folder, word)?;
+        if !own.names()?.is_empty() {
             return Err(Error::new(Kind::Exists, format!("{} is not empty", folder.display())));
         }
-        Tables::create(&folder.join(TABLES), chunks)?;
-        Blocks::create(&folder.join(DATA))?;
-        let sync = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
-        sync.map_err(failed)?;
-        EmbeddedStore::open(folder)
+        Tables::create(own.create(TABLES)?, chunks)?;
+        own.create(DATA)?.sync_all().map_err(|e| Error::from_io(own.at(DATA), e))?;
+        own.sync()?;
+        EmbeddedStore::open_as(folder, word)
     }
 
     /// True when there is a store in a folder.
     #[must_use]
     pub fn is_at(folder: &Path) -> bool {
-        folder.join(TABLES).exists()
+        folder.join(TABLES).symlink_metadata().is_ok()
+    }
+
+    /// A sentence with what to do when users other than the owner can enter a folder.
+    #[must_use]
+    pub fn exposed(folder: &Path) -> Option<String> {
+        Beneath::open(folder, Word::default()).ok()?.exposed()
     }
 
     /// Opens the store in a folder.
     ///
     /// # Errors
-    /// `NotFound`, `Busy` when another process owns it, `Corrupt`, and those of the system.
+    /// `NotFound`, `Busy` when another process owns it, `Denied` when it is another user's, `Corrupt`, and those of the system.
     pub fn open(folder: &Path) -> Result<EmbeddedStore> {
-        let (tables, kind) = Tables::open(&folder.join(TABLES)).map_err(|e| e.context(folder.display()))?;
+        EmbeddedStore::open_as(folder, Word::default())
+    }
+
+    /// The same for an operator who gave their word.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_as(folder: &Path, word: Word) -> Result<EmbeddedStore> {
+        let own = Beneath::open(folder, word)?;
+        let tables = own.file(TABLES, true).map_err(|error| match error.kind() {
+            Kind::NotFound => Error::new(Kind::NotFound, "there is no store in this folder; onefold cluster create makes one"),
+            _ => error,
+        })?;
+        lock::lock(&tables, &own.at(TABLES), Hold::Alone, false).map_err(|error| match error.kind() {
+            Kind::Busy => {
+                let why = "another process has the store open; an embedded store has one owner (workers run inside onefold serve)";
+                Error::new(Kind::Busy, format!("{why}: {error}"))
+            }
+            _ => error,
+        })?;
+        let data = own.file(DATA, true)?;
+        let again = data.try_clone().map_err(|e| Error::from_io(own.at(DATA), e))?;
+        let (tables, kind) = Tables::open(tables, again).map_err(|e| e.context(folder.display()))?;
         let used = tables.used_blocks()?;
-        let blocks = Blocks::open(&folder.join(DATA), &used)?;
+        let blocks = Blocks::of(data, &used)?;
         let shared = Arc::new(Shared {
             tables,
             blocks: Mutex::new(blocks),

@@ -1,18 +1,12 @@
 //! What `redb` holds: objects by pool and name, and by the object's number its keys, attributes, and for each 64 KiB where its blocks lie.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, time::Duration};
 
 use onefold_core::{
     BLOCK_BYTES, Error, Kind, Result, checksum,
     object::{Change, Guard, Look, Page, Pool, PoolKind, Read, Refusal, Seen, Sight, Version, Write},
 };
-use redb::{Database, DatabaseError, Durability, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
+use redb::{Database, Durability, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 
 use super::blocks::Blocks;
 
@@ -35,6 +29,9 @@ const SLOT: usize = 8;
 
 /// The format of the folder.
 const FORMAT: u64 = 1;
+
+/// How a file of `redb` begins.
+const MAGIC: &[u8; 4] = b"redb";
 
 /// Memory for pages.
 const CACHE_BYTES: usize = 64 << 20;
@@ -81,7 +78,8 @@ type Overlay = BTreeMap<u32, Option<Box<[u8; BLOCK_BYTES]>>>;
 /// The database and the data file, for reading.
 pub(super) struct Tables {
     database: Database,
-    path: PathBuf,
+    /// The file that the database is in.
+    own: File,
     data: File,
 }
 
@@ -94,8 +92,9 @@ pub(super) struct Transaction {
 }
 
 impl Tables {
-    pub(super) fn create(path: &Path, chunks: PoolKind) -> Result<()> {
-        let database = Database::create(path).map_err(failed)?;
+    /// Makes the tables in an empty file.
+    pub(super) fn create(own: File, chunks: PoolKind) -> Result<()> {
+        let database = Database::builder().create_file(own).map_err(failed)?;
         let transaction = database.begin_write().map_err(failed)?;
         {
             let mut meta = transaction.open_table(META).map_err(failed)?;
@@ -110,20 +109,16 @@ impl Tables {
         transaction.commit().map_err(failed)
     }
 
-    pub(super) fn open(path: &Path) -> Result<(Tables, PoolKind)> {
-        if !path.exists() {
-            return Err(Error::new(Kind::NotFound, "there is no store in this folder; onefold cluster create makes one"));
+    /// Opens the tables in a file that we have locked; `data` has the blocks that they name.
+    pub(super) fn open(own: File, data: File) -> Result<(Tables, PoolKind)> {
+        let mut magic = [0; MAGIC.len()];
+        // What is no database would be made one.
+        if own.read_exact_at(&mut magic, 0).is_err() || magic != *MAGIC {
+            return Err(Error::new(Kind::Corrupt, "the tables of the store are no database"));
         }
-        let database = Database::builder().set_cache_size(CACHE_BYTES).open(path).map_err(|error| match error {
-            DatabaseError::DatabaseAlreadyOpen => Error::new(
-                Kind::Busy,
-                "another process has the store open; an embedded store has one owner (workers run inside onefold serve)",
-            ),
-            error => failed(error),
-        })?;
-        let data = path.with_file_name(super::DATA);
-        let data = File::open(&data).map_err(|e| Error::from_io(data.display(), e))?;
-        let tables = Tables { database, path: path.to_owned(), data };
+        let again = own.try_clone().map_err(|e| Error::from_io("the tables of the store", e))?;
+        let database = Database::builder().set_cache_size(CACHE_BYTES).create_file(own).map_err(failed)?;
+        let tables = Tables { database, own: again, data };
         let reading = tables.database.begin_read().map_err(failed)?;
         let meta = reading.open_table(META).map_err(failed)?;
         let number = |key: &str| -> Result<u64> { Ok(meta.get(key).map_err(failed)?.map_or(0, |value| value.value())) };
@@ -149,7 +144,7 @@ impl Tables {
 
     pub(super) fn file_bytes(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(&self.path).map_or(0, |metadata| metadata.blocks() * 512)
+        self.own.metadata().map_or(0, |metadata| metadata.blocks() * 512)
     }
 
     pub(super) fn begin(&self) -> Result<Transaction> {

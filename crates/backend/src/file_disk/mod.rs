@@ -1,6 +1,6 @@
 //! [`FileDisk`]: a regular file or a block device as a [`Disk`].
 //!
-//! Place in the data flow: below the engines, above the kernel. `open` gets and locks the descriptor, `ring` and `transfer`
+//! Place in the data flow: below the engines, above the kernel. `open` gets the descriptor, `locks` locks it, `ring` and `transfer`
 //! move bytes, and this file decides which of them does what:
 //!
 //! | request | how |
@@ -12,14 +12,18 @@
 //! | a flush | `fdatasync`, once |
 //!
 //! *Invariants:* the descriptor that does the I/O holds the lock, so that nobody else's lock can be released by closing another
-//! descriptor. No request reaches past the size found when the disk was opened. A failed flush is never retried: the kernel
+//! descriptor. No request reaches past the size found when the disk was opened. A flush or a durable write succeeds only while the file is whole
+//! and has its name (`standing`). A failed flush is never retried: the kernel
 //! reports a lost write once and then calls the pages clean, so a second `fdatasync` would succeed over lost data.
 //! Remembering the first failure is left to the engine, which stops at it.
 //!
 //! Threads: any number at once; the only shared state is the descriptor and the counters.
 
+mod locks;
+mod medium;
 mod open;
 mod ring;
+mod standing;
 pub(crate) mod transfer;
 
 use std::{
@@ -36,8 +40,11 @@ use rustix::{
     io::{Errno, ReadWriteFlags},
 };
 
+use locks::Backing;
+pub use medium::Medium;
 pub use open::{Access, Io, Options, Preallocate, device_bytes, peek};
 use ring::{Buffer, Transfer};
+use standing::Standing;
 use transfer::{Failure, GATHER_MAX};
 
 use crate::{Counters, range};
@@ -55,6 +62,9 @@ pub struct FileDisk {
     /// «store /path», for messages.
     name: String,
     blocks: u64,
+    standing: Standing,
+    /// The files below a loop device.
+    backing: Vec<Backing>,
     device: bool,
     access: Access,
     direct: bool,
@@ -183,7 +193,14 @@ impl FileDisk {
 
     fn sync(&self) -> Result<()> {
         self.counters.flush();
-        rustix::fs::fdatasync(self.fd()).map_err(|errno| explain_errno(&format!("{}: flushing", self.name), errno))
+        rustix::fs::fdatasync(self.fd()).map_err(|errno| explain_errno(&format!("{}: flushing", self.name), errno))?;
+        self.look_around()
+    }
+
+    /// What is durable in a file that nobody will find again is lost.
+    fn look_around(&self) -> Result<()> {
+        self.standing.look(self.fd(), &self.name)?;
+        self.backing.iter().try_for_each(|below| below.standing.look(below.file.as_fd(), &below.name))
     }
 }
 
@@ -232,7 +249,10 @@ impl Disk for FileDisk {
             match transfer::write(self.fd(), offset, &gather(run.blocks), 0, ReadWriteFlags::DSYNC) {
                 // Some sandboxes' kernels know no flags of single writes.
                 Err(Failure::System(Errno::OPNOTSUPP | Errno::NOSYS)) => {}
-                end => return end.map_err(|failure| self.explain("writing", run.at, run.blocks.len(), failure)),
+                end => {
+                    end.map_err(|failure| self.explain("writing", run.at, run.blocks.len(), failure))?;
+                    return self.look_around();
+                }
             }
         }
         self.write_one(run)?;

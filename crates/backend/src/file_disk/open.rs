@@ -15,12 +15,12 @@ use std::{
 
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Pba, Result, block};
 use rustix::{
-    fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom},
+    fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom},
     io::Errno,
 };
 
-use super::{FileDisk, explain_errno, ring, transfer, transfer::Failure};
-use crate::Counters;
+use super::{FileDisk, explain_errno, locks, locks::lock, ring, standing::Standing, transfer, transfer::Failure};
+use crate::{Counters, beneath};
 
 /// Size of the writes that fill a new store with zeroes: large enough for full bandwidth, small enough for a smooth progress bar.
 const FILL_BLOCKS: usize = 1024;
@@ -184,9 +184,16 @@ impl Options {
             return Err(Error::new(Kind::Unsupported, "the kernel refuses io_uring to this process; use io = auto or syscalls"));
         }
         let direct = self.direct && make_direct(file.as_fd());
+        let backing = if device { locks::lock_backing(number(&file), path, access)? } else { Vec::new() };
         let name = format!("store {shown}");
-        Ok(FileDisk { file, name, blocks, device, access, direct, uring, counters: Counters::default() })
+        let standing = Standing::of(&file, path, device, blocks * BLOCK_BYTES as u64);
+        Ok(FileDisk { file, name, blocks, standing, backing, device, access, direct, uring, counters: Counters::default() })
     }
+}
+
+/// The number of a block device.
+fn number(file: &File) -> u64 {
+    rustix::fs::fstat(file).map_or(0, |stat| stat.st_rdev)
 }
 
 /// Size in bytes of the block device at `path` (or of a regular file).
@@ -194,8 +201,8 @@ impl Options {
 /// # Errors
 /// As [`Options::open`] for reading, without its locks.
 pub fn device_bytes(path: &Path) -> Result<u64> {
-    let _ = look(path)?;
-    let file = File::open(path).map_err(|e| explain_open(path, Access::ReadOnly, e))?;
+    let Found { device } = look(path)?;
+    let file = open_existing(path, Access::ReadOnly, device)?;
     size(file.as_fd()).map_err(|e| Error::from_io(format!("cannot learn the size of {}", path.display()), e))
 }
 
@@ -242,45 +249,26 @@ fn look(path: &Path) -> Result<Found> {
 fn create_new(path: &Path) -> Result<File> {
     // The standard library adds O_CLOEXEC to every descriptor.
     let opened = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
-    opened.map_err(|e| match Errno::from_io_error(&e) {
+    let file = opened.map_err(|e| match Errno::from_io_error(&e) {
         Some(Errno::NOENT) => Error::new(Kind::NotFound, format!("there is no directory to create {} in", path.display())).caused_by(e),
         _ => explain_open(path, Access::ReadWrite, e),
-    })
-}
-
-fn open_existing(path: &Path, access: Access, device: bool) -> Result<File> {
-    let write = access == Access::ReadWrite;
-    let mut options = File::options();
-    options.read(true).write(write);
-    if device && write {
-        // On a device this claims it against mounts and other claimants.
-        options.custom_flags(OFlags::EXCL.bits() as i32);
-    }
-    let file = options.open(path).map_err(|e| explain_open(path, access, e))?;
-    let kind = file.metadata().map_err(|e| explain_open(path, access, e))?.file_type();
-    if kind.is_block_device() != device || (!device && !kind.is_file()) {
-        return Err(Error::new(Kind::Busy, format!("{} was replaced while it was being opened; try again", path.display())));
-    }
+    })?;
+    // A default list of access rights adds to what was asked for.
+    beneath::settle_mode(file.as_fd(), Mode::RUSR | Mode::WUSR).map_err(|errno| explain_open(path, Access::ReadWrite, errno.into()))?;
     Ok(file)
 }
 
-fn lock(file: &File, path: &Path, access: Access) -> Result<()> {
-    let operation = match access {
-        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
-        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
-    };
-    loop {
-        match rustix::fs::flock(file, operation) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(Error::new(Kind::Busy, format!("store {} is in use by another process", path.display())));
-            }
-            Err(errno) => {
-                let message = format!("store {} cannot be locked against other processes ({errno})", path.display());
-                return Err(Error::new(Kind::Unsupported, message).caused_by(io::Error::from(errno)));
-            }
-        }
+fn open_existing(path: &Path, access: Access, device: bool) -> Result<File> {
+    let mut flags = if access == Access::ReadWrite { OFlags::RDWR } else { OFlags::RDONLY };
+    if device && access == Access::ReadWrite {
+        // On a device this claims it against mounts and other claimants.
+        flags |= OFlags::EXCL;
+    }
+    let replaced = || Error::new(Kind::Busy, format!("{} was replaced while it was being opened; try again", path.display()));
+    match beneath::file_or_block_device(path, flags) {
+        Ok((file, kind)) if (kind == FileType::BlockDevice) == device => Ok(file),
+        Ok(_) | Err(Errno::INVAL | Errno::STALE) => Err(replaced()),
+        Err(errno) => Err(explain_open(path, access, errno.into())),
     }
 }
 

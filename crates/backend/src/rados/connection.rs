@@ -304,6 +304,13 @@ impl Drop for PoolIo {
 }
 
 impl PoolIo {
+    /// A pool of a library that stands in for librados.
+    #[cfg(test)]
+    pub(super) fn over(library: &'static Library) -> Arc<PoolIo> {
+        let connection = Arc::new(Connection { library, cluster: ptr::null_mut(), user: String::new() });
+        Arc::new(PoolIo { library, io: ptr::null_mut(), name: String::new(), connection })
+    }
+
     pub(super) fn open(connection: &Arc<Connection>, pool: &PoolInfo) -> Result<Arc<PoolIo>> {
         let mut io = ptr::null_mut();
         // SAFETY: the handle is written before it is read.

@@ -1,11 +1,16 @@
 //! Compound operations in flight: built, sent, waited for.
 //!
-//! *Invariant:* what an operation reads from or writes to belongs to its [`Flight`], which waits for the reply before it goes.
+//! *Invariant:* what an operation reads from or writes to belongs to its [`Flight`], which waits for the reply before it goes. Replies are written to
+//! raw allocations ([`Place`]): a `Box` or a `Vec` claims its memory for itself alone whenever it moves, so none holds what librados has the address
+//! of. Miri judges that with a library that stands in for librados: `cargo +nightly miri test -p onefold-backend --lib rados::operation`.
 #![allow(unsafe_code, reason = "librados builds operations behind handles, and writes replies into places that a flight owns")]
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     ffi::{CStr, CString, c_char, c_int},
-    ptr,
+    ptr::{self, NonNull},
     sync::Arc,
     time::Duration,
 };
@@ -39,12 +44,72 @@ pub(super) struct Flight {
     looks: Vec<Eye>,
 }
 
+/// Memory that librados may write to until the reply is there. It has no owner but this, which can move while its memory stays.
+struct Place<T: ?Sized>(NonNull<T>);
+
+impl<T: ?Sized> Place<T> {
+    fn new(value: Box<T>) -> Place<T> {
+        // SAFETY: a box is never null.
+        Place(unsafe { NonNull::new_unchecked(Box::into_raw(value)) })
+    }
+
+    fn at(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+
+    /// The memory as a box.
+    ///
+    /// # Safety
+    /// Nobody else writes to it any more.
+    unsafe fn into_box(self) -> Box<T> {
+        let at = std::mem::ManuallyDrop::new(self).at();
+        // SAFETY: it was a box, and its only owner ends here.
+        unsafe { Box::from_raw(at) }
+    }
+}
+
+impl<T: ?Sized> Drop for Place<T> {
+    fn drop(&mut self) {
+        // SAFETY: it was a box; a flight waits for its reply before its places go.
+        drop(unsafe { Box::from_raw(self.at()) });
+    }
+}
+
+/// What librados says of one look: a result, and of some looks more.
+struct Answer<T>(Place<(T, c_int)>);
+
+impl<T: Copy> Answer<T> {
+    fn new(value: T) -> Answer<T> {
+        Answer(Place::new(Box::new((value, 0))))
+    }
+
+    /// Where librados writes.
+    fn places(&self) -> (*mut T, *mut c_int) {
+        let at = self.0.at();
+        // SAFETY: the place is there; no reference is made.
+        unsafe { (&raw mut (*at).0, &raw mut (*at).1) }
+    }
+
+    /// What it wrote, after the reply; or why this look failed.
+    fn read(&self) -> Result<T, Refusal> {
+        // SAFETY: the place is there, was filled when it was made, and nobody writes to it after the reply.
+        let (value, result) = unsafe { *self.0.at() };
+        if result < 0 { Err(refusal(result)) } else { Ok(value) }
+    }
+
+    /// What it wrote, although the look or the operation failed.
+    fn left(&self) -> T {
+        // SAFETY: as in `read`.
+        unsafe { (*self.0.at()).0 }
+    }
+}
+
 /// Where a look is answered.
 enum Eye {
-    Data { bytes: Vec<u8>, got: Box<(usize, c_int)> },
-    Pairs { iterator: Box<(Handle, u8, c_int)>, _keys: Vec<CString> },
-    Xattrs { name: &'static str, iterator: Box<(Handle, c_int)> },
-    Stat { at: Box<(u64, i64, c_int)> },
+    Data { bytes: Option<Place<[u8]>>, got: Answer<usize> },
+    Pairs { iterator: Answer<(Handle, u8)> },
+    Xattrs { name: &'static str, iterator: Answer<Handle> },
+    Stat { at: Answer<(u64, i64)> },
 }
 
 impl Flight {
@@ -131,8 +196,7 @@ impl Flight {
     pub(super) fn seen(mut self) -> Result<Sight, Refusal> {
         let version = self.wait()?;
         let library = self.library();
-        let looks = std::mem::take(&mut self.looks);
-        let seen = looks.into_iter().map(|eye| see(library, eye)).collect::<Result<Vec<Seen>, Refusal>>()?;
+        let seen = self.looks.iter_mut().map(|eye| see(library, eye)).collect::<Result<Vec<Seen>, Refusal>>()?;
         Ok(Sight { version, seen })
     }
 }
@@ -148,7 +212,7 @@ impl Drop for Flight {
             (library.aio_release)(self.completion);
             if self.reads { (library.release_read_op)(self.operation) } else { (library.release_write_op)(self.operation) }
         }
-        self.looks.drain(..).for_each(|eye| free(library, &eye));
+        self.looks.drain(..).for_each(|eye| end(library, &eye));
     }
 }
 
@@ -231,90 +295,95 @@ fn apply(library: &Library, operation: Handle, change: &Change) -> Result<(), Re
     Ok(())
 }
 
+/// Adds a look to an operation.
+///
+/// SAFETY of all: replies go to places that keep still and that the flight keeps until the reply; texts are copied.
 fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Refusal> {
     Ok(match look {
         Look::Data(offset, bytes) => {
-            let mut bytes = vec![0u8; (*bytes).min(LOOK_MAX) as usize];
-            let mut got = Box::new((0usize, 0));
-            let (into, room, at) = (bytes.as_mut_ptr().cast(), bytes.len(), (&raw mut got.0, &raw mut got.1));
-            // SAFETY: both places are on the heap, and stay until the reply.
-            unsafe { (library.read_op_read)(operation, *offset, room, into, at.0, at.1) };
-            Eye::Data { bytes, got }
+            let length = (*bytes).min(LOOK_MAX) as usize;
+            let (bytes, got) = (Place::new(vec![0u8; length].into_boxed_slice()), Answer::new(0));
+            let at = got.places();
+            // SAFETY: see above.
+            unsafe { (library.read_op_read)(operation, *offset, length, bytes.at().cast(), at.0, at.1) };
+            Eye::Data { bytes: Some(bytes), got }
         }
         Look::Keys(keys) => {
             let keys = keys.iter().map(|key| text(key.as_slice())).collect::<Result<Vec<CString>, Refusal>>()?;
             let pointers: Vec<Text> = keys.iter().map(|key| key.as_ptr()).collect();
-            let mut iterator = Box::new((ptr::null_mut(), 0, 0));
-            let at = (&raw mut iterator.0, &raw mut iterator.2);
-            // SAFETY: as above; the keys are copied.
-            unsafe { (library.read_op_omap_get_vals_by_keys)(operation, pointers.as_ptr(), pointers.len(), at.0, at.1) };
-            Eye::Pairs { iterator, _keys: keys }
+            let (iterator, _, result) = pairs_at();
+            // SAFETY: see above.
+            unsafe { (library.read_op_omap_get_vals_by_keys)(operation, pointers.as_ptr(), pointers.len(), iterator.1, result) };
+            Eye::Pairs { iterator: iterator.0 }
         }
         Look::Page(after, most) => {
             let after = text(after.as_slice())?;
             let none = c"";
-            let mut iterator = Box::new((ptr::null_mut(), 0, 0));
-            let at = (&raw mut iterator.0, &raw mut iterator.1, &raw mut iterator.2);
-            // SAFETY: as above.
-            unsafe { (library.read_op_omap_get_vals2)(operation, after.as_ptr(), none.as_ptr(), *most as u64, at.0, at.1, at.2) };
-            Eye::Pairs { iterator, _keys: vec![after] }
+            let (iterator, more, result) = pairs_at();
+            // SAFETY: see above.
+            unsafe { (library.read_op_omap_get_vals2)(operation, after.as_ptr(), none.as_ptr(), *most as u64, iterator.1, more, result) };
+            Eye::Pairs { iterator: iterator.0 }
         }
         Look::Xattr(name) => {
-            let mut iterator = Box::new((ptr::null_mut(), 0));
-            let at = (&raw mut iterator.0, &raw mut iterator.1);
-            // SAFETY: as above.
+            let iterator = Answer::new(ptr::null_mut());
+            let at = iterator.places();
+            // SAFETY: see above.
             unsafe { (library.read_op_getxattrs)(operation, at.0, at.1) };
             Eye::Xattrs { name, iterator }
         }
         Look::Stat => {
-            let mut at = Box::new((0u64, 0i64, 0));
-            let places = (&raw mut at.0, &raw mut at.1, &raw mut at.2);
-            // SAFETY: as above.
-            unsafe { (library.read_op_stat)(operation, places.0, places.1, places.2) };
-            Eye::Stat { at }
+            let stat = Answer::new((0, 0));
+            let (at, result) = stat.places();
+            // SAFETY: see above; the parts of one place.
+            unsafe { (library.read_op_stat)(operation, &raw mut (*at).0, &raw mut (*at).1, result) };
+            Eye::Stat { at: stat }
         }
     })
 }
 
-/// Gives back what librados allocated for a look.
-fn free(library: &Library, eye: &Eye) {
+/// A place for an iterator over pairs, and where librados writes it, whether there are more, and the result.
+fn pairs_at() -> ((Answer<(Handle, u8)>, *mut Handle), *mut u8, *mut c_int) {
+    let answer = Answer::new((ptr::null_mut(), 0));
+    let (at, result) = answer.places();
+    // SAFETY: parts of a place that is there; no reference is made.
+    let (iterator, more) = unsafe { (&raw mut (*at).0, &raw mut (*at).1) };
+    ((answer, iterator), more, result)
+}
+
+/// Ends the iterator that librados made for a look.
+fn end(library: &Library, eye: &Eye) {
     match eye {
-        // SAFETY: made by the look, and not used again.
-        Eye::Pairs { iterator, .. } if !iterator.0.is_null() => unsafe { (library.omap_get_end)(iterator.0) },
-        // SAFETY: as above.
-        Eye::Xattrs { iterator, .. } if !iterator.0.is_null() => unsafe { (library.getxattrs_end)(iterator.0) },
+        Eye::Pairs { iterator } if !iterator.left().0.is_null() => {
+            // SAFETY: made by the look, and not used again.
+            unsafe { (library.omap_get_end)(iterator.left().0) };
+        }
+        Eye::Xattrs { iterator, .. } if !iterator.left().is_null() => {
+            // SAFETY: as above.
+            unsafe { (library.getxattrs_end)(iterator.left()) };
+        }
         _ => {}
     }
 }
 
-fn see(library: &Library, eye: Eye) -> Result<Seen, Refusal> {
-    let result = match &eye {
-        Eye::Data { got, .. } => got.1,
-        Eye::Pairs { iterator, .. } => iterator.2,
-        Eye::Xattrs { iterator, .. } => iterator.1,
-        Eye::Stat { at } => at.2,
-    };
-    if result < 0 {
-        free(library, &eye);
-        return Err(refusal(result));
-    }
+/// What a look saw, after the reply. The flight ends the iterators.
+fn see(library: &Library, eye: &mut Eye) -> Result<Seen, Refusal> {
     Ok(match eye {
-        Eye::Data { mut bytes, got } => {
-            bytes.truncate(got.0);
+        Eye::Data { bytes, got } => {
+            let got = got.read()?;
+            // SAFETY: the reply is there.
+            let mut bytes = bytes.take().map_or_else(Vec::new, |place| unsafe { place.into_box() }.into_vec());
+            bytes.truncate(got);
             Seen::Data(bytes)
         }
-        Eye::Pairs { ref iterator, .. } => {
-            let pairs = pairs(library, iterator.0);
-            let more = iterator.1 != 0;
-            free(library, &eye);
-            Seen::Pairs { pairs: pairs?, more }
+        Eye::Pairs { iterator } => {
+            let (iterator, more) = iterator.read()?;
+            Seen::Pairs { pairs: pairs(library, iterator)?, more: more != 0 }
         }
-        Eye::Xattrs { name, ref iterator } => {
-            let value = xattr(library, iterator.0, name);
-            free(library, &eye);
-            Seen::Xattr(value?)
+        Eye::Xattrs { name, iterator } => Seen::Xattr(xattr(library, iterator.read()?, name)?),
+        Eye::Stat { at } => {
+            let (bytes, changed) = at.read()?;
+            Seen::Stat { bytes, changed: Duration::from_secs(changed.max(0) as u64) }
         }
-        Eye::Stat { at } => Seen::Stat { bytes: at.0, changed: Duration::from_secs(at.1.max(0) as u64) },
     })
 }
 

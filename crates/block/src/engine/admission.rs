@@ -12,8 +12,9 @@ use crate::{
         page::{FANOUT, Table},
     },
     overlay::Overlay,
-    scheme::RECORDS_ALONE,
-    settings::CARRIERS_MAX,
+    reached::Branch,
+    scheme::{RECORDS_ALONE, Records},
+    settings::{CARRIERS_MAX, PlantedBug},
 };
 
 /// Share of the store that is reserved, and its bounds in blocks. The least is what a trim of one range needs in the smallest store, twice.
@@ -41,6 +42,29 @@ pub(crate) enum Purpose {
     Known,
     /// Trims, and what else makes room: all of the reserve is for them.
     Relief,
+}
+
+/// How far a checkpoint may go in working through discards, by the leaves of the map and the addresses that they cover in them.
+pub(crate) struct DiscardRoom {
+    spare: u64,
+    /// Leaves of the table of references.
+    references: u64,
+    leaves: u64,
+    blocks: u64,
+}
+
+impl DiscardRoom {
+    /// Takes one more leaf, in which `blocks` addresses are covered, when there is room for the pages that change because of it, and memory
+    /// for the changes of references. One leaf always has room.
+    pub(crate) fn take(&mut self, blocks: u64) -> bool {
+        let (leaves, blocks) = (self.leaves + 1, self.blocks + blocks);
+        let pages = 2 * leaves + blocks.min(self.references);
+        if leaves > 1 && (pages > self.spare || blocks > DISCARD_LEAVES * Table::Map.per_leaf()) {
+            return false;
+        }
+        (self.leaves, self.blocks) = (leaves, blocks);
+        true
+    }
 }
 
 /// Whether a change may go on.
@@ -116,12 +140,54 @@ impl Engine {
         state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
     }
 
+    /// Blocks that nothing is promised to.
+    fn spare(&self, state: &State) -> u64 {
+        state.allocator.free().saturating_sub(self.to_place(state, 0) + self.pages_ahead(state, 0))
+    }
+
+    /// What a checkpoint may do for pending discards when they are many.
+    pub(crate) fn discard_room(&self, state: &State) -> DiscardRoom {
+        let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+        DiscardRoom { spare: self.spare(state), references, leaves: 0, blocks: 0 }
+    }
+
     /// How many leaves of the map a checkpoint may work through for pending discards: one always has room.
     pub(crate) fn discard_leaves(&self, state: &State) -> usize {
-        let spare = state.allocator.free().saturating_sub(self.to_place(state, 0) + self.pages_ahead(state, 0));
+        let spare = self.spare(state);
         let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
         let each = 2 + references.min(Table::Map.per_leaf());
         1 + (spare / each).min(DISCARD_LEAVES) as usize
+    }
+
+    /// How many more ranges may be gathered before a checkpoint: the table of discards has room for all of them and for what they cut. Each
+    /// adds itself, and may cut an older one in two.
+    pub(crate) fn ranges_left(&self, state: &State) -> u64 {
+        if !self.leaves_discards() || self.settings.has(PlantedBug::DiscardsUnlimited) {
+            return u64::MAX;
+        }
+        (self.settings.limits.discards.saturating_sub(discards_ahead(state))) / 2
+    }
+
+    /// True when checkpoints leave ranges to be applied later. In place they are applied with their windows.
+    fn leaves_discards(&self) -> bool {
+        !self.in_place() && self.scheme.records() != Records::Nowhere
+    }
+
+    /// True when the table of discards may soon have no room.
+    pub(crate) fn discards_crowded(&self, state: &State) -> bool {
+        self.leaves_discards() && discards_ahead(state) > self.settings.limits.discards / 4 * 3
+    }
+
+    /// Admits one range.
+    pub(crate) fn admit_range(&self, state: &mut State) -> Result<()> {
+        if self.ranges_left(state) > 0 { Ok(()) } else { Err(self.wait_for_ranges(state)) }
+    }
+
+    /// The table of discards may have no room for a range before the next checkpoint, which works through some of them.
+    pub(crate) fn wait_for_ranges(&self, state: &mut State) -> Error {
+        self.reached.hit(Branch::RangesWait);
+        state.checkpoint_wanted = true;
+        wait()
     }
 
     /// Decides whether a change of `blocks` new blocks may be gathered. `Wait` also asks for what makes the wait end.
@@ -181,6 +247,14 @@ impl State {
             || self.deferred > 0
             || self.releasing
     }
+}
+
+/// The most entries that the table of discards gets from all that was gathered so far.
+fn discards_ahead(state: &State) -> u64 {
+    let published = state.active.range_records + state.frozen.as_ref().map_or(0, |frozen| frozen.range_records);
+    let windows = state.flights.iter().map(|flight| &*flight.window).chain([&state.open]);
+    let gathered: usize = windows.map(|window| window.ranges.len()).sum();
+    state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)
 }
 
 /// Blocks of a store that only trims, duplicates, checkpoints and recovery may use.

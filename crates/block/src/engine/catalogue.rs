@@ -4,10 +4,17 @@ use std::collections::BTreeMap;
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
 
-use super::{Engine, State, admission::Purpose};
-use crate::format::{
-    catalogue::{CatalogueChange, Critical, VOLUME_BLOCKS_MAX, VOLUMES_MAX, Volume, check_name},
-    superblock::Root,
+use super::{
+    Engine, State,
+    admission::{Purpose, wait},
+};
+use crate::{
+    format::{
+        catalogue::{CatalogueChange, Critical, VOLUME_BLOCKS_MAX, Volume, check_name},
+        superblock::Root,
+    },
+    overlay::created,
+    scheme::Records,
 };
 
 /// A volume as clients see it now.
@@ -37,6 +44,13 @@ impl State {
             Some(_) => Err(Error::new(Kind::Exists, format!("there is a volume '{name}' already"))),
             None => Ok(()),
         }
+    }
+
+    /// Entries that the catalogue has at most after the checkpoints of all that was gathered so far.
+    fn volumes_ahead(&self) -> u64 {
+        let published = self.active.created + self.frozen.as_ref().map_or(0, |frozen| frozen.created);
+        let windows = self.flights.iter().map(|flight| &*flight.window).chain([&self.open]);
+        self.snapshot.volumes.len() as u64 + published + windows.map(|window| created(&window.catalogue)).sum::<u64>()
     }
 
     /// All sizes together stay within 1 EiB.
@@ -91,14 +105,21 @@ impl Engine {
         let mut state = self.state.lock();
         state.check_new_name(name)?;
         state.check_size(blocks, None)?;
-        // Deleted volumes stay in the table until their blocks are free, hence the margin.
-        if state.volumes.len() as u32 >= VOLUMES_MAX / 2
-            || state.snapshot.volumes.len() as u32 >= VOLUMES_MAX - 1
-            || state.next_volume == u32::MAX
-        {
-            return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", VOLUMES_MAX / 2)));
+        let limits = self.settings.limits;
+        if state.volumes.len() as u64 >= limits.volumes / 2 {
+            return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", limits.volumes / 2)));
+        }
+        if state.next_volume > limits.volume_number {
+            let message = format!("this store has given all numbers of volumes, {}, and makes no more volumes", limits.volume_number);
+            return Err(Error::new(Kind::InvalidInput, message));
         }
         self.admit_known(&mut state, Purpose::Known)?;
+        // Deleted volumes stay in the table until their blocks are free.
+        let checkpoints = self.scheme.records() != Records::Nowhere;
+        if checkpoints && state.volumes_ahead() >= limits.volumes {
+            state.checkpoint_wanted = true;
+            return Err(wait());
+        }
         let id = VolumeId(state.next_volume);
         state.next_volume += 1;
         state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks, critical: critical.clone() });
@@ -116,6 +137,9 @@ impl Engine {
         let before = state.volume(id)?.blocks;
         state.check_size(blocks, Some(id))?;
         self.admit_known(&mut state, if blocks < before { Purpose::Relief } else { Purpose::Known })?;
+        if blocks < before {
+            self.admit_range(&mut state)?;
+        }
         if let Some(volume) = state.volumes.get_mut(&id) {
             volume.blocks = blocks;
         }
@@ -171,6 +195,7 @@ impl Engine {
         let mut state = self.state.lock();
         let blocks = state.volume(id)?.blocks;
         self.admit_known(&mut state, Purpose::Relief)?;
+        self.admit_range(&mut state)?;
         state.volumes.remove(&id);
         let ticket = self.record(&mut state, CatalogueChange::Delete { id });
         state.punch(id, 0, blocks, false);

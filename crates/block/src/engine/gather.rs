@@ -162,6 +162,13 @@ impl Engine {
             }
         }
         state.volume(volume)?;
+        if zero[..blocks.len()].contains(&true) {
+            let room = self.ranges_left(&state);
+            blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
+        }
+        if blocks.is_empty() {
+            return Err(self.wait_for_ranges(&mut state));
+        }
         let mut n = 0;
         while n < blocks.len() {
             let lba = first.plus(n as u64);
@@ -235,6 +242,7 @@ impl Engine {
             Admission::Full => return Err(full()),
         }
         state.volume(volume)?;
+        self.admit_range(&mut state)?;
         self.make_room(&mut state);
         state.punch(volume, start, end, keep);
         self.opened(&mut state);
@@ -293,6 +301,9 @@ impl Engine {
             if !same || state.open.holds(volume, lba) {
                 continue;
             }
+            if block.is_zero() {
+                self.admit_range(&mut state)?;
+            }
             self.make_room(&mut state);
             if block.is_zero() {
                 state.punch(volume, lba.0, lba.0 + 1, true);
@@ -326,6 +337,12 @@ impl Engine {
     pub fn counts(&self) -> crate::counters::Counts {
         self.counters.counts()
     }
+}
+
+/// How many blocks come before the zeroes that would be range number `room`, counted from 0.
+fn before_range(zero: &[bool], room: u64) -> usize {
+    let mut begins = (0..zero.len()).filter(|&n| zero[n] && (n == 0 || !zero[n - 1]));
+    begins.nth(room.min(zero.len() as u64) as usize).unwrap_or(zero.len())
 }
 
 impl State {

@@ -264,7 +264,7 @@ impl Engine {
             }
             state.active.carriers += plan.carriers.len() as u64;
             state.active.last = state.active.last.max(window.number);
-            state.active.catalogue.extend(window.catalogue.iter().cloned());
+            state.active.change(window.catalogue.iter().cloned());
             state.active.allocated.extend_from_slice(plan.allocated());
             state.active.pins.extend(plan.pins.iter().copied());
             state.durable = state.durable.max(window.number);

@@ -5,6 +5,7 @@
 
 pub mod carrier;
 pub mod catalogue;
+pub mod claim;
 pub mod geometry;
 pub mod in_place;
 pub mod leftover;

@@ -38,7 +38,11 @@ impl Session {
     }
 
     /// Adds references to chunks whose data is known to be there.
-    pub(super) fn add_all_present(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Vec<Result<Version, Refusal>> {
+    pub(super) fn add_all_present(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+        note: &mut Option<Write>,
+    ) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
         let op = |(id, _, reference): &(ChunkId, &[u8], Reference)| {
             let chunk = Chunk { id: *id, copy: 0 };
             let guards = [Some(Guard::Exists), Some(Guard::Omap(key::STATE.to_vec(), present())), Session::spread_guard(&chunk, 0)];
@@ -48,11 +52,15 @@ impl Session {
                 changes: vec![Change::SetOmap(vec![(self.reference_key(reference), Vec::new())])],
             }
         };
-        self.insist_all(&wanted.iter().map(op).collect::<Vec<_>>())
+        self.insist_behind(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
     /// Makes chunks that are not there: references with *pending*, then the data of those, then *present*.
-    pub(super) fn add_all_new(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Vec<Result<Version, Refusal>> {
+    pub(super) fn add_all_new(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+        note: &mut Option<Write>,
+    ) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
         let stamps: Vec<Stamp> = wanted.iter().map(|_| self.stamp()).collect();
         let references = |n: usize| ObjectName::metadata(Chunk { id: wanted[n].0, copy: 0 }.name());
         let pending = |n: usize| (key::STATE.to_vec(), state(PENDING, stamps[n]));
@@ -79,9 +87,9 @@ impl Session {
         for step in steps {
             let open: Vec<usize> = (0..wanted.len()).filter(|n| results[*n].is_ok()).collect();
             let ops: Vec<Write> = open.iter().map(|n| step(*n)).collect();
-            open.into_iter().zip(self.insist_all(&ops)).for_each(|(n, result)| results[n] = result);
+            open.into_iter().zip(self.insist_behind(note, &ops)?).for_each(|(n, result)| results[n] = result);
         }
-        results
+        Ok(results)
     }
 
     /// Adds the reference and writes the data where it is not known to be there; true when it wrote.

@@ -28,16 +28,26 @@ use crate::{
 const HEAD: &str = "h";
 
 /// How often the copies of a chunk were doubled.
-const SPREAD: &str = "n";
+pub(crate) const SPREAD: &str = "n";
 
 /// The copies of a chunk are doubled so often at most: to 256.
-const SPREAD_MAX: u8 = 8;
+pub(crate) const SPREAD_MAX: u8 = 8;
 
 /// Turns from one way of adding to the other until it is an error.
 const TURNS: u32 = 8;
 
 /// Keys of a page of references.
 const PAGE: usize = 1000;
+
+/// The copy of a chunk that gets a reference when the copies were doubled so often.
+pub(crate) fn copy_for(id: ChunkId, reference: &Reference, spread: u8) -> Chunk {
+    Chunk { id, copy: (checksum::fast(1, &key::reference(reference)) & ((1 << spread) - 1)) as u8 }
+}
+
+/// How often copies were doubled, by a sight whose first look was for that.
+pub(crate) fn spread_in(sight: &Sight) -> u8 {
+    sight.xattr(0).and_then(|value| value.first().copied()).unwrap_or(0).min(SPREAD_MAX)
+}
 
 impl Session {
     /// The name of a chunk with this content.
@@ -67,8 +77,7 @@ impl Session {
         for _ in 0..TURNS {
             let spread = self.spreads.lock().get(&id).copied().unwrap_or(0);
             let key = key::reference(reference);
-            let copy = checksum::fast(1, &key) & ((1 << spread) - 1);
-            let chunk = Chunk { id, copy: copy as u8 };
+            let chunk = copy_for(id, reference, spread);
             let added = match self.format.chunks {
                 PoolKind::Replicated => self.add_replicated(&chunk, data, reference, spread),
                 PoolKind::Erasure => self.add_erasure(&chunk, data, reference, spread),
@@ -90,11 +99,22 @@ impl Session {
         Err(Refusal::Mismatch)
     }
 
-    /// Adds many references, in flight together: to chunks that are there, then to new ones; what is left one by one.
+    /// Adds many references, in flight together: to chunks that are there, then to new ones; what is left one by one. They are noted first, in an operation of
+    /// its own.
     ///
     /// # Errors
     /// As [`add_reference`](Self::add_reference) for each.
     pub(crate) fn add_references(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<Vec<Chunk>, Refusal> {
+        self.attempt(wanted)?;
+        self.add_noted(wanted, None)
+    }
+
+    /// The same where a client waits: the note goes with the first of them, in front, so that it takes no round trip of its own.
+    pub(crate) fn add_references_at_once(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<Vec<Chunk>, Refusal> {
+        self.add_noted(wanted, self.attempt_op(wanted))
+    }
+
+    fn add_noted(&self, wanted: &[(ChunkId, &[u8], Reference)], mut note: Option<Write>) -> Result<Vec<Chunk>, Refusal> {
         let mut added: Vec<Option<Chunk>> = vec![None; wanted.len()];
         let first = self.mostly_new.load(Relaxed);
         let mut made = 0;
@@ -108,10 +128,10 @@ impl Session {
             let open: Vec<usize> = (0..wanted.len()).filter(plain).collect();
             let some: Vec<_> = open.iter().map(|n| wanted[*n]).collect();
             let results = match (self.format.chunks, new) {
-                (PoolKind::Replicated, _) => self.add_all_replicated(&some, new),
-                (PoolKind::Erasure, false) => self.add_all_present(&some),
-                (PoolKind::Erasure, true) => self.add_all_new(&some),
-            };
+                (PoolKind::Replicated, _) => self.add_all_replicated(&some, new, &mut note),
+                (PoolKind::Erasure, false) => self.add_all_present(&some, &mut note),
+                (PoolKind::Erasure, true) => self.add_all_new(&some, &mut note),
+            }?;
             for (n, result) in open.into_iter().zip(results) {
                 match result {
                     Ok(_) => {
@@ -127,6 +147,7 @@ impl Session {
         }
         // A wrong guess that a chunk is new costs its bytes once more, the other one a turn.
         self.mostly_new.store(4 * made >= 3 * wanted.len(), Relaxed);
+        self.insist_behind(&mut note, &[])?;
         let rest = |(n, chunk): (usize, Option<Chunk>)| match chunk {
             Some(chunk) => Ok(chunk),
             None => self.add_reference(wanted[n].0, wanted[n].1, &wanted[n].2),
@@ -142,7 +163,7 @@ impl Session {
     fn learn_spread(&self, id: ChunkId) -> Result<(), Refusal> {
         let first = self.references(&Chunk { id, copy: 0 });
         let spread = match self.read_one(&first, vec![Look::Xattr(SPREAD)]) {
-            Ok(sight) => sight.xattr(0).and_then(|value| value.first().copied()).unwrap_or(0).min(SPREAD_MAX),
+            Ok(sight) => spread_in(&sight),
             Err(Refusal::Missing) => 0,
             Err(refusal) => return Err(refusal),
         };
@@ -272,7 +293,7 @@ mod tests {
         let references: Vec<Reference> = (0..REFERENCES).map(reference).collect();
         for group in references.chunks(64) {
             let wanted: Vec<(ChunkId, &[u8], Reference)> = group.iter().map(|reference| (id, data.as_slice(), *reference)).collect();
-            let chunks = session.add_references(&wanted).unwrap();
+            let chunks = session.add_noted(&wanted, None).unwrap();
             samples.push((chunks[0], group[0]));
         }
         let mut all = 0;

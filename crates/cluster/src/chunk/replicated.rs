@@ -28,11 +28,16 @@ impl Session {
     }
 
     /// Adds references to chunks that are there, or makes the chunks with them.
-    pub(super) fn add_all_replicated(&self, wanted: &[(ChunkId, &[u8], Reference)], new: bool) -> Vec<Result<Version, Refusal>> {
+    pub(super) fn add_all_replicated(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+        new: bool,
+        note: &mut Option<Write>,
+    ) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
         let op = |(id, data, reference): &(ChunkId, &[u8], Reference)| {
             self.add_op(&Chunk { id: *id, copy: 0 }, new.then_some(*data), reference, 0)
         };
-        self.insist_all(&wanted.iter().map(op).collect::<Vec<_>>())
+        self.insist_behind(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
     /// Creates the chunk with the reference, or adds it to the chunk that is there; true when it is new.

@@ -116,6 +116,26 @@ pub fn parse_reference(key: &[u8]) -> Option<Reference> {
     Some(Reference { object: ObjectId::from_bytes(&bytes[1..11])?, offset, stamp })
 }
 
+/// The key of an attempt: the session that makes it, and the reference.
+#[must_use]
+pub fn attempt(session: u64, reference: &Reference) -> Vec<u8> {
+    let mut bytes = [0; 25];
+    bytes[..3].copy_from_slice(&session.to_be_bytes()[5..]);
+    bytes[3..13].copy_from_slice(&reference.object.bytes());
+    bytes[13..17].copy_from_slice(&reference.offset.to_be_bytes());
+    bytes[17..].copy_from_slice(&reference.stamp.0.to_be_bytes());
+    sevens(&bytes)
+}
+
+/// The reference that a key of an attempt is about.
+#[must_use]
+pub fn parse_attempt(key: &[u8]) -> Option<Reference> {
+    let bytes = unsevens(key, 25)?;
+    let offset = u32::from_be_bytes(bytes[13..17].try_into().ok()?);
+    let stamp = Stamp(u64::from_be_bytes(bytes[17..].try_into().ok()?));
+    Some(Reference { object: ObjectId::from_bytes(&bytes[3..13])?, offset, stamp })
+}
+
 /// A key of the dirty list: object and list stamp.
 #[must_use]
 pub fn listed(object: ObjectId, stamp: Stamp) -> Vec<u8> {
@@ -157,6 +177,8 @@ mod tests {
             assert_eq!(parse_pending(&keys[1]), Some((at, stamp)));
             assert_eq!(parse_reference(&keys[2]), Some(whole));
             assert_eq!(parse_listed(&keys[3]), Some((object, stamp)));
+            let attempt = attempt((1 << 24) - 1, &whole);
+            assert!(!attempt.contains(&0) && parse_attempt(&attempt) == Some(whole) && parse_attempt(&keys[2]).is_none());
             assert_eq!(parse_numbered(b'B', &keys[4]), Some(stamp.0));
             assert!(keys[2].len() <= 28);
             assert!(offset(&keys[1]).is_none() && offset(LISTED).is_none());

@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* a decoder takes hostile bytes and gives a typed value or `Corrupt`; it never panics.
 
+pub(crate) mod attempt;
 pub mod catalogue;
 pub mod entry;
 pub mod key;
@@ -28,8 +29,8 @@ pub const ENTRIES_MAX: usize = 256;
 /// Most pending drops of a metadata object.
 pub const PENDING_MAX: usize = 256;
 
-/// More keys than a metadata object ever has.
-pub(crate) const MAP_PAGE: usize = ENTRIES_MAX + PENDING_MAX + 8;
+/// More keys than a metadata object ever has: flips that were decided while there was room may add to the pending drops, 64 each.
+pub(crate) const MAP_PAGE: usize = 900;
 
 /// Made from a session's number and a counter of the session; never used twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

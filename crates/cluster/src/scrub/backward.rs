@@ -1,19 +1,13 @@
 //! From chunks to maps: references that nobody has a use for, chunks without any, data without references, and whether data are what their names say.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use onefold_core::object::{Change, Guard, Look, ObjectName, Pool, PoolKind, Read, Refusal, Write};
 
 use super::Scrub;
 use crate::{
-    format::{Chunk, ObjectId, Reference, Stamp, key},
-    map::{Map, map_looks},
-    session::Session,
+    format::{Chunk, ObjectId, Reference, key},
     settings::PlantedBug,
-    volume::header,
 };
 
 /// Keys of a page of references.
@@ -56,46 +50,15 @@ impl Scrub {
             }
             (open, first) = (more_of, false);
         }
-        self.report.collected += self.session.collect_all(unused)?;
+        self.report.collected += if self.repairs { self.session.collect_all(unused)? } else { unused.len() as u64 };
         self.hash(chunks)
-    }
-
-    /// By volume the sessions that may make references before their entries. They are asked for after the references and before the maps: whoever is not
-    /// among them was fenced by then, or has not begun.
-    fn inline_sessions(&self, objects: &BTreeSet<ObjectId>) -> Result<BTreeMap<u64, u64>, Refusal> {
-        let volumes: BTreeSet<u64> = objects.iter().map(|object| object.volume).collect();
-        let look = |volume: &u64| Read { object: header::name(*volume), looks: vec![Look::Keys(vec![header::INLINE.to_vec()])] };
-        let sights = self.session.read_all(&volumes.iter().map(look).collect::<Vec<_>>());
-        let mut sessions = BTreeMap::new();
-        for (volume, sight) in volumes.into_iter().zip(sights) {
-            let sight = match sight {
-                // What was put has none.
-                Err(Refusal::Missing) => continue,
-                other => other?,
-            };
-            if let Some((_, value)) = sight.pairs(0).0.first() {
-                let damaged = |_| Refusal::Failed(crate::format::corrupt(format_args!("the header of volume {volume:x} is damaged")));
-                let stamp = Stamp(u64::from_le_bytes(value.as_slice().try_into().map_err(damaged)?));
-                sessions.insert(volume, stamp.session());
-            }
-        }
-        Ok(sessions)
     }
 
     /// Drops those of the references that are stale; the chunks that have others.
     fn backward(&mut self, references: &[(Chunk, Reference)]) -> Result<BTreeSet<Chunk>, Refusal> {
         let objects: BTreeSet<ObjectId> = references.iter().map(|(_, reference)| reference.object).collect();
-        let inline = self.inline_sessions(&objects)?;
-        let reads: Vec<Read> = objects.iter().map(|object| Read { object: object.name(), looks: map_looks() }).collect();
-        let mut maps: BTreeMap<ObjectId, Option<Map>> = BTreeMap::new();
-        for (object, sight) in objects.into_iter().zip(self.session.read_all(&reads)) {
-            match Session::parse_map(object, sight) {
-                Ok(map) => maps.insert(object, map),
-                // What can't be read may need it.
-                Err(Refusal::Failed(_)) => continue,
-                Err(refusal) => return Err(refusal),
-            };
-        }
+        let inline = self.session.inline_sessions(&objects)?;
+        let maps = self.session.maps_of(&objects)?;
         let (mut used, mut drops) = (BTreeSet::new(), Vec::new());
         for (chunk, reference) in references {
             self.report.references += 1;
@@ -118,6 +81,10 @@ impl Scrub {
             } else {
                 used.insert(*chunk);
             }
+        }
+        if !self.repairs {
+            self.report.stale += drops.len() as u64;
+            return Ok(used);
         }
         for result in self.session.insist_all(&drops) {
             match result {
@@ -154,6 +121,10 @@ impl Scrub {
         match self.session.read_one(&self.session.references(chunk), vec![Look::Stat]) {
             Err(Refusal::Missing) => {}
             other => return other.map(|_| ()),
+        }
+        if !self.repairs {
+            self.report.orphans += 1;
+            return Ok(());
         }
         match self.session.write_one(&Write { object: data, guards: vec![Guard::Version(version)], changes: vec![Change::Remove] }) {
             Ok(_) => self.report.orphans += 1,

@@ -4,7 +4,7 @@ use onefold_core::object::{Change, Guard, Look, ObjectName, PoolKind, Refusal, W
 
 use super::Scrub;
 use crate::format::{
-    Chunk, ObjectId, Reference,
+    Chunk, ObjectId, PENDING_MAX, Reference,
     catalogue::What,
     entry::{self, Entry},
     key,
@@ -28,6 +28,10 @@ impl Scrub {
         };
         let again = self.session.read_map(object)?;
         if again.as_ref().and_then(|map| map.entries.get(&offset)) != Some(entry) {
+            return Ok(());
+        }
+        if has && !self.repairs {
+            self.report.added += 1;
             return Ok(());
         }
         if has {
@@ -78,6 +82,15 @@ impl Scrub {
             self.report.damage.push(line);
             return Ok(());
         }
+        if !self.repairs {
+            self.report.restored += 1;
+            return Ok(());
+        }
+        let Some(map) = self.session.read_map(object)? else { return Ok(()) };
+        if map.pending.len() >= PENDING_MAX {
+            self.session.finish_drops(&map.pending)?;
+            return self.lost(object, offset, entry, chunk);
+        }
         let stamp = self.session.stamp();
         let new = Entry { dirty: true, base: None, stamp, ..*entry };
         let mut pairs = vec![(key::entry(offset), new.encode(object, offset))];
@@ -86,7 +99,7 @@ impl Scrub {
         }
         let op = Write {
             object: object.name(),
-            guards: vec![Guard::Omap(key::entry(offset), entry.encode(object, offset))],
+            guards: vec![Guard::Version(map.version), Guard::Omap(key::entry(offset), entry.encode(object, offset))],
             changes: vec![Change::SetOmap(pairs)],
         };
         match self.session.write_one(&op) {

@@ -73,6 +73,8 @@ struct Known {
 pub struct Scrub {
     session: Arc<Session>,
     deep: bool,
+    /// What is found is repaired, and not only counted.
+    repairs: bool,
     pool: Pool,
     from: Option<String>,
     known: BTreeMap<u64, Known>,
@@ -90,6 +92,19 @@ impl Scrub {
     pub fn new(session: Arc<Session>, deep: bool) -> Result<Scrub> {
         // Whatever gets its number after this is not judged.
         let before = session.new_id()?;
+        Scrub::begin(session, deep, before, true)
+    }
+
+    /// The same without changing anything: the report counts what a scrub would do. What others have under way may be counted, too.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn look(session: Arc<Session>, deep: bool) -> Result<Scrub> {
+        let before = session.next_id()?;
+        Scrub::begin(session, deep, before, false)
+    }
+
+    fn begin(session: Arc<Session>, deep: bool, before: u64, repairs: bool) -> Result<Scrub> {
         let mut known = BTreeMap::new();
         for (_, Record { named, .. }) in session.records()? {
             known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: false });
@@ -97,7 +112,7 @@ impl Scrub {
         for (_, named) in session.names()? {
             known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: true });
         }
-        Ok(Scrub { session, deep, pool: Pool::Metadata, from: None, known, before, report: Report::default(), done: false })
+        Ok(Scrub { session, deep, repairs, pool: Pool::Metadata, from: None, known, before, report: Report::default(), done: false })
     }
 
     /// What was found so far.
@@ -149,7 +164,9 @@ impl Scrub {
         if object.volume < self.before && !self.known.contains_key(&object.volume) {
             // It may have got its name since.
             if self.is_nobodys(object.volume)? {
-                self.session.erase(object)?;
+                if self.repairs {
+                    self.session.erase(object)?;
+                }
                 self.report.orphans += 1;
             }
             return Ok(());
@@ -176,7 +193,8 @@ impl Scrub {
             }
         }
         // The owner may be between its write and its insert; then there are two equal keys.
-        if self.session.list_again(object, &map)? {
+        let unlisted = if self.repairs { self.session.list_again(object, &map)? } else { !self.session.is_listed(object, &map)? };
+        if unlisted {
             self.report.listed += 1;
         }
         Ok(())
@@ -204,6 +222,10 @@ impl Scrub {
     /// A header that belongs to nothing, as a session leaves that dies before its record is there.
     fn header(&mut self, id: u64) -> Result<(), Refusal> {
         if id >= self.before || self.known.contains_key(&id) || !self.is_nobodys(id)? {
+            return Ok(());
+        }
+        if !self.repairs {
+            self.report.orphans += 1;
             return Ok(());
         }
         let (header, cookie) = (header::name(id), format!("session {}", self.session.number()));

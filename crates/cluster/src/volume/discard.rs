@@ -1,9 +1,11 @@
-//! Trims. Whole chunks become zeroes that keep their base until a worker drops it; single blocks are punched. A long range is a record in the
-//! header, honoured at once, that reaches its objects later.
+//! Trims. Whole chunks become zeroes, and their bases pending drops, which a worker does; of others single blocks are punched. A long range is a record in
+//! the header, honoured at once, that reaches its objects later.
 //!
 //! *Crash argument:* the record stays until its cursor has passed all objects. Each object notes the number of the last long discard that reached it, in
 //! the same operation, and an object that is created meanwhile notes it too: a discard that is done again after a crash skips what was
 //! written since.
+
+use std::ops::Range;
 
 use onefold_core::{
     Result,
@@ -13,9 +15,17 @@ use onefold_core::{
 use super::{
     Object, Volume,
     header::{Discard, LAST_DISCARD, LastDiscard, name},
-    write::Fill,
+    write::{Fill, TURNS},
 };
-use crate::{format::Stamp, map::stamp_value, settings::PlantedBug};
+use crate::{
+    format::{
+        PENDING_MAX, Stamp,
+        entry::{self, Entry},
+        key,
+    },
+    map::{Map, stamp_value},
+    settings::PlantedBug,
+};
 
 impl Volume {
     /// Makes a range read as zeroes; durable on return.
@@ -30,11 +40,22 @@ impl Volume {
         let end = offset + bytes;
         let whole = offset.div_ceil(self.object_bytes())..end / self.object_bytes();
         if whole.start < whole.end && whole.end - whole.start > self.session.settings.direct_objects {
+            self.make_room()?;
             self.zero(offset, whole.start * self.object_bytes())?;
             self.record(whole.start, whole.end).map_err(|refusal| self.failed(whole.start, refusal))?;
             return self.zero(whole.end * self.object_bytes(), end);
         }
         self.zero(offset, end)
+    }
+
+    /// Takes long discards further until there may be one more.
+    fn make_room(&self) -> Result<()> {
+        self.resolve(&mut self.last_discard.lock()).map_err(|refusal| self.failed(0, refusal))?;
+        let is_full = || self.discards.lock().len() >= self.session.settings.discards_max.max(1);
+        while is_full() && !self.session.planted(PlantedBug::DiscardsUnbounded) {
+            self.discard_step()?;
+        }
+        Ok(())
     }
 
     /// Zeroes a range object by object; those that are not there are zeroes.
@@ -98,6 +119,55 @@ impl Volume {
             return Ok(());
         }
         self.fill_object(index, object, &[(0..self.session.format.object_bytes, Fill::Zeroes)], Some(stamp))
+    }
+
+    /// Makes those chunks zeroes that a range covers whole and that have a base, which becomes a pending drop. The operation compares the object's version: only so it
+    /// is known that there is room for the drops, and a copy of it that comes late does nothing.
+    pub(super) fn let_go(&self, index: u64, object: &mut Object, range: &Range<u32>) -> Result<(), Refusal> {
+        let covered = |at: u32, entry: &Entry| entry.base.is_some() && range.start <= at && at + entry.length <= range.end;
+        for _ in 0..TURNS {
+            if !self.known(index, object)?.entries.iter().any(|(at, entry)| covered(*at, entry)) {
+                return Ok(());
+            }
+            let id = self.object_id(index);
+            let Some(map) = self.session.read_map(id)? else { return Err(self.lost(index)) };
+            object.learn(None);
+            let chunks: Vec<(u32, Entry)> =
+                map.entries.iter().filter(|(at, entry)| covered(**at, entry)).map(|(at, entry)| (*at, *entry)).collect();
+            if map.pending.len() + chunks.len() > PENDING_MAX {
+                self.session.finish_drops(&map.pending)?;
+                continue;
+            }
+            let (op, listed) = self.let_go_op(&map, id, &chunks);
+            // Until it is known that it was not applied, the list waits for it.
+            object.owed.extend(listed);
+            match self.session.write_one(&op) {
+                Ok(_) => return self.settle(index, object),
+                Err(Refusal::Mismatch | Refusal::Unknown) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Mismatch)
+    }
+
+    /// The operation of [`let_go`](Self::let_go), and the list stamp that it sets.
+    fn let_go_op(&self, map: &Map, id: crate::format::ObjectId, chunks: &[(u32, Entry)]) -> (Write, Option<Stamp>) {
+        let stamp = self.session.stamp();
+        let listed = map.listed.is_none().then_some(stamp);
+        let mut pairs: Vec<(Vec<u8>, Vec<u8>)> = listed.iter().map(|stamp| (key::LISTED.to_vec(), stamp_value(*stamp))).collect();
+        let mut changes = Vec::new();
+        for (at, old) in chunks {
+            let new = Entry { dirty: false, mask: 0, base: None, stamp, ..*old };
+            pairs.push((key::entry(*at), new.encode(id, *at)));
+            if let Some((chunk, reference)) = old.reference(id, *at) {
+                pairs.push((key::pending(*at, reference.stamp), entry::encode_pending(id, *at, &chunk)));
+            }
+            if old.mask != 0 {
+                changes.push(Change::Zero((*at).into(), old.length.into()));
+            }
+        }
+        changes.push(Change::SetOmap(pairs));
+        (Write { object: id.name(), guards: vec![Guard::Version(map.version)], changes }, listed)
     }
 
     /// Takes long discards one object further; false when there is none.

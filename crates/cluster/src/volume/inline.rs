@@ -3,7 +3,9 @@
 //! The order is the worker's: reference, flip, drop; only that no dirty entry tells beforehand which reference comes. Therefore the header of the volume
 //! says under which session references are made before their entries, and a scrub keeps those as long as that session is not fenced.
 //!
-//! *Crash argument:* after a reference without its flip the reference is false, and stale once another session owns the volume. The flip leaves the drop of the
+//! *Crash argument:* after a reference without its flip the reference is false, and stale once another session owns the volume; its [attempt](crate::attempts) tells of
+//! it. That is noted with the first references, so that no round trip is added: the embedded store applies all or none of them, and on Ceph they are sent together, the
+//! note first. The flip leaves the drop of the
 //! old chunk in the same object, which is on the dirty list before the write is acknowledged.
 
 use std::{
@@ -94,7 +96,10 @@ impl Volume {
             let ends: Vec<Result<bool, Refusal>> = sent.iter().zip(first).map(|(draft, first)| self.follow_inline(draft, first)).collect();
             for (draft, end) in sent.iter().zip(&ends) {
                 match end {
-                    Ok(true) => jobs[draft.job].1.learn(Some(after(draft))),
+                    Ok(true) => {
+                        self.session.attempts_are_over(draft.added.iter().map(|(_, reference)| *reference));
+                        jobs[draft.job].1.learn(Some(after(draft)));
+                    }
                     Ok(false) => jobs[draft.job].1.owed.retain(|stamp| Some(*stamp) != draft.listed),
                     Err(refusal) => {
                         self.doubt.store(true, Relaxed);
@@ -255,7 +260,7 @@ impl Volume {
         let chunks = if late {
             Ok(wanted.iter().map(|(_, _, id, _)| Chunk { id: *id, copy: 0 }).collect())
         } else {
-            self.session.add_references(&all)
+            self.session.add_references_at_once(&all)
         };
         match chunks {
             Ok(chunks) => {
@@ -267,9 +272,13 @@ impl Volume {
                 drafts
             }
             Err(refusal) => {
-                // No entry will ever name them. Those that stay are false, and a scrub finds them.
+                // No entry will ever name them. What stays is found by its attempt, once the volume has another owner.
                 let added: Vec<_> = wanted.iter().map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference)).collect();
-                let _ = self.session.do_drops(&added);
+                if self.session.do_drops(&added).is_ok()
+                    && added.iter().all(|(chunk, _)| !self.session.spreads.lock().contains_key(&chunk.id))
+                {
+                    self.session.attempts_are_over(added.into_iter().map(|(_, reference)| reference));
+                }
                 drafts.iter().for_each(|draft| results[draft.job] = Some(Err(refusal.clone())));
                 Vec::new()
             }

@@ -169,7 +169,10 @@ impl Volume {
     }
 
     fn writable(&self) -> Result<()> {
-        if self.read_only { Err(Error::new(Kind::Denied, "the volume is attached for reading")) } else { Ok(()) }
+        if self.read_only {
+            return Err(Error::new(Kind::Denied, "the volume is attached for reading"));
+        }
+        self.session.has_stamps()
     }
 
     fn foreground(&self, bytes: u64) {

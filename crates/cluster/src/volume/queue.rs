@@ -27,7 +27,7 @@ const WAITING_BYTES: usize = 32 << 20;
 /// Groups on their way together, at most: each has a thread that waits for it.
 const GROUPS_MAX: usize = 16;
 
-/// Failures that nobody has asked for yet, at most; the oldest is forgotten.
+/// Failures that nobody has asked for yet, at most; beyond that only the ticket of the last one forgotten is kept, and those up to it count as failed.
 const FAILED_MAX: usize = 4096;
 
 /// A write that waits.
@@ -62,9 +62,32 @@ pub(super) struct Queue {
     busy: BTreeSet<u64>,
     groups: usize,
     failed: BTreeMap<u64, Error>,
+    /// The last ticket whose failure was forgotten.
+    forgotten: u64,
 }
 
 impl Queue {
+    /// Keeps what failed until somebody asks for it.
+    fn keep(&mut self, failed: BTreeMap<u64, Error>) {
+        self.failed.extend(failed);
+        while self.failed.len() > FAILED_MAX {
+            let first = self.failed.pop_first();
+            self.forgotten = self.forgotten.max(first.map_or(0, |(ticket, _)| ticket));
+        }
+    }
+
+    /// What became of a write that is over.
+    fn ended(&mut self, ticket: u64) -> Result<()> {
+        match self.failed.remove(&ticket) {
+            Some(error) => Err(error),
+            // Ticket 0 is that of what was over when it was asked for.
+            None if (1..=self.forgotten).contains(&ticket) => {
+                Err(Error::new(Kind::Io, "too many writes failed to tell whether this is one of them"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// True until all up to this ticket are over.
     fn is_open(&self, ticket: u64) -> bool {
         self.flying.first_key_value().is_some_and(|(first, _)| *first <= ticket)
@@ -127,10 +150,7 @@ impl Drop for Group<'_> {
         let panicked = || Error::new(Kind::Io, "the server failed while it wrote");
         let failed = self.failed.take().unwrap_or_else(|| self.taken.iter().map(|waiting| (waiting.ticket, panicked())).collect());
         let mut queue = self.volume.queue.lock();
-        queue.failed.extend(failed);
-        while queue.failed.len() > FAILED_MAX {
-            queue.failed.pop_first();
-        }
+        queue.keep(failed);
         for waiting in &self.taken {
             queue.flying.remove(&waiting.ticket);
             for object in waiting.objects(self.volume.object_bytes()) {
@@ -169,7 +189,7 @@ impl Volume {
     /// `NoSpace` when the store is full, `Stopped` when another server took the volume over.
     pub fn wait_for(&self, ticket: Ticket) -> Result<()> {
         self.over(|queue| queue.is_under_way(ticket.0));
-        self.queue.lock().failed.remove(&ticket.0).map_or(Ok(()), Err)
+        self.queue.lock().ended(ticket.0)
     }
 
     /// Waits until all writes that were taken are over, well or not.
@@ -313,6 +333,15 @@ mod tests {
 
     fn waiting(ticket: u64, offset: u64, bytes: usize) -> Waiting {
         Waiting { ticket, offset, data: vec![0; bytes] }
+    }
+
+    #[test]
+    fn rule_00_no_failed_write_is_told_to_have_gone_well() {
+        let mut queue = Queue::default();
+        let failed = |tickets: Range<u64>| tickets.map(|ticket| (ticket, Error::new(Kind::NoSpace, "full"))).collect();
+        queue.keep(failed(1..10_001));
+        assert!((1..10_001).all(|ticket| queue.ended(ticket).is_err()));
+        assert!(queue.failed.is_empty() && queue.ended(10_001).is_ok() && queue.ended(0).is_ok() && Queue::default().ended(0).is_ok());
     }
 
     #[test]

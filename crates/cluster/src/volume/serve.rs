@@ -56,8 +56,9 @@ impl onefold_core::Volume for Volume {
         self.within(offset, bytes)?;
         self.drain_place(offset..offset + bytes);
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
+        let mut looked = None;
         while at < end {
-            let (bytes, kind) = self.extent(at)?;
+            let (bytes, kind) = self.extent(at, &mut looked)?;
             let bytes = bytes.min(end - at);
             let full = extents.len() == limit.max(1);
             match extents.last_mut() {
@@ -76,8 +77,8 @@ impl onefold_core::Volume for Volume {
 }
 
 impl Volume {
-    /// What is at `at`, and for how many bytes at least.
-    fn extent(&self, at: u64) -> Result<(u64, ExtentKind)> {
+    /// What is at `at`, and for how many bytes at least. `looked` is the object that was asked last.
+    fn extent(&self, at: u64, looked: &mut Option<u64>) -> Result<(u64, ExtentKind)> {
         let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
         let rest = self.object_bytes() - u64::from(within);
         if !self.read_only && !self.bits.lock().has(index) {
@@ -85,7 +86,9 @@ impl Volume {
         }
         let object = self.object(index);
         let mut object = object.lock();
-        if self.read_only {
+        // Workers may have found since that what was dirty is zeroes.
+        let old = self.read_only || object.known.as_ref().is_some_and(|known| known.entries.values().any(|entry| entry.dirty));
+        if old && looked.replace(index) != Some(index) {
             object.learn(None);
         }
         let known = self.known(index, &mut object).map_err(|refusal| self.failed(index, refusal))?;
@@ -160,6 +163,7 @@ impl ClusterExports {
             };
             first = first.and(closed);
         }
+        self.session.forget_attempts();
         let _ = self.session.unpublish();
         first
     }

@@ -95,6 +95,9 @@ impl Volume {
             return self.inline_all(&mut [(index, object, fills)], discarded).remove(0);
         }
         for _ in 0..TURNS {
+            for (range, _) in fills.iter().filter(|(_, fill)| matches!(fill, Fill::Zeroes)) {
+                self.let_go(index, object, range)?;
+            }
             let known = self.known(index, object)?;
             let Some(plan) = self.plan(index, &known, fills, discarded)? else {
                 // An earlier write may have failed on its way to the list.
@@ -230,8 +233,11 @@ impl Volume {
             return Ok(());
         }
         let (first, last) = ((part.start - offset) / BLOCK, (part.end - 1 - offset) / BLOCK);
-        let mut mask = entry.mask;
-        (first..=last).for_each(|block| mask |= 1 << block);
+        let mask = match fill {
+            // Without a base a block of no mask is zeroes already.
+            Fill::Zeroes if entry.base.is_none() => entry.mask & !whole_blocks(&(part.start - offset..part.end - offset), length),
+            _ => (first..=last).fold(entry.mask, |mask, block| mask | 1 << block),
+        };
         let new = if self.session.planted(PlantedBug::MaskBitLost) && entry.base.is_some() { mask & !entry.mask } else { mask };
         if plan.exists && planned.is_none() && !self.session.planted(PlantedBug::BlindEntry) {
             let value = old.map_or_else(Vec::new, |old| old.encode(plan.id, offset));
@@ -260,7 +266,8 @@ impl Volume {
                 }
             }
         }
-        plan.entries.insert(offset, Entry { dirty: true, mask: new, stamp: plan.stamp, ..entry });
+        let dirty = new != 0 || entry.base.is_some();
+        plan.entries.insert(offset, Entry { dirty, mask: new, stamp: plan.stamp, ..entry });
         Ok(())
     }
 
@@ -326,6 +333,12 @@ impl Volume {
         };
         again().map_err(|refusal| failed(format_args!("object {id}"), refusal))
     }
+}
+
+/// The mask of the blocks of a chunk that a range in it covers whole.
+fn whole_blocks(range: &Range<u32>, length: u32) -> u16 {
+    let last = if range.end == length { length.div_ceil(BLOCK) } else { range.end / BLOCK };
+    (range.start.div_ceil(BLOCK)..last).fold(0, |mask, block| mask | 1 << block)
 }
 
 /// The map after a plan was applied to it.

@@ -2,7 +2,7 @@
 //!
 //! | step | after a crash |
 //! |---|---|
-//! | (a) a reference is added, with the dirty entry's stamp | a false reference, or the next worker makes the same one |
+//! | (a) a reference is [noted](crate::attempts), then added, with the dirty entry's stamp | a false reference of which the note tells, or the next worker makes the same one |
 //! | (b) the flip: compare entries; new entries, punch, *pending drops* of the old bases, in one operation | the pending drop tells what to drop |
 //! | (c) the old references are dropped, then their pending drops | it is dropped again, which does nothing |
 //!
@@ -98,6 +98,7 @@ impl Session {
             each(std::slice::from_mut(*result), |draft| {
                 if self.follow(draft, first.clone())? {
                     draft.done.flipped += draft.flips.len() as u64;
+                    self.attempts_are_over(draft.flips.iter().filter_map(|flip| flip.added.map(|(_, reference)| reference)));
                     dropped.extend(draft.flips.iter().filter_map(|flip| flip.dropped));
                     return Ok(());
                 }
@@ -272,6 +273,7 @@ impl Session {
         for (chunk, reference) in added {
             if self.planted(PlantedBug::LosersDrop) || self.is_stale(map.as_ref(), chunk, reference) {
                 self.do_drops(&[(*chunk, *reference)])?;
+                self.attempts_are_over([*reference]);
             }
         }
         Ok(())

@@ -38,6 +38,7 @@ use self::{
 pub use rate::{Marks, Rate};
 
 use crate::{
+    attempts::Judge,
     format::{ObjectId, key},
     map::shard_name,
     peers::Peers,
@@ -93,6 +94,7 @@ pub struct Worker {
     waiting: BTreeMap<ObjectId, (Duration, u32)>,
     peers: Peers,
     rate: Rate,
+    judge: Judge,
 }
 
 impl Worker {
@@ -110,6 +112,7 @@ impl Worker {
             waiting: BTreeMap::new(),
             peers: Peers::default(),
             rate: Rate::new(marks),
+            judge: Judge::default(),
         }
     }
 
@@ -134,10 +137,13 @@ impl Worker {
     /// The store's; the next step goes on behind what failed.
     pub fn step(&mut self) -> Result<Progress> {
         let deduplication = |refusal| failed("deduplication", refusal);
-        let begun = self.session.store.time();
-        if self.backoff.waits(begun) {
+        self.session.has_stamps()?;
+        if self.backoff.waits(self.session.store.time()) {
             return Ok(Progress { waits: true, ..Progress::default() });
         }
+        let judged = self.judge.step(&self.session).map_err(deduplication)?;
+        self.rate.spent(judged);
+        let begun = self.session.store.time();
         if self.shards.is_empty() {
             self.shards = self.leases.take(&self.session, self.rate.workers()).map_err(deduplication)?;
         }
@@ -162,6 +168,7 @@ impl Worker {
 
     /// Gives the shards that it has to other workers.
     pub fn release(&mut self) {
+        self.session.forget_attempts();
         self.leases.give_all_back(&self.session);
         self.shards.clear();
     }

@@ -3,7 +3,7 @@
 //! | step | after a crash |
 //! |---|---|
 //! | (0) the re-cut key is set to the range and a new stamp, comparing its old value | the next worker sets another one |
-//! | (a) references are added, with that stamp | false references; stale once the key has another value |
+//! | (a) references are [noted](crate::attempts), then added, with that stamp | false references of which the note tells; stale once the key has another value |
 //! | (b) the flip: compare key and old entries; new entries, punch, pending drops, another key value, in one operation | the pending drops tell what to drop |
 //! | (c) the old references are dropped | they are dropped again, which does nothing |
 //!
@@ -220,6 +220,7 @@ impl Session {
         done.operations += 2;
         if self.flip_swap(object, &swap)? {
             done.flipped += swap.new.len() as u64;
+            self.attempts_are_over(swap.added.iter().map(|(_, reference)| *reference));
             done.operations += self.finish_drops(&swap.dropped)?;
             return Ok(true);
         }

@@ -13,10 +13,12 @@ use std::sync::Arc;
 use onefold_archive::{
     Archive, Settings, check,
     collect::{Collection, Options},
-    format::record::{Shape, Stream},
+    format::{
+        listing,
+        record::{Shape, Stream},
+    },
     get::{Content, Reader, Verify},
     heal, index,
-    listing::Listing,
     settings::READER_BYTES,
 };
 use onefold_core::{Error, Kind, Result};
@@ -69,7 +71,7 @@ fn looked_at(files: &Arc<MemoryFiles>) -> Option<()> {
     let streams: Vec<Stream> = reader.tables().streams.values().take(16).cloned().collect();
     for stream in &streams {
         if stream.shape == Shape::Tree {
-            reach::noted(listed(&reader, stream));
+            reach::noted(listed(&mut reader, stream));
         }
         for verify in [Verify::Groups, Verify::Chunks] {
             reach::noted(read(&mut reader, stream, verify));
@@ -81,14 +83,17 @@ fn looked_at(files: &Arc<MemoryFiles>) -> Option<()> {
     Some(())
 }
 
-fn listed(reader: &Reader, stream: &Stream) -> Result<()> {
-    let mut listing = Listing::of(reader, stream);
-    for _ in 0..ENTRIES_MAX {
-        if listing.next()?.is_none() {
-            break;
+fn listed(reader: &mut Reader, stream: &Stream) -> Result<()> {
+    let (mut held, mut order, mut entries) = (Vec::new(), listing::Order::default(), 0);
+    reader.read(&stream.listing, Verify::Groups, &mut |content| {
+        if let Content::Bytes(bytes) = content {
+            held.extend_from_slice(bytes);
         }
-    }
-    Ok(())
+        listing::decode(&mut held, &mut |entry| {
+            entries += 1;
+            if entries > ENTRIES_MAX { Err(Error::new(Kind::Stopped, "enough was seen")) } else { order.next(&entry) }
+        })
+    })
 }
 
 fn read(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()> {

@@ -88,10 +88,9 @@ impl System {
         Choice { leftover, layout, delay, ..usual }
     }
 
-    /// With strong persistence each request is committed alone: Dmdedup's transaction of a single write, and what OrderMergeDedup's anticipation is
-    /// measured against. The others gather what comes while a commit is under way.
+    /// With strong persistence each request is committed alone: Dmdedup's transaction of a single write. The others gather what comes while a commit is under way.
     fn commits_alone(self) -> bool {
-        matches!(self, System::Cow | System::CowSingle | System::Ordered | System::Soft | System::SoftDelayed)
+        matches!(self, System::Cow | System::CowSingle)
     }
 
     /// How rounds wait for company when requests come at their times.
@@ -150,9 +149,9 @@ pub enum Pace {
     /// Windows of so many blocks, committed one after the other, each when it is full and the one before is durable. Each block is a request, flushes
     /// are passed over, and there are no gaps: ThinDedup's way.
     Windows(usize),
-    /// With their recorded gaps, and nothing after a flush before it is answered: for times.
+    /// With their recorded gaps, and nothing after a flush before it is answered.
     Timed(Persistence),
-    /// At their recorded times, whatever the device does: for what is merged.
+    /// At their recorded times, whatever the device does.
     Open(Persistence),
 }
 

@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeSet,
+    ops::RangeInclusive,
     path::PathBuf,
 };
 
@@ -28,13 +29,24 @@ pub struct Item {
     pub name: &'static str,
     /// What the paper says.
     pub says: &'static str,
-    /// When it counts as reproduced.
+    /// Where it must lie.
     pub band: &'static str,
     /// It hangs on devices that were fitted to the paper.
     pub fitted: bool,
+    /// The constants that were fitted to the very figure that it is judged by, if there are any: then it never counts as reproduced.
+    pub calibrated: Option<&'static str>,
     pub(super) cases: fn(&Extent) -> Vec<Case>,
     pub(super) judge: fn(&Extent, &Look<'_>) -> Judgement,
     pub(super) draw: fn(&Extent, &Look<'_>) -> Vec<Figure>,
+}
+
+/// On which side of a band values are good.
+#[derive(Clone, Copy)]
+pub(super) enum Good {
+    Less,
+    More,
+    /// On neither.
+    Inside,
 }
 
 /// What an item comes to.
@@ -47,7 +59,7 @@ pub(super) struct Judgement {
     pub(super) out_of_scope: bool,
     /// The engine does not have what it needs.
     pub(super) missing: bool,
-    /// What holds does so on the better side of the band.
+    /// Some of what holds does so beyond the band, on the good side.
     pub(super) better: bool,
     /// Blocks that were processed besides those of cases.
     pub(super) blocks: u64,
@@ -58,6 +70,18 @@ pub(super) struct Judgement {
 impl Judgement {
     pub(super) fn check(&mut self, text: impl Into<String>, holds: bool) {
         self.checks.push((text.into(), holds));
+    }
+
+    /// Checks that a value lies in a band, or beyond it on the good side: that is better.
+    pub(super) fn band(&mut self, text: impl Into<String>, value: f64, band: RangeInclusive<f64>, good: Good) {
+        let beyond = match good {
+            Good::Less => value < *band.start(),
+            Good::More => value > *band.end(),
+            Good::Inside => false,
+        };
+        self.better |= beyond;
+        let text = text.into();
+        self.checks.push((if beyond { format!("{text} (better)") } else { text }, beyond || band.contains(&value)));
     }
 
     pub(super) fn missed(&self) -> bool {

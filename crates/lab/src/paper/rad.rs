@@ -30,6 +30,7 @@ const ITEMS: [Item; 6] = [
         says: "consecutive versions of source trees are 14 to 36 % alike, compressed archives 14 to 15 %",
         band: "ours, told: the share of chunks found in the version before, and of both versions' chunks the share that is in both; trees above archives",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: similarity,
         draw: no_figure,
@@ -40,6 +41,7 @@ const ITEMS: [Item; 6] = [
         says: "with round-robin nearly all stripes of a file are expected to break",
         band: "arithmetic and simulation within 2 %; above 95 % of the stripes of 12 chunks when half of the chunks are shared",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: stripes,
         draw: no_figure,
@@ -50,6 +52,7 @@ const ITEMS: [Item; 6] = [
         says: "deletions take up to 24.8 % less time with RAD, some versions gain nothing",
         band: "batches of two versions: at least 20 % fewer chunks encoded again on every tree, some version at least 8 % faster; batches of five: 90 % fewer",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: directories,
         draw: no_figure,
@@ -60,6 +63,7 @@ const ITEMS: [Item; 6] = [
         says: "on compressed files RAD takes slightly longer",
         band: "RAD takes at most 10 % longer, and is never more than 5 % faster",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: archives,
         draw: no_figure,
@@ -70,6 +74,7 @@ const ITEMS: [Item; 6] = [
         says: "(14, 10, 6): the baseline uses 80 % and loses data after 5.48e11 hours; RAD is better in space below alpha 0.30, in reliability above 0.13; other tuples lie inside (0.05, 0.65)",
         band: "0.800; 5.48e11 within 0.5 %; 0.295 to 0.305; 0.11 to 0.14",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: reliability,
         draw: no_figure,
@@ -80,6 +85,7 @@ const ITEMS: [Item; 6] = [
         says: "0.14 to 0.36 of the chunks have more than one reference",
         band: "trees: 0.10 to 0.50, and for each of them a tuple of codes is better in space and reliability by the paper's averages",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: alpha,
         draw: no_figure,
@@ -323,12 +329,12 @@ mod tests {
         let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/rad");
         let traces = ["rocksdb-far", "rocksdb", "spdk", "archives"].map(|name| data.join(format!("{name}.manifest.zst"))).to_vec();
         let results = run(&[], &Extent { quick: true, traces, cluster: None }, &mut |_, _| {}).unwrap();
-        assert_eq!((results.reproduced, results.possible), (6, 6), "{:#?}", results.statements);
+        assert_eq!((results.score.reproduced, results.score.possible), (6, 6), "{:#?}", results.statements);
     }
 
     #[test]
     fn without_manifests_their_statements_are_not_run() {
         let results = run(&[], &Extent { quick: true, traces: Vec::new(), cluster: None }, &mut |_, _| {}).unwrap();
-        assert_eq!((results.reproduced, results.possible), (2, 2), "{:#?}", results.statements);
+        assert_eq!((results.score.reproduced, results.score.possible), (2, 2), "{:#?}", results.statements);
     }
 }

@@ -10,7 +10,7 @@ use super::{
     item::{Extent, Item, Judgement, Look},
 };
 use crate::{
-    report::{Figure, Report, Section, Statement, Table, Verdict, number},
+    report::{Figure, Report, Score, Section, Statement, Table, Verdict, number},
     workload::Workload,
 };
 
@@ -21,10 +21,9 @@ pub struct Results {
     pub paper: String,
     /// The short form was run.
     pub quick: bool,
-    /// Statements reproduced or better.
-    pub reproduced: usize,
-    /// Statements that could be looked at.
-    pub possible: usize,
+    /// How many statements came to which verdict.
+    #[serde(flatten)]
+    pub score: Score,
     /// Each statement beside what was found.
     pub statements: Vec<Statement>,
     /// Every run.
@@ -78,9 +77,9 @@ pub(super) fn run(
     }
     let points = measured.into_iter().zip(items_of).filter_map(|((_, measured), items)| Some(Measured { items, ..measured? })).collect();
     let report = Report { title: format!("{paper}, measured"), about: about.to_vec(), statements: statements.clone(), sections };
-    let (reproduced, possible) = report.score();
+    let score = report.score();
     let wall_seconds = begun.elapsed().as_secs_f64();
-    Ok(Results { paper: paper.to_owned(), quick: extent.quick, reproduced, possible, statements, points, report, wall_seconds })
+    Ok(Results { paper: paper.to_owned(), quick: extent.quick, score, statements, points, report, wall_seconds })
 }
 
 /// The names of a paper's items.
@@ -117,12 +116,14 @@ fn stated(item: &Item, judgement: Judgement, used: &[&Measured], own: f64) -> St
     let verdict = match missed.len() {
         _ if judgement.out_of_scope => Verdict::OutOfScope,
         _ if judgement.missing => Verdict::NotRun,
+        1.. => Verdict::Missed,
+        0 if item.calibrated.is_some() => Verdict::Calibrated,
         0 if judgement.better => Verdict::Better,
         0 => Verdict::Reproduced,
-        _ => Verdict::NotReproduced,
     };
     let mut remark = match verdict {
-        Verdict::NotReproduced => format!("Missed: {}. ", missed.join("; ")),
+        Verdict::Missed => format!("Missed: {}. ", missed.join("; ")),
+        Verdict::Calibrated => format!("Fitted to the same figures: {}. ", item.calibrated.unwrap_or_default()),
         Verdict::NotRun if judgement.remark.is_empty() => "The engine does not have one of the systems. ".to_owned(),
         _ => String::new(),
     };

@@ -25,6 +25,10 @@ svg.plot{width:100%;height:auto;display:block}svg.plot text{fill:var(--ink);font
 th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid var(--line);vertical-align:top}.n{text-align:right}figure td{white-space:nowrap}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
 .good{color:var(--good);font-weight:600}.bad{color:var(--bad);font-weight:600}";
 
+/// What the verdicts mean.
+const WORDS: &str = "Reproduced: inside the band. Better: beyond it, on the good side. Calibrated: inside it, but a constant of the model was fitted to the same figure, so that it counts for nothing. \
+                     Missed: outside, on the bad side. Not run: what it needs was not there.";
+
 /// The whole page.
 pub(super) fn page(report: &Report) -> String {
     let title = escaped(&report.title);
@@ -48,9 +52,9 @@ fn paragraphs(out: &mut String, about: &[String]) {
 }
 
 fn statements(out: &mut String, report: &Report) {
-    let (good, possible) = report.score();
-    let _ = writeln!(out, "<h2>Statements</h2><p>{good} of {possible} reproduced or better.</p><div class=\"scroll\"><table><thead><tr>");
-    for name in ["", "Statement", "Here", "Counts as reproduced when", "Verdict"] {
+    let score = report.score();
+    let _ = writeln!(out, "<h2>Statements</h2><p>{score}.</p><p class=\"soft\">{WORDS}</p><div class=\"scroll\"><table><thead><tr>");
+    for name in ["", "Statement", "Here", "Band", "Verdict"] {
         let _ = write!(out, "<th scope=\"col\">{name}</th>");
     }
     out.push_str("<th scope=\"col\" class=\"n\">Blocks</th><th scope=\"col\" class=\"n\">Seconds</th>");
@@ -58,8 +62,8 @@ fn statements(out: &mut String, report: &Report) {
     for Statement { item, says, found, band, verdict, remark, fitted, blocks, wall_seconds } in &report.statements {
         let class = match verdict {
             Verdict::Reproduced | Verdict::Better => "good",
-            Verdict::NotReproduced => "bad",
-            Verdict::NotRun | Verdict::OutOfScope => "soft",
+            Verdict::Missed => "bad",
+            Verdict::Calibrated | Verdict::NotRun | Verdict::OutOfScope => "soft",
         };
         let word = verdict.word();
         let note = if *fitted { "<br><span class=\"soft\">fitted device</span>" } else { "" };

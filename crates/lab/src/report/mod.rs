@@ -7,6 +7,8 @@ mod html;
 mod of;
 mod svg;
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 pub(crate) use of::distribution;
@@ -163,14 +165,61 @@ pub struct Statement {
 pub enum Verdict {
     /// It was found inside the band.
     Reproduced,
-    /// It was found outside, on the better side.
+    /// It was found beyond the band, on the good side.
     Better,
+    /// It was found, but a constant of the model was fitted to the very figure that it is judged by: it does not count.
+    Calibrated,
     /// It was not found.
-    NotReproduced,
-    /// What it needs is not there yet.
+    Missed,
+    /// What it needs was not there.
     NotRun,
     /// It can't be looked at here.
     OutOfScope,
+}
+
+/// How many statements came to which verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Score {
+    /// Found inside their bands.
+    pub reproduced: usize,
+    /// Found beyond their bands, on the good side.
+    pub better: usize,
+    /// Found, with a constant that was fitted to the same figure.
+    pub calibrated: usize,
+    /// Looked at, and not found.
+    pub missed: usize,
+    /// What they need was not there.
+    pub not_run: usize,
+    /// They can't be looked at here.
+    pub out_of_scope: usize,
+    /// Statements that were looked at: the first four.
+    pub possible: usize,
+}
+
+impl Score {
+    fn count(&mut self, verdict: Verdict) {
+        let counter = match verdict {
+            Verdict::Reproduced => &mut self.reproduced,
+            Verdict::Better => &mut self.better,
+            Verdict::Calibrated => &mut self.calibrated,
+            Verdict::Missed => &mut self.missed,
+            Verdict::NotRun => &mut self.not_run,
+            Verdict::OutOfScope => &mut self.out_of_scope,
+        };
+        *counter += 1;
+        self.possible += usize::from(!matches!(verdict, Verdict::NotRun | Verdict::OutOfScope));
+    }
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} reproduced and {} better, of {} that were looked at", self.reproduced, self.better, self.possible)?;
+        let others = [(self.calibrated, Verdict::Calibrated), (self.missed, Verdict::Missed), (self.not_run, Verdict::NotRun)];
+        for (count, verdict) in others.into_iter().chain([(self.out_of_scope, Verdict::OutOfScope)]).filter(|other| other.0 > 0) {
+            write!(f, ", {count} {}", verdict.word())?;
+        }
+        Ok(())
+    }
 }
 
 impl Verdict {
@@ -180,7 +229,8 @@ impl Verdict {
         match self {
             Verdict::Reproduced => "reproduced",
             Verdict::Better => "better",
-            Verdict::NotReproduced => "not reproduced",
+            Verdict::Calibrated => "calibrated",
+            Verdict::Missed => "missed",
             Verdict::NotRun => "not run",
             Verdict::OutOfScope => "out of scope",
         }
@@ -194,11 +244,11 @@ impl Report {
         html::page(self)
     }
 
-    /// Statements that were reproduced or better, and those that could be looked at.
+    /// How many statements came to which verdict.
     #[must_use]
-    pub fn score(&self) -> (usize, usize) {
-        let good = self.statements.iter().filter(|statement| matches!(statement.verdict, Verdict::Reproduced | Verdict::Better));
-        let possible = self.statements.iter().filter(|statement| !matches!(statement.verdict, Verdict::NotRun | Verdict::OutOfScope));
-        (good.count(), possible.count())
+    pub fn score(&self) -> Score {
+        let mut score = Score::default();
+        self.statements.iter().for_each(|statement| score.count(statement.verdict));
+        score
     }
 }

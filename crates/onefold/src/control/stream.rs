@@ -7,6 +7,7 @@
 //! | 3 | the next byte begins a chunk |
 //! | 4 | the recipe ends, and another one begins |
 //! | 5 | the end; without it nothing is stored |
+//! | 6 | something of the tree could not be read |
 
 use std::io::{BufWriter, Read, Write};
 
@@ -21,6 +22,7 @@ const ZEROES: u8 = 2;
 const BORDER: u8 = 3;
 const RECIPE: u8 = 4;
 const END: u8 = 5;
+const INCOMPLETE: u8 = 6;
 
 /// How the error begins that says so.
 pub(super) const GONE: &str = "the server of the archive went away";
@@ -38,6 +40,9 @@ pub(crate) trait Intake {
 
     /// What follows is another recipe.
     fn end_recipe(&mut self) -> Result<()>;
+
+    /// Something of the tree could not be read.
+    fn incomplete(&mut self) -> Result<()>;
 }
 
 impl Intake for Feeder<'_> {
@@ -56,6 +61,10 @@ impl Intake for Feeder<'_> {
 
     fn end_recipe(&mut self) -> Result<()> {
         Feeder::end_recipe(self)
+    }
+
+    fn incomplete(&mut self) -> Result<()> {
+        Feeder::incomplete(self)
     }
 }
 
@@ -101,6 +110,10 @@ impl<W: Write> Intake for Outlet<W> {
     fn end_recipe(&mut self) -> Result<()> {
         self.out.write_all(&[RECIPE]).map_err(gone)
     }
+
+    fn incomplete(&mut self) -> Result<()> {
+        self.out.write_all(&[INCOMPLETE]).map_err(gone)
+    }
 }
 
 fn gone(error: std::io::Error) -> Error {
@@ -143,6 +156,7 @@ pub(crate) fn take(input: &mut dyn Read, feeder: &mut Feeder<'_>, look: &mut dyn
             }
             BORDER => feeder.border(),
             RECIPE => feeder.end_recipe()?,
+            INCOMPLETE => feeder.incomplete()?,
             END => return Ok(()),
             _ => return Err(strange()),
         }

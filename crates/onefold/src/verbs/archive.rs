@@ -22,7 +22,8 @@ use super::{archive_placement, archive_volume};
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
     failure::Failure,
-    output::{self, Answer},
+    operator::{warn, word},
+    output::{self, Answer, NOT_ENCRYPTED},
     progress::Progress,
     size::{counted, grouped},
 };
@@ -129,16 +130,19 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             let made = match code {
                 Some(code) => create_on(&archive, &nodes, code, &format)?,
                 None => {
-                    let files = Directory::create(&archive)?;
+                    let files = Directory::create_as(&archive, word())?;
+                    files.exposed().iter().for_each(|sentence| warn(sentence));
                     Archive::create(&files, &format).map_err(|e| name_archive(&archive, e))?;
                     String::new()
                 }
             };
             let report = json!({
                 "archive": archive.display().to_string(), "chunking": chunking.to_string(), "compression": compress.to_string(),
-                "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code,
+                "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code, "encrypted": false,
             });
-            answer.tell(&report, format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}", archive.display()))
+            let words =
+                format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}\n{NOT_ENCRYPTED}", archive.display());
+            answer.tell(&report, words)
         }
         Verb::Attach { archive, nodes, answer } => {
             let directory = ArchiveDir::create(&archive, &nodes)?;
@@ -159,7 +163,8 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
 
 /// Makes an archive on several nodes; says how.
 fn create_on(archive: &Path, nodes: &[PathBuf], (n, k): (usize, usize), format: &Format) -> Result<String, Failure> {
-    let directories = nodes.iter().map(|node| Ok(Arc::new(Directory::create(node)?) as Arc<dyn Files>)).collect::<Result<Vec<_>>>()?;
+    let directories =
+        nodes.iter().map(|node| Ok(Arc::new(Directory::create_as(node, word())?) as Arc<dyn Files>)).collect::<Result<Vec<_>>>()?;
     let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
     ArchiveDir::create(archive, nodes)?;
@@ -192,10 +197,10 @@ fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), 
     let bar = Progress::of("rebuilding", "containers");
     for (number, to) in replace {
         let (archive, nodes) = several(&directory)?;
-        let files: Arc<dyn Files> = match Directory::create(to) {
+        let files: Arc<dyn Files> = match Directory::create_as(to, word()) {
             Ok(files) => Arc::new(files),
             // The engine looks what is in it.
-            Err(_) => Arc::new(Directory::open(to, true)?),
+            Err(_) => Arc::new(Directory::open_as(to, true, word())?),
         };
         let replacement = Replacement { number: *number, files, id: random_bytes()? };
         let done = rebuild::replace(&archive, &nodes, &replacement, &mut |done, total| bar.set(done, total))?;

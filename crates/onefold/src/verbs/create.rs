@@ -18,6 +18,7 @@ use onefold_backend::{
 };
 use onefold_block::{
     Engine, Format,
+    claim::clear,
     format::{
         geometry::{Geometry, ZONE_BLOCKS_MAX},
         superblock::{Layout, Leftover, SchemeName},
@@ -26,7 +27,13 @@ use onefold_block::{
 use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
 use serde_json::json;
 
-use crate::{failure::Failure, output::Answer, progress::Progress, size::Size, store_file::holds_something};
+use crate::{
+    failure::Failure,
+    output::{Answer, NOT_ENCRYPTED},
+    progress::Progress,
+    size::Size,
+    store_file::holds_something,
+};
 
 /// Creates an empty store in a new file or on a block device
 ///
@@ -213,8 +220,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     abandoned.ours.store(false, Ordering::SeqCst);
     let bytes = disk.blocks() * BLOCK_BYTES as u64;
     options.answer.tell(
-        &json!({ "store": path.display().to_string(), "bytes": bytes }),
-        format_args!("created store {} of {}", path.display(), Size(bytes)),
+        &json!({ "store": path.display().to_string(), "bytes": bytes, "encrypted": false }),
+        format_args!("created store {} of {}\n{NOT_ENCRYPTED}", path.display(), Size(bytes)),
     )
 }
 
@@ -275,6 +282,10 @@ fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64)
         layout: options.layout.into(),
         ..Format::new(random_bytes()?, random_bytes()?, blocks)
     };
+    if disk.is_device() {
+        // Whoever works on an older store there stops at its next look.
+        clear(disk)?;
+    }
     Engine::format(disk, &format).map_err(|e| match e.kind() {
         Kind::InvalidInput => Error::new(Kind::InvalidInput, format!("{}: {e}", options.store.display())),
         _ => e,

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::{format::record::Shape, get::Reader, listing::Listing};
+use onefold_archive::{format::record::Shape, get::Reader};
 use serde::Serialize;
 
-use super::get;
+use super::get::listing;
 use crate::{archive_dir::ArchiveDir, failure::Failure, output, size::Size};
 
 /// Lists the streams of an archive, or the entries of a directory that is stored in it
@@ -40,12 +40,14 @@ struct Line {
     added_bytes: u64,
     /// Seconds since 1970.
     created: u64,
+    /// Something of the tree could not be read when it was stored.
+    incomplete: bool,
 }
 
 /// Lists.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
-    let reader = Reader::new(&archive)?;
+    let mut reader = Reader::new(&archive)?;
     if let Some(name) = &options.name {
         let stream = reader.stream(name)?;
         if stream.shape != Shape::Tree {
@@ -54,11 +56,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         if options.json {
             return Err(Failure::usage("--json lists streams, not what is in one"));
         }
-        let mut listing = Listing::of(&reader, &stream);
-        while let Some(entry) = listing.next()? {
-            get::show(&entry);
-        }
-        return Ok(());
+        return Ok(listing::pass(&mut reader, &stream, &mut |entries| {
+            entries.iter().for_each(listing::show);
+            Ok(())
+        })?);
     }
     let lines: Vec<Line> = reader
         .tables()
@@ -71,6 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             chunks: stream.chunks,
             added_bytes: stream.added,
             created: stream.created,
+            incomplete: stream.is_incomplete(),
         })
         .collect();
     if options.json {
@@ -80,7 +82,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     } else {
         for line in lines {
             let (bytes, added) = (Size(line.bytes).to_string(), Size(line.added_bytes).to_string());
-            output::line(format_args!("{bytes:>9}  {added:>9} added  {:<5}  {}", line.shape, line.name.escape_debug()));
+            let mark = if line.incomplete { "  incomplete" } else { "" };
+            output::line(format_args!("{bytes:>9}  {added:>9} added  {:<5}  {}{mark}", line.shape, line.name.escape_debug()));
         }
     }
     Ok(())

@@ -38,6 +38,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
     // The service manager's variables are taken while there is one thread, which the log does not change.
     crate::logging::start(arguments.log.as_deref())?;
     arguments.control.into_iter().for_each(control::places::choose);
+    crate::operator::give(arguments.operator);
     match arguments.verb {
         Verb::Create(options) => create::run(&options),
         Verb::Volume(options) => volume::run(options),

@@ -29,7 +29,8 @@ use crate::{
 
 /// Verifies all data of a store, also while it is served; names what damage hits
 ///
-/// Every stored block is read and compared with its fingerprint. The exit status is 0 only when all of it is whole.
+/// Every stored block is read and compared with its fingerprint. The exit status is 0 only when all of it is whole. A folder of the cluster engine may not be served
+/// meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json")]
 pub(crate) struct Options {

@@ -9,7 +9,9 @@ use onefold_core::Result;
 use super::{cluster, served_or_not, stats};
 use crate::{archive_dir::ArchiveDir, control::Request, failure::Failure, output, report::Report, store_file::StoreFile};
 
-/// Shows what a store holds, what it saved, and how it is doing, served or not
+/// Shows what a store holds, what it saved, and how it is doing
+///
+/// Stores in a file or device, archives and stores on Ceph are shown served or not, a folder of the cluster engine only while nobody serves it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json")]
 pub(crate) struct Options {

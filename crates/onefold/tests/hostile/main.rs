@@ -3,6 +3,7 @@
 //! `cargo xtask test hostile` runs all tests of the workspace whose names begin so. Those that need a second user, a mount namespace or a loop
 //! device are ignored unless the superuser runs that step.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "a test makes what others would make, by its path")]
 
 #[path = "../support/mod.rs"]
 mod support;

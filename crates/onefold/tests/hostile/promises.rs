@@ -1,1 +1,96 @@
 //! What the documents promise about servers that were killed, trimmed ranges and sentences.
+
+use std::{
+    io::Write as _,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::support::{Desk, qemu_io};
+
+fn status(desk: &Desk) -> serde_json::Value {
+    serde_json::from_str(&desk.ok("cluster status a --json")).unwrap()
+}
+
+/// Writes 4 KiB here and there into the first 64 MiB of a volume, as fast as `qemu-io` takes it, for so long.
+fn scribble(uri: &str, seed: u64, time: Duration) -> Child {
+    let mut child = Command::new("qemu-io")
+        .args(["-f", "raw", "-t", "none", uri])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let (begun, mut state) = (Instant::now(), seed);
+    while begun.elapsed() < time {
+        for _ in 0..32 {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            let (block, pattern) = ((state >> 33) % (16 << 10), (state >> 20) & 0xff | 1);
+            writeln!(input, "aio_write -q -P {pattern} {}k 4k", 4 * block).unwrap();
+        }
+        writeln!(input, "aio_flush").unwrap();
+    }
+    // It lives until it is killed: the last writes are on their way when the server is.
+    child.stdin = Some(input);
+    child
+}
+
+#[test]
+fn rule_00_promise_workers_collect_what_a_killed_server_left() {
+    let desk = Desk::new();
+    desk.ok("cluster create a");
+    desk.ok("cluster volume create a v --size 64M");
+    let uri = desk.uri("a", "v");
+    for round in 0..3 {
+        let serving = desk.serve("a --cold 0 --workers 2 --low-iops 1000000000 --low-bytes 1000G");
+        let mut client = scribble(&uri, round, Duration::from_secs(3));
+        serving.kill();
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+    let serving = desk.serve("a --cold 0 --workers 2");
+    std::thread::sleep(Duration::from_secs(60));
+    assert!(serving.terminate().0.success());
+    let found = status(&desk);
+    assert_eq!((&found["backlog"], &found["dirty_bytes"]), (&0.into(), &0.into()), "{found}");
+    let scrubbed: serde_json::Value = serde_json::from_str(&desk.ok("cluster scrub a --json")).unwrap();
+    assert!(scrubbed["references"].as_u64().unwrap() > 100, "{scrubbed}");
+    assert_eq!((&scrubbed["stale_references"], &scrubbed["collected_chunks"]), (&0.into(), &0.into()), "{scrubbed}");
+}
+
+#[test]
+fn rule_00_promise_what_is_trimmed_is_a_hole_at_once() {
+    let desk = Desk::new();
+    desk.ok("cluster create a");
+    desk.ok("cluster volume create a v --size 64M");
+    let serving = desk.serve("a");
+    let uri = desk.uri("a", "v");
+    qemu_io(&uri, &["write -P 0x11 0 40M", "discard 0 40M", "write -P 0x22 8M 4k", "discard 8M 4k", "write -P 0x33 50M 4k"]);
+    let map = Command::new("qemu-img").args(["map", "--output=json", "-f", "raw", &uri]).output().unwrap();
+    let map: serde_json::Value = serde_json::from_slice(&map.stdout).unwrap();
+    let data: Vec<_> = map.as_array().unwrap().iter().filter(|extent| extent["data"] == true).collect();
+    assert!(data.len() == 1 && data[0]["start"] == 50 << 20 && data[0]["length"].as_u64().unwrap() <= 32 << 10, "{map}");
+    qemu_io(&uri, &["read -P 0 0 40M", "read -P 0x33 50M 4k"]);
+    serving.terminate();
+    assert_eq!(status(&desk)["logical_bytes"], 32 << 10);
+}
+
+#[test]
+fn rule_00_promise_sentences_about_a_folder_are_true() {
+    let desk = Desk::new();
+    desk.ok("cluster create a");
+    desk.ok("cluster volume create a v --size 64M");
+    let before = status(&desk);
+    assert!(desk.ok("check a").contains("a is well"));
+    assert_eq!(status(&desk)["chunks"], before["chunks"]);
+    desk.ok("check a --repair");
+    let serving = desk.serve("a");
+    for verb in ["status a", "check a", "check a --repair", "scrub a", "cluster status a"] {
+        let said = desk.fails(verb, 1, &["one owner"]);
+        assert!(said.err.contains("stop the process that serves it") && !said.err.contains("--repair"), "{verb}: {said:?}");
+    }
+    serving.terminate();
+    let help = desk.ok("status --help");
+    assert!(help.contains("a folder of the cluster engine only while nobody serves it"), "{help}");
+}

@@ -286,6 +286,13 @@ impl Sim {
                     self.crash();
                 }
             }
+            if self.aside.percent(30) {
+                match self.look_as_reader() {
+                    Err(Stop::Failed(failure)) => return Err(failure),
+                    Err(Stop::Down) if !self.damaged => return Err(Failure::new(Checker::Progress, "no reader opens it")),
+                    _ => self.crash(),
+                }
+            }
             match self.look() {
                 Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Down) if !self.damaged => return Err(Failure::new(Checker::Progress, "it does not open")),

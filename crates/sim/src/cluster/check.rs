@@ -118,6 +118,12 @@ fn is_noted(objects: &Objects, id: ObjectId, map: &Map) -> Option<Finding> {
     Some(Finding::new("CacheListed", format!("object {id}, offset {} is kept, and on no list", unknown.0)))
 }
 
+/// Long trims that are under way in a volume, when this is its header.
+pub(super) fn discards(objects: &Objects, name: &ObjectName) -> Option<usize> {
+    let header = objects.get(name).filter(|_| name.name.starts_with("v."))?;
+    Some(header.omap.keys().filter(|key| key::parse_numbered(b'D', key).is_some()).count())
+}
+
 /// References that were dropped at some time, by their chunk's object.
 pub(super) type Dropped = BTreeSet<(ObjectName, Vec<u8>)>;
 
@@ -164,6 +170,28 @@ pub(super) fn put_is_listed(objects: &Objects, name: &str) -> Option<Finding> {
     let volume = u64::from_le_bytes(value.get(1..9)?.try_into().ok()?);
     let pieces = objects.all().filter_map(|(name, _)| ObjectId::parse(&name.name)).filter(|id| id.volume == volume);
     pieces.into_iter().find_map(|id| is_listed(objects, id))
+}
+
+/// Once workers were idle for a while, and before any scrub: no reference is false, but for those that late copies of operations made.
+pub(super) fn left_behind(objects: &Objects, made_late: &Dropped) -> Option<Finding> {
+    let named = |chunk: &Chunk, reference: &Reference| {
+        let object = objects.get(&reference.object.name())?;
+        let entry = parse(reference.object, object).ok()?.entries.get(&reference.offset).copied()?;
+        (entry.reference(reference.object, reference.offset) == Some((*chunk, *reference))).then_some(())
+    };
+    for (name, object) in objects.all() {
+        let Some(chunk) = Chunk::parse(&name.name).filter(|chunk| *name == references(objects, chunk)) else { continue };
+        for key in object.omap.keys().filter(|key| !made_late.contains(&(name.clone(), (*key).clone()))) {
+            if let Some(reference) = key::parse_reference(key).filter(|reference| named(&chunk, reference).is_none()) {
+                let message = format!(
+                    "{:?} has a reference of {}, offset {}, stamp {:x}",
+                    chunk.id, reference.object, reference.offset, reference.stamp.0
+                );
+                return Some(Finding::new("LeftBehind", message));
+            }
+        }
+    }
+    None
 }
 
 /// Once all is quiet: everything is clean, and references are exactly the truth.

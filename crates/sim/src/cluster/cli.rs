@@ -40,7 +40,7 @@ const REPEAT: u64 = 40;
 const KEPT: &str = include_str!("../../cluster-seeds.txt");
 
 /// What an ordinary run must reach.
-const BRANCHES: [&str; 21] = [
+const BRANCHES: [&str; 22] = [
     "a worker backs off",
     "orderly: references made by workers",
     "a client deduplicates inline",
@@ -58,6 +58,7 @@ const BRANCHES: [&str; 21] = [
     "an actor is killed",
     "an actor is stopped",
     "an object is deleted",
+    "as many long trims as there may be",
     "applied, and the reply is lost",
     "scrub: orphans",
     "scrub: stale references",

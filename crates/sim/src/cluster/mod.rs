@@ -48,6 +48,9 @@ pub struct Outcome {
 /// Steps of a worker in which all must be clean.
 const ROUNDS: u32 = 400;
 
+/// Seconds for which workers are idle until all must be found that sessions left behind.
+const IDLE: usize = 45;
+
 /// Runs a seed; `loud` prints what happens.
 #[must_use]
 pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
@@ -178,6 +181,18 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     world.come_late(100);
     for (n, volume) in volumes.iter().enumerate() {
         compare(world, volume, actor, n)?;
+    }
+    // Without a scrub, workers find what sessions left behind that were killed.
+    for _ in 0..IDLE {
+        worker.step()?;
+        world.inner().now += std::time::Duration::from_secs(1);
+    }
+    let left = {
+        let inner = world.inner();
+        check::left_behind(&inner.objects, &inner.made_late)
+    };
+    if let Some(finding) = left {
+        world.inner().fail(finding);
     }
     scrub(world, &session, false)?;
     work(world, &session, &mut worker)?;

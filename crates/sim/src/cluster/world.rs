@@ -119,6 +119,8 @@ pub(super) struct Inner {
     pub(super) params: Params,
     /// References that were dropped.
     pub(super) dropped: Dropped,
+    /// References that a late copy of an operation made, after whoever noted them may have been done: those are left to a scrub.
+    pub(super) made_late: Dropped,
     /// Actors are to end soon.
     pub(super) stopping: bool,
     /// No faults any more.
@@ -156,6 +158,7 @@ impl World {
             double: DoubleWork::default(),
             params: params.clone(),
             dropped: Dropped::new(),
+            made_late: Dropped::new(),
             stopping: false,
             calm: true,
             trace: 0,
@@ -334,6 +337,7 @@ impl World {
         // What is still on its way comes now, or never.
         for late in std::mem::take(&mut inner.late) {
             if inner.rng.percent(50) && !inner.objects.is_fenced(&late.identity) {
+                inner.note_late(&late.op);
                 let _ = inner.apply(&late.identity, &late.op);
             }
         }

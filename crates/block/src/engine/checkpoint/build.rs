@@ -9,7 +9,7 @@ use crate::{
     counters::add,
     engine::{Engine, Snapshot, State, catalogue::apply_catalogue},
     format::{
-        catalogue::{DISCARDS_MAX, Discard, Volume},
+        catalogue::{Discard, Volume},
         page::Table,
         record::WindowNumber,
         superblock::{self, Root},
@@ -212,6 +212,9 @@ impl<'a> Build<'a> {
             return Ok(self.old.state.catalogue);
         }
         let all: Vec<&Volume> = volumes.values().collect();
+        if all.len() as u64 > self.engine.settings.limits.volumes {
+            return Err(Error::new(Kind::Io, "too many volumes"));
+        }
         let per_leaf = Table::Catalogue.per_leaf();
         let before = u64::from(self.old.state.volumes);
         let leaves: Vec<u64> = (0..before.max(all.len() as u64).div_ceil(per_leaf)).collect();
@@ -232,7 +235,7 @@ impl<'a> Build<'a> {
             .iter()
             .map(|(volume, start, span)| Discard { volume, keep: span.keep, start, end: span.end, window: span.window })
             .collect();
-        if all.len() > DISCARDS_MAX as usize {
+        if all.len() as u64 > self.engine.settings.limits.discards {
             return Err(Error::new(Kind::Io, "too many pending discards"));
         }
         let before = u64::from(self.old.state.discards);

@@ -1,6 +1,9 @@
 //! The maps of a checkpoint: records and pending discards go into their leaves, and give the changes of reference counts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use onefold_core::{Block, Error, Kind, Result, VolumeId};
 
@@ -15,8 +18,9 @@ use crate::{
         record::WindowNumber,
     },
     overlay::{Entry, Overlay, zeroes},
+    reached::Branch,
     settings::PlantedBug,
-    window::ranges::Ranges,
+    window::ranges::{Ranges, Span},
 };
 
 impl Build<'_> {
@@ -26,23 +30,21 @@ impl Build<'_> {
         let per_leaf = Table::Map.per_leaf();
         let mut left = Ranges::default();
         let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
+        let limits = self.engine.settings.limits;
+        let many = 2 * discards.len() as u64 >= limits.discards && !self.engine.settings.has(PlantedBug::DiscardsUnlimited);
+        let mut chosen = if many { self.shortest_first(volumes, discards, &mut left)? } else { BTreeMap::new() };
         for (&id, volume) in volumes.iter_mut() {
             let mine = frozen.entries.addresses(id);
             let mut leaves: BTreeSet<u64> = mine.iter().map(|lba| lba.0 / per_leaf).collect();
-            for (start, span) in discards.meeting(id, 0, u64::MAX) {
-                let mut at = start / per_leaf;
-                loop {
-                    match self.engine.pages.next_leaf(Table::Map, id.0, &volume.map, at)? {
-                        Some(leaf) if leaf * per_leaf < span.end => {
-                            if budget == 0 {
-                                left.insert(id, (leaf * per_leaf).max(start), span);
-                                break;
-                            }
-                            budget -= usize::from(leaves.insert(leaf));
-                            at = leaf + 1;
-                        }
-                        _ => break,
-                    }
+            leaves.extend(chosen.remove(&id).unwrap_or_default());
+            for (start, span) in discards.meeting(id, 0, u64::MAX).filter(|_| !many) {
+                let mut wanted = |_, new| {
+                    let has_room = budget > 0;
+                    budget -= usize::from(has_room && new);
+                    has_room
+                };
+                if let Some(from) = self.take_leaves(volume, start..span.end, &mut leaves, &mut wanted)? {
+                    left.insert(id, from, span);
                 }
             }
             if leaves.is_empty() {
@@ -96,4 +98,57 @@ impl Build<'_> {
         }
         Ok(left)
     }
+
+    /// Chooses the leaves in which discards are applied when there are many of them: the shortest ones come first, so that as many as possible
+    /// end. Those that the table would have no room for end in any case: only a store of a program that did not make them wait has such.
+    fn shortest_first(&self, volumes: &BTreeMap<VolumeId, Volume>, discards: &Ranges, left: &mut Ranges) -> Result<Chosen> {
+        self.engine.reached.hit(Branch::DiscardsMany);
+        let mut room = self.engine.discard_room(&self.engine.state.lock());
+        let mut order: Vec<(VolumeId, u64, Span)> = discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
+        order.sort_by_key(|(_, start, span)| span.end - start);
+        let too_many = (order.len() as u64).saturating_sub(self.engine.settings.limits.discards) as usize;
+        let mut chosen = Chosen::new();
+        for (n, (id, start, span)) in order.into_iter().enumerate() {
+            let Some(volume) = volumes.get(&id) else { continue };
+            let mine = chosen.entry(id).or_default();
+            let mut wanted = |leaf, new: bool| !new || n < too_many || room.take(covered(discards, id, leaf));
+            if let Some(from) = self.take_leaves(volume, start..span.end, mine, &mut wanted)? {
+                left.insert(id, from, span);
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// Adds the leaves of a map that exist and meet a range, as long as they are `wanted`, which is told whether they are new among `mine`.
+    /// Returns where the first one begins that is not.
+    fn take_leaves(
+        &self,
+        volume: &Volume,
+        range: Range<u64>,
+        mine: &mut BTreeSet<u64>,
+        wanted: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<Option<u64>> {
+        let per_leaf = Table::Map.per_leaf();
+        let mut at = range.start / per_leaf;
+        while let Some(leaf) = self.engine.pages.next_leaf(Table::Map, volume.id.0, &volume.map, at)? {
+            if leaf * per_leaf >= range.end {
+                break;
+            }
+            if !wanted(leaf, !mine.contains(&leaf)) {
+                return Ok(Some((leaf * per_leaf).max(range.start)));
+            }
+            mine.insert(leaf);
+            at = leaf + 1;
+        }
+        Ok(None)
+    }
+}
+
+/// Leaves of the maps of volumes.
+type Chosen = BTreeMap<VolumeId, BTreeSet<u64>>;
+
+/// How many addresses of a leaf discards cover.
+fn covered(discards: &Ranges, volume: VolumeId, leaf: u64) -> u64 {
+    let (first, end) = (leaf * Table::Map.per_leaf(), (leaf + 1) * Table::Map.per_leaf());
+    discards.meeting(volume, first, end).map(|(start, span)| span.end.min(end) - start.max(first)).sum()
 }

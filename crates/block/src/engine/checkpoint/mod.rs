@@ -122,6 +122,7 @@ impl Engine {
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 4 * 3
             || state.active.carriers >= CARRIERS_MAX / 4 * 3
+            || self.discards_crowded(&state)
             || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
             || state.active.records > 0 && self.spill(&state).is_some()
     }

@@ -40,7 +40,7 @@ impl Engine {
             }
         }
         let mut state = self.state.lock();
-        state.active.catalogue.extend(changes);
+        state.active.change(changes);
         let mut volumes = snapshot.volumes.clone();
         apply_catalogue(&mut volumes, &state.active.catalogue);
         state.volumes = visible(&volumes);

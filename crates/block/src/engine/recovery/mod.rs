@@ -24,14 +24,14 @@ mod zone_list;
 
 use std::sync::Arc;
 
-use onefold_core::Result;
+use onefold_core::{Error, Kind, Result};
 
 use self::{space::overlay_of, zone_list::newest_entries};
 use super::{Engine, Snapshot, checkpoint::Reason, loss};
 use crate::{
     format::{
         record::{Record, WindowNumber},
-        superblock::{self, CUTS_MAX, Cut},
+        superblock::{self, Cut},
         zone_list::Entry,
     },
     overlay::Overlay,
@@ -127,20 +127,21 @@ impl Engine {
         if (of_this_epoch || seen != durable) && !self.settings.has(PlantedBug::DroppedReturns) {
             cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
         }
-        if !self.append_again(&believed)? {
+        // A crash before the end of that checkpoint leaves the superblock as it is, however often it happens.
+        if cuts.len() > self.settings.limits.cuts && !self.settings.has(PlantedBug::CutsUnlimited) {
+            self.reached.hit(Branch::CutsFull);
             return self.commit_recovered(&snapshot, &believed);
         }
-        let many = cuts.len() + 2 > CUTS_MAX;
-        self.rise(&snapshot, cuts)?;
-        if many {
-            self.checkpoint_to_end(Reason::Forced)?;
+        if !self.append_again(&believed)? {
+            self.reached.hit(Branch::NoRoomToAppend);
+            return self.commit_recovered(&snapshot, &believed);
         }
-        Ok(())
+        self.rise(&snapshot, cuts)
     }
 
-    /// Steps 4 and 5 when no block is left to append to: a checkpoint takes the records, and its superblock is that of the next epoch.
+    /// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another cut: a checkpoint takes the records, and its
+    /// superblock is that of the next epoch.
     fn commit_recovered(&self, snapshot: &Snapshot, believed: &[Record]) -> Result<()> {
-        self.reached.hit(Branch::NoRoomToAppend);
         let number = self.state.lock().open.number;
         let records: Vec<Record> =
             believed.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
@@ -158,6 +159,9 @@ impl Engine {
 
     /// Writes the superblock of the next epoch, and its twin, each with a flush.
     pub(crate) fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+        if cuts.len() > self.settings.limits.cuts {
+            return Err(Error::new(Kind::Corrupt, "too many recoveries to remember"));
+        }
         let (durable, last) = {
             let state = self.state.lock();
             (state.durable, WindowNumber(state.open.number.0 - 1))

@@ -32,6 +32,7 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     says: "a replay of the operations log leaves a consistent state: no block names a chunk that is not stored, no index entry a container that was not written",
     band: "power fails at every point: each archive opens, its metadata is whole, nothing acknowledged is lost, nothing else is read",
     fitted: false,
+    calibrated: None,
     cases: nothing,
     judge: |extent, _| judged(|judgement| crashes(extent, judgement)),
     draw: no_figure,

@@ -16,6 +16,7 @@ pub(super) const ITEMS: [Item; 3] = [
         says: "the Bloom filter answers for new chunks; where data come back in their order, the container cache spares lookups; no numbers",
         band: "the Bloom filter spares at least 60 % of a first generation's index reads; with the container cache at most 0.1 are left for each chunk of a second",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
@@ -45,6 +46,7 @@ pub(super) const ITEMS: [Item; 3] = [
         says: "a block that is written again into a clone of its volume finds its chunks in the block's old mapping; no numbers",
         band: "at least 80 % of the index reads of a cloned second generation are spared",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
@@ -71,6 +73,7 @@ pub(super) const ITEMS: [Item; 3] = [
         says: "an exact comparison with the stored chunk leaves no collision unnoticed, and loads the storage; no numbers",
         band: "it finds the same duplicates as fingerprints alone, and reads the containers for it",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {

@@ -3,7 +3,7 @@
 //! Each block of a run is a request. It crosses its client's link, is cut and hashed on a processor, looks its chunks up one after the other on the devices of
 //! the index, passes what requests pass one at a time, and hands its new chunks to a thread that writes containers. What it asks of each is what the engine was counted to ask.
 //!
-//! Devices and the ways between them are fitted to the paper, each constant to one figure of it, which is named there; ratios between set-ups are what is looked at.
+//! Devices and the ways between them are fitted to the paper, each constant to one figure of it, which is named there; statements about that figure are calibrated.
 
 use std::{
     cmp::Reverse,

@@ -1,8 +1,11 @@
 //! Table 2 and Figure 13: space.
 
-use onefold_core::{Result, object::PoolKind};
+use onefold_core::{BLOCK_BYTES, Result, object::PoolKind};
 
-use super::site::{Site, blocks, in_blocks, metadata_bytes};
+use super::{
+    clones::{self, Image},
+    site::{Site, blocks, in_blocks, metadata_bytes},
+};
 use crate::{
     paper::item::{Extent, Item, Judgement, Look, no_figure, nothing},
     report::{Axis, Figure, Lines, Series, Table},
@@ -17,6 +20,7 @@ pub(super) const ITEMS: [Item; 2] = [
         says: "with chunks of 16, 32 and 64 KiB 46.4, 44.8 and 43.7 % are duplicates; 41.7, 42.4 and 43.3 % are saved, since metadata takes 163, 82 and 41 GB",
         band: "metadata halves with each doubling (± 15 %); duplicates fall and what is saved rises with the chunk",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _: &Look<'_>| judged(table2(extent)),
         draw: no_figure,
@@ -27,6 +31,7 @@ pub(super) const ITEMS: [Item; 2] = [
         says: "ten images of 8 GB: replication 160 GB, erasure code 120 GB, deduplication about 2.2 GB and 200 MB for each further one; with erasure code and compression best",
         band: "each further image adds ≤ 5 % of the first; replication > erasure code > deduplication > with erasure code > with compression",
         fitted: false,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _: &Look<'_>| judged(figure13(extent)),
         draw: no_figure,
@@ -106,18 +111,14 @@ fn table2(extent: &Extent) -> Result<Judgement> {
     Ok(judgement)
 }
 
-/// Bytes of a store after each of ten images: metadata and chunks apart.
-fn images(image: u64, home: u64, compress: bool, chunks: PoolKind) -> Result<Vec<(u64, u64)>> {
+/// Bytes of a store after each image: metadata and chunks apart.
+fn stored(images: &[Image], bytes: u64, compress: bool, chunks: PoolKind) -> Result<Vec<(u64, u64)>> {
     let site = Site::new(32 << 10, compress, chunks)?;
     let mut sizes = Vec::new();
-    for n in 0..10u64 {
-        let own = in_blocks(home);
-        let numbers = (0..in_blocks(image)).map(|block| if block < own { 1 << 32 | n << 24 | block } else { block });
-        // What systems are made of shrinks to three fifths.
-        let bytes: Vec<u8> = blocks(numbers, 2458);
-        let volume = site.volume(&format!("vm{n}"), image)?;
-        for (at, part) in bytes.chunks(4 << 20).enumerate() {
-            volume.write_at((at as u64) << 22, part)?;
+    for (n, image) in images.iter().enumerate() {
+        let volume = site.volume(&format!("vm{n}"), bytes)?;
+        for (at, run) in clones::runs(image, RUN_BLOCKS) {
+            volume.write_at(at, &run)?;
         }
         site.settle()?;
         let status = site.status()?;
@@ -126,29 +127,54 @@ fn images(image: u64, home: u64, compress: bool, chunks: PoolKind) -> Result<Vec
     Ok(sizes)
 }
 
+/// The most that is written of an image at once.
+const RUN_BLOCKS: usize = 1024;
+
+/// MiB of files in the home of each clone of the trace.
+const HOME_MIB: u64 = 4;
+
+/// What so many copies of the images take, after each of them.
+fn growing_images(images: &[f64], copies: f64) -> Vec<f64> {
+    let sum = |taken: &mut f64, image: &f64| {
+        *taken += copies * image;
+        Some(*taken)
+    };
+    images.iter().scan(0.0, sum).collect()
+}
+
 fn figure13(extent: &Extent) -> Result<Judgement> {
-    let image: u64 = if extent.quick { 8 << 20 } else { 64 << 20 };
-    let home = image / 40;
-    let plain = images(image, home, false, PoolKind::Replicated)?;
-    let coded = images(image, home, false, PoolKind::Erasure)?;
-    let packed = images(image, home, true, PoolKind::Erasure)?;
-    let all = 10.0 * image as f64;
+    let Some(path) = clones::trace(extent) else {
+        let remark = "It needs the recorded trace vmclones.".to_owned();
+        return Ok(Judgement { missing: true, remark, ..Judgement::default() });
+    };
+    let (images, bytes) = clones::images(path, if extent.quick { 3 } else { 10 })?;
+    let plain = stored(&images, bytes, false, PoolKind::Replicated)?;
+    let coded = stored(&images, bytes, false, PoolKind::Erasure)?;
+    let packed = stored(&images, bytes, true, PoolKind::Erasure)?;
+    // Images without their holes.
+    let of_images: Vec<f64> = images.iter().map(|image| (image.len() * BLOCK_BYTES) as f64).collect();
+    let all = of_images.iter().sum::<f64>();
     // Two copies; two data parts and one of parity. Metadata has two copies always.
     let of = |(metadata, chunks): (u64, u64), copies: f64| metadata as f64 * 2.0 + chunks as f64 * copies;
-    let end = |sizes: &[(u64, u64)], copies: f64| of(sizes[9], copies);
+    let end = |sizes: &[(u64, u64)], copies: f64| sizes.last().map_or(0.0, |&last| of(last, copies));
     let sizes = [2.0 * all, 1.5 * all, end(&plain, 2.0), end(&coded, 1.5), end(&packed, 1.5)];
     let first = of(plain[0], 2.0);
     let most = plain.windows(2).map(|pair| of(pair[1], 2.0) - of(pair[0], 2.0)).fold(0.0, f64::max) / first * 100.0;
     let mib = |bytes: f64| format!("{:.1}", bytes / (1 << 20) as f64);
-    let mut judgement = Judgement { blocks: 30 * in_blocks(image), ..Judgement::default() };
+    let mut judgement = Judgement { blocks: 3 * in_blocks(all as u64), ..Judgement::default() };
     judgement.check(format!("each further image adds at most {most:.1} % of the first"), most <= 5.0);
     judgement.check(format!("MiB: {}", sizes.map(mib).join(" > ")), sizes.windows(2).all(|pair| pair[0] > pair[1]));
-    judgement.remark = "Ten images of a system with homes of their own, a fortieth of each. Two copies, or two parts and one of parity; metadata has two copies always.".into();
+    judgement.remark = format!(
+        "{} clones of a Debian system on ext4, {} MiB of files each; what each further one adds has {} MiB of its own home in it, in two copies. Two copies, or two parts and one of parity; metadata has two copies always. \
+         Holes of the images count nowhere.",
+        images.len(),
+        mib(of_images[0]),
+        HOME_MIB
+    );
     let names = ["two copies", "erasure code", "deduplication, two copies", "deduplication, erasure code", "and compression"];
-    // After each image: copies of whole images grow evenly.
     let growing: [Vec<f64>; 5] = [
-        (1..=10).map(|n| 2.0 * (n * image) as f64).collect(),
-        (1..=10).map(|n| 1.5 * (n * image) as f64).collect(),
+        growing_images(&of_images, 2.0),
+        growing_images(&of_images, 1.5),
         plain.iter().map(|&sizes| of(sizes, 2.0)).collect(),
         coded.iter().map(|&sizes| of(sizes, 1.5)).collect(),
         packed.iter().map(|&sizes| of(sizes, 1.5)).collect(),
@@ -163,7 +189,7 @@ fn figure13(extent: &Extent) -> Result<Judgement> {
         ..Lines::default()
     });
     let table = Figure::Table(Table {
-        title: "Space of ten images, MiB".into(),
+        title: "Space of all images, MiB".into(),
         columns: ["system", "space"].map(String::from).to_vec(),
         rows: names.iter().zip(sizes).map(|(name, size)| vec![(*name).to_owned(), mib(size)]).collect(),
     });

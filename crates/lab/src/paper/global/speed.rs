@@ -10,7 +10,7 @@ use super::{
     site::in_blocks,
 };
 use crate::{
-    paper::item::{Extent, Item, Judgement, Look, no_figure, nothing},
+    paper::item::{Extent, Good, Item, Judgement, Look, no_figure, nothing},
     report::{Figure, Table},
 };
 
@@ -20,8 +20,9 @@ pub(super) const ITEMS: [Item; 4] = [
         id: "5b",
         name: "Fig 5b and 14: deduplication beside foreground load",
         says: "sequential writes of 500-600 MB/s fall to 200 beside background deduplication, and to 400-500 with rate control",
-        band: "without control ≤ 45 % of no deduplication; with control 70-95 %, and it still drains",
+        band: "without control ≤ 45 % of no deduplication; with control 70-95 %, and workers make one operation for 500 of the foreground (0.8 to 1.2 of that)",
         fitted: true,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _: &Look<'_>| judged(figure14(extent)),
         draw: no_figure,
@@ -32,6 +33,7 @@ pub(super) const ITEMS: [Item; 4] = [
         says: "4 threads of depth 4: writes take up to 20 % longer than the original's, flush-through longest; reads and writes of what is cached about as long, other reads longer",
         band: "write ≤ 25 % more, cached read and write ≤ 10 % more, flush-through the worst",
         fitted: true,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _: &Look<'_>| judged(figure10(extent)),
         draw: no_figure,
@@ -42,6 +44,7 @@ pub(super) const ITEMS: [Item; 4] = [
         says: "three clients, requests of 32, 64 and 128 KiB: small reads of what is deduplicated about half of the original, close to it at 128 KiB; writes slightly below",
         band: "read at 32 KiB 0.4-0.7 of the original, at 128 KiB ≥ 0.75; write ≥ 0.85 at every size",
         fitted: true,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _: &Look<'_>| judged(figure11(extent)),
         draw: no_figure,
@@ -52,6 +55,7 @@ pub(super) const ITEMS: [Item; 4] = [
         says: "one operation of deduplication for 100 of clients between the marks, for 500 above, without limit below",
         band: "foreground ≥ 0.8 of the same load without deduplication; workers' operations equal the ratio ± 20 %; idle: ≥ 0.5 of the pool's own rate of 32 KiB creates",
         fitted: true,
+        calibrated: None,
         cases: nothing,
         judge: |extent, _: &Look<'_>| judged(marks(extent)),
         draw: no_figure,
@@ -63,6 +67,9 @@ const LANES: usize = 16;
 
 /// Requests of 128 KiB on their way in Figure 14: so many that the original writes 500 to 600 MB/s.
 const STREAMS: usize = 12;
+
+/// Operations of the foreground for one of deduplication above the high mark.
+const ABOVE: f64 = 500.0;
 
 /// Workers: one for each OSD, as in the paper.
 const WORKERS: usize = super::clock::cluster::OSDS;
@@ -111,19 +118,19 @@ fn figure14(extent: &Extent) -> Result<Judgement> {
     let drain = |told: &Told| told.chunks * CHUNK as f64 * 1000.0 / told.window as f64;
     let mut judgement =
         Judgement { blocks: [&original, &alone, &without, &with].map(|told| in_blocks(told.bytes)).iter().sum(), ..Judgement::default() };
-    judgement.check(
-        format!("the original {:.0} MB/s, ours without deduplication {:.0}", original.mb_s(), alone.mb_s()),
-        (500.0..=600.0).contains(&original.mb_s()),
-    );
     judgement.check(format!("without control {:.0} MB/s, {:.0} %", without.mb_s(), 100.0 * share(&without)), share(&without) <= 0.45);
-    judgement.check(format!("with control {:.0} MB/s, {:.0} %", with.mb_s(), 100.0 * share(&with)), share(&with) >= 0.70);
-    judgement.check(
-        format!("{:.0} MB/s are deduplicated without control, {:.2} with it", drain(&without), drain(&with)),
-        without.chunks > 0.0 && with.chunks > 0.0,
+    let text = format!("with control {:.0} MB/s, {:.0} %", with.mb_s(), 100.0 * share(&with));
+    judgement.band(text, share(&with), 0.70..=0.95, Good::More);
+    let given = with.operations * ABOVE / with.requests.max(1) as f64;
+    let text =
+        format!("drain: {:.2} MB/s without control, {:.2} with it, {given:.2} of one operation for {ABOVE}", drain(&without), drain(&with));
+    judgement.band(text, given, 0.8..=1.2, Good::Inside);
+    judgement.remark = format!(
+        "The original writes {:.0} MB/s, to which {STREAMS} requests of 128 KiB on their way were fitted, and ours without workers {:.0}; {WORKERS} workers, one for each OSD. A step of a worker takes a whole \
+         object: the one that was under way when the limit came is paid back first, before the next is made.",
+        original.mb_s(),
+        alone.mb_s()
     );
-    judgement.better = share(&with) > 0.95;
-    judgement.remark =
-        format!("{STREAMS} requests of 128 KiB on their way, by which the original is fitted; {WORKERS} workers, one for each OSD.");
     let row = |name: &str, told: &Told| {
         vec![
             name.to_owned(),
@@ -219,14 +226,14 @@ fn figure11(extent: &Extent) -> Result<Judgement> {
             let share = ours.mb_s() / original.mb_s();
             judgement.blocks += in_blocks(original.bytes + ours.bytes);
             let name = if writes { "write" } else { "read" };
-            let holds = match (writes, kib) {
-                (true, _) => share >= 0.85,
-                (false, 32) => share >= 0.4,
-                (false, 128) => share >= 0.75,
-                (false, _) => true,
+            let band = match (writes, kib) {
+                (true, _) => 0.85..=f64::INFINITY,
+                (false, 32) => 0.4..=0.7,
+                (false, 128) => 0.75..=f64::INFINITY,
+                (false, _) => 0.0..=f64::INFINITY,
             };
-            judgement.better |= !writes && kib == 32 && share > 0.7;
-            judgement.check(format!("{name} of {kib} KiB {:.0} of {:.0} MB/s, {share:.2}", ours.mb_s(), original.mb_s()), holds);
+            let text = format!("{name} of {kib} KiB {:.0} of {:.0} MB/s, {share:.2}", ours.mb_s(), original.mb_s());
+            judgement.band(text, share, band, Good::More);
             rows.push(vec![
                 name.to_owned(),
                 format!("{kib}"),

@@ -14,6 +14,7 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     says: "a failure leaves nothing but garbage: counts that are too high, never too low",
     band: "at every write boundary no acknowledged block is lost, no count is too low, and garbage can be reclaimed",
     fitted: false,
+    calibrated: None,
     cases: nothing,
     judge: crash,
     draw: no_figure,

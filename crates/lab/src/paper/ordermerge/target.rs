@@ -15,6 +15,7 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     band: "on every recorded trace, weak and strong, thin, log writes at most ideal + 3 points, checkpoints included, and is within 0.5 points of volume and 2 % of \
            time of the better of itself and ordermerge, or better",
     fitted: true,
+    calibrated: None,
     cases: |extent| judged(extent).iter().flat_map(cases).collect(),
     judge: target,
     draw: no_figure,

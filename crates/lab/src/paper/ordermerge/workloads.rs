@@ -19,6 +19,7 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     says: "update 23 %, install 30 %, BBench 73 %, vehicle 27 %, Hadoop 55 %, YCSB 24 % of the blocks written are duplicates",
     band: "the share of the generated ones within 1 point",
     fitted: false,
+    calibrated: None,
     cases: |extent| loads(extent).iter().map(original).collect(),
     judge: shares,
     draw: no_figure,

@@ -129,11 +129,11 @@ mod tests {
         let extent = Extent { quick: true, traces: Vec::new(), cluster: None };
         let mut last = (0, 0);
         let results = run(&["3d".to_owned()], &extent, &mut |done, total| last = (done, total)).unwrap();
-        assert_eq!((results.statements.len(), results.possible, results.points.len()), (1, 1, 30));
+        assert_eq!((results.statements.len(), results.score.possible, results.points.len()), (1, 1, 30));
         assert!(last.0 == last.1 && results.points.iter().all(|point| point.outcome.verified_blocks > 0 && point.items == ["3d"]));
         let statement = &results.statements[0];
         assert!(statement.fitted && statement.blocks >= 30 * 2560 && statement.found.contains("with checkpoints"), "{statement:?}");
-        assert_eq!(results.reproduced, 1, "{statement:?}");
+        assert_eq!((results.score.calibrated, results.score.reproduced), (1, 0), "{statement:?}");
         assert_eq!(results.report.sections[0].figures.len(), 3);
     }
 }

@@ -15,6 +15,7 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     says: "only uncommitted C-zones are scanned; a mapping whose data is missing is found by its fingerprint",
     band: "at every cut point of a trace acknowledged writes are readable, no wrong data, zones scanned ≤ uncommitted zones",
     fitted: false,
+    calibrated: None,
     cases: nothing,
     judge: recovery,
     draw: no_figure,

@@ -78,7 +78,8 @@ pub(crate) fn run(path: &Path, extent: Extent<'_>, json: bool) -> Result<(), Fai
         let bar = Progress::of("rebuilding the chunk index", "containers");
         made.index_entries = Some(index::rebuild(&directory.open(settings(extent))?, &mut |done, total| bar.set(done, total))?);
     }
-    let archive = directory.open_to_read(extent.memory)?;
+    let archive =
+        if extent.data || extent.repair { directory.open_to_mend(extent.memory)? } else { directory.open_to_read(extent.memory)? };
     if extent.data && extent.only.is_none() {
         made.units = mend(&directory, extent)?;
     }

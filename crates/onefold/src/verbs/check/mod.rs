@@ -26,7 +26,7 @@ const COMPARING_BYTES: u64 = 256 << 20;
 /// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only when all is well
 ///
 /// Without --repair nothing is written: what a crash left to recover is recovered in memory and verified too. The data itself is
-/// verified by `onefold scrub`.
+/// verified by `onefold scrub`. Archives and stores on Ceph may be in use meanwhile; a folder of the cluster engine may not be served.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair\n  onefold check backups --only monday --repair"
@@ -38,6 +38,10 @@ pub(crate) struct Options {
     /// Restores what follows with certainty from what is left, and nothing else; what is lost reads as errors until it is written
     #[arg(long)]
     repair: bool,
+
+    /// Says that no other machine reaches the store, where its file system may be shared and offers no direct I/O
+    #[arg(long)]
+    one_host: bool,
 
     /// Memory for comparing blocks (256M): with too little for all of them the maps are read several times. Of an archive: for its tables (64M), and more
     /// for what they occupy
@@ -55,12 +59,7 @@ pub(crate) struct Options {
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(url) = cluster::store_at(&options.store) {
-        if options.repair {
-            return cluster::scrub(&url, false, options.answer);
-        }
-        let what =
-            "is a store of the cluster engine: `check --repair` compares maps and references and repairs them, also while it is used";
-        return Err(Failure::new(format!("{url} {what}; `onefold status` tells how much there is")));
+        return if options.repair { cluster::scrub(&url, false, options.answer) } else { cluster::check(&url, options.answer) };
     }
     if ArchiveDir::is_there(&options.store) {
         let extent = archive::Extent {
@@ -75,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::usage("--only is for archives"));
     }
     let memory = options.memory.map_or(COMPARING_BYTES, |memory| memory.0);
-    let file = StoreFile::look(&options.store)?;
+    let file = StoreFile::look(&options.store)?.on_one_host(options.one_host);
     if options.repair {
         return repair::run(&file, memory, options.answer);
     }

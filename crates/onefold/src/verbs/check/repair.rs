@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_backend::{Access, MonotonicClock};
+use onefold_backend::MonotonicClock;
 use onefold_block::{
     MEMORY_MIN, Settings,
     check::{Repaired, look, repair_within},
@@ -22,7 +22,8 @@ use crate::{
 /// Repairs the store, and tells what was done and what is left.
 pub(super) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Result<(), Failure> {
     let shown = file.path().display();
-    let disk: Arc<dyn Disk> = Arc::new(file.open(Access::ReadWrite)?);
+    let keeper = file.claim()?;
+    let disk = keeper.disk();
     let bar = Progress::new("repairing");
     let settings = Settings::for_memory(MEMORY_MIN.max(memory));
     let repaired =

@@ -28,13 +28,14 @@ use self::{
 };
 pub(crate) use self::{
     options::{DedupName, Options, Pace, threads},
-    status::{scrub, status},
+    status::{check, scrub, status},
     store::{Backing, Url, store_at},
     workers::Workers,
 };
 use crate::{
     failure::Failure,
-    output::{self, Answer},
+    operator,
+    output::{self, Answer, NOT_ENCRYPTED},
     size::Size,
 };
 
@@ -45,7 +46,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             let format = Format { volume_cut: volume_cut.into(), ..format(chunk, cut, !no_compression)? };
             format.check()?;
             make(&store, metadata_pool.as_deref(), chunk_pool.as_deref(), force, &format)?;
-            answer.tell(&json!({ "created": store.to_string() }), format_args!("created {store}"))
+            answer.tell(&json!({ "created": store.to_string(), "encrypted": false }), format_args!("created {store}\n{NOT_ENCRYPTED}"))
         }
         Verb::Volume(options) => volume(options.verb),
         Verb::Put { store, name, file, answer } => put(&store, &name, &file, answer),
@@ -75,7 +76,8 @@ fn format(chunk: Size, cut: CutName, compress: bool) -> Result<Format, Failure> 
 fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, format: &Format) -> Result<(), Failure> {
     match (url, metadata, chunks) {
         (Url::Folder(folder), None, None) => {
-            let store = EmbeddedStore::create(folder, PoolKind::Replicated)?;
+            let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
+            EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
             create(&store.session(), format)?;
         }
         (Url::Folder(_), ..) => return Err(Failure::usage("a folder has no pools; they are for rados:")),
@@ -129,7 +131,7 @@ fn volume(verb: VolumeVerb) -> Result<(), Failure> {
 }
 
 fn list(store: &Url, what: What, answer: Answer) -> Result<(), Failure> {
-    let names = Opened::open(store, Settings::default())?.session.names()?;
+    let names = Opened::look(store)?.session.names()?;
     if answer.json {
         let lines = names.iter().filter(|(_, named)| named.what == what).map(|(name, named)| json!({ "name": name, "bytes": named.bytes }));
         return output::json(&lines.collect::<Vec<_>>());
@@ -158,7 +160,7 @@ fn put(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failu
 }
 
 fn get(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failure> {
-    let opened = Opened::open(store, Settings::default())?;
+    let opened = Opened::look(store)?;
     if file.as_os_str() == "-" {
         if answer.json {
             return Err(Failure::usage("standard output has the data: --json needs a file"));

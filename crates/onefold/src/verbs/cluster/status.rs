@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use onefold_cluster::{Published, Scrub, Session, Sessions, Settings};
+use onefold_cluster::{Published, Report, Scrub, Session, Sessions, Settings};
 use serde_json::json;
 
 use super::store::{Opened, Url};
@@ -18,7 +18,7 @@ const LOOK_MAX: f64 = 4.0;
 
 /// What `status` shows.
 pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
-    let opened = Opened::open(store, Settings::default())?;
+    let opened = Opened::look(store)?;
     let (before, begun) = (opened.session.published()?, Instant::now());
     let status = opened.session.status()?;
     let (sessions, seconds) = look_on(&opened.session, &before, begun)?;
@@ -34,7 +34,7 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
             "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes, "reference_bytes": status.reference_bytes,
             "clean_cached_bytes": status.cached_bytes - status.dirty_bytes, "servers": sessions.servers, "workers": sessions.workers, "silent_sessions": sessions.silent,
             "operations_per_second": operations, "bytes_per_second": bytes, "backlog": status.backlog,
-            "operations_without_reply": sessions.unknown,
+            "operations_without_reply": sessions.unknown, "attempts": status.attempts, "stale_references": status.stale_references,
             "used_bytes": status.space.used, "total_bytes": status.space.total, "saved_percent": saved,
         });
         return output::json(&value);
@@ -63,6 +63,12 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
         "no reply    to {} operations of these: what became of them is looked up before more is written there",
         sessions.unknown
     ));
+    if status.stale_references > 0 {
+        output::line(format_args!(
+            "left behind {} references that killed servers or workers made: workers drop them, half a minute after they were left",
+            status.stale_references
+        ));
+    }
     output::line(format_args!("space       {} used of {}", Size(status.space.used), Size(status.space.total)));
     Ok(())
 }
@@ -86,20 +92,63 @@ pub(crate) fn scrub(store: &Url, deep: bool, answer: Answer) -> Result<(), Failu
     while scrub.step()? {}
     let report = scrub.report();
     if answer.json {
-        output::json(&json!({
-            "objects": report.objects, "chunks": report.chunks, "references": report.references, "stale_references": report.stale,
-            "added_references": report.added, "collected_chunks": report.collected, "restored_chunks": report.restored,
-            "listed_objects": report.listed, "orphans": report.orphans, "problems": report.damage, "well": report.damage.is_empty(),
-        }))?;
+        output::json(&found(report, report.damage.is_empty()))?;
         return damaged(store, report.damage.len());
     }
-    output::line(format_args!("looked at   {} objects, {} chunks, {} references", report.objects, report.chunks, report.references));
+    looked_at(report);
     output::line(format_args!(
         "repaired    {} stale and {} missing references, {} unused chunks, {} restored chunks, {} unlisted objects, {} orphans",
         report.stale, report.added, report.collected, report.restored, report.listed, report.orphans
     ));
     report.damage.iter().for_each(output::line);
     damaged(store, report.damage.len())
+}
+
+/// Compares the same, and changes nothing.
+pub(crate) fn check(store: &Url, answer: Answer) -> Result<(), Failure> {
+    let opened = Opened::look(store)?;
+    let mut scrub = Scrub::look(opened.session.clone(), false)?;
+    while scrub.step()? {}
+    let report = scrub.report();
+    let lacking = report.added + report.restored;
+    let well = lacking == 0 && report.damage.is_empty();
+    if answer.json {
+        output::json(&found(report, well))?;
+    } else {
+        looked_at(report);
+        let left = [
+            (report.stale, "stale references"),
+            (report.collected, "unused chunks"),
+            (report.listed, "unlisted objects"),
+            (report.orphans, "orphans"),
+        ];
+        for (count, what) in left.iter().filter(|(count, _)| *count > 0) {
+            output::line(format_args!("note: {count} {what}, which take space and do no harm"));
+        }
+        for (count, what) in [(report.added, "missing references"), (report.restored, "missing chunks that stand in their objects, too")] {
+            (count > 0).then(|| output::line(format_args!("problem: {count} {what}")));
+        }
+        report.damage.iter().for_each(|line| output::line(format_args!("problem: {line}")));
+        well.then(|| output::line(format_args!("{store} is well")));
+    }
+    match (well, lacking) {
+        (true, _) => Ok(()),
+        (false, 0) => damaged(store, report.damage.len()),
+        _ => Err(Failure::new(format!("{store} lacks references or chunks; `onefold check --repair` puts back what stands elsewhere"))),
+    }
+}
+
+/// A report for programs.
+fn found(report: &Report, well: bool) -> serde_json::Value {
+    json!({
+        "objects": report.objects, "chunks": report.chunks, "references": report.references, "stale_references": report.stale,
+        "added_references": report.added, "collected_chunks": report.collected, "restored_chunks": report.restored,
+        "listed_objects": report.listed, "orphans": report.orphans, "problems": report.damage, "well": well,
+    })
+}
+
+fn looked_at(report: &Report) {
+    output::line(format_args!("looked at   {} objects, {} chunks, {} references", report.objects, report.chunks, report.references));
 }
 
 fn damaged(store: &Url, places: usize) -> Result<(), Failure> {

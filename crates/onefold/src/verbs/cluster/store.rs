@@ -9,7 +9,7 @@ use onefold_backend::{
 use onefold_cluster::{Session, Settings};
 use onefold_core::{Error, object::ObjectStore};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, operator};
 
 /// Where a store is.
 #[derive(Clone, Debug)]
@@ -49,22 +49,29 @@ pub(crate) enum Backing {
 impl Backing {
     pub(crate) fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {
         Ok(match url {
-            Url::Folder(path) => Backing::Folder(EmbeddedStore::open(path)?),
+            Url::Folder(path) => {
+                let store = EmbeddedStore::open_as(path, operator::word())?;
+                EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
+                Backing::Folder(store)
+            }
             Url::Rados(_, location) => Backing::Rados(location.clone(), timeout),
         })
     }
 
     /// Another session, which can be fenced without the others.
     pub(crate) fn session(&self, settings: Settings) -> Result<Session, Error> {
-        let store: Arc<dyn ObjectStore> = match self {
+        Session::open(self.objects()?, settings)
+    }
+
+    fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
+        Ok(match self {
             Backing::Folder(store) => Arc::new(store.session()),
             Backing::Rados(location, timeout) => {
                 let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
                 let (metadata, chunks) = connection.find(location)?;
                 Arc::new(RadosObjects::new(connection, &metadata, &chunks)?)
             }
-        };
-        Session::open(store, settings)
+        })
     }
 }
 
@@ -77,6 +84,13 @@ pub(super) struct Opened {
 impl Opened {
     pub(super) fn open(url: &Url, settings: Settings) -> Result<Opened, Failure> {
         Opened::with(url, settings, TIMEOUT)
+    }
+
+    /// Opens a store that is only looked at.
+    pub(super) fn look(url: &Url) -> Result<Opened, Failure> {
+        let backing = Backing::open(url, TIMEOUT)?;
+        let session = backing.objects().and_then(|store| Session::look(store, Settings::default())).map_err(|e| e.context(url))?;
+        Ok(Opened { session: Arc::new(session), _backing: backing })
     }
 
     pub(super) fn with(url: &Url, settings: Settings, timeout: Duration) -> Result<Opened, Failure> {

@@ -114,8 +114,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 fn estimate(options: &Options) -> Result<Estimate, Failure> {
     // Once for the sizes, once for the content.
-    let bytes: u64 = Walk::new(&options.paths).flatten().map(|found| found.bytes).sum();
-    let pieces = Pieces::new(Walk::new(&options.paths));
+    let bytes: u64 = Walk::new(&options.paths, true).flatten().map(|found| found.bytes).sum();
+    let pieces = Pieces::new(Walk::new(&options.paths, false));
     let tally = Mutex::new(Tally::new(options.memory.0));
     let sums = Sums::default();
     let printer = Fingerprinter::new(Algorithm::Blake3, random_bytes()?);

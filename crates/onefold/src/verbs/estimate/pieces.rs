@@ -86,7 +86,7 @@ impl Pieces {
                 }
                 source.current = None;
             }
-            match source.walk.next()?.and_then(|found| open(&found)) {
+            match source.walk.next()?.and_then(open) {
                 Ok(current) => {
                     self.files.fetch_add(1, Relaxed);
                     source.current = Some(current);
@@ -147,12 +147,15 @@ impl Pieces {
     }
 }
 
-fn open(found: &Found) -> Result<Current> {
-    let opened = File::options().read(true).custom_flags(NONBLOCK).open(&found.path);
-    let file = opened.map_err(|e| unreadable(&found.path, e))?;
-    let kind = file.metadata().map_err(|e| unreadable(&found.path, e))?.file_type();
-    if kind.is_dir() || (!kind.is_file() && found.bytes == 0) {
-        return Err(Error::new(Kind::InvalidInput, format!("{} is no file any more", found.path.display())));
+fn open(found: Found) -> Result<Current> {
+    let Found { path, bytes, file } = found;
+    let file = match file {
+        Some(file) => file,
+        None => File::options().read(true).custom_flags(NONBLOCK).open(&path).map_err(|e| unreadable(&path, e))?,
+    };
+    let kind = file.metadata().map_err(|e| unreadable(&path, e))?.file_type();
+    if kind.is_dir() || (!kind.is_file() && bytes == 0) {
+        return Err(Error::new(Kind::InvalidInput, format!("{} is no file any more", path.display())));
     }
-    Ok(Current { file: Arc::new(file), path: Arc::new(found.path.clone()), at: 0, bytes: found.bytes, data_end: 0 })
+    Ok(Current { file: Arc::new(file), path: Arc::new(path), at: 0, bytes, data_end: 0 })
 }

@@ -2,13 +2,20 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, Metadata, ReadDir},
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    ffi::OsStr,
+    fs::{self, File},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
-use onefold_backend::device_bytes;
-use onefold_core::{Error, Kind, Result};
+use onefold_backend::{
+    device_bytes,
+    tree::{self, Options},
+};
+use onefold_core::{Error, Kind, Result, tree::What};
 
 /// Most files with several names that are remembered; of more, each name counts as a file.
 const LINKED_MAX: usize = 1 << 20;
@@ -17,63 +24,59 @@ const LINKED_MAX: usize = 1 << 20;
 pub(super) struct Found {
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
+    /// Open already, when it was found in a directory and is to be read.
+    pub(super) file: Option<File>,
 }
 
 /// Walks through paths: files, devices, and directories with all that is in them. Symbolic links are followed only when they were given;
 /// a file with several names comes once; what is neither file nor device is passed over.
 pub(super) struct Walk {
     given: std::vec::IntoIter<PathBuf>,
-    open: Vec<ReadDir>,
+    only_sizes: bool,
+    /// The directory that was given last.
+    inside: Option<(PathBuf, tree::Walk)>,
     linked: HashSet<(u64, u64)>,
 }
 
 impl Walk {
-    pub(super) fn new(paths: &[PathBuf]) -> Walk {
+    /// A walk that opens files, or one that looks at their sizes only.
+    pub(super) fn new(paths: &[PathBuf], only_sizes: bool) -> Walk {
         let given: Vec<PathBuf> = paths.to_vec();
-        Walk { given: given.into_iter(), open: Vec::new(), linked: HashSet::new() }
+        Walk { given: given.into_iter(), only_sizes, inside: None, linked: HashSet::new() }
     }
 
-    /// What a path is: a directory to walk into, something to read, or nothing of interest.
-    fn visit(&mut self, path: PathBuf, metadata: &Metadata) -> Option<Result<Found>> {
+    /// True for another name of a file that came before.
+    fn again(&mut self, linked: Option<(u64, u64)>) -> bool {
+        linked.is_some_and(|linked| self.linked.len() < LINKED_MAX && !self.linked.insert(linked))
+    }
+
+    /// What a path that was given is: a directory to walk into, something to read, or nothing of interest.
+    fn visit(&mut self, path: PathBuf) -> Result<Option<Found>> {
+        let metadata = fs::metadata(&path).map_err(|e| unreadable(&path, e))?;
         let kind = metadata.file_type();
         if kind.is_dir() {
-            match fs::read_dir(&path) {
-                Ok(entries) => self.open.push(entries),
-                Err(error) => return Some(Err(unreadable(&path, error))),
-            }
-            return None;
+            let options = Options { follows_root: true, only_sizes: self.only_sizes, linked_max: 0, ..Options::default() };
+            self.inside = Some((path.clone(), tree::Walk::new(&path, options)?));
+            return Ok(None);
         }
         if kind.is_block_device() {
-            return Some(device_bytes(&path).map(|bytes| Found { path, bytes }));
+            return device_bytes(&path).map(|bytes| Some(Found { path, bytes, file: None }));
         }
-        let again = metadata.nlink() > 1 && self.linked.len() < LINKED_MAX && !self.linked.insert((metadata.dev(), metadata.ino()));
-        (kind.is_file() && !again).then(|| Ok(Found { path, bytes: metadata.len() }))
+        let again = self.again((metadata.nlink() > 1).then_some((metadata.dev(), metadata.ino())));
+        Ok((kind.is_file() && !again).then(|| Found { path, bytes: metadata.len(), file: None }))
     }
 
-    fn next_given(&mut self) -> Option<Option<Result<Found>>> {
-        let path = self.given.next()?;
-        Some(match fs::metadata(&path) {
-            Ok(metadata) => self.visit(path, &metadata),
-            Err(error) => Some(Err(unreadable(&path, error))),
-        })
-    }
-
-    fn next_entry(&mut self) -> Option<Option<Result<Found>>> {
-        let entry = match self.open.last_mut()?.next() {
-            None => {
-                self.open.pop();
-                return Some(None);
-            }
-            Some(Err(error)) => return Some(Some(Err(Error::from_io("a directory can't be read", error)))),
-            Some(Ok(entry)) => entry,
+    /// The next file of the directory; devices inside one are not its content.
+    fn next_inside(&mut self) -> Option<Result<Option<Found>>> {
+        let (root, walk) = self.inside.as_mut()?;
+        let found = match walk.next()? {
+            Ok(found) => found,
+            Err(error) => return Some(Err(error)),
         };
-        let path = entry.path();
-        Some(match fs::symlink_metadata(&path) {
-            // Devices inside a directory are not its content.
-            Ok(metadata) if metadata.file_type().is_block_device() => None,
-            Ok(metadata) => self.visit(path, &metadata),
-            Err(error) => Some(Err(unreadable(&path, error))),
-        })
+        let What::File { bytes, .. } = found.entry.what else { return Some(Ok(None)) };
+        let path = root.join(OsStr::from_bytes(&found.entry.path));
+        let again = self.again(found.linked);
+        Some(Ok((!again).then_some(Found { path, bytes, file: found.file })))
     }
 }
 
@@ -82,8 +85,15 @@ impl Iterator for Walk {
 
     fn next(&mut self) -> Option<Result<Found>> {
         loop {
-            let step = if self.open.is_empty() { self.next_given()? } else { self.next_entry()? };
-            if let Some(found) = step {
+            let step = match self.next_inside() {
+                Some(step) => step,
+                None => {
+                    self.inside = None;
+                    let path = self.given.next()?;
+                    self.visit(path)
+                }
+            };
+            if let Some(found) = step.transpose() {
                 return Some(found);
             }
         }

@@ -168,8 +168,8 @@ fn print(results: &Results) {
             }
         }
     }
-    let Results { reproduced, possible, wall_seconds, .. } = results;
+    let Results { score, wall_seconds, .. } = results;
     let blocks: u64 = results.points.iter().map(|point| point.blocks_with_warm_up).sum();
     let runs = results.points.len();
-    output::line(format_args!("{reproduced} of {possible} reproduced; {runs} runs, {} blocks, {wall_seconds:.1} s", grouped(blocks)));
+    output::line(format_args!("{score}; {runs} runs, {} blocks, {wall_seconds:.1} s", grouped(blocks)));
 }

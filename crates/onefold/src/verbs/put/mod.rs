@@ -1,10 +1,14 @@
 //! `onefold put`: a stream, a file or a directory into an archive.
 
+mod exclude;
 mod source;
 
 use std::{
-    path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -18,7 +22,10 @@ use onefold_archive::{
 use onefold_core::{Kind, Result};
 use serde::{Deserialize, Serialize};
 
-use self::source::Source;
+use self::{
+    exclude::Exclude,
+    source::{Source, Tree},
+};
 
 use crate::{
     archive_dir::{ArchiveDir, now},
@@ -39,9 +46,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 ///
 /// Without FILE and without -r it is standard input. The stream is there, durably, when the command ends, and not at all when it fails. What a killed
 /// put had stored is found again when it is repeated. Where the archive is served, its server stores it, beside others and beside writes to volumes.
+/// What of a directory can't be read is named and left out, the stream is marked as incomplete, and the exit status is 3.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold put backups etc-monday -r /etc\n  onefold put backups vm1 vm1.raw\n  onefold put backups dump --json"
+    after_help = "Examples:\n  onefold put backups etc-monday -r /etc\n  onefold put backups vm1 vm1.raw\n  onefold put backups dump --json\n  \
+                  onefold put backups home -r /home --exclude '*.tmp' --exclude .cache/ --exclude-caches --one-file-system"
 )]
 pub(crate) struct Options {
     /// The archive
@@ -56,6 +65,26 @@ pub(crate) struct Options {
     /// A directory with all that is in it: names, modes, owners, times, links, holes and extended attributes
     #[arg(short, long, value_name = "DIR", conflicts_with = "file")]
     recursive: Option<PathBuf>,
+
+    /// Leaves out what a pattern names: a name or the end of a path, or with a first / a path from DIR; with a last / directories only; with *, ?, [a-z], **
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<String>,
+
+    /// Takes patterns from a file, one a line; empty lines and those that begin with # don't count
+    #[arg(long, value_name = "FILE")]
+    exclude_from: Vec<PathBuf>,
+
+    /// Leaves out what is in directories that a file CACHEDIR.TAG says to be caches, but for that file
+    #[arg(long)]
+    exclude_caches: bool,
+
+    /// Stays on the file system of DIR; of what is mounted below it there is an empty directory
+    #[arg(long)]
+    one_file_system: bool,
+
+    /// Fails when something can't be read, instead of leaving it out
+    #[arg(long)]
+    strict: bool,
 
     /// Of an archive on several nodes: goes on with nodes absent, while one more than the data needs are there
     #[arg(long)]
@@ -74,6 +103,13 @@ pub(crate) struct Options {
     json: bool,
 }
 
+impl Options {
+    fn is_about_trees(&self) -> bool {
+        let patterns = !self.exclude.is_empty() || !self.exclude_from.is_empty();
+        patterns || self.exclude_caches || self.one_file_system || self.strict
+    }
+}
+
 /// What was stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Stored {
@@ -86,6 +122,12 @@ pub(super) struct Stored {
     new_bytes: u64,
     /// Bytes by which the archive grew, with recipes and metadata.
     added_bytes: u64,
+    /// Something of the tree is missing.
+    #[serde(default)]
+    incomplete: bool,
+    /// Files and directories that could not be read, whole or in part.
+    #[serde(default)]
+    skipped: u64,
     index_page_reads: u64,
     metadata_reads: u64,
     seconds: f64,
@@ -96,8 +138,13 @@ pub(super) struct Stored {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let directory = ArchiveDir::look(&options.archive)?;
     valid_filters(&options.filters)?;
+    if options.recursive.is_none() && options.is_about_trees() {
+        return Err(Failure::usage(
+            "--exclude, --exclude-from, --exclude-caches, --one-file-system and --strict are about a directory: give --recursive DIR",
+        ));
+    }
     let source = match (&options.recursive, &options.file) {
-        (Some(root), _) => Source::Tree(root.clone()),
+        (Some(root), _) => Source::Tree(tree(root, options)?),
         (None, Some(path)) => Source::File(path.clone()),
         (None, None) => Source::Input,
     };
@@ -117,11 +164,33 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         stored
     })?;
     let seconds = begun.elapsed().as_secs_f64();
-    tell(options, Stored { seconds, cpu_seconds: onefold_backend::process::cpu_time().as_secs_f64(), ..stored })?;
+    tell(
+        options,
+        Stored { seconds, cpu_seconds: onefold_backend::process::cpu_time().as_secs_f64(), skipped: source.skipped(), ..stored },
+    )?;
     if !options.json {
         notes.iter().for_each(|note| output::line(format_args!("note: {note}")));
     }
-    Ok(())
+    match source.skipped() {
+        0 => Ok(()),
+        n => Err(Failure::in_part(format!(
+            "'{}' is stored and marked as incomplete: {} files or directories could not be read, and were named above",
+            options.name,
+            grouped(n)
+        ))),
+    }
+}
+
+/// A directory as the options want it.
+fn tree(root: &Path, options: &Options) -> Result<Tree, Failure> {
+    Ok(Tree {
+        root: root.to_owned(),
+        exclude: Arc::new(Exclude::new(root, &options.exclude, &options.exclude_from)?),
+        without_caches: options.exclude_caches,
+        one_file_system: options.one_file_system,
+        strict: options.strict,
+        skipped: AtomicU64::new(0),
+    })
 }
 
 /// A filter chain that finds duplicates.
@@ -173,6 +242,8 @@ impl Stored {
             duplicate_chunks: report.counts.duplicates,
             new_bytes: report.new_bytes,
             added_bytes: report.stream.added,
+            incomplete: report.stream.is_incomplete(),
+            skipped: 0,
             index_page_reads: report.counts.page_reads,
             metadata_reads: report.counts.metadata_reads,
             seconds: 0.0,

@@ -1,25 +1,47 @@
 //! What is stored: standard input, a file with its holes, a directory with all that is in it.
 
 use std::{
+    ffi::OsStr,
     fs::File,
     io::Read,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use onefold_archive::format::listing;
 use onefold_backend::{
     sparse::next_data,
-    tree::{read_data, walk},
+    tree::{Found, Options, Walk, read_data},
 };
-use onefold_core::{Error, Result, tree::What};
+use onefold_core::{
+    Error, Result,
+    tree::{IN_PART, What},
+};
 
+use super::exclude::Exclude;
 use crate::control::stream::Intake;
 
 /// What a put reads.
 pub(super) enum Source {
     Input,
     File(PathBuf),
-    Tree(PathBuf),
+    Tree(Tree),
+}
+
+/// A directory, and what of it is wanted.
+pub(super) struct Tree {
+    pub(super) root: PathBuf,
+    pub(super) exclude: Arc<Exclude>,
+    pub(super) without_caches: bool,
+    pub(super) one_file_system: bool,
+    /// What can't be read makes the put fail, instead of being left out.
+    pub(super) strict: bool,
+    /// What could not be read.
+    pub(super) skipped: AtomicU64,
 }
 
 impl Source {
@@ -31,10 +53,18 @@ impl Source {
         }
     }
 
+    /// Files and directories that could not be read, whole or in part.
+    pub(super) fn skipped(&self) -> u64 {
+        match self {
+            Source::Tree(tree) => tree.skipped.load(Relaxed),
+            Source::Input | Source::File(_) => 0,
+        }
+    }
+
     /// Gives all of it.
     pub(super) fn feed(&self, into: &mut dyn Intake) -> Result<()> {
         match self {
-            Source::Tree(root) => feed_tree(into, root),
+            Source::Tree(tree) => tree.feed(into),
             Source::File(path) => {
                 let file = open(path)?;
                 let end = length(path, &file)?;
@@ -115,26 +145,58 @@ fn read_data_range(feeder: &mut dyn Intake, file: &File, start: u64, stop: u64) 
     Ok(at - start)
 }
 
-/// The data of all files, then the listing.
-fn feed_tree(feeder: &mut dyn Intake, root: &Path) -> Result<()> {
-    let mut names = Vec::new();
-    walk(root, &mut |mut found| {
-        if let (What::File { bytes, data }, Some(file)) = (&mut found.entry.what, &found.file) {
-            feeder.border()?;
-            *data = read_data(file, *bytes, &mut |read| feeder.fill(&mut |room| read(room)))?;
+impl Tree {
+    /// The data of all files, then the listing.
+    fn feed(&self, into: &mut dyn Intake) -> Result<()> {
+        let exclude = self.exclude.clone();
+        let options = Options {
+            one_file_system: self.one_file_system,
+            without_caches: self.without_caches,
+            levels_max: listing::LEVELS_MAX,
+            wanted: Some(Box::new(move |path, is_directory| !exclude.takes(path, is_directory))),
+            ..Options::default()
+        };
+        let mut names = Vec::new();
+        for found in Walk::new(&self.root, options)? {
+            match found {
+                Ok(found) => self.give(into, found, &mut names)?,
+                Err(error) => self.skip(error)?,
+            }
         }
-        listing::encode(&found.entry, &mut names);
-        Ok(())
-    })?;
-    feeder.end_recipe()?;
-    let mut rest = &names[..];
-    while !rest.is_empty() {
-        let n = feeder.fill(&mut |room| {
-            let n = room.len().min(rest.len());
-            room[..n].copy_from_slice(&rest[..n]);
-            Ok(n)
-        })?;
-        rest = &rest[n..];
+        into.end_recipe()?;
+        let mut rest = &names[..];
+        while !rest.is_empty() {
+            let n = into.fill(&mut |room| {
+                let n = room.len().min(rest.len());
+                room[..n].copy_from_slice(&rest[..n]);
+                Ok(n)
+            })?;
+            rest = &rest[n..];
+        }
+        if self.skipped.load(Relaxed) > 0 { into.incomplete() } else { Ok(()) }
     }
-    Ok(())
+
+    /// The data of one entry, and the entry for the listing. What was given of a file before it failed belongs to the file, which is marked.
+    fn give(&self, into: &mut dyn Intake, mut found: Found, names: &mut Vec<u8>) -> Result<()> {
+        if let (What::File { bytes, data }, Some(file)) = (&mut found.entry.what, &found.file) {
+            into.border()?;
+            let (read, failed) = read_data(file, *bytes, &mut |read| into.fill(&mut |room| read(room)))?;
+            *data = read;
+            if let Some(error) = failed {
+                found.entry.mode |= IN_PART;
+                self.skip(error.context(self.root.join(OsStr::from_bytes(&found.entry.path)).display()))?;
+            }
+        }
+        listing::encode(&found.entry, names);
+        Ok(())
+    }
+
+    fn skip(&self, error: Error) -> Result<()> {
+        if self.strict {
+            return Err(error);
+        }
+        self.skipped.fetch_add(1, Relaxed);
+        tracing::warn!("left out: {error}");
+        Ok(())
+    }
 }

@@ -85,6 +85,10 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) insecure: bool,
 
+    /// Says that no other machine reaches the store, where its file system may be shared and offers no direct I/O
+    #[arg(long)]
+    pub(crate) one_host: bool,
+
     /// Connections at once; without it 256, or as many as the memory serves
     #[arg(long, value_name = "NUMBER", value_parser = connections)]
     pub(crate) max_connections: Option<usize>,
@@ -205,7 +209,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(url) = store_at(&options.store) {
         return cluster::run(options, &url, service, signals);
     }
-    let file = StoreFile::look(&options.store)?;
+    let file = StoreFile::look(&options.store)?.on_one_host(options.one_host);
 
     note(service.notifier.status("opening the store"));
     let working = file.work(settings)?;

@@ -1,5 +1,7 @@
 //! Streams are removed and renamed, and names compared with the model, at any time and after a crash.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use onefold_archive::{check, get::Content, get::Reader, get::Verify};
 use onefold_core::Kind;
 
@@ -60,6 +62,26 @@ impl Sim {
             return Err(Failure::new(Checker::DurableSurvives, format!("streams {found:?} instead of {expected:?}")).into());
         }
         Ok(())
+    }
+
+    /// After a crash a reader looks first, and writes nothing. What it shows of what was under way is there for good, whatever crash comes next; what it does
+    /// not show may still come.
+    pub(super) fn look_as_reader(&mut self) -> Flow {
+        let archive = self.open(false)?;
+        let mut reader = Reader::new(&archive).map_err(|error| self.judge("reader", &error))?;
+        let (under_way, known) = (self.unsure.clone(), self.known());
+        self.resolve(&mut reader)?;
+        if self.known() == known {
+            self.unsure = under_way;
+        } else {
+            self.reach.hit("a reader showed a change that nobody vouched for");
+        }
+        Ok(())
+    }
+
+    /// Streams, and volumes with their blocks.
+    fn known(&self) -> (BTreeMap<String, Arc<Vec<u8>>>, Vec<(String, usize)>) {
+        (self.streams.clone(), self.disks.iter().map(|(name, disk)| (name.clone(), disk.cells.len())).collect())
     }
 
     /// After a crash: what was under way is there or not, all else is as it was.

@@ -179,7 +179,7 @@ impl Sim {
         if self.actors.readings.is_empty() || (self.actors.readings.len() < 3 && self.rng.percent(40)) {
             let names: Vec<String> = self.streams.keys().cloned().collect();
             let Some(name) = self.rng.pick(&names).cloned() else { return Ok(()) };
-            let archive = self.open(true)?;
+            let archive = self.open(false)?;
             match Reader::new(&archive) {
                 Ok(reader) => {
                     let content = self.streams[&name].clone();

@@ -57,8 +57,30 @@ impl Inner {
     /// A copy comes that was late, unless its session was shut out.
     pub(super) fn come(&mut self, late: &Late) {
         if !self.objects.is_fenced(&late.identity) {
+            self.note_late(&late.op);
             let applied = self.apply(&late.identity, &late.op).is_ok();
             self.reach.hit(if applied { "a late copy applies" } else { "a late copy is refused" });
+        }
+    }
+
+    /// Fails when a limit is passed.
+    fn limits(&mut self, discards: usize) {
+        let most = self.params.discards_max;
+        if discards == most {
+            self.reach.hit("as many long trims as there may be");
+        }
+        if discards > most {
+            self.fail(Finding::new("Bounds", format!("a volume has {discards} long trims under way, and {most} may be")));
+        }
+    }
+
+    /// Notes the references that a late copy may make.
+    pub(super) fn note_late(&mut self, op: &Write) {
+        for change in &op.changes {
+            if let Change::SetOmap(pairs) = change {
+                let references = pairs.iter().filter(|(key, _)| key::parse_reference(key).is_some());
+                self.made_late.extend(references.map(|(key, _)| (op.object.clone(), key.clone())));
+            }
         }
     }
 
@@ -263,6 +285,9 @@ impl Inner {
             && let Some(finding) = check::after(&self.objects, &op.object, before.as_ref(), op, &self.dropped)
         {
             self.fail(finding);
+        }
+        if let Some(discards) = check::discards(&self.objects, &op.object) {
+            self.limits(discards);
         }
         result
     }

@@ -1,0 +1,45 @@
+//! Directory trees: read for an archive, and made again from one.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `walk` | tells of everything below a directory, in the order of listings |
+//! | `restore` | makes it again, as a listing says |
+//! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
+//!
+//! *Invariant:* nothing here follows a path: each name is opened below the descriptor of its directory, no link is followed, and what is opened is
+//! looked at before it is used. Another user who renames or replaces things meanwhile changes what is found, never where it is looked for or made.
+
+mod levels;
+mod restore;
+mod walk;
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
+
+pub use restore::{Choices, LeftOut, Restorer, write_part};
+pub use walk::{Found, Options, Reads, Walk, Wanted, read_data};
+
+use rustix::fs::Stat;
+
+/// The longest path that is shown whole, in bytes.
+const SHOWN_BYTES: usize = 1024;
+
+/// Which file of the system something is: device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Identity(u64, u64);
+
+impl Identity {
+    fn of(stat: &Stat) -> Identity {
+        Identity(stat.st_dev, stat.st_ino)
+    }
+}
+
+/// A path below `root` for an error's sentence; the end of one that is very long.
+fn shown(root: &Path, path: &[u8]) -> String {
+    if path.is_empty() {
+        return root.display().to_string();
+    }
+    match path.len().checked_sub(SHOWN_BYTES) {
+        None | Some(0) => root.join(OsStr::from_bytes(path)).display().to_string(),
+        Some(cut) => format!("{}/…{}", root.display(), String::from_utf8_lossy(&path[cut..])),
+    }
+}

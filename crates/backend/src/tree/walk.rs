@@ -1,0 +1,475 @@
+//! Tells of everything below a directory.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs::File,
+    io::Read,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            fs::FileExt,
+        },
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use onefold_core::{
+    Error, Kind, Result,
+    tree::{Entry, What},
+};
+use rustix::{
+    fs::{FileType, Mode, OFlags, Stat},
+    io::Errno,
+};
+
+use super::{Identity, levels::Levels, shown};
+use crate::sparse::next_data;
+
+/// Longest time that all leases of other processes together hold a walk up. The system waits for 45 s for each, and a user can have many; who holds one in
+/// good faith gives it back at once.
+const LEASES_WAIT: Duration = Duration::from_secs(10);
+
+/// Between two looks whether a lease was given back.
+const LEASE_PAUSE: Duration = Duration::from_millis(20);
+
+/// The file by which a directory is known to be a cache, and how it begins: bford.info/cachedir.
+const CACHE_TAG: &[u8] = b"CACHEDIR.TAG";
+const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
+
+/// Decides by its path below the root, and by whether it is a directory, if something is wanted.
+pub type Wanted = dyn FnMut(&[u8], bool) -> bool + Send;
+
+/// What a walk looks for.
+pub struct Options {
+    /// Follows the root itself when it is a link.
+    pub follows_root: bool,
+    /// Enters no directory on another file system than the root's.
+    pub one_file_system: bool,
+    /// Of a directory that is tagged as a cache only the tag.
+    pub without_caches: bool,
+    /// Looks at names and sizes only: opens no file, and reads no attributes.
+    pub only_sizes: bool,
+    /// How deep things may lie below the root.
+    pub levels_max: usize,
+    /// Most files with several names that are remembered; of more, each name counts as a file.
+    pub linked_max: usize,
+    /// What is wanted; a directory that is not is not entered either.
+    pub wanted: Option<Box<Wanted>>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            follows_root: false,
+            one_file_system: false,
+            without_caches: false,
+            only_sizes: false,
+            levels_max: usize::MAX,
+            linked_max: usize::MAX,
+            wanted: None,
+        }
+    }
+}
+
+/// Something found by a [`Walk`].
+pub struct Found {
+    /// What it is; a file's data ranges are still empty.
+    pub entry: Entry,
+    /// A file, open for reading.
+    pub file: Option<File>,
+    /// Device and inode of what has several names and is no directory.
+    pub linked: Option<(u64, u64)>,
+}
+
+/// What is still to be seen in a directory.
+struct Rest {
+    names: std::vec::IntoIter<OsString>,
+    /// Bytes of the directory's own path.
+    length: usize,
+}
+
+/// Tells of everything below a directory, which comes first: parents before what is in them, in the order of names. What vanishes meanwhile is left out; an
+/// error is one of something that can't be read, and the walk goes on behind it.
+pub struct Walk {
+    root: PathBuf,
+    options: Options,
+    levels: Levels<Rest>,
+    /// Of what is looked at.
+    path: Vec<u8>,
+    /// What comes next before anything else is looked at.
+    ahead: Option<Result<Found>>,
+    /// First names of files that have several.
+    seen: HashMap<Identity, Vec<u8>>,
+    device: u64,
+    /// How much longer leases may hold it up.
+    patience: Duration,
+    has_proc: bool,
+}
+
+impl Walk {
+    /// A walk below `root`.
+    ///
+    /// # Errors
+    /// `InvalidInput` when that is no directory, and those of the system.
+    pub fn new(root: &Path, options: Options) -> Result<Walk> {
+        let wrong = |errno: Errno| Error::from_io(root.display(), errno.into());
+        let no_follow = if options.follows_root { OFlags::empty() } else { OFlags::NOFOLLOW };
+        let at = rustix::fs::open(root, OFlags::PATH | OFlags::CLOEXEC | no_follow, Mode::empty()).map_err(wrong)?;
+        let stat = rustix::fs::fstat(&at).map_err(wrong)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            return Err(Error::new(Kind::InvalidInput, format!("{} is no directory", root.display())));
+        }
+        let mut walk = Walk {
+            root: root.to_owned(),
+            options,
+            levels: Levels::new(),
+            path: Vec::new(),
+            ahead: None,
+            seen: HashMap::new(),
+            device: stat.st_dev,
+            patience: LEASES_WAIT,
+            has_proc: Path::new("/proc/self/fd").exists(),
+        };
+        let found = walk.directory(&at, &stat)?;
+        // A root that can't be read is not left out of anything.
+        if let Some(Err(error)) = walk.ahead.replace(Ok(found)) {
+            return Err(error);
+        }
+        Ok(walk)
+    }
+
+    fn wrong(&self, errno: Errno) -> Error {
+        Error::from_io(shown(&self.root, &self.path), errno.into())
+    }
+
+    fn changed(&self) -> Error {
+        Error::new(Kind::Busy, format!("{} was replaced while it was read", shown(&self.root, &self.path)))
+    }
+
+    /// Looks at the next name; `None` when it is not wanted or not there any more, and then there may be more.
+    fn step(&mut self) -> Option<Option<Result<Found>>> {
+        let (directory, rest) = self.levels.last()?;
+        self.path.truncate(rest.length);
+        let Some(name) = rest.names.next() else {
+            self.levels.pop();
+            return Some(None);
+        };
+        let Some(directory) = directory else {
+            rest.names = Vec::new().into_iter();
+            return Some(Some(Err(self.changed())));
+        };
+        let at = open_path(directory, &name);
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name.as_bytes());
+        Some(match at {
+            Err(Errno::NOENT) => None,
+            Err(errno) => Some(Err(self.wrong(errno))),
+            Ok(at) => self.look(&at, &name).transpose(),
+        })
+    }
+
+    fn look(&mut self, at: &OwnedFd, name: &OsString) -> Result<Option<Found>> {
+        let stat = rustix::fs::fstat(at).map_err(|errno| self.wrong(errno))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let is_directory = kind == FileType::Directory;
+        if self.options.wanted.as_mut().is_some_and(|wanted| !wanted(&self.path, is_directory)) {
+            return Ok(None);
+        }
+        if self.levels.depth() > self.options.levels_max {
+            let sentence = format!("{} lies more than {} levels deep", shown(&self.root, &self.path), self.options.levels_max);
+            return Err(Error::new(Kind::Unsupported, sentence));
+        }
+        if is_directory {
+            return self.directory(at, &stat).map(Some);
+        }
+        let (mut what, mut file) = (what(&stat), None);
+        if stat.st_nlink > 1 {
+            let identity = Identity::of(&stat);
+            if let Some(first) = self.seen.get(&identity) {
+                what = What::HardLink { target: first.clone() };
+            } else if self.seen.len() < self.options.linked_max {
+                self.seen.insert(identity, self.path.clone());
+            }
+        }
+        match &mut what {
+            What::File { .. } if !self.options.only_sizes => {
+                let opened = self.open(at, name, &stat);
+                if opened.is_err() {
+                    self.forget(&stat);
+                }
+                file = Some(opened?);
+            }
+            What::Symlink { target } => {
+                let read = rustix::fs::readlinkat(at, "", Vec::new());
+                *target = read.map_err(|errno| self.wrong(errno))?.into_bytes();
+            }
+            _ => {}
+        }
+        let attributes = match &file {
+            Some(file) => self.attributes(&Holder::Open(file))?,
+            None => self.attributes(&Holder::Path(at))?,
+        };
+        let linked = (stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
+        Ok(Some(Found { entry: self.entry(&stat, what, attributes), file, linked }))
+    }
+
+    /// What could not be read is no first name of anything.
+    fn forget(&mut self, stat: &Stat) {
+        if self.seen.get(&Identity::of(stat)) == Some(&self.path) {
+            self.seen.remove(&Identity::of(stat));
+        }
+    }
+
+    fn entry(&self, stat: &Stat, what: What, attributes: Vec<(Vec<u8>, Vec<u8>)>) -> Entry {
+        Entry {
+            path: self.path.clone(),
+            what,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            seconds: stat.st_mtime,
+            nanoseconds: stat.st_mtime_nsec as u32,
+            attributes,
+        }
+    }
+
+    /// A directory, which is entered. When it can't be, the error comes behind it.
+    fn directory(&mut self, at: &OwnedFd, stat: &Stat) -> Result<Found> {
+        let attributes = self.attributes(&Holder::Path(at))?;
+        let found = Found { entry: self.entry(stat, What::Directory, attributes), file: None, linked: None };
+        if !(self.options.one_file_system && stat.st_dev != self.device) {
+            match self.enter(at) {
+                Ok((directory, names)) => {
+                    let rest = Rest { names: names.into_iter(), length: self.path.len() };
+                    self.levels.push(directory, Identity::of(stat), rest);
+                }
+                Err(errno) => self.ahead = Some(Err(self.wrong(errno))),
+            }
+        }
+        Ok(found)
+    }
+
+    fn enter(&mut self, at: &OwnedFd) -> Result<(OwnedFd, Vec<OsString>), Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(at, ".", flags, Mode::empty())?;
+        let mut names = Vec::new();
+        for child in rustix::fs::Dir::read_from(&directory)? {
+            let name = child?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(OsString::from_vec(name));
+            }
+        }
+        names.sort();
+        if self.options.without_caches && self.is_cache(&directory, &names) {
+            names.retain(|name| name.as_bytes() == CACHE_TAG);
+        }
+        Ok((directory, names))
+    }
+
+    fn is_cache(&mut self, directory: &OwnedFd, names: &[OsString]) -> bool {
+        let Some(tag) = names.iter().find(|name| name.as_bytes() == CACHE_TAG) else { return false };
+        let mut begin = Vec::new();
+        let read = open_path(directory, tag).and_then(|at| {
+            let stat = rustix::fs::fstat(&at)?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+                return Err(Errno::INVAL);
+            }
+            let file = self.reopen(directory, tag, &at, &stat)?;
+            let _ = file.take(CACHE_SIGNATURE.len() as u64).read_to_end(&mut begin);
+            Ok(())
+        });
+        read.is_ok() && begin == CACHE_SIGNATURE
+    }
+
+    /// Opens a regular file that was looked at; a lease on it is waited for a while.
+    fn open(&mut self, at: &OwnedFd, name: &OsString, stat: &Stat) -> Result<File> {
+        loop {
+            let opened = match self.levels.last() {
+                Some((Some(directory), _)) => reopen(self.has_proc, directory, name, at, stat),
+                _ => Err(Errno::STALE),
+            };
+            match opened {
+                Ok(file) => return Ok(file),
+                Err(Errno::STALE) => return Err(self.changed()),
+                Err(Errno::AGAIN) if self.patience.is_zero() => {
+                    return Err(Error::new(Kind::Busy, format!("{}: a process holds a lease on it", shown(&self.root, &self.path))));
+                }
+                Err(Errno::AGAIN) => {
+                    std::thread::sleep(LEASE_PAUSE);
+                    self.patience = self.patience.saturating_sub(LEASE_PAUSE);
+                }
+                Err(errno) => return Err(self.wrong(errno)),
+            }
+        }
+    }
+
+    fn reopen(&self, directory: &OwnedFd, name: &OsString, at: &OwnedFd, stat: &Stat) -> Result<File, Errno> {
+        reopen(self.has_proc, directory, name, at, stat)
+    }
+
+    /// The extended attributes of what is open.
+    fn attributes(&self, of: &Holder<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        if self.options.only_sizes || (!self.has_proc && matches!(of, Holder::Path(_))) {
+            return Ok(Vec::new());
+        }
+        let names = match read_growing(512, &mut |room| of.names(room)) {
+            Ok(names) => names,
+            Err(Errno::OPNOTSUPP | Errno::NOENT | Errno::ACCESS | Errno::PERM) => return Ok(Vec::new()),
+            Err(errno) => return Err(self.wrong(errno)),
+        };
+        let mut all = Vec::new();
+        for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+            match read_growing(256, &mut |room| of.value(name, room)) {
+                Ok(value) => all.push((name.to_vec(), value)),
+                // Gone meanwhile, or not for us.
+                Err(Errno::NODATA | Errno::NOENT | Errno::PERM | Errno::ACCESS) => {}
+                Err(errno) => return Err(self.wrong(errno)),
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Iterator for Walk {
+    type Item = Result<Found>;
+
+    fn next(&mut self) -> Option<Result<Found>> {
+        loop {
+            if let Some(ahead) = self.ahead.take() {
+                return Some(ahead);
+            }
+            if let Some(found) = self.step()? {
+                return Some(found);
+            }
+        }
+    }
+}
+
+/// Something whose attributes are read.
+enum Holder<'a> {
+    Open(&'a File),
+    /// Open as a place only: its attributes are read through `/proc`.
+    Path(&'a OwnedFd),
+}
+
+impl Holder<'_> {
+    fn names(&self, room: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Holder::Open(file) => rustix::fs::flistxattr(file, room),
+            Holder::Path(at) => rustix::fs::listxattr(proc_path(at), room),
+        }
+    }
+
+    fn value(&self, name: &[u8], room: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Holder::Open(file) => rustix::fs::fgetxattr(file, name, room),
+            Holder::Path(at) => rustix::fs::getxattr(proc_path(at), name, room),
+        }
+    }
+}
+
+/// Where a descriptor is found again.
+fn proc_path(at: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", at.as_raw_fd())
+}
+
+/// Reads into room that grows to the 64 KiB that Linux allows.
+fn read_growing(first: usize, read: &mut dyn FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
+    const MOST: usize = 64 << 10;
+    let mut room = vec![0; first];
+    loop {
+        match read(&mut room) {
+            Err(Errno::RANGE) if room.len() < MOST => room.resize(MOST, 0),
+            read => {
+                room.truncate(read?);
+                return Ok(room);
+            }
+        }
+    }
+}
+
+/// A name of a directory as a place: nothing happens to what it is, not even to a device that acts when it is opened.
+fn open_path(directory: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens the regular file that `at` stands for. Without `/proc` by its name again: `STALE` when that is another file by now.
+fn reopen(has_proc: bool, directory: &OwnedFd, name: &OsString, at: &OwnedFd, stat: &Stat) -> Result<File, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if has_proc {
+        return rustix::fs::open(proc_path(at), flags, Mode::empty()).map(File::from);
+    }
+    let file = rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+    if Identity::of(&rustix::fs::fstat(&file)?) == Identity::of(stat) { Ok(File::from(file)) } else { Err(Errno::STALE) }
+}
+
+/// What something is that is no directory.
+fn what(stat: &Stat) -> What {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => What::File { bytes: stat.st_size as u64, data: Vec::new() },
+        FileType::Symlink => What::Symlink { target: Vec::new() },
+        FileType::Fifo => What::Fifo,
+        FileType::CharacterDevice => What::CharacterDevice(stat.st_rdev),
+        FileType::BlockDevice => What::BlockDevice(stat.st_rdev),
+        _ => What::Socket,
+    }
+}
+
+/// Reads the next bytes of something into the room that it is lent, and says how many.
+pub type Reads<'a> = dyn FnMut(&mut [u8]) -> Result<usize> + 'a;
+
+/// Reads the data of a file, holes left out, piece by piece into room that `fill` lends. Gives the ranges that were read, and why it ended early if the file
+/// could not be read to its end.
+///
+/// # Errors
+/// Those of `fill`.
+pub fn read_data(
+    file: &File,
+    bytes: u64,
+    fill: &mut dyn FnMut(&mut Reads<'_>) -> Result<usize>,
+) -> Result<(Vec<(u64, u64)>, Option<Error>)> {
+    let (mut data, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
+    loop {
+        let (start, end) = match next_data(file, from, bytes) {
+            Ok(Some(range)) => range,
+            Ok(None) => return Ok((data, None)),
+            Err(error) => return Ok((data, Some(error))),
+        };
+        let (mut at, mut failed) = (start, None);
+        while at < end {
+            let n = fill(&mut |room| {
+                let most = room.len().min((end - at) as usize);
+                Ok(read_once(file, &mut room[..most], at).unwrap_or_else(|error| {
+                    failed = Some(Error::from_io("a file can't be read", error));
+                    0
+                }))
+            })?;
+            if n == 0 {
+                break;
+            }
+            at += n as u64;
+        }
+        if at > start {
+            data.push((start, at - start));
+        }
+        if at < end {
+            // It was cut off while it was read, and the rest reads as a hole; or it can't be read.
+            return Ok((data, failed));
+        }
+        from = end;
+    }
+}
+
+fn read_once(file: &File, room: &mut [u8], at: u64) -> std::io::Result<usize> {
+    loop {
+        match file.read_at(room, at) {
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Directory trees that others change while they are walked and made again.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    io::Read,
+    os::unix::fs::symlink,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use onefold_backend::tree::{Choices, Options, Restorer, Walk};
+use onefold_core::tree::{Entry, What};
+
+fn text(entry: &Entry) -> String {
+    String::from_utf8(entry.path.clone()).unwrap()
+}
+
+fn walk(root: &Path, options: Options, mut each: impl FnMut(&str)) -> Vec<String> {
+    let mut found = Vec::new();
+    for one in Walk::new(root, options).unwrap() {
+        let Ok(mut one) = one else { continue };
+        let path = text(&one.entry);
+        each(&path);
+        let mut content = String::new();
+        one.file.as_mut().map(|file| file.read_to_string(&mut content));
+        found.push(format!("{path}={content}"));
+    }
+    found
+}
+
+#[test]
+fn rule_04_directories_swapped_for_links_are_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tree, secret) = (dir.path().join("tree"), dir.path().join("secret"));
+    for (path, content) in [("secret/key", "secret"), ("tree/a/key", "own"), ("tree/b/c/key", "own"), ("tree/d/key", "own")] {
+        let path = dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    // Each directory becomes a link when it was told of, or just before.
+    let swap = |name: &str| {
+        fs::rename(tree.join(name), dir.path().join(format!("was-{}", name.replace('/', "-")))).unwrap();
+        symlink(&secret, tree.join(name)).unwrap();
+    };
+    let found = walk(&tree, Options::default(), |path| match path {
+        "a" => swap("a"),
+        "b" => swap("d"),
+        "b/c" => swap("b"),
+        _ => {}
+    });
+    assert_eq!(found, ["=", "a=", "a/key=own", "b=", "b/c=", "b/c/key=own", "d="]);
+}
+
+#[test]
+fn rule_04_a_file_swapped_for_a_pipe_or_a_link_does_not_hold_it_up() {
+    let dir = tempfile::tempdir().unwrap();
+    (0..3).for_each(|n| fs::write(dir.path().join(format!("f{n}")), "x").unwrap());
+    let found = walk(dir.path(), Options::default(), |path| {
+        if path == "f0" {
+            fs::remove_file(dir.path().join("f1")).unwrap();
+            rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("f1"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+            fs::remove_file(dir.path().join("f2")).unwrap();
+            symlink("/etc/passwd", dir.path().join("f2")).unwrap();
+        }
+    });
+    assert_eq!(found, ["=", "f0=x", "f1=", "f2="]);
+}
+
+#[test]
+fn rule_04_leases_hold_a_walk_up_only_for_a_while() {
+    let dir = tempfile::tempdir().unwrap();
+    (0..3).for_each(|n| fs::write(dir.path().join(format!("f{n}")), "x").unwrap());
+    // Somebody who holds leases and gives none back; the signal that asks for it is ignored.
+    let script = "import fcntl,signal,time,sys\nsignal.signal(signal.SIGIO,signal.SIG_IGN)\n\
+                  fs=[open(sys.argv[1]+'/f'+n,'r+') for n in '01']\n\
+                  [fcntl.fcntl(f,fcntl.F_SETLEASE,fcntl.F_WRLCK) for f in fs]\nprint('held',flush=True)\ntime.sleep(100)";
+    let Ok(mut holder) =
+        std::process::Command::new("python3").args(["-c", script]).arg(dir.path()).stdout(std::process::Stdio::piped()).spawn()
+    else {
+        return;
+    };
+    let mut held = [0; 5];
+    let holds = holder.stdout.take().unwrap().read_exact(&mut held).is_ok();
+    let begun = Instant::now();
+    let found = walk(dir.path(), Options::default(), |_| {});
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    if holds {
+        assert_eq!(found, ["=", "f2=x"]);
+        assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    }
+}
+
+fn entry(path: &str, what: What) -> Entry {
+    let mode = if what == What::Directory { 0o755 } else { 0o644 };
+    Entry { path: path.into(), what, mode, uid: 0, gid: 0, seconds: 7, nanoseconds: 0, attributes: Vec::new() }
+}
+
+#[test]
+fn rule_05_what_was_renamed_inside_the_destination_gets_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    // Others may write to it, so names can be exchanged there.
+    let out = dir.path().join("out");
+    fs::create_dir(&out).unwrap();
+    fs::File::open(&out).unwrap().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let directory = || What::Directory;
+    let file = || What::File { bytes: 3, data: Vec::new() };
+    let mut restorer = Restorer::new(&out, Choices::default()).unwrap();
+    let all = [entry("", directory()), entry("d", directory()), entry("d/f", file()), entry("f", file())];
+    assert!(restorer.make(&all[1]).unwrap().is_none());
+    fs::rename(out.join("d"), out.join("mine")).unwrap();
+    fs::create_dir(out.join("d")).unwrap();
+    assert!(restorer.make(&all[2]).unwrap().is_some());
+    assert!(out.join("mine/f").exists() && !out.join("d/f").exists());
+    assert!(restorer.make(&all[3]).unwrap().is_some());
+    // A link to a file that is another by now is not one to what was restored.
+    fs::remove_file(out.join("f")).unwrap();
+    fs::write(out.join("f"), "of another").unwrap();
+    restorer.make(&entry("g", What::HardLink { target: b"f".to_vec() })).err().unwrap();
+    restorer.made_all().unwrap();
+    restorer.finish(&all[0]).unwrap();
+    restorer.finish(&all[1]).unwrap_err();
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(fs::metadata(out.join("mine")).unwrap().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn rule_05_two_entries_that_meet_are_an_error_that_names_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let choices = Choices { in_place: true, privileged: false };
+    let mut restorer = Restorer::new(dir.path(), choices).unwrap();
+    restorer.make(&entry("d", What::Directory)).unwrap();
+    restorer.make(&entry("f", What::File { bytes: 0, data: Vec::new() })).unwrap();
+    // As on a file system that takes both names for one.
+    for (path, what) in [("d", What::Directory), ("f", What::Symlink { target: b"x".to_vec() })] {
+        let error = restorer.make(&entry(path, what)).err().unwrap().to_string();
+        assert!(error.contains(&format!("'{path}'")) && error.contains(dir.path().join(path).to_str().unwrap()), "{error}");
+    }
+}

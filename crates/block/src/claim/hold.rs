@@ -1,0 +1,93 @@
+//! When a holder must look again, and when it is one no longer.
+
+use std::time::Duration;
+
+use onefold_core::Block;
+
+use super::Times;
+use crate::format::claim::{Claim, SECTOR, State};
+
+/// Why a claim is lost, for good.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Loss {
+    /// Somebody else's bytes are there; `None` when they are no claim of this store.
+    Taken(Option<Claim>),
+    /// Its own bytes reached the medium so late that they may have covered somebody else's.
+    Late,
+}
+
+/// A claim that is held.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Holder {
+    claim: Claim,
+    /// When it last found its own bytes: the time before that look began.
+    looked: Duration,
+    lost: Option<Loss>,
+}
+
+impl Holder {
+    /// The holder of a claim that it wrote, after a look at `looked`.
+    #[must_use]
+    pub fn new(claim: Claim, looked: Duration) -> Holder {
+        Holder { claim, looked, lost: None }
+    }
+
+    /// When it last found its own bytes.
+    #[must_use]
+    pub fn looked(&self) -> Duration {
+        self.looked
+    }
+
+    /// Why the claim is lost.
+    #[must_use]
+    pub fn lost(&self) -> Option<&Loss> {
+        self.lost.as_ref()
+    }
+
+    /// True while it may submit and acknowledge without another look. A clock that went back says nothing, so then it looks.
+    #[must_use]
+    pub fn sees(&self, times: &Times, now: Duration) -> bool {
+        self.lost.is_none() && fresh(times, self.looked, now)
+    }
+
+    /// What it found, in a read that began at `asked`.
+    ///
+    /// # Errors
+    /// The loss.
+    pub fn seen(&mut self, asked: Duration, block: &Block) -> Result<(), Loss> {
+        if let Some(loss) = &self.lost {
+            return Err(loss.clone());
+        }
+        if self.claim.encode().0[..SECTOR] != block.0[..SECTOR] {
+            return self.lose(Loss::Taken(Claim::decode(block).filter(|claim| claim.store == self.claim.store)));
+        }
+        self.looked = asked;
+        Ok(())
+    }
+
+    /// What it writes next, right after a look.
+    pub fn renewal(&mut self, token: [u8; 16], state: State) -> Box<Block> {
+        self.claim.token = token;
+        self.claim.state = state;
+        self.claim.encode()
+    }
+
+    /// What it wrote has reached the medium by `now`.
+    ///
+    /// # Errors
+    /// The loss.
+    pub fn wrote(&mut self, times: &Times, now: Duration) -> Result<(), Loss> {
+        // Somebody who took the claim after that look may have confirmed it by now, and these bytes cover theirs.
+        if fresh(times, self.looked, now) { Ok(()) } else { self.lose(Loss::Late) }
+    }
+
+    fn lose(&mut self, loss: Loss) -> Result<(), Loss> {
+        self.lost = Some(loss.clone());
+        Err(loss)
+    }
+}
+
+/// True while a look still counts.
+pub(super) fn fresh(times: &Times, looked: Duration, now: Duration) -> bool {
+    now.checked_sub(looked).is_some_and(|age| age <= times.unseeing)
+}

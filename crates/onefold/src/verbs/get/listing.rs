@@ -1,0 +1,123 @@
+//! The listing of a tree, read in passes: it may be longer than memory.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::Scope,
+};
+
+use onefold_archive::{
+    Archive,
+    format::{
+        listing::{self, Links, Order},
+        record::Stream,
+    },
+    get::{Content, Reader, Verify},
+};
+use onefold_core::{
+    Error, Kind, Result,
+    tree::{Entry, What},
+};
+
+use crate::{output, size::Size};
+
+/// Reads a listing once, some entries at a time. Their order is checked each time: what holds the archive may answer differently the next time.
+pub(crate) fn pass(reader: &mut Reader, stream: &Stream, each: &mut dyn FnMut(Vec<Entry>) -> Result<()>) -> Result<()> {
+    let (mut held, mut order) = (Vec::new(), Order::default());
+    reader.read(&stream.listing, Verify::Groups, &mut |content| {
+        match content {
+            Content::Bytes(bytes) => held.extend_from_slice(bytes),
+            Content::Zeroes(n) => {
+                let n = usize::try_from(n).ok().filter(|&n| n <= listing::ENTRY_BYTES_MAX);
+                let n = n.ok_or_else(|| Error::new(Kind::Corrupt, "the listing of a tree can't be zeroes"))?;
+                held.resize(held.len() + n, 0);
+            }
+        }
+        let mut entries = Vec::new();
+        listing::decode(&mut held, &mut |entry| {
+            order.next(&entry)?;
+            entries.push(entry);
+            Ok(())
+        })?;
+        each(entries)
+    })?;
+    if held.is_empty() { Ok(()) } else { Err(Error::new(Kind::Corrupt, "the listing of a tree ends too early")) }
+}
+
+/// Checks a whole listing: that it is one that a walk can give, and that hard links name what came before. `also` looks at each entry once.
+pub(super) fn check(reader: &mut Reader, stream: &Stream, also: &mut dyn FnMut(&Entry) -> Result<()>) -> Result<()> {
+    let (mut links, mut is_first) = (Links::default(), true);
+    loop {
+        pass(reader, stream, &mut |entries| {
+            entries.iter().try_for_each(|entry| {
+                if is_first {
+                    also(entry)?;
+                }
+                links.next(entry)
+            })
+        })?;
+        is_first = false;
+        if !links.end_pass()? {
+            return Ok(());
+        }
+    }
+}
+
+/// A pass whose entries are asked for, one after the other, while something else is read.
+pub(super) struct Entries {
+    batches: Receiver<Result<Vec<Entry>>>,
+    batch: std::vec::IntoIter<Entry>,
+}
+
+impl Entries {
+    /// Reads on a thread of its own, a little ahead.
+    pub(super) fn read<'scope>(scope: &'scope Scope<'scope, '_>, archive: &'scope Arc<Archive>, stream: &'scope Stream) -> Entries {
+        let (out, batches) = sync_channel(1);
+        scope.spawn(move || send(archive, stream, &out));
+        Entries { batches, batch: Vec::new().into_iter() }
+    }
+
+    /// The next one; `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<Entry>> {
+        loop {
+            if let Some(entry) = self.batch.next() {
+                return Ok(Some(entry));
+            }
+            match self.batches.recv() {
+                Ok(batch) => self.batch = batch?.into_iter(),
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+}
+
+fn send(archive: &Arc<Archive>, stream: &Stream, out: &SyncSender<Result<Vec<Entry>>>) {
+    let gone = || Error::new(Kind::Stopped, "nobody wants the listing any more");
+    let read =
+        Reader::new(archive).and_then(|mut reader| pass(&mut reader, stream, &mut |entries| out.send(Ok(entries)).map_err(|_| gone())));
+    if let Err(error) = read {
+        // Who does not want it has a reason of their own.
+        let _ = out.send(Err(error));
+    }
+}
+
+/// What a tree holds, as `ls` shows it.
+pub(crate) fn show(entry: &Entry) {
+    let (kind, bytes, target) = match &entry.what {
+        What::Directory => ('d', 0, None),
+        What::File { bytes, .. } => ('-', *bytes, None),
+        What::Symlink { target } => ('l', 0, Some(target)),
+        What::HardLink { target } => ('h', 0, Some(target)),
+        What::Fifo => ('p', 0, None),
+        What::Socket => ('s', 0, None),
+        What::CharacterDevice(_) => ('c', 0, None),
+        What::BlockDevice(_) => ('b', 0, None),
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).escape_debug().to_string();
+    let path = if entry.path.is_empty() { ".".to_owned() } else { text(&entry.path) };
+    let target = target.map_or_else(String::new, |target| format!(" -> {}", text(target)));
+    let (mode, bytes, mark) = (entry.mode & 0o7777, Size(bytes).to_string(), if entry.is_in_part() { "  (in part)" } else { "" });
+    output::line(format_args!("{kind}{mode:04o} {:>6} {:>6} {bytes:>9}  {path}{target}{mark}", entry.uid, entry.gid));
+}
