@@ -210,6 +210,7 @@ fn trusted(uid: u32, users: &[u32]) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "a test makes what others would make, by its path")]
 mod tests {
     use std::{
         fs,

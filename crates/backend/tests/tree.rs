@@ -115,7 +115,7 @@ fn rule_05_what_was_renamed_inside_the_destination_gets_nothing_more() {
     assert!(out.join("mine/f").exists() && !out.join("d/f").exists());
     assert!(restorer.make(&all[3]).unwrap().is_some());
     // A link to a file that is another by now is not one to what was restored.
-    fs::remove_file(out.join("f")).unwrap();
+    fs::rename(out.join("f"), out.join("away")).unwrap();
     fs::write(out.join("f"), "of another").unwrap();
     restorer.make(&entry("g", What::HardLink { target: b"f".to_vec() })).err().unwrap();
     restorer.made_all().unwrap();

@@ -94,6 +94,9 @@ impl Format {
 /// Least memory of an open store.
 pub const MEMORY_MIN: u64 = 32 << 20;
 
+/// Leaves of the map that one checkpoint works through for pending discards, besides those that it changes anyway.
+const DISCARD_LEAVES: u64 = 4096;
+
 /// Most records that wait for a checkpoint: with a million, the map costs about 12 % of the ideal's writes when they are spread over
 /// 120 GB, and recovery stays under a second.
 pub(crate) const RECORDS_MAX: u64 = 1 << 20;
@@ -132,6 +135,8 @@ const _: () = assert!(RECORDS + INDEX + PAGES + CONNECTIONS + UNFLUSHED + POOL +
 pub struct Limits {
     /// Most ranges that a checkpoint leaves to be applied to the maps later; at least 2.
     pub discards: u64,
+    /// Most leaves of the map that a checkpoint works through for them, besides one and those that it changes anyway.
+    pub discard_leaves: u64,
     /// Most volumes, deleted ones included whose blocks are still to be freed; clients get half of them.
     pub volumes: u64,
     /// The highest number of a volume.
@@ -142,7 +147,13 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { discards: u64::from(DISCARDS_MAX), volumes: u64::from(VOLUMES_MAX), volume_number: u32::MAX - 1, cuts: CUTS_MAX }
+        Limits {
+            discards: u64::from(DISCARDS_MAX),
+            discard_leaves: DISCARD_LEAVES,
+            volumes: u64::from(VOLUMES_MAX),
+            volume_number: u32::MAX - 1,
+            cuts: CUTS_MAX,
+        }
     }
 }
 

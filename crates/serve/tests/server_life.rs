@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use onefold_core::Kind;
-use onefold_serve::nbd::{Limits, Server};
+use onefold_serve::nbd::{Limits, Peer, Right, Rights, Server};
 use raw_client::*;
 use volumes::{MemoryExports, MemoryVolume};
 
@@ -260,4 +260,39 @@ fn a_session_that_does_not_end_is_cut() {
     server.stop(Duration::from_millis(50)).unwrap();
     assert!(began.elapsed() > Duration::from_millis(400));
     assert!(raw.closed(), "too late for the answer");
+}
+
+/// Reading is all that anybody may do.
+struct Readers;
+
+impl Rights for Readers {
+    fn right(&self, _: Peer, volume: &str) -> Right {
+        if volume == "disk" { Right::Read } else { Right::Nothing }
+    }
+}
+
+#[test]
+fn rule_13_who_may_read_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (exports, volume) = MemoryExports::one(1 << 20);
+    let mut server = Server::with_rights(exports, Arc::new(Readers), Limits::default());
+    let socket = dir.path().join("nbd.sock");
+    server.add_unix(&socket).unwrap();
+    server.start().unwrap();
+    let mut raw = Raw::go(&socket, Mode::Extended);
+    assert_eq!(raw.act(0, FLUSH, 0, 0, &[]), 0);
+    assert_eq!(raw.act(0, WRITE, 0, 4, b"data"), 1);
+    assert_eq!(raw.act(0, TRIM, 0, 4096, &[]), 1);
+    assert_eq!(raw.act(0, WRITE_ZEROES, 0, 4096, &[]), 1);
+    assert_eq!(volume.peek(0, 4), [0; 4]);
+    server.stop(GRACE).unwrap();
+}
+
+#[test]
+fn rule_12_a_silent_connection_ends_when_it_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { idle: Some(Duration::from_millis(50)), ..Limits::default() };
+    let (server, _, socket) = started(limits, dir.path());
+    assert!(Raw::go(&socket, Mode::Simple).closed());
+    until(|| server.statistics().connections == 0);
 }

@@ -60,7 +60,13 @@ impl Thin {
     fn limits(options: &StoreOptions) -> Limits {
         let [discards, cuts] = options.limits;
         let usual = Limits::default();
-        Limits { discards: discards.unwrap_or(usual.discards), cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize), ..usual }
+        Limits {
+            discards: discards.unwrap_or(usual.discards),
+            // And as few of them as can be are worked through.
+            discard_leaves: if discards.is_some() { 0 } else { usual.discard_leaves },
+            cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize),
+            ..usual
+        }
     }
 
     fn format_of(options: &StoreOptions) -> Format {

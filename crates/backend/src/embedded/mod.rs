@@ -159,9 +159,12 @@ impl EmbeddedStore {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_as(folder: &Path, word: Word) -> Result<EmbeddedStore> {
-        let own = Beneath::open(folder, word)?;
-        let tables = own.file(TABLES, true).map_err(|error| match error.kind() {
-            Kind::NotFound => Error::new(Kind::NotFound, "there is no store in this folder; onefold cluster create makes one"),
+        let found = Beneath::open(folder, word).and_then(|own| Ok((own.file(TABLES, true)?, own)));
+        let (tables, own) = found.map_err(|error| match error.kind() {
+            Kind::NotFound => {
+                let why = "there is no store in this folder; onefold cluster create makes one";
+                Error::new(Kind::NotFound, why).context(folder.display())
+            }
             _ => error,
         })?;
         lock::lock(&tables, &own.at(TABLES), Hold::Alone, false).map_err(|error| match error.kind() {

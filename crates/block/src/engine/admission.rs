@@ -28,9 +28,6 @@ const FLIGHTS_MAX: usize = 256;
 /// Map pages that one change may touch besides those that are counted already: two leaves and the paths to them.
 const CHANGE_PAGES: u64 = 12;
 
-/// Leaves that one checkpoint works through for pending discards, besides those that it changes anyway.
-const DISCARD_LEAVES: u64 = 4096;
-
 /// What a change is admitted for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -51,6 +48,7 @@ pub(crate) struct DiscardRoom {
     references: u64,
     leaves: u64,
     blocks: u64,
+    blocks_max: u64,
 }
 
 impl DiscardRoom {
@@ -59,7 +57,7 @@ impl DiscardRoom {
     pub(crate) fn take(&mut self, blocks: u64) -> bool {
         let (leaves, blocks) = (self.leaves + 1, self.blocks + blocks);
         let pages = 2 * leaves + blocks.min(self.references);
-        if leaves > 1 && (pages > self.spare || blocks > DISCARD_LEAVES * Table::Map.per_leaf()) {
+        if leaves > 1 && (pages > self.spare || blocks > self.blocks_max) {
             return false;
         }
         (self.leaves, self.blocks) = (leaves, blocks);
@@ -148,7 +146,8 @@ impl Engine {
     /// What a checkpoint may do for pending discards when they are many.
     pub(crate) fn discard_room(&self, state: &State) -> DiscardRoom {
         let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
-        DiscardRoom { spare: self.spare(state), references, leaves: 0, blocks: 0 }
+        let blocks_max = self.settings.limits.discard_leaves * Table::Map.per_leaf();
+        DiscardRoom { spare: self.spare(state), references, leaves: 0, blocks: 0, blocks_max }
     }
 
     /// How many leaves of the map a checkpoint may work through for pending discards: one always has room.
@@ -156,7 +155,7 @@ impl Engine {
         let spare = self.spare(state);
         let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
         let each = 2 + references.min(Table::Map.per_leaf());
-        1 + (spare / each).min(DISCARD_LEAVES) as usize
+        1 + (spare / each).min(self.settings.limits.discard_leaves) as usize
     }
 
     /// How many more ranges may be gathered before a checkpoint: the table of discards has room for all of them and for what they cut. Each

@@ -192,3 +192,110 @@ fn rule_14_a_full_store_answers_a_right_guess_like_a_wrong_one() {
     assert!((0..3).any(|_| answers() == [false, false]), "a right guess was taken each time");
     assert!(serving.terminate().0.success());
 }
+
+/// A client without a library: it opens volumes as often as asked for, and keeps the connections, on the first of them asking for their status all the time.
+const CROWD: &str = r#"
+import os, socket, struct, sys, threading, time
+path, name, idle, flood = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3]), int(sys.argv[4])
+def connect():
+    s = socket.socket(socket.AF_UNIX); s.connect(path); s.recv(18, socket.MSG_WAITALL)
+    s.sendall(struct.pack('>I', 3) + b'IHAVEOPT' + struct.pack('>II', 8, 0)); s.recv(20, socket.MSG_WAITALL)
+    q = b'base:allocation'
+    data = struct.pack('>I', len(name)) + name + struct.pack('>II', 1, len(q)) + q
+    s.sendall(b'IHAVEOPT' + struct.pack('>II', 10, len(data)) + data)
+    data = struct.pack('>I', len(name)) + name + struct.pack('>H', 0)
+    s.sendall(b'IHAVEOPT' + struct.pack('>II', 7, len(data)) + data)
+    time.sleep(0.05); s.recv(4096)
+    return s
+def ask(s):
+    def drain():
+        while s.recv(65536): pass
+    threading.Thread(target=drain, daemon=True).start()
+    while True: s.sendall(struct.pack('>IHHQQI', 0x25609513, 0, 7, 1, 0, 1 << 20) * 64)
+all = []
+try:
+    while len(all) < idle + flood: all.append(connect())
+except OSError: pass # All places are taken.
+assert len(all) >= idle
+for s in all[:flood]: threading.Thread(target=ask, args=(s,), daemon=True).start()
+print('there', file=sys.stderr, flush=True)
+time.sleep(600)
+"#;
+
+#[test]
+#[ignore = "needs root"]
+fn rule_12_a_peer_that_has_all_places_keeps_no_other_out() {
+    let (desk, street) = (Desk::new(), Street::new());
+    desk.store_with_volume("a");
+    desk.ok("volume create a his --size 64M");
+    fs::write(desk.path("access"), format!("uid:{STRANGER} write his\nuser:root write v\n")).unwrap();
+    let door = street.path("door.sock");
+    let serving = desk.serve(&format!("a --memory 64M --access access --nbd unix:{},mode=0666", door.display()));
+    let mut crowd = street.program(STRANGER, Path::new("python3"));
+    let crowd = Serving::start_saying(crowd.args(["-c", CROWD]).arg(&door).args(["his", "26", "8"]), "there");
+    let uri = format!("nbd+unix:///v?socket={}", door.display());
+    for round in 0..5 {
+        qemu_io(&uri, &[&format!("write -P {round} 0 1M"), "flush", &format!("read -P {round} 0 1M")]);
+    }
+    drop(crowd);
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_13_a_peer_sees_and_changes_what_it_has_a_right_to() {
+    let (desk, street) = (Desk::new(), Street::new());
+    desk.store_with_volume("a");
+    desk.ok("volume create a his --size 64M");
+    desk.ok("volume create a shown --size 64M");
+    let door = street.path("door.sock");
+    let nbdinfo = |user: u32, rest: &[&str]| {
+        let mut command = street.program(user, Path::new("nbdinfo"));
+        let said = command.args(rest).output().unwrap();
+        (said.status.success(), String::from_utf8_lossy(&said.stdout).into_owned(), String::from_utf8_lossy(&said.stderr).into_owned())
+    };
+    let uri = |volume: &str| format!("nbd+unix:///{volume}?socket={}", door.display());
+    // Without a file, others see nothing, though they can connect.
+    let serving = desk.serve(&format!("a --nbd unix:{},mode=0666", door.display()));
+    assert!(!nbdinfo(STRANGER, &["--size", &uri("v")]).0 && nbdinfo(0, &["--size", &uri("v")]).0);
+    assert!(!nbdinfo(STRANGER, &["--list", &uri("")]).1.contains("export="));
+    assert!(serving.terminate().0.success());
+
+    fs::write(desk.path("access"), format!("uid:{STRANGER} write his\nuid:{STRANGER} read shown\n")).unwrap();
+    let serving = desk.serve(&format!("a --access access --nbd unix:{},mode=0666", door.display()));
+    let list = nbdinfo(STRANGER, &["--list", &uri("")]).1;
+    assert!(list.contains("\"his\"") && list.contains("\"shown\"") && !list.contains("\"v\""), "{list}");
+    let (forbidden, missing) = (nbdinfo(STRANGER, &["--size", &uri("v")]), nbdinfo(STRANGER, &["--size", &uri("w")]));
+    assert!(!forbidden.0 && forbidden.2.contains("'v'"), "{forbidden:?}");
+    assert_eq!(forbidden.2.replace("'v'", "'w'").replace("/v?", "/w?"), missing.2);
+    assert!(nbdinfo(STRANGER, &["--is", "readonly", &uri("shown")]).0 && !nbdinfo(STRANGER, &["--is", "readonly", &uri("his")]).0);
+    // Root has no line, and so no right.
+    assert!(!nbdinfo(0, &["--size", &uri("v")]).0);
+    assert!(serving.terminate().0.success());
+    desk.fails("serve a --access nowhere", 1, &["nowhere"]);
+}
+
+#[test]
+fn rule_19_the_service_is_exposed_to_little() {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+    let unit = fs::read_to_string(packaging.join("onefold@.service")).unwrap();
+    for line in [
+        "User=onefold",
+        "RuntimeDirectory=onefold/%i",
+        "RuntimeDirectoryMode=0700",
+        "DevicePolicy=closed",
+        "PrivateNetwork=yes",
+        "LimitCORE=0",
+    ] {
+        assert!(unit.lines().any(|found| found == line), "the unit has no {line}");
+    }
+    assert!(fs::read_to_string(packaging.join("onefold.sysusers.conf")).unwrap().contains("u onefold "));
+    let mut command = Command::new("systemd-analyze");
+    // The most that it may have, in tenths.
+    let analyzed =
+        command.args(["security", "--offline=yes", "--threshold=15", "--no-pager"]).arg(packaging.join("onefold@.service")).output();
+    match analyzed {
+        Ok(said) => assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout)),
+        Err(error) => println!("not tried, since systemd-analyze does not run: {error}"),
+    }
+}

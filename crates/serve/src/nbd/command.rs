@@ -65,6 +65,13 @@ impl Request {
     }
 }
 
+impl Command {
+    /// True for what changes a volume.
+    pub(crate) fn changes(self) -> bool {
+        matches!(self, Command::Write | Command::Trim | Command::WriteZeroes)
+    }
+}
+
 /// What can be said of a request by its header alone; `size` is the volume's.
 pub(crate) fn check(request: &Request, dialect: Dialect, size: u64, limits: &Limits) -> Result<Command, Refusal> {
     let Some(command) = Command::from_wire(request.command) else {

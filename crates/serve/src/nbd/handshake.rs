@@ -6,11 +6,12 @@
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use onefold_core::{Error, Exports, Kind, Volume};
+use onefold_core::{Error, Kind, Volume};
 
 use super::inbox::Inbox;
 use super::limits::Limits;
 use super::reply::Outbox;
+use super::rights::Offer;
 use super::session::Ending;
 use super::wire::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, Dialect, Fields, GREETING, OPTION, OPTION_REPLY, Put, answer, greeting_flag, info, option,
@@ -20,6 +21,8 @@ use super::wire::{
 /// What client and server agreed on.
 pub(crate) struct Agreed {
     pub(crate) volume: Arc<dyn Volume>,
+    /// The client may change it.
+    pub(crate) writes: bool,
     pub(crate) dialect: Dialect,
     /// The client may ask for the status of ranges.
     pub(crate) allocation: bool,
@@ -37,7 +40,7 @@ const ZEROES: usize = 124;
 const LIST_BYTES: usize = 64 << 10;
 
 struct Handshake<'a, R, W> {
-    exports: &'a dyn Exports,
+    offer: Offer<'a>,
     limits: &'a Limits,
     inbox: &'a mut Inbox<R>,
     outbox: &'a Outbox<W>,
@@ -59,7 +62,7 @@ enum Next {
 /// # Errors
 /// How the connection ended, when it did.
 pub(crate) fn handshake<R: Read, W: Write>(
-    exports: &dyn Exports,
+    offer: Offer<'_>,
     limits: &Limits,
     inbox: &mut Inbox<R>,
     outbox: &Outbox<W>,
@@ -79,7 +82,7 @@ pub(crate) fn handshake<R: Read, W: Write>(
     }
     let no_zeroes = flags & u32::from(greeting_flag::NO_ZEROES) != 0;
     let mut handshake =
-        Handshake { exports, limits, inbox, outbox, replies: Vec::new(), no_zeroes, dialect: Dialect::Simple, allocation_for: None };
+        Handshake { offer, limits, inbox, outbox, replies: Vec::new(), no_zeroes, dialect: Dialect::Simple, allocation_for: None };
     for _ in 0..limits.options {
         if let Next::Transmission(agreed) = handshake.option()? {
             established(handshake.inbox.reader());
@@ -136,10 +139,12 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
 
     fn export_name(&mut self, name: &[u8]) -> Result<Next, Ending> {
         // This option has no way to say no but to close.
-        let Ok((_, volume)) = self.open(name) else { return Err(Ending::Protocol("the client asked for a volume that is not there")) };
-        let agreed = self.agree(name, volume);
+        let Ok((_, (volume, writes))) = self.open(name) else {
+            return Err(Ending::Protocol("the client asked for a volume that is not there"));
+        };
+        let agreed = self.agree(name, volume, writes);
         self.replies.put64(agreed.volume.size());
-        self.replies.put16(offers(agreed.dialect, agreed.allocation));
+        self.replies.put16(offers(&agreed, agreed.allocation));
         if !self.no_zeroes {
             self.replies.extend_from_slice(&[0; ZEROES]);
         }
@@ -151,7 +156,7 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
             self.reply(option::LIST, answer::ERR_INVALID, b"LIST takes no data");
             return Ok(());
         }
-        for volume in self.exports.list() {
+        for volume in self.offer.list() {
             let mut server = Vec::new();
             server.put32(volume.name.len() as u32);
             server.extend_from_slice(volume.name.as_bytes());
@@ -194,19 +199,19 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
             self.reply(option, answer::ERR_INVALID, b"not a name and a list of items");
             return Next::Option;
         };
-        let (opened, volume) = match self.open(name) {
+        let (opened, (volume, writes)) = match self.open(name) {
             Ok(found) => found,
             Err((answer, text)) => {
                 self.reply(option, answer, text.as_bytes());
                 return Next::Option;
             }
         };
-        let agreed = self.agree(name, volume);
+        let agreed = self.agree(name, volume, writes);
         let mut export = Vec::new();
         export.put16(info::EXPORT);
         export.put64(agreed.volume.size());
         // INFO tells what the server can do, GO what it will.
-        export.put16(offers(agreed.dialect, agreed.allocation || option == option::INFO));
+        export.put16(offers(&agreed, agreed.allocation || option == option::INFO));
         self.reply(option, answer::INFO, &export);
         for item in items {
             let mut item_reply = item.to_be_bytes().to_vec();
@@ -257,8 +262,8 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         self.reply(option, answer::ACK, &[]);
     }
 
-    /// The volume that a client calls `name`, and its own name. The empty name means the only volume, where there is only one.
-    fn open(&self, name: &[u8]) -> Result<(String, Arc<dyn Volume>), (u32, String)> {
+    /// The volume that a client calls `name`, whether it may change it, and its own name. The empty name means the only volume, where there is only one.
+    fn open(&self, name: &[u8]) -> Result<(String, (Arc<dyn Volume>, bool)), (u32, String)> {
         let unknown = |text: &str| (answer::ERR_UNKNOWN, text.to_owned());
         if name.len() > self.limits.name_bytes as usize {
             return Err((answer::ERR_TOO_BIG, "the name is too long".to_owned()));
@@ -267,12 +272,12 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         if name.len() > VOLUME_NAME_BYTES {
             return Err(unknown("no volume has so long a name"));
         }
-        let all = if name.is_empty() { self.exports.list() } else { Vec::new() };
+        let all = if name.is_empty() { self.offer.list() } else { Vec::new() };
         let name = match &all[..] {
             [only] => only.name.clone(),
             _ => name.to_owned(),
         };
-        let volume = self.exports.open(&name).map_err(|error: Error| {
+        let volume = self.offer.open(&name).map_err(|error: Error| {
             let answer = match error.kind() {
                 Kind::NotFound | Kind::InvalidInput => answer::ERR_UNKNOWN,
                 Kind::Denied | Kind::Busy => answer::ERR_POLICY,
@@ -283,8 +288,8 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         Ok((name, volume))
     }
 
-    fn agree(&self, name: &[u8], volume: Arc<dyn Volume>) -> Agreed {
-        Agreed { volume, dialect: self.dialect, allocation: self.allocation_for.as_deref() == Some(name) }
+    fn agree(&self, name: &[u8], volume: Arc<dyn Volume>, writes: bool) -> Agreed {
+        Agreed { volume, writes, dialect: self.dialect, allocation: self.allocation_for.as_deref() == Some(name) }
     }
 
     fn reply(&mut self, option: u32, kind: u32, data: &[u8]) {
@@ -303,7 +308,8 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
 }
 
 /// The transmission flags of a volume.
-fn offers(dialect: Dialect, allocation: bool) -> u16 {
+fn offers(agreed: &Agreed, allocation: bool) -> u16 {
+    let dialect = agreed.dialect;
     let always = offer::HAS_FLAGS
         | offer::SEND_FLUSH
         | offer::SEND_FUA
@@ -314,7 +320,8 @@ fn offers(dialect: Dialect, allocation: bool) -> u16 {
         | offer::SEND_FAST_ZERO;
     let chunks = if dialect >= Dialect::Structured { offer::SEND_DF } else { 0 };
     let payload = if dialect == Dialect::Extended && allocation { offer::BLOCK_STATUS_PAYLOAD } else { 0 };
-    always | chunks | payload
+    let no_changes = if agreed.writes { 0 } else { offer::READ_ONLY };
+    always | no_changes | chunks | payload
 }
 
 fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {

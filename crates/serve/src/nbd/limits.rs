@@ -49,12 +49,15 @@ pub const EXTENTS: usize = 2048;
 /// `buffer_bytes`, as long as that is enough for what each is [sure](Limits::sure_bytes) of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once. When all are taken, the oldest unfinished handshake gives way; without one, the newcomer is refused.
+    /// Connections at once. When all are taken and one peer has more than half of them, its longest silent one gives way to another peer's; else the oldest
+    /// unfinished handshake gives way, or else the newcomer is refused.
     pub connections: usize,
     /// Bytes of the buffers of all connections together.
     pub buffer_bytes: usize,
     /// Time for a whole handshake.
     pub handshake: Duration,
+    /// Time after which a connection is ended on which nothing comes; without it, none is.
+    pub idle: Option<Duration>,
     /// Options in one handshake.
     pub options: u32,
     /// Bytes of one option.
@@ -111,6 +114,7 @@ impl Default for Limits {
             connections: CONNECTIONS,
             buffer_bytes: BUFFER_BYTES,
             handshake: HANDSHAKE,
+            idle: None,
             options: OPTIONS,
             option_bytes: OPTION_BYTES,
             name_bytes: NAME_BYTES,

@@ -18,15 +18,18 @@ pub mod limits;
 mod listener;
 mod reads;
 mod reply;
+mod rights;
 mod server;
 mod session;
 mod socket;
 mod statistics;
 mod status;
+mod turns;
 mod wire;
 
 pub use limits::Limits;
 pub use listener::Reach;
+pub use rights::{Peer, Right, Rights};
 pub use server::Server;
 pub use session::{Ending, session_over};
 pub use statistics::Statistics;

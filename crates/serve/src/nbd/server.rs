@@ -1,10 +1,11 @@
 //! The server: takes clients in, gives each a thread, and ends them all on request.
 //!
 //! *Invariants.* No client keeps another one out for longer than a handshake may last: when all places are taken, the oldest unfinished
-//! handshake gives way. A session that panics ends alone.
+//! handshake gives way. No peer keeps another peer out: when all are taken and it has more than half of them, its longest silent connection gives way. A
+//! session that panics ends alone.
 //! *Threads:* one that accepts, and those of the [sessions](super::session).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -20,12 +21,14 @@ use onefold_core::{Error, Exports, Kind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::buffers::Buffers;
+use super::buffers::{Buffers, Share};
 use super::limits::Limits;
 use super::listener::{Listener, Reach};
-use super::session::serve;
-use super::socket::{Receiver, Transmitter, hang_up, stop_receiving};
+use super::rights::{Everything, Offer, Peer, Rights};
+use super::session::{House, serve};
+use super::socket::{Heard, Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};
+use super::turns::Turns;
 
 /// Pause after the system refused a new connection (no more descriptors or memory): the reason will not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -50,8 +53,12 @@ struct Acceptor {
 /// What all threads share.
 struct Hall {
     exports: Arc<dyn Exports>,
+    rights: Arc<dyn Rights>,
     limits: Limits,
     buffers: Buffers,
+    turns: Turns,
+    /// What times count from.
+    since: Instant,
     guests: Mutex<Guests>,
     left: Condvar,
     stopping: AtomicBool,
@@ -69,17 +76,35 @@ struct Guests {
 
 struct Guest {
     socket: Arc<OwnedFd>,
+    peer: Peer,
+    heard: Arc<Heard>,
+    share: Arc<Share>,
     counters: Arc<Counters>,
     in_handshake: bool,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// A server that listens nowhere yet.
+    /// A server that listens nowhere yet. Whoever reaches it may do everything.
     #[must_use]
     pub fn new(exports: Arc<dyn Exports>, limits: Limits) -> Server {
-        let buffers = Buffers::new(&limits);
-        let hall = Hall { exports, limits, buffers, guests: Mutex::default(), left: Condvar::new(), stopping: AtomicBool::new(false) };
+        Server::with_rights(exports, Arc::new(Everything), limits)
+    }
+
+    /// The same for peers of different rights.
+    #[must_use]
+    pub fn with_rights(exports: Arc<dyn Exports>, rights: Arc<dyn Rights>, limits: Limits) -> Server {
+        let hall = Hall {
+            exports,
+            rights,
+            buffers: Buffers::new(&limits),
+            turns: Turns::new(std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2)),
+            since: Instant::now(),
+            limits,
+            guests: Mutex::default(),
+            left: Condvar::new(),
+            stopping: AtomicBool::new(false),
+        };
         Server { hall: Arc::new(hall), listeners: Vec::new(), acceptor: None }
     }
 
@@ -233,21 +258,32 @@ impl Hall {
         let mut guests = self.guests.lock();
         guests.join_ended();
         guests.past.accepted += 1;
+        let peer = Peer::of(&socket);
         if guests.present.len() >= self.limits.connections {
             guests.past.refused += 1;
-            let oldest = guests.present.iter().filter(|(_, guest)| guest.in_handshake).min_by_key(|(id, _)| **id);
-            let Some((&id, guest)) = oldest else { return };
+            let Some((id, guest)) = guests.who_gives_way(peer, self.limits.connections / 2) else { return };
             // Its place is free at once; its thread follows when it notices.
             hang_up(&guest.socket);
             guests.leave(id);
         }
+        let share = guests.present.values().find(|guest| guest.peer == peer).map_or_else(Arc::default, |guest| guest.share.clone());
         let id = guests.next;
         guests.next += 1;
         let (socket, counters) = (Arc::new(socket), Arc::new(Counters::default()));
-        let guest = Guest { socket: socket.clone(), counters: counters.clone(), in_handshake: true, thread: None };
+        let heard = Arc::new(Heard::new(self.since));
+        let guest = Guest {
+            socket: socket.clone(),
+            peer,
+            heard: heard.clone(),
+            share: share.clone(),
+            counters: counters.clone(),
+            in_handshake: true,
+            thread: None,
+        };
         guests.present.insert(id, guest);
+        self.buffers.peers.store(guests.peers(), Relaxed);
         let hall = self.clone();
-        let attend = move || hall.attend(id, socket, &counters);
+        let attend = move || hall.attend(id, peer, socket, heard, &share, &counters);
         match std::thread::Builder::new().name(format!("nbd {id}")).spawn(attend) {
             // The thread can't leave before we unlock.
             Ok(thread) => {
@@ -261,11 +297,13 @@ impl Hall {
     }
 
     /// The life of a connection's thread.
-    fn attend(&self, id: u64, socket: Arc<OwnedFd>, counters: &Counters) {
+    fn attend(&self, id: u64, peer: Peer, socket: Arc<OwnedFd>, heard: Arc<Heard>, share: &Share, counters: &Counters) {
         let session = || -> io::Result<()> {
-            let receiver = Receiver::new(socket.clone(), &self.limits, &self.stopping);
+            let receiver = Receiver::new(socket.clone(), &self.limits, &self.stopping, heard);
             let transmitter = Transmitter::new(socket.clone(), self.limits.send)?;
-            serve(&*self.exports, &self.limits, &self.buffers, counters, receiver, transmitter, |receiver| {
+            let offer = Offer { exports: &*self.exports, rights: &*self.rights, peer };
+            let house = House { limits: &self.limits, buffers: &self.buffers, turns: &self.turns };
+            serve(offer, house, share, counters, receiver, transmitter, |receiver| {
                 receiver.lift_deadline();
                 if let Some(guest) = self.guests.lock().present.get_mut(&id) {
                     guest.in_handshake = false;
@@ -278,6 +316,7 @@ impl Hall {
         let mut guests = self.guests.lock();
         guests.past.panics += u64::from(ended.is_err());
         guests.leave(id);
+        self.buffers.peers.store(guests.peers(), Relaxed);
         drop(guests);
         self.left.notify_all();
     }
@@ -289,6 +328,26 @@ impl Guests {
         for ended in self.leaving.extract_if(.., |thread| thread.is_finished()) {
             // Panics of sessions were caught and counted.
             let _ = ended.join();
+        }
+    }
+
+    /// How many peers are there.
+    fn peers(&self) -> usize {
+        self.present.values().map(|guest| guest.peer).collect::<HashSet<_>>().len()
+    }
+
+    /// Whose place a newcomer of `peer` takes when all are taken: of another peer that has more than `half` of them, an unfinished handshake or else the
+    /// connection that was silent longest; else the oldest unfinished handshake.
+    fn who_gives_way(&self, peer: Peer, half: usize) -> Option<(u64, &Guest)> {
+        let mut places: HashMap<Peer, usize> = HashMap::new();
+        self.present.values().for_each(|guest| *places.entry(guest.peer).or_default() += 1);
+        let greedy = places.iter().find(|(other, places)| **other != peer && **places > half).map(|(other, _)| *other);
+        let guests = self.present.iter().map(|(id, guest)| (*id, guest));
+        match greedy {
+            Some(greedy) => {
+                guests.filter(|(_, guest)| guest.peer == greedy).min_by_key(|(id, guest)| (!guest.in_handshake, guest.heard.at(), *id))
+            }
+            None => guests.filter(|(_, guest)| guest.in_handshake).min_by_key(|(id, _)| *id),
         }
     }
 

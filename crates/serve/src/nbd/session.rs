@@ -14,7 +14,7 @@ use std::io::{self, Read, Write};
 use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume};
 
 use super::aside::{self, Aside};
-use super::buffers::Buffers;
+use super::buffers::{Buffers, Share};
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
 use super::handshake::{Agreed, handshake};
@@ -22,8 +22,10 @@ use super::inbox::Inbox;
 use super::limits::{Limits, REPLY_BYTES};
 use super::reads::{Fit, ReadBatch};
 use super::reply::{Code, Of, Outbox, Refusal, Replies};
+use super::rights::{Everything, Offer, Peer};
 use super::statistics::{Counters, add, sub};
 use super::status;
+use super::turns::Turns;
 use super::wire::{Request, command_flag};
 
 /// How a connection ended.
@@ -47,32 +49,43 @@ impl From<io::Error> for Ending {
 ///
 /// Time limits are up to the streams; all other limits hold.
 pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Limits, reader: R, writer: W) -> Ending {
-    serve(exports, limits, &Buffers::new(limits), &Counters::default(), reader, writer, |_| {})
+    let house = House { limits, buffers: &Buffers::new(limits), turns: &Turns::new(1) };
+    let offer = Offer { exports, rights: &Everything, peer: Peer::Unknown };
+    serve(offer, house, &Share::default(), &Counters::default(), reader, writer, |_| {})
 }
 
-/// As [`session_over`], with what connections of a server share. `established` is called on the reader when the handshake has
+/// What all connections of a server share.
+#[derive(Clone, Copy)]
+pub(crate) struct House<'a> {
+    pub(crate) limits: &'a Limits,
+    pub(crate) buffers: &'a Buffers,
+    pub(crate) turns: &'a Turns,
+}
+
+/// As [`session_over`], with what connections of a server, and those of a peer, share. `established` is called on the reader when the handshake has
 /// succeeded, before the client hears of that.
 pub(crate) fn serve<R: Read, W: Write + Send>(
-    exports: &dyn Exports,
-    limits: &Limits,
-    buffers: &Buffers,
+    offer: Offer<'_>,
+    house: House<'_>,
+    share: &Share,
     counters: &Counters,
     reader: R,
     writer: W,
     established: impl FnOnce(&mut R),
 ) -> Ending {
+    let House { limits, buffers, turns } = house;
     let mut inbox = Inbox::new(reader, limits.receive_sure());
     let outbox = Outbox::new(writer);
-    let agreed = match handshake(exports, limits, &mut inbox, &outbox, established) {
+    let agreed = match handshake(offer, limits, &mut inbox, &outbox, established) {
         Ok(agreed) => agreed,
         Err(ending) => return ending,
     };
-    let mut loan = buffers.loan();
+    let mut loan = buffers.loan(share);
     if loan.more(limits.receive_bytes.saturating_sub(inbox.capacity())) {
         inbox.grow(limits.receive_bytes);
     }
     let waits = Waits::new(limits.waits);
-    let aside = Aside::new(|| ReadBatch::new(limits, buffers.loan(), agreed.dialect));
+    let aside = Aside::new(|| ReadBatch::new(limits, buffers.loan(share), agreed.dialect));
     std::thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
@@ -82,13 +95,15 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
         Session {
             agreed: &agreed,
             limits,
+            turns,
+            peer: offer.peer,
             counters,
             outbox,
             waits,
             start_helper: Some(help),
             aside,
             start_reader: Some(read),
-            reads: ReadBatch::new(limits, buffers.loan(), dialect),
+            reads: ReadBatch::new(limits, buffers.loan(share), dialect),
             replies: Replies::new(dialect),
             batch: 0,
             size: volume.size(),
@@ -100,6 +115,8 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
 struct Session<'a, 'b, W, H, R> {
     agreed: &'a Agreed,
     limits: &'a Limits,
+    turns: &'a Turns,
+    peer: Peer,
     counters: &'a Counters,
     outbox: &'a Outbox<W>,
     waits: &'a Waits,
@@ -156,7 +173,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         let Some(request) = parsed.map_err(|_| Ending::Protocol("no request where one should start"))? else { return Ok(false) };
         let header = dialect.request_bytes();
         let payload = request.payload_bytes(dialect);
-        let checked = check(&request, dialect, self.size, self.limits);
+        let checked = check(&request, dialect, self.size, self.limits).and_then(|command| self.allowed(command));
         let fits = payload <= (inbox.capacity() - header) as u64;
         if checked.is_ok() && fits && (inbox.unread().len() as u64) < header as u64 + payload {
             return Ok(false);
@@ -187,6 +204,14 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             }
         }
         Ok(true)
+    }
+
+    /// Refuses changes of a client that may only read.
+    fn allowed(&self, command: Command) -> Result<Command, Refusal> {
+        if self.agreed.writes || !command.changes() {
+            return Ok(command);
+        }
+        Err(Refusal::new(Code::NotPermitted, "you may read this volume, and not change it"))
     }
 
     /// Answers with an error, after throwing away the payload: the next request starts behind it.
@@ -241,6 +266,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Command::BlockStatus => {
                 add(&counters.statuses, 1);
                 if self.agreed.allocation {
+                    let _turn = self.turns.take(self.peer);
                     status::answer(&*self.agreed.volume, request, payload, self.size, self.limits, &mut self.replies);
                 } else {
                     let refusal = Refusal::new(Code::Invalid, "no metadata context was negotiated");

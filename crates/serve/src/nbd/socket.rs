@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use onefold_core::Crowd;
@@ -40,21 +40,56 @@ pub(crate) struct Receiver<'a> {
     crowd: Crowd,
     /// What the crowd's times count from.
     born: Instant,
+    /// How long a client may be silent after its handshake.
+    idle: Option<Duration>,
+    /// When the client was last waited for.
+    heard: Arc<Heard>,
+}
+
+/// When a connection was last waited for, in milliseconds since the server was made.
+pub(crate) struct Heard {
+    since: Instant,
+    at: AtomicU64,
+}
+
+impl Heard {
+    pub(crate) fn new(since: Instant) -> Heard {
+        Heard { since, at: AtomicU64::new(since.elapsed().as_millis() as u64) }
+    }
+
+    fn now(&self, now: Instant) {
+        self.at.store(now.saturating_duration_since(self.since).as_millis() as u64, Relaxed);
+    }
+
+    pub(crate) fn at(&self) -> u64 {
+        self.at.load(Relaxed)
+    }
 }
 
 impl<'a> Receiver<'a> {
     /// Receives until the handshake's time is over, or shortly after `stopping` is set.
-    pub(crate) fn new(socket: Arc<OwnedFd>, limits: &Limits, stopping: &'a AtomicBool) -> Receiver<'a> {
+    pub(crate) fn new(socket: Arc<OwnedFd>, limits: &Limits, stopping: &'a AtomicBool, heard: Arc<Heard>) -> Receiver<'a> {
         let born = Instant::now();
         let deadline = Some(born + limits.handshake);
-        Receiver { socket, deadline, stopping, stopped: false, awake: limits.awake, brisk: false, crowd: Crowd::default(), born }
+        Receiver {
+            socket,
+            deadline,
+            stopping,
+            stopped: false,
+            awake: limits.awake,
+            brisk: false,
+            crowd: Crowd::default(),
+            born,
+            idle: limits.idle,
+            heard,
+        }
     }
 
-    /// From now on a client may be silent as long as it likes.
+    /// From now on a client may be silent as long as it likes, or as long as it may.
     pub(crate) fn lift_deadline(&mut self) {
         self.deadline = None;
         // If that fails, the timeout of the last receive stays, and ends the connection when it passes.
-        let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, None);
+        let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, self.idle);
     }
 
     /// Takes what is there; `None` when there is nothing.
@@ -71,6 +106,7 @@ impl<'a> Receiver<'a> {
     /// Not on a crowded processor.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let began = Instant::now();
+        self.heard.now(began);
         while self.brisk && !self.crowd.is_there(self.born.elapsed()) && began.elapsed() < self.awake {
             if let Some(received) = self.receive_now(buffer)? {
                 return Ok(received);

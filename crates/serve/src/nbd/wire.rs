@@ -56,6 +56,7 @@ pub(crate) mod info {
 /// What a volume offers during transmission.
 pub(crate) mod transmission_flag {
     pub(crate) const HAS_FLAGS: u16 = 1;
+    pub(crate) const READ_ONLY: u16 = 1 << 1;
     pub(crate) const SEND_FLUSH: u16 = 1 << 2;
     pub(crate) const SEND_FUA: u16 = 1 << 3;
     pub(crate) const SEND_TRIM: u16 = 1 << 5;

@@ -21,7 +21,6 @@ use onefold_archive::{
 };
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
-use onefold_serve::nbd;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -61,7 +60,7 @@ pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service, m
     let volumes = Volumes::new(&ingest, now());
     let exports = Arc::new(ArchiveExports(volumes.clone()));
 
-    let mut server = nbd::Server::new(exports.clone(), limits);
+    let mut server = options.server(exports.clone(), limits)?;
     let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
     let commands = Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
     let control = control::Server::start(&directory.control_name()?, commands)?;

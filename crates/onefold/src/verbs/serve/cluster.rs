@@ -12,7 +12,6 @@ use std::{
 use onefold_backend::{signals::StopSignals, systemd::Service};
 use onefold_cluster::{ClusterExports, Mode, Settings};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
-use onefold_serve::nbd;
 
 use super::{CLIENT_GRACE, Options, address::uri, listen, note};
 use crate::{
@@ -47,7 +46,7 @@ pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: S
     let session = backing.session(settings).map_err(|e| e.context(&shown))?;
     let exports = Arc::new(ClusterExports::new(Arc::new(session), mode));
 
-    let mut server = nbd::Server::new(Arc::new(Told(exports.clone())), limits);
+    let mut server = options.server(Arc::new(Told(exports.clone())), limits)?;
     let listeners = listen(options, usual, service.sockets, &mut server)?;
     let workers = Workers::start(&backing, options.workers, &options.pace)?;
     server.start()?;

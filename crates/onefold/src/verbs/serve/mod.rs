@@ -5,6 +5,7 @@
 //!
 //! *Crash argument:* the process may end at any point, as after a power cut: the store recovers when it is opened again.
 
+mod access;
 pub(super) mod address;
 mod archive;
 mod cluster;
@@ -23,12 +24,13 @@ use onefold_backend::{
     systemd::{Notifier, Service, Socket},
 };
 use onefold_block::{MEMORY_MIN, Persistence, Settings, Store, StoreExports};
-use onefold_core::{Error, Kind, Result};
-use onefold_serve::nbd::{self, Limits};
+use onefold_core::{Error, Exports, Kind, Result};
+use onefold_serve::nbd::{self, Limits, Rights};
 use parking_lot::Mutex;
 
 pub(super) use self::archive::ArchiveServer;
 use self::{
+    access::{Access, Usual},
     address::{Address, Door, default_socket, uri},
     commands::Commands,
 };
@@ -88,6 +90,15 @@ pub(crate) struct Options {
     /// Says that no other machine reaches the store, where its file system may be shared and offers no direct I/O
     #[arg(long)]
     pub(crate) one_host: bool,
+
+    /// Who may use which volumes, in lines like 'user:libvirt-qemu write vm-*'; without it this user and root everything, and everybody who reaches a
+    /// TCP address
+    #[arg(long, value_name = "FILE")]
+    access: Option<PathBuf>,
+
+    /// Ends connections on which nothing came for so many seconds; without it, none
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    idle_timeout: Option<u64>,
 
     /// Connections at once; without it 256, or as many as the memory serves
     #[arg(long, value_name = "NUMBER", value_parser = connections)]
@@ -171,6 +182,15 @@ impl Options {
         Ok(Settings { persistence, ..Settings::for_memory(self.memory.0) })
     }
 
+    /// A server for volumes, with what their peers may do.
+    fn server(&self, exports: Arc<dyn Exports>, limits: Limits) -> Result<nbd::Server, Failure> {
+        let rights: Arc<dyn Rights> = match &self.access {
+            Some(file) => Arc::new(Access::read(file)?),
+            None => Arc::new(Usual::new()),
+        };
+        Ok(nbd::Server::with_rights(exports, rights, limits))
+    }
+
     fn limits(&self) -> Result<Limits, Failure> {
         let most = nbd::limits::PAYLOAD_BYTES;
         let payload_bytes = u32::try_from(self.max_request.0).ok().filter(|bytes| (4096..=most).contains(bytes));
@@ -189,6 +209,7 @@ impl Options {
             buffer_bytes,
             payload_bytes,
             handshake: Duration::from_secs(self.handshake_timeout),
+            idle: self.idle_timeout.map(Duration::from_secs),
             send: Duration::from_secs(self.send_timeout),
             ..Limits::default()
         })
@@ -249,7 +270,7 @@ struct Doors {
 
 impl Doors {
     fn open(options: &Options, file: &StoreFile, store: &Arc<Store>, sockets: Vec<Socket>, limits: Limits) -> Result<Doors, Failure> {
-        let mut server = nbd::Server::new(Arc::new(StoreExports(store.clone())), limits);
+        let mut server = options.server(Arc::new(StoreExports(store.clone())), limits)?;
         let listeners = listen(options, Some(default_socket(file)), sockets, &mut server)?;
         let server = Arc::new(Mutex::new(Some(server)));
         let commands = Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);

@@ -1,0 +1,173 @@
+//! `serve --access FILE`: which peers may use which volumes (rule 13 of SECURITY.md).
+//!
+//! A line is a peer, a right and volumes: `user:libvirt-qemu write vm-*`. The most that any line gives a peer counts.
+
+use std::{net::IpAddr, path::Path, str::FromStr};
+
+use onefold_backend::{accounts, peer::own_uid};
+use onefold_core::{Error, Kind, Result};
+use onefold_serve::nbd::{Peer, Right, Rights};
+
+/// Lines at most: more is no list that a person keeps.
+const LINES_MAX: usize = 65_536;
+
+/// What the file says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Access(Vec<Line>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    peer: Peer,
+    right: Right,
+    volumes: String,
+}
+
+/// Without a file: the user of the server and root may do everything, and so may everybody who reaches a TCP address that was insisted on.
+pub(super) struct Usual {
+    own_uid: u32,
+}
+
+impl Usual {
+    pub(super) fn new() -> Usual {
+        Usual { own_uid: own_uid() }
+    }
+}
+
+impl Rights for Usual {
+    fn right(&self, peer: Peer, _: &str) -> Right {
+        match peer {
+            Peer::User(0) | Peer::Address(_) => Right::Write,
+            Peer::User(user) if user == self.own_uid => Right::Write,
+            _ => Right::Nothing,
+        }
+    }
+}
+
+impl Access {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// Those of the system, and `InvalidInput` with the number of a line that makes no sense.
+    pub(super) fn read(path: &Path) -> Result<Access> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::from_io(path.display(), e))?;
+        text.parse().map_err(|error: Error| error.context(path.display()))
+    }
+}
+
+impl FromStr for Access {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Access> {
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
+        let lines = lines.take(LINES_MAX).map(|(n, line)| Line::read(line).map_err(|error| error.context(format!("line {}", n + 1))));
+        lines.collect::<Result<_>>().map(Access)
+    }
+}
+
+impl Line {
+    fn read(line: &str) -> Result<Line> {
+        let wrong = |text: String| Error::new(Kind::InvalidInput, text);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [peer, right, volumes] = words[..] else {
+            return Err(wrong("a line is a peer, a right and volumes, like 'user:libvirt-qemu write vm-*'".to_owned()));
+        };
+        let right = match right {
+            "read" => Right::Read,
+            "write" => Right::Write,
+            other => return Err(wrong(format!("'{other}' is no right; they are 'read' and 'write'"))),
+        };
+        Ok(Line { peer: peer_of(peer)?, right, volumes: volumes.to_owned() })
+    }
+}
+
+fn peer_of(text: &str) -> Result<Peer> {
+    let wrong = || Error::new(Kind::InvalidInput, format!("'{text}' is no peer; a peer is user:NAME, uid:NUMBER or addr:ADDRESS"));
+    match text.split_once(':') {
+        Some(("uid", number)) => number.parse().map(Peer::User).map_err(|_| wrong()),
+        Some(("user", name)) => {
+            let missing = || Error::new(Kind::InvalidInput, format!("there is no user '{name}' on this machine"));
+            accounts::user(name)?.map(Peer::User).ok_or_else(missing)
+        }
+        Some(("addr", address)) => address.parse::<IpAddr>().map(Peer::at).map_err(|_| wrong()),
+        _ => Err(wrong()),
+    }
+}
+
+impl Rights for Access {
+    fn right(&self, peer: Peer, volume: &str) -> Right {
+        let lines = self.0.iter().filter(|line| line.peer == peer && matches(line.volumes.as_bytes(), volume.as_bytes()));
+        lines.map(|line| line.right).max().unwrap_or(Right::Nothing)
+    }
+}
+
+/// Whether a name is one of a pattern, in which `*` stands for any bytes and `?` for one.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    // Where the last star was, and the name behind what it stands for; when what follows does not fit, it stands for one byte more.
+    let (mut p, mut n, mut star) = (0, 0, None);
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, n));
+                p += 1;
+            }
+            Some(&byte) if byte == b'?' || byte == name[n] => (p, n) = (p + 1, n + 1),
+            _ => match star {
+                Some((at, behind)) => {
+                    star = Some((at, behind + 1));
+                    (p, n) = (at + 1, behind + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_13_peers_have_what_the_lines_give_them() {
+        let text =
+            "# who\n\nuid:61234 write vm-*\nuid:61234 read *\n user:root write a?c\naddr:10.0.0.1 read backup\naddr:2001:db8::1 write x\n";
+        let access: Access = text.parse().unwrap();
+        let right = |peer, volume| access.right(peer, volume);
+        assert_eq!(right(Peer::User(61_234), "vm-1"), Right::Write);
+        assert_eq!(right(Peer::User(61_234), "other"), Right::Read);
+        assert_eq!((right(Peer::User(0), "abc"), right(Peer::User(0), "ac")), (Right::Write, Right::Nothing));
+        let at = |text: &str| Peer::at(text.parse().unwrap());
+        assert_eq!((right(at("10.0.0.1"), "backup"), right(at("10.0.0.2"), "backup")), (Right::Read, Right::Nothing));
+        assert_eq!(right(at("2001:db8::9"), "x"), Right::Write);
+        assert_eq!(right(Peer::Unknown, "vm-1"), Right::Nothing);
+        for (wrong, why) in [
+            ("uid:1 write", "line 1"),
+            ("\nuid:x write *", "line 2"),
+            ("uid:1 own *", "'own' is no right"),
+            ("user:no-such-user read *", "no user"),
+            ("group:kvm read *", "is no peer"),
+            ("addr:host read *", "is no peer"),
+        ] {
+            let error = wrong.parse::<Access>().unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn rule_13_without_a_file_the_servers_user_and_root_have_everything() {
+        let usual = Usual { own_uid: 1000 };
+        let right = |peer| usual.right(peer, "any");
+        assert!([Peer::User(0), Peer::User(1000), Peer::at("::1".parse().unwrap())].map(right).iter().all(|right| *right == Right::Write));
+        assert!([Peer::User(61_234), Peer::Unknown].map(right).iter().all(|right| *right == Right::Nothing));
+    }
+
+    #[test]
+    fn patterns_match_whole_names() {
+        for (pattern, name) in [("*", ""), ("*", "a"), ("a*c*", "abcbc"), ("?", "x"), ("*a*b", "aab"), ("vm", "vm"), ("**", "z")] {
+            assert!(matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
+        }
+        for (pattern, name) in [("", "a"), ("?", ""), ("vm", "vm1"), ("vm-*", "vm"), ("*a", "ab"), ("a?", "a")] {
+            assert!(!matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Who is at the other end of a connection, and which volumes that peer may use (rules 12 and 13 of SECURITY.md).
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use onefold_core::{Error, Exports, Kind, Result, Volume, VolumeInfo};
+use rustix::net::sockopt::socket_peercred;
+
+/// The user as whom every user of another user namespace appears.
+const OVERFLOW_UID: u32 = 65_534;
+
+/// Who is at the other end, as far as the system knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// A user of this machine, over a UNIX socket.
+    User(u32),
+    /// A machine, over TCP. Of an IPv6 address these are the first 64 bits: the rest, its user chooses.
+    Address(IpAddr),
+    /// Somebody whom the system does not know.
+    Unknown,
+}
+
+impl Peer {
+    /// The peer of a connected socket.
+    pub(crate) fn of(socket: &OwnedFd) -> Peer {
+        let address = rustix::net::getpeername(socket).ok().flatten().and_then(|address| SocketAddr::try_from(address).ok());
+        match (address, socket_peercred(socket)) {
+            (Some(address), _) => Peer::at(address.ip()),
+            (None, Ok(credentials)) if credentials.uid.as_raw() != OVERFLOW_UID => Peer::User(credentials.uid.as_raw()),
+            _ => Peer::Unknown,
+        }
+    }
+
+    /// The peer at an address.
+    #[must_use]
+    pub fn at(address: IpAddr) -> Peer {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Peer::Address(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into())
+            }
+            address => Peer::Address(address),
+        }
+    }
+}
+
+/// What a peer may do with a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Right {
+    /// Nothing: it does not hear that the volume is there.
+    Nothing,
+    /// Read it.
+    Read,
+    /// Read and change it.
+    Write,
+}
+
+/// Decides what peers may do.
+pub trait Rights: Send + Sync {
+    /// What `peer` may do with the volume called `volume`, whether that is there or not.
+    fn right(&self, peer: Peer, volume: &str) -> Right;
+}
+
+/// Whoever reaches the server may do everything.
+pub(crate) struct Everything;
+
+impl Rights for Everything {
+    fn right(&self, _: Peer, _: &str) -> Right {
+        Right::Write
+    }
+}
+
+/// The volumes, as one peer sees them.
+#[derive(Clone, Copy)]
+pub(crate) struct Offer<'a> {
+    pub(crate) exports: &'a dyn Exports,
+    pub(crate) rights: &'a dyn Rights,
+    pub(crate) peer: Peer,
+}
+
+impl Offer<'_> {
+    /// The volumes that the peer may open.
+    pub(crate) fn list(&self) -> Vec<VolumeInfo> {
+        let mut all = self.exports.list();
+        all.retain(|volume| self.rights.right(self.peer, &volume.name) > Right::Nothing);
+        all
+    }
+
+    /// A volume, and whether the peer may change it. One that the peer has no right to answers as one that is not there.
+    pub(crate) fn open(&self, name: &str) -> Result<(Arc<dyn Volume>, bool)> {
+        let missing = || Error::new(Kind::NotFound, format!("there is no volume '{}' for you", name.escape_debug()));
+        let right = self.rights.right(self.peer, name);
+        if right == Right::Nothing {
+            return Err(missing());
+        }
+        match self.exports.open(name) {
+            Err(error) if error.kind() == Kind::NotFound => Err(missing()),
+            opened => opened.map(|volume| (volume, right == Right::Write)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_12_addresses_of_one_network_are_one_peer() {
+        let at = |text: &str| Peer::at(text.parse().unwrap());
+        assert_eq!(at("2001:db8:1:2:3:4:5:6"), at("2001:db8:1:2::9"));
+        assert_ne!(at("2001:db8:1:2::9"), at("2001:db8:1:3::9"));
+        assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
+        assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
+    }
+
+    #[test]
+    fn peers_are_known_by_their_sockets() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(Peer::of(&one.into()), Peer::User(rustix::process::geteuid().as_raw()));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(Peer::of(&client.into()), Peer::Address("127.0.0.1".parse().unwrap()));
+    }
+}
