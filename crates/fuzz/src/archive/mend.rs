@@ -9,7 +9,7 @@ pub(super) fn all(files: &MemoryFiles) {
     for name in all.keys() {
         let kind = name.split('-').next().unwrap_or_default();
         files.change(name, |bytes| match kind {
-            "label" | "maps" => bytes.chunks_exact_mut(4096).for_each(|page| seal_end(page)),
+            "label" | "maps" => bytes.chunks_exact_mut(4096).for_each(seal_end),
             "snapshot" => snapshot(bytes),
             "segment" => segment(bytes),
             "index" => index(bytes, number(name)),
