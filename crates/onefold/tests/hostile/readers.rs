@@ -162,13 +162,13 @@ fn container(identity: &Identity, id: u64, holds: Holds, groups: &[Group]) -> (u
     }
     let mut slot = 0u16;
     for (n, group) in groups.iter().enumerate() {
-        let mut inside = 0;
+        let mut inside = 0u32;
         for (fingerprint, bytes) in &group.chunks {
             metadata.extend(fingerprint.0);
             metadata.extend(&id.to_le_bytes()[..5]);
             metadata.extend(slot.to_le_bytes());
             metadata.push(n as u8);
-            metadata.extend((inside as u32).to_le_bytes());
+            metadata.extend(inside.to_le_bytes());
             metadata.extend(bytes.to_le_bytes());
             (slot, inside) = (slot + 1, inside + bytes);
         }
