@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn the_checksum_of_parts_is_that_of_the_whole() {
-        let bytes: Vec<u8> = (0..5000u32).map(|n| (n * n >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..5000u32).map(|n| ((n * n) >> 3) as u8).collect();
         for cut in [0, 1, 16, 240, 1024, 4999, 5000] {
             let (one, other) = bytes.split_at(cut);
             assert_eq!(fast_of(7, &[one, &[], other]), fast(7, &bytes), "{cut}");
