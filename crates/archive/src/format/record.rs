@@ -577,6 +577,9 @@ impl Record {
                 let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
                 let (first, count, segment) = (id(r)?, r.u64()?, r.u32()?.checked_sub(1));
                 let class = if kind == 1 { (Class::Plain, 0) } else { class_of(r)? };
+                if kind == 21 && class.0 == Class::Plain {
+                    return Err(corrupt("a record gives a class to a segment that has none"));
+                }
                 Record::Reserved { owner, first, count, segment, class }
             }
             2 => {

@@ -90,8 +90,9 @@ pub(super) fn container(bytes: &mut [u8]) {
     let Some((groups, length)) = u32_at(bytes, 44).zip(u32_at(bytes, 48)) else { return };
     for entry in (128..bytes.len().min(length)).step_by(24).take(groups.min(256)) {
         let stored = u32_at(bytes, entry).zip(u32_at(bytes, entry + 4)).and_then(|(at, stored)| bytes.get(at..at.checked_add(stored)?));
-        if let Some(checksum) = stored.map(|stored| identity().checksum(stored)) {
-            bytes[entry + 16..entry + 24].copy_from_slice(&checksum.to_le_bytes());
+        let checksum = stored.map(|stored| identity().checksum(stored));
+        if let (Some(checksum), Some(place)) = (checksum, bytes.get_mut(entry + 16..entry + 24)) {
+            place.copy_from_slice(&checksum.to_le_bytes());
         }
     }
     if let Some(metadata) = bytes.get_mut(..length).filter(|metadata| metadata.len() >= 128) {
