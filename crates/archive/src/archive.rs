@@ -11,7 +11,7 @@
 //! *Locks that do not hold*, as some file servers' do, are noticed where they cost something: an append finds nothing behind the end that it read, and
 //! reads its own frame back before it is acknowledged.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use onefold_core::{Algorithm, Error, File, Files, Fingerprinter, Hold, Kind, Lock, Result};
 use parking_lot::{Mutex, MutexGuard};
@@ -21,13 +21,14 @@ use crate::{
         Identity,
         bytes::{Reader, Writer, corrupt},
         container::Holds,
-        frame::{self, FRAME_ALIGN},
+        frame::{self, FRAME_ALIGN, FRAME_HEADER_BYTES},
         label::{Found, LABEL_BYTES, Label, choose},
         record::{Place, Record},
     },
     late::Work,
-    map,
-    memory::Spare,
+    log::{LOG_BYTES_MAX, LogReader, PIECE_BYTES},
+    map::{self, LEAF_MEMORY},
+    memory::{Budget, Drawn, Spare},
     placement::Class,
     settings::{Format, PlantedBug, Settings},
     tables::Tables,
@@ -61,6 +62,8 @@ pub struct Archive {
     label: Label,
     writes: bool,
     view: Mutex<View>,
+    /// Memory for what the medium says.
+    budget: Arc<Budget>,
     /// Memory of containers.
     pub(crate) spare: Arc<Spare>,
 }
@@ -78,6 +81,8 @@ struct View {
     label_sure: bool,
     /// The first failed write or sync.
     stopped: Option<Error>,
+    /// What the tables were drawn from the budget.
+    drawn: Drawn,
 }
 
 /// Keeps what is read in this epoch from being freed.
@@ -179,7 +184,8 @@ impl Archive {
             return Err(Error::new(Kind::Unsupported, what));
         }
         let identity = label.identity();
-        let view = View::load(files, &identity, &label, settings, None)?;
+        let budget = Budget::new(settings.memory);
+        let view = View::load(files, &identity, &label, settings, None, &budget)?;
         let archive = Archive {
             fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
             identity,
@@ -188,6 +194,7 @@ impl Archive {
             settings: settings.clone(),
             files: files.clone(),
             view: Mutex::new(view),
+            budget,
             spare: Arc::default(),
         };
         archive.read_on(&mut archive.view.lock())?;
@@ -298,6 +305,7 @@ impl Archive {
                 format!("it takes {} bytes of the operations log at once, and {} is the most", payload.len(), self.settings.frame_bytes);
             return Err(Error::new(Kind::InvalidInput, format!("{what}; nothing was changed: do it in smaller parts")));
         }
+        fits(view.end, payload.len())?;
         let (bytes, checksum) = frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
         next.apply(sequence, records)?;
         next.chain = checksum;
@@ -326,8 +334,14 @@ impl Archive {
 
     /// Errors when somebody appended since the end was read, although we hold the lock.
     fn nothing_follows(&self, view: &mut View) -> Result<()> {
-        let found = read_frames(&*view.log, view.end, &self.identity, &view.tables, &self.settings)?;
-        if found.is_empty() { Ok(()) } else { Err(view.stopped.insert(locks_fail()).clone()) }
+        let mut frames = LogReader::new(&*view.log, view.end, &view.drawn)?;
+        let next = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?;
+        let follows =
+            next.is_some_and(|(frame, before)| Some(frame.sequence) == view.tables.sequence.checked_add(1) && before == view.tables.chain);
+        if follows {
+            return Err(view.stopped.insert(locks_fail()).clone());
+        }
+        if frames.goes_on(&self.identity, view.tables.sequence)? { Err(later_changes(view.tables.sequence)) } else { Ok(()) }
     }
 
     /// A label that a killed process wrote may be in memory only. What is appended to the log that it names must not be lost with it.
@@ -366,7 +380,7 @@ impl Archive {
         if file.read_at(0, &mut bytes)? < bytes.len() {
             return Ok((0, 0));
         }
-        let mut r = Reader(&bytes);
+        let mut r = Reader(&bytes, None);
         let said = (r.u64()?, r.u64()?);
         Ok(if self.identity.checksum(&bytes[..16]) == r.u64()? { said } else { (0, 0) })
     }
@@ -376,47 +390,65 @@ impl Archive {
         let label = find_label(&*self.files)?;
         if label.snapshot != view.snapshot {
             let stopped = view.stopped.take();
-            *view = View::load(&self.files, &self.identity, &label, &self.settings, Some(&view.tables))?;
+            // What is known is drawn anew.
+            view.drawn = Drawn::default();
+            *view = View::load(&self.files, &self.identity, &label, &self.settings, Some(&view.tables), &self.budget)?;
             view.stopped = stopped;
         }
-        let mut frames = read_frames(&*view.log, view.end, &self.identity, &view.tables, &self.settings)?;
-        let Some(last) = frames.last() else { return Ok(()) };
-        let (last_sequence, vouched) = (last.sequence, self.vouched()?.0);
-        let unsure = last_sequence > vouched && !self.settings.has(PlantedBug::TailShownEarly);
+        if self.budget.is_bounded() {
+            self.budget.occupied(occupied(&*self.files, view.snapshot));
+        }
+        let mut followed = Followed::of(&view.tables);
+        follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, u64::MAX)?;
+        let Followed { tables: Cow::Owned(tables), end, last } = followed else { return Ok(()) };
+        let vouched = self.vouched()?.0;
+        let unsure = tables.sequence > vouched && !self.settings.has(PlantedBug::TailShownEarly);
         if unsure && self.writes {
-            let place = view.end + frames.iter().rev().skip(1).map(|frame| frame.bytes.len() as u64).sum::<u64>();
-            view.log.write_at(place, &last.bytes)?;
+            view.log.write_at(end - last.len() as u64, &last)?;
             view.log.sync()?;
             self.files.confirm()?;
             self.settle_label(view)?;
-            self.vouch(last_sequence, view.snapshot)?;
+            self.vouch(tables.sequence, view.snapshot)?;
         } else if unsure && !self.settings.has(PlantedBug::TailReadEarly) {
-            self.keep_sure(view, &mut frames, vouched)?;
+            return self.read_sure(view, tables, end, vouched);
         }
-        let mut tables = Tables::clone(&view.tables);
-        for read in frames {
-            tables.apply(read.sequence, read.records).map_err(|e| e.context("the operations log"))?;
-            tables.chain = read.checksum;
-            view.end += read.bytes.len() as u64;
-        }
-        view.tables = Arc::new(tables);
+        (view.tables, view.end) = (Arc::new(tables), end);
         Ok(())
     }
 
-    /// For who writes nothing: makes frames durable that nobody vouched for, and leaves out those that could still vanish.
-    fn keep_sure(&self, view: &View, frames: &mut Vec<ReadFrame>, vouched: u64) -> Result<()> {
+    /// For who writes nothing: makes frames durable that nobody vouched for, and believes those that can't vanish any more. `tables` have all frames up to
+    /// byte `end`.
+    fn read_sure(&self, view: &mut View, tables: Tables, end: u64, vouched: u64) -> Result<()> {
         let name = log_name(view.snapshot);
-        let sure = frames.iter().take_while(|frame| frame.sequence <= vouched).count();
-        let mut at = view.end + bytes_of(&frames[..sure]).len() as u64;
-        if self.files.keeps(&name, at, &bytes_of(&frames[sure..]))? {
+        let mut frames = LogReader::new(&*view.log, view.end, &view.drawn)?;
+        let (mut at, mut unsure) = (view.end, Vec::new());
+        while at < end {
+            let Some((frame, _)) = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))? else { break };
+            let (sequence, bytes) = (frame.sequence, frame.bytes);
+            if sequence > vouched {
+                view.drawn.more(bytes)?;
+                unsure.push((sequence, at, frames.whole(bytes)?));
+            }
+            frames.pass(bytes);
+            at += bytes;
+        }
+        let from = unsure.first().map_or(end, |(_, at, _)| *at);
+        let all: Vec<u8> = unsure.iter().flat_map(|(_, _, bytes)| bytes).copied().collect();
+        if self.files.keeps(&name, from, &all)? {
+            (view.tables, view.end) = (Arc::new(tables), end);
             return Ok(());
         }
-        for n in sure..frames.len() {
-            if !self.files.keeps(&name, at, &frames[n].bytes)? {
-                frames.truncate(n);
+        let mut upto = tables.sequence - unsure.len() as u64;
+        for (sequence, at, bytes) in &unsure {
+            if !self.files.keeps(&name, *at, bytes)? {
                 break;
             }
-            at += frames[n].bytes.len() as u64;
+            upto = *sequence;
+        }
+        let mut followed = Followed::of(&view.tables);
+        follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, upto)?;
+        if let Followed { tables: Cow::Owned(tables), end, .. } = followed {
+            (view.tables, view.end) = (Arc::new(tables), end);
         }
         Ok(())
     }
@@ -550,20 +582,29 @@ pub fn find_label(files: &dyn Files) -> Result<Label> {
 
 impl View {
     /// `before` is what the process knew of it.
-    fn load(files: &Arc<dyn Files>, identity: &Identity, label: &Label, settings: &Settings, before: Option<&Tables>) -> Result<View> {
+    fn load(
+        files: &Arc<dyn Files>,
+        identity: &Identity,
+        label: &Label,
+        settings: &Settings,
+        before: Option<&Tables>,
+        budget: &Arc<Budget>,
+    ) -> Result<View> {
         let open = |number| files.open(&log_name(number));
         let late = label.late.is_some();
-        let tables = match read_snapshot(&**files, identity, label.snapshot, late, before) {
+        if budget.is_bounded() {
+            budget.occupied(occupied(&**files, label.snapshot));
+        }
+        let mut drawn = Drawn::from(budget);
+        let tables = match read_snapshot(&**files, identity, label.snapshot, late, before, &drawn) {
             Ok(tables) => tables,
             // The one before, and all of its log, say the same.
             Err(error) if error.kind() == Kind::Corrupt && label.snapshot > 1 => {
-                let mut tables = read_snapshot(&**files, identity, label.snapshot - 1, late, None).map_err(|_| error.clone())?;
-                let old = open(label.snapshot - 1)?;
-                for read in read_frames(&*old, 0, identity, &tables, settings)? {
-                    tables.apply(read.sequence, read.records)?;
-                    tables.chain = read.checksum;
-                }
-                tables
+                drawn = Drawn::from(budget);
+                let tables = read_snapshot(&**files, identity, label.snapshot - 1, late, None, &drawn).map_err(|_| error.clone())?;
+                let mut followed = Followed::of(&tables);
+                follow(&*open(label.snapshot - 1)?, 0, identity, &mut followed, &drawn, settings, u64::MAX)?;
+                followed.tables.into_owned()
             }
             Err(error) => return Err(error),
         };
@@ -576,19 +617,65 @@ impl View {
             end: 0,
             label_sure: false,
             stopped: None,
+            drawn,
         })
     }
 }
 
-struct ReadFrame {
-    sequence: u64,
-    checksum: u64,
-    records: Vec<Record>,
-    bytes: Vec<u8>,
+/// Bytes that the metadata of an archive occupies which is held in memory.
+fn occupied(files: &dyn Files, snapshot: u64) -> u64 {
+    let before = snapshot.saturating_sub(1);
+    let names = [snapshot_name(snapshot), log_name(snapshot), snapshot_name(before), log_name(before), map::MAPS.to_owned()];
+    names.iter().map(|name| files.open(name).and_then(|file| file.occupied()).unwrap_or(0)).fold(0, u64::saturating_add)
 }
 
-fn bytes_of(frames: &[ReadFrame]) -> Vec<u8> {
-    frames.iter().flat_map(|frame| &frame.bytes).copied().collect()
+/// The tables, as far as a log was followed.
+struct Followed<'a> {
+    /// Those that were there before, as long as nothing was new.
+    tables: Cow<'a, Tables>,
+    /// Where the log ends.
+    end: u64,
+    /// Its last frame, as it was written.
+    last: Vec<u8>,
+}
+
+impl Followed<'_> {
+    fn of(tables: &Tables) -> Followed<'_> {
+        Followed { tables: Cow::Borrowed(tables), end: 0, last: Vec::new() }
+    }
+}
+
+/// Applies the frames of a log from byte `from` on, which follow the tables; none behind number `upto`.
+fn follow(
+    log: &dyn File,
+    from: u64,
+    identity: &Identity,
+    to: &mut Followed<'_>,
+    drawn: &Drawn,
+    settings: &Settings,
+    upto: u64,
+) -> Result<()> {
+    let mut frames = LogReader::new(log, from, drawn)?;
+    to.end = from;
+    while let Some((frame, before)) = frames.frame(identity, settings.has(PlantedBug::TornTailBelieved))? {
+        if Some(frame.sequence) != to.tables.sequence.checked_add(1) || before != to.tables.chain || frame.sequence > upto {
+            break;
+        }
+        let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);
+        let records = Record::decode_within(frame.payload, drawn)?;
+        drawn.more(to.tables.new_leaves(&records) * LEAF_MEMORY)?;
+        let tables = to.tables.to_mut();
+        tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
+        tables.chain = checksum;
+        to.last = frames.whole(bytes)?;
+        to.end += bytes;
+        frames.pass(bytes);
+    }
+    if to.tables.sequence < upto && frames.goes_on(identity, to.tables.sequence)? { Err(later_changes(to.tables.sequence)) } else { Ok(()) }
+}
+
+fn later_changes(sequence: u64) -> Error {
+    corrupt(format!("the operations log is damaged behind change {sequence}: later changes are there, this one is not"))
 }
 
 /// Errors unless the log has these bytes where they were written: who else wrote there had the lock too.
@@ -603,34 +690,13 @@ fn locks_fail() -> Error {
     Error::new(Kind::Io, why)
 }
 
-/// The frames of a log from byte `from` on, which follow `tables`.
-fn read_frames(log: &dyn File, from: u64, identity: &Identity, tables: &Tables, settings: &Settings) -> Result<Vec<ReadFrame>> {
-    let length = log.bytes()?.saturating_sub(from);
-    let mut bytes = vec![0; usize::try_from(length).map_err(|_| corrupt("the operations log is too long"))?];
-    let n = log.read_at(from, &mut bytes)?;
-    bytes.truncate(n);
-    let (mut frames, mut at) = (Vec::new(), 0);
-    let (mut sequence, mut chain) = (tables.sequence, tables.chain);
-    while let Some((frame, before)) = frame::decode(identity, &bytes[at..], settings.has(PlantedBug::TornTailBelieved)) {
-        if frame.sequence != sequence + 1 || before != chain {
-            break;
-        }
-        let records = Record::decode_all(frame.payload)?;
-        (sequence, chain) = (frame.sequence, frame.checksum);
-        let end = (at + frame.bytes as usize).min(bytes.len());
-        let mut whole = bytes[at..end].to_vec();
-        whole.resize(frame.bytes as usize, 0);
-        frames.push(ReadFrame { sequence, checksum: chain, records, bytes: whole });
-        at = end;
+/// Errors unless a log that is so long can be read with a frame of so many bytes of records more.
+fn fits(log: u64, payload: usize) -> Result<()> {
+    if log + payload as u64 + FRAME_ALIGN + FRAME_HEADER_BYTES as u64 <= LOG_BYTES_MAX {
+        return Ok(());
     }
-    for later in (at..bytes.len()).step_by(FRAME_ALIGN as usize) {
-        if frame::decode(identity, &bytes[later..], false).is_some_and(|(frame, _)| frame.sequence > sequence) {
-            return Err(corrupt(format!(
-                "the operations log is damaged behind change {sequence}: later changes are there, this one is not"
-            )));
-        }
-    }
-    Ok(frames)
+    let why = "the operations log is full, and the disk has no room for the snapshot that would begin another one";
+    Err(Error::new(Kind::NoSpace, why))
 }
 
 /// An empty file of this name; what a crash left there is gone.
@@ -661,32 +727,53 @@ fn write_snapshot(files: &dyn Files, identity: &Identity, number: u64, tables: &
     file.sync()
 }
 
-fn read_snapshot(files: &dyn Files, identity: &Identity, number: u64, late: bool, before: Option<&Tables>) -> Result<Tables> {
+fn read_snapshot(
+    files: &dyn Files,
+    identity: &Identity,
+    number: u64,
+    late: bool,
+    before: Option<&Tables>,
+    drawn: &Drawn,
+) -> Result<Tables> {
     let damaged = |why: &str| corrupt(format!("snapshot {number}: {why}"));
     let file = files.open(&snapshot_name(number)).map_err(|e| if e.kind() == Kind::NotFound { damaged("it is not there") } else { e })?;
     let mut header = [0; SNAPSHOT_HEADER_BYTES];
     if file.read_at(0, &mut header)? < SNAPSHOT_HEADER_BYTES {
         return Err(damaged("it ends too early"));
     }
-    let mut r = Reader(&header);
+    let mut r = Reader(&header, None);
     let (magic, found, length, sum) = (r.take(8)?, r.u64()?, r.u64()?, r.u64()?);
     if magic != SNAPSHOT_MAGIC || found != number || r.u64()? != identity.checksum(&header[..SNAPSHOT_HEADER_BYTES - 8]) {
         return Err(damaged("its header is damaged"));
     }
-    if file.bytes()? < SNAPSHOT_HEADER_BYTES as u64 + length {
-        return Err(damaged("it ends too early"));
-    }
-    let mut body = vec![0; length as usize];
-    file.read_at(SNAPSHOT_HEADER_BYTES as u64, &mut body)?;
+    let end = length.checked_add(SNAPSHOT_HEADER_BYTES as u64).filter(|&end| file.bytes().is_ok_and(|bytes| end <= bytes));
+    let end = end.ok_or_else(|| damaged("it ends too early"))?;
+    let whole = |e: Error| if e.kind() == Kind::Memory { e } else { e.context(format!("snapshot {number}")) };
+    let body = read_body(&*file, length, drawn).map_err(whole)?;
     if identity.checksum(&body) != sum {
         return Err(damaged("it fails its checksum"));
     }
-    let read = Tables::decode(&body, files.spread(), late).and_then(|mut tables| {
-        tables.work = read_work(&*file, identity, SNAPSHOT_HEADER_BYTES as u64 + length)?;
-        map::load(files, identity, &mut tables, before)?;
+    let read = Tables::decode_within(&body, files.spread(), late, drawn).and_then(|mut tables| {
+        drop(body);
+        tables.work = read_work(&*file, identity, end)?;
+        map::load(files, identity, &mut tables, before, drawn)?;
         Ok(tables)
     });
-    read.map_err(|e| e.context(format!("snapshot {number}")))
+    read.map_err(whole)
+}
+
+/// The tables of a snapshot, in pieces; each is drawn before memory is taken.
+fn read_body(file: &dyn File, length: u64, drawn: &Drawn) -> Result<Vec<u8>> {
+    drawn.more(length)?;
+    let mut body = Vec::new();
+    while (body.len() as u64) < length {
+        let (from, n) = (body.len(), (length - body.len() as u64).min(PIECE_BYTES as u64) as usize);
+        body.resize(from + n, 0);
+        if file.read_at((SNAPSHOT_HEADER_BYTES + from) as u64, &mut body[from..])? < n {
+            return Err(corrupt("it ends too early"));
+        }
+    }
+    Ok(body)
 }
 
 /// What writing cost so far, as it stands behind a snapshot; nothing when it is not there, or damaged.
@@ -697,7 +784,7 @@ fn read_work(file: &dyn File, identity: &Identity, at: u64) -> Result<Work> {
     if n < bytes.len() || !body.starts_with(WORK_MAGIC) || identity.checksum(body).to_le_bytes() != *checksum {
         return Ok(Work::default());
     }
-    Work::decode(&mut Reader(&body[8..]))
+    Work::decode(&mut Reader(&body[8..], None))
 }
 
 /// Writes `bytes` bytes that take space.

@@ -11,10 +11,16 @@ use crate::{
         bytes::{Reader, Writer, corrupt},
         record::{Pieces, Record},
     },
-    map::{Map, Pages},
+    map::{LEAF_BLOCKS, Map, Pages},
     settings::VOLUME_BLOCK_BYTES,
     tables::{Difference, Tables},
 };
+
+/// Pages of the file of maps at most: 16 TiB.
+const PAGES_MAX: u32 = 1 << 31;
+
+/// Memory that a volume takes without its name and map.
+const VOLUME_MEMORY: usize = 320;
 
 /// Longest name of a volume: what NBD clients can ask for.
 pub const VOLUME_NAME_BYTES_MAX: usize = 255;
@@ -81,6 +87,11 @@ impl Tables {
     }
 
     pub(crate) fn apply_volume(&mut self, sequence: u64, record: Record) -> Result<()> {
+        if let Record::VolumeCreated { bytes, .. } | Record::VolumeResized { bytes, .. } = record
+            && bytes > VOLUME_BYTES_MAX
+        {
+            return Err(corrupt("a volume can't be so large"));
+        }
         if let Record::VolumeCreated { id, name, bytes, created } = record {
             self.next_volume = self.next_volume.max(id.saturating_add(1));
             self.volumes.insert(id, Volume { name, bytes, created, cuts: Vec::new(), map: Arc::default() });
@@ -107,6 +118,26 @@ impl Tables {
         Ok(())
     }
 
+    /// Leaves of maps that records make which are not there yet, or a few more.
+    pub(crate) fn new_leaves(&self, records: &[Record]) -> u64 {
+        let mapped = records.iter().filter_map(|record| match record {
+            Record::Mapped { id, changes } => Some((self.volumes.get(id), changes)),
+            _ => None,
+        });
+        let mut made = 0;
+        for (volume, changes) in mapped {
+            let mut last = None;
+            for change in changes {
+                let leaf = change.block / LEAF_BLOCKS as u64;
+                if last.replace(leaf) != Some(leaf) && volume.is_none_or(|volume| volume.map.next_leaf(change.block) != Some(change.block))
+                {
+                    made += 1;
+                }
+            }
+        }
+        made
+    }
+
     /// Nothing where there never was a volume.
     pub(crate) fn encode_volumes(&self, w: &mut Writer) {
         if self.next_volume == 0 && !self.late && self.damaged.is_empty() {
@@ -131,13 +162,19 @@ impl Tables {
             return Ok(());
         }
         self.next_volume = r.u64()?;
-        for _ in 0..r.count(36)? {
+        for _ in 0..r.count(36, VOLUME_MEMORY)? {
             let (id, name, bytes, created) = (r.u64()?, r.text()?, r.u64()?, r.u64()?);
-            let cuts = (0..r.count(16)?).map(|_| Ok((r.u64()?, r.u64()?))).collect::<Result<_>>()?;
+            if bytes > VOLUME_BYTES_MAX {
+                return Err(corrupt("a volume can't be so large"));
+            }
+            let cuts = (0..r.count(16, 16)?).map(|_| Ok((r.u64()?, r.u64()?))).collect::<Result<_>>()?;
             self.volumes.insert(id, Volume { name, bytes, created, cuts, map: Arc::new(Map::decode(r)?) });
         }
         self.pages.count = r.u32()?;
-        self.pages.replaced = (0..r.count(4)?).map(|_| r.u32()).collect::<Result<_>>()?;
+        if self.pages.count > PAGES_MAX {
+            return Err(corrupt("the file of maps can't be so long"));
+        }
+        self.pages.replaced = (0..r.count(4, 4)?).map(|_| r.u32()).collect::<Result<_>>()?;
         Ok(())
     }
 }

@@ -20,23 +20,27 @@ use crate::{
         record::{Pieces, Stream},
     },
     segments::Shelves,
+    settings::GROUP_BYTES,
     tables::{Container, Tables},
 };
 
-/// Expanded groups that are kept: 16 MiB.
-const GROUPS_KEPT: usize = 128;
-/// Containers whose metadata is kept.
-const METADATA_KEPT: usize = 128;
-/// Groups read together.
+/// Bytes of expanded groups that are kept.
+const GROUP_BYTES_KEPT: usize = 16 << 20;
+/// Bytes of containers' metadata that are kept.
+const METADATA_BYTES_KEPT: usize = 16 << 20;
+/// Groups read together, and bytes of them; a longer one is read alone.
 const GROUPS_AT_ONCE: usize = 8;
+const GROUP_BYTES_AT_ONCE: usize = 4 << 20;
 
 /// Reads chunks by their addresses.
 #[derive(Default)]
 pub struct ChunkReader {
     metadata: HashMap<ContainerId, Arc<Metadata>>,
     metadata_order: VecDeque<ContainerId>,
+    metadata_bytes: usize,
     groups: HashMap<(ContainerId, u8), Vec<u8>>,
     group_order: VecDeque<(ContainerId, u8)>,
+    group_bytes: usize,
     packer: Packer,
     stored: Vec<u8>,
     one: Vec<u8>,
@@ -128,10 +132,11 @@ impl ChunkReader {
             return Ok(metadata.clone());
         }
         let metadata = Arc::new(shelves.metadata(container)?);
-        if self.metadata_order.len() == METADATA_KEPT
+        self.metadata_bytes += metadata.memory();
+        while self.metadata_bytes > METADATA_BYTES_KEPT
             && let Some(old) = self.metadata_order.pop_front()
         {
-            self.metadata.remove(&old);
+            self.metadata_bytes -= self.metadata.remove(&old).map_or(0, |old| old.memory());
         }
         self.metadata_order.push_back(id);
         self.metadata.insert(id, metadata.clone());
@@ -141,18 +146,24 @@ impl ChunkReader {
     /// Reads group `first`, and those behind it up to `last` that are not there yet.
     fn load(&mut self, shelves: &Shelves, container: &Container, metadata: &Metadata, first: u8, last: u8) -> Result<()> {
         let id = metadata.id;
-        let wanted = (first..=last.max(first)).take(GROUPS_AT_ONCE).take_while(|&n| !self.groups.contains_key(&(id, n))).count();
+        let mut bytes = 0;
+        let fits = |n: &u8| {
+            bytes += metadata.groups.get(usize::from(*n)).map_or(0, |group| group.raw as usize);
+            *n == first || (bytes <= GROUP_BYTES_AT_ONCE && !self.groups.contains_key(&(id, *n)))
+        };
+        let wanted = (first..=last.max(first)).take(GROUPS_AT_ONCE).take_while(fits).count();
         let groups = &metadata.groups[usize::from(first)..usize::from(first) + wanted];
         let mut stored = std::mem::take(&mut self.stored);
         shelves.groups(&container.stored.place, groups, &mut stored)?;
         let start = groups.first().map_or(0, |group| group.at);
         for (n, group) in groups.iter().enumerate() {
-            let mut raw = self.room();
+            let mut raw = self.room(group.raw as usize);
             let at = (group.at - start) as usize;
             let expanded = self.packer.expand(shelves.identity(), group, &stored[at..at + group.stored as usize], &mut raw);
             expanded.map_err(|e| e.context(format!("container {id}")))?;
             let key = (id, first + n as u8);
             self.group_order.push_back(key);
+            self.group_bytes += raw.len();
             self.groups.insert(key, raw);
         }
         self.stored = stored;
@@ -160,12 +171,26 @@ impl ChunkReader {
     }
 
     /// Memory for a group: that of the oldest, when there are enough.
-    fn room(&mut self) -> Vec<u8> {
-        if self.group_order.len() < GROUPS_KEPT {
-            return Vec::new();
+    fn room(&mut self, bytes: usize) -> Vec<u8> {
+        let mut room = Vec::new();
+        while self.group_bytes + bytes > GROUP_BYTES_KEPT
+            && let Some(old) = self.group_order.pop_front()
+        {
+            room = self.groups.remove(&old).unwrap_or_default();
+            self.group_bytes -= room.len();
         }
-        self.group_order.pop_front().and_then(|old| self.groups.remove(&old)).unwrap_or_default()
+        // A long one's memory is not kept for a short one.
+        if room.capacity() > bytes.max(GROUP_BYTES) { Vec::new() } else { room }
     }
+}
+
+/// Where the pieces lie, one after the other.
+pub(crate) fn addresses(pieces: &Pieces) -> impl Iterator<Item = Result<Address>> {
+    let Pieces { container, first, count } = *pieces;
+    (0..count).map(move |n| {
+        let slot = first.checked_add(n).ok_or_else(|| Error::new(Kind::Corrupt, "pieces of a recipe lie outside of their container"))?;
+        Ok(Address { container, slot })
+    })
 }
 
 /// What is verified while a stream is read.
@@ -225,10 +250,9 @@ impl Reader {
         let tables = self.stay.tables.clone();
         let (mut summary, mut ended) = (Summary::default(), None);
         for pieces in recipe {
-            for n in 0..pieces.count {
-                let address = Address { container: pieces.container, slot: pieces.first + n };
-                let piece = self.reader.chunk(&tables, &self.shelves, address)?.to_vec();
-                for part in parts(&piece)? {
+            for address in addresses(pieces) {
+                let address = address?;
+                for part in parts(self.reader.chunk(&tables, &self.shelves, address)?)? {
                     summary.add(&part);
                     if let Part::End(end) = &part {
                         ended = Some(*end);
@@ -244,36 +268,64 @@ impl Reader {
         }
     }
 
+    /// Bytes of content that a recipe says it has, and how many of them are data: without zeroes.
+    ///
+    /// # Errors
+    /// As [`parts`](Self::parts).
+    pub fn sizes(&mut self, recipe: &[Pieces]) -> Result<(u64, u64)> {
+        let (mut all, mut data) = (0u64, 0u64);
+        self.parts(recipe, &mut |_, part| {
+            match part {
+                Part::Run { bytes, .. } => {
+                    all = all.saturating_add(u64::from(bytes));
+                    data = data.saturating_add(u64::from(bytes));
+                }
+                Part::Zeroes(bytes) => all = all.saturating_add(bytes),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok((all, data))
+    }
+
     /// All content of a recipe, in order.
     ///
     /// # Errors
     /// `Corrupt` where data is damaged, and those of `each` and the system.
     pub fn read(&mut self, recipe: &[Pieces], verify: Verify, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
         self.parts(recipe, &mut |reader, part| match part {
-            Part::Run { first, fingerprints, .. } => reader.run(first, &fingerprints, verify, each),
+            Part::Run { first, bytes, fingerprints } => reader.run(first, bytes, &fingerprints, verify, each),
             Part::Zeroes(bytes) => each(Content::Zeroes(bytes)),
             Part::End(_) => Ok(()),
             Part::Slice { .. } => Err(Error::new(Kind::Corrupt, "the recipe has a part that only mappings of volumes have")),
         })
     }
 
+    /// Chunks slot after slot, `bytes` in sum.
     fn run(
         &mut self,
         first: Address,
+        bytes: u32,
         fingerprints: &[Fingerprint],
         verify: Verify,
         each: &mut dyn FnMut(Content<'_>) -> Result<()>,
     ) -> Result<()> {
         let (tables, printer) = (self.stay.tables.clone(), &self.archive.fingerprinter);
-        let mut expected = fingerprints.iter();
-        self.reader.run(&tables, &self.shelves, first, fingerprints.len(), &mut |chunk, bytes| {
+        let (mut expected, mut found) = (fingerprints.iter(), 0);
+        let read = self.reader.run(&tables, &self.shelves, first, fingerprints.len(), &mut |chunk, bytes| {
             let whole =
                 expected.next() == Some(&chunk.fingerprint) && (verify == Verify::Groups || printer.bytes(bytes) == chunk.fingerprint);
             if !whole {
                 let message = format!("chunk {} of container {} is not the one that was stored", chunk.first.slot, chunk.first.container);
                 return Err(Error::new(Kind::Corrupt, message));
             }
+            found += bytes.len() as u64;
             each(Content::Bytes(bytes))
+        });
+        // What a recipe says of its length is what was looked at before it was restored.
+        read.and_then(|()| match found == u64::from(bytes) {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Corrupt, "the recipe has other bytes than its chunks")),
         })
     }
 }

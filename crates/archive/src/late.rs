@@ -137,9 +137,11 @@ impl Tables {
                 return Err(corrupt(format!("container {id} has chunks of containers that were not settled")));
             }
             let (chunks, bytes) = (u64::from(stored.chunks), u64::from(stored.raw_bytes));
-            self.work.settle_bytes += self.list(stored, logged, born)?;
-            self.work.settled_chunks += chunks;
-            self.work.settled_chunk_bytes += bytes;
+            let written = self.list(stored, logged, born)?;
+            let work = &mut self.work;
+            work.settle_bytes = work.settle_bytes.saturating_add(written);
+            work.settled_chunks = work.settled_chunks.saturating_add(chunks);
+            work.settled_chunk_bytes = work.settled_chunk_bytes.saturating_add(bytes);
             for &of in &of {
                 self.homes.entry(of).or_default().push(id);
             }
@@ -171,7 +173,7 @@ impl Tables {
         if !self.late {
             return Ok(());
         }
-        self.versions = r.u64()?;
+        self.versions = r.counter()?;
         for segment in self.segments.values_mut() {
             (segment.class, segment.data) = class_of(r)?;
         }

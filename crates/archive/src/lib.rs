@@ -11,6 +11,7 @@
 //! | [`check`] | is all there, and whole? |
 //! | [`archive`] | label, snapshot, operations log, locks |
 //! | [`tables`], [`catalogue`], [`map`], [`late`] | what the log says, applied; its volumes; their maps; late encoding |
+//! | [`log`] | the operations log, read whoever wrote it |
 //! | [`heal`] | damaged chunks made whole from other copies |
 //! | [`volume`] | backup volumes: writes in memory, drained into containers, and reads |
 //! | [`segments`] | where containers are written and read |
@@ -32,6 +33,7 @@ pub mod get;
 pub mod heal;
 pub mod index;
 pub mod late;
+mod log;
 pub mod map;
 mod memory;
 pub mod nodes;

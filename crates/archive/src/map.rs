@@ -20,15 +20,19 @@ use crate::{
     format::{
         Address, Identity,
         bytes::{Reader, Writer, corrupt},
-        record::{packed, unpacked},
+        record::{ENTRY_MEMORY, packed, unpacked},
     },
+    memory::Drawn,
     tables::Tables,
 };
 
 /// Blocks that a leaf names.
 pub const LEAF_BLOCKS: usize = 512;
 
-const MAPS: &str = "maps";
+/// Memory of a leaf.
+pub(crate) const LEAF_MEMORY: u64 = 8 * LEAF_BLOCKS as u64 + 128;
+
+pub(crate) const MAPS: &str = "maps";
 const MAGIC: &[u8; 8] = b"ONEFLEAF";
 const PAGE_BYTES: usize = 4096;
 /// Bytes of one entry on the disk.
@@ -140,7 +144,7 @@ impl Map {
     /// The directory of a map, whose leaves [`load`] reads.
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Map> {
         let mut map = Map::default();
-        for _ in 0..r.count(16)? {
+        for _ in 0..r.count(16, ENTRY_MEMORY)? {
             let (leaf, page) = (r.u32()?, Page { number: r.u32()?, written: r.u64()? });
             map.leaves.insert(leaf, Leaf { entries: Arc::default(), used: 0, page: Some(page) });
         }
@@ -153,7 +157,7 @@ pub(crate) fn write(files: &dyn Files, identity: &Identity, number: u64, tables:
     let pages = &mut tables.pages;
     let named = tables.volumes.values().flat_map(|volume| volume.map.pages());
     let busy: BTreeSet<u32> = named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
-    let mut free = (0..pages.count).filter(|page| !busy.contains(page)).collect::<Vec<_>>().into_iter();
+    let mut free = (0..pages.count).filter(|page| !busy.contains(page));
     let mut file: Option<Arc<dyn File>> = None;
     for (&id, volume) in &mut tables.volumes {
         if volume.map.leaves.values().all(|leaf| leaf.page.is_some()) {
@@ -187,7 +191,7 @@ fn open_or_create(files: &dyn Files) -> Result<Arc<dyn File>> {
 }
 
 /// Reads the leaves that a snapshot names; those that `before` has already are taken from there.
-pub(crate) fn load(files: &dyn Files, identity: &Identity, tables: &mut Tables, before: Option<&Tables>) -> Result<()> {
+pub(crate) fn load(files: &dyn Files, identity: &Identity, tables: &mut Tables, before: Option<&Tables>, drawn: &Drawn) -> Result<()> {
     let mut file = None;
     for (&id, volume) in &mut tables.volumes {
         let known = before.and_then(|before| before.volumes.get(&id)).map(|volume| &volume.map.leaves);
@@ -197,6 +201,7 @@ pub(crate) fn load(files: &dyn Files, identity: &Identity, tables: &mut Tables, 
                 *leaf = same.clone();
                 continue;
             }
+            drawn.more(LEAF_MEMORY)?;
             let lost = || corrupt(format!("the map of volume '{}' lost the page of block {}", volume.name, u64::from(at) * 512));
             let open: &Arc<dyn File> = match &file {
                 Some(file) => file,
@@ -241,7 +246,7 @@ fn decode_leaf(identity: &Identity, volume: u64, leaf: u32, page: Page, bytes: &
     if identity.checksum(body).to_le_bytes() != sum {
         return None;
     }
-    let mut r = Reader(body);
+    let mut r = Reader(body, None);
     let whole = r.take(8).ok()? == MAGIC
         && r.u64().ok()? == volume
         && (r.u32().ok()?, r.u32().ok()?, r.u64().ok()?) == (leaf, page.number, page.written);

@@ -1,6 +1,93 @@
-//! Memory that is used again: buffers of batches and containers, which would else be mapped, cleared and unmapped once for each few megabytes.
+//! Memory: what a reader may take for what a medium says, and buffers that are used again, which would else be mapped, cleared and unmapped once for
+//! each few megabytes.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
+
+/// Memory for each byte that log, snapshot and maps occupy on the medium: more than tables ever need for what the engine writes.
+const PER_BYTE: u64 = 16;
+
+/// What a reader may take for the tables of an archive, whoever wrote it: some memory, and more for what really lies on the medium. Each length and
+/// count is drawn from it before memory is taken.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    base: u64,
+    limit: AtomicU64,
+    drawn: AtomicU64,
+}
+
+impl Budget {
+    /// `base` bytes, and nothing more yet.
+    pub(crate) fn new(base: u64) -> Arc<Budget> {
+        Arc::new(Budget { base, limit: AtomicU64::new(base), drawn: AtomicU64::new(0) })
+    }
+
+    /// False for who trusts the archive.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.base < u64::MAX
+    }
+
+    /// Says how many bytes the metadata occupies.
+    pub(crate) fn occupied(&self, bytes: u64) {
+        self.limit.store(self.base.saturating_add(bytes.saturating_mul(PER_BYTE)), Relaxed);
+    }
+}
+
+/// What was drawn from a budget, until it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Drawn {
+    budget: Option<Arc<Budget>>,
+    bytes: AtomicU64,
+}
+
+impl Drawn {
+    /// Nothing yet.
+    pub(crate) fn from(budget: &Arc<Budget>) -> Drawn {
+        Drawn { budget: Some(budget.clone()), bytes: AtomicU64::new(0) }
+    }
+
+    /// For what is bounded otherwise.
+    pub(crate) fn free() -> &'static Drawn {
+        static FREE: Drawn = Drawn { budget: None, bytes: AtomicU64::new(0) };
+        &FREE
+    }
+
+    /// Draws so many bytes more.
+    ///
+    /// # Errors
+    /// `Memory` when they are not there.
+    pub(crate) fn more(&self, bytes: u64) -> Result<()> {
+        let Some(budget) = &self.budget else { return Ok(()) };
+        let limit = budget.limit.load(Relaxed);
+        let drawn = budget.drawn.fetch_update(Relaxed, Relaxed, |drawn| drawn.checked_add(bytes).filter(|&all| all <= limit));
+        drawn.map_err(|drawn| over(drawn.saturating_add(bytes), limit))?;
+        self.bytes.fetch_add(bytes, Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for Drawn {
+    fn drop(&mut self) {
+        if let Some(budget) = &self.budget {
+            budget.drawn.fetch_sub(self.bytes.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+fn over(needed: u64, limit: u64) -> Error {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let why = format!(
+        "reading the archive's tables takes {} MiB of memory or more, and {} MiB are allowed for what they occupy on the medium; --memory of ls, get, stats, check, scrub and gc allows more",
+        mib(needed),
+        mib(limit)
+    );
+    Error::new(Kind::Memory, why)
+}
 
 /// Buffers kept at most: as many as can be on their way through a put's queues.
 const KEPT_MAX: usize = 8;
@@ -34,5 +121,66 @@ impl Spare {
         if all.len() < self.most && buffer.capacity() > 0 {
             all.push(buffer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        format::{
+            ContainerId,
+            container::Holds,
+            record::{Owner, Pieces, Place, Record, Shape, Stored, Stream},
+        },
+        placement::Class,
+        settings::{READER_BYTES, SLOTS_MAX},
+        tables::{Container, Tables},
+    };
+
+    /// The tables of an archive with a thousand million chunks, half of whose containers were merged from others.
+    fn large() -> Tables {
+        let mut tables = Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
+        let class = (Class::Plain, 0);
+        let reserved = Record::Reserved { owner: Owner::Ingest, first: ContainerId(1), count: 1 << 20, segment: Some(1), class };
+        tables.apply(1, vec![reserved]).unwrap();
+        for n in 0..125_000u64 {
+            let place = Place { segment: 1, at: n * 4096, bytes: 4 << 20, meta_bytes: 200_000 };
+            let id = ContainerId(n * 4 + 4);
+            let stored = Stored { id, holds: Holds::Data, chunks: SLOTS_MAX as u32, raw_bytes: 4 << 20, place };
+            let merged = if n % 2 == 0 { Vec::new() } else { (0..4).map(|m| ContainerId(id.0 - m)).collect() };
+            tables.containers.insert(id, Container { stored, merged, logged: n, born: 0, changed: 0 });
+            let recipe = vec![Pieces { container: id, first: 0, count: 9 }];
+            let stream = Stream { shape: Shape::Bytes, created: 1, bytes: 1, added: 1, chunks: 1, recipe, listing: Vec::new() };
+            tables.streams.insert(format!("machine-{}/2026-11-{n:06}", n % 50), stream);
+        }
+        tables
+    }
+
+    #[test]
+    fn rule_09_large_honest_tables_fit_into_their_budget_and_sparse_ones_do_not() {
+        let bytes = large().encode();
+        let decoded = |occupied: u64| {
+            let budget = Budget::new(READER_BYTES);
+            budget.occupied(occupied);
+            let drawn = Drawn::from(&budget);
+            drawn.more(bytes.len() as u64).unwrap();
+            Tables::decode_within(&bytes, [1, 1, 0], false, &drawn).map(|tables| tables.containers.len()).map_err(|e| e.kind())
+        };
+        assert_eq!(decoded(bytes.len() as u64), Ok(125_000));
+        // Also where the file system compresses them to half.
+        assert_eq!(decoded(bytes.len() as u64 / 2), Ok(125_000));
+        assert_eq!(decoded(4096), Err(Kind::Memory));
+    }
+
+    #[test]
+    fn what_was_drawn_comes_back() {
+        let budget = Budget::new(100);
+        let drawn = Drawn::from(&budget);
+        drawn.more(60).unwrap();
+        assert!(drawn.more(60).unwrap_err().to_string().contains("--memory"));
+        drop(drawn);
+        Drawn::from(&budget).more(100).unwrap();
+        Drawn::free().more(u64::MAX).unwrap();
     }
 }

@@ -263,7 +263,11 @@ impl Shelves {
         }
         let mut bytes = vec![0; stored.place.meta_bytes as usize];
         let n = self.file(stored.place.segment)?.read_at(stored.place.at, &mut bytes)?;
-        Metadata::decode(&self.archive.identity, stored.id, &bytes[..n])
+        let metadata = Metadata::decode(&self.archive.identity, stored.id, &bytes[..n])?;
+        if metadata.chunks.len() as u64 != u64::from(stored.chunks) || metadata.bytes != stored.place.bytes {
+            return Err(Error::new(Kind::Corrupt, format!("container {} has other chunks than the log says", stored.id)));
+        }
+        Ok(metadata)
     }
 
     /// Neighbouring groups of a container as stored, in one read.

@@ -221,6 +221,9 @@ pub struct Settings {
     pub ahead_bytes: u64,
     /// Bytes of volumes' writes in memory.
     pub dirty_bytes: u64,
+    /// Memory for the archive's tables, whoever wrote them, besides what goes with the bytes that they occupy on the medium; no limit for who trusts
+    /// the archive, which is what changes it.
+    pub memory: u64,
     /// Ranges of volumes that were trimmed and are not drained, at most: each takes 25 bytes of a frame. One more waits for a drain.
     pub zeroed_ranges: usize,
     /// Bytes of a frame of the log, at most; a change that needs more is refused.
@@ -244,6 +247,7 @@ impl Default for Settings {
             count_slots: 32 << 20,
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
+            memory: u64::MAX,
             zeroed_ranges: 64 << 10,
             frame_bytes: FRAME_PAYLOAD_MAX,
             #[cfg(feature = "planted-bugs")]
@@ -281,6 +285,9 @@ pub const VOLUME_BLOCK_BYTES: u64 = 128 << 10;
 
 /// Bytes of all volumes' writes that may be in memory.
 pub const DIRTY_BYTES: u64 = 64 << 20;
+
+/// Memory for the tables of an archive that anybody may have written.
+pub const READER_BYTES: u64 = 64 << 20;
 
 /// Container ids recorded at once.
 pub const ID_RANGE: u64 = 1024;

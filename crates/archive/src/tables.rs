@@ -11,12 +11,24 @@ use crate::{
     format::{
         ContainerId,
         bytes::{Reader, Writer, corrupt},
-        record::{IndexFile, Owner, Pieces, Place, Record, Stored, Stream, id, index_files, index_files_of, pieces, pieces_of},
+        record::{
+            CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, IndexFile, Owner, Pieces, Place, Record, Stored, Stream, id, index_files,
+            index_files_of, pieces, pieces_of,
+        },
     },
     late::Work,
     map::Pages,
+    memory::Drawn,
     placement::Class,
 };
+
+/// No container lies so far behind in a segment.
+const SEGMENT_END_MAX: u64 = 1 << 49;
+
+/// Memory that a stream takes without its name and recipes.
+const STREAM_MEMORY: usize = 384;
+/// Memory that a container takes which was merged into another one.
+const MERGED_MEMORY: usize = 128;
 
 /// Longest name of a stream.
 pub const NAME_BYTES_MAX: usize = 4096;
@@ -173,14 +185,14 @@ impl Tables {
             }
             Record::Unfinished { containers, at } => {
                 // Of the put that is under way.
-                let born = self.versions + u64::from(self.late);
+                let born = self.versions.saturating_add(u64::from(self.late));
                 for stored in containers {
                     self.unfinished.insert(stored.id, at);
                     self.upload(stored, sequence, born)?;
                 }
             }
             Record::Put { name, stream, containers, finished } => {
-                self.versions += u64::from(self.late);
+                self.versions = self.versions.saturating_add(u64::from(self.late));
                 self.finish(containers, &finished, sequence)?;
                 let at = self.versions;
                 self.differences.extend(stream.recipes().map(|recipe| Difference { added: true, recipe: recipe.clone(), at }));
@@ -216,7 +228,7 @@ impl Tables {
                 // A put may have given up what it had listed.
                 let there = containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
                 self.condemned.extend(there);
-                self.epoch += 1;
+                self.turn()?;
             }
             Record::Damaged { containers } => {
                 for (id, bits) in containers.into_iter().filter(|(id, _)| self.containers.contains_key(id)) {
@@ -245,9 +257,11 @@ impl Tables {
                     self.leave(id, self.epoch)?;
                 }
                 // What was not imported yet is found in its new place.
-                self.work.reencoded_chunks += u64::from(to.chunks);
-                self.work.reencoded_chunk_bytes += u64::from(to.raw_bytes);
-                self.work.merge_bytes += self.list(to, logged, born)?;
+                let work = &mut self.work;
+                work.reencoded_chunks = work.reencoded_chunks.saturating_add(u64::from(to.chunks));
+                work.reencoded_chunk_bytes = work.reencoded_chunk_bytes.saturating_add(u64::from(to.raw_bytes));
+                let written = self.list(to, logged, born)?;
+                self.work.merge_bytes = self.work.merge_bytes.saturating_add(written);
                 merged.sort_unstable();
                 merged.dedup();
                 for &id in &merged {
@@ -267,7 +281,7 @@ impl Tables {
                 }
                 self.drop_empty_segments();
             }
-            Record::Turned => self.epoch += 1,
+            Record::Turned => self.turn()?,
             Record::Finished { containers, finished } => self.finish(containers, &finished, sequence)?,
             Record::Settled { from, to } => self.apply_settled(&from, to)?,
             Record::Changed { containers } => {
@@ -279,6 +293,11 @@ impl Tables {
             }
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
+        Ok(())
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        self.epoch = self.epoch.checked_add(1).ok_or_else(|| corrupt("the log turns the epoch too often"))?;
         Ok(())
     }
 
@@ -302,7 +321,8 @@ impl Tables {
     }
 
     fn upload(&mut self, stored: Stored, sequence: u64, born: u64) -> Result<()> {
-        self.work.upload_bytes += self.list(stored, sequence, born)?;
+        let written = self.list(stored, sequence, born)?;
+        self.work.upload_bytes = self.work.upload_bytes.saturating_add(written);
         Ok(())
     }
 
@@ -312,7 +332,7 @@ impl Tables {
         let segment = self.segments.get_mut(&stored.place.segment);
         let segment = segment.ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
         segment.end = segment.end.max(stored.place.at + taken);
-        segment.used += taken;
+        segment.used = segment.used.saturating_add(taken);
         self.next_id = self.next_id.max(stored.id.0 + 1);
         let id = stored.id;
         if self.containers.insert(id, Container { stored, merged: Vec::new(), logged, born, changed: born }).is_some()
@@ -405,51 +425,60 @@ impl Tables {
     /// # Errors
     /// `Corrupt`.
     pub fn decode(bytes: &[u8], spread: [u8; 3], late: bool) -> Result<Tables> {
-        let r = &mut Reader(bytes);
+        Tables::decode_within(bytes, spread, late, Drawn::free())
+    }
+
+    /// The same within a budget.
+    pub(crate) fn decode_within(bytes: &[u8], spread: [u8; 3], late: bool, drawn: &Drawn) -> Result<Tables> {
+        let r = &mut Reader(bytes, Some(drawn));
         let mut tables = Tables {
-            sequence: r.u64()?,
+            sequence: r.counter()?,
             chain: r.u64()?,
             epoch: r.u32()?,
             next_id: r.u64()?,
             next_segment: r.u32()?,
             ..Tables::new(spread, late)
         };
-        for _ in 0..r.count(45)? {
+        for _ in 0..r.count(45, STREAM_MEMORY)? {
             let name = r.text()?;
             tables.streams.insert(name, Stream::decode(r)?);
         }
-        for _ in 0..r.count(21)? {
+        for _ in 0..r.count(21, ENTRY_MEMORY)? {
             let n = r.u32()?;
             let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
-            tables.segments.insert(n, Segment { owner, end: r.u64()?, used: r.u64()?, class: Class::Plain, data: spread[1] });
+            let (end, used) = (r.u64()?, r.u64()?);
+            if end > SEGMENT_END_MAX {
+                return Err(corrupt("a segment can't be so long"));
+            }
+            tables.segments.insert(n, Segment { owner, end, used, class: Class::Plain, data: spread[1] });
         }
-        for _ in 0..r.count(Stored::BYTES + 12)? {
+        for _ in 0..r.count(Stored::BYTES + 12, CONTAINER_MEMORY)? {
             let stored = Stored::decode(r)?;
             let logged = r.u64()?;
-            let merged = (0..r.count(8)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
+            let merged = (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
             for &id in &merged {
                 tables.homes.entry(id).or_default().push(stored.id);
             }
             tables.containers.insert(stored.id, Container { stored, merged, logged, born: 0, changed: 0 });
         }
-        for _ in 0..r.count(16)? {
+        for _ in 0..r.count(16, ID_MEMORY)? {
             tables.unfinished.insert(id(r)?, r.u64()?);
         }
-        for _ in 0..r.count(12)? {
+        for _ in 0..r.count(12, ENTRY_MEMORY)? {
             tables.condemned.insert(id(r)?, r.bytes()?.to_vec());
         }
-        for _ in 0..r.count(24)? {
+        for _ in 0..r.count(24, size_of::<(Place, u32)>())? {
             tables.leaving.push((Place::decode(r)?, r.u32()?));
         }
         tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
-        (tables.counts, tables.counted) = (r.u64()?, r.u64()?);
-        for _ in 0..r.count(5)? {
+        (tables.counts, tables.counted) = (r.counter()?, r.u64()?);
+        for _ in 0..r.count(5, size_of::<Difference>())? {
             tables.differences.push(Difference { added: r.u8()? == 1, recipe: pieces_of(r)?, at: 0 });
         }
         tables.decode_volumes(r)?;
         tables.decode_late(r)?;
         if !r.0.is_empty() {
-            for _ in 0..r.count(12)? {
+            for _ in 0..r.count(12, ENTRY_MEMORY)? {
                 tables.damaged.insert(id(r)?, r.bytes()?.to_vec());
             }
         }

@@ -204,6 +204,11 @@ impl File for DirectoryFile {
         self.file.metadata().map(|metadata| metadata.len()).map_err(|e| self.wrong(e))
     }
 
+    fn occupied(&self) -> Result<u64> {
+        // Space that was taken ahead lies behind the end.
+        self.file.metadata().map(|metadata| metadata.len().min(metadata.blocks() * 512)).map_err(|e| self.wrong(e))
+    }
+
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
         let mut done = 0;
         while done < into.len() {

@@ -45,6 +45,7 @@ pub mod process;
 pub mod rados;
 pub mod random;
 mod range;
+pub mod room;
 pub mod signals;
 pub mod sparse;
 pub mod systemd;

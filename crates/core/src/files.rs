@@ -114,6 +114,14 @@ pub trait File: Send + Sync {
     /// Those of the system.
     fn bytes(&self) -> Result<u64>;
 
+    /// Bytes of the file that take space on the medium, as far as that is known: what a hole has of its length, it does not have of these.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn occupied(&self) -> Result<u64> {
+        self.bytes()
+    }
+
     /// Fills `into` from byte `at` on; returns how much there was before the end.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use onefold_block::{
 };
 use onefold_core::{Algorithm, Block, Pba};
 
-use crate::corrupt;
+use crate::{corrupt, reach};
 
 /// The identity of all examples.
 pub(crate) fn identity() -> Identity {
@@ -42,6 +42,7 @@ fn look_at_superblock(block: &Block) {
     for place in [0, 1] {
         let found = Superblock::decode(block, place);
         if let Found::Good(superblock) = &found {
+            reach::good();
             let again = superblock.encode(place);
             let Found::Good(again) = Superblock::decode(&again, place) else { panic!("an encoded superblock can't be read") };
             assert!(*again == **superblock, "a superblock changes by being written");
@@ -86,6 +87,7 @@ pub fn zone_list(data: &[u8]) {
     let (page, address) = (number(4) as u32, number(32));
     let look = |block: &Block| {
         if let Some(found) = Page::decode(&identity, block, page, address) {
+            reach::good();
             let again = Page::decode(&identity, &found.encode(&identity, page, address), page, address);
             assert!(again == Some(found), "a zone list page changes by being written");
         }
@@ -110,6 +112,7 @@ pub fn carrier(data: &[u8]) {
     corrupt::repair(&identity, &mut block);
     let address = Pba(u64::from_le_bytes(std::array::from_fn(|n| block.0[32 + n])));
     let Some(found) = Carrier::proven(&identity, &block, address) else { return };
+    reach::good();
     let _ = found.expand(&mut expanded);
     let Some(records) = found.records().collect::<Option<Vec<_>>>() else { return };
     assert!(records.len() <= carrier::RECORDS_MAX, "a carrier holds too many records");
@@ -135,7 +138,7 @@ pub fn map_page(data: &[u8]) {
         let _ = page::verify(&identity, id(&block, table), &pointer, &block);
     }
     if let Some(checksum) = corrupt::repair(&identity, &mut block) {
-        let _ = page::verify(&identity, id(&block, Table::Map), &Pointer { checksum, ..pointer }, &block);
+        let _ = reach::noted(page::verify(&identity, id(&block, Table::Map), &Pointer { checksum, ..pointer }, &block));
     }
     for slot in 0..Table::Map.per_leaf() {
         if let Some(entry) = MapEntry::get(&block, slot) {

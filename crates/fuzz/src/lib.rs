@@ -6,16 +6,24 @@
 //!
 //! *Invariant:* nothing of the product depends on this crate.
 
+mod archive;
+mod cluster;
 mod corrupt;
 mod decoders;
 mod image;
 mod memory;
 mod mutator;
 mod nbd;
+pub mod reach;
 pub mod runner;
 mod tools;
 mod trace;
 
+pub use archive::{
+    archive,
+    decoders::{container, label, listing, log, node_label, recipe, record, snapshot},
+};
+pub use cluster::cluster;
 pub use decoders::{carrier, claim, map_page, superblock, zone_list};
 pub use image::{image, repaired_image};
 pub use nbd::nbd_session;
@@ -33,7 +41,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 20] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -44,4 +52,14 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "tools", body: tools, examples: corrupt::examples },
     Target { name: "trace", body: trace, examples: trace::examples },
     Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
+    Target { name: "archive", body: archive, examples: archive::examples },
+    Target { name: "label", body: label, examples: archive::decoders::label_examples },
+    Target { name: "node_label", body: node_label, examples: archive::decoders::node_label_examples },
+    Target { name: "log", body: log, examples: archive::decoders::log_examples },
+    Target { name: "record", body: record, examples: archive::decoders::record_examples },
+    Target { name: "snapshot", body: snapshot, examples: archive::decoders::snapshot_examples },
+    Target { name: "container", body: container, examples: archive::decoders::container_examples },
+    Target { name: "recipe", body: recipe, examples: archive::decoders::recipe_examples },
+    Target { name: "listing", body: listing, examples: archive::decoders::listing_examples },
+    Target { name: "cluster", body: cluster, examples: cluster::examples },
 ];

@@ -16,6 +16,7 @@ use std::{
 use crate::{
     TARGETS, Target,
     mutator::{Random, mutate},
+    reach::{self, Reached},
 };
 
 const USAGE: &str = "\
@@ -25,7 +26,10 @@ Mutates good examples and gives them to each target for N seconds (10). With --f
 The last seconds of a run are its own: `--seed` repeats what an earlier run tried.";
 
 /// An input that takes longer hangs.
-const HANG: Duration = Duration::from_secs(20);
+const HANG: Duration = Duration::from_secs(10);
+
+/// Examples are told from inputs by numbers from here on.
+const EXAMPLES: u64 = 1 << 62;
 
 /// Inputs that are kept for further mutation.
 const KEPT: usize = 64;
@@ -69,13 +73,15 @@ fn again(target: &Target, file: &str) -> bool {
 
 /// Runs one target for a time; true when nothing was found.
 fn fuzz(target: &Target, seed: u64, time: Duration) -> bool {
-    let begun = Instant::now();
-    let watch = Watch::start(target.name, seed);
     let mut corpus = (target.examples)();
     let examples = corpus.len();
-    for example in &corpus {
+    reach::taken();
+    let watch = Watch::start(target.name, seed);
+    for (n, example) in (EXAMPLES..).zip(&corpus) {
+        watch.busy_with(n);
         (target.body)(example);
     }
+    let begun = Instant::now();
     let mut runs = 0;
     while begun.elapsed() < time {
         let input = input(&mut corpus, examples, seed, runs);
@@ -93,8 +99,26 @@ fn fuzz(target: &Target, seed: u64, time: Duration) -> bool {
         runs += 1;
     }
     watch.done();
-    println!("{}: {runs} inputs in {:.1} s", target.name, begun.elapsed().as_secs_f64());
+    let reached = reach::taken();
+    println!("{}: {runs} inputs in {:.1} s{}", target.name, begun.elapsed().as_secs_f64(), told(&reached));
+    if reached.good == 0 && !reached.refused.is_empty() {
+        println!("{}: no input got past the header", target.name);
+        return false;
+    }
+    if runs == 0 {
+        println!("{}: no input ran", target.name);
+        return false;
+    }
     true
+}
+
+/// How far the inputs came, in a few words; nothing for targets that do not tell.
+fn told(reached: &Reached) -> String {
+    if *reached == Reached::default() {
+        return String::new();
+    }
+    let kinds: Vec<String> = reached.refused.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
+    format!("; accepted {}, refused [{}] with {} different sentences", reached.good, kinds.join(", "), reached.sentences.len())
 }
 
 /// Input number `run` of a seed. The corpus drifts, also by the seed alone.

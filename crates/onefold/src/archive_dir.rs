@@ -214,27 +214,30 @@ impl ArchiveDir {
         Ok((Arc::new(archive), nodes))
     }
 
-    /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system that takes no writes.
+    /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system that takes no writes. Whoever wrote it, its tables take at
+    /// most `memory` bytes, and more for what they occupy there.
     ///
     /// # Errors
     /// Those of opening.
-    pub(crate) fn open_to_read(&self) -> Result<Arc<Archive>> {
+    pub(crate) fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
+        let settings = Settings { memory, ..Settings::default() };
         let files: Arc<dyn Files> = match self.nodes(false, false)? {
             Some(nodes) => nodes,
             None => Arc::new(Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?),
         };
-        Archive::open(files, false, Settings::default()).map(Arc::new).map_err(|e| name_archive(&self.path, e))
+        Archive::open(files, false, settings).map(Arc::new).map_err(|e| name_archive(&self.path, e))
     }
 
     /// Opens it for looking, and for noting and mending what is found, where that is ours to do.
     ///
     /// # Errors
     /// Those of opening.
-    pub(crate) fn open_to_mend(&self) -> Result<Arc<Archive>> {
-        match Directory::open_as(&self.path, true, word()).and_then(|_| self.open(Settings::default())) {
+    pub(crate) fn open_to_mend(&self, memory: u64) -> Result<Arc<Archive>> {
+        let settings = Settings { memory, ..Settings::default() };
+        match Directory::open_as(&self.path, true, word()).and_then(|_| self.open(settings)) {
             Ok(archive) => Ok(archive),
             // Somebody else's, or on a file system that takes no writes.
-            Err(_) => self.open_to_read(),
+            Err(_) => self.open_to_read(memory),
         }
     }
 }

@@ -33,7 +33,10 @@ impl Collection {
                 continue;
             }
             for home in tables.places(id) {
-                let spared = tables.unfinished.get(&home.stored.id).is_some_and(|at| at + self.options.keep_partial > self.options.now);
+                let spared = tables
+                    .unfinished
+                    .get(&home.stored.id)
+                    .is_some_and(|at| at.saturating_add(self.options.keep_partial) > self.options.now);
                 if spared {
                     continue;
                 }
@@ -48,7 +51,7 @@ impl Collection {
         // What a killed put listed since the counts were made: no recipe that came since names it.
         for (id, at) in &tables.unfinished {
             let Some(container) = tables.containers.get(id).filter(|container| container.logged > counted) else { continue };
-            if at + self.options.keep_partial <= self.options.now {
+            if at.saturating_add(self.options.keep_partial) <= self.options.now {
                 let chunks = container.stored.chunks;
                 dead.entry(*id).or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
             }

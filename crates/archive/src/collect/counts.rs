@@ -15,6 +15,7 @@ use crate::{
         recipe::{Part, parts},
         record::{Pieces, Record},
     },
+    get::addresses,
     settings::PlantedBug,
     tables::Tables,
 };
@@ -160,9 +161,8 @@ impl Collection {
     pub(super) fn walk(&mut self, tables: &Tables, recipe: &[Pieces], each: &mut dyn FnMut(Address, usize)) -> Result<()> {
         for pieces in recipe {
             each(Address { container: pieces.container, slot: pieces.first }, usize::from(pieces.count));
-            for n in 0..pieces.count {
-                let piece = self.reader.chunk(tables, &self.shelves, Address { container: pieces.container, slot: pieces.first + n })?;
-                for part in parts(piece)? {
+            for address in addresses(pieces) {
+                for part in parts(self.reader.chunk(tables, &self.shelves, address?)?)? {
                     match part {
                         Part::Run { first, fingerprints, .. } => each(first, fingerprints.len()),
                         Part::Slice { chunk, .. } => each(chunk, 1),

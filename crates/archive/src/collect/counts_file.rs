@@ -109,7 +109,7 @@ impl CountsReader {
         if self.file.read_at(self.at, &mut header)? < header.len() {
             return Err(damaged());
         }
-        let mut r = Fields(&header);
+        let mut r = Fields(&header, None);
         let (length, checksum) = (r.u32()? as usize, r.u64()?);
         // A block is one container longer than its limit at most.
         if length > BLOCK_BYTES + 12 + 2 * usize::from(u16::MAX) + 2 {
@@ -131,7 +131,7 @@ impl CountsReader {
                 return Ok(None);
             }
         }
-        let mut r = Fields(&self.block[self.taken..]);
+        let mut r = Fields(&self.block[self.taken..], None);
         let (id, n) = (ContainerId(r.u64()?), r.u32()? as usize);
         let (counts, _) = r.take(2 * n)?.as_chunks::<2>();
         let counts = counts.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();

@@ -241,7 +241,7 @@ impl Collection {
         let early = self.archive.settings.has(PlantedBug::FreedUnderReader);
         let newest = tables.leaving.iter().map(|leaving| leaving.1).max().unwrap_or(0);
         // The epoch turned only when nobody stayed in the one before the last. In the last one somebody may.
-        let all = newest + 1 < tables.epoch || self.others_left(tables.epoch)?;
+        let all = newest.saturating_add(1) < tables.epoch || self.others_left(tables.epoch)?;
         let limit = if all { tables.epoch } else { tables.epoch.saturating_sub(1) };
         let places: Vec<_> = tables.leaving.iter().filter(|(_, epoch)| early || *epoch < limit).map(|(place, _)| *place).collect();
         if places.is_empty() {

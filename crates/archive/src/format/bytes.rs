@@ -2,6 +2,8 @@
 
 use onefold_core::{Error, Kind, Result};
 
+use crate::memory::Drawn;
+
 /// Appends fields.
 #[derive(Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
@@ -35,8 +37,8 @@ impl Writer {
     }
 }
 
-/// Takes fields off.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+/// Takes fields off; with a second value, counts and lengths are drawn there before memory is taken for them.
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8], pub(crate) Option<&'a Drawn>);
 
 impl<'a> Reader<'a> {
     pub(crate) fn take(&mut self, n: usize) -> Result<&'a [u8]> {
@@ -67,21 +69,35 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
+    /// A number that grows by one at a time: none ever comes near the end of 64 bits.
+    pub(crate) fn counter(&mut self) -> Result<u64> {
+        let n = self.u64()?;
+        if n < 1 << 62 { Ok(n) } else { Err(Error::new(Kind::Corrupt, "a counter can't be so high")) }
+    }
+
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8]> {
         let n = self.u32()? as usize;
-        self.take(n)
+        let bytes = self.take(n)?;
+        self.draw(n)?;
+        Ok(bytes)
+    }
+
+    fn draw(&self, bytes: usize) -> Result<()> {
+        self.1.map_or(Ok(()), |drawn| drawn.more(bytes as u64))
     }
 
     pub(crate) fn text(&mut self) -> Result<String> {
         String::from_utf8(self.bytes()?.to_vec()).map_err(|_| Error::new(Kind::Corrupt, "a name is no UTF-8"))
     }
 
-    /// So many things of at least `least` bytes each; a count that can't be true is damage, before memory is taken for it.
-    pub(crate) fn count(&mut self, least: usize) -> Result<usize> {
+    /// So many things of at least `least` bytes each, which take about `memory` bytes each in tables; a count that can't be true is damage, before memory
+    /// is taken for it.
+    pub(crate) fn count(&mut self, least: usize, memory: usize) -> Result<usize> {
         let n = self.u32()? as usize;
         if n.saturating_mul(least) > self.0.len() {
             return Err(Error::new(Kind::Corrupt, format!("{n} entries can't be in {} bytes", self.0.len())));
         }
+        self.draw(n.saturating_mul(memory))?;
         Ok(n)
     }
 

@@ -232,7 +232,9 @@ impl Packed {
 }
 
 impl Metadata {
-    fn encode(&self, identity: &Identity) -> Vec<u8> {
+    /// The bytes of the section.
+    #[must_use]
+    pub fn encode(&self, identity: &Identity) -> Vec<u8> {
         let mut w = Writer(Vec::with_capacity(self.meta_bytes as usize));
         w.raw(MAGIC).raw(&identity.id).u64(self.id.0).u32(self.epoch);
         // Shard 0 of one data shard, no parity.
@@ -258,7 +260,7 @@ impl Metadata {
     /// `Corrupt` when it is another container or fails its checksum.
     pub fn decode(identity: &Identity, id: ContainerId, bytes: &[u8]) -> Result<Metadata> {
         let what = |why: &str| corrupt(format!("container {id}: {why}"));
-        let mut r = Reader(bytes);
+        let mut r = Reader(bytes, None);
         if r.take(8).ok() != Some(MAGIC) || r.take(16).ok() != Some(&identity.id) {
             return Err(what("no container of this archive is there"));
         }
@@ -287,33 +289,45 @@ impl Metadata {
             2 => Holds::Recipes,
             _ => return Err(what("it holds something unknown")),
         };
-        let mut r = Reader(&bytes[HEADER_BYTES..]);
+        let mut r = Reader(&bytes[HEADER_BYTES..], None);
         let mut read =
             Metadata { id, epoch, holds, groups: Vec::new(), chunks: Vec::with_capacity(chunks as usize), meta_bytes, bytes: all };
+        let mut end = meta_bytes;
         for _ in 0..groups {
             let (at, stored, raw, code) = (r.u32()?, r.u32()?, r.u32()?, r.u8()?);
             r.take(3)?;
             let compression = Compression::from_code(code).ok_or_else(|| what("a group has an unknown compression"))?;
-            let inside = at >= meta_bytes && at.checked_add(stored).is_some_and(|end| end <= all);
-            if !inside || raw as usize > RAW_BYTES_MAX || (compression == Compression::None && raw != stored) {
-                return Err(what("a group lies outside"));
+            if at != end || stored > raw || (compression == Compression::None && raw != stored) {
+                return Err(what("its groups do not follow one another"));
             }
+            end = at.checked_add(stored).ok_or_else(|| what("a group lies outside"))?;
             read.groups.push(Group { at, stored, raw, compression, checksum: r.u64()? });
         }
+        if end != all {
+            return Err(what("its groups do not end where it ends"));
+        }
+        let mut tiles = Tiles::new(&read.groups);
         for _ in 0..chunks {
             let fingerprint = Fingerprint(r.array()?);
             let mut number = [0; 8];
             number[..5].copy_from_slice(r.take(5)?);
             let first = Address { container: ContainerId(u64::from_le_bytes(number)), slot: r.u16()? };
             let chunk = Chunk { fingerprint, first, group: r.u8()?, at: r.u32()?, bytes: r.u32()? };
-            let group = read.groups.get(usize::from(chunk.group));
-            let inside = group.is_some_and(|group| chunk.at.checked_add(chunk.bytes).is_some_and(|end| end <= group.raw));
-            if !inside || read.chunks.last().is_some_and(|last: &Chunk| last.first >= first) {
-                return Err(what("a chunk lies outside"));
+            if !tiles.lay(&chunk) || read.chunks.last().is_some_and(|last: &Chunk| last.first >= first) {
+                return Err(what("its chunks do not follow one another"));
             }
             read.chunks.push(chunk);
         }
+        if !tiles.are_whole() {
+            return Err(what("its groups have more than its chunks, or more than a container holds"));
+        }
         Ok(read)
+    }
+
+    /// Memory that it takes.
+    #[must_use]
+    pub(crate) fn memory(&self) -> usize {
+        size_of::<Metadata>() + self.groups.len() * size_of::<Group>() + self.chunks.len() * size_of::<Chunk>()
     }
 
     /// The chunk with this address.
@@ -322,6 +336,42 @@ impl Metadata {
         // In most containers the slot is the place.
         let guess = self.chunks.get(usize::from(address.slot)).filter(|chunk| chunk.first == address);
         guess.or_else(|| self.chunks.binary_search_by_key(&address, |chunk| chunk.first).ok().map(|n| &self.chunks[n]))
+    }
+}
+
+/// Looks that chunks tile their groups, and that no group is longer than one chunk or [`GROUP_BYTES`].
+struct Tiles<'a> {
+    groups: &'a [Group],
+    /// The group that is being tiled, and how far.
+    group: usize,
+    filled: u32,
+}
+
+impl Tiles<'_> {
+    fn new(groups: &[Group]) -> Tiles<'_> {
+        Tiles { groups, group: 0, filled: 0 }
+    }
+
+    fn is_full(&self) -> bool {
+        self.groups.get(self.group).is_none_or(|group| group.raw == self.filled)
+    }
+
+    /// False when the chunk does not follow the one before.
+    fn lay(&mut self, chunk: &Chunk) -> bool {
+        if usize::from(chunk.group) == self.group + 1 && self.is_full() {
+            (self.group, self.filled) = (self.group + 1, 0);
+        }
+        let Some(group) = self.groups.get(self.group).filter(|_| usize::from(chunk.group) == self.group) else { return false };
+        let alone = chunk.at == 0 && chunk.bytes == group.raw;
+        let follows = chunk.at == self.filled && (alone || group.raw as usize <= GROUP_BYTES);
+        self.filled = self.filled.saturating_add(chunk.bytes);
+        follows && self.filled <= group.raw
+    }
+
+    /// True when the last chunk ended the last group, and all is no more than a container holds.
+    fn are_whole(&self) -> bool {
+        let all: u64 = self.groups.iter().map(|group| u64::from(group.raw)).sum();
+        self.is_full() && self.group + 1 >= self.groups.len() && all <= RAW_BYTES_MAX as u64
     }
 }
 

@@ -43,10 +43,18 @@ pub fn encode(identity: &Identity, sequence: u64, epoch: u32, before: u64, paylo
     (w.0, checksum)
 }
 
+/// Bytes of the frame that begins with this header, as it says itself, without padding; `None` where no frame begins.
+#[must_use]
+pub(crate) fn claimed(header: &[u8]) -> Option<usize> {
+    let mut r = Reader(header, None);
+    let (magic, length) = (r.u32().ok()?, r.u32().ok()? as usize);
+    (magic == MAGIC && length <= FRAME_PAYLOAD_MAX).then_some(FRAME_HEADER_BYTES + length)
+}
+
 /// The frame that `bytes` begin with, if it is whole.
 #[must_use]
 pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option<(Frame<'a>, u64)> {
-    let mut r = Reader(bytes);
+    let mut r = Reader(bytes, None);
     if r.u32().ok()? != MAGIC {
         return None;
     }
@@ -61,9 +69,8 @@ pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option
     }
     let payload = r.take(there).ok()?;
     let length = there;
-    let mut whole = bytes[..FRAME_HEADER_BYTES + length].to_vec();
-    whole[FRAME_HEADER_BYTES - 8..FRAME_HEADER_BYTES].fill(0);
-    if identity.checksum(&whole) != checksum && !believe {
+    let parts = [&bytes[..FRAME_HEADER_BYTES - 8], &[0; 8], payload];
+    if identity.checksum_of(&parts) != checksum && !believe {
         return None;
     }
     let bytes = ((FRAME_HEADER_BYTES + length) as u64).next_multiple_of(FRAME_ALIGN);

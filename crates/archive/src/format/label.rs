@@ -102,7 +102,7 @@ impl Label {
     }
 
     fn decode_whole(bytes: &[u8]) -> Result<Label> {
-        let mut r = Reader(&bytes[8..]);
+        let mut r = Reader(&bytes[8..], None);
         let version = r.u32()?;
         if ![VERSION, VERSION_LATE].contains(&version) {
             return Err(Error::new(
@@ -128,8 +128,8 @@ impl Label {
             chunking: Chunking::from_code(kind, mean).ok_or_else(|| corrupt("an unknown chunker"))?,
             compression: Compression::from_code(compression).ok_or_else(|| corrupt("an unknown compression"))?,
             segment_bytes: r.u64()?,
-            generation: r.u64()?,
-            snapshot: r.u64()?,
+            generation: r.counter()?,
+            snapshot: r.counter()?,
             spread: [nodes, data, parity],
             late: None,
         };

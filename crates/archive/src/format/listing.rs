@@ -13,6 +13,8 @@ use super::bytes::{Reader, Writer, corrupt};
 /// Longest entry: more than a file with a hundred thousand holes.
 pub const ENTRY_BYTES_MAX: usize = 16 << 20;
 
+/// Attributes of an entry at most: their names have 64 KiB on Linux.
+const ATTRIBUTES_MAX: usize = 32 << 10;
 /// How deep an entry may lie below the root.
 pub const LEVELS_MAX: usize = 4096;
 
@@ -169,7 +171,7 @@ pub fn encode(entry: &Entry, out: &mut Vec<u8>) {
 pub fn decode(held: &mut Vec<u8>, each: &mut dyn FnMut(Entry) -> Result<()>) -> Result<()> {
     let mut taken = 0;
     while let Some(length) = held.get(taken..taken + 4) {
-        let length = Reader(length).u32()? as usize;
+        let length = Reader(length, None).u32()? as usize;
         if length > ENTRY_BYTES_MAX {
             return Err(corrupt("an entry of the listing can't be so long"));
         }
@@ -182,11 +184,15 @@ pub fn decode(held: &mut Vec<u8>, each: &mut dyn FnMut(Entry) -> Result<()>) -> 
 }
 
 fn one(bytes: &[u8]) -> Result<Entry> {
-    let r = &mut Reader(bytes);
+    let r = &mut Reader(bytes, None);
     let path = r.bytes()?.to_vec();
     let (mode, uid, gid, seconds, nanoseconds) = (r.u32()?, r.u32()?, r.u32()?, r.u64()? as i64, r.u32()?);
     let mut attributes = Vec::new();
-    for _ in 0..r.count(8)? {
+    let count = r.count(8, 0)?;
+    if count > ATTRIBUTES_MAX {
+        return Err(corrupt("an entry of the listing can't have so many attributes"));
+    }
+    for _ in 0..count {
         attributes.push((r.bytes()?.to_vec(), r.bytes()?.to_vec()));
     }
     let what = match r.u8()? {
@@ -194,7 +200,7 @@ fn one(bytes: &[u8]) -> Result<Entry> {
         2 => {
             let bytes = r.u64()?;
             let (mut data, mut end) = (Vec::new(), 0);
-            for _ in 0..r.count(16)? {
+            for _ in 0..r.count(16, 0)? {
                 let (at, length) = (r.u64()?, r.u64()?);
                 let inside = at >= end && at.checked_add(length).is_some_and(|end| end <= bytes);
                 if !inside {

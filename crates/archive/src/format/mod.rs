@@ -66,4 +66,10 @@ impl Identity {
     pub fn checksum(&self, bytes: &[u8]) -> u64 {
         onefold_core::checksum::fast(self.key, bytes)
     }
+
+    /// The checksum of `parts` one behind the other.
+    #[must_use]
+    pub(crate) fn checksum_of(&self, parts: &[&[u8]]) -> u64 {
+        onefold_core::checksum::fast_of(self.key, parts)
+    }
 }

@@ -74,16 +74,17 @@ impl Summary {
                 fingerprints.iter().for_each(|fingerprint| {
                     self.hasher.update(&fingerprint.0);
                 });
-                self.bytes += u64::from(*bytes);
+                self.bytes = self.bytes.wrapping_add(u64::from(*bytes));
                 self.chunks += fingerprints.len() as u64;
             }
             Part::Zeroes(bytes) => {
                 self.hasher.update(&bytes.to_le_bytes());
-                self.bytes += bytes;
+                // What a hostile recipe says may be anything; its end does not agree then.
+                self.bytes = self.bytes.wrapping_add(*bytes);
             }
             Part::Slice { fingerprint, skip, bytes, .. } => {
                 self.hasher.update(&fingerprint.0).update(&skip.to_le_bytes()).update(&bytes.to_le_bytes());
-                self.bytes += u64::from(*bytes);
+                self.bytes = self.bytes.wrapping_add(u64::from(*bytes));
                 self.chunks += 1;
             }
             Part::End(_) => {}
@@ -216,7 +217,10 @@ pub(crate) fn encode(part: &Part, w: &mut Writer) {
 /// # Errors
 /// `Corrupt`.
 pub fn parts(piece: &[u8]) -> Result<Vec<Part>> {
-    let mut r = Reader(piece);
+    if piece.len() > PIECE_BYTES {
+        return Err(corrupt("a piece of a recipe can't be so long"));
+    }
+    let mut r = Reader(piece, None);
     let mut parts = Vec::new();
     let address = |r: &mut Reader<'_>| -> Result<Address> {
         let mut number = [0; 8];

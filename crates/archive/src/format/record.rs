@@ -5,9 +5,16 @@ use onefold_core::Result;
 use super::{
     Address, ContainerId,
     bytes::{Reader, Writer, corrupt},
-    container::Holds,
+    container::{Holds, META_BYTES_MAX, RAW_BYTES_MAX},
 };
-use crate::{nodes::code::COLUMNS_MAX, placement::Class};
+use crate::{memory::Drawn, nodes::code::COLUMNS_MAX, placement::Class, settings::SLOTS_MAX};
+
+/// Memory that a number of a container takes in tables.
+pub(crate) const ID_MEMORY: usize = 40;
+/// Memory that something small takes in tables which are found by a number.
+pub(crate) const ENTRY_MEMORY: usize = 112;
+/// Memory that a container takes in tables.
+pub(crate) const CONTAINER_MEMORY: usize = 256;
 
 /// Who fills a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -324,7 +331,12 @@ impl Stored {
         if [r.u8()?, r.u8()?] != [1, 0] {
             return Err(corrupt("a container has shards that this version does not know"));
         }
-        Ok(Stored { id, holds, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? })
+        let stored = Stored { id, holds, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? };
+        let meta_bytes = stored.place.meta_bytes as usize;
+        if stored.chunks as usize > SLOTS_MAX || stored.raw_bytes as usize > RAW_BYTES_MAX || meta_bytes > META_BYTES_MAX {
+            return Err(corrupt(format!("container {id} can't be so large")));
+        }
+        Ok(stored)
     }
 }
 
@@ -372,7 +384,8 @@ pub(crate) fn pieces(w: &mut Writer, all: &[Pieces]) {
 }
 
 pub(crate) fn pieces_of(r: &mut Reader<'_>) -> Result<Vec<Pieces>> {
-    let n = r.count(12)?;
+    // Once more when what goes is counted.
+    let n = r.count(12, 2 * size_of::<Pieces>())?;
     (0..n).map(|_| Ok(Pieces { container: id(r)?, first: r.u16()?, count: r.u16()? })).collect()
 }
 
@@ -389,7 +402,7 @@ pub(crate) fn index_files(w: &mut Writer, files: &[IndexFile]) {
 }
 
 pub(crate) fn index_files_of(r: &mut Reader<'_>) -> Result<Vec<IndexFile>> {
-    let n = r.count(24)?;
+    let n = r.count(24, size_of::<IndexFile>())?;
     (0..n).map(|_| Ok(IndexFile { number: r.u64()?, pages: r.u32()?, filter_pages: r.u32()?, entries: r.u64()? })).collect()
 }
 
@@ -402,7 +415,7 @@ fn bits(w: &mut Writer, all: &[(ContainerId, Vec<u8>)]) {
 }
 
 fn bits_of(r: &mut Reader<'_>) -> Result<Vec<(ContainerId, Vec<u8>)>> {
-    let n = r.count(12)?;
+    let n = r.count(12, ENTRY_MEMORY)?;
     (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec()))).collect()
 }
 
@@ -423,7 +436,7 @@ fn ids(w: &mut Writer, all: &[ContainerId]) {
 }
 
 fn ids_of(r: &mut Reader<'_>) -> Result<Vec<ContainerId>> {
-    let n = r.count(8)?;
+    let n = r.count(8, ID_MEMORY)?;
     (0..n).map(|_| id(r)).collect()
 }
 
@@ -433,7 +446,7 @@ fn stored(w: &mut Writer, all: &[Stored]) {
 }
 
 fn stored_of(r: &mut Reader<'_>) -> Result<Vec<Stored>> {
-    let n = r.count(Stored::BYTES)?;
+    let n = r.count(Stored::BYTES, CONTAINER_MEMORY)?;
     (0..n).map(|_| Stored::decode(r)).collect()
 }
 
@@ -451,9 +464,15 @@ impl Record {
     /// # Errors
     /// `Corrupt`.
     pub fn decode_all(payload: &[u8]) -> Result<Vec<Record>> {
-        let mut r = Reader(payload);
+        Record::decode_within(payload, Drawn::free())
+    }
+
+    /// The same within a budget.
+    pub(crate) fn decode_within(payload: &[u8], drawn: &Drawn) -> Result<Vec<Record>> {
+        let mut r = Reader(payload, Some(drawn));
         let mut records = Vec::new();
         while !r.0.is_empty() {
+            drawn.more(size_of::<Record>() as u64)?;
             records.push(Record::decode(&mut r)?);
         }
         Ok(records)
@@ -558,6 +577,9 @@ impl Record {
                 let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
                 let (first, count, segment) = (id(r)?, r.u64()?, r.u32()?.checked_sub(1));
                 let class = if kind == 1 { (Class::Plain, 0) } else { class_of(r)? };
+                if kind == 21 && class.0 == Class::Plain {
+                    return Err(corrupt("a record gives a class to a segment that has none"));
+                }
                 Record::Reserved { owner, first, count, segment, class }
             }
             2 => {
@@ -573,13 +595,13 @@ impl Record {
             5 => Record::Renamed { from: r.text()?, to: r.text()? },
             6 => Record::Abandoned { containers: ids_of(r)? },
             7 => Record::Imported { files: index_files_of(r)?, upto: r.u64()? },
-            8 => Record::Counted { file: r.u64()?, differences: r.u64()?, upto: r.u64()? },
+            8 => Record::Counted { file: r.counter()?, differences: r.u64()?, upto: r.u64()? },
             9 => Record::Condemned { containers: bits_of(r)? },
             24 => Record::Damaged { containers: bits_of(r)? },
             10 => Record::Dropped { containers: ids_of(r)?, spared: ids_of(r)? },
             11 => Record::Merged { from: ids_of(r)?, to: Stored::decode(r)? },
             12 => {
-                let n = r.count(20)?;
+                let n = r.count(20, size_of::<Place>())?;
                 Record::Freed { places: (0..n).map(|_| Place::decode(r)).collect::<Result<_>>()? }
             }
             13 => Record::Turned,
@@ -589,17 +611,17 @@ impl Record {
             17 => Record::VolumeDeleted { id: r.u64()? },
             18 => Record::Unmapped { id: r.u64()?, first: r.u64()?, count: r.u64()? },
             19 => {
-                let (id, n) = (r.u64()?, r.count(24)?);
+                let (id, n) = (r.u64()?, r.count(24, size_of::<Remapped>())?);
                 let changes = (0..n).map(|_| Ok(Remapped { block: r.u64()?, old: unpacked_of(r)?, new: unpacked_of(r)? }));
                 Record::Mapped { id, changes: changes.collect::<Result<_>>()? }
             }
             22 => {
                 let from = ids_of(r)?;
-                let to = (0..r.count(Stored::BYTES + 4)?).map(|_| Ok((Stored::decode(r)?, ids_of(r)?)));
+                let to = (0..r.count(Stored::BYTES + 4, CONTAINER_MEMORY)?).map(|_| Ok((Stored::decode(r)?, ids_of(r)?)));
                 Record::Settled { from, to: to.collect::<Result<_>>()? }
             }
             23 => {
-                let n = r.count(16)?;
+                let n = r.count(16, 16)?;
                 Record::Changed { containers: (0..n).map(|_| Ok((id(r)?, r.u64()?))).collect::<Result<_>>()? }
             }
             20 => Record::Finished { containers: stored_of(r)?, finished: ids_of(r)? },

@@ -172,7 +172,7 @@ fn next_number(archive: &Archive, tables: &Tables) -> Result<u64> {
             archive.files.remove(&name)?;
         }
     }
-    Ok(highest + 1)
+    Ok(highest.saturating_add(1))
 }
 
 /// Throws the index away and makes it anew from the metadata of all containers.

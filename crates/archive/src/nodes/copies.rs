@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{
     archive::{find_label, log_name},
-    format::frame,
+    log::LogReader,
+    memory::Drawn,
 };
 
 /// Bytes copied at once.
@@ -97,6 +98,10 @@ impl File for Copies {
         self.any(|file| file.bytes())
     }
 
+    fn occupied(&self) -> Result<u64> {
+        self.any(|file| file.occupied())
+    }
+
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
         self.any(|file| file.read_at(at, into))
     }
@@ -122,8 +127,9 @@ impl File for Copies {
     }
 }
 
-/// How far a copy is: the label's generation, and the last change of its log; with the bytes of both.
-type Reached = ((u64, u64), Vec<u8>);
+/// How far a copy is: the label's generation, and the last change of its log; with the label's bytes, and the length of the log and its last checksum,
+/// which all frames before went into.
+type Reached = ((u64, u64), (Vec<u8>, u64, u64));
 
 /// Makes the copies equal after a crash: the one that is farthest is read from now on, and with `alone` the others get what they lack. The commit lock is
 /// held.
@@ -151,20 +157,19 @@ pub(super) fn compare(shared: &Shared, alone: bool) -> Result<()> {
 fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
     let label = find_label(files)?;
     let log = files.open(&log_name(label.snapshot))?;
-    let mut bytes = vec![0; usize::try_from(log.bytes()?).unwrap_or(0)];
-    let n = log.read_at(0, &mut bytes)?;
-    bytes.truncate(n);
-    let (mut at, mut last, mut chain) = (0, 0, None);
-    while let Some((frame, before)) = frame::decode(&shared.identity, bytes.get(at..).unwrap_or_default(), false) {
-        if chain.is_some_and(|chain| chain != (frame.sequence - 1, before)) {
+    let mut frames = LogReader::new(&*log, 0, Drawn::free())?;
+    let (mut end, mut chain) = (0, None);
+    while let Some((frame, before)) = frames.frame(&shared.identity, false)? {
+        if chain.is_some_and(|(sequence, checksum): (u64, u64)| (sequence.checked_add(1), checksum) != (Some(frame.sequence), before)) {
             break;
         }
-        (last, chain) = (frame.sequence, Some((frame.sequence, frame.checksum)));
-        at += frame.bytes as usize;
+        chain = Some((frame.sequence, frame.checksum));
+        let bytes = frame.bytes;
+        end += bytes;
+        frames.pass(bytes);
     }
-    bytes.truncate(at);
-    bytes.extend(label.encode());
-    Ok(((label.generation, last), bytes))
+    let (last, checksum) = chain.unwrap_or_default();
+    Ok(((label.generation, last), (label.encode(), end, checksum)))
 }
 
 /// Makes bytes of a file durable on all copies that have them; true when a change needs no more copies than these, or no more are there.

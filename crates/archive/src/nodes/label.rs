@@ -112,7 +112,7 @@ impl NodeLabel {
         if bytes.len() != PLACE_BYTES || !bytes.starts_with(MAGIC) {
             return Ok(None);
         }
-        let mut r = Reader(&bytes[8..]);
+        let mut r = Reader(&bytes[8..], None);
         let version = r.u32()?;
         if version != VERSION {
             return Err(Error::new(Kind::Unsupported, format!("the node has format {version}; this program knows {VERSION}")));
@@ -123,7 +123,7 @@ impl NodeLabel {
         }
         let (number, nodes, n, k, settled) = (r.u8()?, r.u8()?, r.u8()?, r.u8()?, r.u8()? == 1);
         r.take(3)?;
-        let (epoch, members) = (r.u64()?, r.u64()?);
+        let (epoch, members) = (r.counter()?, r.u64()?);
         if usize::from(nodes) > NODES_MAX || number >= nodes || n > nodes || k == 0 || k > n {
             return Err(corrupt("the label of a node can't be true"));
         }

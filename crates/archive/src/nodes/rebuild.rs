@@ -194,7 +194,7 @@ impl Cursor {
         let Ok(file) = files.open(CURSOR) else { return Ok(None) };
         let mut bytes = [0; 36];
         let n = file.read_at(0, &mut bytes)?;
-        let mut r = Reader(&bytes);
+        let mut r = Reader(&bytes, None);
         let (id, segment, epoch, sum) = (r.array::<16>()?, r.u32()?, r.u64()?, r.u64()?);
         let identity = &nodes.shared().identity;
         // A torn one is still the sign of a directory that was being filled.

@@ -57,7 +57,7 @@ impl Layout {
         if bytes[HEADER_BYTES - 8..] != shared.identity.checksum(body).to_le_bytes() {
             return Err(damaged());
         }
-        let mut r = Reader(body);
+        let mut r = Reader(body, None);
         let (magic, archive, number, own, data, n) = (r.take(8)?, r.take(16)?, r.u32()?, r.u8()?, r.u8()?, usize::from(r.u16()?));
         let known = magic == MAGIC && archive == shared.identity.id && number == segment && data > 0;
         if !known

@@ -2,7 +2,7 @@
 
 use std::{fs::File, os::unix::fs::FileExt};
 
-use onefold_core::{BLOCK_BYTES, Error, Result, object::Refusal};
+use onefold_core::{BLOCK_BYTES, Error, Kind, Result, object::Refusal};
 use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 
 /// Runs of free blocks that are worth a system call to give back to the host.
@@ -27,10 +27,18 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// The blocks of a data file, of which these are in use.
-    pub(super) fn of(file: File, used: &[u32]) -> Blocks {
+    ///
+    /// # Errors
+    /// `Corrupt` when the file does not have them, and those of the system.
+    pub(super) fn of(file: File, used: &[u32]) -> Result<Blocks> {
+        // What a folder names was written before it was named. A number beyond the file would ask for memory for all blocks before it.
+        let end = file.metadata().map_err(|e| Error::from_io("the data file of the store", e))?.len().div_ceil(BLOCK_BYTES as u64);
+        if let Some(block) = used.iter().find(|block| u64::from(**block) >= end) {
+            return Err(Error::new(Kind::Corrupt, format!("the tables of the store name block {block}, and its data file has {end}")));
+        }
         let mut blocks = Blocks { file, used: Vec::new(), taken: 0, cursor: 0, leaving: Vec::new(), dirty: false };
         used.iter().for_each(|block| blocks.take(*block));
-        blocks
+        Ok(blocks)
     }
 
     fn take(&mut self, block: u32) {
@@ -90,7 +98,7 @@ impl Blocks {
             if let Err(e) = self.file.write_all_at(&run, u64::from(places[from]) * BLOCK_BYTES as u64) {
                 places.iter().for_each(|block| self.free(*block));
                 let error = Error::from_io("the data file of the store", e);
-                return Err(if error.kind() == onefold_core::Kind::NoSpace { Refusal::Full } else { Refusal::Failed(error) });
+                return Err(if error.kind() == Kind::NoSpace { Refusal::Full } else { Refusal::Failed(error) });
             }
             from = to;
         }
@@ -99,8 +107,11 @@ impl Blocks {
     }
 
     fn free(&mut self, block: u32) {
-        self.used[block as usize / 64] &= !(1 << (block % 64));
-        self.taken -= 1;
+        // A damaged folder may name a block twice.
+        if !self.is_free(block as usize) {
+            self.used[block as usize / 64] &= !(1 << (block % 64));
+            self.taken -= 1;
+        }
     }
 
     /// Notes that a block is let go by the transaction at work.

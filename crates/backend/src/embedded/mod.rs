@@ -178,7 +178,7 @@ impl EmbeddedStore {
         let again = data.try_clone().map_err(|e| Error::from_io(own.at(DATA), e))?;
         let (tables, kind) = Tables::open(tables, again).map_err(|e| e.context(folder.display()))?;
         let used = tables.used_blocks()?;
-        let blocks = Blocks::of(data, &used);
+        let blocks = Blocks::of(data, &used)?;
         let shared = Arc::new(Shared {
             tables,
             blocks: Mutex::new(blocks),

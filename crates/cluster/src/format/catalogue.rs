@@ -83,7 +83,9 @@ impl Format {
         Ok(())
     }
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// The value of the catalogue.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
         let mut value = MAGIC.to_vec();
         value.extend(VERSION.to_le_bytes());
         let features = if self.volume_cut == Cut::Content { VOLUMES_BY_CONTENT } else { 0 };
@@ -101,7 +103,11 @@ impl Format {
         value
     }
 
-    pub(crate) fn decode(value: &[u8]) -> Result<Format> {
+    /// What a value of the catalogue says.
+    ///
+    /// # Errors
+    /// `Corrupt`, and `Unsupported` for a newer version.
+    pub fn decode(value: &[u8]) -> Result<Format> {
         let bad = || corrupt("the catalogue of the store is damaged");
         let array = |at: usize, bytes: usize| value.get(at..at + bytes).ok_or_else(bad);
         if array(0, 8)? != MAGIC {
@@ -153,13 +159,19 @@ pub struct Named {
 }
 
 impl Named {
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// The value of a name.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
         let mut value = vec![u8::from(self.what == What::Put) + 1];
         [self.id, self.bytes, self.pieces].iter().for_each(|number| value.extend(number.to_le_bytes()));
         value
     }
 
-    pub(crate) fn decode(value: &[u8]) -> Result<Named> {
+    /// What a value says.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn decode(value: &[u8]) -> Result<Named> {
         let bad = || corrupt("a name in the catalogue is damaged");
         let number =
             |at: usize| -> Result<u64> { Ok(u64::from_le_bytes(value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?)) };

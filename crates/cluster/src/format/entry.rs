@@ -123,7 +123,11 @@ pub fn decode_pending(object: ObjectId, offset: u32, value: &[u8]) -> Result<Chu
         return Err(bad());
     }
     let hash = value[..32].try_into().map_err(|_| bad())?;
-    Ok(Chunk { id: ChunkId { hash, length: u32::from_le_bytes([value[32], value[33], value[34], 0]) }, copy: value[35] })
+    let length = u32::from_le_bytes([value[32], value[33], value[34], 0]);
+    if !(1..=CHUNK_MAX).contains(&length) {
+        return Err(bad());
+    }
+    Ok(Chunk { id: ChunkId { hash, length }, copy: value[35] })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! *Invariant:* a decoder takes hostile bytes and gives a typed value or `Corrupt`; it never panics.
 
 pub(crate) mod attempt;
-pub(crate) mod catalogue;
+pub mod catalogue;
 pub mod entry;
 pub mod key;
 pub mod recut;

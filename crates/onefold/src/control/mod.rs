@@ -94,7 +94,7 @@ impl VolumeLine {
 }
 
 /// The kinds by their names on the wire.
-const KINDS: [(Kind, &str); 10] = [
+const KINDS: [(Kind, &str); 11] = [
     (Kind::InvalidInput, "invalid-input"),
     (Kind::NotFound, "not-found"),
     (Kind::Exists, "exists"),
@@ -105,6 +105,7 @@ const KINDS: [(Kind, &str); 10] = [
     (Kind::Unsupported, "unsupported"),
     (Kind::Denied, "denied"),
     (Kind::Io, "io"),
+    (Kind::Memory, "memory"),
 ];
 
 impl From<&Error> for Answer {
@@ -131,6 +132,39 @@ mod tests {
             let error = told(&name, message);
             assert_eq!((error.kind(), error.to_string().as_str()), (kind, "a sentence"));
         }
+    }
+
+    #[test]
+    fn rule_49_any_line_is_a_request_or_an_error() {
+        let good = [
+            Request::Pid,
+            Request::Status,
+            Request::VolumeCreate { name: "a\u{7f}".into(), bytes: u64::MAX, critical: vec![0..5, 9..10] },
+            Request::VolumeRename { name: "a".into(), new_name: "b".into() },
+            Request::Put { name: "s".into(), tree: true },
+        ];
+        let mut state = 1u64;
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % n
+        };
+        let mut understood = 0;
+        for round in 0..20_000 {
+            let mut line = serde_json::to_vec(&good[round % good.len()]).unwrap();
+            for _ in 0..below(4) {
+                let at = below(line.len());
+                match below(3) {
+                    0 => line[at] = br#"{}[]",:0-9eE.\u"#[below(15)],
+                    1 => drop(line.remove(at)),
+                    _ => line.insert(at, below(256) as u8),
+                }
+            }
+            // What a server makes of it; deep nesting ends at the parser's own limit.
+            understood += u32::from(serde_json::from_slice::<Request>(&line).is_ok());
+        }
+        assert!(understood > 4000, "{understood}");
+        let deep = [&b"{\"ask\":"[..], &vec![b'['; REQUEST_MAX as usize]].concat();
+        assert!(serde_json::from_slice::<Request>(&deep).is_err());
     }
 
     #[test]

@@ -146,7 +146,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         }
         Verb::Attach { archive, nodes, answer } => {
             let directory = ArchiveDir::create(&archive, &nodes)?;
-            directory.open_to_read()?;
+            directory.open_to_read(onefold_archive::settings::READER_BYTES)?;
             answer.tell(
                 &json!({ "archive": archive.display().to_string(), "nodes": nodes.len() }),
                 format_args!("attached {}", archive.display()),

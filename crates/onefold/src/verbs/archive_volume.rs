@@ -153,7 +153,7 @@ pub(super) fn apply(archive: &Archive, request: &Request) -> Result<()> {
 }
 
 fn list(path: &Path, answer: Answer) -> Result<(), Failure> {
-    let lines = lines(&*ArchiveDir::look(path)?.open_to_read()?);
+    let lines = lines(&*ArchiveDir::look(path)?.open_to_read(onefold_archive::settings::READER_BYTES)?);
     if answer.json {
         output::json(&lines)?;
     } else if lines.is_empty() {

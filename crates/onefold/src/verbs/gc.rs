@@ -39,6 +39,10 @@ pub(crate) struct Options {
     #[arg(long)]
     no_wait: bool,
 
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
@@ -72,7 +76,7 @@ struct Done {
 /// Collects, and tells what was freed.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let directory = ArchiveDir::look(&options.archive)?;
-    let archive = directory.open(Settings::default())?;
+    let archive = directory.open(Settings { memory: options.memory.0, ..Settings::default() })?;
     let bar = Progress::of("gc", "steps");
     let collect = Collect {
         now: now(),

@@ -19,6 +19,10 @@ pub(crate) struct Options {
     /// A stored directory, to list what is in it
     name: Option<String>,
 
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
@@ -42,7 +46,7 @@ struct Line {
 
 /// Lists.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let archive = ArchiveDir::look(&options.archive)?.open_to_read()?;
+    let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
     if let Some(name) = &options.name {
         let stream = reader.stream(name)?;

@@ -41,6 +41,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
     #[command(flatten)]
     answer: Answer,
 }
@@ -96,7 +100,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return cluster::scrub(&url, true, options.answer);
     }
     if ArchiveDir::is_there(&options.store) {
-        return archive::run(&options.store, Extent { data: true, repair: false, only: options.only.as_deref() }, options.answer.json);
+        return archive::run(
+            &options.store,
+            Extent { data: true, repair: false, only: options.only.as_deref(), memory: options.memory.0 },
+            options.answer.json,
+        );
     }
     if options.only.is_some() {
         return Err(Failure::usage("--only is for archives"));

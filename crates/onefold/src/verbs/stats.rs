@@ -25,6 +25,10 @@ pub(crate) struct Options {
     /// The archive
     archive: PathBuf,
 
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
@@ -140,13 +144,13 @@ struct Absent {
 
 /// Tells.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    show(&options.archive, options.json)
+    show(&options.archive, options.memory.0, options.json)
 }
 
 /// Tells about the archive at `path`.
-pub(crate) fn show(path: &Path, json: bool) -> Result<(), Failure> {
+pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> {
     let directory = ArchiveDir::look(path)?;
-    let archive = directory.open_to_read()?;
+    let archive = directory.open_to_read(memory)?;
     let nodes = directory.nodes(false, false)?;
     let absent = nodes.iter().flat_map(|nodes| nodes.absent()).map(|(node, why)| Absent {
         node,

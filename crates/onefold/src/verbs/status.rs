@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use onefold_archive::settings::READER_BYTES;
 use onefold_core::Result;
 
 use super::{cluster, served_or_not, stats};
@@ -28,7 +29,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return cluster::status(&url, options.json);
     }
     if ArchiveDir::is_there(&options.store) {
-        return stats::show(&options.store, options.json);
+        return stats::show(&options.store, READER_BYTES, options.json);
     }
     let file = StoreFile::look(&options.store)?;
     let report = served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;

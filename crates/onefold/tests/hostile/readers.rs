@@ -1,1 +1,349 @@
 //! Hostile archives and stores that somebody opens: rule 9.
+//!
+//! Each is read by the command in a process that may have 512 MiB of memory and 30 seconds.
+
+use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
+
+use onefold_archive::{
+    Class,
+    format::{
+        Address, ContainerId, Identity,
+        container::Holds,
+        frame,
+        label::{Found, Label},
+        listing,
+        recipe::RecipeWriter,
+        record::{Owner, Pieces, Place, Record, Shape, Stored, Stream},
+    },
+};
+use onefold_core::{
+    Fingerprint,
+    tree::{Entry, What},
+};
+
+use crate::support::{Desk, Said, noise};
+
+const MEMORY_KIB: u32 = 512 << 10;
+const SECONDS: u32 = 30;
+
+/// Runs `onefold` within bounds.
+fn bounded(desk: &Desk, arguments: &str) -> Command {
+    let mut command = Command::new("sh");
+    let limits = format!("ulimit -v {MEMORY_KIB}; exec timeout -s KILL {SECONDS} \"$0\" {arguments}");
+    command.args(["-c", &limits, env!("CARGO_BIN_EXE_onefold")]).current_dir(desk.path("."));
+    command
+}
+
+/// The command ends by itself, with one sentence at most.
+#[track_caller]
+fn ends(desk: &Desk, arguments: &str) -> Said {
+    let output = bounded(desk, arguments).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let said = Said { status: output.status, out: text(&output.stdout[..output.stdout.len().min(4096)]), err: text(&output.stderr) };
+    assert!(matches!(said.status.code(), Some(0 | 1)) && said.err.lines().count() <= 1, "onefold {arguments}: {said:?}");
+    said
+}
+
+/// Each verb that reads ends by itself; gives what they said on standard error.
+#[track_caller]
+fn all_end(desk: &Desk) -> Vec<(&'static str, Said)> {
+    let verbs = ["ls a", "get a one", "get a one --verify", "check a", "scrub a", "gc a", "stats a"];
+    verbs.map(|verb| (verb, ends(desk, &format!("{verb} > out")))).into()
+}
+
+/// An archive whose bytes the test writes itself, with checksums that are right.
+struct Forged {
+    desk: Desk,
+    identity: Identity,
+}
+
+impl Forged {
+    /// An archive with the stream `one`, uncompressed.
+    fn new() -> Forged {
+        let desk = Desk::new();
+        desk.ok("archive create a --compress none");
+        fs::write(desk.path("file"), noise(1, 1 << 20)).unwrap();
+        desk.ok("put a one file");
+        let label = fs::read(desk.path("a/label")).unwrap();
+        let Some(Found::Good(label)) = label.chunks(4096).map(Label::decode).find(|found| matches!(found, Found::Good(_))) else {
+            panic!()
+        };
+        Forged { identity: label.identity(), desk }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.desk.path(&format!("a/{name}"))
+    }
+
+    /// Appends a frame to the log.
+    fn append(&self, records: &[Record]) {
+        let path = self.path("log-0000000001");
+        let bytes = fs::read(&path).unwrap();
+        let (mut at, mut last) = (0, (0, 0, 1));
+        while let Some((frame, _)) = frame::decode(&self.identity, &bytes[at..], false) {
+            last = (frame.sequence, frame.checksum, frame.epoch);
+            at += frame.bytes as usize;
+        }
+        let (frame, _) = frame::encode(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records));
+        fs::File::options().write(true).open(path).unwrap().write_all_at(&frame, at as u64).unwrap();
+    }
+
+    /// Changes the metadata of the first container that holds chunks of streams, and mends its checksum.
+    fn change_container(&self, change: impl Fn(&mut [u8])) {
+        let file = fs::File::options().read(true).write(true).open(self.path("segment-00000001")).unwrap();
+        let mut header = [0; 128];
+        file.read_exact_at(&mut header, 0).unwrap();
+        assert!(header.starts_with(b"ONEFCONT") && header[36] == 1);
+        let mut metadata = vec![0; number(&header, 48) as usize];
+        file.read_exact_at(&mut metadata, 0).unwrap();
+        change(&mut metadata);
+        seal(&self.identity, &mut metadata);
+        file.write_all_at(&metadata, 0).unwrap();
+    }
+
+    /// Adds a stream whose containers, of chunks and of pieces of recipes, are these.
+    fn add(&self, name: &str, stream: Stream, containers: [(u64, Holds, Vec<Group>); 2]) {
+        let (mut segment, mut all) = (Vec::new(), Vec::new());
+        for (id, holds, groups) in containers {
+            let (metadata, bytes) = container(&self.identity, id, holds, &groups);
+            let place = Place { segment: 50, at: segment.len() as u64, bytes: bytes.len() as u32, meta_bytes: metadata };
+            let raw_bytes = groups.iter().map(|group| group.raw).sum();
+            let chunks = groups.iter().map(|group| group.chunks.len() as u32).sum();
+            all.push(Stored { id: ContainerId(id), holds, chunks, raw_bytes, place });
+            segment.extend(bytes);
+            segment.resize(segment.len().next_multiple_of(4096), 0);
+        }
+        fs::write(self.path("segment-00000050"), segment).unwrap();
+        let class = (Class::Plain, 0);
+        let reserved = Record::Reserved { owner: Owner::Ingest, first: ContainerId(5000), count: 10, segment: Some(50), class };
+        self.append(&[reserved, Record::Put { name: name.into(), stream, containers: all, finished: Vec::new() }]);
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn seal(identity: &Identity, metadata: &mut [u8]) {
+    metadata[120..128].fill(0);
+    let checksum = identity.checksum(metadata);
+    metadata[120..128].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// A group of chunks as it is stored.
+struct Group {
+    /// 0 as it is, 1 LZ4.
+    compression: u8,
+    stored: Vec<u8>,
+    raw: u32,
+    /// Fingerprint and length of each.
+    chunks: Vec<(Fingerprint, u32)>,
+}
+
+/// The bytes of a container, and how many of them are metadata.
+fn container(identity: &Identity, id: u64, holds: Holds, groups: &[Group]) -> (u32, Vec<u8>) {
+    let chunks: usize = groups.iter().map(|group| group.chunks.len()).sum();
+    let length = 128 + 24 * groups.len() + 32 * chunks;
+    let all = length + groups.iter().map(|group| group.stored.len()).sum::<usize>();
+    let mut metadata = [b"ONEFCONT", &identity.id[..], &id.to_le_bytes(), &1u32.to_le_bytes()].concat();
+    metadata.extend([if holds == Holds::Data { 1 } else { 2 }, 0, 1, 0]);
+    for n in [chunks, groups.len(), length, all] {
+        metadata.extend((n as u32).to_le_bytes());
+    }
+    metadata.resize(128, 0);
+    let mut at = length;
+    for group in groups {
+        for n in [at as u32, group.stored.len() as u32, group.raw] {
+            metadata.extend(n.to_le_bytes());
+        }
+        metadata.extend([group.compression, 0, 0, 0]);
+        metadata.extend(identity.checksum(&group.stored).to_le_bytes());
+        at += group.stored.len();
+    }
+    let mut slot = 0u16;
+    for (n, group) in groups.iter().enumerate() {
+        let mut inside = 0u32;
+        for (fingerprint, bytes) in &group.chunks {
+            metadata.extend(fingerprint.0);
+            metadata.extend(&id.to_le_bytes()[..5]);
+            metadata.extend(slot.to_le_bytes());
+            metadata.push(n as u8);
+            metadata.extend(inside.to_le_bytes());
+            metadata.extend(bytes.to_le_bytes());
+            (slot, inside) = (slot + 1, inside + bytes);
+        }
+    }
+    seal(identity, &mut metadata);
+    (length as u32, [metadata].into_iter().chain(groups.iter().map(|group| group.stored.clone())).flatten().collect())
+}
+
+/// Zeroes, in LZ4.
+fn zeroes(bytes: usize) -> Vec<u8> {
+    let more = bytes - 1 - 5 - 19;
+    let lengths = std::iter::repeat_n(255, more / 255).chain([(more % 255) as u8]);
+    [0x1f, 0, 1, 0].into_iter().chain(lengths).chain([0x50, 0, 0, 0, 0, 0]).collect()
+}
+
+/// A recipe in pieces, each a chunk of container 5001, from what `fill` says. `filler` pieces hold as much as fits.
+fn recipe(fill: impl FnOnce(&mut RecipeWriter, &mut dyn FnMut(Vec<u8>))) -> Vec<Vec<u8>> {
+    let (mut writer, mut pieces) = (RecipeWriter::default(), Vec::new());
+    fill(&mut writer, &mut |piece| pieces.push(piece));
+    writer
+        .end(&mut |piece| {
+            pieces.push(piece);
+            Ok(())
+        })
+        .unwrap();
+    pieces
+}
+
+fn pieces_of(slot: u16, count: u16) -> Pieces {
+    Pieces { container: ContainerId(5001), first: slot, count }
+}
+
+/// Groups of one piece each.
+fn groups_of(pieces: &[Vec<u8>]) -> Vec<Group> {
+    let group = |piece: &Vec<u8>| Group {
+        compression: 0,
+        stored: piece.clone(),
+        raw: piece.len() as u32,
+        chunks: vec![(Fingerprint([9; 16]), piece.len() as u32)],
+    };
+    pieces.iter().map(group).collect()
+}
+
+fn stream(shape: Shape, bytes: u64, chunks: u64) -> Stream {
+    Stream { shape, created: 0, bytes, added: 0, chunks, recipe: Vec::new(), listing: Vec::new() }
+}
+
+#[test]
+fn rule_09_groups_that_do_not_follow_one_another_are_damage() {
+    // The first two groups changed places; they overlap; there is a gap between them.
+    let swapped = |metadata: &mut [u8]| {
+        let first: Vec<u8> = metadata[128..152].to_vec();
+        metadata.copy_within(152..176, 128);
+        metadata[152..176].copy_from_slice(&first);
+    };
+    let overlapping = |metadata: &mut [u8]| metadata.copy_within(128..132, 152);
+    let apart = |metadata: &mut [u8]| {
+        let at = number(metadata, 152) + 1;
+        metadata[152..156].copy_from_slice(&at.to_le_bytes());
+    };
+    let changes: [&dyn Fn(&mut [u8]); 3] = [&swapped, &overlapping, &apart];
+    for change in changes {
+        let forged = Forged::new();
+        forged.change_container(change);
+        for (verb, said) in all_end(&forged.desk) {
+            let reads = ["get", "check", "scrub"].iter().any(|of| verb.starts_with(of));
+            assert!(!reads || said.err.contains("container") || said.err.contains("damaged"), "{verb}: {said:?}");
+        }
+    }
+}
+
+#[test]
+fn rule_09_chunks_tile_their_group() {
+    // The second chunk lies where the first one does.
+    let forged = Forged::new();
+    forged.change_container(|metadata| {
+        let chunks = 128 + 24 * number(metadata, 44) as usize;
+        metadata[chunks + 32 + 24..chunks + 32 + 28].fill(0);
+    });
+    assert!(ends(&forged.desk, "get a one > out").err.contains("container"));
+    assert!(ends(&forged.desk, "check a > out").err.contains("damaged"));
+}
+
+#[test]
+fn rule_09_a_sparse_log_takes_no_memory() {
+    let forged = Forged::new();
+    fs::File::options().write(true).open(forged.path("log-0000000001")).unwrap().set_len(200 << 30).unwrap();
+    for (verb, said) in all_end(&forged.desk) {
+        assert!(said.err.contains("operations log"), "{verb}: {said:?}");
+    }
+}
+
+#[test]
+fn rule_09_a_sparse_snapshot_is_over_budget_and_no_damage() {
+    let forged = Forged::new();
+    let path = forged.path("snapshot-0000000001");
+    let mut header = fs::read(&path).unwrap()[..40].to_vec();
+    header[16..24].copy_from_slice(&(200u64 << 30).to_le_bytes());
+    let checksum = forged.identity.checksum(&header[..32]);
+    header[32..40].copy_from_slice(&checksum.to_le_bytes());
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(&header, 0).unwrap();
+    file.set_len(300 << 30).unwrap();
+    for (verb, said) in all_end(&forged.desk) {
+        assert!(said.err.contains("--memory") && !said.err.contains("damage"), "{verb}: {said:?}");
+    }
+}
+
+#[test]
+fn rule_09_few_bytes_do_not_expand_to_many() {
+    const CHUNK: u32 = 8 << 20;
+    let forged = Forged::new();
+    let group = || Group { compression: 1, stored: zeroes(CHUNK as usize), raw: CHUNK, chunks: vec![(Fingerprint([7; 16]), CHUNK)] };
+    let at = |slot| Address { container: ContainerId(5000), slot };
+    let pieces = recipe(|writer, full| {
+        for slot in 0..80 {
+            let whole = &mut |piece| {
+                full(piece);
+                Ok(())
+            };
+            writer.chunk(at(slot), Fingerprint([7; 16]), CHUNK, whole).unwrap();
+        }
+    });
+    let bomb = Stream { recipe: vec![pieces_of(0, pieces.len() as u16)], ..stream(Shape::Bytes, 80 * u64::from(CHUNK), 80) };
+    let containers = [(5000, Holds::Data, (0..80).map(|_| group()).collect()), (5001, Holds::Recipes, groups_of(&pieces))];
+    forged.add("bomb", bomb, containers);
+    let said = ends(&forged.desk, "get a bomb > out");
+    assert!(said.err.contains("container"), "{said:?}");
+    all_end(&forged.desk);
+}
+
+/// An archive with the tree `tree`, of whose listing a thousand million entries are one chunk, named over and over.
+fn endless_listing() -> Forged {
+    let forged = Forged::new();
+    let mut entries = Vec::new();
+    while entries.len() < 1_000_000 {
+        let what = What::File { bytes: 1 << 30, data: vec![(0, 1 << 30)] };
+        let entry = Entry { path: b"f".into(), what, mode: 0o600, uid: 0, gid: 0, seconds: 0, nanoseconds: 0, attributes: Vec::new() };
+        listing::encode(&entry, &mut entries);
+    }
+    let bytes = entries.len() as u32;
+    let chunk = Group { compression: 0, stored: entries, raw: bytes, chunks: vec![(Fingerprint([7; 16]), bytes)] };
+    let mut pieces = recipe(|writer, full| {
+        for _ in 0..2300 {
+            let whole = &mut |piece| {
+                full(piece);
+                Ok(())
+            };
+            writer.chunk(Address { container: ContainerId(5000), slot: 0 }, Fingerprint([7; 16]), bytes, whole).unwrap();
+        }
+    });
+    pieces.extend(recipe(|_, _| {}));
+    let end = pieces.len() as u16 - 1;
+    let endless = Stream {
+        listing: (0..100).map(|_| pieces_of(0, 1)).chain([pieces_of(1, end - 1)]).collect(),
+        recipe: vec![pieces_of(end, 1)],
+        ..stream(Shape::Tree, 0, 0)
+    };
+    forged.add("tree", endless, [(5000, Holds::Data, vec![chunk]), (5001, Holds::Recipes, groups_of(&pieces))]);
+    forged
+}
+
+#[test]
+fn rule_09_a_listing_is_never_held_whole() {
+    let forged = endless_listing();
+    let said = ends(&forged.desk, "ls a tree > out");
+    assert!(said.err.contains("listing"), "{said:?}");
+    ends(&forged.desk, "check a > out");
+}
+
+#[test]
+fn rule_09_a_tree_that_can_not_fit_is_refused_before_anything_is_made() {
+    let forged = endless_listing();
+    let said = ends(&forged.desk, "get a tree -C out");
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    let made = fs::read_dir(forged.desk.path("out")).map_or(0, |names| names.count());
+    assert_eq!(made, 0, "{said:?}");
+}

@@ -47,7 +47,7 @@ impl From<Error> for Refusal {
             // The volume was deleted: there is nothing more to be had on this connection.
             Kind::NotFound => Code::ShuttingDown,
             // A stopped store still answers reads, so the connection goes on.
-            Kind::Stopped | Kind::Busy | Kind::Corrupt | Kind::Io => Code::Io,
+            Kind::Stopped | Kind::Busy | Kind::Corrupt | Kind::Io | Kind::Memory => Code::Io,
         };
         Refusal { code, message: error.to_string() }
     }

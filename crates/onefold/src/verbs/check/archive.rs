@@ -58,7 +58,7 @@ struct Damaged {
 }
 
 /// What is asked for.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct Extent<'a> {
     /// Reads all data.
     pub(crate) data: bool,
@@ -66,6 +66,8 @@ pub(crate) struct Extent<'a> {
     pub(crate) repair: bool,
     /// One stream or volume.
     pub(crate) only: Option<&'a str>,
+    /// Memory for the tables.
+    pub(crate) memory: u64,
 }
 
 /// Checks the archive at `path`, and mends what can be mended: with `data` and with `repair`.
@@ -74,11 +76,12 @@ pub(crate) fn run(path: &Path, extent: Extent<'_>, json: bool) -> Result<(), Fai
     let mut made = Made::default();
     if extent.repair && extent.only.is_none() {
         let bar = Progress::of("rebuilding the chunk index", "containers");
-        made.index_entries = Some(index::rebuild(&directory.open(Settings::default())?, &mut |done, total| bar.set(done, total))?);
+        made.index_entries = Some(index::rebuild(&directory.open(settings(extent))?, &mut |done, total| bar.set(done, total))?);
     }
-    let archive = if extent.data || extent.repair { directory.open_to_mend()? } else { directory.open_to_read()? };
+    let archive =
+        if extent.data || extent.repair { directory.open_to_mend(extent.memory)? } else { directory.open_to_read(extent.memory)? };
     if extent.data && extent.only.is_none() {
-        made.units = mend(&directory)?;
+        made.units = mend(&directory, extent)?;
     }
     let mut report = look(&archive, extent)?;
     if extent.data || extent.repair {
@@ -107,6 +110,10 @@ pub(crate) fn run(path: &Path, extent: Extent<'_>, json: bool) -> Result<(), Fai
     }
     let problems = counted(report.problems_found, "problem");
     Err(Failure::new(format!("{} is damaged: {problems}", what(path, extent.only))))
+}
+
+fn settings(extent: Extent<'_>) -> Settings {
+    Settings { memory: extent.memory, ..Settings::default() }
 }
 
 fn what(path: &Path, only: Option<&str>) -> String {
@@ -213,8 +220,8 @@ fn tell(report: &Report, made: &Made, data: bool) {
 }
 
 /// Looks at every shard of an archive on several nodes, parity included, and mends what is bad; where nothing may be written, nothing is done.
-fn mend(directory: &ArchiveDir) -> Result<Option<Rebuilt>, Failure> {
-    let Ok((archive, Some(nodes))) = directory.open_nodes(Settings::default(), false) else { return Ok(None) };
+fn mend(directory: &ArchiveDir, extent: Extent<'_>) -> Result<Option<Rebuilt>, Failure> {
+    let Ok((archive, Some(nodes))) = directory.open_nodes(settings(extent), false) else { return Ok(None) };
     let bar = Progress::of("mending", "containers");
     Ok(Some(rebuild::repair(&archive, &nodes, &mut |done, total| bar.set(done, total))?))
 }

@@ -20,6 +20,9 @@ use crate::{
     verbs::cluster,
 };
 
+/// Memory for comparing blocks, unless it is asked for.
+const COMPARING_BYTES: u64 = 256 << 20;
+
 /// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only when all is well
 ///
 /// Without --repair nothing is written: what a crash left to recover is recovered in memory and verified too. The data itself is
@@ -40,9 +43,10 @@ pub(crate) struct Options {
     #[arg(long)]
     one_host: bool,
 
-    /// Memory for comparing blocks; with too little for all of them the maps are read several times
-    #[arg(long, default_value = "256M", value_name = "SIZE")]
-    memory: Size,
+    /// Memory for comparing blocks (256M): with too little for all of them the maps are read several times. Of an archive: for its tables (64M), and more
+    /// for what they occupy
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
 
     /// Only this stream or volume of an archive, and the containers that it needs
     #[arg(long, value_name = "NAME")]
@@ -58,22 +62,28 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return if options.repair { cluster::scrub(&url, false, options.answer) } else { cluster::check(&url, options.answer) };
     }
     if ArchiveDir::is_there(&options.store) {
-        let extent = archive::Extent { data: false, repair: options.repair, only: options.only.as_deref() };
+        let extent = archive::Extent {
+            data: false,
+            repair: options.repair,
+            only: options.only.as_deref(),
+            memory: options.memory.map_or(onefold_archive::settings::READER_BYTES, |memory| memory.0),
+        };
         return archive::run(&options.store, extent, options.answer.json);
     }
     if options.only.is_some() {
         return Err(Failure::usage("--only is for archives"));
     }
+    let memory = options.memory.map_or(COMPARING_BYTES, |memory| memory.0);
     let file = StoreFile::look(&options.store)?.on_one_host(options.one_host);
     if options.repair {
-        return repair::run(&file, options.memory.0, options.answer);
+        return repair::run(&file, memory, options.answer);
     }
     let disk = file.open_for_reading().map_err(|e| match e.kind() {
         Kind::Busy => Error::new(Kind::Busy, format!("{e}, or verify its data with `onefold scrub` while it is served")),
         _ => e,
     })?;
     let bar = Progress::new("checking");
-    let report = check::check_within(&disk, options.memory.0, &mut |progress| show(&bar, "checking", &progress));
+    let report = check::check_within(&disk, memory, &mut |progress| show(&bar, "checking", &progress));
     drop(bar);
     let report = report.map_err(|e| Failure::new(format!("{}: {e}", options.store.display())))?;
     tell(&file, &report, options.answer)

@@ -46,11 +46,19 @@ pub(crate) fn pass(reader: &mut Reader, stream: &Stream, each: &mut dyn FnMut(Ve
     if held.is_empty() { Ok(()) } else { Err(Error::new(Kind::Corrupt, "the listing of a tree ends too early")) }
 }
 
-/// Checks a whole listing: that it is one that a walk can give, and that hard links name what came before.
-pub(super) fn check(reader: &mut Reader, stream: &Stream) -> Result<()> {
-    let mut links = Links::default();
+/// Checks a whole listing: that it is one that a walk can give, and that hard links name what came before. `also` looks at each entry once.
+pub(super) fn check(reader: &mut Reader, stream: &Stream, also: &mut dyn FnMut(&Entry) -> Result<()>) -> Result<()> {
+    let (mut links, mut is_first) = (Links::default(), true);
     loop {
-        pass(reader, stream, &mut |entries| entries.iter().try_for_each(|entry| links.next(entry)))?;
+        pass(reader, stream, &mut |entries| {
+            entries.iter().try_for_each(|entry| {
+                if is_first {
+                    also(entry)?;
+                }
+                links.next(entry)
+            })
+        })?;
+        is_first = false;
         if !links.end_pass()? {
             return Ok(());
         }

@@ -15,12 +15,19 @@ use onefold_archive::{
 };
 use onefold_backend::{
     new_file::NewFile,
+    room::room,
     tree::{Choices, LeftOut, write_part},
 };
 use onefold_core::{Error, Kind, Result};
 use serde_json::json;
 
-use crate::{archive_dir::ArchiveDir, failure::Failure, output, progress::Progress, size::grouped};
+use crate::{
+    archive_dir::ArchiveDir,
+    failure::Failure,
+    output,
+    progress::Progress,
+    size::{Size, grouped},
+};
 
 /// Writes a stream to standard output or a file, or a directory below another one
 ///
@@ -58,6 +65,10 @@ pub(crate) struct Options {
     #[arg(long)]
     verify: bool,
 
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
     /// Prints JSON, whose keys are stable, when data goes elsewhere than to standard output
     #[arg(long)]
     json: bool,
@@ -74,7 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.directory.is_none() && (options.in_place || options.preserve_privileged) {
         return Err(Failure::usage("--in-place and --preserve-privileged are about a directory that is restored: give -C DIR"));
     }
-    let archive = ArchiveDir::look(&options.archive)?.open_to_read()?;
+    let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
     let stream = reader.stream(&options.name)?;
     let verify = if options.verify { Verify::Chunks } else { Verify::Groups };
@@ -169,7 +180,21 @@ fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()>
     if gone { Ok(()) } else { read }
 }
 
+/// Refuses what can't fit where it shall go.
+fn fits(path: &Path, bytes: u64, files: u64) -> Result<()> {
+    let room = room(path)?;
+    let full = |what: String| Err(Error::new(Kind::NoSpace, format!("{}: {what}", path.display())));
+    if bytes > room.bytes {
+        return full(format!("{} are to be restored, and {} are free", Size(bytes), Size(room.bytes)));
+    }
+    match room.files {
+        Some(free) if files > free => full(format!("more than {free} files are to be restored, and its file system takes no more")),
+        _ => Ok(()),
+    }
+}
+
 fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) -> Result<()> {
+    fits(path, reader.sizes(&stream.recipe)?.1, 1)?;
     let new = NewFile::create(path)?;
     new.file().set_len(stream.bytes).map_err(|e| Error::from_io(path.display(), e))?;
     let (bar, mut at) = (Progress::new("restoring"), 0);

@@ -7,7 +7,10 @@ use onefold_archive::{
     format::record::Stream,
     get::{Content, Reader, Verify},
 };
-use onefold_backend::tree::{Choices, LeftOut, Restorer, write_part};
+use onefold_backend::{
+    room::room,
+    tree::{Choices, LeftOut, Restorer, write_part},
+};
 use onefold_core::{
     Error, Kind, Result,
     tree::{Entry, What},
@@ -32,12 +35,31 @@ pub(super) fn restore(
     verify: Verify,
     choices: Choices,
 ) -> Result<Missing> {
-    listing::check(reader, stream)?;
+    look(reader, stream, root)?;
     let mut restorer = Restorer::new(root, choices)?;
     let in_part = fill(archive, reader, stream, &mut restorer, verify)?;
     restorer.made_all()?;
     listing::pass(reader, stream, &mut |entries| entries.iter().try_for_each(|entry| restorer.finish(entry)))?;
     Ok(Missing { left_out: restorer.end()?, in_part })
+}
+
+/// Sees that the listing is one that a walk can give, and that listing and data agree and fit, before anything is made.
+fn look(reader: &mut Reader, stream: &Stream, root: &Path) -> Result<()> {
+    let (all, data) = reader.sizes(&stream.recipe)?;
+    super::fits(root, data, 0)?;
+    let (mut entries, mut listed) = (0u64, 0u64);
+    let most = room(root)?.files.unwrap_or(u64::MAX);
+    listing::check(reader, stream, &mut |entry| {
+        entries += 1;
+        if let What::File { data, .. } = &entry.what {
+            listed = data.iter().fold(listed, |listed, range| listed.saturating_add(range.1));
+        }
+        if listed > all {
+            return Err(Error::new(Kind::Corrupt, "the tree has less data than its listing"));
+        }
+        if entries > most { super::fits(root, data, entries) } else { Ok(()) }
+    })?;
+    if listed < all { Err(Error::new(Kind::Corrupt, "the tree has more data than its listing")) } else { Ok(()) }
 }
 
 /// Makes all entries, and fills the files; gives the number of those that were stored in part.

@@ -1,0 +1,40 @@
+//! What a file system has left.
+
+use std::path::{Path, PathBuf};
+
+use onefold_core::{Error, Result};
+use rustix::process::geteuid;
+
+/// What can still be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes.
+    pub bytes: u64,
+    /// Files and directories; `None` where the file system does not count them.
+    pub files: Option<u64>,
+}
+
+/// What the file system has left on which `path` is, or will be.
+///
+/// # Errors
+/// Those of the system.
+pub fn room(path: &Path) -> Result<Room> {
+    let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
+    let there = whole.ancestors().find(|ancestor| ancestor.exists()).map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
+    let found = rustix::fs::statvfs(&there).map_err(|e| Error::from_io(there.display(), e.into()))?;
+    // Some blocks are kept for the superuser.
+    let (blocks, files) = if geteuid().is_root() { (found.f_bfree, found.f_ffree) } else { (found.f_bavail, found.f_favail) };
+    Ok(Room { bytes: blocks.saturating_mul(found.f_frsize), files: (found.f_files > 0).then_some(files) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_room_is_that_of_the_nearest_directory_that_is_there() {
+        let here = room(Path::new(".")).unwrap();
+        assert!(here.bytes > 0);
+        assert!(room(Path::new("not/there/yet")).unwrap().bytes > 0);
+    }
+}

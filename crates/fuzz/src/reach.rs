@@ -1,0 +1,63 @@
+//! How far inputs come in a target: what was taken for good, and the sentences by which the rest was refused. A target that never gets past its header
+//! shows by it.
+
+use std::collections::BTreeMap;
+
+use onefold_core::{Error, Kind};
+use parking_lot::Mutex;
+
+/// Sentences that are told apart; damage has many places, and none has thousands.
+const SENTENCES_MAX: usize = 4096;
+
+/// What became of the inputs of a target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reached {
+    /// Bytes that were taken for good.
+    pub good: u64,
+    /// What was refused, by the kind of the error.
+    pub refused: BTreeMap<String, u64>,
+    /// Sentences that it was refused with, numbers left out: each stands for a place in the code.
+    pub sentences: BTreeMap<String, u64>,
+}
+
+static REACHED: Mutex<Option<Reached>> = Mutex::new(None);
+
+/// What was noted since the last call.
+pub fn taken() -> Reached {
+    REACHED.lock().take().unwrap_or_default()
+}
+
+/// Notes bytes that were taken for good.
+pub(crate) fn good() {
+    REACHED.lock().get_or_insert_default().good += 1;
+}
+
+/// Notes why bytes were refused.
+pub(crate) fn refused(error: &Error) {
+    let mut reached = REACHED.lock();
+    let reached = reached.get_or_insert_default();
+    *reached.refused.entry(format!("{:?}", error.kind())).or_default() += 1;
+    let sentence: String = error.to_string().chars().filter(|c| c.is_ascii_alphabetic() || *c == ' ').take(96).collect();
+    if reached.sentences.len() < SENTENCES_MAX {
+        *reached.sentences.entry(sentence).or_default() += 1;
+    }
+}
+
+/// Notes what became of an attempt, and gives what came out of it.
+pub(crate) fn noted<T>(result: Result<T, Error>) -> Option<T> {
+    match result {
+        Ok(value) => {
+            good();
+            Some(value)
+        }
+        Err(error) => {
+            refused(&error);
+            None
+        }
+    }
+}
+
+/// The same of something that says no more than whether it is.
+pub(crate) fn is<T>(found: Option<T>, what: &str) -> Option<T> {
+    noted(found.ok_or_else(|| Error::new(Kind::Corrupt, what)))
+}
