@@ -169,8 +169,8 @@ impl EmbeddedStore {
         })?;
         lock::lock(&tables, &own.at(TABLES), Hold::Alone, false).map_err(|error| match error.kind() {
             Kind::Busy => {
-                let why = "another process has the store open; an embedded store has one owner (workers run inside onefold serve)";
-                Error::new(Kind::Busy, format!("{why}: {error}"))
+                let why = "another process has the store open; a folder has one owner (workers run inside onefold serve): stop the process that serves it, then try again";
+                Error::new(Kind::Busy, format!("{why}; {error}"))
             }
             _ => error,
         })?;
