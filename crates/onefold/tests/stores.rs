@@ -241,7 +241,7 @@ fn a_wrong_command_line_is_one_sentence_and_status_two() {
     desk.fails("status a --jsno", 2, &["unexpected argument '--jsno'", "--json"]);
     desk.fails("volume", 2, &["onefold --help"]);
     desk.fails("serve a --memory 1M", 2, &["--memory 1.00 MiB is too little"]);
-    desk.fails("serve a --nbd udp:1", 2, &["unix:PATH or tcp:ADDRESS:PORT"]);
+    desk.fails("serve a --nbd udp:1", 2, &["an address is unix:PATH", "or tcp:ADDRESS:PORT"]);
     desk.fails("serve a --max-connections 0", 2, &["1 to 65536"]);
     desk.fails("serve a --memory 64M --max-connections 256", 2, &["--max-connections 256 needs --memory 385 MiB"]);
     desk.fails("serve a --max-request 1G", 2, &["--max-request"]);

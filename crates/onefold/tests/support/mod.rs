@@ -65,7 +65,9 @@ impl Desk {
     pub(crate) fn ok(&self, arguments: &str) -> String {
         let said = self.run(arguments);
         assert!(said.status.success(), "onefold {arguments}: {said:?}");
-        assert_eq!(said.err, "", "onefold {arguments}");
+        // On a busy machine a verb takes long enough to tell how far it is.
+        let words: Vec<&str> = said.err.lines().filter(|line| !line.ends_with(" left")).collect();
+        assert!(words.is_empty(), "onefold {arguments}: {words:?}");
         said.out
     }
 
