@@ -170,7 +170,6 @@ impl Session {
         let objects: BTreeSet<ObjectId> = attempts.iter().map(|attempt| attempt.reference.object).collect();
         let inline = self.inline_sessions(&objects)?;
         let maps = self.maps_of(&objects)?;
-        let copies = self.copies_of(attempts)?;
         let (mut verdict, mut coming) = (Verdict::default(), Vec::new());
         for attempt in attempts {
             let Attempt { chunk: id, reference, .. } = attempt;
@@ -179,8 +178,8 @@ impl Session {
             if inline.get(&reference.object.volume) == Some(&reference.stamp.session()) {
                 continue;
             }
-            let chunks = copies.get(id).map_or(&[0][..], Vec::as_slice).iter().map(|spread| chunk::copy_for(*id, reference, *spread));
-            let chunks: BTreeSet<Chunk> = chunks.collect();
+            // A chunk object that was removed and made anew does not know how often it had been doubled when the reference was added.
+            let chunks: BTreeSet<Chunk> = (0..=chunk::SPREAD_MAX).map(|spread| chunk::copy_for(*id, reference, spread)).collect();
             let (stale, used): (Vec<Chunk>, Vec<Chunk>) =
                 chunks.into_iter().partition(|chunk| self.is_stale(map.as_ref(), chunk, reference));
             verdict.stale.extend(stale.into_iter().map(|chunk| (chunk, *reference)));
@@ -241,23 +240,6 @@ impl Session {
             }
         }
         Ok(maps)
-    }
-
-    /// How often the copies of the chunks may have been doubled when a reference was added: not at all up to now.
-    fn copies_of(&self, attempts: &[&Attempt]) -> Result<BTreeMap<ChunkId, Vec<u8>>, Refusal> {
-        let ids: BTreeSet<ChunkId> = attempts.iter().map(|attempt| attempt.chunk).collect();
-        let look = |id: &ChunkId| Read { object: self.references(&Chunk { id: *id, copy: 0 }), looks: vec![Look::Xattr(chunk::SPREAD)] };
-        let sights = self.read_all(&ids.iter().map(look).collect::<Vec<_>>());
-        let mut copies = BTreeMap::new();
-        for (id, sight) in ids.into_iter().zip(sights) {
-            let spread = match sight {
-                Ok(sight) => chunk::spread_in(&sight),
-                Err(Refusal::Missing) => chunk::SPREAD_MAX,
-                Err(refusal) => return Err(refusal),
-            };
-            copies.insert(id, (0..=spread).collect());
-        }
-        Ok(copies)
     }
 }
 

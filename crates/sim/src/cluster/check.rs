@@ -172,8 +172,9 @@ pub(super) fn put_is_listed(objects: &Objects, name: &str) -> Option<Finding> {
     pieces.into_iter().find_map(|id| is_listed(objects, id))
 }
 
-/// Once workers were idle for a while, and before any scrub: no reference is false, but for those that late copies of operations made.
-pub(super) fn left_behind(objects: &Objects, made_late: &Dropped) -> Option<Finding> {
+/// Once workers were idle for a while, and before any scrub: no reference is false, but for those that late copies of operations made, and those
+/// that were never noted, since their note was lost on its way.
+pub(super) fn left_behind(objects: &Objects, made_late: &Dropped, unnoted: &BTreeSet<Reference>) -> Option<Finding> {
     let named = |chunk: &Chunk, reference: &Reference| {
         let object = objects.get(&reference.object.name())?;
         let entry = parse(reference.object, object).ok()?.entries.get(&reference.offset).copied()?;
@@ -182,7 +183,8 @@ pub(super) fn left_behind(objects: &Objects, made_late: &Dropped) -> Option<Find
     for (name, object) in objects.all() {
         let Some(chunk) = Chunk::parse(&name.name).filter(|chunk| *name == references(objects, chunk)) else { continue };
         for key in object.omap.keys().filter(|key| !made_late.contains(&(name.clone(), (*key).clone()))) {
-            if let Some(reference) = key::parse_reference(key).filter(|reference| named(&chunk, reference).is_none()) {
+            let is_false = |reference: &Reference| !unnoted.contains(reference) && named(&chunk, reference).is_none();
+            if let Some(reference) = key::parse_reference(key).filter(is_false) {
                 let message = format!(
                     "{:?} has a reference of {}, offset {}, stamp {:x}",
                     chunk.id, reference.object, reference.offset, reference.stamp.0

@@ -189,7 +189,8 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     }
     let left = {
         let inner = world.inner();
-        check::left_behind(&inner.objects, &inner.made_late)
+        let unnoted = inner.sent_notes.difference(&inner.noted).copied().collect();
+        check::left_behind(&inner.objects, &inner.made_late, &unnoted)
     };
     if let Some(finding) = left {
         world.inner().fail(finding);

@@ -6,14 +6,15 @@
 mod events;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
     thread::JoinHandle,
     time::Duration,
 };
 
-use onefold_core::object::{Holder, ObjectName, Page, Pool, Read, Refusal, Sight, Version, Write, model::Objects};
+use onefold_cluster::format::{Reference, key};
+use onefold_core::object::{Change, Holder, ObjectName, Page, Pool, Read, Refusal, Sight, Version, Write, model::Objects};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::events::Next;
@@ -121,6 +122,10 @@ pub(super) struct Inner {
     pub(super) dropped: Dropped,
     /// References that a late copy of an operation made, after whoever noted them may have been done: those are left to a scrub.
     pub(super) made_late: Dropped,
+    /// References whose note was sent. An inline server sends it together with the reference: when it is lost, the reference is left to a scrub.
+    pub(super) sent_notes: BTreeSet<Reference>,
+    /// References that were noted.
+    pub(super) noted: BTreeSet<Reference>,
     /// Actors are to end soon.
     pub(super) stopping: bool,
     /// No faults any more.
@@ -159,6 +164,8 @@ impl World {
             params: params.clone(),
             dropped: Dropped::new(),
             made_late: Dropped::new(),
+            sent_notes: BTreeSet::new(),
+            noted: BTreeSet::new(),
             stopping: false,
             calm: true,
             trace: 0,
@@ -241,6 +248,8 @@ impl World {
             let mut inner = self.inner.lock();
             inner.actors[actor].replies = ops.iter().map(|_| None).collect();
             inner.actors[actor].state = State::Waiting;
+            let notes = ops.iter().filter_map(|op| if let Op::Write(op) = op { Some(noted_by(op)) } else { None });
+            inner.sent_notes.extend(notes.flatten());
             let flights = ops.into_iter().enumerate().map(|(slot, op)| Flight { actor, slot, identity: identity.into(), op, reply: None });
             inner.flights.extend(flights);
             inner.running = None;
@@ -387,4 +396,10 @@ impl Inner {
         self.actors.iter().for_each(|actor| *roles.entry(actor.role.0).or_default() += 1);
         roles
     }
+}
+
+/// The references that an operation notes before they are added.
+fn noted_by(op: &Write) -> impl Iterator<Item = Reference> {
+    let pairs = op.changes.iter().filter_map(|change| if let Change::SetOmap(pairs) = change { Some(pairs) } else { None });
+    pairs.flatten().filter_map(|(key, _)| key::parse_attempt(key))
 }

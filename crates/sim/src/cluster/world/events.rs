@@ -11,7 +11,7 @@ use super::{
         model::Finding,
         told::{short_change, short_guard},
     },
-    Inner, LATE_MAX, Late, Op, Reply, Role, State,
+    Inner, LATE_MAX, Late, Op, Reply, Role, State, noted_by,
 };
 
 /// What the schedule decided.
@@ -276,6 +276,9 @@ impl Inner {
         let actor = self.actor_of(identity);
         if result.is_ok() && self.actors.get(actor).is_some_and(|actor| actor.role.0 == Role::Worker) {
             self.double.note(actor, op);
+        }
+        if result.is_ok() {
+            self.noted.extend(noted_by(op));
         }
         if result.is_ok() && op.object.name.starts_with("c.") {
             let keys = op.changes.iter().filter_map(|change| if let Change::DropOmap(keys) = change { Some(keys) } else { None });
