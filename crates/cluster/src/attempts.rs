@@ -7,6 +7,9 @@
 //! still waits for its flip keeps its attempt, since a client may overwrite the entry. Judging the attempt of a session that lives is no harm: what is stale is so for
 //! ever, and the session drops what it adds later when its flip fails. So only two faults together leave something to the scrub: an operation, or a session that is
 //! stopped, that comes back after `AGE`, and a session that then ends before it drops what it added.
+//!
+//! The copies of a chunk may be doubled between two tries, which then add the same reference to two copies, and copy 0 may be made anew and forget it. So workers look at
+//! all copies, and a session that met a chunk with several leaves its attempts at it to them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -114,9 +117,12 @@ impl Session {
         self.attempt_op(wanted).map_or(Ok(()), |op| self.insist(&op).map(|_| ()))
     }
 
-    /// The next note takes these back: their entries name what they were for, or they were dropped.
-    pub(crate) fn attempts_are_over(&self, references: impl IntoIterator<Item = Reference>) {
-        self.attempts_over.lock().extend(references.into_iter().map(|reference| key::attempt(self.number(), &reference)));
+    /// The next note takes these back: their entries name what they were for, or they were dropped. Where this session met a chunk whose copies were doubled, an
+    /// earlier try may have added the same reference to another copy: that is left to workers.
+    pub(crate) fn attempts_are_over(&self, added: impl IntoIterator<Item = (Chunk, Reference)>) {
+        let spreads = self.spreads.lock();
+        let over = added.into_iter().filter(|(chunk, _)| !spreads.contains_key(&chunk.id));
+        self.attempts_over.lock().extend(over.map(|(_, reference)| key::attempt(self.number(), &reference)));
     }
 
     /// Takes back at once what the next note would; what fails is left to workers.
@@ -189,20 +195,29 @@ impl Session {
                 verdict.over.push(attempt);
             }
         }
-        verdict.over.extend(self.without_reference(&coming));
+        verdict.over.extend(self.without_reference(&coming)?);
         Ok(verdict)
     }
 
     /// Those whose entry waits for its flip, and whose reference is not there.
-    fn without_reference<'a>(&self, coming: &[(&'a Attempt, Vec<Chunk>)]) -> Vec<&'a Attempt> {
-        let look = |(attempt, chunks): &(&'a Attempt, Vec<Chunk>)| {
-            let absent = |chunk: &Chunk| match self.has_reference(chunk, &attempt.reference) {
-                Ok(has) => !has,
-                Err(refusal) => self.format.chunks == onefold_core::object::PoolKind::Replicated && refusal.is(&Refusal::Missing),
-            };
-            chunks.iter().all(absent).then_some(*attempt)
-        };
-        coming.iter().filter_map(look).collect()
+    fn without_reference<'a>(&self, coming: &[(&'a Attempt, Vec<Chunk>)]) -> Result<Vec<&'a Attempt>, Refusal> {
+        let looks = |attempt: &Attempt| vec![Look::Keys(vec![self.reference_key(&attempt.reference)])];
+        let read = |attempt: &Attempt, chunk: &Chunk| Read { object: self.references(chunk), looks: looks(attempt) };
+        let reads: Vec<Read> = coming.iter().flat_map(|(attempt, chunks)| chunks.iter().map(|chunk| read(attempt, chunk))).collect();
+        let mut sights = self.read_all(&reads).into_iter();
+        let mut without = Vec::new();
+        for (attempt, chunks) in coming {
+            let mut has = false;
+            for sight in sights.by_ref().take(chunks.len()) {
+                has |= match sight {
+                    Ok(sight) => !sight.pairs(0).0.is_empty(),
+                    Err(Refusal::Missing) => false,
+                    Err(refusal) => return Err(refusal),
+                };
+            }
+            without.extend((!has).then_some(*attempt));
+        }
+        Ok(without)
     }
 
     /// By volume the sessions that may make references before their entries. They are asked for after the references and before the maps: whoever is not

@@ -97,7 +97,7 @@ impl Volume {
             for (draft, end) in sent.iter().zip(&ends) {
                 match end {
                     Ok(true) => {
-                        self.session.attempts_are_over(draft.added.iter().map(|(_, reference)| *reference));
+                        self.session.attempts_are_over(draft.added.iter().copied());
                         jobs[draft.job].1.learn(Some(after(draft)));
                     }
                     Ok(false) => jobs[draft.job].1.owed.retain(|stamp| Some(*stamp) != draft.listed),
@@ -274,10 +274,8 @@ impl Volume {
             Err(refusal) => {
                 // No entry will ever name them. What stays is found by its attempt, once the volume has another owner.
                 let added: Vec<_> = wanted.iter().map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference)).collect();
-                if self.session.do_drops(&added).is_ok()
-                    && added.iter().all(|(chunk, _)| !self.session.spreads.lock().contains_key(&chunk.id))
-                {
-                    self.session.attempts_are_over(added.into_iter().map(|(_, reference)| reference));
+                if self.session.do_drops(&added).is_ok() {
+                    self.session.attempts_are_over(added);
                 }
                 drafts.iter().for_each(|draft| results[draft.job] = Some(Err(refusal.clone())));
                 Vec::new()

@@ -98,7 +98,7 @@ impl Session {
             each(std::slice::from_mut(*result), |draft| {
                 if self.follow(draft, first.clone())? {
                     draft.done.flipped += draft.flips.len() as u64;
-                    self.attempts_are_over(draft.flips.iter().filter_map(|flip| flip.added.map(|(_, reference)| reference)));
+                    self.attempts_are_over(draft.flips.iter().filter_map(|flip| flip.added));
                     dropped.extend(draft.flips.iter().filter_map(|flip| flip.dropped));
                     return Ok(());
                 }
@@ -273,7 +273,7 @@ impl Session {
         for (chunk, reference) in added {
             if self.planted(PlantedBug::LosersDrop) || self.is_stale(map.as_ref(), chunk, reference) {
                 self.do_drops(&[(*chunk, *reference)])?;
-                self.attempts_are_over([*reference]);
+                self.attempts_are_over([(*chunk, *reference)]);
             }
         }
         Ok(())

@@ -220,7 +220,7 @@ impl Session {
         done.operations += 2;
         if self.flip_swap(object, &swap)? {
             done.flipped += swap.new.len() as u64;
-            self.attempts_are_over(swap.added.iter().map(|(_, reference)| *reference));
+            self.attempts_are_over(swap.added.iter().copied());
             done.operations += self.finish_drops(&swap.dropped)?;
             return Ok(true);
         }

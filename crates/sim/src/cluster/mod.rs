@@ -189,11 +189,11 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     }
     let left = {
         let inner = world.inner();
-        let unnoted = inner.sent_notes.difference(&inner.noted).copied().collect();
+        let unnoted = inner.sent_notes.iter().filter(|reference| !inner.noted.contains_key(reference));
+        let unnoted = unnoted.chain(&inner.slow_left).copied().collect();
         check::left_behind(&inner.objects, &inner.made_late, &unnoted)
     };
-    // A session that stood still for long may add what was judged meanwhile: such runs are left to the scrub.
-    if let Some(finding) = left.filter(|_| world.inner().params.stops == 0) {
+    if let Some(finding) = left {
         world.inner().fail(finding);
     }
     scrub(world, &session, false)?;

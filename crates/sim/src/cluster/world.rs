@@ -30,6 +30,9 @@ use crate::{reach::Reach, rng::Rng};
 /// Copies of operations that may still come, at most.
 const LATE_MAX: usize = 24;
 
+/// After so long a worker judges what was noted.
+const JUDGED_AFTER: Duration = Duration::from_secs(20);
+
 /// What an actor asks of the store.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
@@ -124,8 +127,12 @@ pub(super) struct Inner {
     pub(super) made_late: Dropped,
     /// References whose note was sent. An inline server sends it together with the reference: when it is lost, the reference is left to a scrub.
     pub(super) sent_notes: BTreeSet<Reference>,
-    /// References that were noted.
-    pub(super) noted: BTreeSet<Reference>,
+    /// When references were noted.
+    pub(super) noted: BTreeMap<Reference, Duration>,
+    /// References that a session added so long after it noted them that they may have been judged: it drops them itself, unless it ends before.
+    slow: BTreeMap<Reference, usize>,
+    /// Those whose session ended before: they are left to a scrub.
+    pub(super) slow_left: BTreeSet<Reference>,
     /// Actors are to end soon.
     pub(super) stopping: bool,
     /// No faults any more.
@@ -165,7 +172,9 @@ impl World {
             dropped: Dropped::new(),
             made_late: Dropped::new(),
             sent_notes: BTreeSet::new(),
-            noted: BTreeSet::new(),
+            noted: BTreeMap::new(),
+            slow: BTreeMap::new(),
+            slow_left: BTreeSet::new(),
             stopping: false,
             calm: true,
             trace: 0,
@@ -309,6 +318,7 @@ impl World {
             return;
         }
         inner.actors[actor].killed = true;
+        inner.leaves_slow(actor);
         inner.model.died(actor);
         inner.actors[actor].state = State::Ready;
         let (its, others): (Vec<Flight>, Vec<Flight>) =

@@ -1,6 +1,6 @@
 //! What happens next: which operation is applied, which reply arrives, is lost or late, and who is killed, stopped or continued.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, mem, time::Duration};
 
 use onefold_cluster::format::key;
 use onefold_core::object::{Change, Guard, Holder, ObjectName, Read, Refusal, Sight, Version, Write};
@@ -11,7 +11,7 @@ use super::{
         model::Finding,
         told::{short_change, short_guard},
     },
-    Inner, LATE_MAX, Late, Op, Reply, Role, State, noted_by,
+    Inner, JUDGED_AFTER, LATE_MAX, Late, Op, Reply, Role, State, noted_by,
 };
 
 /// What the schedule decided.
@@ -82,6 +82,23 @@ impl Inner {
                 self.made_late.extend(references.map(|(key, _)| (op.object.clone(), key.clone())));
             }
         }
+    }
+
+    /// Notes the references that come long after their notes.
+    fn note_slow(&mut self, actor: usize, op: &Write) {
+        let pairs = op.changes.iter().filter_map(|change| if let Change::SetOmap(pairs) = change { Some(pairs) } else { None });
+        for reference in pairs.flatten().filter_map(|(key, _)| key::parse_reference(key)) {
+            if self.noted.get(&reference).is_some_and(|noted| self.now >= *noted + JUDGED_AFTER) {
+                self.slow.insert(reference, actor);
+            }
+        }
+    }
+
+    /// A session ends, or is shut out: what it added too late, it does not drop.
+    pub(super) fn leaves_slow(&mut self, actor: usize) {
+        let (left, slow): (BTreeMap<_, _>, _) = mem::take(&mut self.slow).into_iter().partition(|(_, by)| *by == actor);
+        self.slow = slow;
+        self.slow_left.extend(left.into_keys());
     }
 
     /// One thing happens.
@@ -235,6 +252,7 @@ impl Inner {
             Op::Fence(other) => {
                 self.say(|| format!("{other} is fenced"));
                 self.objects.fence(other);
+                self.leaves_slow(self.actor_of(other));
                 self.late.retain(|late| late.identity != *other);
                 self.model.fenced(self.actors.iter().position(|actor| actor.identity == *other));
                 self.reach.hit("a session is fenced");
@@ -278,7 +296,9 @@ impl Inner {
             self.double.note(actor, op);
         }
         if result.is_ok() {
-            self.noted.extend(noted_by(op));
+            self.note_slow(actor, op);
+            let now = self.now;
+            self.noted.extend(noted_by(op).map(|reference| (reference, now)));
         }
         if result.is_ok() && op.object.name.starts_with("c.") {
             let keys = op.changes.iter().filter_map(|change| if let Change::DropOmap(keys) = change { Some(keys) } else { None });
