@@ -88,7 +88,7 @@ pub(crate) struct Options {
 enum FingerprintName {
     /// BLAKE3, keyed with a secret of the store
     Blake3,
-    /// SHA-256
+    /// SHA-256, keyed with a secret of the store
     Sha256,
     /// SHA-1, with --verify bytes
     Sha1,
@@ -100,7 +100,7 @@ impl From<FingerprintName> for Algorithm {
     fn from(name: FingerprintName) -> Algorithm {
         match name {
             FingerprintName::Blake3 => Algorithm::Blake3,
-            FingerprintName::Sha256 => Algorithm::Sha256,
+            FingerprintName::Sha256 => Algorithm::HmacSha256,
             FingerprintName::Sha1 => Algorithm::Sha1,
             FingerprintName::Md5 => Algorithm::Md5,
         }
