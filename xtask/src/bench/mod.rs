@@ -21,8 +21,8 @@ const USAGE: &str = "\
 cargo xtask bench block [--quick] [--only TEXT]   through NBD, against qemu-nbd on a raw file
 cargo xtask bench engine [--quick] [--only TEXT]  the engine alone, in process, against the raw file
 cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a kill
-cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
-                                                  put and get beside restic and borg
+cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+                                                  put and get beside restic, rustic and borg
 cargo xtask bench hot                             the hot parts one by one";
 
 /// Free space for the engine's two files.

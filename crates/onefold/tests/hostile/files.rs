@@ -177,8 +177,6 @@ fn rule_01_readers_ask_for_nothing_that_writes_and_sync_a_tail_that_nobody_vouch
     archive(&desk, "a");
     for verb in READERS {
         let calls = calls_of(&desk, verb);
-        // Who looks for a server makes the place where servers listen.
-        let in_question = calls.lines().filter(|call| !call.contains("mkdir(\"/run/onefold\""));
         asks_for_nothing_that_writes(verb, &calls);
         let synced = calls.lines().any(|call| call.contains("sync(") && call.contains("/a/log-"));
         assert!(synced, "{verb} believed what may not be durable: {calls}");

@@ -198,6 +198,19 @@ fn rule_15_bytes_that_are_not_its_own_stop_the_server_of_an_archive() {
 }
 
 #[test]
+fn rule_02_a_claim_that_is_a_link_is_not_followed() {
+    let desk = Desk::new();
+    fs::write(desk.path("victim"), "mine").unwrap();
+    for create in ["archive create a", "cluster create b"] {
+        desk.ok(create);
+        let (_, name) = create.rsplit_once(' ').unwrap();
+        std::os::unix::fs::symlink("../victim", desk.path(name).join("claim")).unwrap();
+        desk.fails(&format!("serve {name}"), 1, &["claim is no regular file"]);
+    }
+    assert_eq!(fs::read(desk.path("victim")).unwrap(), b"mine");
+}
+
+#[test]
 fn rule_15_bytes_that_are_not_its_own_stop_the_server_of_a_cluster_folder() {
     let desk = Desk::new();
     desk.ok("cluster create a");

@@ -42,8 +42,11 @@ impl fmt::Display for Url {
 
 /// An object store that sessions can be opened on. Those of a folder go before it.
 pub(crate) enum Backing {
-    /// With the claim on the folder, unless it is only looked at.
-    Folder(EmbeddedStore, Option<Keeper>),
+    /// With the claim on the folder, unless it is only looked at; given up last.
+    Folder {
+        store: EmbeddedStore,
+        _keeper: Option<Keeper>,
+    },
     Rados(Location, Duration),
 }
 
@@ -58,7 +61,7 @@ impl Backing {
                 let mut claim = || Ok(keeper.insert(Keeper::of_folder(path, FOLDER)?).stands());
                 let store = EmbeddedStore::open_while(path, operator::word(), &mut claim)?;
                 EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
-                Backing::Folder(store, keeper)
+                Backing::Folder { store, _keeper: keeper }
             }
             Url::Rados(_, location) => Backing::Rados(location.clone(), timeout),
         })
@@ -70,7 +73,7 @@ impl Backing {
             Url::Folder(path) => {
                 let store = EmbeddedStore::look(path)?;
                 EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
-                Ok(Backing::Folder(store, None))
+                Ok(Backing::Folder { store, _keeper: None })
             }
             Url::Rados(..) => Backing::open(url, TIMEOUT),
         }
@@ -83,7 +86,7 @@ impl Backing {
 
     fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
         Ok(match self {
-            Backing::Folder(store, _) => Arc::new(store.session()),
+            Backing::Folder { store, .. } => Arc::new(store.session()),
             Backing::Rados(location, timeout) => {
                 let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
                 let (metadata, chunks) = connection.find(location)?;

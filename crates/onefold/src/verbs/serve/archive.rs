@@ -54,7 +54,7 @@ pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service, m
     waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
 
     note(service.notifier.status("opening the archive"));
-    let settings = Settings { filters: options.filters.clone(), ..Settings::default() };
+    let settings = Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
     // Given up last, when nobody writes any more.
     let keeper = directory.claim()?;
     let (archive, nodes) = directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;

@@ -140,6 +140,10 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = super::put::FILTERS, value_name = "FILTERS")]
     pub(crate) filters: Vec<onefold_archive::FilterName>,
 
+    /// Zstandard's level for what is new; for an archive that compresses by it
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
+    pub(crate) level: i32,
+
     /// All volumes of the store belong to one tenant: on a full store, writes of what any of them has stored are still taken. Without it, and with several
     /// volumes, they are refused like all others, so that nobody learns from them what another volume holds; for a store in a file or device
     #[arg(long)]
