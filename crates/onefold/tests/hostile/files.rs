@@ -358,8 +358,11 @@ fn rule_02_no_file_of_a_cluster_folder_leads_elsewhere() {
                 trap.set(&desk.path("a").join(name), &victim);
                 let before = fs::read(&victim).unwrap();
                 let said = ends(&mut desk.command(verb));
-                one_sentence(&what, &said);
-                assert!(!said.status.success(), "{what}: {said:?}");
+                // What is not written may have another name.
+                if trap != Trap::HardLink || !["cluster status a", "check a"].contains(&verb) {
+                    one_sentence(&what, &said);
+                    assert!(!said.status.success(), "{what}: {said:?}");
+                }
                 assert!(fs::read(&victim).unwrap() == before, "{what}: the victim was changed");
             }
         }
