@@ -21,6 +21,7 @@ mod paper;
 mod product;
 mod program;
 mod sim;
+mod soak;
 mod test;
 
 use std::process::ExitCode;
@@ -34,6 +35,8 @@ cargo xtask sim [archive|cluster] [--seed N | --seeds A..B | --long | --bugs | -
                                     crash and fault simulation of the real engines; --exhaust is the block engine's
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
+cargo xtask soak [block|archive|cluster] [--minutes N] [--seed N]
+                                    everything that clients do, at full size and by chance, twenty minutes an engine; then check
 cargo xtask ceph start|stop|status|test
                                     a real Ceph cluster on this host, and what the cluster engine must do on it
 cargo xtask bench block [--quick] [--only TEXT]
@@ -43,7 +46,7 @@ cargo xtask bench engine [--quick] [--only TEXT]
 cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of free space
 cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
-                                    an archive's speed and size beside restic and borg
+                                    an archive's speed and size beside restic, rustic and borg
 cargo xtask bench hot               the hot parts one by one
 cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten
@@ -74,6 +77,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "sim" => sim::run(arguments),
         "fuzz" => fuzz::run(arguments),
         "ceph" => ceph::run(arguments),
+        "soak" => soak::run(arguments),
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),
         "man" => man::run(arguments),
