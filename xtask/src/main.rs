@@ -22,6 +22,7 @@ mod product;
 mod program;
 mod sim;
 mod test;
+mod threads;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,8 @@ cargo xtask sim [archive|cluster] [--seed N | --seeds A..B | --long | --bugs | -
                                     crash and fault simulation of the real engines; --exhaust is the block engine's
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
+cargo xtask threads [TEST]          the store's and the server's threads under a scheduler that looks for races
+cargo xtask miri                    memory that native code writes to, under an interpreter; a nightly compiler
 cargo xtask ceph start|stop|status|test
                                     a real Ceph cluster on this host, and what the cluster engine must do on it
 cargo xtask bench block [--quick] [--only TEXT]
@@ -73,6 +76,8 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "test" => test::run(arguments),
         "sim" => sim::run(arguments),
         "fuzz" => fuzz::run(arguments),
+        "threads" => threads::run(arguments),
+        "miri" => threads::miri(),
         "ceph" => ceph::run(arguments),
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),

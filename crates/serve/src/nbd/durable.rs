@@ -93,6 +93,10 @@ impl Waits {
             let mut queue = self.queue.lock();
             queue.unanswered -= taken.len();
             taken.clear();
+            #[cfg(scheduled)]
+            if parking_lot::planted("a helper waits before it looks") {
+                self.changed.wait(&mut queue);
+            }
             self.changed.wait_while(&mut queue, |queue| queue.waiting.is_empty() && !queue.closed);
             std::mem::swap(&mut queue.waiting, &mut taken);
             drop(queue);

@@ -10,6 +10,11 @@
 //! *Threads:* one for each connection, and at most three helpers (see [`durable`](super::durable) and [`aside`](super::aside)), which end with it.
 
 use std::io::{self, Read, Write};
+#[cfg(not(scheduled))]
+use std::thread;
+
+#[cfg(scheduled)]
+use parking_lot::thread;
 
 use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume};
 
@@ -86,7 +91,7 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
     }
     let waits = Waits::new(limits.waits);
     let aside = Aside::new(|| ReadBatch::new(limits, buffers.loan(share), agreed.dialect));
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
         let helpers = if volume.acknowledges_late() { LATE_HELPERS } else { 1 };
@@ -346,6 +351,11 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.count_answered();
             self.replies.send_held(&mut held, self.reads.data())?;
             offset = next;
+            #[cfg(scheduled)]
+            if parking_lot::planted("a reply in pieces lets others between") {
+                drop(held);
+                held = self.outbox.hold();
+            }
         }
         Ok(())
     }
