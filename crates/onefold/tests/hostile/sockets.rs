@@ -232,7 +232,7 @@ fn rule_12_a_peer_that_has_all_places_keeps_no_other_out() {
     let door = street.path("door.sock");
     let serving = desk.serve(&format!("a --memory 64M --access access --nbd unix:{},mode=0666", door.display()));
     let mut crowd = street.program(STRANGER, Path::new("python3"));
-    let crowd = Serving::start_saying(crowd.args(["-c", CROWD]).arg(&door).args(["his", "26", "8"]), "there");
+    let crowd = Serving::start_saying(crowd.args(["-c", CROWD]).arg(&door).args(["his", "34", "8"]), "there");
     let uri = format!("nbd+unix:///v?socket={}", door.display());
     for round in 0..5 {
         qemu_io(&uri, &[&format!("write -P {round} 0 1M"), "flush", &format!("read -P {round} 0 1M")]);
