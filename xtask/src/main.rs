@@ -21,6 +21,7 @@ mod paper;
 mod product;
 mod program;
 mod sim;
+mod soak;
 mod test;
 mod threads;
 
@@ -37,6 +38,8 @@ cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
 cargo xtask threads [TEST]          the store's and the server's threads under a scheduler that looks for races
 cargo xtask miri                    memory that native code writes to, under an interpreter; a nightly compiler
+cargo xtask soak [block|archive|cluster] [--minutes N] [--seed N]
+                                    everything that clients do, at full size and by chance, twenty minutes an engine; then check
 cargo xtask ceph start|stop|status|test
                                     a real Ceph cluster on this host, and what the cluster engine must do on it
 cargo xtask bench block [--quick] [--only TEXT]
@@ -46,7 +49,7 @@ cargo xtask bench engine [--quick] [--only TEXT]
 cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of free space
 cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
-                                    an archive's speed and size beside restic and borg
+                                    an archive's speed and size beside restic, rustic and borg
 cargo xtask bench hot               the hot parts one by one
 cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten
@@ -79,6 +82,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "threads" => threads::run(arguments),
         "miri" => threads::miri(),
         "ceph" => ceph::run(arguments),
+        "soak" => soak::run(arguments),
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),
         "man" => man::run(arguments),

@@ -75,7 +75,11 @@ impl Judge {
         }
         self.looked = Some(now);
         let mut before = std::mem::take(&mut self.seen);
-        self.seen = session.attempts()?.into_iter().map(|attempt| (before.remove(&attempt).unwrap_or(now), attempt)).map(swap).collect();
+        // A clock that was set back begins to count anew.
+        let mut since = |attempt: &Attempt| {
+            before.remove(attempt).map_or(now, |since| if session.planted(PlantedBug::ClockTrusted) { since } else { since.min(now) })
+        };
+        self.seen = session.attempts()?.into_iter().map(|attempt| (since(&attempt), attempt)).map(swap).collect();
         let is_old = |(_, since): &(&Attempt, &Duration)| now.saturating_sub(**since) >= AGE;
         let old: Vec<&Attempt> = self.seen.iter().filter(is_old).map(|(attempt, _)| attempt).take(JUDGED_MAX).collect();
         session.end_attempts(&old)?;

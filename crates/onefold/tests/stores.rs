@@ -286,7 +286,7 @@ fn options_can_stand_in_a_file() {
     let desk = Desk::new();
     fs::write(desk.path("c.toml"), "[create]\nsize = '64M'\npreallocate = 'none'\nfingerprint = 'sha256'\n").unwrap();
     desk.ok("create a --config c.toml");
-    assert_eq!(desk.status("a")["created"]["fingerprint"], "sha256");
+    assert_eq!(desk.status("a")["created"]["fingerprint"], "hmac-sha256");
     desk.ok("create b --config c.toml --fingerprint blake3");
     assert_eq!(desk.status("b")["created"]["fingerprint"], "blake3");
     fs::write(desk.path("d.toml"), "[create]\nsize = '64M'\nspeed = 'high'\n").unwrap();

@@ -216,7 +216,7 @@ impl Report {
             id: file.id(),
             created: Created {
                 fingerprint: fixed.algorithm.to_string(),
-                verify: if fixed.verify_bytes { "bytes" } else { "hash" }.to_owned(),
+                verify: if fixed.compares_bytes() { "bytes" } else { "hash" }.to_owned(),
                 scheme: by_name(format!("{:?}", fixed.scheme)),
                 leftover: by_name(format!("{:?}", fixed.leftover)),
                 layout: by_name(format!("{:?}", fixed.layout)),

@@ -97,6 +97,8 @@ impl Shares {
 const TURN_BYTES: u32 = 64 << 10;
 /// What a turn at the status of a range is worth: the status of a few thousand blocks.
 const TURN_MICROSECONDS: u32 = 100;
+/// How much longer than it took the status of a range keeps its turn while others work: with one turn at a time, it takes a ninth of a core from them.
+const STATUS_REST: u32 = 8;
 /// What a request costs beside its bytes.
 const REQUEST_COST: u64 = 4096;
 
@@ -293,7 +295,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     /// it, unless its client stops and the small buffer holds that part. Returns how much to receive at most.
     fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>) -> usize {
         let Some(place) = &mut self.place else { return usize::MAX };
-        let wanted = place.is_wanted() || self.loan.is_too_much();
+        let wanted = place.is_wanted() || self.loan.is_too_much() || self.reads.has_too_much();
         if !wanted && self.silent < self.limits.rest {
             return usize::MAX;
         }
@@ -332,6 +334,20 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             std::thread::sleep((wait - began.elapsed().min(wait)).min(LOOK));
         }
         Ok(())
+    }
+
+    /// Answers what a range holds, in its turn. While others work, the turn lasts longer than the answer took, for a rest in which the processor is theirs: a client
+    /// could ask for such answers all the time, and each of them is pure computing.
+    fn status(&mut self, request: &Request, payload: &[u8]) {
+        let Shares { places, statuses, .. } = self.house.shares;
+        let mut turn = statuses.take(self.seat.holder, |_| {});
+        let began = Instant::now();
+        status::answer(&*self.agreed.volume, request, payload, self.size, self.limits, &mut self.replies);
+        let took = began.elapsed();
+        turn.cost = took.as_micros() as u64;
+        if places.others_hold(self.seat.holder) {
+            std::thread::sleep((took * STATUS_REST).min(LOOK));
+        }
     }
 
     /// Waits for a turn to change the volume by so many bytes, where others are there that want to change theirs.
@@ -455,10 +471,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Command::BlockStatus => {
                 add(&counters.statuses, 1);
                 if self.agreed.allocation {
-                    let mut turn = self.house.shares.statuses.take(self.seat.holder, |_| {});
-                    let began = Instant::now();
-                    status::answer(&*self.agreed.volume, request, payload, self.size, self.limits, &mut self.replies);
-                    turn.cost = began.elapsed().as_micros() as u64;
+                    self.status(request, payload);
                 } else {
                     let refusal = Refusal::new(Code::Invalid, "no metadata context was negotiated");
                     self.replies.error(request.into(), &refusal, None);

@@ -210,6 +210,7 @@ fn store(directory: &ArchiveDir, source: &Source, gauge: &Gauge, options: &Optio
     let settings = Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
     let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
     onefold_archive::tables::valid_name(&options.name)?;
+    let mut told = false;
     let ingest = loop {
         match Ingest::begin(&archive, false, false) {
             Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
@@ -217,6 +218,9 @@ fn store(directory: &ArchiveDir, source: &Source, gauge: &Gauge, options: &Optio
         }
         if let Some(server) = directory.server()? {
             return send(server, source, gauge, options);
+        }
+        if !std::mem::replace(&mut told, true) {
+            directory.unseen_server()?.iter().for_each(|sentence| crate::operator::warn(sentence));
         }
         std::thread::sleep(LOOK_EVERY);
     };

@@ -89,10 +89,6 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// Says that no other machine reaches the store, where its file system may be shared and offers no direct I/O
-    #[arg(long)]
-    pub(crate) one_host: bool,
-
     /// Who may use which volumes, in lines like 'user:libvirt-qemu write vm-*'; without it this user and root everything, and everybody who reaches a
     /// TCP address
     #[arg(long, value_name = "FILE")]
@@ -245,7 +241,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(url) = store_at(&options.store) {
         return cluster::run(options, &url, service, signals);
     }
-    let file = StoreFile::look(&options.store)?.on_one_host(options.one_host);
+    let file = StoreFile::look(&options.store)?;
 
     note(service.notifier.status("opening the store"));
     let working = file.work(settings)?;
