@@ -29,9 +29,6 @@ use crate::{
 /// Pieces that may be missing between others: those in flight together when the session that filled them died.
 const GAP: u64 = 16;
 
-/// Pieces missing in a row after which none comes: a number that a stranger wrote costs no more.
-const MISSING_MAX: u64 = 1 << 16;
-
 impl Session {
     /// Does the drops of a map that are pending, and collects what nobody refers to.
     pub(crate) fn do_drops(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
@@ -146,7 +143,7 @@ impl Session {
 
     fn erase_pieces(&self, id: u64, pieces: u64) -> Result<(), Refusal> {
         let (mut index, mut missing) = (0, 0);
-        while missing < if index < pieces { MISSING_MAX } else { GAP } {
+        while index < pieces || missing < GAP {
             let object = ObjectId { volume: id, index };
             missing = if self.read_map(object)?.is_some() { 0 } else { missing + 1 };
             self.erase(object)?;
