@@ -23,6 +23,7 @@ mod program;
 mod sim;
 mod soak;
 mod test;
+mod threads;
 
 use std::process::ExitCode;
 
@@ -35,6 +36,8 @@ cargo xtask sim [archive|cluster] [--seed N | --seeds A..B | --long | --bugs | -
                                     crash and fault simulation of the real engines; --exhaust is the block engine's
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
+cargo xtask threads [TEST]          the store's and the server's threads under a scheduler that looks for races
+cargo xtask miri                    memory that native code writes to, under an interpreter; a nightly compiler
 cargo xtask soak [block|archive|cluster] [--minutes N] [--seed N]
                                     everything that clients do, at full size and by chance, twenty minutes an engine; then check
 cargo xtask ceph start|stop|status|test
@@ -76,6 +79,8 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "test" => test::run(arguments),
         "sim" => sim::run(arguments),
         "fuzz" => fuzz::run(arguments),
+        "threads" => threads::run(arguments),
+        "miri" => threads::miri(),
         "ceph" => ceph::run(arguments),
         "soak" => soak::run(arguments),
         "bench" => bench::run(arguments),

@@ -15,7 +15,12 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+#[cfg(not(scheduled))]
+use std::thread;
 use std::time::{Duration, Instant};
+
+#[cfg(scheduled)]
+use parking_lot::thread;
 
 use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume, VolumeLimits};
 use parking_lot::Mutex;
@@ -171,7 +176,7 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
     let reads = || ReadBatch::new(limits, shares.buffers.loan(borrower), agreed.dialect);
     let waits = Waits::new(limits.waits);
     let aside = Aside::new(agreed.dialect, reads);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
         let helpers = if volume.acknowledges_late() { LATE_HELPERS } else { 1 };
@@ -545,6 +550,11 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.count_answered();
             self.replies.send_held(&mut held, self.reads.data())?;
             offset = next;
+            #[cfg(scheduled)]
+            if parking_lot::planted("a reply in pieces lets others between") {
+                drop(held);
+                held = self.outbox.hold();
+            }
         }
         Ok(())
     }
