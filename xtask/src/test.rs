@@ -13,7 +13,7 @@ use crate::{
     sim, threads,
 };
 
-/// Longest that any one step may take; CI as a whole ends in 25 minutes.
+/// Longest that any one step may take.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// What a step found.
