@@ -33,6 +33,9 @@ const AGE: Duration = Duration::from_secs(20);
 /// Between two looks of a worker at all attempts.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// The same beside clients, when each operation counts: a look takes one for each shard.
+const LOOK_LIMITED: Duration = Duration::from_secs(60);
+
 /// Attempts that are judged in one step of a worker, at most.
 const JUDGED_MAX: usize = 256;
 
@@ -67,10 +70,13 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// Judges what stands there for long; how many operations that took.
-    pub(crate) fn step(&mut self, session: &Session) -> Result<u64, Refusal> {
+    /// Judges what stands there for long; how many operations that took. A worker whose operations are limited looks less often.
+    pub(crate) fn step(&mut self, session: &Session, limited: bool) -> Result<u64, Refusal> {
         let now = session.store.time();
-        if self.looked.is_some_and(|looked| (looked..looked + LOOK).contains(&now)) {
+        let pause = if limited { LOOK_LIMITED } else { LOOK };
+        let looked = self.looked.or(limited.then_some(now));
+        if looked.is_some_and(|looked| (looked..looked + pause).contains(&now)) {
+            self.looked = looked;
             return Ok(0);
         }
         self.looked = Some(now);
