@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 24] = [
+const TARGETS: [&str; 25] = [
     "superblock",
     "zone_list",
     "claim",
@@ -39,6 +39,7 @@ const TARGETS: [&str; 24] = [
     "recipe",
     "listing",
     "cluster",
+    "objects",
 ];
 
 /// Seconds for each target in CI: all of them are done in about two minutes. Long runs are asked for by name.
