@@ -10,6 +10,7 @@ mod archive;
 mod cluster;
 mod corrupt;
 mod decoders;
+mod folder;
 mod image;
 mod memory;
 mod mutator;
@@ -28,6 +29,7 @@ pub use archive::{
 };
 pub use cluster::cluster;
 pub use decoders::{carrier, claim, map_page, superblock, zone_list};
+pub use folder::folder;
 pub use image::{image, repaired_image};
 pub use nbd::nbd_session;
 pub use objects::objects;
@@ -45,7 +47,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 25] = [
+pub const TARGETS: [Target; 26] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -71,4 +73,5 @@ pub const TARGETS: [Target; 25] = [
     Target { name: "listing", body: listing, examples: archive::decoders::listing_examples },
     Target { name: "cluster", body: cluster, examples: cluster::examples },
     Target { name: "objects", body: objects, examples: objects::examples },
+    Target { name: "folder", body: folder, examples: folder::examples },
 ];
