@@ -22,6 +22,7 @@ mod product;
 mod program;
 mod sim;
 mod soak;
+mod structure;
 mod test;
 mod threads;
 
@@ -40,6 +41,7 @@ cargo xtask threads [TEST]          the store's and the server's threads under a
 cargo xtask miri                    memory that native code writes to, under an interpreter; a nightly compiler
 cargo xtask soak [block|archive|cluster] [--minutes N] [--seed N]
                                     everything that clients do, at full size and by chance, twenty minutes an engine; then check
+cargo xtask structure [--all]       circles of files, and what else makes the code hard to read; --all names them
 cargo xtask ceph start|stop|status|test
                                     a real Ceph cluster on this host, and what the cluster engine must do on it
 cargo xtask bench block [--quick] [--only TEXT]
@@ -83,6 +85,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "miri" => threads::miri(),
         "ceph" => ceph::run(arguments),
         "soak" => soak::run(arguments),
+        "structure" => structure::run(arguments),
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),
         "man" => man::run(arguments),

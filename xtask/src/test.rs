@@ -10,7 +10,7 @@ use crate::{
     docs, fuzz, licences, machine, packages, pages, paper,
     product::Build,
     program::{cargo, run as run_program, show},
-    sim, threads,
+    sim, structure, threads,
 };
 
 /// Longest that any one step may take.
@@ -46,10 +46,11 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 24] = [
+const STEPS: [Step; 25] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
+    Step { name: "structure", about: "what makes the code hard to read has not become more", run: structure::step },
     Step { name: "licences", about: "licences of all dependencies", run: || licences::check().map(Tally::pass) },
     Step { name: "packages", about: "the clients are installed", run: || packages::ensure().map(Tally::pass) },
     Step { name: "unit", about: "unit and integration tests of the product", run: unit },

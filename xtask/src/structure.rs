@@ -1,0 +1,130 @@
+//! `cargo xtask structure`: counts what makes the code hard to read, from its syntax: circles of files, questions about the scheme, methods of a type,
+//! retry loops, public modules. The first four of [`LIMITS`] may not rise.
+//!
+//! An import is a path in code, outside tests, that leads into another file of the same crate; a re-export counts as the file that it leads to, and
+//! `pub use` itself is no import: it gives names, and needs nothing.
+
+mod files;
+mod graph;
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::Result;
+
+use self::files::{Crate, Method};
+use crate::{machine, test::Tally};
+
+/// Crates of the product.
+const CRATES: [&str; 7] = ["core", "block", "archive", "cluster", "backend", "serve", "onefold"];
+
+/// Longest line of code.
+const WIDTH: usize = 100;
+
+/// What may not rise, and how much there is of it.
+const LIMITS: [(&str, usize); 4] = [
+    ("circles of files", 17),
+    ("questions about the scheme", 44),
+    ("public modules of the archive engine", 32),
+    ("retry loops of the cluster engine", 11),
+];
+
+/// One figure: its name and how much there is.
+type Figure = (&'static str, usize);
+
+/// Prints all figures, with what they are made of.
+pub(crate) fn run(arguments: &[String]) -> Result<bool> {
+    let crates = read()?;
+    for (name, count) in figures(&crates) {
+        println!("{count:>6}  {name}");
+    }
+    if arguments.iter().any(|argument| argument == "--all") {
+        crates.iter().for_each(tell);
+    }
+    Ok(risen(&crates).is_empty())
+}
+
+/// The step of the tests: nothing has risen.
+pub(crate) fn step() -> Result<Tally> {
+    let risen = risen(&read()?);
+    risen.iter().for_each(|(name, count, limit)| println!("{name}: {count}, and {limit} before; cargo xtask structure --all shows them"));
+    Ok(Tally { passed: LIMITS.len() - risen.len(), failed: risen.len(), note: String::new() })
+}
+
+fn read() -> Result<Vec<Crate>> {
+    CRATES.iter().map(|name| Crate::read(name, &machine::root().join("crates").join(name).join("src"))).collect()
+}
+
+fn risen(crates: &[Crate]) -> Vec<(&'static str, usize, usize)> {
+    let figures = figures(crates);
+    let now = |name: &str| figures.iter().find(|figure| figure.0 == name).map_or(usize::MAX, |figure| figure.1);
+    LIMITS.iter().map(|(name, limit)| (*name, now(name), *limit)).filter(|(_, now, limit)| now > limit).collect()
+}
+
+fn figures(crates: &[Crate]) -> Vec<Figure> {
+    let of = |name: &'static str| crates.iter().filter(move |one| one.name == name);
+    let most = types(crates).into_iter().max_by_key(|(_, methods)| methods.len());
+    let (methods, spread) = most.map_or((0, 0), |(_, methods)| (methods.len(), files_of(&methods)));
+    vec![
+        ("circles of files", crates.iter().map(|one| graph::circles(one).len()).sum()),
+        ("files in circles", crates.iter().flat_map(graph::circles).map(|circle| circle.len()).sum()),
+        ("questions about the scheme", of("block").map(|block| questions(block).len()).sum()),
+        ("methods of the type that has most", methods),
+        ("files with methods of that type", spread),
+        ("retry loops of the cluster engine", of("cluster").map(|cluster| cluster.lines(is_retry, |_| true).len()).sum()),
+        ("public modules of the archive engine", of("archive").map(|archive| archive.public_modules).sum()),
+        ("fields that a whole crate may write", crates.iter().map(|one| one.open_fields).sum()),
+        ("lines of code beyond 100 columns", crates.iter().map(|one| one.lines(|line| line.chars().count() > WIDTH, |_| true).len()).sum()),
+        ("examples in documentation", crates.iter().map(|one| one.examples).sum()),
+    ]
+}
+
+/// Lines of the block engine outside the schemes' folder that ask which scheme runs.
+fn questions(block: &Crate) -> Vec<String> {
+    let asks = |line: &str| {
+        let asks = ["Records::", "SchemeName::", "in_place()", "ordermerge::"].iter().any(|word| line.contains(word));
+        asks && !line.trim_start().starts_with("//")
+    };
+    block.lines(asks, |file| !file.starts_with("scheme"))
+}
+
+fn is_retry(line: &str) -> bool {
+    line.trim_start().starts_with("for ") && line.contains(".tries")
+}
+
+/// The methods of each type, by crate and type.
+fn types(crates: &[Crate]) -> BTreeMap<(String, String), Vec<&Method>> {
+    let mut types: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for one in crates {
+        for method in &one.methods {
+            types.entry((one.name.clone(), method.of.clone())).or_default().push(method);
+        }
+    }
+    types
+}
+
+fn files_of(methods: &[&Method]) -> usize {
+    let mut files: Vec<&Path> = methods.iter().map(|method| method.file.as_path()).collect();
+    files.sort_unstable();
+    files.dedup();
+    files.len()
+}
+
+/// What the figures of a crate are made of.
+fn tell(one: &Crate) {
+    println!("\n{}", one.name);
+    let imports = graph::imports(one);
+    for circle in graph::circles(one) {
+        println!("  circle of {}:", circle.len());
+        for file in &circle {
+            let inside = imports.get(file).into_iter().flatten().filter(|to| circle.contains(to));
+            println!("    {} imports {}", file.display(), inside.map(|to| to.display().to_string()).collect::<Vec<_>>().join(", "));
+        }
+    }
+    if one.name == "block" {
+        questions(one).iter().for_each(|line| println!("  asks for the scheme: {line}"));
+    }
+    let types = types(std::slice::from_ref(one));
+    let mut types: Vec<_> = types.iter().map(|((_, name), methods)| (methods.len(), files_of(methods), name)).collect();
+    types.sort_unstable_by(|a, b| b.cmp(a));
+    types.iter().take(5).for_each(|(methods, files, name)| println!("  {name}: {methods} methods in {files} files"));
+}
