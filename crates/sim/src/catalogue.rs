@@ -86,9 +86,19 @@ impl<S: Subject> Sim<S> {
                     self.reach.hit("store full: volume verb refused");
                     return self.look(false);
                 }
+                Err(error) if error.kind() == Kind::InvalidInput && self.no_more_volumes(&verb) => {
+                    self.reach.hit("limit: a volume is refused, since there are as many as may be");
+                    return self.look(false);
+                }
                 Err(error) => return Err(self.judge("volume verb", &error)),
             }
         }
+    }
+
+    /// True when there are as many volumes as there may be.
+    fn no_more_volumes(&self, verb: &Verb) -> bool {
+        let most = self.params.options.tight.volumes.map(|volumes| volumes / 2);
+        matches!(verb, Verb::Create(..)) && most.is_some_and(|most| self.model.volumes().len() as u64 >= most)
     }
 
     /// A volume that has just grown, not durably yet, is sometimes used up to its new end.

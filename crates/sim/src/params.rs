@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use onefold_core::Algorithm;
 
-use crate::{content::Palette, disk::Fault, rng::Rng, subject::StoreOptions};
+use crate::{
+    content::Palette,
+    disk::Fault,
+    rng::Rng,
+    subject::{StoreOptions, Tight},
+};
 
 /// What a run is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +158,7 @@ impl Params {
             let &(start, blocks) = &spots[apart.below(spots.len() as u64) as usize];
             options.critical = (start, blocks.div_ceil(2));
         }
+        options.tight = tight(&mut Rng::new(seed ^ 0x7469_6768_7400_0113), profile);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
@@ -270,6 +276,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         critical: (0, 0),
         no_room: rng.percent(4),
         limits: [None; 2],
+        tight: Tight::default(),
         bug: None,
     }
 }
@@ -298,6 +305,22 @@ fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 2] {
     let crowded = matches!(profile, Profile::FullStore | Profile::Churn);
     let mut tiny = |percent, choices: [u64; 3]| rng.percent(percent).then(|| choices[rng.below(3) as usize]);
     [tiny(if crowded { 30 } else { 2 }, [2, 3, 8]), tiny(4, [1, 1, 2])]
+}
+
+/// More of them, from another source.
+fn tight(rng: &mut Rng, profile: Profile) -> Tight {
+    let mut tight = Tight::default();
+    let kind = rng.below(60);
+    let least = rng.below(3) as usize;
+    match kind {
+        _ if profile == Profile::Damage => {}
+        0 | 1 => tight.volumes = Some([4, 6, 8][least]),
+        2 => tight.carriers = Some([4, 8, 24][least]),
+        3 => tight.flights = Some([1, 2, 3][least]),
+        4 => tight.ranges = Some([1, 2, 4][least]),
+        _ => {}
+    }
+    tight
 }
 
 fn mix(rng: &mut Rng, profile: Profile) -> [u32; 15] {
