@@ -268,7 +268,7 @@ fn joined(result: std::thread::Result<Result<()>>) -> Result<()> {
 }
 
 fn pack(archive: &Archive, opens: &Mutex<Receiver<Open>>, out: &SyncSender<Packed>) {
-    let mut packer = Packer::default();
+    let mut packer = Packer::new(archive.settings.level);
     loop {
         let Ok(open) = opens.lock().recv() else { return };
         if out.send(put::pack(archive, open, &mut packer)).is_err() {

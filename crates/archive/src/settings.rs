@@ -207,6 +207,8 @@ pub struct Settings {
     pub cached_containers: usize,
     /// Bytes of cached pages of the chunk index.
     pub page_cache_bytes: u64,
+    /// Zstandard's level for new containers, 1 to 19.
+    pub level: i32,
     /// Bytes of containers between two syncs.
     pub sync_bytes: u64,
     /// Bytes of a container.
@@ -240,6 +242,7 @@ impl Default for Settings {
             auxiliary_entries: 512 << 10,
             cached_containers: 256,
             page_cache_bytes: 16 << 20,
+            level: 1,
             sync_bytes: 64 << 20,
             container_bytes: CONTAINER_BYTES,
             log_bytes: 12 << 20,

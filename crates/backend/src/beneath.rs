@@ -10,6 +10,7 @@ use std::{
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
+    sync::Arc,
 };
 
 use onefold_core::{Error, Kind, Result};
@@ -43,6 +44,9 @@ impl Word {
         self.owner.unwrap_or_else(|| rustix::process::geteuid().as_raw())
     }
 }
+
+/// Errors once its owner may write no more, as when another machine has taken over; asked before what is written, and after what is made durable.
+pub type Stands = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// An open directory, and what is opened below it.
 pub(crate) struct Beneath {

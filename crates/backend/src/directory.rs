@@ -18,7 +18,7 @@ use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 use rustix::{fs::FallocateFlags, io::Errno};
 
 use crate::{
-    beneath::{Beneath, Word},
+    beneath::{Beneath, Stands, Word},
     locality::Locality,
     lock,
 };
@@ -27,6 +27,7 @@ use crate::{
 pub struct Directory {
     own: Beneath,
     writes: bool,
+    stands: Option<Stands>,
 }
 
 impl Directory {
@@ -43,11 +44,17 @@ impl Directory {
     /// # Errors
     /// `NotFound`; to write, `Denied` when it is not our user's and `Unsupported` where locks may not hold; those of the system.
     pub fn open_as(path: &Path, writes: bool, word: Word) -> Result<Directory> {
-        let directory = Directory { own: Beneath::open(path, word)?, writes };
+        let directory = Directory { own: Beneath::open(path, word)?, writes, stands: None };
         if writes {
             directory.may_write()?;
         }
         Ok(directory)
+    }
+
+    /// The same, written only while its owner stands.
+    #[must_use]
+    pub fn while_stands(self, stands: Stands) -> Directory {
+        Directory { stands: Some(stands), ..self }
     }
 
     /// Makes the directory, with mode 0700, or takes an empty one; its name in the parent is durable on return.
@@ -63,7 +70,7 @@ impl Directory {
     /// # Errors
     /// As [`create`](Self::create).
     pub fn create_as(path: &Path, word: Word) -> Result<Directory> {
-        let directory = Directory { own: Beneath::make(path, word)?, writes: true };
+        let directory = Directory { own: Beneath::make(path, word)?, writes: true, stands: None };
         if !directory.names()?.is_empty() {
             return Err(Error::new(Kind::Exists, format!("{} is not empty", path.display())));
         }
@@ -150,7 +157,7 @@ impl Directory {
     }
 
     fn wrap(&self, name: &str, file: OsFile) -> Arc<dyn File> {
-        Arc::new(DirectoryFile { file, name: self.own.at(name) })
+        Arc::new(DirectoryFile { file, name: self.own.at(name), stands: self.stands.clone() })
     }
 }
 
@@ -160,6 +167,7 @@ impl Files for Directory {
     }
 
     fn create(&self, name: &str) -> Result<Arc<dyn File>> {
+        still(self.stands.as_ref())?;
         self.own.create(name).map(|file| self.wrap(name, file))
     }
 
@@ -168,11 +176,13 @@ impl Files for Directory {
     }
 
     fn remove(&self, name: &str) -> Result<()> {
+        still(self.stands.as_ref())?;
         self.own.remove(name)
     }
 
     fn sync_names(&self) -> Result<()> {
-        self.own.sync()
+        self.own.sync()?;
+        still(self.stands.as_ref())
     }
 
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
@@ -191,6 +201,12 @@ impl Lock for FileLock {}
 struct DirectoryFile {
     file: OsFile,
     name: String,
+    stands: Option<Stands>,
+}
+
+/// Errors when the owner of what is written stands no more.
+fn still(stands: Option<&Stands>) -> Result<()> {
+    stands.map_or(Ok(()), |stands| stands())
 }
 
 impl DirectoryFile {
@@ -223,18 +239,22 @@ impl File for DirectoryFile {
     }
 
     fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
+        still(self.stands.as_ref())?;
         self.file.write_all_at(data, at).map_err(|e| self.wrong(e))
     }
 
     fn sync(&self) -> Result<()> {
-        self.file.sync_data().map_err(|e| self.wrong(e))
+        self.file.sync_data().map_err(|e| self.wrong(e))?;
+        still(self.stands.as_ref())
     }
 
     fn set_bytes(&self, bytes: u64) -> Result<()> {
+        still(self.stands.as_ref())?;
         self.file.set_len(bytes).map_err(|e| self.wrong(e))
     }
 
     fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
+        still(self.stands.as_ref())?;
         match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, at, bytes) {
             // Where nothing can be taken ahead, the write finds out.
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
@@ -243,6 +263,7 @@ impl File for DirectoryFile {
     }
 
     fn punch(&self, at: u64, bytes: u64) -> Result<()> {
+        still(self.stands.as_ref())?;
         match rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, bytes) {
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => Err(self.wrong(errno)),

@@ -28,6 +28,7 @@ compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and 
 
 pub mod accounts;
 pub mod beneath;
+mod claim_file;
 pub mod clock;
 pub mod counted;
 pub mod counters;
@@ -51,7 +52,8 @@ pub mod sparse;
 pub mod systemd;
 pub mod tree;
 
-pub use beneath::Word;
+pub use beneath::{Stands, Word};
+pub use claim_file::{CLAIM, claim_file};
 pub use clock::{BootClock, MonotonicClock};
 pub use counters::{Counters, Counts};
 pub use directory::Directory;

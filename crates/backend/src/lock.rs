@@ -66,6 +66,11 @@ fn busy(file: &fs::File, shown: &str, waited: bool) -> Error {
     Error::new(Kind::Busy, format!("{shown} is locked by {by}{advice}"))
 }
 
+/// Takes the lock if nobody holds it otherwise, by range too when `by_range` is set; both or none.
+pub(crate) fn once(file: &fs::File, hold: Hold, by_range: bool) -> rustix::io::Result<()> {
+    take(file, hold, Ask::Once, by_range)
+}
+
 /// Takes both locks, or none.
 fn take(file: &fs::File, hold: Hold, ask: Ask, local: bool) -> rustix::io::Result<()> {
     flock(file, hold, ask)?;

@@ -67,7 +67,7 @@ impl Format {
     /// The fixed part of the superblock.
     pub(crate) fn fixed(&self) -> Result<Fixed> {
         if self.algorithm.needs_bytes() && !self.verify_bytes {
-            let message = format!("{} is broken: it needs --verify bytes", self.algorithm);
+            let message = format!("whoever chooses blocks can choose two of one {} fingerprint: it needs --verify bytes", self.algorithm);
             return Err(Error::new(Kind::InvalidInput, message));
         }
         // Ordered writes are in place by their nature.
@@ -245,7 +245,7 @@ impl Settings {
         let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
         #[cfg(feature = "planted-bugs")]
         if let Some(bits) = self.weak_fingerprint {
-            assert!(fixed.verify_bytes, "a weak fingerprint needs the comparison of bytes");
+            assert!(fixed.compares_bytes(), "a weak fingerprint needs the comparison of bytes");
             return Identity { fingerprinter: identity.fingerprinter.shortened(bits), ..identity };
         }
         identity

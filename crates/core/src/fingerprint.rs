@@ -3,6 +3,8 @@
 use std::{fmt, str::FromStr};
 
 use blake3::{IncrementCounter, platform::Platform};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 
 use crate::{BLOCK_BYTES, Block, Error, Kind, Result};
 
@@ -54,23 +56,30 @@ impl fmt::Debug for Fingerprint {
 pub enum Algorithm {
     /// BLAKE3 keyed with the store's secret: a client can't make collisions, even if BLAKE3 should weaken.
     Blake3,
-    /// SHA-256 cut to 128 bits.
+    /// SHA-256 cut to 128 bits, of stores that older programs made: with 2^64 blocks somebody finds two of one fingerprint. Only with comparison of bytes.
     Sha256,
     /// SHA-1 cut to 128 bits, OrderMergeDedup's. Broken: only with comparison of bytes.
     Sha1,
     /// MD5, ThinDedup's. Broken: only with comparison of bytes.
     Md5,
+    /// HMAC-SHA-256 keyed with the store's secret, cut to 128 bits.
+    HmacSha256,
 }
 
 impl Algorithm {
     /// All of them, with the number that stands for each on disk.
-    pub const ALL: [(Algorithm, u8, &'static str); 4] =
-        [(Algorithm::Blake3, 1, "blake3"), (Algorithm::Sha256, 2, "sha256"), (Algorithm::Sha1, 3, "sha1"), (Algorithm::Md5, 4, "md5")];
+    pub const ALL: [(Algorithm, u8, &'static str); 5] = [
+        (Algorithm::Blake3, 1, "blake3"),
+        (Algorithm::Sha256, 2, "sha256"),
+        (Algorithm::Sha1, 3, "sha1"),
+        (Algorithm::Md5, 4, "md5"),
+        (Algorithm::HmacSha256, 5, "hmac-sha256"),
+    ];
 
-    /// True when two different blocks of one fingerprint must be expected, so that a duplicate is one only when its bytes agree.
+    /// True when whoever chooses blocks can choose two of one fingerprint, as without a key, so that a duplicate is one only when its bytes agree.
     #[must_use]
     pub fn needs_bytes(self) -> bool {
-        matches!(self, Algorithm::Sha1 | Algorithm::Md5)
+        matches!(self, Algorithm::Sha256 | Algorithm::Sha1 | Algorithm::Md5)
     }
 
     /// The number that stands for it on disk.
@@ -96,11 +105,9 @@ impl FromStr for Algorithm {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Algorithm> {
-        Algorithm::ALL
-            .iter()
-            .find(|row| row.2 == name)
-            .map(|row| row.0)
-            .ok_or_else(|| Error::new(Kind::InvalidInput, format!("no fingerprint '{name}': one of blake3, sha256, sha1, md5")))
+        Algorithm::ALL.iter().find(|row| row.2 == name).map(|row| row.0).ok_or_else(|| {
+            Error::new(Kind::InvalidInput, format!("no fingerprint '{name}': one of blake3, hmac-sha256, sha256, sha1, md5"))
+        })
     }
 }
 
@@ -109,6 +116,8 @@ impl FromStr for Algorithm {
 pub struct Fingerprinter {
     algorithm: Algorithm,
     key: [u8; 32],
+    /// What keyed SHA-256 begins with.
+    hmac: Hmac<Sha256>,
     platform: Platform,
     bits: u32,
 }
@@ -128,10 +137,13 @@ const ROOT: u8 = 8;
 const KEYED_HASH: u8 = 16;
 
 impl Fingerprinter {
-    /// Fingerprints by `algorithm`; `key` is the store's secret, which only BLAKE3 uses.
+    /// Fingerprints by `algorithm`; `key` is the store's secret, which the keyed ones use.
     #[must_use]
     pub fn new(algorithm: Algorithm, key: [u8; 32]) -> Fingerprinter {
-        Fingerprinter { algorithm, key, platform: Platform::detect(), bits: 128 }
+        // A key is filled with zeroes to a block of the hash: so says the standard, and this way it has the right length by its type.
+        let mut block = [0; 64];
+        block[..32].copy_from_slice(&key);
+        Fingerprinter { algorithm, key, hmac: Hmac::new(&block.into()), platform: Platform::detect(), bits: 128 }
     }
 
     /// The same, with all but the highest `bits` bits (at most 64) of each fingerprint's prefix zero: collisions on demand, for tests of the
@@ -150,13 +162,7 @@ impl Fingerprinter {
     /// The fingerprint of one block.
     #[must_use]
     pub fn one(&self, block: &Block) -> Fingerprint {
-        use sha2::Digest;
-        match self.algorithm {
-            Algorithm::Blake3 => self.short(blake3::keyed_hash(&self.key, &block.0).as_bytes()),
-            Algorithm::Sha256 => self.short(&sha2::Sha256::digest(block.0)),
-            Algorithm::Sha1 => self.short(&sha1::Sha1::digest(block.0)),
-            Algorithm::Md5 => self.short(&md5::Md5::digest(block.0)),
-        }
+        self.bytes(&block.0)
     }
 
     /// The fingerprints of many blocks, in their order; the same as [`one`](Self::one) of each, about twice as fast with BLAKE3.
@@ -201,9 +207,10 @@ impl Fingerprinter {
         use sha2::Digest;
         match self.algorithm {
             Algorithm::Blake3 => self.short(blake3::keyed_hash(&self.key, bytes).as_bytes()),
-            Algorithm::Sha256 => self.short(&sha2::Sha256::digest(bytes)),
+            Algorithm::Sha256 => self.short(&Sha256::digest(bytes)),
             Algorithm::Sha1 => self.short(&sha1::Sha1::digest(bytes)),
             Algorithm::Md5 => self.short(&md5::Md5::digest(bytes)),
+            Algorithm::HmacSha256 => self.short(&self.hmac.clone().chain_update(bytes).finalize().into_bytes()),
         }
     }
 
@@ -379,6 +386,23 @@ mod tests {
                 let singly: Vec<_> = chunks.iter().map(|chunk| printer.bytes(chunk)).collect();
                 assert_eq!(printer.chunks(&chunks), singly, "{algorithm}");
             }
+        }
+    }
+
+    /// Case 1 of RFC 4231, whose key of 20 bytes is one of 32 that ends in zeroes.
+    #[test]
+    fn rule_18_keyed_sha256_is_that_of_the_standard() {
+        let mut key = [0; 32];
+        key[..20].fill(0x0b);
+        let found = Fingerprinter::new(Algorithm::HmacSha256, key).bytes(b"Hi There");
+        assert_eq!(found.to_string(), "b0344c61d8db38535ca8afceaf0bf12b");
+    }
+
+    #[test]
+    fn rule_18_what_decides_alone_depends_on_the_secret() {
+        for (algorithm, ..) in Algorithm::ALL {
+            let [one, other] = [1, 2].map(|key| Fingerprinter::new(algorithm, [key; 32]).bytes(b"a block"));
+            assert_eq!(one == other, algorithm.needs_bytes(), "{algorithm}");
         }
     }
 

@@ -27,4 +27,4 @@ pub use files::{File, Files, Hold, Lock};
 pub use fingerprint::{Algorithm, Fingerprint, Fingerprinter};
 pub use object::ObjectStore;
 pub use units::{Lba, Pba, Timestamp, VolumeId, ZoneId};
-pub use volume::{BlockRead, Exports, Extent, ExtentKind, Ticket, Volume, VolumeInfo};
+pub use volume::{BlockRead, Exports, Extent, ExtentKind, Ticket, Volume, VolumeInfo, VolumeLimits};

@@ -111,6 +111,23 @@ pub struct VolumeInfo {
     pub size: u64,
 }
 
+/// How fast clients may use a volume, all connections together. Zero sets no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct VolumeLimits {
+    /// Requests a second.
+    pub iops: u32,
+    /// Bytes read and written a second.
+    pub bytes: u64,
+}
+
+impl VolumeLimits {
+    /// True when nothing is limited.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == VolumeLimits::default()
+    }
+}
+
 /// The volumes that a server offers.
 pub trait Exports: Send + Sync {
     /// All of them, sorted by name.
@@ -121,4 +138,9 @@ pub trait Exports: Send + Sync {
     /// # Errors
     /// `NotFound` when there is none.
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>>;
+
+    /// How fast clients may use the volume called `name`; nothing when there is none.
+    fn limits(&self, _name: &str) -> Option<VolumeLimits> {
+        Some(VolumeLimits::default())
+    }
 }

@@ -10,9 +10,9 @@ use std::{
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
     Engine, Settings,
-    format::{Identity, VERSION, geometry::SUPERBLOCKS},
+    format::{Identity, VERSION, VERSION_KEYED, geometry::SUPERBLOCKS},
 };
-use onefold_core::{BLOCK_BYTES, Block, BlockRead, Disk, Kind, Lba, Pba, Read, Result, Ticket, VolumeId, checksum};
+use onefold_core::{Algorithm, BLOCK_BYTES, Block, BlockRead, Disk, Kind, Lba, Pba, Read, Result, Ticket, VolumeId, checksum};
 
 use crate::{
     decoders::{format, identity},
@@ -320,9 +320,10 @@ pub(crate) fn repair(identity: &Identity, block: &mut Block) -> Option<u64> {
 /// Makes a block a superblock whose checksum is right.
 pub(crate) fn repair_superblock(block: &mut Block) {
     block.0[..8].copy_from_slice(b"ONEFOLD\0");
-    block.0[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    let version = if block.0[88] == Algorithm::HmacSha256.code() { VERSION_KEYED } else { VERSION };
+    block.0[8..12].copy_from_slice(&version.to_le_bytes());
     block.0[16..24].fill(0);
-    let sum = checksum::fast(u64::from(VERSION), &block.0);
+    let sum = checksum::fast(u64::from(version), &block.0);
     block.0[16..24].copy_from_slice(&sum.to_le_bytes());
 }
 

@@ -16,11 +16,12 @@ use std::{
 };
 
 use onefold_archive::{Archive, Settings, archive::find_label, nodes::Nodes};
-use onefold_backend::Directory;
+use onefold_backend::{Directory, Stands};
 use onefold_core::{Error, Files, Kind, Result};
 
 use crate::{
-    control::Client,
+    control::{Client, places},
+    keeper::{self, Keeper},
     operator::{warn, word},
 };
 
@@ -128,13 +129,38 @@ impl ArchiveDir {
     /// # Errors
     /// Those of looking at it.
     pub(crate) fn control_name(&self) -> Result<String> {
-        let id = match self.nodes(false, false)? {
+        let metadata = self.metadata()?;
+        let id: String = self.id()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(format!("{id}{:016x}{:016x}", metadata.dev(), metadata.ino()))
+    }
+
+    fn id(&self) -> Result<[u8; 16]> {
+        Ok(match self.nodes(false, false)? {
             Some(nodes) => nodes.archive_id(),
             None => find_label(&Directory::open(&self.path, false)?)?.id,
-        };
-        let metadata = self.metadata()?;
-        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(format!("{id}{:016x}{:016x}", metadata.dev(), metadata.ino()))
+        })
+    }
+
+    /// Claims the archive for its server, against others on this machine and elsewhere.
+    ///
+    /// # Errors
+    /// `Busy` while another one has it; those of looking at the archive.
+    pub(crate) fn claim(&self) -> Result<Keeper> {
+        Keeper::of_folder(&self.path, self.id()?)
+    }
+
+    /// A sentence about a server of the archive whose control socket is out of sight, if its claim says that there is one.
+    ///
+    /// # Errors
+    /// Those of looking at the archive.
+    pub(crate) fn unseen_server(&self) -> Result<Option<String>> {
+        let Some(claim) = keeper::found(&self.path)? else { return Ok(None) };
+        let (shown, places) = (self.path.display(), places::told(self.metadata()?.uid()));
+        Ok(Some(format!(
+            "{shown} is served by process {} on host {}, which has no control socket {places}: this waits until it ends; if it was started with \
+             --control DIR, say the same here",
+            claim.claimant.pid, claim.claimant.host
+        )))
     }
 
     fn metadata(&self) -> Result<fs::Metadata> {
@@ -169,12 +195,16 @@ impl ArchiveDir {
     /// # Errors
     /// Those of looking at them.
     pub(crate) fn nodes(&self, writes: bool, degraded: bool) -> Result<Option<Arc<Nodes>>> {
+        self.nodes_while(writes, degraded, None)
+    }
+
+    fn nodes_while(&self, writes: bool, degraded: bool, stands: Option<&Stands>) -> Result<Option<Arc<Nodes>>> {
         let Some(list) = &self.nodes else { return Ok(None) };
         // A disk that is not mounted may show a directory of somebody else's: that node is absent. When all are, the first reason is the one to tell.
         let (mut directories, mut refused) = (Vec::new(), None);
         for path in &list.paths {
             directories.push(match list.open(path, writes) {
-                Ok(files) => Some(Arc::new(files) as Arc<dyn Files>),
+                Ok(files) => Some(watched(files, stands)),
                 Err(error) if error.kind() == Kind::NotFound => None,
                 // Left out, it would count as one that missed what is written now.
                 Err(error) if error.kind() == Kind::Unsupported => return Err(error),
@@ -205,10 +235,23 @@ impl ArchiveDir {
     /// # Errors
     /// Those of opening.
     pub(crate) fn open_nodes(&self, settings: Settings, degraded: bool) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
-        let nodes = self.nodes(true, degraded)?;
+        self.open_while(settings, degraded, None)
+    }
+
+    /// The same, written only while its owner stands.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub(crate) fn open_while(
+        &self,
+        settings: Settings,
+        degraded: bool,
+        stands: Option<&Stands>,
+    ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
+        let nodes = self.nodes_while(true, degraded, stands)?;
         let files: Arc<dyn Files> = match &nodes {
             Some(nodes) => nodes.clone(),
-            None => Arc::new(Directory::open_as(&self.path, true, word()).map_err(|e| name_archive(&self.path, e))?),
+            None => watched(Directory::open_as(&self.path, true, word()).map_err(|e| name_archive(&self.path, e))?, stands),
         };
         let archive = Archive::open(files, true, settings).map_err(|e| name_archive(&self.path, e))?;
         Ok((Arc::new(archive), nodes))
@@ -240,6 +283,14 @@ impl ArchiveDir {
             Err(_) => self.open_to_read(memory),
         }
     }
+}
+
+/// The files of a directory, written only while their owner stands.
+fn watched(files: Directory, stands: Option<&Stands>) -> Arc<dyn Files> {
+    Arc::new(match stands {
+        Some(stands) => files.while_stands(stands.clone()),
+        None => files,
+    })
 }
 
 impl List {

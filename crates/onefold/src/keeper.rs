@@ -1,17 +1,20 @@
 //! The claim of this process on a store: taken before the store is opened, renewed by a thread of its own, given up at the end.
 
 use std::{
+    path::Path,
     sync::{Arc, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
 
-use onefold_backend::{BootClock, FileDisk, Medium, random::random_bytes};
+use onefold_backend::{BootClock, CLAIM, Directory, FileDisk, Medium, Stands, claim_file, random::random_bytes};
 use onefold_block::{
     claim::{Guard, Outside, Place, Times},
-    format::claim::Claimant,
+    format::claim::{CLAIM_AT, Claim, Claimant, State},
 };
-use onefold_core::{Clock, Disk, Error, Kind, Result};
+use onefold_core::{BLOCK_BYTES, Block, Clock, Disk, Error, Kind, Result};
+
+use crate::operator::word;
 
 /// A claim that is held until this is dropped.
 pub(crate) struct Keeper {
@@ -22,13 +25,13 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Takes the claim of the store `store` on a disk that is open, and so locked, for writing. `one_host` is the operator's word that no other machine reaches
-    /// the medium.
+    /// Takes the claim of the store `store` on a disk that is open, and so locked, for writing. The operator's word may be that no other machine reaches the
+    /// medium.
     ///
     /// # Errors
     /// `Busy` with host and process while somebody else works on the store, `Unsupported` where nobody can tell; those of the disk.
-    pub(crate) fn take(disk: FileDisk, store: [u8; 16], one_host: bool) -> Result<Keeper> {
-        let medium = disk.medium();
+    pub(crate) fn take(disk: FileDisk, store: [u8; 16]) -> Result<Keeper> {
+        let (medium, one_host) = (disk.medium(), word().one_host);
         if !medium.sees_others && !one_host {
             let message = "its file system may be shared and offers no direct I/O, so that nobody could tell whether another machine works on the store; \
                            --one-host says that none does";
@@ -47,6 +50,25 @@ impl Keeper {
         Ok(Keeper { guard, end: Some(end), thread: Some(thread) })
     }
 
+    /// Takes the claim of a folder, by the file `claim` in it.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take), with the folder's name.
+    pub(crate) fn of_folder(folder: &Path, id: [u8; 16]) -> Result<Keeper> {
+        let shown = folder.display();
+        let disk = claim_file(folder, word()).map_err(|error| match error.kind() {
+            Kind::Busy => Error::new(Kind::Busy, format!("{shown} is in use by another process, which holds its claim")),
+            _ => error,
+        })?;
+        Keeper::take(disk, id).map_err(|error| error.context(shown))
+    }
+
+    /// Errors once the claim is lost.
+    pub(crate) fn stands(&self) -> Stands {
+        let guard = self.guard.clone();
+        Arc::new(move || guard.check())
+    }
+
     /// The store's disk, as long as the claim is held.
     pub(crate) fn disk(&self) -> Arc<dyn Disk> {
         self.guard.clone()
@@ -62,6 +84,20 @@ impl Drop for Keeper {
         }
         let _ = self.guard.release();
     }
+}
+
+/// The claim of a folder that somebody holds, as far as can be seen; one who was killed holds it too.
+///
+/// # Errors
+/// Those of looking at it.
+pub(crate) fn found(folder: &Path) -> Result<Option<Claim>> {
+    const MOST: u64 = 64 << 10;
+    let file = Directory::open(folder, false)?.small(CLAIM, MOST)?;
+    let at = CLAIM_AT.0 as usize * BLOCK_BYTES;
+    let Some((bytes, _)) = file.filter(|(bytes, _)| bytes.len() >= at + BLOCK_BYTES) else { return Ok(None) };
+    let mut block = Block::zeroed();
+    block.0.copy_from_slice(&bytes[at..at + BLOCK_BYTES]);
+    Ok(Claim::decode(&block).filter(|claim| claim.state == State::Held))
 }
 
 /// Renews the claim until the owner ends it. When the claim is lost the engine hears it from its next request; a medium that can't be read now may be

@@ -12,7 +12,7 @@ pub(crate) struct Options {
     #[arg(long, global = true, value_name = "UID", hide_short_help = true)]
     owner: Option<u32>,
 
-    /// Writes archives on file systems that other hosts may have mounted: says that none of them writes there
+    /// Says that no other machine writes to the store, archive or folder, where its file system may be shared and locks or direct I/O do not tell
     #[arg(long, global = true, hide_short_help = true)]
     one_host: bool,
 }

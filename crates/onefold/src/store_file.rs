@@ -30,7 +30,6 @@ pub(crate) struct StoreFile {
     path: PathBuf,
     superblock: Superblock,
     metadata: std::fs::Metadata,
-    one_host: bool,
 }
 
 impl StoreFile {
@@ -41,7 +40,7 @@ impl StoreFile {
     pub(crate) fn look(path: &Path) -> Result<StoreFile> {
         let superblock = read_superblock(path).map_err(|e| name_store(path, e))?;
         let metadata = std::fs::metadata(path).map_err(|e| Error::from_io(path.display(), e))?;
-        Ok(StoreFile { path: path.to_owned(), superblock, metadata, one_host: false })
+        Ok(StoreFile { path: path.to_owned(), superblock, metadata })
     }
 
     /// Opens a file or device for reading, whatever is in it.
@@ -58,12 +57,6 @@ impl StoreFile {
     /// The same with a path that does not depend on the directory of the process.
     pub(crate) fn at_absolute_path(mut self) -> StoreFile {
         self.path = std::path::absolute(&self.path).unwrap_or(self.path);
-        self
-    }
-
-    /// The same, with the operator's word whether only this machine reaches the medium.
-    pub(crate) fn on_one_host(mut self, one_host: bool) -> StoreFile {
-        self.one_host = one_host;
         self
     }
 
@@ -145,7 +138,7 @@ impl StoreFile {
     /// As [`open`](Self::open), and `Busy` while another machine works on it.
     pub(crate) fn claim(&self) -> Result<Keeper> {
         let disk = self.open(Access::ReadWrite)?;
-        Keeper::take(disk, self.superblock.fixed.id, self.one_host).map_err(|e| name_store(&self.path, e))
+        Keeper::take(disk, self.superblock.fixed.id).map_err(|e| name_store(&self.path, e))
     }
 
     /// Opens the store for work.

@@ -418,8 +418,8 @@ fn a_reply_that_has_begun_and_cannot_be_completed_ends_the_connection() {
 
 #[test]
 fn with_no_memory_to_spare_large_requests_are_served_in_small_pieces() {
-    let least = Limits::default().sure_bytes();
-    let served = served_with(Limits { connections: 4, buffer_bytes: 4 * least, ..Limits::default() });
+    let limits = Limits { connections: 4, places: 2, ..Limits::default() };
+    let served = served_with(Limits { buffer_bytes: limits.needed_bytes(), ..limits });
     let data: Vec<u8> = (0..6 << 20).map(|n: u32| (n >> 9) as u8 | 1).collect();
     for (mode, flags) in [(Mode::Simple, 0), (Mode::Structured, 0), (Mode::Structured, DF), (Mode::Extended, 0)] {
         let mut raw = Raw::go(&served.socket, mode);

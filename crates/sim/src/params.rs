@@ -247,7 +247,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         Profile::Churn => rng.within(20, 32),
         _ => rng.within(32, 96),
     };
-    let fingerprint = [Algorithm::Blake3, Algorithm::Sha256, Algorithm::Sha1, Algorithm::Md5][rng.weighted(&[8, 1, 1, 1])];
+    let fingerprint = [Algorithm::Blake3, Algorithm::HmacSha256, Algorithm::Sha1, Algorithm::Md5][rng.weighted(&[8, 1, 1, 1])];
     let verify_bytes = fingerprint.needs_bytes() || rng.percent(20);
     let mut id = [0; 16];
     let mut secret = [0; 32];

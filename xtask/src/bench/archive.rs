@@ -1,12 +1,14 @@
-//! The archive beside restic and borg: megabytes for each second of processor time and of wall time, and the repository's size.
+//! The archive beside restic, rustic and borg: megabytes for each second of processor time and of wall time, and what the repository takes.
 //!
-//! Sources and repositories lie in memory where there is enough of it, so that no disk is measured. A stream has the shares of repeated data that the
-//! dedupv1 report gives; trees and disk images are the user's, two versions each.
+//! Sources and repositories lie in memory where there is enough of it, so that no disk is measured. All tools take turns in each round. Every restore
+//! verifies what it reads: restic, rustic and borg do so by themselves, ours is `get --verify`; ours without it is shown beside, and judged by nobody.
+//! A repository counts with all that its files take, also what ours holds in reserve.
+
+mod data;
+mod tool;
 
 use std::{
-    fs::{self, File},
-    io::{BufWriter, Write},
-    os::unix::fs::MetadataExt,
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -14,70 +16,93 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+use self::tool::{Ours, Tool};
 use super::{machine_facts, median};
 use crate::{
     machine,
-    product::{Build, Onefold, path},
+    product::{Build, Onefold},
     program::{program, run as run_program, spawn},
 };
 
 const USAGE: &str = "\
-cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
-                                                  put and get beside restic and borg";
+cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+                                                  put and get beside restic, rustic and borg";
 
-/// Bytes of a generation of the stream, and for a first look.
-const STREAM_BYTES: usize = 384 << 20;
-const STREAM_QUICK_BYTES: usize = 64 << 20;
+/// Rounds, of which medians are taken.
+const ROUNDS: usize = 5;
 
 /// Longest that one command may take.
 const LIMIT: Duration = Duration::from_secs(600);
-
-/// What an archive holds back beside its data: the reserve for deletions on a full disk, and the space of its log.
-const RESERVE_BYTES: u64 = 28 << 20;
 
 /// Two versions of some data.
 struct Set {
     name: &'static str,
     versions: [PathBuf; 2],
-    /// The tools that are compared on it, and our bars there.
+    /// Tools of ours, and with whom each is compared.
     contests: &'static [Contest],
 }
 
 /// A tool of ours and those that it is compared with.
 struct Contest {
     ours: Tool,
-    /// MB for each CPU second: first version, second, restore, restore with every chunk verified.
+    /// MB for each CPU second that we must reach: first version, second, restore, restore with every chunk verified.
     least: [f64; 4],
-    /// MB of the repository after both.
-    most_mb: f64,
-    /// The peers, and how many times as fast as they we must be by wall time.
+    /// The peers, and how many times as fast as they we must be by wall time: first version, second, verified restore.
     peers: &'static [(Tool, f64)],
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Tool {
-    Onefold(&'static str),
-    Restic,
-    Borg(&'static str),
 }
 
 const NONE: f64 = 0.0;
 
+/// How it is set unless told: zstd at level 1, chunks of 8 KiB.
+const ZSTD: Ours = Ours { compress: "zstd", level: "1", chunking: "fastcdc:8K" };
+
+/// As near to restic as it gets: its zstd level, and our largest chunks; its own are 1 MiB.
+const COARSE: Ours = Ours { compress: "zstd", level: "3", chunking: "fastcdc:256K" };
+
+const LZ4: Ours = Ours { compress: "lz4", ..ZSTD };
+const PLAIN: Ours = Ours { compress: "none", ..ZSTD };
+
+/// Borg's default chunks are 2 MiB; with these parameters they are 8 KiB, as ours.
+const FINE: &str = "11,16,13,4095";
+const ITS_OWN: &str = "buzhash,19,23,21,4095";
+
 const STREAM: &[Contest] = &[Contest {
-    ours: Tool::Onefold("none"),
+    ours: Tool::Onefold(PLAIN),
     least: [600.0, 700.0, 1000.0, 700.0],
-    most_mb: 298.0,
-    peers: &[(Tool::Restic, 3.0), (Tool::Borg("none"), 2.0)],
+    peers: &[
+        (Tool::Restic { compression: "off" }, 3.0),
+        (Tool::Rustic { level: "0" }, NONE),
+        (Tool::Borg { compression: "none", chunks: FINE }, 2.0),
+        (Tool::Borg { compression: "none", chunks: ITS_OWN }, NONE),
+    ],
 }];
 
 const TREE: &[Contest] = &[
-    Contest { ours: Tool::Onefold("lz4"), least: [300.0, 300.0, NONE, NONE], most_mb: f64::INFINITY, peers: &[(Tool::Borg("lz4"), 2.0)] },
-    Contest { ours: Tool::Onefold("zstd"), least: [210.0, 210.0, NONE, NONE], most_mb: 57.0, peers: &[(Tool::Restic, 3.0)] },
+    Contest {
+        ours: Tool::Onefold(ZSTD),
+        least: [210.0, 210.0, NONE, NONE],
+        peers: &[(Tool::Restic { compression: "auto" }, 3.0), (Tool::Rustic { level: "3" }, NONE)],
+    },
+    Contest { ours: Tool::Onefold(COARSE), least: [NONE; 4], peers: &[] },
+    Contest {
+        ours: Tool::Onefold(LZ4),
+        least: [300.0, 300.0, NONE, NONE],
+        peers: &[(Tool::Borg { compression: "lz4", chunks: ITS_OWN }, 2.0), (Tool::Borg { compression: "lz4", chunks: FINE }, NONE)],
+    },
 ];
 
 const IMAGE: &[Contest] = &[
-    Contest { ours: Tool::Onefold("lz4"), least: [NONE; 4], most_mb: f64::INFINITY, peers: &[(Tool::Borg("lz4"), 1.3)] },
-    Contest { ours: Tool::Onefold("zstd"), least: [NONE; 4], most_mb: f64::INFINITY, peers: &[(Tool::Restic, 2.0)] },
+    Contest {
+        ours: Tool::Onefold(ZSTD),
+        least: [NONE; 4],
+        peers: &[(Tool::Restic { compression: "auto" }, 2.0), (Tool::Rustic { level: "3" }, NONE)],
+    },
+    Contest { ours: Tool::Onefold(COARSE), least: [NONE; 4], peers: &[] },
+    Contest {
+        ours: Tool::Onefold(LZ4),
+        least: [NONE; 4],
+        peers: &[(Tool::Borg { compression: "lz4", chunks: ITS_OWN }, 1.3), (Tool::Borg { compression: "lz4", chunks: FINE }, NONE)],
+    },
 ];
 
 /// What one step took.
@@ -87,55 +112,90 @@ struct Took {
     cpu: f64,
 }
 
-/// What a tool did with a set: first version, second, restore, restore verified.
+/// What a tool did with a set in each round: first version, second, restore, verified restore.
+#[derive(Default)]
 struct Score {
     /// MB for each CPU second.
-    cpu: [f64; 4],
+    cpu: [Vec<f64>; 4],
     /// MB for each second.
-    wall: [f64; 4],
-    repository_mb: f64,
+    wall: [Vec<f64>; 4],
+    repository_mb: Vec<f64>,
+}
+
+/// What the command line asks for.
+#[derive(Default)]
+struct Wanted {
+    quick: bool,
+    only: Option<String>,
+    stream: Option<[PathBuf; 2]>,
+    tree: Option<[PathBuf; 2]>,
+    image: Option<[PathBuf; 2]>,
 }
 
 /// Runs it; `Ok(false)` when a bar is missed.
 pub(super) fn run(arguments: &[String]) -> Result<bool> {
-    let (mut quick, mut stream, mut tree, mut image) = (false, None, None, None);
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        let mut two = || -> Result<[PathBuf; 2]> {
-            let (old, new) = rest.next().and_then(|text| text.split_once(',')).with_context(|| format!("{argument} needs OLD,NEW"))?;
-            let whole = |name: &str| fs::canonicalize(name).with_context(|| name.to_owned());
-            Ok([whole(old)?, whole(new)?])
-        };
-        match argument.as_str() {
-            "--quick" => quick = true,
-            "--stream" => stream = Some(two()?),
-            "--tree" => tree = Some(two()?),
-            "--image" => image = Some(two()?),
-            _ => bail!("which?\n\n{USAGE}"),
-        }
-    }
+    let wanted = Wanted::parse(arguments)?;
     let onefold = Onefold::build(Build::Release)?;
     let place = Place::new()?;
-    println!("{}", machine_facts(&place.0, &["borg"]));
+    println!("{}", machine_facts(&place.0, &["borg", "rustic"]));
     println!("restic: {}", first_line("restic", "version"));
-    let (bytes, rounds) = if quick { (STREAM_QUICK_BYTES, 1) } else { (STREAM_BYTES, 3) };
-    let versions = stream.map_or_else(|| make_stream(&place.0, bytes), Ok)?;
-    let mut sets = vec![Set { name: "stream", versions, contests: STREAM }];
-    sets.extend(tree.map(|versions| Set { name: "tree", versions, contests: TREE }));
-    sets.extend(image.map(|versions| Set { name: "image", versions, contests: IMAGE }));
     let mut reached = true;
-    for set in &sets {
-        println!("\n{}: {}", set.name, sizes(set)?);
-        println!("{:<14} {:>28} {:>28} {:>11}", "", "MB per CPU second", "MB per second", "repository");
+    for set in wanted.sets(&place.0)? {
+        println!("\n{}: {}", set.name, sizes(&set)?);
+        println!("{:<34} {:>28} {:>29} {:>11}", "", "MB per CPU second", "MB per second", "repository");
         println!(
-            "{:<14} {:>6} {:>6} {:>7} {:>6} {:>7} {:>6} {:>7} {:>6} {:>8}",
+            "{:<34} {:>6} {:>6} {:>7} {:>6} {:>7} {:>6} {:>7} {:>6} {:>8}",
             "", "first", "second", "restore", "verify", "first", "second", "restore", "verify", "MB"
         );
-        for contest in set.contests {
-            reached &= hold(&onefold, &place.0, set, contest, rounds, quick)?;
-        }
+        reached &= hold(&onefold, &place.0, &set, wanted.quick)?;
+        set.versions.iter().filter(|version| version.starts_with(&place.0)).try_for_each(fs::remove_file)?;
     }
     Ok(reached)
+}
+
+impl Wanted {
+    fn parse(arguments: &[String]) -> Result<Wanted> {
+        let mut wanted = Wanted::default();
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            let mut next = || rest.next().with_context(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--quick" => wanted.quick = true,
+                "--only" => wanted.only = Some(next()?.clone()),
+                "--stream" => wanted.stream = Some(two(next()?)?),
+                "--tree" => wanted.tree = Some(two(next()?)?),
+                "--image" => wanted.image = Some(two(next()?)?),
+                _ => bail!("which?\n\n{USAGE}"),
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// The sets that are wanted; what is not given is made. A short run makes the stream alone.
+    fn sets(&self, place: &Path) -> Result<Vec<Set>> {
+        type Make = fn(&Path, bool) -> Result<[PathBuf; 2]>;
+        let all: [(_, _, _, Make); 3] = [
+            ("stream", &self.stream, STREAM, data::stream),
+            ("tree", &self.tree, TREE, data::tree),
+            ("image", &self.image, IMAGE, data::image),
+        ];
+        let mut sets = Vec::new();
+        for (name, given, contests, make) in all {
+            let unasked = given.is_some() || !self.quick || name == "stream";
+            if self.only.as_ref().map_or(unasked, |only| only == name) {
+                let versions = given.clone().map_or_else(|| make(place, self.quick), Ok)?;
+                sets.push(Set { name, versions, contests });
+            }
+        }
+        Ok(sets)
+    }
+}
+
+/// Two files as OLD,NEW.
+fn two(text: &str) -> Result<[PathBuf; 2]> {
+    let (old, new) = text.split_once(',').with_context(|| format!("'{text}' is not OLD,NEW"))?;
+    let whole = |name: &str| fs::canonicalize(name).with_context(|| name.to_owned());
+    Ok([whole(old)?, whole(new)?])
 }
 
 /// A directory that goes with us: in memory where there is enough.
@@ -167,34 +227,27 @@ fn sizes(set: &Set) -> Result<String> {
     Ok(format!("{:.0} + {:.0} MB", mb(&set.versions[0])?, mb(&set.versions[1])?))
 }
 
-/// Ours and its peers on one set; false when a bar is missed.
-fn hold(onefold: &Onefold, place: &Path, set: &Set, contest: &Contest, rounds: usize, quick: bool) -> Result<bool> {
-    let ours = score(onefold, place, set, contest.ours, rounds)?;
-    show(contest.ours, &ours);
-    let mut missed = Vec::new();
-    for (what, (found, least)) in ["first", "second", "restore", "verified restore"].iter().zip(ours.cpu.iter().zip(contest.least)) {
-        if *found < least {
-            missed.push(format!("{what} {found:.0} MB per CPU second, asked {least:.0}"));
+/// All tools on one set, in turns; false when a bar is missed.
+fn hold(onefold: &Onefold, place: &Path, set: &Set, quick: bool) -> Result<bool> {
+    let mut tools: Vec<(Tool, Score)> = Vec::new();
+    for tool in set.contests.iter().flat_map(|contest| std::iter::once(contest.ours).chain(contest.peers.iter().map(|(peer, _)| *peer))) {
+        if tool.is_here() {
+            tools.push((tool, Score::default()));
+        } else {
+            println!("{:<34} NOT COMPARED: {}", tool.to_string(), tool.whence());
         }
     }
-    if ours.repository_mb > contest.most_mb {
-        missed.push(format!("repository {:.1} MB, asked {:.0}", ours.repository_mb, contest.most_mb));
-    }
-    for &(peer, times) in contest.peers {
-        let name = if peer == Tool::Restic { "restic" } else { "borg" };
-        if machine::find(name).is_none() {
-            println!("{name:<14} NOT COMPARED: Debian's packages restic and borgbackup have it");
-            continue;
+    for round in 0..if quick { 1 } else { ROUNDS } {
+        let first = round % tools.len();
+        tools.rotate_left(first);
+        for (tool, score) in &mut tools {
+            score.add(onefold, place, set, *tool)?;
         }
-        let theirs = score(onefold, place, set, peer, rounds)?;
-        show(peer, &theirs);
-        for (what, n) in [("first", 0), ("second", 1), ("restore", 2)] {
-            let ratio = ours.wall[n] / theirs.wall[n];
-            if ratio < times {
-                missed.push(format!("{what} {ratio:.1} times as fast as {name}, asked {times}"));
-            }
-        }
+        tools.rotate_right(first);
     }
+    tools.iter().for_each(|(tool, score)| score.show(*tool));
+    let score_of = |tool: Tool| tools.iter().find(|(other, _)| *other == tool).map(|(_, score)| score);
+    let missed: Vec<String> = set.contests.iter().flat_map(|contest| contest.missed(&score_of)).collect();
     // A short run measures too little to be judged.
     if !quick {
         missed.iter().for_each(|what| println!("    MISSED: {what}"));
@@ -202,103 +255,67 @@ fn hold(onefold: &Onefold, place: &Path, set: &Set, contest: &Contest, rounds: u
     Ok(quick || missed.is_empty())
 }
 
-fn show(tool: Tool, score: &Score) {
-    let name = match tool {
-        Tool::Onefold(compression) => format!("onefold {compression}"),
-        Tool::Restic => "restic".to_owned(),
-        Tool::Borg(compression) => format!("borg {compression}"),
-    };
-    let number = |n: f64| if n.is_finite() { format!("{n:.0}") } else { "-".into() };
-    let [c, w] = [score.cpu.map(number), score.wall.map(number)];
-    println!(
-        "{name:<14} {:>6} {:>6} {:>7} {:>6} {:>7} {:>6} {:>7} {:>6} {:>8.1}",
-        c[0], c[1], c[2], c[3], w[0], w[1], w[2], w[3], score.repository_mb
-    );
+impl Contest {
+    /// The bars that are missed, in words.
+    fn missed<'a>(&self, score_of: &impl Fn(Tool) -> Option<&'a Score>) -> Vec<String> {
+        let Some(ours) = score_of(self.ours) else { return Vec::new() };
+        let mut missed = Vec::new();
+        for (n, what) in ["first", "second", "restore", "verified restore"].iter().enumerate() {
+            let (found, least) = (median(&ours.cpu[n]), self.least[n]);
+            if found < least {
+                missed.push(format!("{}: {what} {found:.0} MB per CPU second, asked {least:.0}", self.ours));
+            }
+        }
+        for (peer, times) in self.peers {
+            let Some(theirs) = score_of(*peer) else { continue };
+            for (what, n) in [("first", 0), ("second", 1), ("verified restore", 3)] {
+                let ratio = median(&ours.wall[n]) / median(&theirs.wall[n]);
+                if ratio < *times {
+                    missed.push(format!("{}: {what} {ratio:.1} times as fast as {peer}, asked {times}", self.ours));
+                }
+            }
+        }
+        missed
+    }
 }
 
-/// Medians of some rounds.
-fn score(onefold: &Onefold, place: &Path, set: &Set, tool: Tool, rounds: usize) -> Result<Score> {
-    let repository = place.join("repository");
-    let (mut cpu, mut wall): ([Vec<f64>; 4], [Vec<f64>; 4]) = Default::default();
-    let mut sizes = Vec::new();
-    for _ in 0..rounds {
+impl Score {
+    /// One round.
+    fn add(&mut self, onefold: &Onefold, place: &Path, set: &Set, tool: Tool) -> Result<()> {
+        let repository = place.join("repository");
         let _ = fs::remove_dir_all(&repository);
         took(tool.create(onefold, &repository))?;
         for (n, version) in set.versions.iter().enumerate() {
             let spent = took(tool.put(onefold, &repository, version, n))?;
-            record(&mut cpu[n], &mut wall[n], version, spent)?;
+            self.record(n, version, spent)?;
         }
-        sizes.push(tool.stored(&repository)? as f64 / 1e6);
+        self.repository_mb.push(taken(&repository)? as f64 / 1e6);
         let last = &set.versions[1];
-        record(&mut cpu[2], &mut wall[2], last, took(tool.get(onefold, &repository, last, false))?)?;
         if let Tool::Onefold(_) = tool {
-            record(&mut cpu[3], &mut wall[3], last, took(tool.get(onefold, &repository, last, true))?)?;
+            self.record(2, last, took(tool.get(onefold, &repository, last, false))?)?;
         }
-    }
-    let _ = fs::remove_dir_all(&repository);
-    Ok(Score { cpu: cpu.map(|all| median(&all)), wall: wall.map(|all| median(&all)), repository_mb: median(&sizes) })
-}
-
-fn record(cpu: &mut Vec<f64>, wall: &mut Vec<f64>, version: &Path, spent: Took) -> Result<()> {
-    let mb = fs::metadata(version)?.len() as f64 / 1e6;
-    cpu.push(mb / spent.cpu);
-    wall.push(mb / spent.wall);
-    Ok(())
-}
-
-impl Tool {
-    fn create(self, onefold: &Onefold, repository: &Path) -> Command {
-        match self {
-            Tool::Onefold(compression) => onefold.command(["archive", "create", path(repository), "--compress", compression]),
-            Tool::Restic => restic(repository, &["init"]),
-            Tool::Borg(_) => borg(&["init", "--encryption", "none", path(repository)]),
-        }
+        self.record(3, last, took(tool.get(onefold, &repository, last, true))?)?;
+        fs::remove_dir_all(&repository).context("removing the repository")
     }
 
-    fn put(self, onefold: &Onefold, repository: &Path, version: &Path, n: usize) -> Command {
-        let name = format!("v{n}");
-        match self {
-            Tool::Onefold(_) => onefold.command(["put", path(repository), &name, path(version)]),
-            Tool::Restic => restic(repository, &["backup", path(version)]),
-            Tool::Borg("none") => {
-                // Chunks of 8 KiB, as ours.
-                borg(&[
-                    "create",
-                    "--compression",
-                    "none",
-                    "--chunker-params",
-                    "11,16,13,4095",
-                    &format!("{}::{name}", path(repository)),
-                    path(version),
-                ])
-            }
-            Tool::Borg(compression) => {
-                borg(&["create", "--compression", compression, &format!("{}::{name}", path(repository)), path(version)])
-            }
-        }
+    fn record(&mut self, n: usize, version: &Path, spent: Took) -> Result<()> {
+        let mb = fs::metadata(version)?.len() as f64 / 1e6;
+        self.cpu[n].push(mb / spent.cpu);
+        self.wall[n].push(mb / spent.wall);
+        Ok(())
     }
 
-    fn get(self, onefold: &Onefold, repository: &Path, version: &Path, verify: bool) -> Command {
-        match self {
-            Tool::Onefold(_) => {
-                let mut command = onefold.command(["get", path(repository), "v1"]);
-                command.args(verify.then_some("--verify"));
-                command
-            }
-            Tool::Restic => restic(repository, &["dump", "latest", path(version)]),
-            Tool::Borg(_) => borg(&["extract", "--stdout", &format!("{}::v1", path(repository))]),
-        }
-    }
-
-    /// Bytes that the repository takes, without a reserve.
-    fn stored(self, repository: &Path) -> Result<u64> {
-        let all = taken(repository)?;
-        Ok(if let Tool::Onefold(_) = self { all.saturating_sub(RESERVE_BYTES) } else { all })
+    fn show(&self, tool: Tool) {
+        let number = |all: &Vec<f64>| if all.is_empty() { "-".into() } else { format!("{:.0}", median(all)) };
+        let ([c, w], mb) = ([self.cpu.each_ref().map(number), self.wall.each_ref().map(number)], median(&self.repository_mb));
+        let name = tool.to_string();
+        println!("{name:<34} {:>6} {:>6} {:>7} {:>6} {:>7} {:>6} {:>7} {:>6} {mb:>8.1}", c[0], c[1], c[2], c[3], w[0], w[1], w[2], w[3]);
     }
 }
 
 /// Bytes of the file system below a directory.
 fn taken(directory: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
     let mut all = 0;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -306,18 +323,6 @@ fn taken(directory: &Path) -> Result<u64> {
         all += if metadata.is_dir() { taken(&entry.path())? } else { metadata.blocks() * 512 };
     }
     Ok(all)
-}
-
-fn restic(repository: &Path, arguments: &[&str]) -> Command {
-    let mut command = program("restic");
-    command.env("RESTIC_PASSWORD", "bench").args(["--quiet", "--no-cache", "--repo", path(repository)]).args(arguments);
-    command
-}
-
-fn borg(arguments: &[&str]) -> Command {
-    let mut command = program("borg");
-    command.env("BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK", "yes").env("BORG_RELOCATED_REPO_ACCESS_IS_OK", "yes").args(arguments);
-    command
 }
 
 /// Runs a command to its end; what it prints on standard output is read by nobody.
@@ -337,71 +342,4 @@ fn children_cpu() -> Result<f64> {
     let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     let ticks = |n: usize| fields.get(n).and_then(|field| field.parse::<f64>().ok()).context("/proc/self/stat");
     Ok((ticks(13)? + ticks(14)?) / rustix::param::clock_ticks_per_second() as f64)
-}
-
-/// Two generations of a stream: of the first 32.5 % repeat what came before in it, of the second 97.6 % are of the first (dedupv1, section 4.1).
-/// The lengths of the runs are a choice: the report's came from a trace that is not public.
-fn make_stream(place: &Path, bytes: usize) -> Result<[PathBuf; 2]> {
-    const RUN: f64 = 1048576.0;
-    const UNIQUE_RUN: f64 = 32768.0;
-    const INTERNAL: f64 = 0.325;
-    const TEMPORAL: f64 = 0.976;
-    let mut noise = Noise(976);
-    let mut first: Vec<u8> = Vec::with_capacity(bytes + (64 << 20));
-    while first.len() < bytes {
-        let n = noise.run(RUN);
-        noise.fill(&mut first, n);
-        let n = noise.run(RUN * INTERNAL / (1.0 - INTERNAL));
-        if n < first.len() {
-            let from = noise.below(first.len() - n);
-            first.extend_from_within(from..from + n);
-        }
-    }
-    first.truncate(bytes);
-    let (mut second, mut at) = (Vec::with_capacity(bytes + (64 << 20)), 0);
-    while at < bytes {
-        let n = noise.run(UNIQUE_RUN * TEMPORAL / (1.0 - TEMPORAL));
-        second.extend_from_slice(&first[at..bytes.min(at + n)]);
-        let fresh = noise.run(UNIQUE_RUN);
-        noise.fill(&mut second, fresh);
-        at += n + noise.below(2 * fresh + 1);
-    }
-    second.truncate(bytes);
-    let files = [place.join("stream-1"), place.join("stream-2")];
-    for (file, data) in files.iter().zip([first, second]) {
-        let mut out = BufWriter::new(File::create(file)?);
-        out.write_all(&data)?;
-        out.flush()?;
-    }
-    Ok(files)
-}
-
-/// Numbers by chance, the same each time.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// An exponential length.
-    fn run(&mut self, mean: f64) -> usize {
-        let part = ((self.next() >> 11) as f64 + 1.0) / (1u64 << 53) as f64;
-        (-part.ln() * mean) as usize + 1
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-
-    fn fill(&mut self, into: &mut Vec<u8>, bytes: usize) {
-        let end = into.len() + bytes;
-        while into.len() < end {
-            into.extend_from_slice(&self.next().to_le_bytes());
-        }
-        into.truncate(end);
-    }
 }

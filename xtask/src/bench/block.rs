@@ -315,7 +315,7 @@ impl Bench {
             if job.pattern.request > 4 * KIB { Length::Mebibytes(self.effort.stream_mib) } else { Length::Seconds(self.effort.seconds) };
         let seed = if job.pattern.request > 4 * KIB { seed * 100 + job.pattern.depth } else { unique_seed(job, seed) };
         let before = cpu_time(server)?;
-        let Measured { per_second, bytes } = fio::run(&self.scratch, uri, job.on.mebibytes(), &job.pattern, length, seed)?;
+        let Measured { per_second, bytes, .. } = fio::run(&self.scratch, uri, job.on.mebibytes(), &job.pattern, length, seed)?;
         let cpu = cpu_time(server)?.saturating_sub(before);
         Ok(Side { per_second, cpu_us_per_block: cpu.as_secs_f64() * 1e6 / (bytes as f64 / 4096.0) })
     }

@@ -52,6 +52,8 @@ pub(super) struct Measured {
     pub(super) per_second: f64,
     /// Bytes read or written.
     pub(super) bytes: u64,
+    /// Microseconds within which 99 of 100 requests were answered, flushes not counted; of the slowest client.
+    pub(super) p99_us: f64,
 }
 
 /// Runs the pattern on `mebibytes` of an export.
@@ -87,7 +89,7 @@ pub(super) fn run(scratch: &Scratch, uri: &str, mebibytes: u64, pattern: &Patter
     // fio may print notes before the report.
     let report: Value = serde_json::from_str(report.get(report.find('{').unwrap_or(0)..).unwrap_or_default()).context("fio's report")?;
     let direction = if writes { "write" } else { "read" };
-    let mut measured = Measured { per_second: 0.0, bytes: 0 };
+    let mut measured = Measured { per_second: 0.0, bytes: 0, p99_us: 0.0 };
     for job in report["jobs"].as_array().into_iter().flatten() {
         ensure!(job["error"] == 0, "fio met error {}", job["error"]);
         let part = &job[direction];
@@ -96,6 +98,8 @@ pub(super) fn run(scratch: &Scratch, uri: &str, mebibytes: u64, pattern: &Patter
         ensure!(bytes > 0 && per_second > 0.0, "fio measured nothing");
         measured.per_second += per_second;
         measured.bytes += bytes;
+        let p99 = part["clat_ns"]["percentile"]["99.000000"].as_f64().unwrap_or(0.0);
+        measured.p99_us = measured.p99_us.max(p99 / 1000.0);
     }
     Ok(measured)
 }

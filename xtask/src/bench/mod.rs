@@ -4,6 +4,7 @@ mod archive;
 mod block;
 mod counted;
 mod fio;
+mod neighbour;
 mod peer;
 
 use std::{fs, path::Path, time::Duration};
@@ -21,8 +22,9 @@ const USAGE: &str = "\
 cargo xtask bench block [--quick] [--only TEXT]   through NBD, against qemu-nbd on a raw file
 cargo xtask bench engine [--quick] [--only TEXT]  the engine alone, in process, against the raw file
 cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a kill
-cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
-                                                  put and get beside restic and borg
+cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+                                                  put and get beside restic, rustic and borg
+cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer attacks
 cargo xtask bench hot                             the hot parts one by one";
 
 /// Free space for the engine's two files.
@@ -41,6 +43,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "engine" => engine(rest),
         Some((which, rest)) if which == "archive" => archive::run(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
+        Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
         Some((which, [])) if which == "hot" => {
             println!("{}", machine_facts(&machine::root(), &[]));
             Ok(in_crate("onefold-core", "hot", &[])? & in_crate("onefold-block", "hot", &[])?)

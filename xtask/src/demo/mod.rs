@@ -3,7 +3,7 @@
 //! Two disk images of this machine's files go into one store over NBD and come back the same; the server is killed while a client
 //! writes, and everything that was flushed is still there.
 
-mod image;
+pub(crate) mod image;
 mod killed;
 
 use std::{

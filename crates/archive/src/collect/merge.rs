@@ -63,7 +63,7 @@ impl Collection {
         let id = self.ids.next()?;
         let mut open = Open::new(id, if kind.0 { Holds::Recipes } else { Holds::Data }, bytes);
         chunks.iter().for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
-        let packed = put::pack(&self.archive, open, &mut Packer::default());
+        let packed = put::pack(&self.archive, open, &mut Packer::new(self.archive.settings.level));
         let stored = loop {
             match self.appender.write(&packed, kind.1) {
                 Err(error) if error.kind() == Kind::NoSpace => {

@@ -226,7 +226,7 @@ impl Collection {
         }
         let mut packed = Vec::new();
         let mut known = Vec::new();
-        let mut packer = Packer::default();
+        let mut packer = Packer::new(self.archive.settings.level);
         for start in starts.into_iter().rev() {
             let chunks = moving.split_off(start);
             let Some(class) = chunks.first().map(|moving| moving.class) else { continue };

@@ -376,18 +376,27 @@ impl Tiles<'_> {
 }
 
 /// Compresses and expands, with contexts that are made once.
-#[derive(Default)]
 pub struct Packer {
     zstd: Option<zstd::bulk::Compressor<'static>>,
     unzstd: Option<zstd::bulk::Decompressor<'static>>,
     lz4: Option<lz4_flex::block::CompressTable>,
     out: Vec<u8>,
+    /// Zstandard's level.
+    level: i32,
 }
 
-/// Zstandard's level.
-const LEVEL: i32 = 1;
+impl Default for Packer {
+    fn default() -> Packer {
+        Packer::new(1)
+    }
+}
 
 impl Packer {
+    /// Compresses at a level of Zstandard's, 1 to 19.
+    pub(crate) fn new(level: i32) -> Packer {
+        Packer { zstd: None, unzstd: None, lz4: None, out: Vec::new(), level }
+    }
+
     /// `bytes` compressed; `None` when that saves less than a thirty-second.
     fn compress(&mut self, compression: Compression, bytes: &[u8]) -> Option<&[u8]> {
         let n = match compression {
@@ -399,7 +408,7 @@ impl Packer {
             }
             Compression::Zstd => {
                 if self.zstd.is_none() {
-                    self.zstd = zstd::bulk::Compressor::new(LEVEL).ok();
+                    self.zstd = zstd::bulk::Compressor::new(self.level).ok();
                 }
                 self.out.resize(zstd::zstd_safe::compress_bound(bytes.len()), 0);
                 self.zstd.as_mut()?.compress_to_buffer(bytes, &mut self.out).ok()?

@@ -64,7 +64,8 @@ impl Stower {
     #[must_use]
     pub fn new(session: &Session, now: u64) -> Stower {
         let (ingest, failures) = (session.ingest.clone(), session.failures);
-        Stower { ingest, session: session.number, failures, packer: Packer::default(), added: 0, now }
+        let packer = Packer::new(ingest.archive.settings.level);
+        Stower { ingest, session: session.number, failures, packer, added: 0, now }
     }
 
     /// Packs a container and writes it. Now and then all are made durable and listed.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | this one | sessions, locks, fences, the queue |
 //! | [`tables`] | what `redb` holds, and one operation on it |
+//! | [`look`] | the file of `redb` for who only looks |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
 //! *Threads:* one thread takes all operations that wait, applies each whole or not at all, writes their data into free blocks, makes the data durable,
@@ -16,6 +17,7 @@
 //! process.
 
 mod blocks;
+mod look;
 mod tables;
 
 use std::{
@@ -39,7 +41,7 @@ use parking_lot::{Mutex, RwLock};
 
 use self::{blocks::Blocks, tables::Tables};
 use crate::{
-    beneath::{Beneath, Word},
+    beneath::{Beneath, Stands, Word},
     lock,
     memory_objects::wall_time,
 };
@@ -88,8 +90,18 @@ struct Shared {
     fenced: Mutex<BTreeSet<String>>,
     locks: Mutex<BTreeMap<(ObjectName, &'static str), Lock>>,
     sessions: AtomicU64,
+    /// Asked before a commit, and before it is acknowledged.
+    stands: Option<Stands>,
     /// The first failure of a commit: nothing is taken any more.
     broken: Mutex<Option<Error>>,
+}
+
+/// What a folder is opened for.
+enum Use<'a> {
+    /// Everything, while its owner stands.
+    Work(Option<&'a mut dyn FnMut() -> Result<Stands>>),
+    /// Reading.
+    Look,
 }
 
 /// The folder, while this process owns it.
@@ -159,7 +171,28 @@ impl EmbeddedStore {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_as(folder: &Path, word: Word) -> Result<EmbeddedStore> {
-        let found = Beneath::open(folder, word).and_then(|own| Ok((own.file(TABLES, true)?, own)));
+        EmbeddedStore::open_for(folder, word, Use::Work(None))
+    }
+
+    /// The same, written only while its owner stands, as `claim` makes it when the folder is locked and nothing is changed yet.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and those of `claim`.
+    pub fn open_while(folder: &Path, word: Word, claim: &mut dyn FnMut() -> Result<Stands>) -> Result<EmbeddedStore> {
+        EmbeddedStore::open_for(folder, word, Use::Work(Some(claim)))
+    }
+
+    /// Opens the store in a folder for looking, which may be another user's: nothing on the disk changes, and others may look too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), but for `Denied`; and `Denied` for each change.
+    pub fn look(folder: &Path) -> Result<EmbeddedStore> {
+        EmbeddedStore::open_for(folder, Word::default(), Use::Look)
+    }
+
+    fn open_for(folder: &Path, word: Word, use_: Use<'_>) -> Result<EmbeddedStore> {
+        let writes = !matches!(use_, Use::Look);
+        let found = Beneath::open(folder, word).and_then(|own| Ok((own.file(TABLES, writes)?, own)));
         let (tables, own) = found.map_err(|error| match error.kind() {
             Kind::NotFound => {
                 let why = "there is no store in this folder; onefold cluster create makes one";
@@ -167,16 +200,20 @@ impl EmbeddedStore {
             }
             _ => error,
         })?;
-        lock::lock(&tables, &own.at(TABLES), Hold::Alone, false).map_err(|error| match error.kind() {
+        lock::lock(&tables, &own.at(TABLES), if writes { Hold::Alone } else { Hold::Shared }, false).map_err(|error| match error.kind() {
             Kind::Busy => {
                 let why = "another process has the store open; a folder has one owner (workers run inside onefold serve): stop the process that serves it, then try again";
                 Error::new(Kind::Busy, format!("{why}; {error}"))
             }
             _ => error,
         })?;
-        let data = own.file(DATA, true)?;
+        let stands = match use_ {
+            Use::Work(Some(claim)) => Some(claim()?),
+            Use::Work(None) | Use::Look => None,
+        };
+        let data = own.file(DATA, writes)?;
         let again = data.try_clone().map_err(|e| Error::from_io(own.at(DATA), e))?;
-        let (tables, kind) = Tables::open(tables, again).map_err(|e| e.context(folder.display()))?;
+        let (tables, kind) = Tables::open(tables, again, writes).map_err(|e| e.context(folder.display()))?;
         let used = tables.used_blocks()?;
         let blocks = Blocks::of(data, &used)?;
         let shared = Arc::new(Shared {
@@ -187,7 +224,8 @@ impl EmbeddedStore {
             fenced: Mutex::default(),
             locks: Mutex::default(),
             sessions: AtomicU64::new(0),
-            broken: Mutex::default(),
+            broken: Mutex::new((!writes).then(|| Error::new(Kind::Denied, "the store is open for looking only"))),
+            stands,
         });
         let (queue, jobs) = mpsc::channel();
         let committer = shared.clone();
@@ -242,7 +280,7 @@ impl Shared {
         let broken = self.broken.lock().clone();
         let results = match broken {
             Some(error) => Err(error),
-            None => self.apply(group).inspect_err(|error| *self.broken.lock() = Some(error.clone())),
+            None => self.standing(|| self.apply(group)).inspect_err(|error| *self.broken.lock() = Some(error.clone())),
         };
         match results {
             Ok(results) => {
@@ -260,6 +298,14 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Does something while the owner of the folder stands, before and after.
+    fn standing<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let stands = || self.stands.as_ref().map_or(Ok(()), |stands| stands());
+        stands()?;
+        let done = work()?;
+        stands().map(|()| done)
     }
 
     fn apply(&self, group: &[Job]) -> Result<Vec<Result<Version, Refusal>>> {

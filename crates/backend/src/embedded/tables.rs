@@ -109,15 +109,22 @@ impl Tables {
         transaction.commit().map_err(failed)
     }
 
-    /// Opens the tables in a file that we have locked; `data` has the blocks that they name.
-    pub(super) fn open(own: File, data: File) -> Result<(Tables, PoolKind)> {
+    /// Opens the tables in a file that we have locked; `data` has the blocks that they name. Unless it `writes`, nothing reaches the file.
+    pub(super) fn open(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
         let mut magic = [0; MAGIC.len()];
         // What is no database would be made one.
         if own.read_exact_at(&mut magic, 0).is_err() || magic != *MAGIC {
             return Err(Error::new(Kind::Corrupt, "the tables of the store are no database"));
         }
-        let again = own.try_clone().map_err(|e| Error::from_io("the tables of the store", e))?;
-        let database = Database::builder().set_cache_size(CACHE_BYTES).create_file(own).map_err(failed)?;
+        let wrong = |e| Error::from_io("the tables of the store", e);
+        let again = own.try_clone().map_err(wrong)?;
+        let mut builder = Database::builder();
+        builder.set_cache_size(CACHE_BYTES);
+        let database = match writes {
+            true => builder.create_file(own),
+            false => builder.create_with_backend(super::look::Look::at(own).map_err(wrong)?),
+        };
+        let database = database.map_err(failed)?;
         let tables = Tables { database, own: again, data };
         let reading = tables.database.begin_read().map_err(failed)?;
         let meta = reading.open_table(META).map_err(failed)?;

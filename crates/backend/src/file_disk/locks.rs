@@ -7,22 +7,19 @@
 //! | `flock` on the files below loop devices | who opens the same file by its own name, or by another loop device |
 //!
 //! The range is locked on local file systems only: on NFS both locks would be ranges at the server, and the second one would be refused.
-#![allow(unsafe_code, reason = "locks of open file descriptions have no safe wrapper")]
 
 use std::{
     fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+    os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
-use onefold_core::{Error, Kind, Result};
-use rustix::{
-    fs::{FlockOperation, OFlags},
-    io::Errno,
-};
+use onefold_core::{Error, Hold, Kind, Result};
+use rustix::{fs::OFlags, io::Errno};
 
-use super::{Access, medium, standing::Standing};
+use super::{Access, standing::Standing};
+use crate::{locality::Locality, lock};
 
 /// Loop devices on files on loop devices, followed so deep.
 const DEPTH: u32 = 8;
@@ -40,46 +37,14 @@ pub(super) struct Backing {
 /// # Errors
 /// `Busy` when somebody else has it open, `Unsupported` where locks are not offered.
 pub(super) fn lock(file: &File, path: &Path, access: Access) -> Result<()> {
-    flock(file, path, access)?;
-    if file.metadata().is_ok_and(|found| found.is_file()) && medium::is_local(file) { range(file, path, access) } else { Ok(()) }
+    let by_range = file.metadata().is_ok_and(|found| found.is_file()) && Locality::of(file.as_fd()) == Ok(Locality::Local);
+    take(file, path, access, by_range)
 }
 
-fn flock(file: &File, path: &Path, access: Access) -> Result<()> {
-    let operation = match access {
-        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
-        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
-    };
-    loop {
-        match rustix::fs::flock(file, operation) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) => return Err(busy(path)),
-            Err(errno) => return Err(refused(path, errno)),
-        }
-    }
-}
-
-/// Locks all bytes of a file, for as long as its descriptor is open.
-fn range(file: &File, path: &Path, access: Access) -> Result<()> {
-    let kind = match access {
-        Access::ReadWrite => libc::F_WRLCK,
-        Access::ReadOnly => libc::F_RDLCK,
-    };
-    // From the first byte to wherever the file ends.
-    let lock = libc::flock { l_type: kind as libc::c_short, l_whence: libc::SEEK_SET as libc::c_short, l_start: 0, l_len: 0, l_pid: 0 };
-    loop {
-        // SAFETY: the descriptor is open, and the call reads one `flock`, which outlives it.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        match Errno::from_io_error(&error) {
-            Some(Errno::INTR) => {}
-            Some(Errno::AGAIN | Errno::ACCESS) => return Err(busy(path)),
-            // A file system or a kernel without such locks: `flock` and the claim are left.
-            _ => return Ok(()),
-        }
-    }
+/// Takes the lock that an access needs, by `flock` and where asked for by range too.
+fn take(file: &File, path: &Path, access: Access, by_range: bool) -> Result<()> {
+    let hold = if access == Access::ReadWrite { Hold::Alone } else { Hold::Shared };
+    lock::once(file, hold, by_range).map_err(|errno| if errno == Errno::WOULDBLOCK { busy(path) } else { refused(path, errno) })
 }
 
 fn busy(path: &Path) -> Error {
@@ -104,7 +69,7 @@ pub(super) fn lock_backing(device: u64, path: &Path, access: Access) -> Result<V
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
         let Ok(file) = File::options().read(true).custom_flags(flags.bits() as i32).open(&name) else { continue };
         let Some(found) = file.metadata().ok().filter(fs::Metadata::is_file) else { continue };
-        flock(&file, path, access).map_err(|e| e.context(format!("{}, the file below {}", name.display(), path.display())))?;
+        take(&file, path, access, false).map_err(|e| e.context(format!("{}, the file below {}", name.display(), path.display())))?;
         let standing = Standing::of(&file, &name, false, found.len());
         locked.push(Backing { standing, name: format!("{}, the file below store {}", name.display(), path.display()), file });
     }

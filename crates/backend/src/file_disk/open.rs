@@ -143,6 +143,18 @@ impl Options {
         self.finish(file, path, device, access, None)
     }
 
+    /// The disk in a regular file that was opened for writing and is called `path`, which gets `bytes` bytes at least.
+    ///
+    /// # Errors
+    /// `Busy` while somebody else has it open, and those of the system.
+    pub(crate) fn take(self, file: File, path: &Path, bytes: u64) -> Result<FileDisk> {
+        lock(&file, path, Access::ReadWrite)?;
+        if file.metadata().and_then(|found| if found.len() < bytes { file.set_len(bytes) } else { Ok(()) }).is_err() {
+            return Err(Error::new(Kind::Io, format!("{} can't be given {bytes} bytes", path.display())));
+        }
+        self.finish(file, path, false, Access::ReadWrite, None)
+    }
+
     fn prepare(
         self,
         file: File,

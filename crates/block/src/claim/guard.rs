@@ -111,8 +111,11 @@ impl Guard {
         holder.wrote(&self.times, self.outside.clock.now()).map_err(|loss| self.lose(&loss))
     }
 
-    /// Called before anything is submitted or acknowledged.
-    fn check(&self) -> Result<()> {
+    /// Called before anything is submitted or acknowledged; the guard's own disk does so itself.
+    ///
+    /// # Errors
+    /// `Stopped` when the claim is lost, for good; `Io` when the medium can't be read now.
+    pub fn check(&self) -> Result<()> {
         match self.lost.get() {
             Some(error) => Err(error.clone()),
             None if self.sees() => Ok(()),
@@ -205,6 +208,14 @@ pub fn clear(disk: &dyn Disk) -> Result<()> {
     let blocks = [BlockRef { block: &block, class: Class::Super }; 16];
     disk.write(&[Run { at: Pba(0), blocks: &blocks }])?;
     disk.flush()
+}
+
+/// The claim that is on a medium, of whatever store.
+///
+/// # Errors
+/// Those of the disk.
+pub fn found(disk: &dyn Disk) -> Result<Option<Claim>> {
+    read(disk).map(|block| Claim::decode(&block))
 }
 
 fn is_superblock(run: &Run<'_>) -> bool {

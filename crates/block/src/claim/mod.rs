@@ -13,7 +13,7 @@ mod take;
 
 use std::time::Duration;
 
-pub use guard::{Guard, Outside, clear};
+pub use guard::{Guard, Outside, clear, found};
 pub use hold::{Holder, Loss};
 pub use take::{Action, Event, Place, Taker};
 

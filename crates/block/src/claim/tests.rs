@@ -2,11 +2,15 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use onefold_core::{Block, Class, Clock, Disk, Kind, Pba, Read, Result, Run};
+use onefold_core::{Block, BlockRead, Class, Clock, Disk, Kind, Lba, Pba, Read, Result, Run, VolumeId};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::format::claim::{CLAIM_AT, Claim, Claimant, State};
+use crate::{
+    Engine, Format, Settings,
+    check::check,
+    format::claim::{CLAIM_AT, Claim, Claimant, State},
+};
 
 const fn ticks(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -329,7 +333,11 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        Bench { medium: Arc::new(Medium(Mutex::new(Block::zeroed_vec(32)))), clock: Arc::default(), tokens: Arc::default() }
+        Bench::of(32)
+    }
+
+    fn of(blocks: usize) -> Bench {
+        Bench { medium: Arc::new(Medium(Mutex::new(Block::zeroed_vec(blocks)))), clock: Arc::default(), tokens: Arc::default() }
     }
 
     fn pass(&self, seconds: u64) {
@@ -424,4 +432,44 @@ fn rule_15_a_cleared_medium_has_no_claim() {
     clear(&*bench.medium).unwrap();
     assert!(bench.medium.0.lock()[..16].iter().all(Block::is_zero));
     assert!(guard.renew().is_err());
+}
+
+/// A store on a bench's medium, opened behind a guard.
+fn engine(bench: &Bench, guard: &Arc<Guard>) -> Result<Engine> {
+    let settings = Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
+    Engine::open(guard.clone(), bench.clock.clone(), settings)
+}
+
+/// Writes a block of this byte and flushes: what is acknowledged.
+fn acknowledged(engine: &Engine, volume: VolumeId, lba: u64, byte: u8) -> bool {
+    engine.write(volume, lba * 4096, &[byte; 4096]).and_then(|_| engine.flush()).is_ok()
+}
+
+/// Two engines work on one simulated disk, and take it from each other each time that the other one sleeps. Nothing acknowledged is lost, and the one that slept
+/// acknowledges nothing any more.
+#[test]
+fn rule_15_of_two_engines_on_one_disk_each_has_all_that_was_acknowledged_before() {
+    let bench = Bench::of(4096);
+    Engine::format(&*bench.medium, &Format { zone_blocks: 64, ..Format::new([9; 16], [2; 32], 4096) }).unwrap();
+    let mut asleep: Vec<Engine> = Vec::new();
+    for turn in 0..6 {
+        let guard = Arc::new(bench.take(turn % 2 + 1, || {}).unwrap());
+        let engine = engine(&bench, &guard).unwrap();
+        let volume = if turn == 0 { engine.create_volume("v", 1024).unwrap().0 } else { VolumeId(1) };
+        let mut found = Block::zeroed_vec(2 * usize::from(turn));
+        let mut reads = [BlockRead { first: Lba(0), into: &mut found, result: Ok(()) }];
+        engine.read(volume, &mut reads);
+        assert!(reads[0].result.is_ok());
+        assert!(found.iter().enumerate().all(|(at, block)| block.0 == [at as u8 / 2 + 1; 4096]), "turn {turn}");
+        for lba in 0..2 {
+            assert!(acknowledged(&engine, volume, u64::from(turn) * 2 + lba, turn + 1));
+            // Those that woke up write over it, also a superblock.
+            for old in &asleep {
+                assert!(!acknowledged(old, volume, u64::from(turn) * 2 + lba, 99) && old.checkpoint().is_err());
+            }
+        }
+        asleep.push(engine);
+    }
+    let disk: Arc<dyn Disk> = bench.medium.clone();
+    assert_eq!(check(&disk, &mut |_| {}).unwrap().problems_found, 0);
 }

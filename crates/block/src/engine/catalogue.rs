@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
+use onefold_core::{Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 
 use super::{
     Engine, State,
@@ -28,6 +28,8 @@ pub struct VolumeState {
     pub blocks: u64,
     /// What of it is not deduplicated.
     pub critical: Critical,
+    /// How fast clients may use it; servers see to that.
+    pub limits: VolumeLimits,
 }
 
 impl State {
@@ -104,29 +106,37 @@ impl Engine {
     /// # Errors
     /// As there.
     pub fn create_volume_with(&self, name: &str, blocks: u64, critical: Critical) -> Result<(VolumeId, Ticket)> {
+        self.create_volume_limited(name, blocks, critical, VolumeLimits::default())
+    }
+
+    /// As [`create_volume_with`](Self::create_volume_with), with limits for its clients.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_volume_limited(&self, name: &str, blocks: u64, critical: Critical, limits: VolumeLimits) -> Result<(VolumeId, Ticket)> {
         let mut state = self.state.lock();
         state.check_new_name(name)?;
         state.check_size(blocks, None)?;
-        let limits = self.settings.limits;
-        if state.volumes.len() as u64 >= limits.volumes / 2 {
-            return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", limits.volumes / 2)));
+        let most = self.settings.limits;
+        if state.volumes.len() as u64 >= most.volumes / 2 {
+            return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", most.volumes / 2)));
         }
-        if state.next_volume > limits.volume_number {
-            let message = format!("this store has given all numbers of volumes, {}, and makes no more volumes", limits.volume_number);
+        if state.next_volume > most.volume_number {
+            let message = format!("this store has given all numbers of volumes, {}, and makes no more volumes", most.volume_number);
             return Err(Error::new(Kind::InvalidInput, message));
         }
         self.admit_known(&mut state, Purpose::Known)?;
         // Deleted volumes stay in the table until their blocks are free.
         let checkpoints = self.scheme.records() != Records::Nowhere;
-        if checkpoints && state.volumes_ahead() >= limits.volumes && !self.settings.has(PlantedBug::VolumesUnlimited) {
+        if checkpoints && state.volumes_ahead() >= most.volumes && !self.settings.has(PlantedBug::VolumesUnlimited) {
             self.reached.hit(Branch::CatalogueFull);
             state.checkpoint_wanted = true;
             return Err(wait());
         }
         let id = VolumeId(state.next_volume);
         state.next_volume += 1;
-        state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks, critical: critical.clone() });
-        let ticket = self.record(&mut state, CatalogueChange::Create { id, name: name.to_owned(), blocks, critical });
+        state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks, critical: critical.clone(), limits });
+        let ticket = self.record(&mut state, CatalogueChange::Create { id, name: name.to_owned(), blocks, critical, limits });
         self.end_change(&mut state);
         Ok((id, ticket))
     }
@@ -178,14 +188,26 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn set_critical(&self, id: VolumeId, critical: Critical) -> Result<Ticket> {
+        self.change_settings(id, |volume| volume.critical = critical.clone())
+    }
+
+    /// Gives a volume other limits for its clients.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume).
+    pub fn set_limits(&self, id: VolumeId, limits: VolumeLimits) -> Result<Ticket> {
+        self.change_settings(id, |volume| volume.limits = limits)
+    }
+
+    fn change_settings(&self, id: VolumeId, change: impl FnOnce(&mut VolumeState)) -> Result<Ticket> {
         let mut state = self.state.lock();
-        state.volume(id)?;
+        let mut volume = state.volume(id)?.clone();
         self.admit_known(&mut state, Purpose::Known)?;
-        if let Some(volume) = state.volumes.get_mut(&id) {
-            volume.critical = critical.clone();
-        }
-        let ticket = self.record(&mut state, CatalogueChange::Critical { id, critical });
-        // Blocks that were written before are not written into any more.
+        change(&mut volume);
+        let recorded = CatalogueChange::Settings { id, critical: volume.critical.clone(), limits: volume.limits };
+        state.volumes.insert(id, volume);
+        let ticket = self.record(&mut state, recorded);
+        // Blocks that were written before are not written into any more: other ranges may be critical now.
         state.close();
         Ok(ticket)
     }
@@ -231,9 +253,9 @@ impl Engine {
 pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes: &[CatalogueChange]) {
     for change in changes {
         match change {
-            CatalogueChange::Create { id, name, blocks, critical } => {
-                let volume = Volume { id: *id, name: name.clone(), blocks: *blocks, map: Root::default(), critical: critical.clone() };
-                volumes.insert(*id, volume);
+            CatalogueChange::Create { id, name, blocks, critical, limits } => {
+                let (name, critical) = (name.clone(), critical.clone());
+                volumes.insert(*id, Volume { id: *id, name, blocks: *blocks, map: Root::default(), critical, limits: *limits });
             }
             CatalogueChange::Resize { id, blocks } => {
                 if let Some(volume) = volumes.get_mut(id) {
@@ -245,9 +267,10 @@ pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes:
                     volume.name.clone_from(name);
                 }
             }
-            CatalogueChange::Critical { id, critical } => {
+            CatalogueChange::Settings { id, critical, limits } => {
                 if let Some(volume) = volumes.get_mut(id) {
                     volume.critical.clone_from(critical);
+                    volume.limits = *limits;
                 }
             }
             CatalogueChange::Delete { id } => {
@@ -264,6 +287,9 @@ pub(super) fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId
     volumes
         .values()
         .filter(|volume| !volume.name.is_empty())
-        .map(|volume| (volume.id, VolumeState { name: volume.name.clone(), blocks: volume.blocks, critical: volume.critical.clone() }))
+        .map(|volume| {
+            let (name, critical) = (volume.name.clone(), volume.critical.clone());
+            (volume.id, VolumeState { name, blocks: volume.blocks, critical, limits: volume.limits })
+        })
         .collect()
 }

@@ -20,8 +20,6 @@ const PIECE: usize = 32;
 /// Longest range that keeps zeroes instead of a hole: longer ones would fill the map with entries that say nothing.
 const KEEP_BLOCKS_MAX: u64 = 8192;
 
-/// Most ranges of a window, so that its records stay few.
-
 impl Engine {
     /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when its ticket is durable.
     ///

@@ -335,7 +335,7 @@ impl Engine {
         }
         for (&(n, pba), entry) in candidates.iter().zip(entries) {
             let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
-            if Some(&fingerprint) == wanted[n] && (!self.fixed.verify_bytes || self.has_bytes(pba, carried, blocks[n])?) {
+            if Some(&fingerprint) == wanted[n] && (!self.fixed.compares_bytes() || self.has_bytes(pba, carried, blocks[n])?) {
                 stored[n] = Some(Placed { pba, carried });
             }
         }
@@ -540,4 +540,65 @@ impl State {
     #[cfg(not(feature = "planted-bugs"))]
     #[allow(clippy::unused_self)]
     fn pretend_listed(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Arc, atomic::Ordering},
+        time::Duration,
+    };
+
+    use onefold_backend::MemoryDisk;
+    use onefold_core::{Algorithm, BLOCK_BYTES, Block, BlockRead, BlockRef, Class, Clock, Disk, Lba, Read, Run};
+
+    use crate::{
+        Engine, Format, Settings,
+        format::{
+            geometry::SUPERBLOCKS,
+            superblock::{Found, Superblock},
+        },
+    };
+
+    struct Noon;
+
+    impl Clock for Noon {
+        fn now(&self) -> Duration {
+            Duration::from_secs(12 * 3600)
+        }
+    }
+
+    /// A store with unkeyed SHA-256 as older programs made it: it says that equal fingerprints are equal blocks.
+    fn older_store() -> Arc<MemoryDisk> {
+        let disk = Arc::new(MemoryDisk::new(4096));
+        let format = Format { algorithm: Algorithm::Sha256, verify_bytes: true, zone_blocks: 64, ..Format::new([1; 16], [2; 32], 4096) };
+        Engine::format(&*disk, &format).unwrap();
+        for (place, at) in (0..).zip(SUPERBLOCKS) {
+            let mut blocks = Block::zeroed_vec(1);
+            disk.read(&mut [Read::new(at, &mut blocks)]);
+            let Found::Good(mut superblock) = Superblock::decode(&blocks[0], place) else { continue };
+            superblock.fixed.verify_bytes = false;
+            disk.write(&[Run { at, blocks: &[BlockRef { block: &superblock.encode(place), class: Class::Super }] }]).unwrap();
+        }
+        disk
+    }
+
+    #[test]
+    fn rule_18_a_collision_of_an_unkeyed_fingerprint_shares_nothing() {
+        let settings = Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
+        let mut engine = Engine::open(older_store(), Arc::new(Noon), settings).unwrap();
+        assert!(!engine.fixed().verify_bytes, "the store is as it was");
+        // All 128 bits of any two fingerprints agree, as those of two blocks that an attacker has found.
+        engine.identity.fingerprinter = engine.identity.fingerprinter.clone().shortened(0);
+        let (volume, _) = engine.create_volume("v", 64).unwrap();
+        for (lba, byte) in [(0, 1), (1, 2), (2, 1)] {
+            engine.write(volume, lba * BLOCK_BYTES as u64, &[byte; BLOCK_BYTES]).unwrap();
+            engine.flush().unwrap();
+        }
+        let mut found = Block::zeroed_vec(3);
+        engine.read(volume, &mut [BlockRead { first: Lba(0), into: &mut found, result: Ok(()) }]);
+        assert_eq!(found.iter().map(|block| block.0[0]).collect::<Vec<_>>(), [1, 2, 1], "each block reads as it was written");
+        let shared = engine.counters.duplicate_blocks.load(Ordering::Relaxed);
+        assert_eq!(shared, 1, "equal bytes are shared still");
+    }
 }

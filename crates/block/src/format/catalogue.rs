@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId};
+use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId, VolumeLimits};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U32, U64},
@@ -112,6 +112,8 @@ pub struct Volume {
     pub map: Root,
     /// What of it is not deduplicated.
     pub critical: Critical,
+    /// How fast clients may use it. Programs that do not know of this keep it zero.
+    pub limits: VolumeLimits,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
@@ -125,7 +127,9 @@ struct RawVolume {
     map: [u8; Pointer::BYTES],
     name: [u8; 256],
     critical: [u8; 16 * CRITICAL_MAX],
-    reserved: [u8; 16],
+    limit_iops: U32,
+    reserved: [u8; 4],
+    limit_bytes: U64,
 }
 
 const _: () = assert!(size_of::<RawVolume>() == BYTES);
@@ -146,7 +150,9 @@ impl Volume {
             map: self.map.page.encode(),
             name,
             critical,
-            reserved: [0; 16],
+            limit_iops: U32::new(self.limits.iops),
+            reserved: [0; 4],
+            limit_bytes: U64::new(self.limits.bytes),
         };
         body_mut(page)[slot as usize * BYTES..][..BYTES].copy_from_slice(raw.as_bytes());
     }
@@ -159,7 +165,8 @@ impl Volume {
         let map = Root { page: Pointer::decode(&raw.map), height: raw.height };
         let sound = map.height <= 9 && map.page.is_none() == (map.height == 0) && raw.blocks.get() <= VOLUME_BLOCKS_MAX;
         let critical = Critical::decode(raw.critical_ranges, &raw.critical)?;
-        sound.then_some(Volume { id: VolumeId(raw.id.get()), name, blocks: raw.blocks.get(), map, critical })
+        let limits = VolumeLimits { iops: raw.limit_iops.get(), bytes: raw.limit_bytes.get() };
+        sound.then_some(Volume { id: VolumeId(raw.id.get()), name, blocks: raw.blocks.get(), map, critical, limits })
     }
 }
 
@@ -213,6 +220,8 @@ pub enum CatalogueChange {
         blocks: u64,
         /// What of it is not deduplicated.
         critical: Critical,
+        /// How fast clients may use it.
+        limits: VolumeLimits,
     },
     /// A new size. Blocks beyond it are dropped by a range record of the same window.
     Resize {
@@ -233,12 +242,14 @@ pub enum CatalogueChange {
         /// Which.
         id: VolumeId,
     },
-    /// Other critical ranges; what was written before stays as it is.
-    Critical {
+    /// Other critical ranges or limits; what was written before stays as it is.
+    Settings {
         /// Which.
         id: VolumeId,
-        /// All of them.
+        /// All ranges.
         critical: Critical,
+        /// Both limits.
+        limits: VolumeLimits,
     },
 }
 
@@ -247,17 +258,20 @@ const CHANGE_MAGIC: u32 = 0x3176_464f; // "OFv1"
 /// Where a change has its critical ranges: behind the longest name.
 const CHANGE_CRITICAL: usize = 280;
 
+/// Where it has its limits: behind the critical ranges.
+const CHANGE_LIMITS: usize = CHANGE_CRITICAL + 16 * CRITICAL_MAX;
+
 impl CatalogueChange {
     /// The content of the carrier.
     #[must_use]
     pub fn encode(&self) -> Box<Block> {
-        let none = Critical::default();
-        let (kind, id, blocks, name, critical) = match self {
-            CatalogueChange::Create { id, name, blocks, critical } => (1u8, id, *blocks, name.as_str(), critical),
-            CatalogueChange::Resize { id, blocks } => (2, id, *blocks, "", &none),
-            CatalogueChange::Rename { id, name } => (3, id, 0, name.as_str(), &none),
-            CatalogueChange::Delete { id } => (4, id, 0, "", &none),
-            CatalogueChange::Critical { id, critical } => (5, id, 0, "", critical),
+        let none = (&Critical::default(), VolumeLimits::default());
+        let (kind, id, blocks, name, (critical, limits)) = match self {
+            CatalogueChange::Create { id, name, blocks, critical, limits } => (1u8, id, *blocks, name.as_str(), (critical, *limits)),
+            CatalogueChange::Resize { id, blocks } => (2, id, *blocks, "", none),
+            CatalogueChange::Rename { id, name } => (3, id, 0, name.as_str(), none),
+            CatalogueChange::Delete { id } => (4, id, 0, "", none),
+            CatalogueChange::Settings { id, critical, limits } => (5, id, 0, "", (critical, *limits)),
         };
         let mut block = Block::zeroed();
         block.0[..4].copy_from_slice(&CHANGE_MAGIC.to_le_bytes());
@@ -266,7 +280,9 @@ impl CatalogueChange {
         block.0[8..12].copy_from_slice(&id.0.to_le_bytes());
         block.0[16..24].copy_from_slice(&blocks.to_le_bytes());
         block.0[24..24 + name.len()].copy_from_slice(name.as_bytes());
-        block.0[5] = critical.encode(&mut block.0[CHANGE_CRITICAL..]);
+        block.0[5] = critical.encode(&mut block.0[CHANGE_CRITICAL..CHANGE_LIMITS]);
+        block.0[CHANGE_LIMITS..][..4].copy_from_slice(&limits.iops.to_le_bytes());
+        block.0[CHANGE_LIMITS + 8..][..8].copy_from_slice(&limits.bytes.to_le_bytes());
         block
     }
 
@@ -284,13 +300,17 @@ impl CatalogueChange {
             if number(0, 4) != u64::from(CHANGE_MAGIC) || blocks > VOLUME_BLOCKS_MAX {
                 return None;
             }
-            let critical = Critical::decode(block.0[5], &block.0[CHANGE_CRITICAL..])?;
+            let critical = Critical::decode(block.0[5], &block.0[CHANGE_CRITICAL..CHANGE_LIMITS])?;
+            let limits = VolumeLimits {
+                iops: number(CHANGE_LIMITS, CHANGE_LIMITS + 4) as u32,
+                bytes: number(CHANGE_LIMITS + 8, CHANGE_LIMITS + 16),
+            };
             Some(match block.0[4] {
-                1 => CatalogueChange::Create { id, name: name()?, blocks, critical },
+                1 => CatalogueChange::Create { id, name: name()?, blocks, critical, limits },
                 2 => CatalogueChange::Resize { id, blocks },
                 3 => CatalogueChange::Rename { id, name: name()? },
                 4 => CatalogueChange::Delete { id },
-                5 => CatalogueChange::Critical { id, critical },
+                5 => CatalogueChange::Settings { id, critical, limits },
                 _ => return None,
             })
         };
@@ -331,7 +351,9 @@ mod tests {
                 height: 3,
             },
             critical: Critical::new((0..12).map(|n| n * 10..n * 10 + 9).collect()).unwrap(),
+            limits: VolumeLimits { iops: u32::MAX, bytes: u64::MAX },
         };
+        let limits = VolumeLimits { iops: 500, bytes: 10 << 20 };
         volume.set(&mut page, 7);
         assert_eq!(Volume::get(&page, 7), Some(volume));
         let discard = Discard { volume: VolumeId(3), keep: true, start: 5, end: 1 << 48, window: WindowNumber(8) };
@@ -340,9 +362,15 @@ mod tests {
         let critical = Critical::new(vec![7..9, 0..3, 3..5]).unwrap();
         assert_eq!(critical.ranges(), [0..5, 7..9]);
         for change in [
-            CatalogueChange::Create { id: VolumeId(1), name: "a".repeat(255), blocks: 12, critical: Critical::default() },
-            CatalogueChange::Create { id: VolumeId(1), name: "a".repeat(255), blocks: 12, critical: critical.clone() },
-            CatalogueChange::Critical { id: VolumeId(1), critical: critical.clone() },
+            CatalogueChange::Create {
+                id: VolumeId(1),
+                name: "a".repeat(255),
+                blocks: 12,
+                critical: Critical::default(),
+                limits: VolumeLimits::default(),
+            },
+            CatalogueChange::Create { id: VolumeId(1), name: "a".repeat(255), blocks: 12, critical: critical.clone(), limits },
+            CatalogueChange::Settings { id: VolumeId(1), critical: critical.clone(), limits },
             CatalogueChange::Resize { id: VolumeId(1), blocks: 99 },
             CatalogueChange::Rename { id: VolumeId(1), name: "b".into() },
             CatalogueChange::Delete { id: VolumeId(1) },

@@ -19,6 +19,9 @@ use onefold_core::{Fingerprinter, checksum};
 /// Version of the format that this program writes and reads.
 pub const VERSION: u32 = 1;
 
+/// Version of stores whose fingerprints are keyed SHA-256, which programs that know version 1 only would call damaged; all else is the same.
+pub const VERSION_KEYED: u32 = 2;
+
 /// What makes blocks of one store differ from those of any other: its id, and keys drawn from its secret.
 #[derive(Clone)]
 pub struct Identity {
@@ -26,7 +29,7 @@ pub struct Identity {
     pub id: u64,
     /// Seed of the fast checksums.
     pub key: u64,
-    /// The secret, from which carriers' checksums and BLAKE3 fingerprints are made.
+    /// The secret, from which carriers' checksums and keyed fingerprints are made.
     pub secret: [u8; 32],
     /// Computes fingerprints with the store's algorithm.
     pub fingerprinter: Fingerprinter,

@@ -6,7 +6,7 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-use super::{VERSION, geometry::Geometry, page::Pointer, record::WindowNumber};
+use super::{VERSION, VERSION_KEYED, geometry::Geometry, page::Pointer, record::WindowNumber};
 
 const MAGIC: [u8; 8] = *b"ONEFOLD\0";
 
@@ -65,7 +65,7 @@ pub struct Fixed {
     pub geometry: Geometry,
     /// How fingerprints are made.
     pub algorithm: Algorithm,
-    /// True when a duplicate is one only if its bytes agree.
+    /// True when it was chosen that a duplicate is one only if its bytes agree; [`compares_bytes`](Fixed::compares_bytes) says whether it is so.
     pub verify_bytes: bool,
     /// True when zones are taken from the host's file system only when they are opened (`--preallocate none`).
     pub grow: bool,
@@ -78,6 +78,18 @@ pub struct Fixed {
 }
 
 impl Fixed {
+    /// True when a duplicate is one only if its bytes agree: by choice, or because the fingerprint alone must not decide.
+    #[must_use]
+    pub fn compares_bytes(&self) -> bool {
+        self.verify_bytes || self.algorithm.needs_bytes()
+    }
+
+    /// The version of the format that the store has: programs that do not know what it needs refuse it.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        if self.algorithm == Algorithm::HmacSha256 { VERSION_KEYED } else { VERSION }
+    }
+
     /// True when the leaves of maps, references and fingerprints change in place, between checkpoints.
     #[must_use]
     pub fn writes_in_place(&self) -> bool {
@@ -276,7 +288,7 @@ impl Superblock {
         }
         let mut raw = Raw {
             magic: MAGIC,
-            version: U32::new(VERSION),
+            version: U32::new(fixed.version()),
             place: U32::new(place),
             checksum: U64::new(0),
             id: fixed.id,
@@ -321,7 +333,7 @@ impl Superblock {
         };
         let mut block = Block::zeroed();
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
-        raw.checksum = U64::new(checksum::fast(u64::from(VERSION), &block.0));
+        raw.checksum = U64::new(checksum::fast(u64::from(fixed.version()), &block.0));
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
         block
     }
@@ -340,13 +352,16 @@ impl Superblock {
         if checksum::fast(u64::from(version), &zeroed.0) != found.get() {
             return Found::Damaged;
         }
-        if version != VERSION {
+        if !(VERSION..=VERSION_KEYED).contains(&version) {
             return Found::OtherVersion(version);
         }
         if raw.place.get() != place {
             return Found::Damaged;
         }
-        raw.superblock().map_or(Found::Damaged, |superblock| Found::Good(Box::new(superblock)))
+        match raw.superblock() {
+            Some(superblock) if superblock.fixed.version() == version => Found::Good(Box::new(superblock)),
+            _ => Found::Damaged,
+        }
     }
 }
 
@@ -452,9 +467,10 @@ pub fn choose(first: Found, second: Found) -> Result<Superblock> {
     }
     match (best, other, damaged) {
         (Some(superblock), None, _) => Ok(superblock),
-        (_, Some(version), _) => {
-            Err(Error::new(Kind::Unsupported, format!("the store has format version {version}; this program knows version {VERSION}")))
-        }
+        (_, Some(version), _) => Err(Error::new(
+            Kind::Unsupported,
+            format!("the store has format version {version}; this program knows versions {VERSION} and {VERSION_KEYED}"),
+        )),
         (None, None, true) => {
             Err(Error::new(Kind::Corrupt, "both superblocks are damaged; `onefold check --repair` can't help without one"))
         }
@@ -516,6 +532,23 @@ mod tests {
         let checksum = checksum::fast(9, &block.0);
         block.0[16..24].copy_from_slice(&checksum.to_le_bytes());
         assert!(matches!(Superblock::decode(&block, 0), Found::OtherVersion(9)));
+    }
+
+    #[test]
+    fn rule_18_a_store_that_older_programs_would_misread_is_of_another_version() {
+        for (algorithm, code, _) in Algorithm::ALL {
+            let superblock = Superblock { fixed: Fixed { algorithm, ..example().fixed }, ..example() };
+            let mut block = superblock.encode(0);
+            let version = if code == 5 { 2 } else { 1 };
+            assert_eq!((block.0[8], block.0[88]), (version, code));
+            assert!(matches!(Superblock::decode(&block, 0), Found::Good(found) if *found == superblock));
+            // The other version does not go with it.
+            block.0[8] = 3 - version;
+            block.0[16..24].fill(0);
+            let checksum = checksum::fast(u64::from(3 - version), &block.0);
+            block.0[16..24].copy_from_slice(&checksum.to_le_bytes());
+            assert!(matches!(Superblock::decode(&block, 0), Found::Damaged));
+        }
     }
 
     #[test]

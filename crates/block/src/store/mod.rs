@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId};
+use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
 
 pub use status::{Status, VolumeStatus};
@@ -187,7 +187,26 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn create_volume_with(&self, name: &str, bytes: u64, critical: &Critical) -> Result<VolumeId> {
-        self.catalogue_change(|| self.engine.create_volume_with(name, bytes.div_ceil(4096), critical.clone()))
+        self.create_volume_limited(name, bytes, critical, VolumeLimits::default())
+    }
+
+    /// As [`create_volume_with`](Self::create_volume_with), with limits for its clients.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_volume_limited(&self, name: &str, bytes: u64, critical: &Critical, limits: VolumeLimits) -> Result<VolumeId> {
+        self.catalogue_change(|| self.engine.create_volume_limited(name, bytes.div_ceil(4096), critical.clone(), limits))
+    }
+
+    /// Gives a volume other limits for its clients. Durable on return; a server learns of it by [`Exports::limits`](onefold_core::Exports::limits).
+    ///
+    /// # Errors
+    /// As [`resize_volume`](Self::resize_volume).
+    pub fn set_limits(&self, name: &str, limits: VolumeLimits) -> Result<()> {
+        self.catalogue_change(|| {
+            let id = self.engine.find_volume(name)?;
+            Ok(((), self.engine.set_limits(id, limits)?))
+        })
     }
 
     /// Gives a volume other critical ranges: blocks that are not deduplicated. Durable on return; what was written before stays as it is.

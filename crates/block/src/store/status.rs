@@ -1,5 +1,7 @@
 //! What a store can say of itself.
 
+use onefold_core::VolumeLimits;
+
 use super::Store;
 use crate::{Counts, Critical, Engine, engine::VolumeState};
 
@@ -12,6 +14,8 @@ pub struct VolumeStatus {
     pub bytes: u64,
     /// What of it is not deduplicated.
     pub critical: Critical,
+    /// How fast clients may use it.
+    pub limits: VolumeLimits,
 }
 
 /// A store at one moment. Sizes are in blocks of 4096 bytes unless they say otherwise.
@@ -83,6 +87,7 @@ impl Engine {
             name: volume.name.clone(),
             bytes: volume.blocks * 4096,
             critical: volume.critical.clone(),
+            limits: volume.limits,
         };
         let mut volumes: Vec<VolumeStatus> = state.volumes.values().map(status_of).collect();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Lba, Result, Ticket, Volume, VolumeId, VolumeInfo};
+use onefold_core::{BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Lba, Result, Ticket, Volume, VolumeId, VolumeInfo, VolumeLimits};
 
 use super::Store;
 
@@ -85,5 +85,9 @@ impl Exports for StoreExports {
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
         let id = self.0.engine.find_volume(name)?;
         Ok(Arc::new(BlockVolume { store: self.0.clone(), id }))
+    }
+    fn limits(&self, name: &str) -> Option<VolumeLimits> {
+        let id = self.0.engine.find_volume(name).ok()?;
+        Some(self.0.engine.volume(id).ok()?.limits)
     }
 }

@@ -11,7 +11,7 @@ pub(crate) mod stream;
 use std::ops::Range;
 
 use onefold_block::VolumeStatus;
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, VolumeLimits};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use client::Client;
@@ -39,11 +39,15 @@ pub(crate) enum Request {
         bytes: u64,
         #[serde(default)]
         critical: Vec<Range<u64>>,
+        #[serde(default, skip_serializing_if = "Speed::is_any")]
+        limits: Speed,
     },
     /// Another size.
     VolumeResize { name: String, bytes: u64 },
     /// Other critical ranges, in blocks.
     VolumeCritical { name: String, critical: Vec<Range<u64>> },
+    /// Other limits for its clients.
+    VolumeLimit { name: String, limits: Speed },
     /// Another name.
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
@@ -57,6 +61,34 @@ pub(crate) enum Request {
         #[serde(default)]
         tree: bool,
     },
+}
+
+/// How fast clients may use a volume; zero sets no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Speed {
+    /// Requests a second.
+    pub(crate) iops: u32,
+    /// Bytes a second.
+    pub(crate) bytes: u64,
+}
+
+impl Speed {
+    /// True when nothing is limited.
+    pub(crate) fn is_any(&self) -> bool {
+        *self == Speed::default()
+    }
+}
+
+impl From<VolumeLimits> for Speed {
+    fn from(VolumeLimits { iops, bytes }: VolumeLimits) -> Speed {
+        Speed { iops, bytes }
+    }
+}
+
+impl From<Speed> for VolumeLimits {
+    fn from(Speed { iops, bytes }: Speed) -> VolumeLimits {
+        VolumeLimits { iops, bytes }
+    }
 }
 
 /// A line of an answer.
@@ -84,12 +116,15 @@ pub(crate) struct VolumeLine {
     /// Bytes of it that are not deduplicated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) critical: Vec<Range<u64>>,
+    /// How fast clients may use it.
+    #[serde(default, skip_serializing_if = "Speed::is_any")]
+    pub(crate) limits: Speed,
 }
 
 impl VolumeLine {
     pub(crate) fn of(volume: &VolumeStatus) -> VolumeLine {
         let critical = volume.critical.ranges().iter().map(|range| range.start * 4096..range.end * 4096).collect();
-        VolumeLine { name: volume.name.clone(), bytes: volume.bytes, critical }
+        VolumeLine { name: volume.name.clone(), bytes: volume.bytes, critical, limits: volume.limits.into() }
     }
 }
 
@@ -139,7 +174,12 @@ mod tests {
         let good = [
             Request::Pid,
             Request::Status,
-            Request::VolumeCreate { name: "a\u{7f}".into(), bytes: u64::MAX, critical: vec![0..5, 9..10] },
+            Request::VolumeCreate {
+                name: "a\u{7f}".into(),
+                bytes: u64::MAX,
+                critical: vec![0..5, 9..10],
+                limits: Speed { iops: 5, bytes: 0 },
+            },
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },
             Request::Put { name: "s".into(), tree: true },
         ];

@@ -49,7 +49,7 @@ pub(super) fn own() -> Result<PathBuf> {
         return Ok(directory);
     }
     if own_uid() == 0 {
-        return Ok(of_root());
+        return Ok(Path::new(SERVICES).join("root"));
     }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()).map(PathBuf::from);
     let missing = || Error::new(Kind::NotFound, "there is no place for commands: XDG_RUNTIME_DIR is not set, and --control names none");
@@ -86,10 +86,10 @@ fn of_service() -> Option<PathBuf> {
     (!all.is_empty()).then(|| all.into())
 }
 
-/// Root's own directory, in one that others may enter.
-fn of_root() -> PathBuf {
-    let services = Path::new(SERVICES);
-    // When it can't be made, making what lies in it says why.
-    let _ = DirBuilder::new().mode(0o755).create(services);
-    services.join("root")
+/// Makes the directory that others may enter when a server's own lies in it.
+pub(super) fn prepare(own: &Path) {
+    if own.parent() == Some(Path::new(SERVICES)) {
+        // When it can't be made, making what lies in it says why.
+        let _ = DirBuilder::new().mode(0o755).create(SERVICES);
+    }
 }

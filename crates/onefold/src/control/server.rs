@@ -77,7 +77,8 @@ impl Server {
     /// # Errors
     /// When the place that was asked for can't be had, or for lack of threads.
     pub(crate) fn start(name: &str, served: impl Served) -> Result<Server> {
-        match places::own().and_then(|place| ControlListener::bind(&place, name)) {
+        let place = places::own().inspect(|place| places::prepare(place));
+        match place.and_then(|place| ControlListener::bind(&place, name)) {
             Ok(listener) => Server::listen(listener, served),
             Err(error) if places::is_chosen() => Err(error),
             Err(error) => {

@@ -183,6 +183,9 @@ pub(crate) struct PageCache {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Nbd {
     pub(crate) connections: u64,
+    /// Those that have a working place.
+    #[serde(default)]
+    pub(crate) working: u64,
     pub(crate) accepted: u64,
     pub(crate) refused: u64,
     pub(crate) in_flight: u64,
@@ -213,7 +216,7 @@ impl Report {
             id: file.id(),
             created: Created {
                 fingerprint: fixed.algorithm.to_string(),
-                verify: if fixed.verify_bytes { "bytes" } else { "hash" }.to_owned(),
+                verify: if fixed.compares_bytes() { "bytes" } else { "hash" }.to_owned(),
                 scheme: by_name(format!("{:?}", fixed.scheme)),
                 leftover: by_name(format!("{:?}", fixed.leftover)),
                 layout: by_name(format!("{:?}", fixed.layout)),
@@ -302,6 +305,7 @@ impl From<onefold_serve::nbd::Statistics> for Nbd {
     fn from(statistics: onefold_serve::nbd::Statistics) -> Nbd {
         Nbd {
             connections: statistics.connections,
+            working: statistics.working,
             accepted: statistics.accepted,
             refused: statistics.refused,
             in_flight: statistics.in_flight,

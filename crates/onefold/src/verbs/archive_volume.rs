@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     archive_dir::{ArchiveDir, now},
-    control::Request,
+    control::{Request, Speed},
     failure::Failure,
     output::{self, Answer},
     size::Size,
@@ -121,7 +121,7 @@ pub(super) fn run(options: Options) -> Result<(), Failure> {
     let (archive, answer, request) = match options.verb {
         Verb::List { archive, answer } => return list(&archive, answer),
         Verb::Create { archive, name, size, answer } => {
-            (archive, answer, Request::VolumeCreate { name, bytes: needed(size)?, critical: Vec::new() })
+            (archive, answer, Request::VolumeCreate { name, bytes: needed(size)?, critical: Vec::new(), limits: Speed::default() })
         }
         Verb::Resize { archive, name, size, answer } => (archive, answer, Request::VolumeResize { name, bytes: needed(size)? }),
         Verb::Rename { archive, name, new_name, answer } => (archive, answer, Request::VolumeRename { name, new_name }),

@@ -12,13 +12,13 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_backend::{
-    FileDisk, Preallocate, device_bytes,
+    Access, FileDisk, Preallocate, device_bytes,
     random::random_bytes,
     signals::{Stop, StopSignals},
 };
 use onefold_block::{
     Engine, Format,
-    claim::clear,
+    claim::{clear, found},
     format::{
         geometry::{Geometry, ZONE_BLOCKS_MAX},
         superblock::{Layout, Leftover, SchemeName},
@@ -29,6 +29,7 @@ use serde_json::json;
 
 use crate::{
     failure::Failure,
+    keeper::Keeper,
     output::{Answer, NOT_ENCRYPTED},
     progress::Progress,
     size::Size,
@@ -88,7 +89,7 @@ pub(crate) struct Options {
 enum FingerprintName {
     /// BLAKE3, keyed with a secret of the store
     Blake3,
-    /// SHA-256
+    /// SHA-256, keyed with a secret of the store
     Sha256,
     /// SHA-1, with --verify bytes
     Sha1,
@@ -100,7 +101,7 @@ impl From<FingerprintName> for Algorithm {
     fn from(name: FingerprintName) -> Algorithm {
         match name {
             FingerprintName::Blake3 => Algorithm::Blake3,
-            FingerprintName::Sha256 => Algorithm::Sha256,
+            FingerprintName::Sha256 => Algorithm::HmacSha256,
             FingerprintName::Sha1 => Algorithm::Sha1,
             FingerprintName::Md5 => Algorithm::Md5,
         }
@@ -202,6 +203,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         Space::None => Preallocate::None,
         Space::Full => Preallocate::Full,
     };
+    if device {
+        vacate(path)?;
+    }
     let existed = path.exists();
     let abandoned = Abandoned::watch(path, existed)?;
     let bar = Progress::new(format!("writing {} once", path.display()));
@@ -223,6 +227,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         &json!({ "store": path.display().to_string(), "bytes": bytes, "encrypted": false }),
         format_args!("created store {} of {}\n{NOT_ENCRYPTED}", path.display(), Size(bytes)),
     )
+}
+
+/// Sees to it that nobody works on the store that is on a device, perhaps of another machine: its claim is taken, whosever it is, and given up.
+fn vacate(path: &Path) -> Result<()> {
+    let disk = FileDisk::open(path, Access::ReadWrite)?;
+    match found(&disk)? {
+        Some(claim) => Keeper::take(disk, claim.store).map(drop).map_err(|error| error.context(path.display())),
+        None => Ok(()),
+    }
 }
 
 /// Takes a file back that was made for a store. The error that led here is the one to tell, whether this works or not.

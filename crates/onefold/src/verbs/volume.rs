@@ -8,14 +8,14 @@ use onefold_core::{Error, Kind, Result};
 
 use super::served_or_not;
 use crate::{
-    control::{Request, VolumeLine},
+    control::{Request, Speed, VolumeLine},
     failure::Failure,
     output::{self, Answer},
     size::{ByteRange, Size},
     store_file::StoreFile,
 };
 
-/// Creates, lists, resizes, renames and deletes volumes, also while the store is served
+/// Creates, lists, resizes, limits, renames and deletes volumes, also while the store is served
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T\n  onefold volume list disk.onefold")]
@@ -39,6 +39,8 @@ enum Verb {
         /// Bytes that are never stored as duplicates, like 0-64K; up to 12 ranges
         #[arg(long, value_name = "RANGE", value_delimiter = ',')]
         critical: Vec<ByteRange>,
+        #[command(flatten)]
+        limits: Limits,
         #[command(flatten)]
         answer: Answer,
     },
@@ -81,6 +83,20 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
+    /// Limits how fast clients may use a volume, from now on; without an option, nothing limits it
+    #[command(
+        after_help = "Examples:\n  onefold volume limit disk.onefold vm1 --limit-iops 500 --limit-bytes 10M\n  onefold volume limit disk.onefold vm1"
+    )]
+    Limit {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        #[command(flatten)]
+        limits: Limits,
+        #[command(flatten)]
+        answer: Answer,
+    },
     /// Gives a volume another name
     #[command(after_help = "Examples:\n  onefold volume rename disk.onefold vm1 database")]
     Rename {
@@ -105,14 +121,38 @@ enum Verb {
     },
 }
 
+/// How fast clients may use a volume, all its connections together.
+#[derive(Clone, Copy, Debug, Args)]
+struct Limits {
+    /// Most requests a second of all its clients together; flushes are not counted
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    limit_iops: Option<u32>,
+    /// Most bytes that its clients together read and write a second, like 10M
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    limit_bytes: Option<Size>,
+}
+
+impl Limits {
+    fn speed(self) -> Speed {
+        Speed { iops: self.limit_iops.unwrap_or(0), bytes: self.limit_bytes.map_or(0, |size| size.0) }
+    }
+}
+
+/// A size that is not zero.
+fn some_bytes(text: &str) -> Result<Size> {
+    let size: Size = text.parse()?;
+    if size.0 > 0 { Ok(size) } else { Err(Error::new(Kind::InvalidInput, "nothing a second is no limit that clients could live with")) }
+}
+
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     let (store, answer, request) = match options.verb {
         Verb::List { store, answer } => return list(&store, answer),
-        Verb::Create { store, name, size, critical, answer } => {
+        Verb::Create { store, name, size, critical, limits, answer } => {
             let critical = blocks_of(&critical)?;
-            (store, answer, Request::VolumeCreate { name, bytes: needed(size)?, critical })
+            (store, answer, Request::VolumeCreate { name, bytes: needed(size)?, critical, limits: limits.speed() })
         }
+        Verb::Limit { store, name, limits, answer } => (store, answer, Request::VolumeLimit { name, limits: limits.speed() }),
         Verb::Critical { store, name, ranges, answer } => {
             let none = ranges.len() == 1 && ranges[0] == "none";
             let ranges = if none { Ok(Vec::new()) } else { ranges.iter().map(|range| range.parse()).collect::<Result<Vec<ByteRange>>>() };
@@ -137,10 +177,19 @@ pub(crate) fn said(request: &Request) -> String {
             let blocks: u64 = critical.iter().map(|range| range.end - range.start).sum();
             format!("{} of volume {name:?} will not be deduplicated", Size(blocks * 4096))
         }
+        Request::VolumeLimit { name, limits } if limits.is_any() => format!("nothing limits the clients of volume {name:?} any more"),
+        Request::VolumeLimit { name, limits } => format!("clients of volume {name:?} have {}", speed(limits)),
         Request::VolumeRename { name, new_name } => format!("renamed volume {name:?} to {new_name:?}"),
         Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
         other => format!("{other:?}"),
     }
+}
+
+/// Limits for people.
+fn speed(limits: &Speed) -> String {
+    let iops = (limits.iops > 0).then(|| format!("{} requests", limits.iops));
+    let bytes = (limits.bytes > 0).then(|| Size(limits.bytes).to_string());
+    format!("at most {} a second", [iops, bytes].into_iter().flatten().collect::<Vec<_>>().join(" and "))
 }
 
 /// The same as JSON: the verb, and what it was given.
@@ -185,9 +234,10 @@ fn change(path: &std::path::Path, request: &Request) -> Result<(), Failure> {
 /// A change of the catalogue; durable on return.
 pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
     match request {
-        Request::VolumeCreate { name, bytes, critical } => {
-            store.create_volume_with(name, *bytes, &Critical::new(critical.clone())?).map(|_| ())
+        Request::VolumeCreate { name, bytes, critical, limits } => {
+            store.create_volume_limited(name, *bytes, &Critical::new(critical.clone())?, (*limits).into()).map(|_| ())
         }
+        Request::VolumeLimit { name, limits } => store.set_limits(name, (*limits).into()),
         Request::VolumeCritical { name, critical } => store.set_critical(name, &Critical::new(critical.clone())?),
         Request::VolumeResize { name, bytes } => store.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => store.rename_volume(name, new_name),
@@ -214,7 +264,8 @@ fn list(path: &std::path::Path, answer: Answer) -> Result<(), Failure> {
         for volume in volumes {
             let critical: u64 = volume.critical.iter().map(|range| range.end - range.start).sum();
             let critical = if critical > 0 { format!("  ({} not deduplicated)", Size(critical)) } else { String::new() };
-            output::line(format_args!("{:>9}  {}{critical}", Size(volume.bytes).to_string(), volume.name.escape_debug()));
+            let limits = if volume.limits.is_any() { String::new() } else { format!("  ({})", speed(&volume.limits)) };
+            output::line(format_args!("{:>9}  {}{critical}{limits}", Size(volume.bytes).to_string(), volume.name.escape_debug()));
         }
     }
     Ok(())

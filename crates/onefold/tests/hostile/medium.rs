@@ -112,6 +112,112 @@ fn rule_15_a_file_and_the_loop_device_over_it_are_not_served_both() {
     assert!(by_device.terminate().0.success());
 }
 
+/// A socket outside of the desk's directory.
+fn socket(desk: &Desk) -> PathBuf {
+    Path::new("/tmp").join(desk.path("x").parent().unwrap().file_name().unwrap()).with_extension("sock")
+}
+
+/// The command where the desk's files have no names, so that no lock on them keeps it away: the claim alone does.
+fn elsewhere(desk: &Desk, arguments: &str) -> Command {
+    let script = format!(
+        "mount -t tmpfs none '{}' && exec {} {arguments}",
+        desk.path("a").parent().unwrap().display(),
+        env!("CARGO_BIN_EXE_onefold")
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", &script]).envs(desk.command("").get_envs().filter_map(|(k, v)| Some((k, v?))));
+    command
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_15_a_device_whose_store_is_served_elsewhere_is_not_made_another_store() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let device = Loop::on(&desk.path("a"));
+    let server = desk.serve("a");
+    qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
+    for more in ["", " --preallocate full"] {
+        let said = elsewhere(&desk, &format!("create {} --force{more}", device.0.display())).output().unwrap();
+        let says = String::from_utf8_lossy(&said.stderr);
+        assert!(!said.status.success() && says.contains(&format!("in use by process {}", server.pid())), "{says}");
+    }
+    qemu_io(&desk.uri("a", "v"), &["read -P 1 0 64k", "write -P 2 0 64k", "flush"]);
+    assert!(server.terminate().0.success());
+    desk.ok("check a");
+    // Once it is given up, it is taken.
+    let said = elsewhere(&desk, &format!("create {} --force", device.0.display())).output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+}
+
+/// One that wants the claim sleeps in the middle of its waits. When it wakes up, long after it would have been the holder, it finds that the holder renewed its claim.
+#[test]
+#[ignore = "needs root"]
+fn rule_15_a_taker_that_slept_takes_nothing() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let device = Loop::on(&desk.path("a"));
+    let (first, door) = (desk.serve("a"), socket(&desk));
+    let mut command = elsewhere(&desk, &format!("serve {} --nbd unix:{}", device.0.display(), door.display()));
+    first.signal(Signal::STOP);
+    let taker = Serving::start_saying(&mut command, "waiting for 27 s");
+    std::thread::sleep(Duration::from_secs(3));
+    taker.signal(Signal::STOP);
+    first.signal(Signal::CONT);
+    qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
+    std::thread::sleep(Duration::from_secs(25));
+    taker.signal(Signal::CONT);
+    let (status, log) = taker.end();
+    assert!(!status.success() && log.contains(&format!("in use by process {}", first.pid())), "{log}");
+    qemu_io(&desk.uri("a", "v"), &["read -P 1 0 64k", "write -P 2 0 64k", "flush"]);
+    assert!(first.terminate().0.success());
+    desk.ok("check a");
+}
+
+/// Bytes of somebody else in the claim of a folder that is served: nothing is acknowledged any more.
+fn folder_is_lost(desk: &Desk) {
+    let mut server = desk.serve("a");
+    qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
+    overwrite(&desk.path("a/claim"), 4 * 4096, &[7; 512]);
+    server.wait_for("overwritten by another program");
+    let said = try_qemu_io(&desk.uri("a", "v"), &["write -f -P 3 0 64k", "flush"]);
+    assert!(!said.out.contains("wrote 65536/65536"), "{said:?}");
+    drop(server);
+    let server = desk.serve("a");
+    qemu_io(&desk.uri("a", "v"), &["read -P 1 0 64k"]);
+    assert!(server.terminate().0.success());
+    desk.ok("check a");
+}
+
+#[test]
+fn rule_15_bytes_that_are_not_its_own_stop_the_server_of_an_archive() {
+    let desk = Desk::new();
+    desk.ok("archive create a");
+    desk.ok("archive volume create a v --size 64M");
+    folder_is_lost(&desk);
+}
+
+#[test]
+fn rule_02_a_claim_that_is_a_link_is_not_followed() {
+    let desk = Desk::new();
+    fs::write(desk.path("victim"), "mine").unwrap();
+    for create in ["archive create a", "cluster create b"] {
+        desk.ok(create);
+        let (_, name) = create.rsplit_once(' ').unwrap();
+        std::os::unix::fs::symlink("../victim", desk.path(name).join("claim")).unwrap();
+        desk.fails(&format!("serve {name}"), 1, &["claim is no regular file"]);
+    }
+    assert_eq!(fs::read(desk.path("victim")).unwrap(), b"mine");
+}
+
+#[test]
+fn rule_15_bytes_that_are_not_its_own_stop_the_server_of_a_cluster_folder() {
+    let desk = Desk::new();
+    desk.ok("cluster create a");
+    desk.ok("cluster volume create a v --size 64M");
+    folder_is_lost(&desk);
+}
+
 /// A server by the loop device that cannot reach the file's name, so that no lock keeps it away: the claim alone does. While the first server sleeps the second
 /// one takes over, by the waits of the rule; when the first one wakes up it writes and acknowledges nothing.
 #[test]
@@ -122,21 +228,8 @@ fn rule_15_a_server_that_slept_while_another_took_over_acknowledges_nothing() {
     let device = Loop::on(&desk.path("a"));
     let mut first = desk.serve("a");
     qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
-    let socket = Path::new("/tmp").join(desk.path("x").parent().unwrap().file_name().unwrap()).with_extension("sock");
-    let hidden = format!(
-        "mount -t tmpfs none '{}' && exec {} serve {} --nbd unix:{}",
-        desk.path("a").parent().unwrap().display(),
-        env!("CARGO_BIN_EXE_onefold"),
-        device.0.display(),
-        socket.display()
-    );
-    let command = || {
-        let mut command = desk.command("");
-        let mut other = Command::new("unshare");
-        other.args(["-m", "sh", "-c", &hidden]).envs(command.get_envs().filter_map(|(k, v)| Some((k, v?))));
-        command.env_clear();
-        other
-    };
+    let socket = socket(&desk);
+    let command = || elsewhere(&desk, &format!("serve {} --nbd unix:{}", device.0.display(), socket.display()));
     let refused = command().output().unwrap();
     let says = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && says.contains(&format!("in use by process {}", first.pid())), "{says}");

@@ -56,6 +56,31 @@ fn rule_10_a_control_socket_is_closed_to_others_and_goes_with_its_server() {
 }
 
 #[test]
+fn rule_10_a_put_that_does_not_see_the_server_of_its_archive_says_so() {
+    let desk = Desk::new();
+    fs::write(desk.path("content"), noise(1, 100_000)).unwrap();
+    desk.ok("archive create a");
+    let serving = desk.serve("a --control doors");
+    let mut put = Serving::start_saying(&mut desk.command("put a one content"), "--control DIR");
+    put.wait_for(&format!("a is served by process {}", serving.pid()));
+    put.wait_for("which has no control socket");
+    assert!(serving.terminate().0.success());
+    assert!(put.end().0.success());
+    assert!(desk.ok("ls a").contains("one"));
+}
+
+#[test]
+fn rule_10_who_only_looks_for_a_server_makes_no_place_for_it() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let mut command = Command::new("strace");
+    command.args(["-f", "-e", "trace=mkdir,mkdirat", env!("CARGO_BIN_EXE_onefold"), "volume", "list", "a"]);
+    let said = command.current_dir(desk.path(".")).env_remove("RUNTIME_DIRECTORY").output().unwrap();
+    let calls = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.success() && !calls.contains("mkdir"), "{calls}");
+}
+
+#[test]
 fn rule_10_a_long_directory_holds_a_control_socket() {
     let desk = Desk::new();
     desk.store_with_volume("a");
@@ -232,7 +257,7 @@ fn rule_12_a_peer_that_has_all_places_keeps_no_other_out() {
     let door = street.path("door.sock");
     let serving = desk.serve(&format!("a --memory 64M --access access --nbd unix:{},mode=0666", door.display()));
     let mut crowd = street.program(STRANGER, Path::new("python3"));
-    let crowd = Serving::start_saying(crowd.args(["-c", CROWD]).arg(&door).args(["his", "26", "8"]), "there");
+    let crowd = Serving::start_saying(crowd.args(["-c", CROWD]).arg(&door).args(["his", "34", "8"]), "there");
     let uri = format!("nbd+unix:///v?socket={}", door.display());
     for round in 0..5 {
         qemu_io(&uri, &[&format!("write -P {round} 0 1M"), "flush", &format!("read -P {round} 0 1M")]);

@@ -1,7 +1,8 @@
 //! Memory for the buffers of all connections together.
 //!
-//! Every connection is sure of small buffers, with which it can do everything. Larger ones, which make large requests faster, come out of what is
-//! left. Nobody waits for it: a connection that gets none goes on with what it has, so clients can't keep each other waiting.
+//! Every connection has a little, with which it waits for its client; one that works has a working place, and with it buffers with which it can do everything.
+//! Larger ones, which make large requests faster, come out of what is left. Nobody waits for it: a connection that gets none goes on with what it has, so
+//! clients can't keep each other waiting.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -16,56 +17,98 @@ pub(crate) struct Buffers {
     pub(crate) peers: AtomicUsize,
 }
 
-/// What the connections of one peer have of it.
+/// What the connections of one peer, or of one volume of a peer, have of it.
 #[derive(Default)]
-pub(crate) struct Share(AtomicUsize);
+pub(crate) struct Share {
+    bytes: AtomicUsize,
+    /// The volumes that a peer has open now; with more than one, none gets more than half of what the peer may have.
+    pub(crate) volumes: AtomicUsize,
+}
+
+/// Whom buffers are lent to.
+#[derive(Clone, Copy)]
+pub(crate) struct Borrower<'a> {
+    pub(crate) peer: &'a Share,
+    pub(crate) volume: &'a Share,
+}
 
 /// What a connection got of it, until it ends.
 pub(crate) struct Loan<'a> {
     of: &'a Buffers,
-    share: &'a Share,
+    to: Borrower<'a>,
     bytes: usize,
 }
 
 impl Buffers {
     /// All that `limits` allow beyond what connections are sure of.
     pub(crate) fn new(limits: &Limits) -> Buffers {
-        let all = limits.buffer_bytes.saturating_sub(limits.connections * limits.sure_bytes());
+        let all = limits.buffer_bytes.saturating_sub(limits.needed_bytes());
         Buffers { left: AtomicUsize::new(all), all, peers: AtomicUsize::new(1) }
     }
 
     /// Nothing, at first.
-    pub(crate) fn loan<'a>(&'a self, share: &'a Share) -> Loan<'a> {
-        Loan { of: self, share, bytes: 0 }
+    pub(crate) fn loan<'a>(&'a self, to: Borrower<'a>) -> Loan<'a> {
+        Loan { of: self, to, bytes: 0 }
     }
 
-    /// What one peer may have.
-    fn most(&self) -> usize {
-        if self.peers.load(Relaxed) > 1 { self.all / 2 } else { self.all }
+    /// What one peer, and one of its volumes, may have.
+    fn most(&self, peer: &Share) -> (usize, usize) {
+        let of_peer = if self.peers.load(Relaxed) > 1 { self.all / 2 } else { self.all };
+        (of_peer, if peer.volumes.load(Relaxed) > 1 { of_peer / 2 } else { of_peer })
+    }
+}
+
+impl Share {
+    /// Takes so many bytes, up to `most`.
+    fn take(&self, bytes: usize, most: usize) -> bool {
+        let add = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= most);
+        self.bytes.fetch_update(Relaxed, Relaxed, add).is_ok()
+    }
+
+    fn give(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Relaxed);
     }
 }
 
 impl Loan<'_> {
     /// Takes so many bytes more; false when they are not left.
     pub(crate) fn more(&mut self, bytes: usize) -> bool {
-        let most = self.of.most();
-        let add = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= most);
-        if self.share.0.fetch_update(Relaxed, Relaxed, add).is_err() {
+        let (of_peer, of_volume) = self.of.most(self.to.peer);
+        if !self.to.peer.take(bytes, of_peer) {
+            return false;
+        }
+        if !self.to.volume.take(bytes, of_volume) {
+            self.to.peer.give(bytes);
             return false;
         }
         let taken = self.of.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok();
-        match taken {
-            true => self.bytes += bytes,
-            false => drop(self.share.0.fetch_sub(bytes, Relaxed)),
+        self.bytes += bytes;
+        if !taken {
+            self.bytes -= bytes;
+            self.to.peer.give(bytes);
+            self.to.volume.give(bytes);
         }
         taken
+    }
+
+    /// True when peer or volume have more than they may beside others: they got it while nobody else was there.
+    pub(crate) fn is_too_much(&self) -> bool {
+        let (of_peer, of_volume) = self.of.most(self.to.peer);
+        self.bytes > 0 && (self.to.peer.bytes.load(Relaxed) > of_peer || self.to.volume.bytes.load(Relaxed) > of_volume)
+    }
+
+    /// Gives all of it back.
+    pub(crate) fn give_back(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.of.left.fetch_add(bytes, Relaxed);
+        self.to.peer.give(bytes);
+        self.to.volume.give(bytes);
     }
 }
 
 impl Drop for Loan<'_> {
     fn drop(&mut self) {
-        self.of.left.fetch_add(self.bytes, Relaxed);
-        self.share.0.fetch_sub(self.bytes, Relaxed);
+        self.give_back();
     }
 }
 
@@ -73,28 +116,42 @@ impl Drop for Loan<'_> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_lent_comes_back_and_nothing_is_lent_twice() {
-        let limits = Limits { connections: 2, ..Limits::default() };
-        let limits = Limits { buffer_bytes: 2 * limits.sure_bytes() + 100, ..limits };
-        let buffers = Buffers::new(&limits);
-        let share = Share::default();
-        let (mut one, mut other) = (buffers.loan(&share), buffers.loan(&share));
-        assert!(one.more(60) && !other.more(41) && other.more(40) && !one.more(1));
-        drop(one);
-        assert!(other.more(60) && !other.more(1));
-        assert!(!Buffers::new(&Limits { connections: 1 << 20, ..limits }).loan(&share).more(1), "all of it is promised");
+    /// `bytes` to lend.
+    fn buffers(bytes: usize) -> Buffers {
+        let limits = Limits { connections: 2, places: 2, ..Limits::default() };
+        Buffers::new(&Limits { buffer_bytes: limits.needed_bytes() + bytes, ..limits })
     }
 
     #[test]
-    fn rule_12_none_of_two_peers_gets_more_than_half() {
-        let limits = Limits { connections: 2, ..Limits::default() };
-        let buffers = Buffers::new(&Limits { buffer_bytes: 2 * limits.sure_bytes() + 100, ..limits });
-        let (here, there) = (Share::default(), Share::default());
+    fn what_is_lent_comes_back_and_nothing_is_lent_twice() {
+        let (buffers, share) = (buffers(100), [Share::default(), Share::default()]);
+        let to = Borrower { peer: &share[0], volume: &share[1] };
+        let (mut one, mut other) = (buffers.loan(to), buffers.loan(to));
+        assert!(one.more(60) && !other.more(41) && other.more(40) && !one.more(1));
+        drop(one);
+        assert!(other.more(60) && !other.more(1));
+        other.give_back();
+        assert!(other.more(100));
+        assert!(!Buffers::new(&Limits { connections: 1 << 20, ..Limits::default() }).loan(to).more(1), "all of it is promised");
+    }
+
+    #[test]
+    fn rule_12_neither_peer_nor_volume_gets_more_than_half_beside_another() {
+        let (buffers, share) = (buffers(100), [(); 5].map(|()| Share::default()));
+        let [here, first, second, there, third] = &share;
+        let to = |peer, volume| Borrower { peer, volume };
+        let mut early = buffers.loan(to(here, first));
+        assert!(early.more(80) && !early.is_too_much());
         buffers.peers.store(2, Relaxed);
-        let (mut one, mut more, mut other) = (buffers.loan(&here), buffers.loan(&here), buffers.loan(&there));
+        assert!(early.is_too_much(), "somebody else has come");
+        early.give_back();
+        let (mut one, mut more, mut other) = (buffers.loan(to(here, first)), buffers.loan(to(here, first)), buffers.loan(to(there, third)));
         assert!(one.more(40) && !more.more(11) && more.more(10) && other.more(50) && !other.more(1));
         drop(one);
         assert!(!other.more(1) && more.more(40));
+        more.give_back();
+        here.volumes.store(2, Relaxed);
+        let mut beside = buffers.loan(to(here, second));
+        assert!(!more.more(26) && more.more(25) && !beside.more(26) && beside.more(25));
     }
 }

@@ -17,6 +17,9 @@ use super::wire::Dialect;
 /// commits get smaller, and 4 KiB writes half as fast; connections beside each other have a group each.
 pub(crate) const LATE_HELPERS: usize = 1;
 
+/// Requests for which memory is kept while none wait.
+const KEPT: usize = 64;
+
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Until {
@@ -93,6 +96,10 @@ impl Waits {
             let mut queue = self.queue.lock();
             queue.unanswered -= taken.len();
             taken.clear();
+            if taken.capacity() > KEPT {
+                taken = Vec::new();
+                replies.release();
+            }
             self.changed.wait_while(&mut queue, |queue| queue.waiting.is_empty() && !queue.closed);
             std::mem::swap(&mut queue.waiting, &mut taken);
             drop(queue);

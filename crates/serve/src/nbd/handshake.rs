@@ -21,6 +21,8 @@ use super::wire::{
 /// What client and server agreed on.
 pub(crate) struct Agreed {
     pub(crate) volume: Arc<dyn Volume>,
+    /// Its name.
+    pub(crate) name: String,
     /// The client may change it.
     pub(crate) writes: bool,
     pub(crate) dialect: Dialect,
@@ -37,7 +39,7 @@ const PREFERRED_BYTES: u32 = 4096;
 /// Unused bytes at the end of the reply to EXPORT_NAME.
 const ZEROES: usize = 124;
 /// Replies to one LIST are sent whenever so much has gathered.
-const LIST_BYTES: usize = 64 << 10;
+const LIST_BYTES: usize = 4 << 10;
 
 struct Handshake<'a, R, W> {
     offer: Offer<'a>,
@@ -57,17 +59,18 @@ enum Next {
     Transmission(Agreed),
 }
 
-/// Runs the handshake. `established` is called on the reader once it has succeeded, before the client hears of that.
+/// Runs the handshake. `established` is called with the reader and the name of the volume once it has succeeded, before the client hears of that; when it gives
+/// nothing, there is no place for the client.
 ///
 /// # Errors
 /// How the connection ended, when it did.
-pub(crate) fn handshake<R: Read, W: Write>(
+pub(crate) fn handshake<R: Read, W: Write, T>(
     offer: Offer<'_>,
     limits: &Limits,
     inbox: &mut Inbox<R>,
     outbox: &Outbox<W>,
-    established: impl FnOnce(&mut R),
-) -> Result<Agreed, Ending> {
+    established: impl FnOnce(&mut R, &str) -> Option<T>,
+) -> Result<(Agreed, T), Ending> {
     let mut greeting = Vec::new();
     greeting.put64(GREETING);
     greeting.put64(OPTION);
@@ -85,9 +88,9 @@ pub(crate) fn handshake<R: Read, W: Write>(
         Handshake { offer, limits, inbox, outbox, replies: Vec::new(), no_zeroes, dialect: Dialect::Simple, allocation_for: None };
     for _ in 0..limits.options {
         if let Next::Transmission(agreed) = handshake.option()? {
-            established(handshake.inbox.reader());
+            let Some(place) = established(handshake.inbox.reader(), &agreed.name) else { return Err(Ending::Closed) };
             handshake.send()?;
-            return Ok(agreed);
+            return Ok((agreed, place));
         }
         handshake.send()?;
     }
@@ -139,10 +142,10 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
 
     fn export_name(&mut self, name: &[u8]) -> Result<Next, Ending> {
         // This option has no way to say no but to close.
-        let Ok((_, (volume, writes))) = self.open(name) else {
+        let Ok((opened, (volume, writes))) = self.open(name) else {
             return Err(Ending::Protocol("the client asked for a volume that is not there"));
         };
-        let agreed = self.agree(name, volume, writes);
+        let agreed = self.agree(name, opened, volume, writes);
         self.replies.put64(agreed.volume.size());
         self.replies.put16(offers(&agreed, agreed.allocation));
         if !self.no_zeroes {
@@ -206,7 +209,7 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
                 return Next::Option;
             }
         };
-        let agreed = self.agree(name, volume, writes);
+        let agreed = self.agree(name, opened.clone(), volume, writes);
         let mut export = Vec::new();
         export.put16(info::EXPORT);
         export.put64(agreed.volume.size());
@@ -288,8 +291,9 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         Ok((name, volume))
     }
 
-    fn agree(&self, name: &[u8], volume: Arc<dyn Volume>, writes: bool) -> Agreed {
-        Agreed { volume, writes, dialect: self.dialect, allocation: self.allocation_for.as_deref() == Some(name) }
+    /// `name` is the volume's as the client says it, and `opened` as it is.
+    fn agree(&self, name: &[u8], opened: String, volume: Arc<dyn Volume>, writes: bool) -> Agreed {
+        Agreed { volume, name: opened, writes, dialect: self.dialect, allocation: self.allocation_for.as_deref() == Some(name) }
     }
 
     fn reply(&mut self, option: u32, kind: u32, data: &[u8]) {

@@ -2,6 +2,26 @@
 
 use std::io::{self, Read};
 
+/// Where a client's bytes come from.
+pub(crate) trait Source: Read {
+    /// From now on a read may fail with `WouldBlock` after [`LOOK`](super::limits::LOOK), when `looks`, so that the reader can look around; else it waits as long
+    /// as the client may be silent.
+    fn looks_around(&mut self, looks: bool);
+}
+
+/// Bytes that come without being waited for.
+pub(crate) struct Plain<R>(pub(crate) R);
+
+impl<R: Read> Read for Plain<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl<R: Read> Source for Plain<R> {
+    fn looks_around(&mut self, _: bool) {}
+}
+
 /// Bytes received and not yet used.
 pub(crate) struct Inbox<R> {
     reader: R,
@@ -15,9 +35,9 @@ impl<R: Read> Inbox<R> {
         Inbox { reader, buffer: vec![0; bytes], start: 0, end: 0 }
     }
 
-    /// Makes room for so many bytes.
-    pub(crate) fn grow(&mut self, bytes: usize) {
-        let mut buffer = vec![0; bytes.max(self.buffer.len())];
+    /// Makes room for so many bytes, or for those that are unread.
+    pub(crate) fn resize(&mut self, bytes: usize) {
+        let mut buffer = vec![0; bytes.max(self.end - self.start)];
         buffer[..self.end - self.start].copy_from_slice(&self.buffer[self.start..self.end]);
         (self.buffer, self.start, self.end) = (buffer, 0, self.end - self.start);
     }
@@ -43,11 +63,11 @@ impl<R: Read> Inbox<R> {
         self.start += n;
     }
 
-    /// Receives once, and waits when there is nothing. Zero bytes mean that the client has closed.
+    /// Receives once, at most `most` bytes, and waits when there is nothing. Zero bytes mean that the client has closed.
     ///
     /// # Errors
-    /// Those of the connection, and when the buffer is full of unread bytes.
-    pub(crate) fn receive(&mut self) -> io::Result<usize> {
+    /// Those of the connection, `WouldBlock` when it is time to look around, and when the buffer is full of unread bytes.
+    pub(crate) fn receive(&mut self, most: usize) -> io::Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.start > 0 && self.buffer.len() - self.end < self.buffer.len() / 2 {
@@ -58,8 +78,9 @@ impl<R: Read> Inbox<R> {
         if self.end == self.buffer.len() {
             return Err(io::Error::other("the receive buffer is full"));
         }
+        let end = self.buffer.len().min(self.end.saturating_add(most.max(1)));
         let received = loop {
-            match self.reader.read(&mut self.buffer[self.end..]) {
+            match self.reader.read(&mut self.buffer[self.end..end]) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 other => break other?,
             }
@@ -74,8 +95,11 @@ impl<R: Read> Inbox<R> {
     /// `UnexpectedEof` when the client closes before; those of the connection.
     pub(crate) fn need(&mut self, n: usize) -> io::Result<()> {
         while self.end - self.start < n {
-            if self.receive()? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+            match self.receive(usize::MAX) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e),
             }
         }
         Ok(())
@@ -112,7 +136,7 @@ mod tests {
                 got.extend_from_slice(&inbox.unread()[..n]);
                 inbox.consume(n);
                 if got.len() == 5_000 {
-                    inbox.grow(size + 13);
+                    inbox.resize(size + 13);
                     inbox.skip(100).unwrap();
                     got.extend_from_slice(&sent[5_000..5_100]);
                 }

@@ -2,13 +2,29 @@
 
 use std::time::Duration;
 
-/// Connections at once: each is up to three threads and their buffers, and 64 hypervisors with 4 connections each are many.
+/// Connections at once: each is up to four threads and their buffers, and 64 hypervisors with 4 connections each are many.
 pub const CONNECTIONS: usize = 256;
+/// Connections that work at once, where there is memory for them: all.
+pub const PLACES: usize = CONNECTIONS;
 /// Bytes of the buffers of all connections together: 16 MiB for large requests beside what [`CONNECTIONS`] are sure of.
 pub const BUFFER_BYTES: usize = 64 << 20;
-/// Receive buffer that a connection is sure of: larger writes go to the volume in halves of it, which should be many blocks.
+/// Bytes of buffers that a connection holds while it only waits for its client: its receive buffer has half of them, and the rest is for replies of the handshake.
+pub const IDLE_BYTES: usize = 16 << 10;
+/// Time without a request after which a connection gives its working place back, though nobody waits for it.
+pub const REST: Duration = Duration::from_secs(10);
+/// How often a connection that works, and waits for its client, looks whether somebody else waits for its place.
+pub const LOOK: Duration = Duration::from_millis(100);
+/// Connections in their handshake beyond those that there may be: which volume a client wants, and so whether another one has to give way for it, is known at
+/// the end of its handshake only.
+pub(crate) const HANDSHAKES_BESIDE: usize = 8;
+/// How long a client that holds one of too many working places may stand still in the middle of a request while somebody else waits for a place: longer than any
+/// that is still there.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Writes at once where several volumes are served; others wait in turn. No volume has more than half of them, so that none fills the engine's windows alone.
+pub(crate) const WRITERS: usize = 16;
+/// Receive buffer that a connection at work is sure of: larger writes go to the volume in halves of it, which should be many blocks.
 const RECEIVE_SURE: usize = 64 << 10;
-/// Bytes of blocks read together that a connection is sure of, here and aside: the usual readahead takes four of them.
+/// Bytes of blocks read together that a connection at work is sure of, here and aside: the usual readahead takes four of them.
 const READ_SURE: usize = 32 << 10;
 /// Bytes of replies, data apart, with which a batch ends. One more may come, with all its [`EXTENTS`].
 pub(crate) const REPLY_BYTES: usize = 16 << 10;
@@ -18,8 +34,8 @@ const REPLY_SURE: usize = 64 << 10;
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Options in one handshake: clients send about ten; more is a client that goes round in circles.
 pub const OPTIONS: u32 = 128;
-/// Bytes of one option: room for a name and all the queries that [`META_QUERIES`] allows.
-pub const OPTION_BYTES: u32 = 64 << 10;
+/// Bytes of one option: room for a name and a query of [`NAME_BYTES`] each, but for the few bytes around them, in half of [`IDLE_BYTES`].
+pub const OPTION_BYTES: u32 = (IDLE_BYTES / 2 - 64) as u32;
 /// Bytes of a name or query: the protocol's own limit for strings.
 pub const NAME_BYTES: u32 = 4096;
 /// Metadata contexts asked for at once: there is one; clients ask for a handful.
@@ -45,19 +61,26 @@ pub const EXTENTS: usize = 2048;
 
 /// What a client may ask of the server; [`Limits::default`] gives the constants of this module.
 ///
-/// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it sends, and all of them together at most
-/// `buffer_bytes`, as long as that is enough for what each is [sure](Limits::sure_bytes) of.
+/// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it sends, [`IDLE_BYTES`] while it waits for its client, and all of
+/// them together at most `buffer_bytes`, as long as that is enough for [what they are sure of](Limits::needed_bytes).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once. When all are taken and one peer has more than half of them, its longest silent one gives way to another peer's; else the oldest
-    /// unfinished handshake gives way, or else the newcomer is refused.
+    /// Connections at once, unfinished handshakes apart. When all are taken and one peer has more than half of them, its longest silent one gives way to another
+    /// peer's, and within a peer one volume's to another's; else the newcomer is refused.
     pub connections: usize,
+    /// Connections that work at once; others wait in turn, with [`IDLE_BYTES`] each.
+    pub places: usize,
     /// Bytes of the buffers of all connections together.
     pub buffer_bytes: usize,
     /// Time for a whole handshake.
     pub handshake: Duration,
     /// Time after which a connection is ended on which nothing comes; without it, none is.
     pub idle: Option<Duration>,
+    /// Time without a request after which a connection gives its working place back.
+    pub rest: Duration,
+    /// Time for which a client that holds one of too many working places may stand still in the middle of a request while another peer or volume waits for a place.
+    /// One that holds none too many may for twice as long, or `rest` if that is longer.
+    pub patience: Duration,
     /// Options in one handshake.
     pub options: u32,
     /// Bytes of one option.
@@ -85,24 +108,42 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Bytes of buffers that a connection is sure of, however many there are.
+    /// Bytes of buffers that a connection at work is sure of, however many there are.
     #[must_use]
     pub fn sure_bytes(&self) -> usize {
         self.receive_sure() + 2 * READ_SURE + REPLY_SURE
     }
 
-    /// As many connections, up to [`CONNECTIONS`], as `buffer_bytes` serve with a fifth of it left for large requests.
+    /// Bytes of buffers that all connections and working places are sure of.
+    #[must_use]
+    pub fn needed_bytes(&self) -> usize {
+        (self.connections + HANDSHAKES_BESIDE) * IDLE_BYTES + self.places * (self.sure_bytes() - IDLE_BYTES)
+    }
+
+    /// As many connections, up to [`CONNECTIONS`], as a fifth of `buffer_bytes` serves while they are idle.
     #[must_use]
     pub fn connections_for(buffer_bytes: usize) -> usize {
-        (buffer_bytes / 5 * 4 / Limits::default().sure_bytes()).clamp(1, CONNECTIONS)
+        (buffer_bytes / 5 / IDLE_BYTES).clamp(2, CONNECTIONS)
     }
 
-    /// The receive buffer that a connection is sure of: a handshake needs room for one option and its header.
+    /// As many working places for so many connections as `buffer_bytes` serve with a fifth of it left for large requests; at least two.
+    #[must_use]
+    pub fn places_for(buffer_bytes: usize, connections: usize) -> usize {
+        let left = (buffer_bytes / 5 * 4).saturating_sub((connections + HANDSHAKES_BESIDE) * IDLE_BYTES);
+        (left / (Limits::default().sure_bytes() - IDLE_BYTES)).clamp(2, connections.max(2))
+    }
+
+    /// The receive buffer that a connection at work is sure of.
     pub(crate) fn receive_sure(&self) -> usize {
-        RECEIVE_SURE.max(self.option_bytes as usize + 64)
+        RECEIVE_SURE.max(self.receive_idle())
     }
 
-    /// The blocks read together that a connection is sure of.
+    /// The receive buffer of a connection that waits for its client: a handshake needs room for one option and its header.
+    pub(crate) fn receive_idle(&self) -> usize {
+        self.option_bytes as usize + 64
+    }
+
+    /// The blocks read together that a connection at work is sure of.
     pub(crate) fn read_sure(&self) -> usize {
         READ_SURE.min(self.read_batch_bytes)
     }
@@ -112,9 +153,12 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections: CONNECTIONS,
+            places: PLACES,
             buffer_bytes: BUFFER_BYTES,
             handshake: HANDSHAKE,
             idle: None,
+            rest: REST,
+            patience: PATIENCE,
             options: OPTIONS,
             option_bytes: OPTION_BYTES,
             name_bytes: NAME_BYTES,

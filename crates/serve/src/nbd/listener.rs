@@ -81,15 +81,15 @@ impl Listener {
             _ => Path::new("."),
         };
         let directory = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
-        let nursery = Nursery::new(&directory).map_err(failed)?;
-        let socket = nursery.bear(reach).map_err(failed)?;
+        let private = PrivateDirectory::new(&directory).map_err(failed)?;
+        let socket = private.listening(reach).map_err(failed)?;
         rustix::io::ioctl_fionbio(&socket, true).map_err(failed)?;
-        let identity = identity(&look(&nursery.inside, BORN).map_err(failed)?);
+        let identity = identity(&look(&private.inside, SOCKET_NAME).map_err(failed)?);
 
         let place = Place::take(&directory, name, path)?;
         place.clear()?;
-        renameat(&nursery.inside, BORN, &directory, name).map_err(failed)?;
-        drop((place, nursery));
+        renameat(&private.inside, SOCKET_NAME, &directory, name).map_err(failed)?;
+        drop((place, private));
         let file = SocketFile { directory, name: name.to_owned(), identity };
         Ok(Listener { socket, tcp: false, _file: Some(file) })
     }
@@ -161,18 +161,18 @@ fn address(directory: &impl AsFd, name: &OsStr) -> rustix::io::Result<SocketAddr
     SocketAddrUnix::new(PathBuf::from(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd())).join(name))
 }
 
-/// The name of a socket in its nursery.
-const BORN: &str = "s";
+/// The name of a socket in the directory in which it is made.
+const SOCKET_NAME: &str = "s";
 
 /// A fresh directory, closed to others, in which a socket is made; removed at the end.
-struct Nursery<'a> {
+struct PrivateDirectory<'a> {
     parent: &'a OwnedFd,
     name: String,
     inside: OwnedFd,
 }
 
-impl Nursery<'_> {
-    fn new(parent: &OwnedFd) -> rustix::io::Result<Nursery<'_>> {
+impl PrivateDirectory<'_> {
+    fn new(parent: &OwnedFd) -> rustix::io::Result<PrivateDirectory<'_>> {
         for attempt in 0.. {
             let name = format!(".nbd{:x}.{attempt:x}", std::process::id());
             match mkdirat(parent, &name, Mode::RWXU) {
@@ -182,7 +182,7 @@ impl Nursery<'_> {
                     let found = fstat(&inside)?;
                     // Whoever may write to the parent could have put another one there.
                     let ours = found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o077 == 0;
-                    return if ours { Ok(Nursery { parent, name, inside }) } else { Err(Errno::PERM) };
+                    return if ours { Ok(PrivateDirectory { parent, name, inside }) } else { Err(Errno::PERM) };
                 }
                 Err(Errno::EXIST) if attempt < 64 => {}
                 Err(error) => return Err(error),
@@ -196,25 +196,25 @@ impl Nursery<'_> {
         clippy::disallowed_methods,
         reason = "the file of a socket has no descriptor to change it by; nobody else enters this directory"
     )]
-    fn bear(&self, reach: Reach) -> rustix::io::Result<OwnedFd> {
+    fn listening(&self, reach: Reach) -> rustix::io::Result<OwnedFd> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-        bind(&socket, &address(&self.inside, BORN.as_ref())?)?;
+        bind(&socket, &address(&self.inside, SOCKET_NAME.as_ref())?)?;
         if let Some(group) = reach.group {
-            chownat(&self.inside, BORN, None, Some(Gid::from_raw(group)), AtFlags::SYMLINK_NOFOLLOW)?;
+            chownat(&self.inside, SOCKET_NAME, None, Some(Gid::from_raw(group)), AtFlags::SYMLINK_NOFOLLOW)?;
         }
         if reach != Reach::default() {
             // Whatever the mask of the process is; nobody else can enter the directory.
-            rustix::fs::chmodat(&self.inside, BORN, Mode::from_raw_mode(reach.mode), AtFlags::empty())?;
+            rustix::fs::chmodat(&self.inside, SOCKET_NAME, Mode::from_raw_mode(reach.mode), AtFlags::empty())?;
         }
         listen(&socket, BACKLOG)?;
         Ok(socket)
     }
 }
 
-impl Drop for Nursery<'_> {
+impl Drop for PrivateDirectory<'_> {
     fn drop(&mut self) {
-        let _ = unlinkat(&self.inside, BORN, AtFlags::empty());
+        let _ = unlinkat(&self.inside, SOCKET_NAME, AtFlags::empty());
         let _ = unlinkat(self.parent, &self.name, AtFlags::REMOVEDIR);
     }
 }

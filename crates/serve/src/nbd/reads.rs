@@ -57,6 +57,8 @@ pub(crate) struct ReadBatch<'a> {
     blocks: Vec<Block>,
     /// Blocks that there may be memory for now.
     room: usize,
+    /// Blocks that a connection at work is sure of.
+    sure: usize,
     /// Memory beyond what this connection is sure of.
     loan: Loan<'a>,
     /// Blocks read together, and in one chunk of a large read, at most.
@@ -75,11 +77,18 @@ impl<'a> ReadBatch<'a> {
         let batch = (limits.read_batch_bytes / BLOCK_BYTES).max(2);
         let whole = (limits.whole_read_bytes / BLOCK_BYTES).max(batch);
         let room = (limits.read_sure() / BLOCK_BYTES).clamp(2, batch);
-        ReadBatch { blocks: Vec::new(), room, loan, batch, whole, used: 0, pieces: Vec::new(), dialect }
+        ReadBatch { blocks: Vec::new(), room, sure: room, loan, batch, whole, used: 0, pieces: Vec::new(), dialect }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
+    }
+
+    /// Gives all memory back until it is needed again; nothing waits in it.
+    pub(crate) fn release(&mut self) {
+        (self.blocks, self.pieces) = (Vec::new(), Vec::new());
+        self.room = self.sure;
+        self.loan.give_back();
     }
 
     /// True when there may be memory for so many blocks. More than were needed so far are taken at once, when they are left.

@@ -114,6 +114,11 @@ impl Replies {
         self.parts.is_empty()
     }
 
+    /// Gives the memory back until it is needed again; nothing is collected.
+    pub(crate) fn release(&mut self) {
+        (self.small, self.parts) = (Vec::new(), Vec::new());
+    }
+
     /// Bytes of all but the data.
     pub(crate) fn small_bytes(&self) -> usize {
         self.small.len()

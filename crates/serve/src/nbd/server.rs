@@ -1,8 +1,8 @@
 //! The server: takes clients in, gives each a thread, and ends them all on request.
 //!
-//! *Invariants.* No client keeps another one out for longer than a handshake may last: when all places are taken, the oldest unfinished
-//! handshake gives way. No peer keeps another peer out: when all are taken and it has more than half of them, its longest silent connection gives way. A
-//! session that panics ends alone.
+//! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some beside, and when that is full an older one gives way. Neither a
+//! peer nor, within a peer, a volume keeps others out: when all connections are taken and it has more than half of them, that of it which was silent longest
+//! gives way. A session that panics ends alone.
 //! *Threads:* one that accepts, and those of the [sessions](super::session).
 
 use std::collections::{HashMap, HashSet};
@@ -21,14 +21,14 @@ use onefold_core::{Error, Exports, Kind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::buffers::{Buffers, Share};
-use super::limits::Limits;
+use super::buffers::Share;
+use super::limits::{HANDSHAKES_BESIDE, Limits};
 use super::listener::{Listener, Reach};
 use super::rights::{Everything, Offer, Peer, Rights};
-use super::session::{House, serve};
-use super::socket::{Heard, Receiver, Transmitter, hang_up, stop_receiving};
+use super::session::{House, Limited, Seat, Shares, serve};
+use super::shares::Holder;
+use super::socket::{Activity, Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};
-use super::turns::Turns;
 
 /// Pause after the system refused a new connection (no more descriptors or memory): the reason will not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -55,8 +55,7 @@ struct Hall {
     exports: Arc<dyn Exports>,
     rights: Arc<dyn Rights>,
     limits: Limits,
-    buffers: Buffers,
-    turns: Turns,
+    shares: Shares,
     /// What times count from.
     since: Instant,
     guests: Mutex<Guests>,
@@ -72,15 +71,20 @@ struct Guests {
     past: Statistics,
     /// Threads that have nothing more to do than to end.
     leaving: Vec<JoinHandle<()>>,
+    /// The volumes that clients have open, by the names by which they opened them: numbers, and limits.
+    volumes: HashMap<String, (u64, Arc<Limited>)>,
+    next_volume: u64,
 }
 
 struct Guest {
     socket: Arc<OwnedFd>,
     peer: Peer,
-    heard: Arc<Heard>,
-    share: Arc<Share>,
+    activity: Arc<Activity>,
+    /// Buffers lent to its peer.
+    of_peer: Arc<Share>,
+    /// The number of its volume, and buffers lent to its peer for it; nothing during the handshake.
+    volume: Option<(u64, Arc<Share>)>,
     counters: Arc<Counters>,
-    in_handshake: bool,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -97,8 +101,7 @@ impl Server {
         let hall = Hall {
             exports,
             rights,
-            buffers: Buffers::new(&limits),
-            turns: Turns::new(std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2)),
+            shares: Shares::new(&limits, std::thread::available_parallelism().map_or(1, std::num::NonZero::get)),
             since: Instant::now(),
             limits,
             guests: Mutex::default(),
@@ -170,10 +173,20 @@ impl Server {
         let guests = self.hall.guests.lock();
         let mut sum = guests.past;
         sum.connections = guests.present.len() as u64;
+        sum.working = guests.present.values().filter(|guest| guest.activity.is_at_work()).count() as u64;
         for guest in guests.present.values() {
             guest.counters.add_to(&mut sum);
         }
         sum
+    }
+
+    /// Asks the volumes that clients have open for their limits again, which have changed.
+    pub fn limits_changed(&self) {
+        for (name, (_, limited)) in &self.hall.guests.lock().volumes {
+            if let Some(limits) = self.hall.exports.limits(name) {
+                limited.set(limits);
+            }
+        }
     }
 
     /// Takes no more clients, answers the requests that have arrived, and closes. Connections that are not done after `grace` are cut.
@@ -195,7 +208,7 @@ impl Server {
         self.hall.stopping.store(true, Relaxed);
         let mut guests = self.hall.guests.lock();
         for guest in guests.present.values() {
-            if guest.in_handshake {
+            if guest.volume.is_none() {
                 hang_up(&guest.socket);
             } else {
                 stop_receiving(&guest.socket);
@@ -259,31 +272,29 @@ impl Hall {
         guests.join_ended();
         guests.past.accepted += 1;
         let peer = Peer::of(&socket);
-        if guests.present.len() >= self.limits.connections {
-            guests.past.refused += 1;
-            let Some((id, guest)) = guests.who_gives_way(peer, self.limits.connections / 2) else { return };
-            // Its place is free at once; its thread follows when it notices.
-            hang_up(&guest.socket);
-            guests.leave(id);
+        if guests.present.len() >= self.limits.connections + HANDSHAKES_BESIDE
+            && let Some(id) = guests.which_handshake_gives_way(peer, self.limits.connections / 2)
+        {
+            guests.cut(id);
         }
-        let share = guests.present.values().find(|guest| guest.peer == peer).map_or_else(Arc::default, |guest| guest.share.clone());
+        let of_peer = guests.present.values().find(|guest| guest.peer == peer).map_or_else(Arc::default, |guest| guest.of_peer.clone());
         let id = guests.next;
         guests.next += 1;
         let (socket, counters) = (Arc::new(socket), Arc::new(Counters::default()));
-        let heard = Arc::new(Heard::new(self.since));
+        let activity = Arc::new(Activity::new(self.since));
         let guest = Guest {
             socket: socket.clone(),
             peer,
-            heard: heard.clone(),
-            share: share.clone(),
+            activity: activity.clone(),
+            of_peer,
+            volume: None,
             counters: counters.clone(),
-            in_handshake: true,
             thread: None,
         };
         guests.present.insert(id, guest);
-        self.buffers.peers.store(guests.peers(), Relaxed);
+        self.count(&guests);
         let hall = self.clone();
-        let attend = move || hall.attend(id, peer, socket, heard, &share, &counters);
+        let attend = move || hall.attend(id, peer, socket, activity, &counters);
         match std::thread::Builder::new().name(format!("nbd {id}")).spawn(attend) {
             // The thread can't leave before we unlock.
             Ok(thread) => {
@@ -297,17 +308,21 @@ impl Hall {
     }
 
     /// The life of a connection's thread.
-    fn attend(&self, id: u64, peer: Peer, socket: Arc<OwnedFd>, heard: Arc<Heard>, share: &Share, counters: &Counters) {
+    fn attend(&self, id: u64, peer: Peer, socket: Arc<OwnedFd>, activity: Arc<Activity>, counters: &Counters) {
         let session = || -> io::Result<()> {
-            let receiver = Receiver::new(socket.clone(), &self.limits, &self.stopping, heard);
-            let transmitter = Transmitter::new(socket.clone(), self.limits.send)?;
+            let receiver = Receiver::new(socket.clone(), &self.limits, &self.stopping, activity.clone());
+            let transmitter = Transmitter::new(socket.clone(), self.limits.send, activity)?;
             let offer = Offer { exports: &*self.exports, rights: &*self.rights, peer };
-            let house = House { limits: &self.limits, buffers: &self.buffers, turns: &self.turns };
-            serve(offer, house, share, counters, receiver, transmitter, |receiver| {
+            let house = House {
+                limits: &self.limits,
+                shares: &self.shares,
+                make_way: &|holder, waited| self.make_way(holder, waited),
+                since: self.since,
+                stopping: &self.stopping,
+            };
+            serve(offer, house, counters, receiver, transmitter, |receiver, volume| {
                 receiver.lift_deadline();
-                if let Some(guest) = self.guests.lock().present.get_mut(&id) {
-                    guest.in_handshake = false;
-                }
+                self.seat(id, volume)
             });
             Ok(())
         };
@@ -316,9 +331,73 @@ impl Hall {
         let mut guests = self.guests.lock();
         guests.past.panics += u64::from(ended.is_err());
         guests.leave(id);
-        self.buffers.peers.store(guests.peers(), Relaxed);
+        self.count(&guests);
         drop(guests);
         self.left.notify_all();
+    }
+
+    /// The seat of a client whose handshake has succeeded; nothing when there are too many connections, and none gives way.
+    fn seat(&self, id: u64, volume: &str) -> Option<Seat> {
+        let mut guests = self.guests.lock();
+        let (number, limited) = guests.open(volume);
+        if let Some(limits) = self.exports.limits(volume) {
+            limited.set(limits);
+        }
+        let peer = guests.present.get(&id)?.peer;
+        if guests.present.values().filter(|guest| guest.volume.is_some()).count() >= self.limits.connections {
+            match guests.who_gives_way(peer, number, self.limits.connections / 2) {
+                Some(other) => guests.cut(other),
+                None => {
+                    guests.past.refused += 1;
+                    return None;
+                }
+            }
+        }
+        let beside = guests
+            .present
+            .values()
+            .filter(|guest| guest.peer == peer)
+            .find_map(|guest| guest.volume.as_ref().filter(|(of, _)| *of == number));
+        let of_volume = beside.map_or_else(Arc::default, |(_, share)| share.clone());
+        let guest = guests.present.get_mut(&id)?;
+        guest.volume = Some((number, of_volume.clone()));
+        let (of_peer, activity) = (guest.of_peer.clone(), guest.activity.clone());
+        self.count(&guests);
+        Some(Seat { holder: Holder { peer, volume: number }, of_peer, of_volume, limited, activity })
+    }
+
+    /// Tells the buffers how many share them.
+    fn count(&self, guests: &Guests) {
+        let mut volumes: HashMap<Peer, HashSet<u64>> = HashMap::new();
+        for guest in guests.present.values() {
+            volumes.entry(guest.peer).or_default().extend(guest.volume.as_ref().map(|(number, _)| *number));
+        }
+        self.shares.buffers.peers.store(volumes.len(), Relaxed);
+        for guest in guests.present.values() {
+            guest.of_peer.volumes.store(volumes[&guest.peer].len(), Relaxed);
+        }
+    }
+
+    /// Cuts a client off that keeps a working place for which `holder` has waited so long, and stands still in the middle of a request: one that holds one of too
+    /// many, or has stood still for longer than any may rest. One of too many that sends a byte now and then is cut off when the wait has been as long.
+    fn make_way(&self, holder: Holder, waited: Duration) {
+        let Limits { patience, rest, .. } = self.limits;
+        if waited < patience {
+            return;
+        }
+        let (long, now) = (rest.max(2 * patience), self.since.elapsed());
+        let guests = self.guests.lock();
+        let in_the_way = guests.present.values().filter(|guest| {
+            let Some((volume, _)) = &guest.volume else { return false };
+            let of = Holder { peer: guest.peer, volume: *volume };
+            let still = now.saturating_sub(Duration::from_millis(guest.activity.heard()));
+            let too_many = || self.shares.places.holds_too_many(of) && (still >= patience || waited >= long);
+            of != holder && guest.activity.is_kept_by_its_client() && (waited >= long && still >= long || too_many())
+        });
+        if let Some(guest) = in_the_way.min_by_key(|guest| guest.activity.heard()) {
+            guest.activity.works(false);
+            hang_up(&guest.socket);
+        }
     }
 }
 
@@ -331,24 +410,59 @@ impl Guests {
         }
     }
 
-    /// How many peers are there.
-    fn peers(&self) -> usize {
-        self.present.values().map(|guest| guest.peer).collect::<HashSet<_>>().len()
+    /// What is known of a volume while clients have it open.
+    fn open(&mut self, volume: &str) -> (u64, Arc<Limited>) {
+        if let Some((number, limited)) = self.volumes.get(volume) {
+            return (*number, limited.clone());
+        }
+        let open: HashSet<u64> = self.present.values().filter_map(|guest| Some(guest.volume.as_ref()?.0)).collect();
+        self.volumes.retain(|_, (number, _)| open.contains(number));
+        self.next_volume += 1;
+        let new = (self.next_volume, Arc::<Limited>::default());
+        self.volumes.insert(volume.to_owned(), new.clone());
+        new
     }
 
-    /// Whose place a newcomer of `peer` takes when all are taken: of another peer that has more than `half` of them, an unfinished handshake or else the
-    /// connection that was silent longest; else the oldest unfinished handshake.
-    fn who_gives_way(&self, peer: Peer, half: usize) -> Option<(u64, &Guest)> {
-        let mut places: HashMap<Peer, usize> = HashMap::new();
-        self.present.values().for_each(|guest| *places.entry(guest.peer).or_default() += 1);
-        let greedy = places.iter().find(|(other, places)| **other != peer && **places > half).map(|(other, _)| *other);
-        let guests = self.present.iter().map(|(id, guest)| (*id, guest));
-        match greedy {
-            Some(greedy) => {
-                guests.filter(|(_, guest)| guest.peer == greedy).min_by_key(|(id, guest)| (!guest.in_handshake, guest.heard.at(), *id))
-            }
-            None => guests.filter(|(_, guest)| guest.in_handshake).min_by_key(|(id, _)| *id),
+    /// The handshake that ends when there are too many connections and another one comes from `peer`: the oldest of another peer that has more than `half` of all
+    /// connections, or else of this one, or else of all.
+    fn which_handshake_gives_way(&self, peer: Peer, half: usize) -> Option<u64> {
+        let greedy = self.greedy(peer, half);
+        let handshakes = self.present.iter().filter(|(_, guest)| guest.volume.is_none());
+        handshakes.min_by_key(|(id, guest)| (Some(guest.peer) != greedy, guest.peer != peer, **id)).map(|(id, _)| *id)
+    }
+
+    /// The connection that gives way when all are taken and `peer` comes for `volume`: of another peer that has more than `half` of all, or else of another volume
+    /// that has more than half of the peer's, the one that was silent longest.
+    fn who_gives_way(&self, peer: Peer, volume: u64, half: usize) -> Option<u64> {
+        let silent_longest = |of: &dyn Fn(Peer, u64) -> bool| {
+            let guests = self.present.iter().filter(|(_, guest)| guest.volume.as_ref().is_some_and(|(number, _)| of(guest.peer, *number)));
+            guests.min_by_key(|(id, guest)| (guest.activity.heard(), **id)).map(|(id, _)| *id)
+        };
+        if let Some(greedy) = self.greedy(peer, half) {
+            return silent_longest(&|of, _| of == greedy);
         }
+        let mut volumes: HashMap<u64, usize> = HashMap::new();
+        let own = self.present.values().filter(|guest| guest.peer == peer);
+        own.filter_map(|guest| guest.volume.as_ref()).for_each(|(number, _)| *volumes.entry(*number).or_default() += 1);
+        let half = volumes.values().sum::<usize>() / 2;
+        let (greedy, _) = volumes.iter().find(|(number, connections)| **number != volume && **connections > half)?;
+        silent_longest(&|of, number| of == peer && number == *greedy)
+    }
+
+    /// Another peer than `peer` that has more than `half` of the connections.
+    fn greedy(&self, peer: Peer, half: usize) -> Option<Peer> {
+        let mut connections: HashMap<Peer, usize> = HashMap::new();
+        self.present.values().for_each(|guest| *connections.entry(guest.peer).or_default() += 1);
+        connections.into_iter().find(|(other, connections)| *other != peer && *connections > half).map(|(other, _)| other)
+    }
+
+    /// Ends a connection, whose place is free at once.
+    fn cut(&mut self, id: u64) {
+        self.past.refused += 1;
+        if let Some(guest) = self.present.get(&id) {
+            hang_up(&guest.socket);
+        }
+        self.leave(id);
     }
 
     /// Forgets a guest but for what it did.

@@ -4,29 +4,39 @@
 //! and all replies are sent together. A client that waits for each reply gets its flush on this thread, without a switch to another;
 //! one that pipelines gets it from a helper, while its later requests go on. Many bytes of reads go to helpers of their own.
 //!
+//! A connection that only waits for its client has a small buffer. When something comes it waits for a *working place*, with which go all other buffers, and
+//! gives it back when it is done and somebody else waits, or when nothing more comes (see [`turns`](super::turns)).
+//!
 //! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its buffers, whose
 //! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece; how large the pieces are depends on what
 //! all connections together may take (see [`buffers`](super::buffers)).
 //! *Threads:* one for each connection, and at most three helpers (see [`durable`](super::durable) and [`aside`](super::aside)), which end with it.
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
-use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume};
+use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume, VolumeLimits};
+use parking_lot::Mutex;
 
 use super::aside::{self, Aside};
-use super::buffers::{Buffers, Share};
+use super::buffers::{Borrower, Buffers, Loan, Share};
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
 use super::handshake::{Agreed, handshake};
-use super::inbox::Inbox;
-use super::limits::{Limits, REPLY_BYTES};
+use super::inbox::{Inbox, Plain, Source};
+use super::limits::{LOOK, Limits, REPLY_BYTES, WRITERS};
+use super::pace::Pace;
 use super::reads::{Fit, ReadBatch};
 use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::rights::{Everything, Offer, Peer};
+use super::shares::Holder;
+use super::socket::Activity;
 use super::statistics::{Counters, add, sub};
 use super::status;
-use super::turns::Turns;
-use super::wire::{Request, command_flag};
+use super::turns::{Presence, Turn, Turns};
+use super::wire::{Dialect, Request, command_flag};
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -49,63 +59,140 @@ impl From<io::Error> for Ending {
 ///
 /// Time limits are up to the streams; all other limits hold.
 pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Limits, reader: R, writer: W) -> Ending {
-    let house = House { limits, buffers: &Buffers::new(limits), turns: &Turns::new(1) };
+    let (shares, counters) = (Shares::new(limits, 1), Counters::default());
+    let house = House { limits, shares: &shares, make_way: &|_, _| {}, since: Instant::now(), stopping: &AtomicBool::new(false) };
     let offer = Offer { exports, rights: &Everything, peer: Peer::Unknown };
-    serve(offer, house, &Share::default(), &Counters::default(), reader, writer, |_| {})
+    serve(offer, house, &counters, Plain(reader), writer, |_, _| Some(Seat::default()))
 }
+
+/// What the connections of a server share, and by what turns.
+pub(crate) struct Shares {
+    pub(crate) buffers: Buffers,
+    /// To work at all: a connection holds more than its small buffer only with a place.
+    pub(crate) places: Turns,
+    /// To ask for the status of a range, by the microseconds that it takes.
+    statuses: Turns,
+    /// To change a volume, by bytes, where there are several.
+    writers: Turns,
+}
+
+impl Shares {
+    /// For a machine with so many cores.
+    pub(crate) fn new(limits: &Limits, cores: usize) -> Shares {
+        Shares {
+            buffers: Buffers::new(limits),
+            places: Turns::new(limits.places, TURN_BYTES),
+            statuses: Turns::new(cores / 2, TURN_MICROSECONDS),
+            writers: Turns::new(WRITERS, TURN_BYTES),
+        }
+    }
+}
+
+/// What a turn is worth: a request of usual size.
+const TURN_BYTES: u32 = 64 << 10;
+/// What a turn at the status of a range is worth: the status of a few thousand blocks.
+const TURN_MICROSECONDS: u32 = 100;
+/// What a request costs beside its bytes.
+const REQUEST_COST: u64 = 4096;
 
 /// What all connections of a server share.
 #[derive(Clone, Copy)]
 pub(crate) struct House<'a> {
     pub(crate) limits: &'a Limits,
-    pub(crate) buffers: &'a Buffers,
-    pub(crate) turns: &'a Turns,
+    pub(crate) shares: &'a Shares,
+    /// Told now and then for whom, and for how long, a connection has waited for its working place.
+    pub(crate) make_way: &'a dyn Fn(Holder, Duration),
+    /// What times count from.
+    pub(crate) since: Instant,
+    /// Set when the server stops.
+    pub(crate) stopping: &'a AtomicBool,
 }
 
-/// As [`session_over`], with what connections of a server, and those of a peer, share. `established` is called on the reader when the handshake has
-/// succeeded, before the client hears of that.
-pub(crate) fn serve<R: Read, W: Write + Send>(
+/// What a connection shares with others of its peer and of its volume.
+pub(crate) struct Seat {
+    pub(crate) holder: Holder,
+    /// Buffers lent to the peer.
+    pub(crate) of_peer: Arc<Share>,
+    /// Buffers lent to the peer for this volume.
+    pub(crate) of_volume: Arc<Share>,
+    pub(crate) limited: Arc<Limited>,
+    pub(crate) activity: Arc<Activity>,
+}
+
+impl Default for Seat {
+    fn default() -> Seat {
+        let (holder, activity) = (Holder { peer: Peer::Unknown, volume: 0 }, Arc::new(Activity::new(Instant::now())));
+        Seat { holder, of_peer: Arc::default(), of_volume: Arc::default(), limited: Arc::default(), activity }
+    }
+}
+
+/// The limits of a volume, for all its connections together.
+#[derive(Default)]
+pub(crate) struct Limited {
+    /// There are some; for a look without the lock.
+    limited: AtomicBool,
+    pace: Mutex<Pace>,
+}
+
+impl Limited {
+    /// Other limits from now on.
+    pub(crate) fn set(&self, limits: VolumeLimits) {
+        self.pace.lock().set(limits);
+        self.limited.store(!limits.is_none(), Relaxed);
+    }
+
+    /// How long a request of so many bytes has to wait; `since` is when times begin.
+    fn wait(&self, since: Instant, bytes: u64) -> Duration {
+        if self.limited.load(Relaxed) { self.pace.lock().take(since.elapsed(), bytes) } else { Duration::ZERO }
+    }
+}
+
+/// As [`session_over`], with what connections of a server share. `established` is called with the reader and the name of the volume when the handshake has
+/// succeeded, before the client hears of that, and gives the client a seat.
+pub(crate) fn serve<R: Source, W: Write + Send>(
     offer: Offer<'_>,
     house: House<'_>,
-    share: &Share,
     counters: &Counters,
     reader: R,
     writer: W,
-    established: impl FnOnce(&mut R),
+    established: impl FnOnce(&mut R, &str) -> Option<Seat>,
 ) -> Ending {
-    let House { limits, buffers, turns } = house;
-    let mut inbox = Inbox::new(reader, limits.receive_sure());
+    let House { limits, shares, .. } = house;
+    let mut inbox = Inbox::new(reader, limits.receive_idle());
     let outbox = Outbox::new(writer);
-    let agreed = match handshake(offer, limits, &mut inbox, &outbox, established) {
+    let (agreed, seat) = match handshake(offer, limits, &mut inbox, &outbox, established) {
         Ok(agreed) => agreed,
         Err(ending) => return ending,
     };
-    let mut loan = buffers.loan(share);
-    if loan.more(limits.receive_bytes.saturating_sub(inbox.capacity())) {
-        inbox.grow(limits.receive_bytes);
-    }
+    let _present: [Presence<'_>; 3] = [&shares.places, &shares.statuses, &shares.writers].map(|turns| turns.join(seat.holder));
+    let borrower = Borrower { peer: &seat.of_peer, volume: &seat.of_volume };
+    let reads = || ReadBatch::new(limits, shares.buffers.loan(borrower), agreed.dialect);
     let waits = Waits::new(limits.waits);
-    let aside = Aside::new(|| ReadBatch::new(limits, buffers.loan(share), agreed.dialect));
+    let aside = Aside::new(agreed.dialect, reads);
     std::thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
         let helpers = if volume.acknowledges_late() { LATE_HELPERS } else { 1 };
         let help = move || (0..helpers).for_each(|_| drop(scope.spawn(move || waits.help(volume, dialect, outbox, counters))));
-        let read = || (0..aside::HELPERS).for_each(|_| drop(scope.spawn(move || aside.help(volume, dialect, outbox, counters))));
+        let read = || (0..aside::HELPERS).for_each(|_| drop(scope.spawn(move || aside.help(volume, outbox, counters))));
         Session {
             agreed: &agreed,
             limits,
-            turns,
-            peer: offer.peer,
+            house,
+            seat: &seat,
+            place: None,
+            loan: shares.buffers.loan(borrower),
+            silent: Duration::ZERO,
             counters,
             outbox,
             waits,
             start_helper: Some(help),
             aside,
             start_reader: Some(read),
-            reads: ReadBatch::new(limits, buffers.loan(share), dialect),
+            reads: reads(),
             replies: Replies::new(dialect),
             batch: 0,
+            cost: 0,
             size: volume.size(),
         }
         .run(&mut inbox)
@@ -115,8 +202,14 @@ pub(crate) fn serve<R: Read, W: Write + Send>(
 struct Session<'a, 'b, W, H, R> {
     agreed: &'a Agreed,
     limits: &'a Limits,
-    turns: &'a Turns,
-    peer: Peer,
+    house: House<'b>,
+    seat: &'b Seat,
+    /// A working place, while there is something to do.
+    place: Option<Turn<'b>>,
+    /// For a receive buffer larger than a connection at work is sure of.
+    loan: Loan<'b>,
+    /// For how long nothing came, as far as it was noticed.
+    silent: Duration,
     counters: &'a Counters,
     outbox: &'a Outbox<W>,
     waits: &'a Waits,
@@ -129,6 +222,8 @@ struct Session<'a, 'b, W, H, R> {
     replies: Replies,
     /// Requests taken since the last replies were sent.
     batch: usize,
+    /// What the batch costs of the connection's turn.
+    cost: u64,
     /// The volume's size, as it was when the batch began.
     size: u64,
 }
@@ -138,13 +233,14 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         &*self.agreed.volume
     }
 
-    fn run<R: Read>(&mut self, inbox: &mut Inbox<R>) -> Ending {
+    fn run<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Ending {
         let ending = loop {
             match self.batch(inbox) {
                 Ok(()) => {}
                 Err(ending) => break ending,
             }
         };
+        self.seat.activity.works(false);
         // What was answered in the last batch is still sent, also when the client has said good-bye.
         match (ending, self.finish_batch()) {
             (Ending::Closed, Err(error)) => Ending::Broken(error),
@@ -153,21 +249,99 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     }
 
     /// Takes all requests that have arrived, answers them, and waits for more bytes.
-    fn batch<R: Read>(&mut self, inbox: &mut Inbox<R>) -> Result<(), Ending> {
+    fn batch<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<(), Ending> {
         self.size = self.volume().size();
-        while self.request(inbox)? {}
-        self.finish_batch()?;
-        if inbox.receive()? > 0 {
-            Ok(())
-        } else if inbox.unread().is_empty() {
-            Err(Ending::Closed)
-        } else {
-            Err(Ending::Broken(io::ErrorKind::UnexpectedEof.into()))
+        self.cost = 0;
+        if !inbox.unread().is_empty() {
+            self.work(inbox);
+            while self.request(inbox)? {}
+            self.finish_batch()?;
         }
+        loop {
+            let most = self.rest(inbox);
+            match inbox.receive(most) {
+                Ok(0) if inbox.unread().is_empty() => return Err(Ending::Closed),
+                Ok(0) => return Err(Ending::Broken(io::ErrorKind::UnexpectedEof.into())),
+                Ok(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.silent += LOOK,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.silent = Duration::ZERO;
+        Ok(())
+    }
+
+    /// Takes a working place, and the buffers that go with it.
+    fn work<R: Source>(&mut self, inbox: &mut Inbox<R>) {
+        if self.place.is_some() {
+            return;
+        }
+        let holder = self.seat.holder;
+        self.place = Some(self.house.shares.places.take(holder, |waited| (self.house.make_way)(holder, waited)));
+        self.seat.activity.works(true);
+        inbox.reader().looks_around(true);
+        let (sure, large) = (self.limits.receive_sure(), self.limits.receive_bytes);
+        inbox.resize(if large > sure && self.loan.more(large - sure) { large } else { sure });
+    }
+
+    /// Gives the working place back when somebody else wants it, or when nothing comes. A request of which a part is there comes to its end first, and nothing behind
+    /// it, unless its client stops and the small buffer holds that part. Returns how much to receive at most.
+    fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>) -> usize {
+        let Some(place) = &mut self.place else { return usize::MAX };
+        let wanted = place.is_wanted() || self.loan.is_too_much();
+        if !wanted && self.silent < self.limits.rest {
+            return usize::MAX;
+        }
+        let part = inbox.unread().len();
+        if part > self.limits.receive_idle() / 2 || (part > 0 && self.silent.is_zero()) {
+            return missing(inbox.unread(), self.agreed.dialect);
+        }
+        place.cost = self.cost;
+        // The helpers' buffers belong to the place too.
+        self.aside.release();
+        self.reads.release();
+        self.replies.release();
+        inbox.resize(self.limits.receive_idle());
+        self.loan.give_back();
+        self.seat.activity.works(false);
+        self.place = None;
+        inbox.reader().looks_around(false);
+        usize::MAX
+    }
+
+    /// Waits until the volume's limits allow a request. What was answered before is sent first.
+    fn keep_pace(&mut self, command: Command, length: u64) -> Result<(), Ending> {
+        let bytes = match command {
+            Command::Flush | Command::Disconnect => return Ok(()),
+            Command::Read | Command::Write => length,
+            _ => 0,
+        };
+        let wait = self.seat.limited.wait(self.house.since, bytes);
+        if wait.is_zero() {
+            return Ok(());
+        }
+        self.finish_batch()?;
+        self.batch = 1;
+        let began = Instant::now();
+        while began.elapsed() < wait && !self.house.stopping.load(Relaxed) {
+            std::thread::sleep((wait - began.elapsed().min(wait)).min(LOOK));
+        }
+        Ok(())
+    }
+
+    /// Waits for a turn to change the volume by so many bytes, where others are there that want to change theirs.
+    fn turn_to_write(&self, bytes: u64) -> Option<Turn<'_>> {
+        let writers = &self.house.shares.writers;
+        if writers.alone() {
+            return None;
+        }
+        let mut turn = writers.take(self.seat.holder, |_| {});
+        turn.cost = bytes + REQUEST_COST;
+        Some(turn)
     }
 
     /// Takes one request; false when it has not arrived as a whole.
-    fn request<R: Read>(&mut self, inbox: &mut Inbox<R>) -> Result<bool, Ending> {
+    fn request<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<bool, Ending> {
         let dialect = self.agreed.dialect;
         let parsed = Request::parse(inbox.unread(), dialect);
         let Some(request) = parsed.map_err(|_| Ending::Protocol("no request where one should start"))? else { return Ok(false) };
@@ -182,7 +356,11 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.finish_batch()?;
         }
         self.batch += 1;
+        self.cost += REQUEST_COST + if matches!(checked, Ok(Command::Read | Command::Write)) { request.length } else { 0 };
         add(&self.counters.in_flight, 1);
+        if let Ok(command) = checked {
+            self.keep_pace(command, request.length)?;
+        }
         match checked {
             Err(refusal) => {
                 inbox.consume(header);
@@ -215,7 +393,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     }
 
     /// Answers with an error, after throwing away the payload: the next request starts behind it.
-    fn refuse<R: Read>(&mut self, request: &Request, payload: u64, refusal: Refusal, inbox: &mut Inbox<R>) -> Result<(), Ending> {
+    fn refuse<R: Source>(&mut self, request: &Request, payload: u64, refusal: Refusal, inbox: &mut Inbox<R>) -> Result<(), Ending> {
         if payload > 2 * u64::from(self.limits.payload_bytes) {
             self.replies.error(request.into(), &refusal, None);
             return Err(Ending::Protocol("the client announced a payload far beyond the limit"));
@@ -241,17 +419,23 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Command::Write => {
                 add(&counters.writes, 1);
                 add(&counters.written_bytes, length);
+                let turn = self.turn_to_write(length);
                 let result = self.volume().write(offset, payload);
+                drop(turn);
                 self.changed(request, result, more)?;
             }
             Command::Trim => {
                 add(&counters.trims, 1);
+                let turn = self.turn_to_write(0);
                 let result = self.volume().trim(offset, length);
+                drop(turn);
                 self.changed(request, result, more)?;
             }
             Command::WriteZeroes => {
                 add(&counters.zeroes, 1);
+                let turn = self.turn_to_write(0);
                 let result = self.volume().write_zeroes(offset, length, request.has(command_flag::NO_HOLE));
+                drop(turn);
                 self.changed(request, result, more)?;
             }
             Command::Flush => {
@@ -266,8 +450,10 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Command::BlockStatus => {
                 add(&counters.statuses, 1);
                 if self.agreed.allocation {
-                    let _turn = self.turns.take(self.peer);
+                    let mut turn = self.house.shares.statuses.take(self.seat.holder, |_| {});
+                    let began = Instant::now();
                     status::answer(&*self.agreed.volume, request, payload, self.size, self.limits, &mut self.replies);
+                    turn.cost = began.elapsed().as_micros() as u64;
                 } else {
                     let refusal = Refusal::new(Code::Invalid, "no metadata context was negotiated");
                     self.replies.error(request.into(), &refusal, None);
@@ -351,7 +537,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     }
 
     /// A write too large for the receive buffer: its pieces go to the volume as they arrive.
-    fn write_pieces<R: Read>(&mut self, request: &Request, inbox: &mut Inbox<R>) -> Result<(), Ending> {
+    fn write_pieces<R: Source>(&mut self, request: &Request, inbox: &mut Inbox<R>) -> Result<(), Ending> {
         add(&self.counters.writes, 1);
         add(&self.counters.written_bytes, request.length);
         self.finish_batch()?;
@@ -365,7 +551,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             let next = ((offset + piece) & !(onefold_core::BLOCK_BYTES as u64 - 1)).clamp(offset + 1, end);
             let bytes = (next - offset) as usize;
             inbox.need(bytes)?;
+            let turn = self.turn_to_write(bytes as u64);
             result = self.volume().write(offset, &inbox.unread()[..bytes]);
+            drop(turn);
             if late && let Ok(ticket) = result {
                 result = self.volume().wait(ticket).map(|()| ticket);
             }
@@ -438,5 +626,16 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         let (answered, errors) = self.replies.answered();
         sub(&self.counters.in_flight, answered);
         add(&self.counters.errors, errors);
+    }
+}
+
+/// Bytes up to the end of the request of which a part is there.
+fn missing(unread: &[u8], dialect: Dialect) -> usize {
+    match Request::parse(unread, dialect) {
+        Ok(Some(request)) => {
+            let end = dialect.request_bytes() as u64 + request.payload_bytes(dialect);
+            usize::try_from(end).unwrap_or(usize::MAX).saturating_sub(unread.len()).max(1)
+        }
+        _ => usize::MAX,
     }
 }

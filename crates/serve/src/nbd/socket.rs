@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
 
-use super::limits::Limits;
+use super::inbox::Source;
+use super::limits::{LOOK, Limits};
 
 /// Ends both directions; threads that wait on the socket return.
 pub(crate) fn hang_up(socket: &OwnedFd) {
@@ -42,33 +43,56 @@ pub(crate) struct Receiver<'a> {
     born: Instant,
     /// How long a client may be silent after its handshake.
     idle: Option<Duration>,
-    /// When the client was last waited for.
-    heard: Arc<Heard>,
+    /// When something last came.
+    heard: Instant,
+    activity: Arc<Activity>,
 }
 
-/// When a connection was last waited for, in milliseconds since the server was made.
-pub(crate) struct Heard {
+/// What a connection does, for others to look at.
+pub(crate) struct Activity {
     since: Instant,
-    at: AtomicU64,
+    /// When the client was last heard, in milliseconds since the server was made.
+    heard: AtomicU64,
+    /// It has a working place.
+    works: AtomicBool,
+    /// It waits for its client to send, or to take what is sent.
+    waits: AtomicBool,
 }
 
-impl Heard {
-    pub(crate) fn new(since: Instant) -> Heard {
-        Heard { since, at: AtomicU64::new(since.elapsed().as_millis() as u64) }
+impl Activity {
+    pub(crate) fn new(since: Instant) -> Activity {
+        let heard = AtomicU64::new(since.elapsed().as_millis() as u64);
+        Activity { since, heard, works: AtomicBool::new(false), waits: AtomicBool::new(false) }
     }
 
-    fn now(&self, now: Instant) {
-        self.at.store(now.saturating_duration_since(self.since).as_millis() as u64, Relaxed);
+    fn heard_at(&self, now: Instant) {
+        self.heard.store(now.saturating_duration_since(self.since).as_millis() as u64, Relaxed);
     }
 
-    pub(crate) fn at(&self) -> u64 {
-        self.at.load(Relaxed)
+    /// When the client was last heard, in milliseconds since the server was made.
+    pub(crate) fn heard(&self) -> u64 {
+        self.heard.load(Relaxed)
+    }
+
+    /// Says whether the connection has a working place.
+    pub(crate) fn works(&self, works: bool) {
+        self.works.store(works, Relaxed);
+    }
+
+    /// True when it has a working place.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.works.load(Relaxed)
+    }
+
+    /// True when it has a working place, and does nothing with it but to wait for its client.
+    pub(crate) fn is_kept_by_its_client(&self) -> bool {
+        self.works.load(Relaxed) && self.waits.load(Relaxed)
     }
 }
 
 impl<'a> Receiver<'a> {
     /// Receives until the handshake's time is over, or shortly after `stopping` is set.
-    pub(crate) fn new(socket: Arc<OwnedFd>, limits: &Limits, stopping: &'a AtomicBool, heard: Arc<Heard>) -> Receiver<'a> {
+    pub(crate) fn new(socket: Arc<OwnedFd>, limits: &Limits, stopping: &'a AtomicBool, activity: Arc<Activity>) -> Receiver<'a> {
         let born = Instant::now();
         let deadline = Some(born + limits.handshake);
         Receiver {
@@ -81,15 +105,21 @@ impl<'a> Receiver<'a> {
             crowd: Crowd::default(),
             born,
             idle: limits.idle,
-            heard,
+            heard: born,
+            activity,
         }
     }
 
     /// From now on a client may be silent as long as it likes, or as long as it may.
     pub(crate) fn lift_deadline(&mut self) {
         self.deadline = None;
-        // If that fails, the timeout of the last receive stays, and ends the connection when it passes.
-        let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, self.idle);
+        self.looks_around(false);
+    }
+
+    /// Something came.
+    fn hear(&mut self, now: Instant) {
+        self.heard = now;
+        self.activity.heard_at(now);
     }
 
     /// Takes what is there; `None` when there is nothing.
@@ -106,22 +136,40 @@ impl<'a> Receiver<'a> {
     /// Not on a crowded processor.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let began = Instant::now();
-        self.heard.now(began);
         while self.brisk && !self.crowd.is_there(self.born.elapsed()) && began.elapsed() < self.awake {
             if let Some(received) = self.receive_now(buffer)? {
+                self.hear(began);
                 return Ok(received);
             }
             let before = self.born.elapsed();
             std::thread::yield_now();
             self.crowd.yielded(before, self.born.elapsed());
         }
-        let received = match recv(&*self.socket, buffer, RecvFlags::empty()) {
-            Ok((received, _)) => Ok(received),
-            Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+        self.activity.waits.store(true, Relaxed);
+        let received = recv(&*self.socket, buffer, RecvFlags::empty());
+        self.activity.waits.store(false, Relaxed);
+        let now = Instant::now();
+        self.brisk = now - began < self.awake;
+        match received {
+            Ok((received, _)) => {
+                self.hear(now);
+                Ok(received)
+            }
+            Err(Errno::AGAIN) if self.deadline.is_some() || self.idle.is_some_and(|idle| now - self.heard >= idle) => {
+                Err(io::ErrorKind::TimedOut.into())
+            }
+            Err(Errno::AGAIN) => Err(io::ErrorKind::WouldBlock.into()),
             Err(error) => Err(error.into()),
-        };
-        self.brisk = began.elapsed() < self.awake;
-        received
+        }
+    }
+}
+
+impl Source for Receiver<'_> {
+    fn looks_around(&mut self, looks: bool) {
+        let left = self.idle.map(|idle| idle.saturating_sub(self.heard.elapsed()).max(Duration::from_millis(1)));
+        let timeout = if looks { Some(self.idle.map_or(LOOK, |idle| idle.min(LOOK))) } else { left };
+        // If that fails, the timeout of the last receive stays: the thread looks around more often, or less.
+        let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, timeout);
     }
 }
 
@@ -148,6 +196,7 @@ pub(crate) struct Transmitter {
     timeout: Duration,
     /// When the client first kept us waiting.
     waiting_since: Option<Instant>,
+    activity: Arc<Activity>,
 }
 
 impl Transmitter {
@@ -155,13 +204,16 @@ impl Transmitter {
     ///
     /// # Errors
     /// When the system refuses the timeout.
-    pub(crate) fn new(socket: Arc<OwnedFd>, timeout: Duration) -> io::Result<Transmitter> {
+    pub(crate) fn new(socket: Arc<OwnedFd>, timeout: Duration, activity: Arc<Activity>) -> io::Result<Transmitter> {
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-        Ok(Transmitter { socket, timeout, waiting_since: None })
+        Ok(Transmitter { socket, timeout, waiting_since: None, activity })
     }
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let sent = match sendmsg(&*self.socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
+        self.activity.waits.store(true, Relaxed);
+        let sent = sendmsg(&*self.socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+        self.activity.waits.store(false, Relaxed);
+        let sent = match sent {
             Ok(sent) => sent,
             Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
             Err(error) => return Err(error.into()),

@@ -1,145 +1,158 @@
-//! Turns at work that one request can ask much of: the status of ranges.
+//! Places for which connections wait in turn: those to work at all, those at work that one request can ask much of, and those for writing.
 //!
-//! Such work is done in few places, and a free place goes to the peer that was at work least of those who wait, counted in time at work. So a peer that
-//! asks on many connections gets no more of it than one that asks on one (rule 12 of SECURITY.md).
+//! [`Shares`] decides who is next. *Threads:* all connections; who waits sleeps until the place is its own.
 
-use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use super::rights::Peer;
+use super::shares::{Holder, Shares};
 
-/// The places, and who waits for one.
+/// How often somebody who waits looks who is in the way.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Places, and who waits for one.
 pub(crate) struct Turns {
-    places: usize,
-    line: Mutex<Line>,
-    freed: Condvar,
+    shares: Mutex<Shares<Arc<Waiting>>>,
+    /// How many wait, for a look without the lock.
+    waiting: AtomicUsize,
+    /// Nobody but one volume of one peer is there; for a look without the lock.
+    alone: AtomicBool,
 }
 
-#[derive(Default)]
-struct Line {
-    working: usize,
-    /// Requests that wait.
-    waiting: HashMap<Peer, usize>,
-    /// Time at work, of those who waited since nobody did.
-    worked: HashMap<Peer, Duration>,
-    /// Time at work of whom the last place was given to: who comes anew does not make up for the time before.
-    now: Duration,
+/// A thread that waits for a place.
+struct Waiting {
+    thread: Thread,
+    granted: AtomicBool,
 }
 
 /// A place, until it is dropped.
 pub(crate) struct Turn<'a> {
     of: &'a Turns,
-    peer: Peer,
-    began: Instant,
+    holder: Holder,
+    /// What the work cost.
+    pub(crate) cost: u64,
+}
+
+/// That a connection is there, until it is dropped.
+pub(crate) struct Presence<'a> {
+    of: &'a Turns,
+    holder: Holder,
 }
 
 impl Turns {
-    pub(crate) fn new(places: usize) -> Turns {
-        Turns { places: places.max(1), line: Mutex::default(), freed: Condvar::new() }
+    /// `places`, each of which costs `quantum` at first.
+    pub(crate) fn new(places: usize, quantum: u32) -> Turns {
+        Turns { shares: Mutex::new(Shares::new(places, quantum)), waiting: AtomicUsize::new(0), alone: AtomicBool::new(true) }
     }
 
-    /// Waits for a place.
-    pub(crate) fn take(&self, peer: Peer) -> Turn<'_> {
-        let mut line = self.line.lock();
-        line.arrive(peer);
-        while line.working >= self.places || line.next() != Some(peer) {
-            self.freed.wait(&mut line);
+    /// Counts a connection among those that share the places.
+    pub(crate) fn join(&self, holder: Holder) -> Presence<'_> {
+        let mut shares = self.shares.lock();
+        shares.join(holder);
+        self.alone.store(shares.alone(), Relaxed);
+        drop(shares);
+        Presence { of: self, holder }
+    }
+
+    /// Waits for a place; `look` is told now and then for how long.
+    pub(crate) fn take(&self, holder: Holder, mut look: impl FnMut(Duration)) -> Turn<'_> {
+        if self.shares.lock().hold_at_once(holder) {
+            return Turn { of: self, holder, cost: 0 };
         }
-        line.begin(peer);
-        if line.working < self.places {
-            self.freed.notify_all();
+        let me = Arc::new(Waiting { thread: std::thread::current(), granted: AtomicBool::new(false) });
+        self.waiting.fetch_add(1, Relaxed);
+        {
+            let mut shares = self.shares.lock();
+            shares.wait(holder, me.clone());
+            grant(&mut shares);
         }
-        Turn { of: self, peer, began: Instant::now() }
+        let began = Instant::now();
+        while !me.granted.load(Acquire) {
+            std::thread::park_timeout(LOOK);
+            if began.elapsed() >= LOOK {
+                look(began.elapsed());
+            }
+        }
+        self.waiting.fetch_sub(1, Relaxed);
+        Turn { of: self, holder, cost: 0 }
+    }
+
+    /// True when a connection holds more than it may beside others.
+    pub(crate) fn holds_too_many(&self, holder: Holder) -> bool {
+        self.shares.lock().holds_too_many(holder)
+    }
+
+    /// True when nobody but one volume of one peer is there.
+    pub(crate) fn alone(&self) -> bool {
+        self.alone.load(Relaxed)
+    }
+}
+
+impl Turn<'_> {
+    /// True when somebody waits who would get this place.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.of.waiting.load(Relaxed) > 0 && self.of.shares.lock().is_wanted(self.holder)
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut line = self.of.line.lock();
-        line.end(self.peer, self.began.elapsed());
-        self.of.freed.notify_all();
+        let mut shares = self.of.shares.lock();
+        shares.give_back(self.holder, self.cost);
+        grant(&mut shares);
     }
 }
 
-impl Line {
-    fn arrive(&mut self, peer: Peer) {
-        *self.waiting.entry(peer).or_default() += 1;
-        let worked = self.worked.entry(peer).or_default();
-        *worked = (*worked).max(self.now);
+impl Drop for Presence<'_> {
+    fn drop(&mut self) {
+        let mut shares = self.of.shares.lock();
+        shares.leave(self.holder);
+        self.of.alone.store(shares.alone(), Relaxed);
+        // With one peer less another one may hold more.
+        grant(&mut shares);
     }
+}
 
-    /// Who of those that wait was at work least.
-    fn next(&self) -> Option<Peer> {
-        let worked = |peer: &Peer| self.worked.get(peer).copied().unwrap_or_default();
-        self.waiting.keys().min_by_key(|peer| worked(peer)).copied()
-    }
-
-    fn begin(&mut self, peer: Peer) {
-        self.now = self.worked.get(&peer).copied().unwrap_or_default();
-        if let Some(waiting) = self.waiting.get_mut(&peer) {
-            *waiting -= 1;
-            if *waiting == 0 {
-                self.waiting.remove(&peer);
-            }
-        }
-        self.working += 1;
-    }
-
-    fn end(&mut self, peer: Peer, took: Duration) {
-        self.working -= 1;
-        *self.worked.entry(peer).or_default() += took;
-        if self.working == 0 && self.waiting.is_empty() {
-            *self = Line::default();
-        }
+/// Wakes all who can have a place.
+fn grant(shares: &mut Shares<Arc<Waiting>>) {
+    while let Some(one) = shares.grant() {
+        one.granted.store(true, Release);
+        one.thread.unpark();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rule_12_a_peer_with_many_requests_has_no_more_turns_than_one_with_few() {
-        let (flood, other) = (Peer::User(1), Peer::User(2));
-        let mut line = Line::default();
-        (0..30).for_each(|_| line.arrive(flood));
-        let step = Duration::from_millis(1);
-        for _ in 0..10 {
-            line.begin(line.next().unwrap());
-            line.end(flood, step);
-        }
-        (0..3).for_each(|_| line.arrive(other));
-        // It does not make up for what it did not ask for before, and then they take turns.
-        let turns: Vec<Peer> = (0..6)
-            .map(|_| {
-                let next = line.next().unwrap();
-                line.begin(next);
-                line.end(next, step);
-                next
-            })
-            .collect();
-        assert_eq!(turns.iter().filter(|peer| **peer == other).count(), 3, "{turns:?}");
-        assert_eq!(line.next(), Some(flood));
-    }
+    use crate::nbd::rights::Peer;
 
     #[test]
     fn everybody_has_a_turn() {
-        let turns = Turns::new(2);
-        let most = std::sync::atomic::AtomicUsize::new(0);
+        let turns = Turns::new(2, 1);
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for n in 0..16 {
-                let (turns, most) = (&turns, &most);
+                let (turns, now, most) = (&turns, &now, &most);
                 scope.spawn(move || {
+                    let holder = Holder { peer: Peer::User(n % 3), volume: u64::from(n % 2) };
+                    let _presence = turns.join(holder);
                     for _ in 0..20 {
-                        let _turn = turns.take(Peer::User(n % 3));
-                        most.fetch_max(turns.line.lock().working, std::sync::atomic::Ordering::Relaxed);
+                        let _turn = turns.take(holder, |_| {});
+                        most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
+                        std::thread::yield_now();
+                        now.fetch_sub(1, Relaxed);
                     }
                 });
             }
         });
         assert!((1..=2).contains(&most.into_inner()));
-        assert!(turns.line.lock().worked.is_empty());
+        assert!(turns.alone() && turns.waiting.into_inner() == 0);
     }
 }

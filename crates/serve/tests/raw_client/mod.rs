@@ -139,14 +139,19 @@ impl Raw {
 
     /// Connects, and goes for the volume `disk`, with `base:allocation` where the mode allows.
     pub(crate) fn go(socket: &Path, mode: Mode) -> Raw {
+        Raw::go_to(socket, mode, "disk")
+    }
+
+    /// As [`go`](Raw::go), for a volume of another name.
+    pub(crate) fn go_to(socket: &Path, mode: Mode, volume: &str) -> Raw {
         let mut raw = Raw::connect(socket).unwrap();
         raw.send(&3u32.to_be_bytes());
         raw.negotiate(mode);
         if mode != Mode::Simple {
-            let replies = raw.option(10, &meta_data("disk", &["base:allocation"]));
+            let replies = raw.option(10, &meta_data(volume, &["base:allocation"]));
             assert_eq!(replies, [(4, b"\0\0\0\x01base:allocation".to_vec()), (ACK, vec![])]);
         }
-        assert_eq!(raw.option(7, &info_data("disk", &[])).last().unwrap().0, ACK);
+        assert_eq!(raw.option(7, &info_data(volume, &[])).last().unwrap().0, ACK);
         raw
     }
 
@@ -176,6 +181,14 @@ impl Raw {
             Ok(n) => n == 0,
             Err(e) => e.kind() == io::ErrorKind::ConnectionReset,
         }
+    }
+
+    /// True when the server has closed by now.
+    pub(crate) fn is_closed_now(&mut self) -> bool {
+        self.stream.set_nonblocking(true).unwrap();
+        let closed = self.closed();
+        self.stream.set_nonblocking(false).unwrap();
+        closed
     }
 
     /// Sends an option and returns its replies, up to the one that ends them.

@@ -28,6 +28,13 @@ fn carried(bytes: &[u8; BLOCK_BYTES]) -> Option<[u8; BLOCK_BYTES]> {
     plain.try_into().ok()
 }
 
+/// HMAC-SHA-256 (RFC 2104).
+fn hmac(key: &[u8; 32], bytes: &[u8; BLOCK_BYTES]) -> [u8; 32] {
+    let pad = |with: u8| -> Vec<u8> { (0..64).map(|n| key.get(n).copied().unwrap_or(0) ^ with).collect() };
+    let inner = sha2::Sha256::new().chain_update(pad(0x36)).chain_update(bytes).finalize();
+    sha2::Sha256::new().chain_update(pad(0x5c)).chain_update(inner).finalize().into()
+}
+
 impl Reader<'_> {
     /// The fingerprint of a block's content.
     pub(super) fn fingerprint(&self, bytes: &[u8; BLOCK_BYTES]) -> [u8; 16] {
@@ -37,6 +44,7 @@ impl Reader<'_> {
         match self.superblock.fingerprint {
             1 => cut(blake3::keyed_hash(&self.superblock.secret, bytes).as_bytes()),
             2 => cut(&sha2::Sha256::digest(bytes)),
+            5 => cut(&hmac(&self.superblock.secret, bytes)),
             3 => cut(&sha1::Sha1::digest(bytes)),
             _ => cut(&md5::Md5::digest(bytes)),
         }

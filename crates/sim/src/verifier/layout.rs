@@ -83,7 +83,8 @@ impl Superblock {
     }
 
     fn decode(bytes: &[u8], place: u64) -> Result<Superblock, String> {
-        if &bytes[..8] != b"ONEFOLD\0" || number::<4>(bytes, 8) != 1 || number::<8>(bytes, 16) != checksum(1, bytes, 16) {
+        let version = if bytes[88] == 5 { 2 } else { 1 };
+        if &bytes[..8] != b"ONEFOLD\0" || number::<4>(bytes, 8) != version || number::<8>(bytes, 16) != checksum(version, bytes, 16) {
             return Err("its magic, version or checksum is wrong".to_owned());
         }
         let sequence = number::<8>(bytes, 96);
@@ -148,7 +149,7 @@ impl Superblock {
             (self.list_pages == (self.zones / 4).div_ceil(28).clamp(1, 74), "the pages of the zone list"),
             (if self.table { leftover.contains(&self.leftover_pages) } else { self.leftover_pages == 0 }, "the leftover pages"),
             (self.end() <= 1 << 40, "its end"),
-            ((1..=4).contains(&self.fingerprint), "its fingerprint"),
+            ((1..=5).contains(&self.fingerprint), "its fingerprint"),
             (self.committed == self.durable, "windows that no table holds after a clean shutdown"),
             (self.durable <= self.last_window && self.last_window < 1 << 44, "the number of the last window"),
             (self.used_zones <= self.zones, "the zones that were used"),

@@ -249,7 +249,7 @@ impl Reader<'_> {
             let known = self.links.contains_key(&at) || self.pages.contains_key(&at) || counts(at);
             if at < self.superblock.first() || at >= self.superblock.used_zones * zone_blocks {
                 self.problem(format!("block {at} is used, outside of the zones that were used"));
-            } else if !known && !self.maps_hidden && !self.pages_hidden && !(in_place && usage.references.hides(at / 1008)) {
+            } else if !(known || self.maps_hidden || self.pages_hidden || in_place && usage.references.hides(at / 1008)) {
                 self.problem(format!("block {at} is used, and nothing names it"));
             }
         }

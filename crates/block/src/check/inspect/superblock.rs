@@ -6,7 +6,6 @@ use super::{field, line, pointer_text};
 use crate::{
     check::{batch::read_one, places::is_superblock, rot},
     format::{
-        VERSION,
         geometry::SUPERBLOCKS,
         superblock::{Found, Layout, Leftover, Root, Superblock},
     },
@@ -37,14 +36,14 @@ pub(super) fn show(disk: &dyn Disk, place: u32, out: &mut String) -> Result<()> 
 fn describe(superblock: &Superblock, out: &mut String) {
     let (fixed, state) = (&superblock.fixed, &superblock.state);
     let geometry = fixed.geometry;
-    field(out, "format", VERSION);
+    field(out, "format", fixed.version());
     field(out, "store", fixed.id.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     field(out, "secret", "(not shown)");
     field(out, "zones", format_args!("{} of {} blocks, data from zone {} on", geometry.zones, geometry.zone_blocks, geometry.first_zone()));
     field(out, "size", format_args!("{} blocks of 4096 bytes", geometry.blocks()));
     field(out, "zone list", format_args!("{} pages, {} zones", geometry.list_pages, geometry.list_slots()));
     field(out, "fingerprint", fixed.algorithm);
-    field(out, "verify", if fixed.verify_bytes { "bytes" } else { "hash" });
+    field(out, "verify", if fixed.compares_bytes() { "bytes" } else { "hash" });
     field(out, "space", if fixed.grow { "taken zone by zone" } else { "taken at once" });
     field(out, "leftover", if fixed.leftover == Leftover::Log { "log" } else { "table" });
     field(out, "scheme", format!("{:?}", fixed.scheme).to_lowercase());

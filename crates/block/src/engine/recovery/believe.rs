@@ -69,7 +69,7 @@ impl Engine {
             let change = self.read_change(pba, &fingerprint)?;
             let end = match &change {
                 CatalogueChange::Create { .. } => None,
-                CatalogueChange::Rename { id, .. } | CatalogueChange::Critical { id, .. } => {
+                CatalogueChange::Rename { id, .. } | CatalogueChange::Settings { id, .. } => {
                     volumes.get(id).map(|_| (*id, VOLUME_BLOCKS_MAX))
                 }
                 CatalogueChange::Resize { id, blocks } => volumes.get(id).map(|_| (*id, *blocks)),

@@ -39,10 +39,6 @@ pub(crate) struct Options {
     #[arg(long)]
     repair: bool,
 
-    /// Says that no other machine reaches the store, where its file system may be shared and offers no direct I/O
-    #[arg(long)]
-    one_host: bool,
-
     /// Memory for comparing blocks (256M): with too little for all of them the maps are read several times. Of an archive: for its tables (64M), and more
     /// for what they occupy
     #[arg(long, value_name = "SIZE")]
@@ -74,7 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::usage("--only is for archives"));
     }
     let memory = options.memory.map_or(COMPARING_BYTES, |memory| memory.0);
-    let file = StoreFile::look(&options.store)?.on_one_host(options.one_host);
+    let file = StoreFile::look(&options.store)?;
     if options.repair {
         return repair::run(&file, memory, options.answer);
     }

@@ -9,7 +9,7 @@ use onefold_backend::{
 use onefold_cluster::{Session, Settings};
 use onefold_core::{Error, object::ObjectStore};
 
-use crate::{failure::Failure, operator};
+use crate::{failure::Failure, keeper::Keeper, operator};
 
 /// Where a store is.
 #[derive(Clone, Debug)]
@@ -42,20 +42,41 @@ impl fmt::Display for Url {
 
 /// An object store that sessions can be opened on. Those of a folder go before it.
 pub(crate) enum Backing {
-    Folder(EmbeddedStore),
+    /// With the claim on the folder, unless it is only looked at; given up last.
+    Folder {
+        store: EmbeddedStore,
+        _keeper: Option<Keeper>,
+    },
     Rados(Location, Duration),
 }
+
+/// What stands for a folder in its claim: which store is in it is known only to who has it open.
+const FOLDER: [u8; 16] = *b"cluster folder\0\0";
 
 impl Backing {
     pub(crate) fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {
         Ok(match url {
             Url::Folder(path) => {
-                let store = EmbeddedStore::open_as(path, operator::word())?;
+                let mut keeper = None;
+                let mut claim = || Ok(keeper.insert(Keeper::of_folder(path, FOLDER)?).stands());
+                let store = EmbeddedStore::open_while(path, operator::word(), &mut claim)?;
                 EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
-                Backing::Folder(store)
+                Backing::Folder { store, _keeper: keeper }
             }
             Url::Rados(_, location) => Backing::Rados(location.clone(), timeout),
         })
+    }
+
+    /// The same for looking: nothing of it changes.
+    fn look(url: &Url) -> Result<Backing, Error> {
+        match url {
+            Url::Folder(path) => {
+                let store = EmbeddedStore::look(path)?;
+                EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
+                Ok(Backing::Folder { store, _keeper: None })
+            }
+            Url::Rados(..) => Backing::open(url, TIMEOUT),
+        }
     }
 
     /// Another session, which can be fenced without the others.
@@ -65,7 +86,7 @@ impl Backing {
 
     fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
         Ok(match self {
-            Backing::Folder(store) => Arc::new(store.session()),
+            Backing::Folder { store, .. } => Arc::new(store.session()),
             Backing::Rados(location, timeout) => {
                 let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
                 let (metadata, chunks) = connection.find(location)?;
@@ -88,7 +109,7 @@ impl Opened {
 
     /// Opens a store that is only looked at.
     pub(super) fn look(url: &Url) -> Result<Opened, Failure> {
-        let backing = Backing::open(url, TIMEOUT)?;
+        let backing = Backing::look(url)?;
         let session = backing.objects().and_then(|store| Session::look(store, Settings::default())).map_err(|e| e.context(url))?;
         Ok(Opened { session: Arc::new(session), _backing: backing })
     }

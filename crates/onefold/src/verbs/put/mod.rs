@@ -98,6 +98,10 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = FILTERS, value_name = "FILTERS")]
     filters: Vec<FilterName>,
 
+    /// Zstandard's level for what is new, in an archive that compresses by it; a server has its own
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
+    level: i32,
+
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
@@ -203,9 +207,10 @@ pub(super) fn valid_filters(filters: &[FilterName]) -> Result<(), Failure> {
 
 /// Stores it here; waits for another ingesting process, or hands it to one that begins to serve meanwhile.
 fn store(directory: &ArchiveDir, source: &Source, gauge: &Gauge, options: &Options, notes: &mut Vec<String>) -> Result<Stored> {
-    let settings = Settings { filters: options.filters.clone(), ..Settings::default() };
+    let settings = Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
     let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
     onefold_archive::tables::valid_name(&options.name)?;
+    let mut told = false;
     let ingest = loop {
         match Ingest::begin(&archive, false, false) {
             Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
@@ -213,6 +218,9 @@ fn store(directory: &ArchiveDir, source: &Source, gauge: &Gauge, options: &Optio
         }
         if let Some(server) = directory.server()? {
             return send(server, source, gauge, options);
+        }
+        if !std::mem::replace(&mut told, true) {
+            directory.unseen_server()?.iter().for_each(|sentence| crate::operator::warn(sentence));
         }
         std::thread::sleep(LOOK_EVERY);
     };

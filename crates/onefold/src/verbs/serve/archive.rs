@@ -54,8 +54,10 @@ pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service, m
     waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
 
     note(service.notifier.status("opening the archive"));
-    let settings = Settings { filters: options.filters.clone(), ..Settings::default() };
-    let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
+    let settings = Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
+    // Given up last, when nobody writes any more.
+    let keeper = directory.claim()?;
+    let (archive, nodes) = directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
     let Some(ingest) = ingest(&archive, options.no_wait, &ended)? else { return Ok(()) };
     let volumes = Volumes::new(&ingest, now());
     let exports = Arc::new(ArchiveExports(volumes.clone()));

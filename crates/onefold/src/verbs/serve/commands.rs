@@ -92,6 +92,9 @@ impl Served for Commands {
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
             change => {
                 volume::apply(&self.store, &change)?;
+                if let Some(server) = self.server.lock().as_ref() {
+                    server.limits_changed();
+                }
                 tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)
             }

@@ -10,6 +10,7 @@ pub(super) mod address;
 mod archive;
 mod cluster;
 mod commands;
+mod limited;
 
 use std::{
     path::PathBuf,
@@ -33,6 +34,7 @@ use self::{
     access::{Access, Usual},
     address::{Address, Door, default_socket, uri},
     commands::Commands,
+    limited::{Limit, Limited},
 };
 use crate::{
     archive_dir::ArchiveDir,
@@ -87,10 +89,6 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// Says that no other machine reaches the store, where its file system may be shared and offers no direct I/O
-    #[arg(long)]
-    pub(crate) one_host: bool,
-
     /// Who may use which volumes, in lines like 'user:libvirt-qemu write vm-*'; without it this user and root everything, and everybody who reaches a
     /// TCP address
     #[arg(long, value_name = "FILE")]
@@ -99,6 +97,11 @@ pub(crate) struct Options {
     /// Ends connections on which nothing came for so many seconds; without it, none
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle_timeout: Option<u64>,
+
+    /// Most requests and bytes a second of all clients of a volume, like vm1=500,10M; 0 is no limit. For this server, instead of what `volume limit` says; can be
+    /// given several times
+    #[arg(long, value_name = "VOLUME=IOPS,BYTES")]
+    limit: Vec<Limit>,
 
     /// Connections at once; without it 256, or as many as the memory serves
     #[arg(long, value_name = "NUMBER", value_parser = connections)]
@@ -144,6 +147,10 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = super::put::FILTERS, value_name = "FILTERS")]
     pub(crate) filters: Vec<onefold_archive::FilterName>,
 
+    /// Zstandard's level for what is new; for an archive that compresses by it
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
+    pub(crate) level: i32,
+
     /// All volumes of the store belong to one tenant: on a full store, writes of what any of them has stored are still taken. Without it, and with several
     /// volumes, they are refused like all others, so that nobody learns from them what another volume holds; for a store in a file or device
     #[arg(long)]
@@ -188,6 +195,10 @@ impl Options {
             Some(file) => Arc::new(Access::read(file)?),
             None => Arc::new(Usual::new()),
         };
+        let exports: Arc<dyn Exports> = match &self.limit[..] {
+            [] => exports,
+            chosen => Arc::new(Limited { exports, chosen: chosen.to_vec() }),
+        };
         Ok(nbd::Server::with_rights(exports, rights, limits))
     }
 
@@ -199,19 +210,19 @@ impl Options {
         };
         let buffer_bytes = Settings::for_connections(self.memory.0) as usize;
         let connections = self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes));
-        let needed = connections * Limits::default().sure_bytes();
+        let places = Limits::places_for(buffer_bytes, connections);
+        let limits = Limits { connections, places, buffer_bytes, ..Limits::default() };
+        let needed = limits.needed_bytes();
         if needed > buffer_bytes {
             let memory = Size((needed as u64 * MEMORY_MIN / Settings::for_connections(MEMORY_MIN)).next_multiple_of(1 << 20));
             return Err(Failure::usage(format!("--max-connections {connections} needs --memory {memory}")));
         }
         Ok(Limits {
-            connections,
-            buffer_bytes,
             payload_bytes,
             handshake: Duration::from_secs(self.handshake_timeout),
             idle: self.idle_timeout.map(Duration::from_secs),
             send: Duration::from_secs(self.send_timeout),
-            ..Limits::default()
+            ..limits
         })
     }
 }
@@ -230,7 +241,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(url) = store_at(&options.store) {
         return cluster::run(options, &url, service, signals);
     }
-    let file = StoreFile::look(&options.store)?.on_one_host(options.one_host);
+    let file = StoreFile::look(&options.store)?;
 
     note(service.notifier.status("opening the store"));
     let working = file.work(settings)?;

@@ -1,0 +1,35 @@
+//! The file `claim` of a folder in which one process works: a disk of five blocks, of which block 4 has the claim, as in a block store.
+
+use std::path::Path;
+
+use onefold_core::{BLOCK_BYTES, Kind, Result};
+
+use crate::{
+    beneath::{Beneath, Word},
+    file_disk::{FileDisk, Io, Options},
+};
+
+/// Its name.
+pub const CLAIM: &str = "claim";
+
+/// Blocks up to the claim and with it.
+const BLOCKS: u64 = 5;
+
+/// Opens the claim of a folder, and makes it when it is not there; locked as long as the disk is.
+///
+/// # Errors
+/// `Busy` while another process has it open, `Denied` for what is no file of the user for whom we write, and those of the system.
+pub fn claim_file(folder: &Path, word: Word) -> Result<FileDisk> {
+    let own = Beneath::open(folder, word)?;
+    let made = match own.file(CLAIM, true) {
+        Err(error) if error.kind() == Kind::NotFound => own.create(CLAIM),
+        found => found,
+    };
+    // Another process may have made it meanwhile.
+    let file = match made {
+        Err(error) if error.kind() == Kind::Exists => own.file(CLAIM, true),
+        made => made,
+    }?;
+    let options = Options { io: Io::Syscalls, ..Options::default() };
+    options.take(file, &folder.join(CLAIM), BLOCKS * BLOCK_BYTES as u64)
+}

@@ -1,0 +1,71 @@
+//! Limits of a volume: requests and bytes a second, for all its connections together.
+//!
+//! The generic cell rate algorithm: what was done is paid for at the volume's rate, and who comes before it is paid waits for that. *Invariant:* a pure decision:
+//! times are what the caller says.
+
+use std::time::Duration;
+
+use onefold_core::VolumeLimits;
+
+/// What may be done at once after a rest: as much as the rate allows in this time.
+const BURST: Duration = Duration::from_millis(100);
+
+/// When what was done is paid for.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    limits: VolumeLimits,
+    requests_paid: Duration,
+    bytes_paid: Duration,
+}
+
+impl Pace {
+    /// Other limits from now on.
+    pub(crate) fn set(&mut self, limits: VolumeLimits) {
+        if self.limits != limits {
+            *self = Pace { limits, ..Pace::default() };
+        }
+    }
+
+    /// Takes in one request of so many bytes; how long it has to wait.
+    pub(crate) fn take(&mut self, now: Duration, bytes: u64) -> Duration {
+        let requests = pay(&mut self.requests_paid, now, 1, u64::from(self.limits.iops));
+        requests.max(pay(&mut self.bytes_paid, now, bytes, self.limits.bytes))
+    }
+}
+
+/// Adds the time for `amount` at a rate to what is to be paid; how long it has to wait.
+fn pay(paid: &mut Duration, now: Duration, amount: u64, per_second: u64) -> Duration {
+    if per_second == 0 {
+        return Duration::ZERO;
+    }
+    let nanoseconds = u128::from(amount) * 1_000_000_000 / u128::from(per_second);
+    let begin = (*paid).max(now.saturating_sub(BURST));
+    *paid = begin.saturating_add(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)));
+    paid.saturating_sub(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When a client is done that asks for so much `times` times, and for the next as soon as it has had the last.
+    fn done(limits: VolumeLimits, times: u64, bytes: u64) -> Duration {
+        let mut pace = Pace::default();
+        pace.set(limits);
+        let mut now = Duration::from_secs(5);
+        for _ in 0..times {
+            now += pace.take(now, bytes);
+        }
+        now - Duration::from_secs(5)
+    }
+
+    #[test]
+    fn rule_12_clients_are_as_fast_as_the_limits_say() {
+        let none = VolumeLimits::default();
+        assert_eq!(done(none, 1000, 1 << 30), Duration::ZERO);
+        assert_eq!(done(VolumeLimits { iops: 100, ..none }, 110, 1 << 30), Duration::from_secs(1), "ten of them at once");
+        assert_eq!(done(VolumeLimits { bytes: 1 << 20, ..none }, 256, 4096), Duration::from_millis(900));
+        assert_eq!(done(VolumeLimits { iops: 1000, bytes: 1 << 20 }, 1, 32 << 20), Duration::from_millis(31_900), "the slower one counts");
+        assert!(done(VolumeLimits { bytes: 1, ..none }, 3, u64::MAX) > Duration::from_secs(1 << 30));
+    }
+}
