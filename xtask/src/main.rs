@@ -21,7 +21,9 @@ mod paper;
 mod product;
 mod program;
 mod sim;
+mod soak;
 mod test;
+mod threads;
 
 use std::process::ExitCode;
 
@@ -34,6 +36,10 @@ cargo xtask sim [archive|cluster] [--seed N | --seeds A..B | --long | --bugs | -
                                     crash and fault simulation of the real engines; --exhaust is the block engine's
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
+cargo xtask threads [TEST]          the store's and the server's threads under a scheduler that looks for races
+cargo xtask miri                    memory that native code writes to, under an interpreter; a nightly compiler
+cargo xtask soak [block|archive|cluster] [--minutes N] [--seed N]
+                                    everything that clients do, at full size and by chance, twenty minutes an engine; then check
 cargo xtask ceph start|stop|status|test
                                     a real Ceph cluster on this host, and what the cluster engine must do on it
 cargo xtask bench block [--quick] [--only TEXT]
@@ -43,7 +49,7 @@ cargo xtask bench engine [--quick] [--only TEXT]
 cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of free space
 cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
-                                    an archive's speed and size beside restic and borg
+                                    an archive's speed and size beside restic, rustic and borg
 cargo xtask bench hot               the hot parts one by one
 cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten
@@ -73,7 +79,10 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "test" => test::run(arguments),
         "sim" => sim::run(arguments),
         "fuzz" => fuzz::run(arguments),
+        "threads" => threads::run(arguments),
+        "miri" => threads::miri(),
         "ceph" => ceph::run(arguments),
+        "soak" => soak::run(arguments),
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),
         "man" => man::run(arguments),

@@ -15,6 +15,8 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
+const WRITE_ZEROES: u16 = 6;
 
 const OPTION_GO: u32 = 7;
 const INFO_EXPORT: u16 = 0;
@@ -134,14 +136,39 @@ impl Client {
         self.answer().map(|_| ())
     }
 
+    /// Trims ranges, several requests in flight.
+    pub(crate) fn trim(&mut self, ranges: impl Iterator<Item = (u64, u32)>) -> Result<()> {
+        let mut flying = 0;
+        for (offset, length) in ranges {
+            if flying == DEPTH {
+                self.answer()?;
+                flying -= 1;
+            }
+            self.send(TRIM, offset, length as usize, &[])?;
+            flying += 1;
+        }
+        (0..flying).try_for_each(|_| self.answer().map(|_| ()))
+    }
+
+    /// Writes zeroes.
+    pub(crate) fn zero(&mut self, offset: u64, length: u32) -> Result<()> {
+        self.send(WRITE_ZEROES, offset, length as usize, &[])?;
+        self.answer().map(|_| ())
+    }
+
     /// Reads `bytes` bytes from the start, several requests in flight, and gives each piece to `look`.
-    pub(crate) fn read_all(&mut self, bytes: u64, mut look: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    pub(crate) fn read_all(&mut self, bytes: u64, look: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        self.read_range(0, bytes, look)
+    }
+
+    /// The same for `bytes` bytes from `next` on.
+    pub(crate) fn read_range(&mut self, mut next: u64, bytes: u64, mut look: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         let mut flying: HashMap<u64, (u64, usize)> = HashMap::new();
-        let mut next = 0;
+        let end = next + bytes;
         let mut buffer = vec![0; REQUEST_BYTES];
-        while next < bytes || !flying.is_empty() {
-            while next < bytes && flying.len() < DEPTH {
-                let length = REQUEST_BYTES.min((bytes - next) as usize);
+        while next < end || !flying.is_empty() {
+            while next < end && flying.len() < DEPTH {
+                let length = REQUEST_BYTES.min((end - next) as usize);
                 let cookie = self.send(READ, next, length, &[])?;
                 flying.insert(cookie, (next, length));
                 next += length as u64;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 13] = [
+const WANTED: [(&str, &str); 14] = [
     ("chromium", "chromium"),
     ("fio", "fio"),
     ("nbdinfo", "libnbd-bin"),
@@ -24,6 +24,7 @@ const WANTED: [(&str, &str); 13] = [
     ("mke2fs", "e2fsprogs"),
     ("fusermount3", "fuse3"),
     ("strace", "strace"),
+    ("systemd-analyze", "systemd"),
 ];
 
 /// The packages that are not there.

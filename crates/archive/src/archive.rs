@@ -314,7 +314,7 @@ impl Archive {
         }
         self.nothing_follows(view)?;
         let written = loop {
-            let synced = view.log.write_at(view.end, &bytes).and_then(|()| view.log.sync()).and_then(|()| self.files.confirm());
+            let synced = view.log.write_at(view.end, &bytes).and_then(|()| self.sync(&*view.log)).and_then(|()| self.files.confirm());
             match synced.and_then(|()| reads_back(&*view.log, view.end, &bytes)) {
                 Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
                 done => break done,
@@ -330,6 +330,14 @@ impl Archive {
         view.end += bytes.len() as u64;
         view.tables = Arc::new(next);
         self.vouch(sequence, view.snapshot)
+    }
+
+    /// Makes a file durable, or fails for good: after a failed sync its data may be gone from memory, and the next one succeeds without them.
+    pub(crate) fn sync(&self, file: &dyn File) -> Result<()> {
+        match file.sync() {
+            Err(_) if self.settings.has(PlantedBug::SyncRetried) => file.sync(),
+            synced => synced,
+        }
     }
 
     /// Errors when somebody appended since the end was read, although we hold the lock.

@@ -149,7 +149,7 @@ impl Appender {
     /// Makes all containers that were written durable.
     pub(crate) fn sync(&mut self) -> Result<()> {
         if !self.archive.settings.has(PlantedBug::RecordBeforeContainers) {
-            self.unsynced.iter().try_for_each(|file| file.sync())?;
+            self.unsynced.iter().try_for_each(|file| self.archive.sync(&**file))?;
         }
         self.unsynced.clear();
         Ok(())

@@ -346,11 +346,13 @@ pub enum PlantedBug {
     SettledElsewhere,
     /// Chunks that had no references when they were counted are left behind, without being condemned and looked at again.
     SettledUnchecked,
+    /// A sync that failed is tried again, and believed.
+    SyncRetried,
 }
 
 impl PlantedBug {
     /// Those that the simulator's seeds must find, with the names that it knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 23] = [
+    pub const ALL: [(&'static str, PlantedBug); 24] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -374,5 +376,6 @@ impl PlantedBug {
         ("settled-before-sync", PlantedBug::SettledBeforeSync),
         ("settled-elsewhere", PlantedBug::SettledElsewhere),
         ("settled-unchecked", PlantedBug::SettledUnchecked),
+        ("sync-retried", PlantedBug::SyncRetried),
     ];
 }

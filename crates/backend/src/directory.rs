@@ -15,7 +15,10 @@ use std::{
 };
 
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
-use rustix::{fs::FallocateFlags, io::Errno};
+use rustix::{
+    fs::{Advice, FallocateFlags, fadvise},
+    io::Errno,
+};
 
 use crate::{
     beneath::{Beneath, Stands, Word},
@@ -236,6 +239,12 @@ impl File for DirectoryFile {
             }
         }
         Ok(done)
+    }
+
+    fn read_from_medium(&self, at: u64, into: &mut [u8]) -> Result<usize> {
+        // Parts of pages would stay. Where nothing is dropped, memory answers.
+        let _ = fadvise(&self.file, 0, None, Advice::DontNeed);
+        self.read_at(at, into)
     }
 
     fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {

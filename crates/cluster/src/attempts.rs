@@ -33,6 +33,9 @@ const AGE: Duration = Duration::from_secs(20);
 /// Between two looks of a worker at all attempts.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// The same beside clients, when each operation counts: a look takes one for each shard.
+const LOOK_LIMITED: Duration = Duration::from_secs(60);
+
 /// Attempts that are judged in one step of a worker, at most.
 const JUDGED_MAX: usize = 256;
 
@@ -67,15 +70,22 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// Judges what stands there for long; how many operations that took.
-    pub(crate) fn step(&mut self, session: &Session) -> Result<u64, Refusal> {
+    /// Judges what stands there for long; how many operations that took. A worker whose operations are limited looks less often.
+    pub(crate) fn step(&mut self, session: &Session, limited: bool) -> Result<u64, Refusal> {
         let now = session.store.time();
-        if self.looked.is_some_and(|looked| (looked..looked + LOOK).contains(&now)) {
+        let pause = if limited { LOOK_LIMITED } else { LOOK };
+        let looked = self.looked.or(limited.then_some(now));
+        if looked.is_some_and(|looked| (looked..looked + pause).contains(&now)) {
+            self.looked = looked;
             return Ok(0);
         }
         self.looked = Some(now);
         let mut before = std::mem::take(&mut self.seen);
-        self.seen = session.attempts()?.into_iter().map(|attempt| (before.remove(&attempt).unwrap_or(now), attempt)).map(swap).collect();
+        // A clock that was set back begins to count anew.
+        let mut since = |attempt: &Attempt| {
+            before.remove(attempt).map_or(now, |since| if session.planted(PlantedBug::ClockTrusted) { since } else { since.min(now) })
+        };
+        self.seen = session.attempts()?.into_iter().map(|attempt| (since(&attempt), attempt)).map(swap).collect();
         let is_old = |(_, since): &(&Attempt, &Duration)| now.saturating_sub(**since) >= AGE;
         let old: Vec<&Attempt> = self.seen.iter().filter(is_old).map(|(attempt, _)| attempt).take(JUDGED_MAX).collect();
         session.end_attempts(&old)?;

@@ -146,4 +146,8 @@ bugs! {
     DiscardsUnbounded "long-discards-without-bound",
     AttemptNotNoted "attempt-not-noted",
     AttemptForgotten "attempt-forgotten-while-its-entry-waits",
+    GoneBaseFails "gone-base-fails-a-write",
+    ChunkNotCompared "chunk-not-compared-with-its-name",
+    UnreadableAsZeroes "unreadable-chunk-as-zeroes",
+    ClockTrusted "clock-never-goes-back",
 }

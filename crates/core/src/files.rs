@@ -92,12 +92,13 @@ pub trait Files: Send + Sync {
     }
 
     /// Makes these bytes of a file durable without writing, as a reader does; they are what it read at byte `at`, and somebody wrote them who may have been
-    /// killed before their sync. True when as many copies have them as a change needs: otherwise they may vanish with the copies that do.
+    /// killed before their sync, or whose sync failed: then memory may have what the medium lacks. True when as many copies have them as a change needs:
+    /// otherwise they may vanish with the copies that do.
     ///
     /// # Errors
     /// Those of the system.
-    fn keeps(&self, name: &str, _at: u64, _bytes: &[u8]) -> Result<bool> {
-        self.open(name)?.sync().map(|()| true)
+    fn keeps(&self, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+        self.open(name)?.keeps(at, bytes)
     }
 
     /// Reads from another copy from now on; false when there is none.
@@ -145,6 +146,25 @@ pub trait File: Send + Sync {
             at += part.len() as u64;
         }
         Ok(())
+    }
+
+    /// As [`read_at`](File::read_at), of the medium as far as the system allows it: first what lies in memory and is written is dropped from there.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn read_from_medium(&self, at: u64, into: &mut [u8]) -> Result<usize> {
+        self.read_at(at, into)
+    }
+
+    /// Syncs, and looks whether the medium has these bytes then: after a sync that failed in another process, this one succeeds without them.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn keeps(&self, at: u64, bytes: &[u8]) -> Result<bool> {
+        self.sync()?;
+        let mut found = vec![0; bytes.len()];
+        let n = self.read_from_medium(at, &mut found)?;
+        Ok(n == bytes.len() && found == bytes)
     }
 
     /// Makes all that was written before durable, and the length with it.

@@ -22,6 +22,8 @@ mod trace;
 pub use archive::{
     archive,
     decoders::{container, label, listing, log, node_label, recipe, record, snapshot},
+    nodes::nodes,
+    parts::{counts, index, maps},
 };
 pub use cluster::cluster;
 pub use decoders::{carrier, claim, map_page, superblock, zone_list};
@@ -41,7 +43,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 24] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -53,6 +55,10 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "trace", body: trace, examples: trace::examples },
     Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
     Target { name: "archive", body: archive, examples: archive::examples },
+    Target { name: "nodes", body: nodes, examples: archive::nodes::examples },
+    Target { name: "index", body: index, examples: archive::parts::examples },
+    Target { name: "counts", body: counts, examples: archive::parts::examples },
+    Target { name: "maps", body: maps, examples: archive::parts::examples },
     Target { name: "label", body: label, examples: archive::decoders::label_examples },
     Target { name: "node_label", body: node_label, examples: archive::decoders::node_label_examples },
     Target { name: "log", body: log, examples: archive::decoders::log_examples },

@@ -1,10 +1,9 @@
 //! How far inputs come in a target: what was taken for good, and the sentences by which the rest was refused. A target that never gets past its header
 //! shows by it.
 
-use std::collections::BTreeMap;
+use std::{cell::RefCell, collections::BTreeMap};
 
 use onefold_core::{Error, Kind};
-use parking_lot::Mutex;
 
 /// Sentences that are told apart; damage has many places, and none has thousands.
 const SENTENCES_MAX: usize = 4096;
@@ -20,27 +19,30 @@ pub struct Reached {
     pub sentences: BTreeMap<String, u64>,
 }
 
-static REACHED: Mutex<Option<Reached>> = Mutex::new(None);
+thread_local! {
+    /// Targets note on the thread that runs them.
+    static REACHED: RefCell<Reached> = RefCell::default();
+}
 
 /// What was noted since the last call.
 pub fn taken() -> Reached {
-    REACHED.lock().take().unwrap_or_default()
+    REACHED.take()
 }
 
 /// Notes bytes that were taken for good.
 pub(crate) fn good() {
-    REACHED.lock().get_or_insert_default().good += 1;
+    REACHED.with_borrow_mut(|reached| reached.good += 1);
 }
 
 /// Notes why bytes were refused.
 pub(crate) fn refused(error: &Error) {
-    let mut reached = REACHED.lock();
-    let reached = reached.get_or_insert_default();
-    *reached.refused.entry(format!("{:?}", error.kind())).or_default() += 1;
     let sentence: String = error.to_string().chars().filter(|c| c.is_ascii_alphabetic() || *c == ' ').take(96).collect();
-    if reached.sentences.len() < SENTENCES_MAX {
-        *reached.sentences.entry(sentence).or_default() += 1;
-    }
+    REACHED.with_borrow_mut(|reached| {
+        *reached.refused.entry(format!("{:?}", error.kind())).or_default() += 1;
+        if reached.sentences.len() < SENTENCES_MAX {
+            *reached.sentences.entry(sentence).or_default() += 1;
+        }
+    });
 }
 
 /// Notes what became of an attempt, and gives what came out of it.

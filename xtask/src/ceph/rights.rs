@@ -131,7 +131,9 @@ impl Lacking<'_> {
         self.set(MON_DAILY, &on("rwx", &[chunks]))?;
         told(&["status"], &[], &reading(metadata))?;
         self.set(MON_DAILY, &on("r", &self.pools))?;
-        told(&["status"], &[], &writing(metadata))?;
+        // Who may only read looks, and changes nothing.
+        self.can(LESS)?;
+        told(&["put"], &["again", file], &writing(metadata))?;
         self.set(MON_DAILY, &on("rwx", &[metadata]))?;
         told(&["status"], &[], &reading(chunks))?;
         told(&["worker"], &["--once", "--cold", "0"], &writing(chunks))?;

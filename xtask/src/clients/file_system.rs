@@ -95,12 +95,17 @@ struct Attached {
 
 impl Attached {
     fn new(served: &Served) -> Result<Attached> {
-        let point = served.file("fuse");
+        Attached::below(served.scratch.path(), &served.socket, "disk")
+    }
+
+    /// A volume behind a socket; what it needs lies below `place`.
+    fn below(place: &Path, socket: &Path, volume: &str) -> Result<Attached> {
+        let point = place.join("fuse");
         fs::create_dir_all(&point)?;
         let mut command = program("nbdfuse");
-        command.args([&format!("{}/disk", path(&point)), &uri(&served.socket, "disk")]);
+        command.args([&format!("{}/disk", path(&point)), &uri(socket, volume)]);
         // It complains when its server is killed.
-        let log = File::create(served.file("nbdfuse.log"))?;
+        let log = File::create(place.join("nbdfuse.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let nbdfuse = spawn(&mut command)?;
         let fuse = Guard::new({
@@ -190,6 +195,25 @@ fn survive(kind: Kind, options: &[&str]) -> Result<()> {
     drop(attached);
     println!("    {kind:?}: {} files copied, {} synced before the kill", copied.len(), synced.len());
     served.finish()
+}
+
+/// Makes a file system on a volume, copies files, removes half of them, trims it and checks it.
+pub(crate) fn churn(place: &Path, socket: &Path, volume: &str) -> Result<()> {
+    let mount_point = place.join("mnt");
+    let mut attached = Attached::below(place, socket, volume)?;
+    Kind::Ext4.make(&attached.device)?;
+    attached.mount(Kind::Ext4, &mount_point)?;
+    let copied = copy_files(&mount_point.join("copied"))?;
+    copied.keys().step_by(2).try_for_each(fs::remove_file)?;
+    root("sync", &["-f", path(&mount_point)])?;
+    root("fstrim", &[path(&mount_point)])?;
+    attached.unmount(&mount_point)?;
+    attached.mount(Kind::Ext4, &mount_point)?;
+    for (file, original) in copied.iter().skip(1).step_by(2) {
+        ensure!(fs::read(file).ok() == fs::read(original).ok(), "{} differs from {}", file.display(), original.display());
+    }
+    attached.unmount(&mount_point)?;
+    Kind::Ext4.check(&attached.device)
 }
 
 /// Copies some files of this machine; returns copies and originals.

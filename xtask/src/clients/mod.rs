@@ -29,6 +29,8 @@ pub(crate) const SCHEMES: [(&str, &[&str]); 4] = [
     ("ordermerge", &["--scheme", "ordermerge"]),
 ];
 
+pub(crate) use file_system::churn as churn_file_system;
+
 /// A store of its own for a few checks, served on both kinds of socket.
 pub(crate) struct Served {
     /// The command.

@@ -177,15 +177,9 @@ pub(super) fn keeps(shared: &Shared, name: &str, at: u64, bytes: &[u8]) -> Resul
     let here: Vec<usize> = bits(shared.here() & shared.copies_mask()).collect();
     let mut keeping = 0;
     for &n in &here {
-        keeping += u32::from(copy_keeps(&**shared.directory(n)?, name, at, bytes).unwrap_or(false));
+        keeping += u32::from(shared.directory(n)?.keeps(name, at, bytes).unwrap_or(false));
     }
     Ok(keeping >= shared.quorum().min(here.len() as u32))
-}
-
-fn copy_keeps(files: &dyn Files, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
-    let (file, mut found) = (files.open(name)?, vec![0; bytes.len()]);
-    file.read_at(at, &mut found)?;
-    Ok(found == bytes && file.sync().is_ok())
 }
 
 /// True for files that processes only lock.

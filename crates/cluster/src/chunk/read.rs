@@ -9,10 +9,11 @@ use super::HEAD;
 use crate::{
     format::{CHUNK_MAX, Chunk, corrupt},
     session::Session,
+    settings::PlantedBug,
 };
 
 /// The content of a chunk, when it is what the name says.
-fn checked(secret: &[u8; 32], chunk: &Chunk, sight: &Sight) -> Result<Vec<u8>, Refusal> {
+fn checked(secret: &[u8; 32], chunk: &Chunk, sight: &Sight, trusting: bool) -> Result<Vec<u8>, Refusal> {
     let damaged = || Refusal::Failed(corrupt(format_args!("chunk {} is damaged", chunk.name())));
     let head = sight.xattr(1).ok_or_else(damaged)?;
     if head.len() != 5 || head[1..] != chunk.id.length.to_le_bytes() {
@@ -24,7 +25,7 @@ fn checked(secret: &[u8; 32], chunk: &Chunk, sight: &Sight) -> Result<Vec<u8>, R
         _ => return Err(damaged()),
     };
     let named = data.len() == chunk.id.length as usize && checksum::chunk_name(secret, &data) == chunk.id.hash;
-    if named { Ok(data) } else { Err(damaged()) }
+    if named || trusting && data.len() == chunk.id.length as usize { Ok(data) } else { Err(damaged()) }
 }
 
 impl Session {
@@ -33,6 +34,11 @@ impl Session {
         let looks = || vec![Look::Data(0, 2 * u64::from(CHUNK_MAX)), Look::Xattr(HEAD)];
         let batch: Vec<Read> = chunks.iter().map(|chunk| Read { object: ObjectName::chunk(chunk.name()), looks: looks() }).collect();
         let sights = self.read_all(&batch);
-        chunks.iter().zip(sights).map(|(chunk, sight)| checked(&self.format.secret, chunk, &sight?)).collect()
+        let trusting = self.planted(PlantedBug::ChunkNotCompared);
+        let content = |(chunk, sight): (&Chunk, Result<Sight, Refusal>)| match sight {
+            Err(Refusal::Failed(_)) if self.planted(PlantedBug::UnreadableAsZeroes) => Ok(vec![0; chunk.id.length as usize]),
+            sight => checked(&self.format.secret, chunk, &sight?, trusting),
+        };
+        chunks.iter().zip(sights).map(content).collect()
     }
 }

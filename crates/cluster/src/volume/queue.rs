@@ -283,6 +283,7 @@ impl Volume {
             match planned {
                 Ok(Some(plan)) => plans.push((plan, fills)),
                 Ok(None) => results[n] = self.settle(*index, &mut held[n]),
+                Err(Refusal::Missing) => results[n] = self.fill_object(*index, &mut held[n], &fills, None),
                 Err(refusal) => results[n] = Err(refusal),
             }
         }

@@ -94,12 +94,20 @@ impl Volume {
         if self.inline.is_some() {
             return self.inline_all(&mut [(index, object, fills)], discarded).remove(0);
         }
+        let mut gone = None;
         for _ in 0..TURNS {
             for (range, _) in fills.iter().filter(|(_, fill)| matches!(fill, Fill::Zeroes)) {
                 self.let_go(index, object, range)?;
             }
             let known = self.known(index, object)?;
-            let Some(plan) = self.plan(index, &known, fills, discarded)? else {
+            let planned = match self.plan(index, &known, fills, discarded) {
+                Err(Refusal::Missing) => {
+                    self.look_again(index, object, &known, &mut gone)?;
+                    continue;
+                }
+                planned => planned?,
+            };
+            let Some(plan) = planned else {
                 // An earlier write may have failed on its way to the list.
                 return if object.owed.is_empty() || !known.exists { Ok(()) } else { self.settle(index, object) };
             };
@@ -111,6 +119,20 @@ impl Volume {
             }
         }
         Err(Refusal::Mismatch)
+    }
+
+    /// A chunk is gone that the map names as it is remembered: a worker may have put another one in its place. When the map still names it, it is damage.
+    fn look_again(&self, index: u64, object: &mut Object, known: &Known, gone: &mut Option<BTreeMap<u32, Entry>>) -> Result<(), Refusal> {
+        if self.session.planted(PlantedBug::GoneBaseFails) {
+            return Err(Refusal::Missing);
+        }
+        if gone.as_ref() == Some(&known.entries) {
+            let text = format_args!("a chunk of object {} is missing", self.object_id(index));
+            return Err(Refusal::Failed(crate::format::corrupt(text)));
+        }
+        *gone = Some(known.entries.clone());
+        object.learn(None);
+        Ok(())
     }
 
     /// Learns what became of a plan that was sent once; false when it must be decided again.
@@ -145,7 +167,7 @@ impl Volume {
         Ok(object.known.clone().unwrap_or_default())
     }
 
-    /// Decides what to write; `None` when there is nothing to do.
+    /// Decides what to write; `None` when there is nothing to do. [`Refusal::Missing`] when a chunk is gone of which a part is needed.
     pub(super) fn plan(
         &self,
         index: u64,

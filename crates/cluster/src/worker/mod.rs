@@ -141,7 +141,7 @@ impl Worker {
         if self.backoff.waits(self.session.store.time()) {
             return Ok(Progress { waits: true, ..Progress::default() });
         }
-        let judged = self.judge.step(&self.session).map_err(deduplication)?;
+        let judged = self.judge.step(&self.session, self.rate.is_limited()).map_err(deduplication)?;
         self.rate.spent(judged);
         let begun = self.session.store.time();
         if self.shards.is_empty() {
@@ -163,6 +163,7 @@ impl Worker {
         progress.round = self.shards.is_empty();
         self.rate.spent(progress.operations);
         self.backoff.note(begun, self.session.store.time(), progress.operations, self.session.store.recovers());
+        progress.operations += judged;
         Ok(progress)
     }
 

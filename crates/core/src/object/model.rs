@@ -71,6 +71,11 @@ impl Objects {
         self.objects.remove(name);
     }
 
+    /// Puts another content in the place of an object's, as a medium does that rots; locks and versions stay.
+    pub fn put_back(&mut self, name: &ObjectName, object: Object) {
+        self.objects.insert(name.clone(), object);
+    }
+
     /// Bytes of data, keys and values.
     #[must_use]
     pub fn bytes(&self) -> u64 {

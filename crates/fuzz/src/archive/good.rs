@@ -9,12 +9,13 @@ use onefold_archive::{
     Archive, Chunking, Compression, Format, Settings,
     collect::{Collection, Options},
     format::{Identity, listing, record::Shape},
+    nodes::{Nodes, Spread},
     pipeline::{self, Gauge, Request},
     put::Ingest,
     volume::{ArchiveExports, Volumes},
 };
 use onefold_core::{
-    Exports, Result,
+    Exports, Files, Result,
     tree::{Entry, What},
 };
 
@@ -50,6 +51,29 @@ fn content(seed: u64, bytes: usize) -> Vec<u8> {
 
 fn try_build(compression: Compression, log_bytes: u64) -> Result<BTreeMap<String, Vec<u8>>> {
     let files = Arc::new(MemoryFiles::default());
+    fill(files.clone(), compression, log_bytes)?;
+    Ok(files.all())
+}
+
+/// Nodes of the archive that has several, as directories of files.
+pub(super) fn nodes() -> &'static Vec<BTreeMap<String, Vec<u8>>> {
+    static NODES: OnceLock<Vec<BTreeMap<String, Vec<u8>>>> = OnceLock::new();
+    NODES.get_or_init(|| match try_nodes() {
+        Ok(nodes) => nodes,
+        Err(error) => panic!("the example archive on nodes can't be made: {error}"),
+    })
+}
+
+fn try_nodes() -> Result<Vec<BTreeMap<String, Vec<u8>>>> {
+    let directories: Vec<Arc<MemoryFiles>> = (0..3).map(|_| Arc::default()).collect();
+    let spread = Spread { n: 3, k: 2, ids: (0..3).map(|node| [node; 16]).collect() };
+    let files = directories.iter().map(|files| files.clone() as Arc<dyn Files>).collect();
+    fill(Arc::new(Nodes::create(files, &spread, ID, SECRET)?), Compression::Lz4, 6000)?;
+    Ok(directories.iter().map(|files| files.all()).collect())
+}
+
+/// Makes an archive, with everything in it.
+fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u64) -> Result<()> {
     let format = Format {
         chunking: Chunking::FastCdc(1024),
         compression,
@@ -87,9 +111,7 @@ fn try_build(compression: Compression, log_bytes: u64) -> Result<BTreeMap<String
     let options = Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 4096, settle_all: false };
     Collection::begin(&archive, options)?.run(&mut |_| {})?;
     put(&archive, "last", &content(9, 9_000))?;
-    archive.remove("three")?;
-    drop(archive);
-    Ok(files.all())
+    archive.remove("three")
 }
 
 fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Checksums that are made right again over changed files, so that the bytes behind them are reached. Offsets are those of `docs/archive-format.md`.
 
+use onefold_core::checksum;
+
 use super::{files::MemoryFiles, good::identity};
 
 /// Mends all files. What a length leads astray stays as it is.
@@ -9,7 +11,8 @@ pub(super) fn all(files: &MemoryFiles) {
     for name in all.keys() {
         let kind = name.split('-').next().unwrap_or_default();
         files.change(name, |bytes| match kind {
-            "label" | "maps" => bytes.chunks_exact_mut(4096).for_each(seal_end),
+            "label" | "maps" | "node" => bytes.chunks_exact_mut(4096).for_each(seal_end),
+            "segment" if bytes.starts_with(b"ONEFCOLM") => column(bytes, number(name) as u32),
             "snapshot" => snapshot(bytes),
             "segment" => segment(bytes),
             "index" => index(bytes, number(name)),
@@ -73,6 +76,21 @@ fn log(bytes: &mut [u8], mut before: u64) {
         before = identity().checksum(frame);
         frame[32..40].copy_from_slice(&before.to_le_bytes());
         at += (40 + length).next_multiple_of(64);
+    }
+}
+
+/// A column of a segment: its header, and the checksum behind each unit, which is seeded with where it belongs.
+fn column(bytes: &mut [u8], segment: u32) {
+    let number = bytes.get(28).copied().unwrap_or_default();
+    if let Some(header) = bytes.get_mut(..4096) {
+        seal_end(header);
+    }
+    for (row, unit) in (0u64..).zip(bytes.get_mut(4096..).unwrap_or_default().chunks_exact_mut(4096 + 8)) {
+        if unit.iter().any(|byte| *byte != 0) {
+            let place = (u64::from(segment) << 40 | u64::from(number) << 32 | row).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let checksum = checksum::fast(identity().key ^ place, &unit[..4096]);
+            unit[4096..].copy_from_slice(&checksum.to_le_bytes());
+        }
     }
 }
 

@@ -7,6 +7,8 @@ pub(crate) mod decoders;
 mod files;
 mod good;
 mod mend;
+pub(crate) mod nodes;
+pub(crate) mod parts;
 
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ use onefold_archive::{
     heal, index,
     settings::READER_BYTES,
 };
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Files, Kind, Result};
 
 use self::files::MemoryFiles;
 use crate::reach;
@@ -40,12 +42,16 @@ const STEPS_MAX: usize = 16;
 
 /// A changed archive under `ls`, `get`, `check`, `scrub`, `check --repair` and `gc`, as their verbs call the library.
 pub fn archive(data: &[u8]) {
-    let files = changed(data);
-    if looked_at(&files).is_some() {
-        reach::noted(healed(&files));
-        reach::noted(collected(&files));
-        reach::noted(index_made(&files));
-        looked_at(&files);
+    all_verbs(&changed(data, ""));
+}
+
+/// Whatever reads an archive, and where that could be opened, what changes it.
+fn all_verbs(files: &Arc<impl Files + 'static>) {
+    if looked_at(files).is_some() {
+        reach::noted(healed(files));
+        reach::noted(collected(files));
+        reach::noted(index_made(files));
+        looked_at(files);
     }
 }
 
@@ -60,12 +66,12 @@ fn settings() -> Settings {
     }
 }
 
-fn open(files: &Arc<MemoryFiles>, writes: bool) -> Result<Arc<Archive>> {
+fn open(files: &Arc<impl Files + 'static>, writes: bool) -> Result<Arc<Archive>> {
     Archive::open(files.clone(), writes, settings()).map(Arc::new)
 }
 
 /// Everything that only reads.
-fn looked_at(files: &Arc<MemoryFiles>) -> Option<()> {
+fn looked_at(files: &Arc<impl Files + 'static>) -> Option<()> {
     let archive = reach::noted(open(files, false))?;
     let mut reader = reach::noted(Reader::new(&archive))?;
     let streams: Vec<Stream> = reader.tables().streams.values().take(16).cloned().collect();
@@ -107,7 +113,7 @@ fn read(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()> {
     })
 }
 
-fn healed(files: &Arc<MemoryFiles>) -> Result<()> {
+fn healed(files: &Arc<impl Files + 'static>) -> Result<()> {
     let archive = open(files, true)?;
     let report = check::check(&archive, true, &mut |_, _, _| {})?;
     if !report.rotten.is_empty() {
@@ -116,7 +122,7 @@ fn healed(files: &Arc<MemoryFiles>) -> Result<()> {
     heal::heal(&archive, &report.lost, &mut |_, _| {}).map(|_| ())
 }
 
-fn collected(files: &Arc<MemoryFiles>) -> Result<()> {
+fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
     let options = Options { now: 5_000_000, keep_partial: 0, wait: false, reserve_bytes: 4096, settle_all: false };
     let mut collection = Collection::begin(&open(files, true)?, options)?;
     for _ in 0..1000 {
@@ -127,27 +133,36 @@ fn collected(files: &Arc<MemoryFiles>) -> Result<()> {
     panic!("a collection that never ends");
 }
 
-fn index_made(files: &Arc<MemoryFiles>) -> Result<()> {
+fn index_made(files: &Arc<impl Files + 'static>) -> Result<()> {
     index::rebuild(&open(files, true)?, &mut |_, _| {}).map(|_| ())
 }
 
-/// The good archive that an input begins from, with its changes.
-fn changed(data: &[u8]) -> Arc<MemoryFiles> {
+/// The good archive that an input begins from, with its changes to the files whose names begin so.
+fn changed(data: &[u8], kind: &str) -> Arc<MemoryFiles> {
     let (first, steps) = data.split_first().unwrap_or((&0, &[]));
     let all = good::archives();
     let good = &all[usize::from(*first) % all.len()];
     let files = MemoryFiles::of(good);
-    let names: Vec<&String> = good.keys().filter(|name| !name.starts_with("lock-") && !name.starts_with("epoch-")).collect();
-    for step in steps.chunks_exact(STEP_BYTES).take(STEPS_MAX) {
-        let name = names[usize::from(step[1]) % names.len()];
-        let at = u32::from_le_bytes([step[2], step[3], step[4], 0]) as usize;
-        files.change(name, |bytes| change(bytes, step[0], at, u64::from_le_bytes(std::array::from_fn(|n| step[6 + n])), step[5]));
-    }
+    change_files(&files, kind, steps);
     // Most inputs are to get behind the checksums.
     if first & 0x80 == 0 {
         mend::all(&files);
     }
     Arc::new(files)
+}
+
+/// Changes files, without those that are empty and only locked.
+fn change_files(files: &MemoryFiles, kind: &str, steps: &[u8]) {
+    let empty = |name: &str| name.starts_with("lock-") || name.starts_with("epoch-");
+    let names: Vec<String> = files.all().into_keys().filter(|name| !empty(name) && name.starts_with(kind)).collect();
+    if names.is_empty() {
+        return;
+    }
+    for step in steps.chunks_exact(STEP_BYTES).take(STEPS_MAX) {
+        let name = &names[usize::from(step[1]) % names.len()];
+        let at = u32::from_le_bytes([step[2], step[3], step[4], 0]) as usize;
+        files.change(name, |bytes| change(bytes, step[0], at, u64::from_le_bytes(std::array::from_fn(|n| step[6 + n])), step[5]));
+    }
 }
 
 /// One change of a file.
@@ -200,7 +215,7 @@ mod tests {
     #[test]
     fn rule_49_good_archives_are_well_and_mending_changes_nothing() {
         for (n, good) in good::archives().iter().enumerate() {
-            let files = changed(&[n as u8]);
+            let files = changed(&[n as u8], "");
             assert!(files.all() == *good, "archive {n}");
             let archive = open(&files, false).unwrap();
             assert!(!archive.tables().streams.is_empty() && !archive.tables().volumes.is_empty());
@@ -214,7 +229,7 @@ mod tests {
         // The last stream's bytes, in the snapshot and the log: a checksum that was not mended would say so.
         let mut refused = 0;
         for example in examples() {
-            refused += u32::from(open(&changed(&example), false).is_err());
+            refused += u32::from(open(&changed(&example, ""), false).is_err());
         }
         assert!((refused as usize) < examples().len() / 2, "{refused} of {}", examples().len());
     }

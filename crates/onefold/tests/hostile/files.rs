@@ -154,7 +154,7 @@ fn rule_01_readers_of_a_cluster_folder_write_nothing_whether_it_was_closed_or_no
     desk.ok("cluster create a");
     desk.ok("cluster volume create a v --size 64M");
     desk.ok("cluster put a one content");
-    let readers = ["status a", "check a", "cluster ls a", "cluster volume list a"];
+    let readers = ["status a", "check a", "cluster ls a", "cluster volume list a", "cluster get a one -"];
     let untouched = || {
         let before = snapshot(&desk.path("a"));
         for verb in readers {

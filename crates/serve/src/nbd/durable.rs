@@ -100,6 +100,10 @@ impl Waits {
                 taken = Vec::new();
                 replies.release();
             }
+            #[cfg(scheduled)]
+            if parking_lot::planted("a helper waits before it looks") {
+                self.changed.wait(&mut queue);
+            }
             self.changed.wait_while(&mut queue, |queue| queue.waiting.is_empty() && !queue.closed);
             std::mem::swap(&mut queue.waiting, &mut taken);
             drop(queue);

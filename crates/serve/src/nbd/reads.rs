@@ -91,6 +91,11 @@ impl<'a> ReadBatch<'a> {
         self.loan.give_back();
     }
 
+    /// True when more is lent to peer or volume than they may have beside others.
+    pub(crate) fn has_too_much(&self) -> bool {
+        self.loan.is_too_much()
+    }
+
     /// True when there may be memory for so many blocks. More than were needed so far are taken at once, when they are left.
     fn has_room(&mut self, blocks: usize) -> bool {
         for wanted in [blocks.max(self.batch), blocks] {

@@ -15,7 +15,12 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+#[cfg(not(scheduled))]
+use std::thread;
 use std::time::{Duration, Instant};
+
+#[cfg(scheduled)]
+use parking_lot::thread;
 
 use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume, VolumeLimits};
 use parking_lot::Mutex;
@@ -92,6 +97,8 @@ impl Shares {
 const TURN_BYTES: u32 = 64 << 10;
 /// What a turn at the status of a range is worth: the status of a few thousand blocks.
 const TURN_MICROSECONDS: u32 = 100;
+/// How much longer than it took the status of a range keeps its turn while others work: with one turn at a time, it takes a ninth of a core from them.
+const STATUS_REST: u32 = 8;
 /// What a request costs beside its bytes.
 const REQUEST_COST: u64 = 4096;
 
@@ -169,7 +176,7 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
     let reads = || ReadBatch::new(limits, shares.buffers.loan(borrower), agreed.dialect);
     let waits = Waits::new(limits.waits);
     let aside = Aside::new(agreed.dialect, reads);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
         let helpers = if volume.acknowledges_late() { LATE_HELPERS } else { 1 };
@@ -288,7 +295,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     /// it, unless its client stops and the small buffer holds that part. Returns how much to receive at most.
     fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>) -> usize {
         let Some(place) = &mut self.place else { return usize::MAX };
-        let wanted = place.is_wanted() || self.loan.is_too_much();
+        let wanted = place.is_wanted() || self.loan.is_too_much() || self.reads.has_too_much();
         if !wanted && self.silent < self.limits.rest {
             return usize::MAX;
         }
@@ -327,6 +334,20 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             std::thread::sleep((wait - began.elapsed().min(wait)).min(LOOK));
         }
         Ok(())
+    }
+
+    /// Answers what a range holds, in its turn. While others work, the turn lasts longer than the answer took, for a rest in which the processor is theirs: a client
+    /// could ask for such answers all the time, and each of them is pure computing.
+    fn status(&mut self, request: &Request, payload: &[u8]) {
+        let Shares { places, statuses, .. } = self.house.shares;
+        let mut turn = statuses.take(self.seat.holder, |_| {});
+        let began = Instant::now();
+        status::answer(&*self.agreed.volume, request, payload, self.size, self.limits, &mut self.replies);
+        let took = began.elapsed();
+        turn.cost = took.as_micros() as u64;
+        if places.others_hold(self.seat.holder) {
+            std::thread::sleep((took * STATUS_REST).min(LOOK));
+        }
     }
 
     /// Waits for a turn to change the volume by so many bytes, where others are there that want to change theirs.
@@ -450,10 +471,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Command::BlockStatus => {
                 add(&counters.statuses, 1);
                 if self.agreed.allocation {
-                    let mut turn = self.house.shares.statuses.take(self.seat.holder, |_| {});
-                    let began = Instant::now();
-                    status::answer(&*self.agreed.volume, request, payload, self.size, self.limits, &mut self.replies);
-                    turn.cost = began.elapsed().as_micros() as u64;
+                    self.status(request, payload);
                 } else {
                     let refusal = Refusal::new(Code::Invalid, "no metadata context was negotiated");
                     self.replies.error(request.into(), &refusal, None);
@@ -532,6 +550,11 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.count_answered();
             self.replies.send_held(&mut held, self.reads.data())?;
             offset = next;
+            #[cfg(scheduled)]
+            if parking_lot::planted("a reply in pieces lets others between") {
+                drop(held);
+                held = self.outbox.hold();
+            }
         }
         Ok(())
     }

@@ -169,6 +169,13 @@ impl<W> Shares<W> {
         })
     }
 
+    /// True when somebody else holds a place.
+    pub(crate) fn others_hold(&self, holder: Holder) -> bool {
+        let of_peer = self.peers.iter().find(|peer| peer.key == holder.peer);
+        let own = of_peer.and_then(|peer| peer.queue.iter().find(|volume| volume.key == holder.volume));
+        self.held > own.map_or(0, |volume| volume.held)
+    }
+
     /// True when a peer, or a volume of it, holds more than it may beside others: it got the places while nobody else was there.
     pub(crate) fn holds_too_many(&self, holder: Holder) -> bool {
         let peers = most(self.places, self.peers.len() > 1);
@@ -268,7 +275,7 @@ mod tests {
         let (a, b) = (holder(1, 1), holder(2, 1));
         let mut shares = shares(4, &[(a, 9)]);
         assert_eq!(granted(&mut shares), [a; 4]);
-        assert!(shares.is_wanted(a) && !shares.holds_too_many(a));
+        assert!(shares.is_wanted(a) && !shares.holds_too_many(a) && !shares.others_hold(a) && shares.others_hold(b));
         shares.join(b);
         assert!(!shares.is_wanted(a) && shares.holds_too_many(a), "another one of its own would not get it");
         shares.wait(b, b);

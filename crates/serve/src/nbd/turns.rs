@@ -89,6 +89,11 @@ impl Turns {
         self.shares.lock().holds_too_many(holder)
     }
 
+    /// True when somebody else has a place.
+    pub(crate) fn others_hold(&self, holder: Holder) -> bool {
+        !self.alone() && self.shares.lock().others_hold(holder)
+    }
+
     /// True when nobody but one volume of one peer is there.
     pub(crate) fn alone(&self) -> bool {
         self.alone.load(Relaxed)

@@ -36,7 +36,7 @@ const STOP_AFTER: usize = 10;
 const KEPT: &str = include_str!("../../archive_seeds.txt");
 
 /// What an ordinary run must have met.
-const BRANCHES: [&str; 39] = [
+const BRANCHES: [&str; 42] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -45,6 +45,7 @@ const BRANCHES: [&str; 39] = [
     "a node that came back was outdated",
     "a node was lost",
     "a node was replaced",
+    "a reader looked after a failed sync",
     "a reader read what it had opened",
     "an empty mount point",
     "checked after a crash",
@@ -58,6 +59,7 @@ const BRANCHES: [&str; 39] = [
     "damage was noted of what is whole",
     "damage was told",
     "everything was collected",
+    "fault: a sync dropped data",
     "fault: rot",
     "lost chunks were healed",
     "what was lost was put again",
@@ -65,6 +67,7 @@ const BRANCHES: [&str; 39] = [
     "imported at the end",
     "imported under way",
     "places held back by readers",
+    "others went on after a failed sync",
     "rot was mended",
     "too many nodes were lost",
     "processes killed, power stays",

@@ -2,6 +2,7 @@
 //!
 //! A write changes what reads see and joins the file's unsynced changes; a sync makes the file durable. A name that is made or removed joins the
 //! unsynced names. When the power fails, any part of what is unsynced persists: each 512-byte sector of a write, each change of a length, each name.
+//! A sync that fails drops the data that it should have written, as page caches do: reads may see it for a while, later syncs succeed without it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,6 +33,31 @@ struct Node {
     pages: BTreeSet<u64>,
     /// The same as of the last sync.
     durable_pages: BTreeSet<u64>,
+    /// Reads see data that a failed sync dropped, until they leave the memory.
+    stale: bool,
+}
+
+impl Node {
+    /// A sync failed: what was written is clean in memory, and nowhere else. Reads see it as long as it is not evicted.
+    fn drop_unsynced(&mut self, evicted: bool, sized: bool) {
+        self.unsynced.retain(|change| !matches!(change, Change::Write(..)));
+        if sized {
+            // The file's length was in the journal already.
+            self.unsynced.push(Change::Length(self.view.len() as u64));
+        }
+        self.stale = true;
+        if evicted {
+            self.evict();
+        }
+    }
+
+    /// Reads see the medium, and what is to be written to it.
+    fn evict(&mut self) {
+        if std::mem::take(&mut self.stale) {
+            self.view.clone_from(&self.durable);
+            self.unsynced.iter().for_each(|change| do_change(&mut self.view, change));
+        }
+    }
 }
 
 /// All files, and what is to go wrong.
@@ -49,6 +75,10 @@ struct State {
     /// A call of this kind fails after so many others.
     fail_in: Option<(bool, u64)>,
     failed: bool,
+    /// A sync of a file fails after so many others.
+    sync_fails_in: Option<u64>,
+    /// Chance for what a failed sync leaves; the other draws stay what they are.
+    aside: Rng,
     capacity: Option<u64>,
     trace: u64,
     reach: Reach,
@@ -66,6 +96,7 @@ impl VirtualFiles {
     /// No files.
     #[must_use]
     pub fn new(rng: Rng) -> VirtualFiles {
+        let aside = Rng::new(rng.clone().next() ^ 0x7379_6e63_5f66_6169);
         VirtualFiles(Arc::new(Mutex::new(State {
             nodes: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -78,6 +109,8 @@ impl VirtualFiles {
             down: false,
             fail_in: None,
             failed: false,
+            sync_fails_in: None,
+            aside,
             capacity: None,
             trace: 0,
             reach: Reach::default(),
@@ -92,7 +125,12 @@ impl VirtualFiles {
     /// Takes the crash back.
     pub fn disarm(&self) {
         let mut state = self.0.lock();
-        (state.crash_in, state.fail_in) = (None, None);
+        (state.crash_in, state.fail_in, state.sync_fails_in) = (None, None, None);
+    }
+
+    /// Lets a sync of a file's data fail after so many others.
+    pub fn arm_failed_sync(&self, syncs: u64) {
+        self.0.lock().sync_fails_in = Some(syncs);
     }
 
     /// Lets a sync, or a write, fail after so many others.
@@ -131,6 +169,8 @@ impl VirtualFiles {
     pub fn kill(&self) {
         let mut state = self.0.lock();
         state.reach.hit("processes killed, power stays");
+        let evicted = state.aside.percent(50);
+        state.nodes.values_mut().filter(|_| evicted).for_each(Node::evict);
         (state.down, state.crash_in, state.fail_in) = (false, None, None);
         assert!(state.locks.values().all(Vec::is_empty), "a process is still there");
     }
@@ -225,6 +265,22 @@ impl State {
         }
     }
 
+    /// Before a sync of a file: its data may be what the disk does not take.
+    fn sync_may_fail(&mut self) -> Result<()> {
+        match &mut self.sync_fails_in {
+            Some(0) if !self.down => {
+                (self.sync_fails_in, self.failed) = (None, true);
+                self.reach.hit("fault: a sync dropped data");
+                Err(Error::new(Kind::Io, "the disk failed"))
+            }
+            Some(syncs) => {
+                *syncs = syncs.saturating_sub(1);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Applies a change to what reads see, when there is room.
     fn apply(&mut self, id: u64, change: Change) -> Result<()> {
         if let (Change::Write(at, data), Some(capacity)) = (&change, self.capacity) {
@@ -282,6 +338,7 @@ impl State {
             }
             node.view = durable.clone();
             node.durable = durable;
+            node.stale = false;
             node.pages = node.durable_pages.iter().copied().chain(0..(node.view.len() as u64).div_ceil(PAGE)).collect();
         }
         for (name, id) in std::mem::take(&mut self.unsynced_names) {
@@ -440,18 +497,35 @@ impl File for VirtualFile {
         Ok(n)
     }
 
+    fn read_from_medium(&self, at: u64, into: &mut [u8]) -> Result<usize> {
+        if let Some(node) = self.files.0.lock().nodes.get_mut(&self.id) {
+            node.evict();
+        }
+        self.read_at(at, into)
+    }
+
     fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
         self.change(at, Change::Write(at, data.to_vec()))
     }
 
     fn sync(&self) -> Result<()> {
         let mut state = self.files.0.lock();
-        if state.change(&self.id.to_le_bytes(), true)? {
-            return Err(power_failed());
+        match state.change(&self.id.to_le_bytes(), true).and_then(|crash| state.sync_may_fail().map(|()| crash)) {
+            Ok(false) => {}
+            Ok(true) => return Err(power_failed()),
+            Err(error) if state.down => return Err(error),
+            Err(error) => {
+                let (evicted, sized) = (state.aside.percent(50), state.aside.percent(50));
+                if let Some(node) = state.nodes.get_mut(&self.id) {
+                    node.drop_unsynced(evicted, sized);
+                }
+                return Err(error);
+            }
         }
         if let Some(node) = state.nodes.get_mut(&self.id) {
-            node.unsynced.clear();
-            node.durable.clone_from(&node.view);
+            for change in node.unsynced.drain(..) {
+                do_change(&mut node.durable, &change);
+            }
             node.durable_pages.clone_from(&node.pages);
         }
         Ok(())

@@ -98,6 +98,10 @@ impl File for Mounted {
         self.mount.there().and_then(|()| self.file.read_at(at, into))
     }
 
+    fn read_from_medium(&self, at: u64, into: &mut [u8]) -> Result<usize> {
+        self.mount.there().and_then(|()| self.file.read_from_medium(at, into))
+    }
+
     fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
         self.mount.there().and_then(|()| self.file.write_at(at, data))
     }

@@ -34,7 +34,7 @@ use crate::{
 };
 
 pub use params::Params;
-pub(super) use params::Profile;
+pub(super) use params::{Medium, Profile};
 
 /// How one seed ended.
 #[derive(Clone, Debug)]
@@ -149,6 +149,10 @@ pub(super) struct Sim {
     gone: Option<Arc<Vec<u8>>>,
     /// For moves that leave the draws of all others as they are.
     pub(super) aside: Rng,
+    /// For what the medium does, likewise.
+    pub(super) faults: Rng,
+    /// A process was told that a sync failed.
+    sync_failed: bool,
     pub(super) reach: Reach,
 }
 
@@ -157,6 +161,7 @@ impl Sim {
         let mut rng = Rng::new(params.seed);
         let files = VirtualFiles::new(rng.fork());
         let aside = Rng::new(params.seed ^ 0x6e6f_7465_645f_726f);
+        let faults = Rng::new(params.seed ^ 0x6661_756c_745f_6d65);
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -185,6 +190,8 @@ impl Sim {
             pool,
             gone: None,
             aside,
+            faults,
+            sync_failed: false,
             reach: Reach::default(),
         }
     }
@@ -245,7 +252,9 @@ impl Sim {
     /// What an error means: the end of the life, or a failure that nothing explains.
     pub(super) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
-        if self.files.is_down() || self.files.take_failed() || self.damaged || self.excuses(what) {
+        let failed = self.files.take_failed();
+        self.sync_failed |= failed && self.params.medium == Medium::FailedSyncs;
+        if self.files.is_down() || failed || self.damaged || self.excuses(what) {
             return Stop::Down;
         }
         let checker = if error.kind() == Kind::NoSpace { Checker::SpaceReserved } else { Checker::Unexplained };
@@ -321,6 +330,7 @@ impl Sim {
         }
         self.files.disarm();
         let _ = self.files.take_failed();
+        self.sync_failed = false;
     }
 
     fn life(&mut self) -> Flow {
@@ -331,11 +341,38 @@ impl Sim {
         if self.params.profile == Profile::FullDisk {
             self.files.set_capacity(Some(self.files.used() + self.rng.within(20, 200) * 1024));
         }
+        self.arm_medium();
         for _ in 0..self.params.moves {
             self.now += self.rng.below(3);
-            self.one_move()?;
+            match self.one_move() {
+                Err(Stop::Down) if self.sync_failed && !self.files.is_down() => self.begin_again()?,
+                moved => moved?,
+            }
         }
         self.files.set_capacity(None);
+        Ok(())
+    }
+
+    /// Faults that leave the draws of all others as they are.
+    fn arm_medium(&mut self) {
+        if self.params.medium == Medium::FailedSyncs {
+            self.files.arm_failed_sync(self.faults.below(25));
+        }
+    }
+
+    /// A sync failed, and the processes that were told so ended. Others begin and go on with what is there, which may be in memory only.
+    fn begin_again(&mut self) -> Flow {
+        self.sync_failed = false;
+        self.actors = Actors::default();
+        if self.faults.percent(30) {
+            // A reader's own sync succeeds, and tells it nothing.
+            self.look_as_reader()?;
+            self.reach.hit("a reader looked after a failed sync");
+            self.lose_power();
+        }
+        self.look()?;
+        self.reach.hit("others went on after a failed sync");
+        self.arm_medium();
         Ok(())
     }
 

@@ -40,7 +40,7 @@ const REPEAT: u64 = 40;
 const KEPT: &str = include_str!("../../cluster-seeds.txt");
 
 /// What an ordinary run must reach.
-const BRANCHES: [&str; 22] = [
+const BRANCHES: [&str; 26] = [
     "a worker backs off",
     "orderly: references made by workers",
     "a client deduplicates inline",
@@ -57,6 +57,10 @@ const BRANCHES: [&str; 22] = [
     "a volume is resized",
     "an actor is killed",
     "an actor is stopped",
+    "a chunk can't be read",
+    "a chunk rots",
+    "a clock is set back",
+    "a read fails for a bad chunk",
     "an object is deleted",
     "as many long trims as there may be",
     "applied, and the reply is lost",

@@ -9,6 +9,7 @@
 mod actors;
 mod check;
 pub mod cli;
+mod decay;
 mod double;
 mod model;
 pub mod params;
@@ -179,6 +180,10 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     }
     work(world, &session, &mut worker)?;
     world.come_late(100);
+    if params.set_back {
+        decay::of_a_clock(world, &volumes, actor)?;
+        work(world, &session, &mut worker)?;
+    }
     for (n, volume) in volumes.iter().enumerate() {
         compare(world, volume, actor, n)?;
     }
@@ -214,6 +219,9 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     let quiet = check::quiet(&world.inner().objects);
     if let Err(finding) = quiet {
         world.inner().fail(finding);
+    }
+    if params.decay {
+        decay::of_a_chunk(world, &session, &volumes, actor)?;
     }
     volumes.into_iter().try_for_each(Volume::detach)?;
     if params.loss {

@@ -86,6 +86,10 @@ pub struct Params {
     pub steward: bool,
     /// Nothing goes wrong.
     pub tidy: bool,
+    /// In the end a chunk object goes bad.
+    pub decay: bool,
+    /// In the end a clock is set back.
+    pub set_back: bool,
     /// The planted bug, by its index.
     pub bug: Option<usize>,
 }
@@ -94,7 +98,8 @@ impl Params {
     /// The parameters of a seed.
     #[must_use]
     pub fn draw(seed: u64) -> Params {
-        let params = Params { discards_max: draw_limit(seed), ..Params::draw_common(seed) };
+        let [decay, set_back] = draw_ends(seed);
+        let params = Params { discards_max: draw_limit(seed), decay, set_back, ..Params::draw_common(seed) };
         if is_wild(seed) { params.wild() } else { params }
     }
 
@@ -192,6 +197,8 @@ impl Params {
             mixed: false,
             steward: false,
             tidy: false,
+            decay: false,
+            set_back: false,
             bug: None,
         }
     }
@@ -242,6 +249,12 @@ impl Params {
 /// Limits that are tiny in some seeds, so that they are reached; drawn apart, so that all else of a seed stays as it was.
 fn draw_limit(seed: u64) -> usize {
     [1, 2, 64][Rng::new(seed ^ 0x6f6e_6566_6f6c_6403).below(3) as usize]
+}
+
+/// What happens when all is clean, in one seed of four each; drawn apart for the same reason.
+fn draw_ends(seed: u64) -> [bool; 2] {
+    let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6404);
+    [(); 2].map(|()| rng.below(4) == 0)
 }
 
 /// True for seeds with what came later: the other three of five are as they were when some of them were kept.

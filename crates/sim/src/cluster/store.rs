@@ -76,8 +76,7 @@ impl ObjectStore for SimStore {
     }
 
     fn time(&self) -> Duration {
-        let inner = self.world.inner();
-        inner.now + inner.drift_of(self.actor)
+        self.world.inner().clock_of(self.actor)
     }
 
     fn recovers(&self) -> bool {

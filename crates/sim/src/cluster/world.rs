@@ -88,6 +88,8 @@ struct Actor {
     wake: Arc<Condvar>,
     identity: String,
     drift: Duration,
+    /// How far its clock was set back.
+    back: Duration,
     /// It can be killed.
     mortal: bool,
     /// What it is, and which.
@@ -133,6 +135,8 @@ pub(super) struct Inner {
     slow: BTreeMap<Reference, usize>,
     /// Those whose session ended before: they are left to a scrub.
     pub(super) slow_left: BTreeSet<Reference>,
+    /// An object that the store can't read.
+    pub(super) unreadable: Option<ObjectName>,
     /// Actors are to end soon.
     pub(super) stopping: bool,
     /// No faults any more.
@@ -175,6 +179,7 @@ impl World {
             noted: BTreeMap::new(),
             slow: BTreeMap::new(),
             slow_left: BTreeSet::new(),
+            unreadable: None,
             stopping: false,
             calm: true,
             trace: 0,
@@ -209,6 +214,7 @@ impl World {
             wake,
             identity: identity.clone(),
             drift,
+            back: Duration::ZERO,
             mortal,
             role,
         });
@@ -385,9 +391,14 @@ impl World {
 }
 
 impl Inner {
-    /// How far an actor's clock is ahead.
-    pub(super) fn drift_of(&self, actor: usize) -> Duration {
-        self.actors[actor].drift
+    /// The time by an actor's clock.
+    pub(super) fn clock_of(&self, actor: usize) -> Duration {
+        (self.now + self.actors[actor].drift).saturating_sub(self.actors[actor].back)
+    }
+
+    /// Sets an actor's clock back.
+    pub(super) fn set_back(&mut self, actor: usize, by: Duration) {
+        self.actors[actor].back = by;
     }
 
     /// The actor of a session.

@@ -3,6 +3,7 @@
 use std::{sync::atomic::AtomicUsize, sync::atomic::Ordering, thread::JoinHandle};
 
 use onefold_core::object::ObjectName;
+use parking_lot::Mutex;
 
 use super::*;
 
@@ -235,8 +236,13 @@ fn stand_in() -> Library {
     }
 }
 
+/// Libraries live as long as the program. Being named here they are no leaks to Miri, so that all others are.
+static LIBRARIES: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
+
 fn pool(library: Library) -> Arc<PoolIo> {
-    PoolIo::over(Box::leak(Box::new(library)))
+    let library = Box::leak(Box::new(library));
+    LIBRARIES.lock().push(library);
+    PoolIo::over(library)
 }
 
 fn looks(looks: Vec<Look>) -> Read {

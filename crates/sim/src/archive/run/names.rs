@@ -132,8 +132,12 @@ impl Sim {
                             Ok(())
                         });
                         if read.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) && self.damaged {
-                            bytes.clone_from(content);
-                            bytes.truncate(stream.bytes as usize);
+                            // What can't be read is told apart by its length.
+                            if stream.bytes == content.len() as u64 {
+                                bytes.clone_from(content);
+                            } else {
+                                bytes = vec![!content.first().copied().unwrap_or(0)];
+                            }
                         } else if let Err(error) = read {
                             let ended = self.judge("read", &error);
                             self.unsure = Some(unsure);

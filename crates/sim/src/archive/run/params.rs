@@ -18,6 +18,21 @@ pub enum Profile {
     StopFaults,
 }
 
+/// What goes wrong with the medium, whatever else a run is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Nothing.
+    Good,
+    /// Syncs fail, and drop what they should have written.
+    FailedSyncs,
+}
+
+impl Medium {
+    fn draw(seed: u64) -> Medium {
+        [Medium::Good, Medium::FailedSyncs][Rng::new(seed ^ 0x6d65_6469_756d_2e2e).weighted(&[6, 4])]
+    }
+}
+
 /// All parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Params {
@@ -57,6 +72,8 @@ pub struct Params {
     pub spread: Option<(usize, usize, usize)>,
     /// Late encoding.
     pub late: Option<Rad>,
+    /// What the medium does besides; drawn from a source of its own, so that all else is as without.
+    pub medium: Medium,
     /// The planted bug.
     pub bug: Option<usize>,
 }
@@ -86,6 +103,7 @@ impl Params {
             kills: choose(rng, &[0, 30, 60]),
             spread: None,
             late: None,
+            medium: Medium::draw(seed),
             bug: None,
             serves: rng.percent(40),
         };
@@ -94,7 +112,9 @@ impl Params {
             let late = rad::draw(seed, spread);
             // What is settled was put, counted and condemned before: a life must be long enough for it.
             let crash_within = params.crash_within * if late.is_some() { 8 } else { 1 };
-            return Params { spread: Some(spread), late, moves: params.moves.min(100), crash_within, ..params };
+            // What a disk of a node does is what nodes do: they are lost, and rot.
+            let medium = Medium::Good;
+            return Params { spread: Some(spread), late, medium, moves: params.moves.min(100), crash_within, ..params };
         }
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not expand.

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, mem, time::Duration};
 
 use onefold_cluster::format::key;
-use onefold_core::object::{Change, Guard, Holder, ObjectName, Read, Refusal, Sight, Version, Write};
+use onefold_core::{
+    Error, Kind,
+    object::{Change, Guard, Holder, Look, ObjectName, Read, Refusal, Sight, Version, Write},
+};
 
 use super::{
     super::{
@@ -235,6 +238,9 @@ impl Inner {
         }
         match op {
             Op::Write(op) => self.apply(identity, op).map(Reply::Version),
+            Op::Read(op) if self.unreadable.as_ref() == Some(&op.object) && op.looks.iter().any(|look| matches!(look, Look::Data(..))) => {
+                Err(Refusal::Failed(Error::new(Kind::Io, "the object can't be read")))
+            }
             Op::Read(op) => self.objects.read(op).map(|mut sight| {
                 self.shorten(&mut sight, op);
                 Reply::Sight(sight)
@@ -263,7 +269,7 @@ impl Inner {
 
     /// The store may give shorter pages than it was asked for.
     fn shorten(&self, sight: &mut Sight, op: &Read) {
-        use onefold_core::object::{Look, Seen};
+        use onefold_core::object::Seen;
         for (seen, look) in sight.seen.iter_mut().zip(&op.looks) {
             // The engine needs a whole map in one page, which has a bounded number of keys.
             let list = matches!(look, Look::Page(_, most) if *most < 500 || *most == 1000);
