@@ -346,10 +346,6 @@ pub enum PlantedBug {
     FingerprintHalved,
     /// One damaged page of a map fails all reads that come with it.
     DamageSpreads,
-    /// Durable windows may be missing.
-    MissingAccepted,
-    /// A page is believed by its own checksum, whatever its parent says.
-    StalePage,
     /// What is read is not compared with its fingerprint.
     ReadUnverified,
     /// A flush that failed is tried again.
@@ -360,7 +356,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 40] = [
+    pub const ALL: [(&'static str, PlantedBug); 38] = [
         ("skipped-flush", PlantedBug::SkippedFlush),
         ("early-reuse", PlantedBug::EarlyReuse),
         ("believed-unseen", PlantedBug::BelievedUnseen),
@@ -396,8 +392,6 @@ impl PlantedBug {
         ("ranges-unlimited", PlantedBug::RangesUnlimited),
         ("fingerprint-halved", PlantedBug::FingerprintHalved),
         ("damage-spreads", PlantedBug::DamageSpreads),
-        ("missing-accepted", PlantedBug::MissingAccepted),
-        ("stale-page", PlantedBug::StalePage),
         ("read-unverified", PlantedBug::ReadUnverified),
         ("flush-retried", PlantedBug::FlushRetried),
         ("read-error-stays", PlantedBug::ReadErrorStays),

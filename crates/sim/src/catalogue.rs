@@ -29,7 +29,10 @@ impl<S: Subject> Sim<S> {
         let keys: Vec<Key> = self.model.volumes().keys().copied().collect();
         let Some(&key) = self.rng.pick(&keys) else { return self.create_volume() };
         let blocks = self.params.volume_blocks;
+        let crowded = self.params.options.tight.volumes.is_some() && self.rng.percent(60);
         let verb = match self.rng.below(8) {
+            0..=3 if crowded => Verb::Delete(key),
+            _ if crowded => return self.create_volume(),
             0 | 1 => Verb::Rename(key, self.free_name()),
             2 => Verb::Delete(key),
             3 if keys.len() < 6 => return self.create_volume(),

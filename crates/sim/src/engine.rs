@@ -134,23 +134,14 @@ const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
     use PlantedBug::{
         AcknowledgedEarly, BelievedUnseen, CarriersUnlimited, ChecksumIgnored, CommitPastDurable, CutsUnlimited, DiscardsUnlimited,
         DoubleDecrement, DroppedReturns, DuplicateOntoFree, EarlyReuse, FingerprintHalved, FingerprintStays, ForgedCarrier, LeftoverBusy,
-        LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData, ListedOnce, MissingAccepted, OutOfOrder, RangeOverWrite,
-        ReclaimedInUse, RecountBlind, RecoveryUnflushed, StalePage, UnlinkedEarly, UnlistedZone, VolumesUnlimited,
+        LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse,
+        RecountBlind, RecoveryUnflushed, UnlinkedEarly, UnlistedZone, VolumesUnlimited,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain, and windows end one by one.
         (&[BelievedUnseen, OutOfOrder], &["thin"]),
         (
-            &[
-                LeftoverInPlace,
-                LeftoverBusy,
-                LeftoverVoid,
-                ForgedCarrier,
-                CommitPastDurable,
-                CutsUnlimited,
-                CarriersUnlimited,
-                MissingAccepted,
-            ],
+            &[LeftoverInPlace, LeftoverBusy, LeftoverVoid, ForgedCarrier, CommitPastDurable, CutsUnlimited, CarriersUnlimited],
             &["thin", "ordered"],
         ),
         (&[EarlyReuse, UnlistedZone, ListedOnce], &["thin", "ordered", "ordermerge"]),
@@ -164,7 +155,6 @@ const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
                 RangeOverWrite,
                 DiscardsUnlimited,
                 FingerprintHalved,
-                StalePage,
                 VolumesUnlimited,
             ],
             &["thin", "ordered", "cow"],

@@ -190,12 +190,6 @@ pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -
     }
 }
 
-/// The pointer that a page would have by its own word.
-#[must_use]
-pub fn own_pointer(pointer: &Pointer, page: &Page) -> Pointer {
-    Pointer { birth: WindowNumber(from_low_bytes(&page[40..48])), checksum: from_low_bytes(&page[48..56]), ..*pointer }
-}
-
 /// What of a page that was read is not as its parent says. `None` when all is.
 #[must_use]
 pub fn differs(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -> Option<&'static str> {

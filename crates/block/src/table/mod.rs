@@ -13,5 +13,5 @@ pub(crate) mod held;
 pub(crate) mod pages;
 pub(crate) mod rebuild;
 
-pub(crate) use pages::{Compare, Pages};
+pub(crate) use pages::Pages;
 pub(crate) use rebuild::{PageSpace, rebuild};

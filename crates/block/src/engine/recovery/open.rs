@@ -20,7 +20,7 @@ use crate::{
     reached::{Branch, Reached},
     scheme::Records,
     settings::{PlantedBug, Settings},
-    table::{Compare, Pages},
+    table::Pages,
     window::{
         Window,
         ranges::{Ranges, Span},
@@ -98,11 +98,7 @@ impl Engine {
         let settings = Settings { records_max, ..settings };
         let index_entries = state.index_entries;
         let identity = settings.identity(&fixed);
-        let compare = match (settings.has(PlantedBug::ChecksumIgnored), settings.has(PlantedBug::StalePage)) {
-            (true, _) => Compare::Nothing,
-            (_, true) => Compare::Own,
-            _ => Compare::All,
-        };
+        let compare = !settings.has(PlantedBug::ChecksumIgnored);
         let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
         let snapshot = load_snapshot(&pages, state)?;
         let volumes = visible(&snapshot.volumes);
