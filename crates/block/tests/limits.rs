@@ -195,12 +195,18 @@ fn rule_00_a_store_whose_deleted_volumes_overfill_its_catalogue_opens_and_goes_o
     let engine = open(&disk, limits(1000));
     let volumes: Vec<VolumeId> = (0..12).map(|n| engine.create_volume(&format!("old {n}"), LEAF * 6).unwrap().0).collect();
     for &volume in &volumes {
-        (0..6).for_each(|leaf| drop(persevere(&engine, || engine.write(volume, leaf * LEAF * 4096, &content(leaf))).unwrap()));
+        for leaf in 0..6 {
+            persevere(&engine, || engine.write(volume, leaf * LEAF * 4096, &content(leaf))).unwrap();
+        }
     }
     engine.flush().unwrap();
     engine.checkpoint().unwrap();
-    volumes.iter().for_each(|&volume| drop(engine.delete_volume(volume).unwrap()));
-    (0..4).for_each(|n| drop(engine.create_volume(&format!("new {n}"), LEAF).unwrap()));
+    for &volume in &volumes {
+        engine.delete_volume(volume).unwrap();
+    }
+    for n in 0..4 {
+        engine.create_volume(&format!("new {n}"), LEAF).unwrap();
+    }
     engine.flush().unwrap();
     drop(engine);
     let engine = open(&disk, limits(8));
