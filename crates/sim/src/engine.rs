@@ -133,15 +133,24 @@ const fn bug_names() -> [&'static str; PlantedBug::ALL.len()] {
 const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
     use PlantedBug::{
         AcknowledgedEarly, BelievedUnseen, CarriersUnlimited, ChecksumIgnored, CommitPastDurable, CutsUnlimited, DiscardsUnlimited,
-        DoubleDecrement, DroppedReturns, DuplicateOntoFree, EarlyReuse, FingerprintHalved, FingerprintStays, ForgedCarrier, LeftoverBusy,
-        LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse,
-        RecountBlind, RecoveryUnflushed, UnlinkedEarly, UnlistedZone, VolumesUnlimited,
+        DoubleDecrement, DroppedReturns, DuplicateOntoFree, EarlyReuse, FingerprintHalved, FingerprintStays, FlushRetried, ForgedCarrier,
+        LeftoverBusy, LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite,
+        ReclaimedInUse, RecountBlind, RecoveryUnflushed, UnlinkedEarly, UnlistedZone, VolumesUnlimited,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain, and windows end one by one.
         (&[BelievedUnseen, OutOfOrder], &["thin"]),
         (
-            &[LeftoverInPlace, LeftoverBusy, LeftoverVoid, ForgedCarrier, CommitPastDurable, CutsUnlimited, CarriersUnlimited],
+            &[
+                LeftoverInPlace,
+                LeftoverBusy,
+                LeftoverVoid,
+                ForgedCarrier,
+                CommitPastDurable,
+                CutsUnlimited,
+                CarriersUnlimited,
+                VolumesUnlimited,
+            ],
             &["thin", "ordered"],
         ),
         (&[EarlyReuse, UnlistedZone, ListedOnce], &["thin", "ordered", "ordermerge"]),
@@ -155,7 +164,7 @@ const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
                 RangeOverWrite,
                 DiscardsUnlimited,
                 FingerprintHalved,
-                VolumesUnlimited,
+                FlushRetried,
             ],
             &["thin", "ordered", "cow"],
         ),
