@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 24] = [
+const TARGETS: [&str; 26] = [
     "superblock",
     "zone_list",
     "claim",
@@ -39,19 +39,22 @@ const TARGETS: [&str; 24] = [
     "recipe",
     "listing",
     "cluster",
+    "objects",
+    "folder",
 ];
 
 /// Seconds for each target in CI: all of them are done in about two minutes. Long runs are asked for by name.
 const CI_SECONDS: u64 = 5;
 
-/// Runs the targets named, or all.
+/// Runs the targets named, or all. With `--grow`, our own runner adds to the corpus what reached a sentence of its own.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let mut seconds = 60;
-    let mut targets = Vec::new();
+    let (mut targets, mut grow) = (Vec::new(), false);
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--seconds" => seconds = rest.next().and_then(|value| value.parse().ok()).unwrap_or(seconds),
+            "--grow" => grow = true,
             target => {
                 ensure!(TARGETS.contains(&target), "there is no target '{target}'; there are {}", TARGETS.join(", "));
                 targets.push(target);
@@ -62,13 +65,20 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         targets = TARGETS.to_vec();
     }
     let limit = Duration::from_secs((seconds + 60) * targets.len() as u64 + 1200);
-    if !has_cargo_fuzz() {
-        println!("cargo-fuzz or a nightly compiler is missing: our own runner mutates examples");
-        return Ok(show(runner(&targets, seconds), limit)?.status.success());
+    if grow || !has_cargo_fuzz() {
+        if !grow {
+            println!("cargo-fuzz or a nightly compiler is missing: our own runner mutates examples");
+        }
+        let mut command = runner(&targets, seconds);
+        command.args(grow.then_some("--grow"));
+        return Ok(show(command, limit)?.status.success());
     }
     for target in targets {
         let mut command = program("cargo");
-        command.args(["+nightly", "fuzz", "run", target, "--", &format!("-max_total_time={seconds}")]);
+        // What it finds goes into the first folder, which is nobody's; the second one is kept in the repository.
+        let (found, kept) = (format!("fuzz/corpus/{target}"), format!("crates/fuzz/corpus/{target}"));
+        std::fs::create_dir_all(&found).and_then(|()| std::fs::create_dir_all(&kept))?;
+        command.args(["+nightly", "fuzz", "run", target, &found, &kept, "--", &format!("-max_total_time={seconds}")]);
         if !show(command, limit)?.status.success() {
             return Ok(false);
         }

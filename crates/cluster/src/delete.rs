@@ -2,11 +2,11 @@
 //!
 //! Whoever could still write is fenced first. It resumes anywhere: the record of what is deleted goes last.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use onefold_core::{
     Error, Kind, Result,
-    object::{Change, Guard, Look, ObjectName, Refusal, Write},
+    object::{Change, Guard, Look, ObjectName, Pool, Refusal, Write},
 };
 
 use crate::{
@@ -22,12 +22,18 @@ use crate::{
     settings::PlantedBug,
     volume::{
         Mode, Volume,
-        header::{self, LOCK, OWNER},
+        header::{self, Bits, LOCK, OWNER},
     },
 };
 
 /// Pieces that may be missing between others: those in flight together when the session that filled them died.
 const GAP: u64 = 16;
+
+/// Pieces missing in a row after which none comes: a number that a stranger wrote costs no more.
+const MISSING_MAX: u64 = 1 << 16;
+
+/// Names of a page of the pool's listing.
+const NAMES_A_PAGE: usize = 1000;
 
 impl Session {
     /// Does the drops of a map that are pending, and collects what nobody refers to.
@@ -143,33 +149,65 @@ impl Session {
 
     fn erase_pieces(&self, id: u64, pieces: u64) -> Result<(), Refusal> {
         let (mut index, mut missing) = (0, 0);
-        while index < pieces || missing < GAP {
+        while missing < if index < pieces { MISSING_MAX } else { GAP } {
             let object = ObjectId { volume: id, index };
             missing = if self.read_map(object)?.is_some() { 0 } else { missing + 1 };
             self.erase(object)?;
             index += 1;
             if index.is_multiple_of(64) {
-                self.still_filling(id).or_else(|refusal| if refusal.is(&Refusal::Unknown) { Ok(()) } else { Err(refusal) })?;
+                self.keep_filling(id)?;
             }
         }
         Ok(())
     }
 
     /// Erases the objects of a volume from byte `from` to `to`, and what a shrink that was interrupted left behind that. Before `to` an object without a bit may be
-    /// there, after a crash of the owner.
+    /// there, after a crash of the owner: of few objects each is looked for, many are looked up in the pool's listing, which costs what is there and not what could be.
     fn erase_objects(&self, id: u64, from: u64, to: u64) -> Result<(), Refusal> {
         let object_bytes = u64::from(self.format.object_bytes);
         let mut bits = self.read_bits(id)?;
-        let end = to.div_ceil(object_bytes);
-        let left: Vec<u64> = bits.all().filter(|index| *index >= end).collect();
-        for index in (from.div_ceil(object_bytes)..end).chain(left) {
-            self.erase(ObjectId { volume: id, index })?;
-            self.change_bit(id, &mut bits, index, false)?;
-            if index.is_multiple_of(64) {
-                self.still_filling(id).or_else(|refusal| if refusal.is(&Refusal::Unknown) { Ok(()) } else { Err(refusal) })?;
+        let (first, end) = (from.div_ceil(object_bytes), to.div_ceil(object_bytes));
+        if end.saturating_sub(first) <= self.settings.looked_for_max {
+            for index in first..end {
+                self.erase_one(id, index, &mut bits)?;
             }
+        } else {
+            self.erase_listed(id, first..end, &mut bits)?;
+        }
+        let left = bits.clone();
+        for index in left.all().filter(|index| *index >= first) {
+            self.erase_one(id, index, &mut bits)?;
         }
         Ok(())
+    }
+
+    /// Erases the objects of a volume that the pool lists. Its writers are fenced, so none comes after the listing went by.
+    fn erase_listed(&self, id: u64, range: Range<u64>, bits: &mut Bits) -> Result<(), Refusal> {
+        let mut from = None;
+        loop {
+            let page = self.store.list(Pool::Metadata, from.as_deref(), NAMES_A_PAGE)?;
+            self.keep_filling(id)?;
+            for object in page.names.iter().filter_map(|name| ObjectId::parse(name)) {
+                if object.volume == id && range.contains(&object.index) {
+                    self.erase_one(id, object.index, bits)?;
+                }
+            }
+            if page.next.is_none() {
+                return Ok(());
+            }
+            from = page.next;
+        }
+    }
+
+    fn erase_one(&self, id: u64, index: u64, bits: &mut Bits) -> Result<(), Refusal> {
+        self.erase(ObjectId { volume: id, index })?;
+        self.change_bit(id, bits, index, false)?;
+        if index.is_multiple_of(64) { self.keep_filling(id) } else { Ok(()) }
+    }
+
+    /// Renews the lock of who deletes, if the store answers.
+    fn keep_filling(&self, id: u64) -> Result<(), Refusal> {
+        self.still_filling(id).or_else(|refusal| if refusal.is(&Refusal::Unknown) { Ok(()) } else { Err(refusal) })
     }
 
     /// Changes the size of a volume that nobody writes to; what lies beyond a smaller size is gone.

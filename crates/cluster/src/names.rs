@@ -10,8 +10,8 @@ use onefold_core::{
 
 use crate::{
     format::{
-        catalogue::{Named, What},
-        key,
+        catalogue::{Named, VOLUME_MAX, What},
+        corrupt, key,
     },
     session::{Session, failed},
     settings::PlantedBug,
@@ -29,9 +29,6 @@ pub(crate) const FILL: &str = "fill";
 
 /// Most bytes of a name.
 const NAME_MAX: usize = 255;
-
-/// Bytes of a volume, at most: the bitmap in its header has 65,536 keys then.
-const VOLUME_MAX: u64 = 128 << 40;
 
 /// Checks the size that a volume gets.
 pub(crate) fn valid_size(bytes: u64) -> Result<()> {
@@ -121,8 +118,13 @@ impl Session {
         let keys = self.all_keys_of(&shards, &[RECORD]).map_err(|refusal| failed("the names can't be read", refusal))?;
         let mut all = Vec::new();
         for (shard, keys) in shards.into_iter().zip(keys) {
-            for (_, value) in keys.into_iter().filter(|(key, _)| key.first() == Some(&RECORD)) {
-                all.push((shard.clone(), Record::decode(&value)?));
+            for (key, value) in keys.into_iter().filter(|(key, _)| key.first() == Some(&RECORD)) {
+                let record = Record::decode(&value)?;
+                // What is found under another number would never be forgotten.
+                if key != key::numbered(RECORD, record.named.id) {
+                    return Err(corrupt("a record in the catalogue stands under another number"));
+                }
+                all.push((shard.clone(), record));
             }
         }
         Ok(all)

@@ -33,6 +33,8 @@ pub struct Settings {
     pub count_one_in: u64,
     /// Objects that a trim clears by itself; longer ones leave a record.
     pub direct_objects: u64,
+    /// Objects of a volume that are looked for one by one when it is deleted or cut; more are looked up in the pool's listing.
+    pub looked_for_max: u64,
     /// Long trims that have not reached all their objects, at most: each write looks through them. One more waits.
     pub discards_max: usize,
     /// Reads of a chunk within a minute that make it hot; 0 for never.
@@ -61,6 +63,7 @@ impl Default for Settings {
             spread_at: 8192,
             count_one_in: 256,
             direct_objects: 16,
+            looked_for_max: 16_384,
             discards_max: 64,
             hit_count: 8,
             cache_bytes: 64 << 20,

@@ -10,10 +10,12 @@ mod archive;
 mod cluster;
 mod corrupt;
 mod decoders;
+mod folder;
 mod image;
 mod memory;
 mod mutator;
 mod nbd;
+mod objects;
 pub mod reach;
 pub mod runner;
 mod tools;
@@ -27,8 +29,10 @@ pub use archive::{
 };
 pub use cluster::cluster;
 pub use decoders::{carrier, claim, map_page, superblock, zone_list};
+pub use folder::folder;
 pub use image::{image, repaired_image};
 pub use nbd::nbd_session;
+pub use objects::objects;
 pub use tools::tools;
 pub use trace::trace;
 
@@ -43,7 +47,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 26] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -68,4 +72,6 @@ pub const TARGETS: [Target; 24] = [
     Target { name: "recipe", body: recipe, examples: archive::decoders::recipe_examples },
     Target { name: "listing", body: listing, examples: archive::decoders::listing_examples },
     Target { name: "cluster", body: cluster, examples: cluster::examples },
+    Target { name: "objects", body: objects, examples: objects::examples },
+    Target { name: "folder", body: folder, examples: folder::examples },
 ];

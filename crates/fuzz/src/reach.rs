@@ -29,6 +29,11 @@ pub fn taken() -> Reached {
     REACHED.take()
 }
 
+/// Sentences that came up since then.
+pub(crate) fn sentences() -> usize {
+    REACHED.with_borrow(|reached| reached.sentences.len())
+}
+
 /// Notes bytes that were taken for good.
 pub(crate) fn good() {
     REACHED.with_borrow_mut(|reached| reached.good += 1);

@@ -29,11 +29,12 @@ mod size;
 mod store_file;
 mod verbs;
 
-use std::process::ExitCode;
+use std::{panic, process::ExitCode};
 
 use failure::Failure;
 
 fn main() -> ExitCode {
+    quiet_guarded_panics();
     let done = run();
     // What was printed is part of what was asked for.
     let printed = output::finish();
@@ -41,6 +42,16 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.tell(),
     }
+}
+
+/// Panics that become an error with a sentence of its own are not printed.
+fn quiet_guarded_panics() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !onefold_backend::embedded::is_guarded() {
+            usual(info);
+        }
+    }));
 }
 
 fn run() -> Result<(), Failure> {

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | this one | sessions, locks, fences, the queue |
 //! | [`tables`] | what `redb` holds, and one operation on it |
-//! | [`look`] | the file of `redb` for who only looks |
+//! | [`guard`] | panics of `redb` on damaged tables become errors |
+//! | [`own`] | the file of `redb` for its owner |
+//! | [`look`] | the same file for who only looks |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
 //! *Threads:* one thread takes all operations that wait, applies each whole or not at all, writes their data into free blocks, makes the data durable,
@@ -17,7 +19,9 @@
 //! process.
 
 mod blocks;
+mod guard;
 mod look;
+mod own;
 mod tables;
 
 use std::{
@@ -39,7 +43,8 @@ use onefold_core::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use self::{blocks::Blocks, tables::Tables};
+pub use self::guard::is_guarded;
+use self::{blocks::Blocks, guard::guarded, tables::Tables};
 use crate::{
     beneath::{Beneath, Stands, Word},
     lock,
@@ -280,7 +285,7 @@ impl Shared {
         let broken = self.broken.lock().clone();
         let results = match broken {
             Some(error) => Err(error),
-            None => self.standing(|| self.apply(group)).inspect_err(|error| *self.broken.lock() = Some(error.clone())),
+            None => self.standing(|| guarded(|| self.apply(group))).inspect_err(|error| *self.broken.lock() = Some(error.clone())),
         };
         match results {
             Ok(results) => {

@@ -8,7 +8,11 @@ use onefold_core::{
 };
 use redb::{Database, Durability, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 
-use super::blocks::Blocks;
+use super::{
+    blocks::Blocks,
+    guard::{Guarded, guarded},
+    own::Own,
+};
 
 /// Pool and name → the object.
 const OBJECTS: TableDefinition<(u8, &str), (u64, u64, u64, u64)> = TableDefinition::new("objects");
@@ -77,7 +81,7 @@ type Overlay = BTreeMap<u32, Option<Box<[u8; BLOCK_BYTES]>>>;
 
 /// The database and the data file, for reading.
 pub(super) struct Tables {
-    database: Database,
+    database: Guarded,
     /// The file that the database is in.
     own: File,
     data: File,
@@ -94,7 +98,7 @@ pub(super) struct Transaction {
 impl Tables {
     /// Makes the tables in an empty file.
     pub(super) fn create(own: File, chunks: PoolKind) -> Result<()> {
-        let database = Database::builder().create_file(own).map_err(failed)?;
+        let database = Database::builder().create_with_backend(Own(own)).map_err(failed)?;
         let transaction = database.begin_write().map_err(failed)?;
         {
             let mut meta = transaction.open_table(META).map_err(failed)?;
@@ -111,6 +115,10 @@ impl Tables {
 
     /// Opens the tables in a file that we have locked; `data` has the blocks that they name. Unless it `writes`, nothing reaches the file.
     pub(super) fn open(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
+        guarded(|| Tables::open_trusting(own, data, writes))
+    }
+
+    fn open_trusting(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
         let mut magic = [0; MAGIC.len()];
         // What is no database would be made one.
         if own.read_exact_at(&mut magic, 0).is_err() || magic != *MAGIC {
@@ -121,12 +129,12 @@ impl Tables {
         let mut builder = Database::builder();
         builder.set_cache_size(CACHE_BYTES);
         let database = match writes {
-            true => builder.create_file(own),
+            true => builder.create_with_backend(Own(own)),
             false => builder.create_with_backend(super::look::Look::at(own).map_err(wrong)?),
         };
         let database = database.map_err(failed)?;
-        let tables = Tables { database, own: again, data };
-        let reading = tables.database.begin_read().map_err(failed)?;
+        let tables = Tables { database: Guarded::of(database), own: again, data };
+        let reading = tables.database.get()?.begin_read().map_err(failed)?;
         let meta = reading.open_table(META).map_err(failed)?;
         let number = |key: &str| -> Result<u64> { Ok(meta.get(key).map_err(failed)?.map_or(0, |value| value.value())) };
         if number("format")? != FORMAT {
@@ -139,14 +147,20 @@ impl Tables {
 
     /// The blocks of the data file that are in use.
     pub(super) fn used_blocks(&self) -> Result<Vec<u32>> {
-        let reading = self.database.begin_read().map_err(failed)?;
-        let extents = reading.open_table(EXTENTS).map_err(failed)?;
-        let mut used = Vec::new();
-        for row in extents.iter().map_err(failed)? {
-            let (_, value) = row.map_err(failed)?;
-            used.extend(slots(value.value()).filter_map(|(place, _)| place));
-        }
-        Ok(used)
+        guarded(|| {
+            let reading = self.reading()?;
+            let extents = reading.open_table(EXTENTS).map_err(failed)?;
+            let mut used = Vec::new();
+            for row in extents.iter().map_err(failed)? {
+                let (_, value) = row.map_err(failed)?;
+                used.extend(slots(value.value()).filter_map(|(place, _)| place));
+            }
+            Ok(used)
+        })
+    }
+
+    fn reading(&self) -> Result<ReadTransaction> {
+        self.database.get()?.begin_read().map_err(failed)
     }
 
     pub(super) fn file_bytes(&self) -> u64 {
@@ -155,7 +169,7 @@ impl Tables {
     }
 
     pub(super) fn begin(&self) -> Result<Transaction> {
-        let mut inner = self.database.begin_write().map_err(failed)?;
+        let mut inner = self.database.get()?.begin_write().map_err(failed)?;
         inner.set_durability(Durability::Immediate);
         let (version, number) = {
             let meta = inner.open_table(META).map_err(failed)?;
@@ -171,13 +185,15 @@ impl Tables {
         if op.object.pool == Pool::Chunks && chunks == PoolKind::Erasure && op.looks.iter().any(omap) {
             return Err(Refusal::Unsupported);
         }
-        let fail = |error: Error| Refusal::Failed(error);
-        let reading = self.database.begin_read().map_err(failed).map_err(fail)?;
-        let objects = reading.open_table(OBJECTS).map_err(failed).map_err(fail)?;
-        let row = objects.get((pool_number(op.object.pool), op.object.name.as_str())).map_err(failed).map_err(fail)?;
-        let object = Object::of(row.ok_or(Refusal::Missing)?.value());
-        let seen = op.looks.iter().map(|look| self.see(&reading, object, look)).collect::<Result<_>>().map_err(fail)?;
-        Ok(Sight { version: Version(object.version), seen })
+        let seen = guarded(|| {
+            let reading = self.reading()?;
+            let objects = reading.open_table(OBJECTS).map_err(failed)?;
+            let row = objects.get((pool_number(op.object.pool), op.object.name.as_str())).map_err(failed)?;
+            let Some(object) = row.map(|row| Object::of(row.value())) else { return Ok(None) };
+            let seen = op.looks.iter().map(|look| self.see(&reading, object, look)).collect::<Result<_>>()?;
+            Ok(Some(Sight { version: Version(object.version), seen }))
+        });
+        seen.map_err(Refusal::Failed)?.ok_or(Refusal::Missing)
     }
 
     fn see(&self, reading: &ReadTransaction, object: Object, look: &Look) -> Result<Seen> {
@@ -228,7 +244,7 @@ impl Tables {
 
     pub(super) fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
         let list = || -> Result<Page> {
-            let reading = self.database.begin_read().map_err(failed)?;
+            let reading = self.reading()?;
             let objects = reading.open_table(OBJECTS).map_err(failed)?;
             let mut page = Page::default();
             for row in objects.range((pool_number(pool), from.unwrap_or_default())..).map_err(failed)? {
@@ -248,7 +264,7 @@ impl Tables {
             }
             Ok(page)
         };
-        list().map_err(Refusal::Failed)
+        guarded(list).map_err(Refusal::Failed)
     }
 }
 

@@ -145,6 +145,9 @@ pub enum What {
     Put,
 }
 
+/// Bytes of a volume, at most: the bitmap in its header has 65,536 keys then.
+pub(crate) const VOLUME_MAX: u64 = 128 << 40;
+
 /// A name's value, or what is left to delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
@@ -180,7 +183,11 @@ impl Named {
             Some(2) => What::Put,
             _ => return Err(bad()),
         };
-        Ok(Named { what, id: number(1)?, bytes: number(9)?, pieces: number(17)? })
+        let named = Named { what, id: number(1)?, bytes: number(9)?, pieces: number(17)? };
+        if what == What::Volume && named.bytes > VOLUME_MAX {
+            return Err(bad());
+        }
+        Ok(named)
     }
 }
 

@@ -26,6 +26,9 @@ use crate::{
 /// Objects of a slice.
 const SLICE: usize = 64;
 
+/// Missing objects of a volume, or of what was put, that are told one by one.
+const MISSING_TOLD: usize = 100;
+
 /// What a scrub found, and what it did about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -247,28 +250,36 @@ impl Scrub {
 
     /// Objects that should be there and are not.
     fn missing_objects(&mut self) -> Result<(), Refusal> {
-        for (id, known) in &self.known {
-            if !known.named {
-                continue;
-            }
-            let indexes: Vec<u64> = match known.what {
-                What::Put => (0..known.pieces).collect(),
+        for (id, known) in self.known.iter().filter(|(_, known)| known.named) {
+            let missing = match known.what {
+                What::Put => self.missing_of(*id, 0..known.pieces)?,
                 What::Volume => {
                     let objects = known.bytes.div_ceil(u64::from(self.session.format.object_bytes));
-                    self.session.read_bits(*id)?.all().filter(|index| *index < objects).collect()
+                    self.missing_of(*id, self.session.read_bits(*id)?.all().take_while(|index| *index < objects))?
                 }
             };
-            for index in indexes {
-                let object = ObjectId { volume: *id, index };
-                match self.session.read_one(&object.name(), vec![Look::Stat]) {
-                    Err(Refusal::Missing) if !self.is_gone(*id, index)? => self.report.damage.push(format!("object {object} is missing")),
-                    Err(Refusal::Missing) => {}
-                    Err(refusal) => return Err(refusal),
-                    Ok(_) => {}
-                }
-            }
+            self.report.damage.extend(missing);
         }
         Ok(())
+    }
+
+    /// A sentence for each of these objects that is missing. After many it ends: a number of objects may be damaged itself.
+    fn missing_of(&self, volume: u64, indexes: impl Iterator<Item = u64>) -> Result<Vec<String>, Refusal> {
+        let mut missing = Vec::new();
+        for index in indexes {
+            let object = ObjectId { volume, index };
+            match self.session.read_one(&object.name(), vec![Look::Stat]) {
+                Err(Refusal::Missing) if self.is_gone(volume, index)? => {}
+                Err(Refusal::Missing) if missing.len() == MISSING_TOLD => {
+                    missing.push(format!("object {object} is missing, and perhaps more of them"));
+                    break;
+                }
+                Err(Refusal::Missing) => missing.push(format!("object {object} is missing")),
+                Err(refusal) => return Err(refusal),
+                Ok(_) => {}
+            }
+        }
+        Ok(missing)
     }
 
     /// True when it was deleted, replaced or cut off meanwhile.

@@ -187,7 +187,7 @@ impl Volume {
             let mut object = object.lock();
             self.reach(index, &mut object, discard.stamp)?;
         }
-        let next = (index + 1..discard.to).find(|index| self.may_be_there(*index)).unwrap_or(discard.to);
+        let next = self.first_there(index + 1..discard.to).unwrap_or(discard.to);
         let further = Discard { cursor: next, ..discard };
         let change = if next >= discard.to {
             Change::DropOmap(vec![discard.key()])
@@ -211,10 +211,12 @@ impl Volume {
         Ok(())
     }
 
-    /// False for an object that is not there: it need not be looked at. One whose first write failed on its way may have no bit.
-    fn may_be_there(&self, index: u64) -> bool {
-        let remembered = self.objects.lock().get(&index).cloned();
-        self.bits.lock().has(index) || remembered.is_some_and(|object| object.lock().is_owing())
+    /// The first object of a range that may be there: the others need not be looked at. One whose first write failed on its way may have no bit.
+    fn first_there(&self, range: Range<u64>) -> Option<u64> {
+        let marked = self.bits.lock().first(range.clone());
+        let range = range.start..marked.unwrap_or(range.end).max(range.start);
+        let remembered: Vec<_> = self.objects.lock().range(range).map(|(index, object)| (*index, object.clone())).collect();
+        remembered.into_iter().find(|(_, object)| object.lock().is_owing()).map(|(index, _)| index).or(marked)
     }
 
     /// A discard as the header has it.

@@ -10,7 +10,7 @@
 //! | `C` and a number | a stamp: an object and a chunk of it that is kept though it is clean |
 //! | `H` and a number | a dirty chunk that is read often: until when it is not deduplicated |
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use onefold_core::object::{Change, Guard, Look, ObjectName, Refusal, Write};
 
@@ -42,7 +42,7 @@ pub(crate) fn name(volume: u64) -> ObjectName {
 }
 
 /// Which objects are there. A set bit and no object is damage; a clear one says nothing while the volume is in use.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Bits(pub(super) BTreeMap<u64, Vec<u8>>);
 
 impl Bits {
@@ -53,11 +53,21 @@ impl Bits {
 
     /// All objects whose bit is set.
     pub(crate) fn all(&self) -> impl Iterator<Item = u64> + '_ {
+        self.from(0)
+    }
+
+    /// The first object of a range whose bit is set.
+    pub(super) fn first(&self, range: Range<u64>) -> Option<u64> {
+        self.from(range.start).find(|index| *index >= range.start).filter(|index| *index < range.end)
+    }
+
+    /// All objects whose bit is set, from the group of `first` on.
+    fn from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
         let of = |(group, bits): (&u64, &Vec<u8>)| {
             let (group, bits) = (*group, bits.clone());
             (0..GROUP).filter(move |at| bits[*at as usize / 8] >> (at % 8) & 1 == 1).map(move |at| group * GROUP + at)
         };
-        self.0.iter().flat_map(of)
+        self.0.range(first / GROUP..).flat_map(of)
     }
 
     /// Takes over what a header's keys say.
@@ -177,5 +187,7 @@ mod tests {
         assert!(!bits.learn(OWNER, b"x").unwrap() && bits.learn(&key::numbered(BITS, 3), b"x").is_err());
         assert_eq!(bits.all().collect::<Vec<_>>(), [3 * GROUP + 10]);
         assert!(bits.has(3 * GROUP + 10) && !bits.has(10));
+        let at = 3 * GROUP + 10;
+        assert_eq!([0..at + 1, at..at + 1, at + 1..at + 9, 0..at].map(|range| bits.first(range)), [Some(at), Some(at), None, None]);
     }
 }

@@ -209,6 +209,11 @@ impl Params {
         self.jumps == 0 && self.stops == 0 && self.kills == 0
     }
 
+    /// True when what is deleted is looked up in the pool's listing: in one seed of nine, none of them kept.
+    fn lists(&self) -> bool {
+        self.seed % 9 == 5
+    }
+
     /// How a session works.
     #[must_use]
     pub fn settings(&self) -> Settings {
@@ -221,6 +226,7 @@ impl Params {
             spread_at: self.spread_at,
             count_one_in: 1,
             direct_objects: 1,
+            looked_for_max: if self.lists() { 0 } else { 1 << 14 },
             discards_max: self.discards_max,
             hit_count: self.hit_count,
             cache_bytes: u64::from(self.chunk_bytes) * self.cached,
