@@ -75,6 +75,8 @@ counters! {
     zero_blocks,
     /// Checkpoints that became durable.
     checkpoints,
+    /// Leaves of maps in which they applied ranges that had waited.
+    discard_leaves,
 }
 
 pub(crate) fn add(counter: &AtomicU64, n: u64) {

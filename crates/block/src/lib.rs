@@ -22,7 +22,7 @@ mod table;
 mod window;
 
 pub use counters::Counts;
-pub use engine::{CheckpointStep, Engine, Leisure};
+pub use engine::{CheckpointStep, Engine, Filled, Leisure};
 pub use format::catalogue::{CRITICAL_MAX, Critical};
 pub use reached::Branch;
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, PlantedBug, Settings};

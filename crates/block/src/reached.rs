@@ -51,12 +51,20 @@ branches! {
     IndexSpilled = "checkpoint: index merged into the one on disk",
     ListFlushed = "zones ran out before a window could carry the list",
     RangesWait = "limit: a range waits for room in the table of discards",
+    CatalogueFull = "limit: a new volume waits for room in the catalogue",
+    CarriersFull = "limit: a change waits, since as many carriers wait for a checkpoint as may",
+    FlightsFull = "limit: a change waits, since as many windows are on their way as may",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }
 
 /// How often each branch was reached since the store was opened.
-#[derive(Default)]
 pub(crate) struct Reached([AtomicU64; Branch::ALL.len()]);
+
+impl Default for Reached {
+    fn default() -> Reached {
+        Reached(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
 
 impl Reached {
     pub(crate) fn hit(&self, branch: Branch) {

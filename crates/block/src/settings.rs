@@ -102,7 +102,13 @@ const DISCARD_LEAVES: u64 = 4096;
 pub(crate) const RECORDS_MAX: u64 = 1 << 20;
 
 /// Most carriers that wait for a checkpoint: a recovery reads and proves each of them, 384 MiB together.
-pub(crate) const CARRIERS_MAX: u64 = 3 << 15;
+const CARRIERS_MAX: u64 = 3 << 15;
+
+/// Most windows that are closed and not yet published.
+const FLIGHTS_MAX: usize = 256;
+
+/// Ranges with which a window is closed.
+const WINDOW_RANGES_MAX: usize = 1024;
 
 /// Most blocks that are written but not flushed: 32 MiB, what a recovery may have to hash.
 pub(crate) const UNFLUSHED_BLOCKS_MAX: usize = 8192;
@@ -143,6 +149,12 @@ pub struct Limits {
     pub volume_number: u32,
     /// Most recoveries that a superblock remembers.
     pub cuts: usize,
+    /// Most carriers that wait for a checkpoint: a recovery reads and proves each of them.
+    pub carriers: u64,
+    /// Most windows that are closed and not yet published: more would only wait.
+    pub flights: usize,
+    /// Ranges with which a window is closed.
+    pub ranges: usize,
 }
 
 impl Default for Limits {
@@ -153,6 +165,9 @@ impl Default for Limits {
             volumes: u64::from(VOLUMES_MAX),
             volume_number: u32::MAX - 1,
             cuts: CUTS_MAX,
+            carriers: CARRIERS_MAX,
+            flights: FLIGHTS_MAX,
+            ranges: WINDOW_RANGES_MAX,
         }
     }
 }
@@ -319,11 +334,29 @@ pub enum PlantedBug {
     DiscardsUnlimited,
     /// Recoveries are noted although the superblock has no room for them.
     CutsUnlimited,
+    /// Volumes are made although the catalogue has no room for them.
+    VolumesUnlimited,
+    /// Changes are taken although as many carriers wait for a checkpoint as may.
+    CarriersUnlimited,
+    /// Changes are taken although as many windows are on their way as may.
+    FlightsUnlimited,
+    /// A window takes ranges without end.
+    RangesUnlimited,
+    /// The table of fingerprints gets half of each: the half that maps have as well.
+    FingerprintHalved,
+    /// One damaged page of a map fails all reads that come with it.
+    DamageSpreads,
+    /// What is read is not compared with its fingerprint.
+    ReadUnverified,
+    /// A flush that failed is tried again.
+    FlushRetried,
+    /// A block that could not be read once is never read again.
+    ReadErrorStays,
 }
 
 impl PlantedBug {
     /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 29] = [
+    pub const ALL: [(&'static str, PlantedBug); 38] = [
         ("skipped-flush", PlantedBug::SkippedFlush),
         ("early-reuse", PlantedBug::EarlyReuse),
         ("believed-unseen", PlantedBug::BelievedUnseen),
@@ -353,5 +386,14 @@ impl PlantedBug {
         ("critical-shared", PlantedBug::CriticalShared),
         ("discards-unlimited", PlantedBug::DiscardsUnlimited),
         ("cuts-unlimited", PlantedBug::CutsUnlimited),
+        ("volumes-unlimited", PlantedBug::VolumesUnlimited),
+        ("carriers-unlimited", PlantedBug::CarriersUnlimited),
+        ("flights-unlimited", PlantedBug::FlightsUnlimited),
+        ("ranges-unlimited", PlantedBug::RangesUnlimited),
+        ("fingerprint-halved", PlantedBug::FingerprintHalved),
+        ("damage-spreads", PlantedBug::DamageSpreads),
+        ("read-unverified", PlantedBug::ReadUnverified),
+        ("flush-retried", PlantedBug::FlushRetried),
+        ("read-error-stays", PlantedBug::ReadErrorStays),
     ];
 }

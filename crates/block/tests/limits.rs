@@ -188,6 +188,36 @@ fn rule_00_volumes_that_are_deleted_and_made_again_wait_for_room_in_the_catalogu
 }
 
 #[test]
+fn rule_00_a_store_whose_deleted_volumes_overfill_its_catalogue_opens_and_goes_on() {
+    let disk = formatted(4096);
+    // As by a program that does not make new volumes wait, and a checkpoint works through one leaf.
+    let limits = |volumes| Limits { volumes, discard_leaves: 0, ..Limits::default() };
+    let engine = open(&disk, limits(1000));
+    let volumes: Vec<VolumeId> = (0..12).map(|n| engine.create_volume(&format!("old {n}"), LEAF * 6).unwrap().0).collect();
+    for &volume in &volumes {
+        for leaf in 0..6 {
+            persevere(&engine, || engine.write(volume, leaf * LEAF * 4096, &content(leaf))).unwrap();
+        }
+    }
+    engine.flush().unwrap();
+    engine.checkpoint().unwrap();
+    for &volume in &volumes {
+        engine.delete_volume(volume).unwrap();
+    }
+    for n in 0..4 {
+        engine.create_volume(&format!("new {n}"), LEAF).unwrap();
+    }
+    engine.flush().unwrap();
+    drop(engine);
+    let engine = open(&disk, limits(8));
+    engine.checkpoint().unwrap();
+    let volume = engine.find_volume("new 3").unwrap();
+    persevere(&engine, || engine.write(volume, 0, &[9; 4096])).unwrap();
+    engine.close().unwrap();
+    assert_eq!(problems(&disk), Vec::<String>::new());
+}
+
+#[test]
 fn rule_00_a_store_that_has_given_all_numbers_of_volumes_says_so_and_goes_on() {
     let disk = formatted(4096);
     let engine = open(&disk, Limits { volume_number: 2, ..Limits::default() });

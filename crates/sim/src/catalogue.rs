@@ -29,7 +29,10 @@ impl<S: Subject> Sim<S> {
         let keys: Vec<Key> = self.model.volumes().keys().copied().collect();
         let Some(&key) = self.rng.pick(&keys) else { return self.create_volume() };
         let blocks = self.params.volume_blocks;
+        let crowded = self.params.options.tight.volumes.is_some() && self.rng.percent(60);
         let verb = match self.rng.below(8) {
+            0..=3 if crowded => Verb::Delete(key),
+            _ if crowded => return self.create_volume(),
             0 | 1 => Verb::Rename(key, self.free_name()),
             2 => Verb::Delete(key),
             3 if keys.len() < 6 => return self.create_volume(),
@@ -86,9 +89,19 @@ impl<S: Subject> Sim<S> {
                     self.reach.hit("store full: volume verb refused");
                     return self.look(false);
                 }
+                Err(error) if error.kind() == Kind::InvalidInput && self.no_more_volumes(&verb) => {
+                    self.reach.hit("limit: a volume is refused, since there are as many as may be");
+                    return self.look(false);
+                }
                 Err(error) => return Err(self.judge("volume verb", &error)),
             }
         }
+    }
+
+    /// True when there are as many volumes as there may be.
+    fn no_more_volumes(&self, verb: &Verb) -> bool {
+        let most = self.params.options.tight.volumes.map(|volumes| volumes / 2);
+        matches!(verb, Verb::Create(..)) && most.is_some_and(|most| self.model.volumes().len() as u64 >= most)
     }
 
     /// A volume that has just grown, not durably yet, is sometimes used up to its new end.

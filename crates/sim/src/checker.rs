@@ -37,6 +37,12 @@ pub enum Checker {
     Volumes,
     /// The whole-store verifier finds nothing.
     StoreCheck,
+    /// A second reading of the format, which shares no code with the engine, agrees with the model and with itself.
+    SecondReading,
+    /// Damage costs what it hit, and nothing else.
+    DamageSpreads,
+    /// No table and no queue is fuller than its limit says.
+    Limits,
     /// A flush makes all durable that came before it; tickets don't go back.
     Tickets,
     /// The engine gets on when it is given steps.

@@ -322,7 +322,9 @@ impl<S: Subject> Sim<S> {
             rest = left;
             reads.push(BlockRead { first: Lba(first), into, result: Ok(()) });
         }
+        self.disk.forget_reads();
         store.read(id, &mut reads);
+        let explained = self.disk.met_damage();
         let seen: Vec<(u64, u64, Option<Error>)> =
             reads.into_iter().map(|read| (read.first.0, read.into.len() as u64, read.result.err())).collect();
         let mut at = 0;
@@ -333,26 +335,35 @@ impl<S: Subject> Sim<S> {
                         self.model.observe(key, lba, &block.0)?;
                     }
                 }
-                Some(error) => self.unreadable(key, (first, n), &error)?,
+                Some(error) => self.unreadable(key, (first, n), &error, explained)?,
             }
             at += n as usize;
         }
         Ok(())
     }
 
-    /// A read failed: right only after a fault, and its other blocks are still there.
-    fn unreadable(&mut self, key: Key, (first, n): (u64, u64), error: &Error) -> Flow<()> {
+    /// A read failed: right only when it met damage or a fault (`explained`), and its other blocks are still there.
+    fn unreadable(&mut self, key: Key, (first, n): (u64, u64), error: &Error, explained: bool) -> Flow<()> {
         if self.disk.is_down() {
             return Err(self.judge("read", error));
         }
-        if self.disk.damage() == 0 && self.disk.read_faults() == 0 {
+        if !explained {
             let message = format!("blocks {first}..{} can't be read: {error:?}", first + n);
             return Err(Failure::new(Checker::DurableSurvives, message).into());
         }
         self.reach.hit("damage: read refused");
+        let transient = self.disk.met_transient();
         if n > 1 {
             let ones: Vec<(u64, u64)> = (first..first + n).map(|lba| (lba, 1)).collect();
+            let before = self.refused_reads;
+            self.disk.forget_transient();
             self.read(key, &ones)?;
+            if self.refused_reads == before && !self.disk.met_transient() && !transient {
+                let message = format!("blocks {first}..{} can't be read together, and each of them can alone: {error:?}", first + n);
+                return Err(Failure::new(Checker::DamageSpreads, message).into());
+            }
+        } else {
+            self.refused_reads += 1;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ mod fault;
 mod image;
 mod state;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use onefold_core::{Class, Disk, Pba, Read, Result, Run};
 use parking_lot::Mutex;
@@ -165,6 +165,63 @@ impl VirtualDisk {
     #[must_use]
     pub fn damage(&self) -> u64 {
         self.state.lock().damage
+    }
+
+    /// The blocks that are damaged now: that can't be read, or hold anything of what rot, a lost or a misdirected write left there.
+    #[must_use]
+    pub fn damaged(&self) -> BTreeSet<u64> {
+        self.state.lock().damaged()
+    }
+
+    /// The blocks that can't be read.
+    #[must_use]
+    pub fn unreadable(&self) -> BTreeSet<u64> {
+        self.state.lock().bad.clone()
+    }
+
+    /// Lets [`met_damage`](VirtualDisk::met_damage) speak of the reads from here on.
+    pub fn forget_reads(&self) {
+        let mut state = self.state.lock();
+        state.met.clear();
+        state.met_transient = false;
+    }
+
+    /// True when a read since then met a damaged block or a fault of its own.
+    #[must_use]
+    pub fn met_damage(&self) -> bool {
+        !self.state.lock().met.is_empty()
+    }
+
+    /// Lets [`met_transient`](VirtualDisk::met_transient) speak of the reads from here on.
+    pub fn forget_transient(&self) {
+        self.state.lock().met_transient = false;
+    }
+
+    /// True when a read since then met a fault that the next one does not meet.
+    #[must_use]
+    pub fn met_transient(&self) -> bool {
+        self.state.lock().met_transient
+    }
+
+    /// What reads of this session met of the kind.
+    #[must_use]
+    pub fn met_in_session(&self) -> BTreeSet<u64> {
+        self.state.lock().met_in_session.clone()
+    }
+
+    /// What was last written to the block.
+    #[must_use]
+    pub fn class_of(&self, at: u64) -> Option<Class> {
+        self.state.lock().classes.get(&at).copied()
+    }
+
+    /// What a run leaves, as a disk of its own that has no more faults but those that are there already.
+    #[must_use]
+    pub fn copy(&self, clock: Arc<VirtualClock>) -> VirtualDisk {
+        let state = self.state.lock();
+        let copy = VirtualDisk::from_image(state.view.clone(), state.blocks, clock, Rng::new(state.trace));
+        copy.state.lock().inherit(&state);
+        copy
     }
 
     /// Reads of this session that failed or were misdirected.

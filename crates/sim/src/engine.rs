@@ -23,6 +23,7 @@ use crate::{
     disk::Image,
     rng::Rng,
     subject::{Ack, Report, Step, StoreOptions, Subject},
+    verifier::{self, Reading},
 };
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -65,6 +66,10 @@ impl Thin {
             // And as few of them as can be are worked through.
             discard_leaves: if discards.is_some() { 0 } else { usual.discard_leaves },
             cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize),
+            volumes: options.tight.volumes.unwrap_or(usual.volumes),
+            carriers: options.tight.carriers.unwrap_or(usual.carriers),
+            flights: options.tight.flights.unwrap_or(usual.flights),
+            ranges: options.tight.ranges.unwrap_or(usual.ranges),
             ..usual
         }
     }
@@ -127,18 +132,31 @@ const fn bug_names() -> [&'static str; PlantedBug::ALL.len()] {
 /// copy-on-write, or with leaves in place.
 const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
     use PlantedBug::{
-        AcknowledgedEarly, BelievedUnseen, ChecksumIgnored, CommitPastDurable, CutsUnlimited, DiscardsUnlimited, DoubleDecrement,
-        DroppedReturns, DuplicateOntoFree, EarlyReuse, FingerprintStays, ForgedCarrier, LeftoverBusy, LeftoverInPlace, LeftoverVoid,
-        LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse, RecountBlind, RecoveryUnflushed,
-        UnlinkedEarly, UnlistedZone,
+        AcknowledgedEarly, BelievedUnseen, CarriersUnlimited, ChecksumIgnored, CommitPastDurable, CutsUnlimited, DiscardsUnlimited,
+        DoubleDecrement, DroppedReturns, DuplicateOntoFree, EarlyReuse, FingerprintHalved, FingerprintStays, ForgedCarrier, LeftoverBusy,
+        LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite, ReclaimedInUse,
+        RecountBlind, RecoveryUnflushed, UnlinkedEarly, UnlistedZone, VolumesUnlimited,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain, and windows end one by one.
         (&[BelievedUnseen, OutOfOrder], &["thin"]),
-        (&[LeftoverInPlace, LeftoverBusy, LeftoverVoid, ForgedCarrier, CommitPastDurable, CutsUnlimited], &["thin", "ordered"]),
+        (
+            &[LeftoverInPlace, LeftoverBusy, LeftoverVoid, ForgedCarrier, CommitPastDurable, CutsUnlimited, CarriersUnlimited],
+            &["thin", "ordered"],
+        ),
         (&[EarlyReuse, UnlistedZone, ListedOnce], &["thin", "ordered", "ordermerge"]),
         (
-            &[DroppedReturns, DuplicateOntoFree, RecoveryUnflushed, ChecksumIgnored, DoubleDecrement, RangeOverWrite, DiscardsUnlimited],
+            &[
+                DroppedReturns,
+                DuplicateOntoFree,
+                RecoveryUnflushed,
+                ChecksumIgnored,
+                DoubleDecrement,
+                RangeOverWrite,
+                DiscardsUnlimited,
+                FingerprintHalved,
+                VolumesUnlimited,
+            ],
             &["thin", "ordered", "cow"],
         ),
         // A window is durable by what comes after its own blocks.
@@ -209,6 +227,19 @@ impl Subject for Thin {
 
     fn extents(&self, volume: VolumeId, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         self.0.extents(volume, Lba(offset / BLOCK), bytes / BLOCK, limit)
+    }
+
+    /// What one change adds may come on top of a limit: a window, the ranges of a write, the carriers of what is on its way.
+    fn overfull(&self, options: &StoreOptions) -> Option<String> {
+        let (filled, limits) = (self.0.filled(), Thin::limits(options));
+        let on_its_way = (options.window_blocks as usize * (UNFLUSHED_WINDOWS + 1) + 16) as u64;
+        let tables = [
+            ("windows on their way", filled.flights as u64, limits.flights as u64 + 64 / u64::from(options.window_blocks) + 6),
+            ("ranges of a window", filled.ranges as u64, limits.ranges as u64 + 8),
+            ("carriers without a checkpoint", filled.carriers, limits.carriers + on_its_way),
+        ];
+        let over = tables.into_iter().find(|(_, is, most)| is > most);
+        over.map(|(what, is, most)| format!("{is} {what}; {most} is the most"))
     }
 
     fn step(&self, step: Step) -> Result<bool> {
@@ -333,6 +364,26 @@ impl Subject for Thin {
             }
         }
         copies
+    }
+
+    fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
+        let mut image = disk.view();
+        // Nobody can tell what these hold.
+        disk.unreadable().into_iter().for_each(|at| image.set(at, Arc::new([0xff; 4096])));
+        Some(verifier::read(&image, &disk.damaged(), options.weak_fingerprint))
+    }
+
+    fn has_copy(disk: &VirtualDisk, at: u64) -> bool {
+        let (view, unreadable) = (disk.view(), disk.unreadable());
+        let whole = |other: u64| !unreadable.contains(&other);
+        if let Some(place) = SUPERBLOCKS.iter().position(|place| place.0 == at) {
+            let other = 1 - place;
+            return whole(SUPERBLOCKS[other].0) && matches!(found(&view)[other], superblock::Found::Good(_));
+        }
+        let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return false };
+        let pages = 16..16 + 2 * u64::from(fixed.geometry.list_pages);
+        let copies = list_copies(&view, &fixed).into_iter().flatten().flatten();
+        pages.contains(&at) && copies.into_iter().any(|(other, _)| other.0 == at ^ 1 && whole(other.0))
     }
 
     fn branches() -> Vec<&'static str> {

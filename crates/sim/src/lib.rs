@@ -7,6 +7,7 @@
 //! - [`runner`] runs seeds on worker threads, replays one, and shows that planted bugs are found;
 //! - [`exhaust`] tries every crash of a small case;
 //! - [`archive`] is the archive engine under simulation, over files instead of a disk;
+//! - [`verifier`] reads what is left of a store by the document of its format alone;
 //! - [`subject`] is the seam: what the block engine under simulation must offer; [`engine`] is the one behind it.
 //!
 //! [`cluster`] simulates the cluster engine in the same spirit, over an object store.
@@ -14,6 +15,7 @@
 //! *Invariant:* one seed is one thread, or several of which one runs at a time; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
 
 pub mod archive;
+mod audit;
 mod catalogue;
 pub mod checker;
 pub mod cli;
@@ -32,6 +34,7 @@ mod run;
 pub mod runner;
 mod schedule;
 pub mod subject;
+pub mod verifier;
 
 pub use clock::VirtualClock;
 pub use disk::{Fault, VirtualDisk};

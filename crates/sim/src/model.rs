@@ -178,6 +178,14 @@ impl Model {
         Ok(())
     }
 
+    /// Checks, without pinning, what a read of the block gives.
+    ///
+    /// # Errors
+    /// It is wrong.
+    pub fn check_now(&self, key: Key, lba: u64, bytes: &[u8; BLOCK_BYTES]) -> Result<(), Failure> {
+        self.judge(key, lba, bytes, &self.live(key, lba)).map(|_| ())
+    }
+
     /// Checks, without pinning, what a read after a crash at this moment returned.
     ///
     /// # Errors

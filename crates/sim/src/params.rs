@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use onefold_core::Algorithm;
 
-use crate::{content::Palette, disk::Fault, rng::Rng, subject::StoreOptions};
+use crate::{
+    content::Palette,
+    disk::Fault,
+    rng::Rng,
+    subject::{StoreOptions, Tight},
+};
 
 /// What a run is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +158,7 @@ impl Params {
             let &(start, blocks) = &spots[apart.below(spots.len() as u64) as usize];
             options.critical = (start, blocks.div_ceil(2));
         }
+        options.tight = tight(&mut Rng::new(seed ^ 0x7469_6768_7400_0b40), profile);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
@@ -163,7 +169,7 @@ impl Params {
         };
         let rounds = rng.within(2, 8);
         let ops = [10, 30, 100, 250][rng.weighted(&[2, 4, 4, 2])];
-        Params {
+        let drawn = Params {
             seed,
             profile,
             volumes,
@@ -182,8 +188,47 @@ impl Params {
             faults: faults(rng, profile, options.leftover_table || options.scheme == 1 || options.scheme == 3),
             verify_at_once: [0, 70, 100][rng.weighted(&[1, 2, 3])],
             options,
-        }
+        };
+        drawn.pressed()
     }
+
+    /// The same, with requests and steps that come to the limit that is low.
+    fn pressed(mut self) -> Params {
+        let tight = self.options.tight;
+        if tight == Tight::default() {
+            return self;
+        }
+        (self.ops, self.crash_within) = (self.ops.max(100), 300);
+        if tight.volumes.is_some() {
+            // Volumes of several leaves of the map, of which a checkpoint works through one.
+            self.options.limits[0] = Some(64);
+            (self.volume_blocks, self.spots) = (1200, (0..4).map(|n| (n * 300, 2)).collect());
+            self.mix = weights(&[(Op::Write, 30), (Op::Verb, 30), (Op::Read, 4), (Op::Flush, 2)]);
+            self.steps = [3, 3, 0, 3, 2, 2, 0];
+        } else if tight.carriers.is_some() {
+            // Small windows, and no checkpoint but the one that is asked for.
+            self.options.window_blocks = self.options.window_blocks.min(4);
+            self.options.record_limit = 1 << 20;
+            self.palette.compressible = 100;
+            self.steps = [5, 5, 1, 5, 2, 0, 0];
+        } else if tight.flights.is_some() {
+            // Windows that are closed, and not prepared.
+            self.mix = weights(&[(Op::Write, 10), (Op::Trim, 60), (Op::Read, 4), (Op::Flush, 1)]);
+            (self.steps, self.steps_per_op) = ([6, 0, 0, 0, 0, 0, 0], 150);
+        } else {
+            // Ranges that do not touch, and windows that stay open.
+            self.options.window_blocks = 128;
+            (self.volume_blocks, self.spots) = (1024, vec![(0, 1024)]);
+            self.mix = weights(&[(Op::Write, 5), (Op::Trim, 60), (Op::Read, 4), (Op::Flush, 1)]);
+            self.steps_per_op = 20;
+        }
+        self
+    }
+}
+
+/// These requests, and no others.
+fn weights(wanted: &[(Op, u32)]) -> [u32; 15] {
+    Op::ALL.map(|op| wanted.iter().find(|(one, _)| *one == op).map_or(0, |&(_, weight)| weight))
 }
 
 impl Params {
@@ -270,6 +315,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         critical: (0, 0),
         no_room: rng.percent(4),
         limits: [None; 2],
+        tight: Tight::default(),
         bug: None,
     }
 }
@@ -298,6 +344,23 @@ fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 2] {
     let crowded = matches!(profile, Profile::FullStore | Profile::Churn);
     let mut tiny = |percent, choices: [u64; 3]| rng.percent(percent).then(|| choices[rng.below(3) as usize]);
     [tiny(if crowded { 30 } else { 2 }, [2, 3, 8]), tiny(4, [1, 1, 2])]
+}
+
+/// More of them, from another source, such that no seed that is kept draws one.
+fn tight(rng: &mut Rng, profile: Profile) -> Tight {
+    let mut tight = Tight::default();
+    let kind = rng.below(24);
+    let least = rng.below(3) as usize;
+    match kind {
+        // What is damaged is not judged by limits, and churn has requests of its own.
+        _ if matches!(profile, Profile::Damage | Profile::Churn) => {}
+        0..=2 => tight.volumes = Some([4, 6, 8][least]),
+        3 => tight.carriers = Some([4, 8, 24][least]),
+        4 => tight.flights = Some([1, 2, 3][least]),
+        5 => tight.ranges = Some([1, 2, 4][least]),
+        _ => {}
+    }
+    tight
 }
 
 fn mix(rng: &mut Rng, profile: Profile) -> [u32; 15] {

@@ -49,6 +49,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) reach: Reach,
     /// Requests so far, of a run that fills, discards and rewrites in turns.
     moments: u64,
+    /// Single blocks that could not be read.
+    pub(crate) refused_reads: u64,
     loud: bool,
 }
 
@@ -61,7 +63,7 @@ impl<S: Subject> Sim<S> {
         let mut rng = Rng::new(params.seed);
         let clock = Arc::new(VirtualClock::default());
         let disk = Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));
-        Sim { params, rng, clock, disk, model: Model::default(), store: None, reach: Reach::default(), moments: 0, loud }
+        Sim { params, rng, clock, disk, model: Model::default(), store: None, reach: Reach::default(), moments: 0, refused_reads: 0, loud }
     }
 
     pub(crate) fn say(&self, what: impl FnOnce() -> String) {
@@ -70,8 +72,13 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// All of it.
+    /// All of it; and when damage has met the store, what it has cost.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
+        self.lives()?;
+        if self.disk.damage() > 0 { self.audit() } else { Ok(()) }
+    }
+
+    fn lives(&mut self) -> Result<(), Failure> {
         if !self.make()? {
             return Ok(());
         }
@@ -118,7 +125,7 @@ impl<S: Subject> Sim<S> {
     }
 
     /// The store is gone; what it reached is counted.
-    fn let_go(&mut self) -> Option<S> {
+    pub(crate) fn let_go(&mut self) -> Option<S> {
         let store = self.store.take()?;
         store.reached().into_iter().for_each(|(what, n)| self.reach.add(what, n));
         Some(store)
@@ -268,7 +275,8 @@ impl<S: Subject> Sim<S> {
         }
         copy.next_session();
         self.reach.hit("verifier: after recovery");
-        self.verifier(&copy)
+        self.verifier(&copy)?;
+        self.read_again(&copy, None).map(|_| ())
     }
 
     /// One of two copies rots, sometimes. While something is unflushed the other copy may be torn yet.
@@ -409,6 +417,10 @@ impl<S: Subject> Sim<S> {
             self.verifier(&self.disk)?;
             self.reach.hit("verifier: after close");
         }
+        if closed {
+            let (disk, model) = (Arc::clone(&self.disk), self.model.clone());
+            self.read_again(&disk, Some(&model))?;
+        }
         self.params.verify_at_once = 100;
         let crash = !closed || self.rng.percent(50);
         self.reopen(crash)?;
@@ -425,11 +437,18 @@ impl<S: Subject> Sim<S> {
         if self.rng.percent(50) { self.idle() } else { Ok(()) }
     }
 
+    /// True when this session met damage of a table, or a fault of its read: what can't be read can't be changed either.
+    fn met_metadata(&self) -> bool {
+        self.disk.met_in_session().iter().any(|&at| self.disk.class_of(at) == Some(Class::Table))
+    }
+
     /// What an error means for the life, or that nothing explains it.
     pub(crate) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
         if self.disk.is_down() {
             Stop::Down
+        } else if error.kind() == Kind::Stopped && !self.disk.has_failed() && !self.met_metadata() {
+            Failure::new(Checker::DamageSpreads, format!("no write or flush has failed, and yet: {what}: {error:?}")).into()
         } else if self.disk.has_failed() || self.disk.damage() > 0 || self.disk.read_faults() > 0 {
             Stop::Ended
         } else if error.kind() == Kind::NoSpace {

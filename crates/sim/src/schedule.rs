@@ -36,7 +36,10 @@ impl<S: Subject> Sim<S> {
     pub(crate) fn note_durable(&mut self) -> Flow<()> {
         let Some(store) = &self.store else { return Ok(()) };
         self.model.durable(store.durable().0)?;
-        Ok(())
+        match store.overfull(&self.params.options) {
+            Some(what) => Err(Failure::new(Checker::Limits, what).into()),
+            None => Ok(()),
+        }
     }
 
     /// Steps until `ticket` is durable.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onefold_core::{Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Pba, Result, Ticket, VolumeId, VolumeInfo};
 
-use crate::{VirtualDisk, rng::Rng};
+use crate::{VirtualDisk, rng::Rng, verifier::Reading};
 
 /// How a store is made and opened; drawn from the seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,8 +51,23 @@ pub struct StoreOptions {
     /// Ranges that a checkpoint leaves for later, and recoveries that a superblock remembers, at most; `None` where the format's own bound
     /// stays, which no run comes to.
     pub limits: [Option<u64>; 2],
+    /// More limits that a run comes to.
+    pub tight: Tight,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
+}
+
+/// Limits of tables and queues, each so low that a run comes to it; `None` where the usual one stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tight {
+    /// Entries of the catalogue; clients get half of them.
+    pub volumes: Option<u64>,
+    /// Carriers that wait for a checkpoint.
+    pub carriers: Option<u64>,
+    /// Windows on their way.
+    pub flights: Option<usize>,
+    /// Ranges of a window.
+    pub ranges: Option<usize>,
 }
 
 /// A step of the engine that the schedule decides on.
@@ -192,6 +207,12 @@ pub trait Subject: Sized {
     /// As there.
     fn extents(&self, volume: VolumeId, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>>;
 
+    /// What is fuller than its limit lets it be.
+    fn overfull(&self, options: &StoreOptions) -> Option<String> {
+        let _ = options;
+        None
+    }
+
     /// Does one step; false when there was nothing to do.
     ///
     /// # Errors
@@ -244,6 +265,18 @@ pub trait Subject: Sized {
     fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let _ = (disk, options);
         Vec::new()
+    }
+
+    /// Reads a store that was closed without the engine, by the document of its format alone.
+    fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
+        let _ = (disk, options);
+        None
+    }
+
+    /// True when a block of metadata has a copy elsewhere that is whole.
+    fn has_copy(disk: &VirtualDisk, at: u64) -> bool {
+        let _ = (disk, at);
+        false
     }
 
     /// Names of all branches that [`reached`](Subject::reached) may give: an ordinary run must reach each of them.

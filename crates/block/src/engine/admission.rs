@@ -14,16 +14,13 @@ use crate::{
     overlay::Overlay,
     reached::Branch,
     scheme::{RECORDS_ALONE, Records},
-    settings::{CARRIERS_MAX, PlantedBug},
+    settings::PlantedBug,
 };
 
 /// Share of the store that is reserved, and its bounds in blocks. The least is what a trim of one range needs in the smallest store, twice.
 const RESERVE_SHARE: u64 = 32;
 const RESERVE_MIN: u64 = 64;
 const RESERVE_MAX: u64 = 16_384;
-
-/// Most windows that are closed and not yet published: more would only wait.
-const FLIGHTS_MAX: usize = 256;
 
 /// Map pages that one change may touch besides those that are counted already: two leaves and the paths to them.
 const CHANGE_PAGES: u64 = 12;
@@ -63,6 +60,17 @@ impl DiscardRoom {
         (self.leaves, self.blocks) = (leaves, blocks);
         true
     }
+}
+
+/// How full what has a limit is, between two steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Filled {
+    /// Published carriers that wait for a checkpoint.
+    pub carriers: u64,
+    /// Windows that are closed and not yet published.
+    pub flights: usize,
+    /// Ranges of the open window.
+    pub ranges: usize,
 }
 
 /// Whether a change may go on.
@@ -122,6 +130,13 @@ impl Engine {
         let gathered = (flying + state.open.records()) as u64 + more;
         let frozen = state.frozen.as_ref().filter(|_| !state.built).map_or(0, |frozen| self.pages_of(state, frozen, 0));
         self.pages_of(state, &state.active, gathered) + frozen + state.spilling_pages
+    }
+
+    /// How full what has a limit is.
+    #[must_use]
+    pub fn filled(&self) -> Filled {
+        let state = self.state.lock();
+        Filled { carriers: state.carriers(), flights: state.flights.len(), ranges: state.open.ranges.len() }
     }
 
     /// True when `pages` more than everything that is promised can be taken.
@@ -193,11 +208,16 @@ impl Engine {
     pub(crate) fn admit(&self, state: &mut State, blocks: u64, purpose: Purpose) -> Result<Admission> {
         state.check_running()?;
         let gathered: usize = state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>() + state.open.slots();
-        if gathered as u64 + blocks > self.settings.unflushed_blocks as u64 && gathered > 0 || state.flights.len() >= FLIGHTS_MAX {
+        if gathered as u64 + blocks > self.settings.unflushed_blocks as u64 && gathered > 0 {
             return Ok(Admission::Wait);
         }
-        let carriers = state.active.carriers + state.frozen.as_ref().map_or(0, |frozen| frozen.carriers);
-        if (carriers >= CARRIERS_MAX || state.uncommitted_records() + blocks > self.settings.records_max)
+        if state.flights.len() >= self.settings.limits.flights && !self.settings.has(PlantedBug::FlightsUnlimited) {
+            self.reached.hit(Branch::FlightsFull);
+            return Ok(Admission::Wait);
+        }
+        let carriers_full = state.carriers() >= self.settings.limits.carriers && !self.settings.has(PlantedBug::CarriersUnlimited);
+        self.reached.add(Branch::CarriersFull, usize::from(carriers_full));
+        if (carriers_full || state.uncommitted_records() + blocks > self.settings.records_max)
             && (!state.active.is_empty() || state.frozen.is_some())
         {
             state.checkpoint_wanted = true;
@@ -236,6 +256,11 @@ impl Engine {
 }
 
 impl State {
+    /// Published carriers that no checkpoint holds.
+    pub(crate) fn carriers(&self) -> u64 {
+        self.active.carriers + self.frozen.as_ref().map_or(0, |frozen| frozen.carriers)
+    }
+
     /// True when a checkpoint could make blocks free, or is about to.
     fn can_reclaim(&self) -> bool {
         !self.active.is_empty()

@@ -14,7 +14,9 @@ use crate::{
         superblock::Root,
     },
     overlay::created,
+    reached::Branch,
     scheme::Records,
+    settings::PlantedBug,
 };
 
 /// A volume as clients see it now.
@@ -126,7 +128,8 @@ impl Engine {
         self.admit_known(&mut state, Purpose::Known)?;
         // Deleted volumes stay in the table until their blocks are free.
         let checkpoints = self.scheme.records() != Records::Nowhere;
-        if checkpoints && state.volumes_ahead() >= most.volumes {
+        if checkpoints && state.volumes_ahead() >= most.volumes && !self.settings.has(PlantedBug::VolumesUnlimited) {
+            self.reached.hit(Branch::CatalogueFull);
             state.checkpoint_wanted = true;
             return Err(wait());
         }

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     counters::add,
     format::{page::MapEntry, record::PER_WINDOW_MAX, superblock::Root},
+    settings::PlantedBug,
     window::{Found, Placed, Window},
 };
 
@@ -18,9 +19,6 @@ const PIECE: usize = 32;
 
 /// Longest range that keeps zeroes instead of a hole: longer ones would fill the map with entries that say nothing.
 const KEEP_BLOCKS_MAX: u64 = 8192;
-
-/// Most ranges of a window, so that its records stay few.
-const WINDOW_RANGES_MAX: usize = 1024;
 
 impl Engine {
     /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when its ticket is durable.
@@ -209,7 +207,7 @@ impl Engine {
     /// Closes the open window when it is as large as windows get.
     pub(crate) fn make_room(&self, state: &mut State) {
         if state.open.slots() >= self.settings.window_blocks
-            || state.open.ranges.len() >= WINDOW_RANGES_MAX
+            || state.open.ranges.len() >= self.settings.limits.ranges && !self.settings.has(PlantedBug::RangesUnlimited)
             || state.open.records() as u64 + 1 >= PER_WINDOW_MAX
         {
             state.close();

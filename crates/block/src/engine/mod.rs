@@ -51,6 +51,7 @@ use crate::{
     window::{PIECE_BLOCKS, Plan, Window, ranges::Ranges},
 };
 
+pub use admission::Filled;
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use checkpoint::{Build, Checkpointer};

@@ -149,7 +149,8 @@ impl Engine {
             target
         };
         if !self.settings.has(PlantedBug::SkippedFlush) {
-            self.disk.flush().map_err(|e| self.stop(&e))?;
+            let again = self.settings.has(PlantedBug::FlushRetried);
+            self.disk.flush().map_err(|e| if again { e } else { self.stop(&e) })?;
         }
         add(&self.counters.flushes, 1);
         let mut state = self.state.lock();

@@ -127,12 +127,17 @@ impl Store {
 
     /// Makes a change, waiting for room when the engine asks for it.
     fn change<T>(&self, mut change: impl FnMut() -> Result<T>) -> Result<T> {
-        let begun = self.engine.counts().checkpoints;
+        let mut begun = self.engine.counts();
         loop {
             let seen = *self.progress.lock();
             match change() {
                 Err(busy) if busy.kind() == Kind::Busy => {
-                    if self.engine.counts().checkpoints > begun + ROOM_CHECKPOINTS {
+                    let now = self.engine.counts();
+                    // Ranges that wait are worked off leaf by leaf: as long as that goes on, there will be room.
+                    if now.discard_leaves > begun.discard_leaves {
+                        begun = now;
+                    }
+                    if now.checkpoints > begun.checkpoints + ROOM_CHECKPOINTS {
                         return Err(Error::new(Kind::NoSpace, "the store is full; trim or delete data, or give it more space"));
                     }
                     self.pressure.fetch_add(1, Ordering::SeqCst);

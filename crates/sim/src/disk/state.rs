@@ -15,6 +15,13 @@ use super::{
 };
 use crate::{VirtualClock, reach::Reach, rng::Rng};
 
+/// A sector that holds what it must not.
+#[derive(Clone)]
+pub(super) struct Wound {
+    sector: usize,
+    bytes: [u8; SECTOR_BYTES],
+}
+
 /// The state of a virtual disk.
 pub(super) struct State {
     pub(super) blocks: u64,
@@ -42,6 +49,14 @@ pub(super) struct State {
     pub(super) calls_after_failure: u64,
     /// A fault that damages has happened since the disk was made.
     pub(super) damage: u64,
+    /// What blocks hold that they must not: sectors that rotted, or that a lost or misdirected write left there. Damage lasts while they hold it.
+    pub(super) wounds: BTreeMap<u64, Vec<Wound>>,
+    /// Blocks that were read, and those of them that were damaged or that a fault of that read met; since the last [`forget_reads`](State::forget_reads).
+    pub(super) met: BTreeSet<u64>,
+    /// A read since then met a fault that the next one does not meet.
+    pub(super) met_transient: bool,
+    /// The same as `met` since the session began.
+    pub(super) met_in_session: BTreeSet<u64>,
     /// A read failed or was misdirected since the power was cycled.
     pub(super) read_faults: u64,
     /// Blocks read in this session.
@@ -73,6 +88,10 @@ impl State {
             failed: false,
             calls_after_failure: 0,
             damage: 0,
+            wounds: BTreeMap::new(),
+            met: BTreeSet::new(),
+            met_transient: false,
+            met_in_session: BTreeSet::new(),
             read_faults: 0,
             blocks_read: 0,
             abuse: Vec::new(),
@@ -136,6 +155,8 @@ impl State {
         self.under_way = None;
         self.failed = false;
         self.calls_after_failure = 0;
+        self.met.clear();
+        self.met_in_session.clear();
         self.read_faults = 0;
         self.blocks_read = 0;
         self.plan.clear();
@@ -199,11 +220,57 @@ impl State {
             let sector = self.rng.below(SECTORS as u64) as usize;
             self.rng.fill(&mut bytes[sector * SECTOR_BYTES..][..SECTOR_BYTES]);
         }
+        let old = Arc::clone(old);
         let bytes = Arc::new(bytes);
+        self.wound(at, &bytes, &old);
         self.durable.set(at, Arc::clone(&bytes));
         if self.unflushed.iter().all(|write| write.at != at) {
             self.view.set(at, bytes);
         }
+    }
+
+    /// The block at `at` holds `wrong` where it must hold `right`.
+    fn wound(&mut self, at: u64, wrong: &[u8; BLOCK_BYTES], right: &[u8; BLOCK_BYTES]) {
+        let sectors = wrong.chunks_exact(SECTOR_BYTES).zip(right.chunks_exact(SECTOR_BYTES)).enumerate();
+        for (sector, (wrong, _)) in sectors.filter(|(_, (wrong, right))| wrong != right) {
+            let mut bytes = [0; SECTOR_BYTES];
+            bytes.copy_from_slice(wrong);
+            self.wounds.entry(at).or_default().push(Wound { sector, bytes });
+        }
+    }
+
+    /// What reads see at `at`.
+    fn seen(&self, at: u64) -> [u8; BLOCK_BYTES] {
+        self.view.get(at).map_or([0; BLOCK_BYTES], |bytes| **bytes)
+    }
+
+    /// True when the block can't be read, or holds anything of what it must not.
+    pub(super) fn is_damaged(&self, at: u64) -> bool {
+        let holds = |wounds: &Vec<Wound>| {
+            let seen = self.seen(at);
+            wounds.iter().any(|wound| seen[wound.sector * SECTOR_BYTES..][..SECTOR_BYTES] == wound.bytes)
+        };
+        self.bad.contains(&at) || self.wounds.get(&at).is_some_and(holds)
+    }
+
+    /// The blocks that are damaged now.
+    pub(super) fn damaged(&self) -> BTreeSet<u64> {
+        let candidates = self.wounds.keys().chain(&self.bad).copied();
+        candidates.filter(|&at| self.is_damaged(at)).collect()
+    }
+
+    /// Takes over the damage of another disk of the same content.
+    pub(super) fn inherit(&mut self, other: &State) {
+        self.wounds = other.wounds.clone();
+        self.bad = other.bad.clone();
+        self.classes = other.classes.clone();
+        self.damage = other.damage;
+    }
+
+    /// Damage that a read meets explains what comes of it.
+    fn meet(&mut self, at: u64) {
+        self.met.insert(at);
+        self.met_in_session.insert(at);
     }
 
     /// Reports a range that the disk does not have.
@@ -225,6 +292,13 @@ impl State {
         let hit = self.rng.below(n);
         if fault == Some(Fault::ReadForGood) {
             self.bad.insert(read.at.0 + hit);
+        }
+        for at in read.at.0..read.at.0 + n {
+            let once = matches!(fault, Some(Fault::ReadOnce | Fault::MisdirectedRead)) && at == read.at.0 + hit;
+            self.met_transient |= once;
+            if once || self.is_damaged(at) {
+                self.meet(at);
+            }
         }
         let bad = self.bad.range(read.at.0..read.at.0 + n).next();
         if fault == Some(Fault::ReadOnce) || bad.is_some() {
@@ -286,15 +360,20 @@ impl State {
             Some(Fault::WriteError | Fault::NoSpaceWrite) => return Err(self.fail_write(&blocks, call, fault)),
             Some(Fault::LostWrite) => {
                 let lost = self.rng.below(blocks.len() as u64) as usize;
-                if self.rng.percent(50) {
-                    blocks.clear();
-                } else {
-                    blocks.remove(lost);
+                let lost = if self.rng.percent(50) { std::mem::take(&mut blocks) } else { vec![blocks.remove(lost)] };
+                for (at, right) in lost {
+                    let old = self.seen(at);
+                    self.wound(at, &old, &right);
                 }
             }
             Some(Fault::MisdirectedWrite) => {
                 let moved = self.rng.below(blocks.len() as u64) as usize;
-                let to = self.other_than(blocks[moved].0);
+                let from = blocks[moved].0;
+                let to = self.other_than(from);
+                let wrong = Arc::clone(&blocks[moved].1);
+                let (old, other) = (self.seen(from), self.seen(to));
+                self.wound(from, &old, &wrong);
+                self.wound(to, &wrong, &other);
                 blocks[moved].0 = to;
             }
             _ => {}

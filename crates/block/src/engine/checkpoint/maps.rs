@@ -12,6 +12,7 @@ use super::{
     references::{Delta, Touch},
 };
 use crate::{
+    counters::add,
     format::{
         catalogue::Volume,
         page::{MapEntry, Table},
@@ -32,7 +33,9 @@ impl Build<'_> {
         let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
         let limits = self.engine.settings.limits;
         let many = 2 * discards.len() as u64 >= limits.discards && !self.engine.settings.has(PlantedBug::DiscardsUnlimited);
-        let mut chosen = if many { self.shortest_first(volumes, discards, &mut left)? } else { BTreeMap::new() };
+        let doomed = self.doomed(volumes);
+        let many = many || !doomed.is_empty();
+        let mut chosen = if many { self.shortest_first(volumes, discards, &doomed, &mut left)? } else { BTreeMap::new() };
         for (&id, volume) in volumes.iter_mut() {
             let mine = frozen.entries.addresses(id);
             let mut leaves: BTreeSet<u64> = mine.iter().map(|lba| lba.0 / per_leaf).collect();
@@ -54,6 +57,7 @@ impl Build<'_> {
             let root = volume.map;
             let bug = self.engine.settings.has(PlantedBug::RangeOverWrite);
             let lowered = if self.engine.settings.has(PlantedBug::DoubleDecrement) { 2 } else { 1 };
+            let engine = self.engine;
             let mut deltas = std::mem::take(&mut self.deltas);
             let mut mapped = self.mapped;
             volume.map = self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
@@ -76,13 +80,16 @@ impl Build<'_> {
                 };
                 // What was pending when the leaf was written last comes first, then the records.
                 let birth = pointer.map_or(WindowNumber(0), |pointer| pointer.birth);
+                let mut applied = false;
                 for (start, span) in discards.meeting(id, first, first + per_leaf) {
+                    applied |= span.window > birth && pointer.is_some();
                     if span.window > birth && pointer.is_some() {
                         for lba in start.max(first)..span.end.min(first + per_leaf) {
                             set(page, lba - first, zeroes(span.keep))?;
                         }
                     }
                 }
+                add(&engine.counters.discard_leaves, u64::from(applied));
                 let from = mine.partition_point(|lba| lba.0 < first);
                 for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
                     let Some(Entry { entry, window }) = frozen.entries.get(id, lba) else { continue };
@@ -99,9 +106,24 @@ impl Build<'_> {
         Ok(left)
     }
 
+    /// The deleted volumes for which the catalogue has no room: their discards end now. Only a store of a program that did not let new volumes wait
+    /// has such.
+    fn doomed(&self, volumes: &BTreeMap<VolumeId, Volume>) -> BTreeSet<VolumeId> {
+        let surplus = (volumes.len() as u64).saturating_sub(self.engine.settings.limits.volumes) as usize;
+        let forgotten = self.engine.settings.has(PlantedBug::VolumesUnlimited);
+        let deleted = volumes.values().filter(|volume| volume.name.is_empty() && !forgotten);
+        deleted.map(|volume| volume.id).take(surplus).collect()
+    }
+
     /// Chooses the leaves in which discards are applied when there are many of them: the shortest ones come first, so that as many as possible
     /// end. Those that the table would have no room for end in any case: only a store of a program that did not make them wait has such.
-    fn shortest_first(&self, volumes: &BTreeMap<VolumeId, Volume>, discards: &Ranges, left: &mut Ranges) -> Result<Chosen> {
+    fn shortest_first(
+        &self,
+        volumes: &BTreeMap<VolumeId, Volume>,
+        discards: &Ranges,
+        doomed: &BTreeSet<VolumeId>,
+        left: &mut Ranges,
+    ) -> Result<Chosen> {
         self.engine.reached.hit(Branch::DiscardsMany);
         let mut room = self.engine.discard_room(&self.engine.state.lock());
         let mut order: Vec<(VolumeId, u64, Span)> = discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
@@ -111,7 +133,7 @@ impl Build<'_> {
         for (n, (id, start, span)) in order.into_iter().enumerate() {
             let Some(volume) = volumes.get(&id) else { continue };
             let mine = chosen.entry(id).or_default();
-            let mut wanted = |leaf, new: bool| !new || n < too_many || room.take(covered(discards, id, leaf));
+            let mut wanted = |leaf, new: bool| !new || n < too_many || doomed.contains(&id) || room.take(covered(discards, id, leaf));
             if let Some(from) = self.take_leaves(volume, start..span.end, mine, &mut wanted)? {
                 left.insert(id, from, span);
             }

@@ -39,7 +39,7 @@ use crate::{
     place::bitmap::ZoneBitmap,
     reached::Branch,
     scheme::{Records, ordermerge::Reclaimed},
-    settings::{CARRIERS_MAX, PlantedBug},
+    settings::PlantedBug,
 };
 
 /// How far a checkpoint has come.
@@ -121,7 +121,7 @@ impl Engine {
         let state = self.state.lock();
         state.checkpoint_wanted
             || state.active.records >= self.settings.records_max / 4 * 3
-            || state.active.carriers >= CARRIERS_MAX / 4 * 3
+            || state.active.carriers >= self.settings.limits.carriers / 4 * 3
             || self.discards_crowded(&state)
             || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
             || state.active.records > 0 && self.spill(&state).is_some()

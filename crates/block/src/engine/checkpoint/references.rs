@@ -172,7 +172,10 @@ impl Build<'_> {
             let from = stored.partition_point(|pba| pba.0 < leaf * per_leaf);
             let state = engine.state.lock();
             for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
-                if let Some((fingerprint, _)) = state.allocator.fresh(pba) {
+                if let Some((mut fingerprint, carried)) = state.allocator.fresh(pba) {
+                    if engine.settings.has(PlantedBug::FingerprintHalved) && !carried {
+                        fingerprint.0[8..].fill(0);
+                    }
                     page::set_fingerprint(page, pba.0 % per_leaf, &fingerprint);
                 }
             }

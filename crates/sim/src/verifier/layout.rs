@@ -1,0 +1,245 @@
+//! Superblocks, the zone list, and what lies in listed zones: where all reading begins.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_core::BLOCK_BYTES;
+
+use super::{Reader, blocks, checksum, number, tree::Pointer, zero};
+use crate::disk::Image;
+
+/// The places of the superblocks.
+const PLACES: [u64; 2] = [0, 8];
+
+/// The first block of the zone list.
+const LIST: u64 = 16;
+
+/// The roots of a superblock, in its order.
+pub(super) const REFERENCES: usize = 0;
+pub(super) const FINGERPRINTS: usize = 1;
+pub(super) const ZONES: usize = 2;
+pub(super) const CATALOGUE: usize = 3;
+pub(super) const DISCARDS: usize = 4;
+pub(super) const INDEX: usize = 5;
+
+/// The scheme with leaves in place.
+pub(super) const IN_PLACE: u64 = 4;
+
+pub(super) struct Superblock {
+    pub(super) id: [u8; 16],
+    pub(super) secret: [u8; 32],
+    pub(super) key: u64,
+    pub(super) zones: u64,
+    pub(super) zone_blocks: u64,
+    list_pages: u64,
+    pub(super) fingerprint: u8,
+    table: bool,
+    pub(super) clean: bool,
+    sequence: u64,
+    epoch: u64,
+    pub(super) next_volume: u64,
+    pub(super) committed: u64,
+    durable: u64,
+    last_window: u64,
+    pub(super) used_zones: u64,
+    pub(super) used: u64,
+    generation: u64,
+    pub(super) referenced: u64,
+    pub(super) mapped: u64,
+    pub(super) volumes: u64,
+    pub(super) discards: u64,
+    pub(super) roots: [(Pointer, u64); 6],
+    pub(super) index_bits: u64,
+    pub(super) index_entries: u64,
+    leftover_pages: u64,
+    cuts: Vec<[u64; 3]>,
+    pub(super) scheme: u64,
+    pub(super) inexact: bool,
+}
+
+/// What a page of the zone list says of a zone.
+#[derive(Clone)]
+pub(super) struct Listed {
+    generation: u64,
+    /// Blocks that are carriers, when it takes no more.
+    marks: Option<[u8; 128]>,
+}
+
+impl Superblock {
+    /// The one that counts, or `None` when damage hides it.
+    pub(super) fn choose(image: &Image, damaged: &BTreeSet<u64>) -> Result<Option<Superblock>, String> {
+        let mut best: Option<Superblock> = None;
+        for (place, at) in PLACES.into_iter().enumerate() {
+            match image.get(at).ok_or("was never written".to_owned()).and_then(|bytes| Superblock::decode(&bytes[..], place as u64)) {
+                Ok(found) if best.as_ref().is_none_or(|best| best.sequence < found.sequence) => best = Some(found),
+                Ok(_) => {}
+                Err(problem) if !damaged.contains(&at) => return Err(format!("superblock at {at}: {problem}")),
+                Err(_) => {}
+            }
+        }
+        match best {
+            None if PLACES.iter().any(|at| !damaged.contains(at)) => Err("no superblock".to_owned()),
+            best => Ok(best),
+        }
+    }
+
+    fn decode(bytes: &[u8], place: u64) -> Result<Superblock, String> {
+        let version = if bytes[88] == 5 { 2 } else { 1 };
+        if &bytes[..8] != b"ONEFOLD\0" || number::<4>(bytes, 8) != version || number::<8>(bytes, 16) != checksum(version, bytes, 16) {
+            return Err("its magic, version or checksum is wrong".to_owned());
+        }
+        let sequence = number::<8>(bytes, 96);
+        if number::<4>(bytes, 12) != place || sequence % 2 != place || !zero(&bytes[1192..]) {
+            return Err("it belongs to the other place, or its end is not zero".to_owned());
+        }
+        let (id, secret): ([u8; 16], [u8; 32]) = (part(bytes, 24), part(bytes, 40));
+        let cuts = 0..number::<2>(bytes, 94).min(32) as usize;
+        Ok(Superblock {
+            key: twox_hash::XxHash3_64::oneshot_with_seed(number::<8>(&id, 0), &secret),
+            id,
+            secret,
+            zones: number::<8>(bytes, 72),
+            zone_blocks: number::<4>(bytes, 80),
+            list_pages: number::<4>(bytes, 84),
+            fingerprint: bytes[88],
+            table: bytes[91] == 1,
+            clean: bytes[93] == 1,
+            sequence,
+            epoch: number::<4>(bytes, 104),
+            next_volume: number::<4>(bytes, 108),
+            committed: number::<8>(bytes, 112),
+            durable: number::<8>(bytes, 120),
+            last_window: number::<8>(bytes, 128),
+            used_zones: number::<8>(bytes, 136),
+            used: number::<8>(bytes, 144),
+            generation: number::<8>(bytes, 152),
+            referenced: number::<8>(bytes, 160),
+            mapped: number::<8>(bytes, 168),
+            volumes: number::<4>(bytes, 176),
+            discards: number::<4>(bytes, 180),
+            roots: std::array::from_fn(|root| {
+                let at = 184 + 32 * root;
+                (Pointer::decode(&bytes[at..at + 24]), number::<8>(bytes, at + 24))
+            }),
+            index_entries: number::<8>(bytes, 376),
+            index_bits: number::<4>(bytes, 392),
+            leftover_pages: number::<4>(bytes, 396),
+            cuts: cuts.map(|cut| std::array::from_fn(|n| number::<8>(bytes, 400 + 24 * cut + 8 * n))).collect(),
+            scheme: number::<8>(bytes, 1168),
+            inexact: number::<8>(bytes, 1184) == 1,
+        })
+    }
+
+    /// The first block behind what is fixed.
+    pub(super) fn first(&self) -> u64 {
+        (LIST + 2 * self.list_pages + 2 * self.leftover_pages).div_ceil(self.zone_blocks) * self.zone_blocks
+    }
+
+    /// The end of the zones.
+    pub(super) fn end(&self) -> u64 {
+        self.zones * self.zone_blocks
+    }
+
+    /// What it says that can't be.
+    pub(super) fn plausible(&self) -> Vec<String> {
+        let least = |pages: u64, most: u64| pages.clamp(1, most);
+        // A store has as many leftover pages as its blocks, which may be a few more than those of its zones, ask for.
+        let leftover = least(self.end() / 64, 16_384)..=least((self.end() + self.zone_blocks) / 64, 16_384);
+        let conditions = [
+            ((16..=1024).contains(&self.zone_blocks) && self.zone_blocks.is_power_of_two(), "the size of its zones"),
+            (self.list_pages == (self.zones / 4).div_ceil(28).clamp(1, 74), "the pages of the zone list"),
+            (if self.table { leftover.contains(&self.leftover_pages) } else { self.leftover_pages == 0 }, "the leftover pages"),
+            (self.end() <= 1 << 40, "its end"),
+            ((1..=5).contains(&self.fingerprint), "its fingerprint"),
+            (self.committed == self.durable, "windows that no table holds after a clean shutdown"),
+            (self.durable <= self.last_window && self.last_window < 1 << 44, "the number of the last window"),
+            (self.used_zones <= self.zones, "the zones that were used"),
+            (self.cuts.iter().all(|cut| cut[0] < self.epoch && cut[1] < cut[2]), "its cuts"),
+            (self.roots.iter().all(|root| root.1 <= 9 && (root.1 == 0) == root.0.is_none()), "a root"),
+            (self.scheme <= 4 && (!self.inexact || self.scheme == IN_PLACE), "its scheme"),
+        ];
+        conditions.into_iter().filter(|condition| !condition.0).map(|(_, what)| format!("superblock: {what} can't be")).collect()
+    }
+}
+
+impl Reader<'_> {
+    /// The newer copy of each page of the zone list.
+    pub(super) fn zone_list(&mut self) -> BTreeMap<u64, Listed> {
+        let mut listed = BTreeMap::new();
+        for page in 0..self.superblock.list_pages {
+            let mut best: Option<(u64, [u8; BLOCK_BYTES])> = None;
+            for copy in 0..2 {
+                let at = LIST + 2 * page + copy;
+                let bytes = self.block(at);
+                if !self.is_list_page(&bytes, at, page, copy) {
+                    self.wrong(at, || format!("is not a copy of page {page} of the zone list"));
+                } else if best.as_ref().is_none_or(|best| best.0 < number::<8>(&bytes, 16)) {
+                    best = Some((number::<8>(&bytes, 16), bytes));
+                }
+            }
+            if let Some((_, bytes)) = best {
+                self.list_page(&bytes, &mut listed);
+            }
+        }
+        listed
+    }
+
+    fn is_list_page(&self, bytes: &[u8], at: u64, page: u64, copy: u64) -> bool {
+        &bytes[..4] == b"OFz1"
+            && number::<4>(bytes, 4) == page
+            && bytes[8..16] == self.superblock.id[..8]
+            && number::<8>(bytes, 16) % 2 == copy
+            && number::<8>(bytes, 32) == at
+            && number::<8>(bytes, 56) == checksum(self.superblock.key, bytes, 56)
+    }
+
+    fn list_page(&mut self, bytes: &[u8], listed: &mut BTreeMap<u64, Listed>) {
+        for entry in bytes[64..].chunks_exact(144).filter(|entry| entry[7] != 0) {
+            let (zone, generation) = (number::<7>(entry, 0), number::<8>(entry, 8));
+            let marks = (entry[7] == 2).then(|| part(entry, 16));
+            let zones = self.superblock.first() / self.superblock.zone_blocks..self.superblock.zones;
+            if entry[7] > 2 || !zones.contains(&zone) || generation >= self.superblock.generation {
+                self.problem(format!("the zone list has zone {zone}, generation {generation}, state {}", entry[7]));
+            } else if listed.insert(zone, Listed { generation, marks }).is_some() {
+                self.problem(format!("the zone list has zone {zone} twice"));
+            }
+        }
+    }
+
+    /// After a clean shutdown no carrier that counts holds a record that the tables do not.
+    pub(super) fn nothing_uncommitted(&mut self, listed: &BTreeMap<u64, Listed>) {
+        for (zone, entry) in listed {
+            for n in 0..self.superblock.zone_blocks {
+                let at = zone * self.superblock.zone_blocks + n;
+                let marked = entry.marks.as_ref().is_none_or(|marks| bit(marks, n));
+                if !marked || self.damaged.contains(&at) || self.image.get(at).is_none() {
+                    continue;
+                }
+                let bytes = self.block(at);
+                if blocks::is_carrier(&bytes, at, &self.superblock) && number::<8>(&bytes, 24) == entry.generation {
+                    self.uncommitted(at, number::<4>(&bytes, 16), number::<8>(&bytes, 40));
+                }
+            }
+        }
+    }
+
+    fn uncommitted(&mut self, at: u64, epoch: u64, window: u64) {
+        let counts = match self.superblock.cuts.iter().find(|cut| cut[0] == epoch) {
+            Some(cut) => window <= cut[1],
+            None => epoch == self.superblock.epoch,
+        };
+        if counts && window > self.superblock.committed {
+            self.problem(format!("block {at}: a carrier of window {window}, after a clean shutdown at {}", self.superblock.committed));
+        }
+    }
+}
+
+/// Bit `n` of a bitmap: the lowest of its first byte is block 0.
+pub(super) fn bit(bitmap: &[u8], n: u64) -> bool {
+    bitmap[(n / 8) as usize] >> (n % 8) & 1 == 1
+}
+
+pub(super) fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut part = [0; N];
+    part.copy_from_slice(&bytes[at..at + N]);
+    part
+}
