@@ -17,6 +17,7 @@ use onefold_core::{Algorithm, Error, File, Files, Fingerprinter, Hold, Kind, Loc
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
+    check::is_damage,
     format::{
         Identity,
         bytes::{Reader, Writer, corrupt},
@@ -79,6 +80,8 @@ struct View {
     end: u64,
     /// The label is known to be durable.
     label_sure: bool,
+    /// A place of the label is damaged, or its last write did not arrive: `generation` is that of the label to be written before anything else.
+    label_lost: bool,
     /// The first failed write or sync.
     stopped: Option<Error>,
     /// What the tables were drawn from the budget.
@@ -142,8 +145,11 @@ impl Archive {
         files.sync_names()?;
         // The label comes last: without it there is no archive.
         let file = fresh(files, LABEL)?;
-        file.write_at(0, &vec![0; 2 * LABEL_BYTES])?;
-        file.write_at(label.place(), &label.encode())?;
+        // Both places say the same, so that each of them can be lost.
+        for generation in 0..=label.generation {
+            let label = Label { generation, ..label.clone() };
+            file.write_at(label.place(), &label.encode())?;
+        }
         file.sync()?;
         files.sync_names()
     }
@@ -174,7 +180,7 @@ impl Archive {
         }
         let _lock = files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?;
         files.settle(writes)?;
-        let label = find_label(&**files)?;
+        let (label, _) = look_for_label(&**files, settings.has(PlantedBug::LabelCopyUnread))?;
         if label.spread != files.spread() {
             let what = if label.spread[0] > 1 {
                 "this is one node of an archive; name the archive, or give all nodes"
@@ -185,7 +191,7 @@ impl Archive {
         }
         let identity = label.identity();
         let budget = Budget::new(settings.memory);
-        let view = View::load(files, &identity, &label, settings, None, &budget)?;
+        let view = View::load_newest(files, &identity, &label, settings, None, &budget)?;
         let archive = Archive {
             fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
             identity,
@@ -354,13 +360,13 @@ impl Archive {
 
     /// A label that a killed process wrote may be in memory only. What is appended to the log that it names must not be lost with it.
     fn settle_label(&self, view: &mut View) -> Result<()> {
-        if self.vouched()?.1 < view.snapshot {
+        if view.label_lost || self.vouched()?.1 < view.snapshot {
             let label = Label { generation: view.generation, snapshot: view.snapshot, ..self.label.clone() };
             let file = self.files.open(LABEL)?;
             file.write_at(label.place(), &label.encode())?;
             file.sync()?;
         }
-        view.label_sure = true;
+        (view.label_sure, view.label_lost) = (true, false);
         // A crash may have lost the space that was taken for the log. A disk that is full gives none.
         match view.log.reserve(0, self.settings.log_ahead_bytes) {
             Err(error) if error.kind() != Kind::NoSpace => Err(error),
@@ -384,9 +390,11 @@ impl Archive {
     /// The last frame and the label that are known to be durable.
     fn vouched(&self) -> Result<(u64, u64)> {
         let mut bytes = [0; 24];
-        let file = self.files.open(VOUCHED)?;
-        if file.read_at(0, &mut bytes)? < bytes.len() {
-            return Ok((0, 0));
+        match self.files.open(VOUCHED)?.read_at(0, &mut bytes) {
+            Ok(n) if n == bytes.len() => {}
+            // Without it a sync more is needed.
+            Err(error) if error.kind() != Kind::Io => return Err(error),
+            _ => return Ok((0, 0)),
         }
         let mut r = Reader(&bytes, None);
         let said = (r.u64()?, r.u64()?);
@@ -395,21 +403,25 @@ impl Archive {
 
     /// Reads the log from where this process stopped to its end. The commit lock is held.
     fn read_on(&self, view: &mut View) -> Result<()> {
-        let label = find_label(&*self.files)?;
+        let (label, _) = look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
         if label.snapshot != view.snapshot {
             let stopped = view.stopped.take();
             // What is known is drawn anew.
             view.drawn = Drawn::default();
-            *view = View::load(&self.files, &self.identity, &label, &self.settings, Some(&view.tables), &self.budget)?;
+            *view = View::load_newest(&self.files, &self.identity, &label, &self.settings, Some(&view.tables), &self.budget)?;
             view.stopped = stopped;
         }
+        view.generation = view.generation.max(label.generation);
         if self.budget.is_bounded() {
             self.budget.occupied(occupied(&*self.files, view.snapshot));
         }
         let mut followed = Followed::of(&view.tables);
         follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, u64::MAX)?;
-        let Followed { tables: Cow::Owned(tables), end, last } = followed else { return Ok(()) };
         let vouched = self.vouched()?.0;
+        if vouched > followed.tables.sequence && !self.settings.has(PlantedBug::LogEndBelieved) {
+            return Err(changes_lost(followed.tables.sequence, vouched));
+        }
+        let Followed { tables: Cow::Owned(tables), end, last } = followed else { return Ok(()) };
         let unsure = tables.sequence > vouched && !self.settings.has(PlantedBug::TailShownEarly);
         if unsure && self.writes {
             view.log.write_at(end - last.len() as u64, &last)?;
@@ -579,16 +591,70 @@ pub(crate) fn no_stream(name: &str) -> Error {
 /// # Errors
 /// `NotFound` when there is no archive, `Corrupt`, `Unsupported`.
 pub fn find_label(files: &dyn Files) -> Result<Label> {
+    look_for_label(files, false).map(|(label, _)| label)
+}
+
+/// The label that counts, and whether one of its places is damaged; then the other one was newer, or it was not. `strict` is a planted bug.
+fn look_for_label(files: &dyn Files, strict: bool) -> Result<(Label, bool)> {
     let file = files.open(LABEL).map_err(|e| if e.kind() == Kind::NotFound { Error::new(Kind::NotFound, "no archive") } else { e })?;
+    let is_empty = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let look = |place: u64| -> Result<Found> {
         let mut bytes = vec![0; LABEL_BYTES];
-        let n = file.read_at(place, &mut bytes)?;
-        Ok(Label::decode(&bytes[..n]))
+        match file.read_at(place, &mut bytes) {
+            Err(error) if error.kind() == Kind::Io && !strict => Ok(Found::Bad(error)),
+            read => match Label::decode(&bytes[..read?]) {
+                Found::Foreign if !is_empty(&bytes) => Ok(Found::Bad(corrupt("the label is none of an archive"))),
+                found => Ok(found),
+            },
+        }
     };
-    choose(look(0)?, look(LABEL_BYTES as u64)?)
+    let (first, second) = (look(0)?, look(LABEL_BYTES as u64)?);
+    let is_damaged = ![&first, &second].into_iter().all(|found| matches!(found, Found::Good(_)));
+    match choose(first, second) {
+        Err(error) if is_damage(&error) => Err(error.context(format!("both places of the label are damaged; {PUT_BACK}"))),
+        chosen => chosen.map(|label| (label, is_damaged)),
+    }
 }
 
 impl View {
+    /// What a label names, or the log behind it. When the last label was lost, the one before is there, with its snapshot and log; the next log goes on from
+    /// there, and only a label that was durable lets anybody write to it.
+    fn load_newest(
+        files: &Arc<dyn Files>,
+        identity: &Identity,
+        label: &Label,
+        settings: &Settings,
+        before: Option<&Tables>,
+        budget: &Arc<Budget>,
+    ) -> Result<View> {
+        let is_damaged = look_for_label(&**files, false)?.1;
+        let mut view = View::load(files, identity, label, settings, before, budget)?;
+        let is_old = !settings.has(PlantedBug::OldLabelTaken) && view.log_goes_on(&**files, identity, settings)?;
+        if is_old {
+            let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
+            view.drawn = Drawn::default();
+            view = View::load(files, identity, &next, settings, Some(&view.tables), budget)?;
+        }
+        if is_old || is_damaged {
+            (view.generation, view.label_lost) = (label.generation + 1, true);
+        }
+        Ok(view)
+    }
+
+    /// True when the log after this one has changes that follow the end of this one.
+    fn log_goes_on(&self, files: &dyn Files, identity: &Identity, settings: &Settings) -> Result<bool> {
+        let next = match files.open(&log_name(self.snapshot + 1)) {
+            Err(error) if error.kind() == Kind::NotFound => return Ok(false),
+            opened => opened?,
+        };
+        let drawn = Drawn::default();
+        let mut frames = LogReader::new(&*next, 0, &drawn)?;
+        let Some((frame, before)) = frames.frame(identity, false)? else { return Ok(false) };
+        let mut followed = Followed::of(&self.tables);
+        follow(&*self.log, 0, identity, &mut followed, &drawn, settings, u64::MAX)?;
+        Ok(followed.tables.sequence.checked_add(1) == Some(frame.sequence) && followed.tables.chain == before)
+    }
+
     /// `before` is what the process knew of it.
     fn load(
         files: &Arc<dyn Files>,
@@ -607,7 +673,7 @@ impl View {
         let tables = match read_snapshot(&**files, identity, label.snapshot, late, before, &drawn) {
             Ok(tables) => tables,
             // The one before, and all of its log, say the same.
-            Err(error) if error.kind() == Kind::Corrupt && label.snapshot > 1 => {
+            Err(error) if is_damage(&error) && label.snapshot > 1 => {
                 drawn = Drawn::from(budget);
                 let tables = read_snapshot(&**files, identity, label.snapshot - 1, late, None, &drawn).map_err(|_| error.clone())?;
                 let mut followed = Followed::of(&tables);
@@ -624,6 +690,7 @@ impl View {
             log,
             end: 0,
             label_sure: false,
+            label_lost: false,
             stopped: None,
             drawn,
         })
@@ -683,8 +750,17 @@ fn follow(
 }
 
 fn later_changes(sequence: u64) -> Error {
-    corrupt(format!("the operations log is damaged behind change {sequence}: later changes are there, this one is not"))
+    let what = format!("the operations log is damaged behind change {sequence}: later changes are there, this one is not");
+    corrupt(format!("{what}; {PUT_BACK}"))
 }
+
+fn changes_lost(sequence: u64, vouched: u64) -> Error {
+    let what = format!("the operations log is damaged behind change {sequence}: it ends there, and change {vouched} was durable");
+    corrupt(format!("{what}; {PUT_BACK}, or empty the file `{VOUCHED}` to go on without these changes"))
+}
+
+/// What to do about a log, which has no second copy on one node.
+const PUT_BACK: &str = "put the file back from a copy of the archive";
 
 /// Errors unless the log has these bytes where they were written: who else wrote there had the lock too.
 fn reads_back(log: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
@@ -694,7 +770,8 @@ fn reads_back(log: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
 }
 
 fn locks_fail() -> Error {
-    let why = "another process wrote to the operations log while we held its lock: locks do not hold on this file system, and nothing more is written";
+    let why = "the operations log is not what we wrote: another process wrote to it while we held its lock, as locks do not hold on this file system, \
+               or the disk loses writes; nothing more is written";
     Error::new(Kind::Io, why)
 }
 

@@ -209,8 +209,10 @@ pub(crate) fn load(files: &dyn Files, identity: &Identity, tables: &mut Tables, 
             };
             let copy = |n: u64| -> Result<Option<Vec<u64>>> {
                 let mut bytes = vec![0; PAGE_BYTES];
-                let n = open.read_at(u64::from(page.number) * STRIDE + n * PAGE_BYTES as u64, &mut bytes)?;
-                Ok(decode_leaf(identity, id, at, page, &bytes[..n]))
+                match open.read_at(u64::from(page.number) * STRIDE + n * PAGE_BYTES as u64, &mut bytes) {
+                    Err(error) if error.kind() == Kind::Io => Ok(None),
+                    read => Ok(decode_leaf(identity, id, at, page, &bytes[..read?])),
+                }
             };
             let entries = match copy(0)? {
                 Some(entries) => entries,

@@ -348,11 +348,17 @@ pub enum PlantedBug {
     SettledUnchecked,
     /// A sync that failed is tried again, and believed.
     SyncRetried,
+    /// The label counts only when both of its places can be read.
+    LabelCopyUnread,
+    /// A label counts although the log behind the one that it names goes on.
+    OldLabelTaken,
+    /// The log's end counts although a later change was known to be durable. Not among those that seeds must find.
+    LogEndBelieved,
 }
 
 impl PlantedBug {
     /// Those that the simulator's seeds must find, with the names that it knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 24] = [
+    pub const ALL: [(&'static str, PlantedBug); 26] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -377,5 +383,7 @@ impl PlantedBug {
         ("settled-elsewhere", PlantedBug::SettledElsewhere),
         ("settled-unchecked", PlantedBug::SettledUnchecked),
         ("sync-retried", PlantedBug::SyncRetried),
+        ("label-copy-unread", PlantedBug::LabelCopyUnread),
+        ("old-label-taken", PlantedBug::OldLabelTaken),
     ];
 }

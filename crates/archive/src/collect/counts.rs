@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     catalogue::Volume,
+    check::is_damage,
     format::{
         Address, ContainerId,
         recipe::{Part, parts},
@@ -29,7 +30,7 @@ impl Collection {
             number => match CountsReader::open(&self.archive, number) {
                 Ok(reader) => Some(reader),
                 // What is lost is counted again, from all recipes.
-                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => None,
+                Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => None,
                 Err(error) => return Err(error),
             },
         };

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{File, Fingerprint, Result};
+use onefold_core::{File, Fingerprint, Kind, Result};
 
 use super::imports_ahead;
 use crate::{
@@ -115,6 +115,22 @@ fn seal(identity: &Identity, file: u64, number: u32, page: &mut [u8]) {
     page[..8].copy_from_slice(&checksum.to_le_bytes());
 }
 
+/// Reads pages from `first` on; those that can't be read are zeroes, which no page is.
+fn read_pages(file: &dyn File, first: u32, into: &mut [u8]) -> Result<()> {
+    let at = |n: usize| (u64::from(first) + n as u64) * PAGE_BYTES as u64;
+    match file.read_at(at(0), into) {
+        Err(error) if error.kind() == Kind::Io => {}
+        read => return read.map(|_| ()),
+    }
+    for (n, page) in into.chunks_mut(PAGE_BYTES).enumerate() {
+        match file.read_at(at(n), page) {
+            Err(error) if error.kind() == Kind::Io => page.fill(0),
+            read => drop(read?),
+        }
+    }
+    Ok(())
+}
+
 fn is_sealed(identity: &Identity, file: u64, number: u32, page: &[u8]) -> bool {
     page.len() == PAGE_BYTES
         && page[8..12] == number.to_le_bytes()
@@ -169,7 +185,7 @@ impl OpenIndex {
         for first in (0..named.filter_pages).step_by(WRITE_PAGES) {
             let count = WRITE_PAGES.min((named.filter_pages - first) as usize);
             let at = named.pages + first;
-            file.read_at(u64::from(at) * PAGE_BYTES as u64, &mut pages[..count * PAGE_BYTES])?;
+            read_pages(&*file, at, &mut pages[..count * PAGE_BYTES])?;
             for (n, page) in (0..).zip(pages[..count * PAGE_BYTES].chunks_mut(PAGE_BYTES)) {
                 if !is_sealed(&archive.identity, named.number, at + n, page) {
                     // A damaged page of the filter lets everything through.
@@ -188,7 +204,7 @@ impl OpenIndex {
         }
         *reads += 1;
         let mut page = vec![0; PAGE_BYTES];
-        self.file.read_at(u64::from(number) * PAGE_BYTES as u64, &mut page)?;
+        read_pages(&*self.file, number, &mut page)?;
         if !is_sealed(&archive.identity, self.named.number, number, &page) {
             return Ok(None);
         }
@@ -312,7 +328,7 @@ impl Scan<'_> {
         while self.held.is_empty() && self.next_page < self.named.pages {
             let Some(file) = &self.file else { break };
             let mut bytes = vec![0; WRITE_PAGES.min((self.named.pages - self.next_page) as usize) * PAGE_BYTES];
-            file.read_at(u64::from(self.next_page) * PAGE_BYTES as u64, &mut bytes)?;
+            read_pages(&**file, self.next_page, &mut bytes)?;
             for page in bytes.chunks(PAGE_BYTES) {
                 if is_sealed(&self.archive.identity, self.named.number, self.next_page, page) {
                     self.held.extend(entries(page));

@@ -36,7 +36,7 @@ const STOP_AFTER: usize = 10;
 const KEPT: &str = include_str!("../../archive_seeds.txt");
 
 /// What an ordinary run must have met.
-const BRANCHES: [&str; 42] = [
+const BRANCHES: [&str; 48] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -57,10 +57,16 @@ const BRANCHES: [&str; 42] = [
     "crash: in a sync",
     "crash: in recovery",
     "damage was noted of what is whole",
+    "damage of metadata cost nothing",
+    "damage of metadata was told",
     "damage was told",
     "everything was collected",
     "fault: a sync dropped data",
+    "fault: a sector can't be read",
+    "fault: a write was lost",
+    "fault: a write was misdirected",
     "fault: rot",
+    "fault: rot of metadata",
     "lost chunks were healed",
     "what was lost was put again",
     "what was noted was whole",

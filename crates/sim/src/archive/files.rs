@@ -17,6 +17,9 @@ use crate::{reach::Reach, rng::Rng};
 const SECTOR: usize = 512;
 const PAGE: u64 = 4096;
 
+/// What the names of files begin with that hold no data of streams.
+pub const METADATA: [&str; 7] = ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched"];
+
 #[derive(Clone, Debug)]
 enum Change {
     Write(u64, Vec<u8>),
@@ -24,10 +27,49 @@ enum Change {
     Punch(u64, u64),
 }
 
+/// Bytes, and what damaged ones of them should be.
+#[derive(Clone, Default)]
+struct Bytes {
+    data: Vec<u8>,
+    hurt: BTreeMap<usize, u8>,
+}
+
+impl Bytes {
+    /// What is written over is no longer damaged.
+    fn change(&mut self, change: &Change) {
+        do_change(&mut self.data, change);
+        let gone = match change {
+            Change::Write(at, data) => *at as usize..*at as usize + data.len(),
+            Change::Length(bytes) => *bytes as usize..usize::MAX,
+            Change::Punch(at, bytes) => *at as usize..(*at + *bytes) as usize,
+        };
+        if !self.hurt.is_empty() {
+            self.hurt.retain(|at, _| !gone.contains(at));
+        }
+    }
+
+    /// Something else stands here from now on.
+    fn damage(&mut self, at: usize, data: &[u8]) {
+        if self.data.len() < at + data.len() {
+            self.data.resize(at + data.len(), 0);
+        }
+        for (at, &byte) in (at..).zip(data).filter(|(at, byte)| self.data[*at] != **byte).collect::<Vec<_>>() {
+            let right = std::mem::replace(&mut self.data[at], byte);
+            self.hurt.entry(at).or_insert(right);
+        }
+    }
+
+    fn mend(&mut self) {
+        for (at, right) in std::mem::take(&mut self.hurt) {
+            self.data[at] = right;
+        }
+    }
+}
+
 #[derive(Clone, Default)]
 struct Node {
-    durable: Vec<u8>,
-    view: Vec<u8>,
+    durable: Bytes,
+    view: Bytes,
     unsynced: Vec<Change>,
     /// Pages that take space, behind the end too.
     pages: BTreeSet<u64>,
@@ -43,7 +85,7 @@ impl Node {
         self.unsynced.retain(|change| !matches!(change, Change::Write(..)));
         if sized {
             // The file's length was in the journal already.
-            self.unsynced.push(Change::Length(self.view.len() as u64));
+            self.unsynced.push(Change::Length(self.view.data.len() as u64));
         }
         self.stale = true;
         if evicted {
@@ -55,13 +97,48 @@ impl Node {
     fn evict(&mut self) {
         if std::mem::take(&mut self.stale) {
             self.view.clone_from(&self.durable);
-            self.unsynced.iter().for_each(|change| do_change(&mut self.view, change));
+            self.unsynced.iter().for_each(|change| self.view.change(change));
         }
     }
 }
 
+/// A write that the next sync of its file loses, and perhaps where it goes instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// It arrives nowhere.
+    Lost,
+    /// It arrives somewhere else.
+    Misdirected,
+}
+
+/// Bytes on the medium that are not what they should be.
+#[derive(Default)]
+struct Damage {
+    /// Reads of them fail; else they give what is there.
+    is_unreadable: bool,
+    /// Reads give what should be there: to see what depends on it.
+    is_whole: bool,
+    /// Files of which damaged bytes were read.
+    met: BTreeSet<u64>,
+    /// A write goes wrong with the sync of a file that comes after so many others of files whose names begin so.
+    armed: Option<(Wrong, String, u64)>,
+}
+
+/// A write that goes wrong.
+struct WrongWrite {
+    at: usize,
+    before: Vec<u8>,
+    data: Vec<u8>,
+    how: Wrong,
+}
+
 /// All files, and what is to go wrong.
 struct State {
+    damage: Damage,
+    /// Writes go wrong.
+    label_stays_lost: bool,
+    /// A file whose changes are durable at once.
+    write_through: Option<u64>,
     nodes: BTreeMap<u64, Node>,
     names: BTreeMap<String, u64>,
     durable_names: BTreeMap<String, u64>,
@@ -98,6 +175,9 @@ impl VirtualFiles {
     pub fn new(rng: Rng) -> VirtualFiles {
         let aside = Rng::new(rng.clone().next() ^ 0x7379_6e63_5f66_6169);
         VirtualFiles(Arc::new(Mutex::new(State {
+            damage: Damage::default(),
+            label_stays_lost: false,
+            write_through: None,
             nodes: BTreeMap::new(),
             names: BTreeMap::new(),
             durable_names: BTreeMap::new(),
@@ -201,14 +281,112 @@ impl VirtualFiles {
         let ids: Vec<u64> = state.names.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, &id)| id).collect();
         let Some(&id) = state.rng.clone().pick(&ids) else { return false };
         let mut rng = state.rng.fork();
-        let Some(node) = state.nodes.get_mut(&id).filter(|node| !node.view.is_empty()) else { return false };
-        let (at, bit) = (rng.below(node.view.len() as u64) as usize, 1 << rng.below(8));
-        node.view[at] ^= bit;
-        if let Some(byte) = node.durable.get_mut(at) {
+        let Some(node) = state.nodes.get_mut(&id).filter(|node| !node.view.data.is_empty()) else { return false };
+        let (at, bit) = (rng.below(node.view.data.len() as u64) as usize, 1 << rng.below(8));
+        node.view.data[at] ^= bit;
+        if let Some(byte) = node.durable.data.get_mut(at) {
             *byte ^= bit;
         }
         state.reach.hit("fault: rot");
         true
+    }
+
+    /// A bit of some file whose name begins so flips, or with `unreadable` a sector of it can't be read; `pick` chooses. False when there is none.
+    pub fn damage(&self, prefix: &str, unreadable: bool, pick: &mut Rng) -> bool {
+        let mut state = self.0.lock();
+        let state = &mut *state;
+        let ids: Vec<u64> = state.names.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, &id)| id).collect();
+        let Some(node) = pick.pick(&ids).and_then(|id| state.nodes.get_mut(id)).filter(|node| !node.durable.data.is_empty()) else {
+            return false;
+        };
+        node.stale |= true;
+        node.evict();
+        let at = pick.below(node.durable.data.len() as u64) as usize;
+        let range =
+            if unreadable { at / SECTOR * SECTOR..(at / SECTOR * SECTOR + SECTOR).min(node.durable.data.len()) } else { at..at + 1 };
+        let flip = if unreadable { u8::MAX } else { 1 << pick.below(8) };
+        for bytes in [&mut node.durable, &mut node.view] {
+            let range = range.start.min(bytes.data.len())..range.end.min(bytes.data.len());
+            let other: Vec<u8> = bytes.data[range.clone()].iter().map(|byte| byte ^ flip).collect();
+            bytes.damage(range.start, &other);
+        }
+        // What the file still had to write comes after, and is whole.
+        node.unsynced.iter().for_each(|change| node.view.change(change));
+        state.damage.is_unreadable = unreadable;
+        state.reach.hit(if unreadable { "fault: a sector can't be read" } else { "fault: rot of metadata" });
+        true
+    }
+
+    /// Lets a write to a file whose name begins so go wrong, with the sync that comes after so many others of such files.
+    pub fn arm_wrong_write(&self, how: Wrong, prefix: &str, syncs: u64) {
+        let mut state = self.0.lock();
+        state.damage.armed = Some((how, prefix.to_owned(), syncs));
+        state.label_stays_lost = prefix == "label";
+    }
+
+    /// Puts back what should be there, wherever nothing else was written since.
+    pub fn mend(&self) {
+        let mut state = self.0.lock();
+        let state = &mut *state;
+        state.damage = Damage::default();
+        // A label that was lost does not come back: nothing needs it.
+        let label = state.names.get("label");
+        for (id, node) in &mut state.nodes {
+            if label == Some(id) && state.label_stays_lost {
+                (node.durable.hurt, node.view.hurt) = Default::default();
+            }
+            node.durable.mend();
+            node.view.mend();
+        }
+    }
+
+    /// True when both places of the label are damaged.
+    #[must_use]
+    pub fn is_label_lost(&self) -> bool {
+        let state = self.0.lock();
+        let node = state.names.get("label").and_then(|id| state.nodes.get(id));
+        let places: BTreeSet<u64> = node.iter().flat_map(|node| node.view.hurt.keys()).map(|at| *at as u64 / PAGE).collect();
+        places.len() > 1
+    }
+
+    /// True when bytes are not what they should be.
+    #[must_use]
+    pub fn is_hurt(&self) -> bool {
+        self.0.lock().nodes.values().any(|node| !(node.durable.hurt.is_empty() && node.view.hurt.is_empty()))
+    }
+
+    /// Does something while reads give what should be there; true when it depends on damaged bytes.
+    pub fn as_if_whole<T>(&self, does: impl FnOnce() -> T) -> (T, bool) {
+        let before = {
+            let damage = &mut self.0.lock().damage;
+            damage.is_whole = true;
+            std::mem::take(&mut damage.met)
+        };
+        let done = does();
+        let damage = &mut self.0.lock().damage;
+        damage.is_whole = false;
+        let met = std::mem::replace(&mut damage.met, before);
+        damage.met.extend(&met);
+        (done, !met.is_empty())
+    }
+
+    /// Lets what is vouched for be on the medium at once, as if time passed: damage of the log's end is noticed by it.
+    pub fn write_vouched_through(&self) {
+        let mut state = self.0.lock();
+        let id = state.names.get("vouched").copied();
+        state.write_through = id;
+        if let Some(node) = id.and_then(|id| state.nodes.get_mut(&id)) {
+            for change in node.unsynced.drain(..) {
+                node.durable.change(&change);
+            }
+        }
+    }
+
+    /// The files of which damaged bytes were read since the damage.
+    #[must_use]
+    pub fn met(&self) -> Vec<String> {
+        let state = self.0.lock();
+        state.names.iter().filter(|(_, id)| state.damage.met.contains(id)).map(|(name, _)| name.clone()).collect()
     }
 
     /// The hash of all calls.
@@ -281,6 +459,69 @@ impl State {
         }
     }
 
+    /// The write of a file's sync that goes wrong, when it is its turn.
+    fn wrong_write(&mut self, id: u64) -> Option<WrongWrite> {
+        let (how, prefix, syncs) = self.damage.armed.as_mut()?;
+        let is_it = self.names.iter().any(|(name, of)| *of == id && name.starts_with(&**prefix));
+        let node = self.nodes.get(&id).filter(|_| is_it)?;
+        *syncs = syncs.checked_sub(1).unwrap_or_default();
+        if *syncs > 0 {
+            return None;
+        }
+        let writes: Vec<(usize, &Vec<u8>)> = node
+            .unsynced
+            .iter()
+            .filter_map(|change| match change {
+                Change::Write(at, data) if !data.is_empty() => Some((*at as usize, data)),
+                _ => None,
+            })
+            .collect();
+        let &(at, data) = self.aside.pick(&writes)?;
+        let old = node.durable.data.get(at..).unwrap_or_default();
+        let mut before = old[..old.len().min(data.len())].to_vec();
+        before.resize(data.len(), 0);
+        let (data, how) = (data.clone(), *how);
+        self.damage.armed = None;
+        Some(WrongWrite { at, before, data, how })
+    }
+
+    /// The medium has what it had; memory has what was written, until it is evicted.
+    fn write_wrongly(&mut self, id: u64, wrong: WrongWrite) {
+        let WrongWrite { at, before, data, how } = wrong;
+        let evicted = self.aside.percent(50);
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        node.durable.damage(at, &before);
+        node.stale = true;
+        if evicted {
+            node.evict();
+        }
+        self.reach.hit(if how == Wrong::Lost { "fault: a write was lost" } else { "fault: a write was misdirected" });
+        if how == Wrong::Lost {
+            return;
+        }
+        // It lands in the same file, or in another one of those that may go wrong, at a page.
+        let may = |name: &str| METADATA.iter().any(|prefix| name.starts_with(prefix));
+        let others: Vec<u64> = self.names.iter().filter(|(name, _)| may(name)).map(|(_, &id)| id).collect();
+        let to = if self.aside.percent(50) { Some(id) } else { self.aside.pick(&others).copied() };
+        // The label's other place is the copy of the one that was missed.
+        let label = self.names.get("label").copied();
+        if to == label && label == Some(id) {
+            return;
+        }
+        let Some(node) = to.and_then(|id| self.nodes.get_mut(&id)) else { return };
+        let pages = node.durable.data.len().div_ceil(PAGE as usize);
+        let to = (self.aside.below(pages as u64) * PAGE) as usize;
+        if node.durable.data.len() <= to {
+            return;
+        }
+        let room = node.durable.data.len() - to;
+        node.durable.damage(to, &data[..data.len().min(room)]);
+        node.stale = true;
+        if evicted {
+            node.evict();
+        }
+    }
+
     /// Applies a change to what reads see, when there is room.
     fn apply(&mut self, id: u64, change: Change) -> Result<()> {
         if let (Change::Write(at, data), Some(capacity)) = (&change, self.capacity) {
@@ -292,13 +533,17 @@ impl State {
             }
         }
         if let Some(node) = self.nodes.get_mut(&id) {
-            do_change(&mut node.view, &change);
+            node.view.change(&change);
             match &change {
                 Change::Write(at, data) => node.pages.extend(at / PAGE..(at + data.len() as u64).div_ceil(PAGE)),
                 Change::Length(bytes) => node.pages.retain(|page| page * PAGE < *bytes),
                 Change::Punch(at, bytes) => node.pages.retain(|page| page * PAGE < *at || (page + 1) * PAGE > at + bytes),
             }
-            node.unsynced.push(change);
+            if self.write_through == Some(id) {
+                node.durable.change(&change);
+            } else {
+                node.unsynced.push(change);
+            }
         }
         Ok(())
     }
@@ -327,19 +572,19 @@ impl State {
                         while !rest.is_empty() {
                             let (part, later) = rest.split_at(rest.len().min(SECTOR - at % SECTOR));
                             if keep(n) {
-                                do_change(&mut durable, &Change::Write(at as u64, part.to_vec()));
+                                durable.change(&Change::Write(at as u64, part.to_vec()));
                             }
                             (at, rest) = (at + part.len(), later);
                         }
                     }
-                    other if keep(n) => do_change(&mut durable, other),
+                    other if keep(n) => durable.change(other),
                     _ => {}
                 }
             }
             node.view = durable.clone();
             node.durable = durable;
             node.stale = false;
-            node.pages = node.durable_pages.iter().copied().chain(0..(node.view.len() as u64).div_ceil(PAGE)).collect();
+            node.pages = node.durable_pages.iter().copied().chain(0..(node.view.data.len() as u64).div_ceil(PAGE)).collect();
         }
         for (name, id) in std::mem::take(&mut self.unsynced_names) {
             n += 1;
@@ -482,18 +727,28 @@ impl VirtualFile {
 impl File for VirtualFile {
     fn bytes(&self) -> Result<u64> {
         let state = self.files.0.lock();
-        if state.down { Err(power_failed()) } else { Ok(state.nodes.get(&self.id).map_or(0, |node| node.view.len() as u64)) }
+        if state.down { Err(power_failed()) } else { Ok(state.nodes.get(&self.id).map_or(0, |node| node.view.data.len() as u64)) }
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
-        let state = self.files.0.lock();
+        let mut state = self.files.0.lock();
         if state.down {
             return Err(power_failed());
         }
-        let view = state.nodes.get(&self.id).map_or(&[][..], |node| &node.view);
-        let from = view.get(at as usize..).unwrap_or_default();
+        let State { nodes, names, damage, .. } = &mut *state;
+        let Some(view) = nodes.get(&self.id).map(|node| &node.view) else { return Ok(0) };
+        let from = view.data.get(at as usize..).unwrap_or_default();
         let n = from.len().min(into.len());
         into[..n].copy_from_slice(&from[..n]);
+        for (place, right) in view.hurt.range(at as usize..at as usize + n) {
+            damage.met.insert(self.id);
+            if damage.is_whole {
+                into[place - at as usize] = *right;
+            } else if damage.is_unreadable {
+                let name = names.iter().find(|(_, id)| **id == self.id).map_or("a file", |(name, _)| name);
+                return Err(Error::new(Kind::Io, format!("{name}: the disk can't read a sector")));
+            }
+        }
         Ok(n)
     }
 
@@ -522,11 +777,15 @@ impl File for VirtualFile {
                 return Err(error);
             }
         }
+        let wrong = state.wrong_write(self.id);
         if let Some(node) = state.nodes.get_mut(&self.id) {
             for change in node.unsynced.drain(..) {
-                do_change(&mut node.durable, &change);
+                node.durable.change(&change);
             }
             node.durable_pages.clone_from(&node.pages);
+        }
+        if let Some(wrong) = wrong {
+            state.write_wrongly(self.id, wrong);
         }
         Ok(())
     }

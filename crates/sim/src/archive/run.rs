@@ -1,6 +1,7 @@
 //! One seed: parameters, what the processes do in turn, crashes, and the comparison with the model.
 
 mod collect;
+mod damage;
 mod names;
 mod nodes;
 mod params;
@@ -153,6 +154,8 @@ pub(super) struct Sim {
     pub(super) faults: Rng,
     /// A process was told that a sync failed.
     sync_failed: bool,
+    /// An error named damage that nothing makes good.
+    refused: bool,
     pub(super) reach: Reach,
 }
 
@@ -192,6 +195,7 @@ impl Sim {
             aside,
             faults,
             sync_failed: false,
+            refused: false,
             reach: Reach::default(),
         }
     }
@@ -252,6 +256,11 @@ impl Sim {
     /// What an error means: the end of the life, or a failure that nothing explains.
     pub(super) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
+        if self.is_told(error) {
+            self.reach.hit("damage of metadata was told");
+            self.refused = true;
+            return Stop::Down;
+        }
         let failed = self.files.take_failed();
         self.sync_failed |= failed && self.params.medium == Medium::FailedSyncs;
         if self.files.is_down() || failed || self.damaged || self.excuses(what) {
@@ -282,10 +291,11 @@ impl Sim {
                 Err(Stop::Failed(failure)) => return Err(failure),
             }
             self.crash();
+            let under_way = (self.unsure.clone(), self.known());
             if self.aside.percent(60) {
                 match self.look_as_reader() {
                     Err(Stop::Failed(failure)) => return Err(failure),
-                    Err(Stop::Down) if !self.damaged => return Err(Failure::new(Checker::Progress, "no reader opens it")),
+                    Err(Stop::Down) if !self.damaged && !self.refused => return Err(Failure::new(Checker::Progress, "no reader opens it")),
                     _ => self.lose_power(),
                 }
             }
@@ -302,6 +312,7 @@ impl Sim {
                     self.crash();
                 }
             }
+            self.look_at_damage(under_way)?;
             match self.look() {
                 Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Down) if !self.damaged => return Err(Failure::new(Checker::Progress, "it does not open")),
@@ -342,7 +353,11 @@ impl Sim {
             self.files.set_capacity(Some(self.files.used() + self.rng.within(20, 200) * 1024));
         }
         self.arm_medium();
-        for _ in 0..self.params.moves {
+        let damaging = self.faults.below(self.params.moves.min(self.params.crash_within));
+        for n in 0..self.params.moves {
+            if n == damaging {
+                self.damage_metadata();
+            }
             self.now += self.rng.below(3);
             match self.one_move() {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => self.begin_again()?,

@@ -9,6 +9,9 @@ use super::super::{rad, volumes::Disk};
 use super::{Flow, Sim, Unsure};
 use crate::{checker::Checker, checker::Failure};
 
+/// Streams, and volumes with their blocks.
+pub(super) type Known = (BTreeMap<String, Arc<Vec<u8>>>, Vec<(String, usize)>);
+
 impl Sim {
     pub(super) fn remove(&mut self) -> Flow {
         let names: Vec<String> = self.streams.keys().cloned().collect();
@@ -80,7 +83,7 @@ impl Sim {
     }
 
     /// Streams, and volumes with their blocks.
-    fn known(&self) -> (BTreeMap<String, Arc<Vec<u8>>>, Vec<(String, usize)>) {
+    pub(super) fn known(&self) -> Known {
         (self.streams.clone(), self.disks.iter().map(|(name, disk)| (name.clone(), disk.cells.len())).collect())
     }
 

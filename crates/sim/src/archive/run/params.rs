@@ -25,11 +25,30 @@ pub enum Medium {
     Good,
     /// Syncs fail, and drop what they should have written.
     FailedSyncs,
+    /// Bits flip.
+    Rot,
+    /// Sectors can't be read.
+    Unreadable,
+    /// A write that was synced never arrives.
+    LostWrites,
+    /// A write that was synced arrives somewhere else.
+    MisdirectedWrites,
 }
 
 impl Medium {
+    /// True when bytes on the medium become others than they should be.
+    #[must_use]
+    pub fn damages(self) -> bool {
+        !matches!(self, Medium::Good | Medium::FailedSyncs)
+    }
+
     fn draw(seed: u64) -> Medium {
-        [Medium::Good, Medium::FailedSyncs][Rng::new(seed ^ 0x6d65_6469_756d_2e2e).weighted(&[6, 4])]
+        let rng = &mut Rng::new(seed ^ 0x6d65_6469_756d_2e2e);
+        match rng.below(10) {
+            0..3 => Medium::Good,
+            3..6 => [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites][rng.below(4) as usize],
+            _ => Medium::FailedSyncs,
+        }
     }
 }
 
@@ -103,7 +122,7 @@ impl Params {
             kills: choose(rng, &[0, 30, 60]),
             spread: None,
             late: None,
-            medium: Medium::draw(seed),
+            medium: Some(Medium::draw(seed)).filter(|medium| profile == Profile::Crashes || !medium.damages()).unwrap_or(Medium::Good),
             bug: None,
             serves: rng.percent(40),
         };

@@ -102,7 +102,7 @@ impl Sim {
         let stower = Stower::new(&session, self.now);
         // What is there already must be found, when nothing was ever collected or damaged.
         let names: Vec<String> = self.streams.keys().cloned().collect();
-        let simple = !self.params.collects && matches!(self.params.profile, Profile::Crashes);
+        let simple = !self.params.collects && matches!(self.params.profile, Profile::Crashes) && !self.params.medium.damages();
         let known = if simple && self.rng.percent(40) { self.rng.pick(&names).cloned() } else { None };
         let content = match &known {
             Some(name) => self.streams[name].clone(),

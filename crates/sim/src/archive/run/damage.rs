@@ -1,0 +1,77 @@
+//! The medium damages what it holds: bits flip, sectors can't be read, writes are lost or land elsewhere.
+//!
+//! What is damaged is known byte by byte, and is put right at the end of a life: afterwards nothing may be missing. Until then all that does not depend on
+//! damaged bytes must be as it was, and an error must name what is damaged.
+
+use onefold_core::{Error, Kind};
+
+use super::{Actors, Medium, Sim, Stop, Unsure, names::Known};
+use crate::{
+    archive::files::{METADATA, Wrong},
+    checker::{Checker, Failure},
+};
+
+/// Parts without a second copy, and what an error calls them: the log; the first snapshot, which has none before it; and counts, which are made anew when
+/// they are damaged before a collection begins.
+const SINGLE: [(&str, &str); 4] =
+    [("log-", "operations log"), ("snapshot-", "snapshot 1:"), ("snapshot-", "snapshot-0000000001"), ("counts-", "usage counts")];
+
+impl Sim {
+    /// A file of metadata is damaged, now or with a write to come.
+    pub(super) fn damage_metadata(&mut self) {
+        let (medium, prefix) = (self.params.medium, METADATA[self.faults.below(METADATA.len() as u64) as usize]);
+        let wrong = match medium {
+            Medium::Rot | Medium::Unreadable => None,
+            Medium::LostWrites => Some(Wrong::Lost),
+            Medium::MisdirectedWrites => Some(Wrong::Misdirected),
+            Medium::Good | Medium::FailedSyncs => return,
+        };
+        self.files.write_vouched_through();
+        match wrong {
+            Some(how) => self.files.arm_wrong_write(how, prefix, self.faults.below(4)),
+            None if self.files.damage(prefix, medium == Medium::Unreadable, &mut self.faults) => {}
+            None => return,
+        }
+        self.say(|| format!("{medium:?} of {prefix}"));
+    }
+
+    /// True for an error that names damage of which there is no second copy.
+    pub(super) fn is_told(&self, error: &Error) -> bool {
+        if !matches!(error.kind(), Kind::Corrupt | Kind::Io) || self.files.is_down() {
+            return false;
+        }
+        let met = self.files.met();
+        let message = error.to_string();
+        let is_met = |prefix: &str| met.iter().any(|name| name.starts_with(prefix));
+        let single = SINGLE.iter().any(|(prefix, called)| is_met(prefix) && message.contains(called))
+            || (is_met("log-") && message.contains("log-"));
+        // One write that lands elsewhere damages two places at once.
+        let both = self.params.medium == Medium::MisdirectedWrites && is_met("snapshot-") && message.contains("snapshot");
+        single || both || (message.contains("both places of the label") && self.files.is_label_lost())
+    }
+
+    /// After a crash, on a medium that is damaged: what is there is right, and what is not is named. Then the damage is put right.
+    pub(super) fn look_at_damage(&mut self, (unsure, known): (Option<Unsure>, Known)) -> Result<(), Failure> {
+        if !self.params.medium.damages() {
+            return Ok(());
+        }
+        if self.files.is_hurt() {
+            self.reach.hit("a damaged archive was looked at");
+        }
+        let looked = self.look();
+        if self.known() == known {
+            // What is put right may show it yet.
+            self.unsure = unsure;
+        }
+        match looked {
+            Err(Stop::Failed(failure)) => return Err(failure),
+            Err(Stop::Down) if !self.refused => return Err(Failure::new(Checker::Progress, "it does not open")),
+            Ok(()) if self.files.is_hurt() => self.reach.hit("damage of metadata cost nothing"),
+            _ => {}
+        }
+        self.actors = Actors::default();
+        self.files.mend();
+        self.refused = false;
+        Ok(())
+    }
+}
