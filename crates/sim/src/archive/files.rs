@@ -116,8 +116,6 @@ pub enum Wrong {
 struct Damage {
     /// Reads of them fail; else they give what is there.
     is_unreadable: bool,
-    /// Reads give what should be there: to see what depends on it.
-    is_whole: bool,
     /// Files of which damaged bytes were read.
     met: BTreeSet<u64>,
     /// A write goes wrong with the sync of a file that comes after so many others of files whose names begin so.
@@ -353,21 +351,6 @@ impl VirtualFiles {
     #[must_use]
     pub fn is_hurt(&self) -> bool {
         self.0.lock().nodes.values().any(|node| !(node.durable.hurt.is_empty() && node.view.hurt.is_empty()))
-    }
-
-    /// Does something while reads give what should be there; true when it depends on damaged bytes.
-    pub fn as_if_whole<T>(&self, does: impl FnOnce() -> T) -> (T, bool) {
-        let before = {
-            let damage = &mut self.0.lock().damage;
-            damage.is_whole = true;
-            std::mem::take(&mut damage.met)
-        };
-        let done = does();
-        let damage = &mut self.0.lock().damage;
-        damage.is_whole = false;
-        let met = std::mem::replace(&mut damage.met, before);
-        damage.met.extend(&met);
-        (done, !met.is_empty())
     }
 
     /// Lets what is vouched for be on the medium at once, as if time passed: damage of the log's end is noticed by it.
@@ -740,11 +723,9 @@ impl File for VirtualFile {
         let from = view.data.get(at as usize..).unwrap_or_default();
         let n = from.len().min(into.len());
         into[..n].copy_from_slice(&from[..n]);
-        for (place, right) in view.hurt.range(at as usize..at as usize + n) {
+        if view.hurt.range(at as usize..at as usize + n).next().is_some() {
             damage.met.insert(self.id);
-            if damage.is_whole {
-                into[place - at as usize] = *right;
-            } else if damage.is_unreadable {
+            if damage.is_unreadable {
                 let name = names.iter().find(|(_, id)| **id == self.id).map_or("a file", |(name, _)| name);
                 return Err(Error::new(Kind::Io, format!("{name}: the disk can't read a sector")));
             }
