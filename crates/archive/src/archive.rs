@@ -415,9 +415,10 @@ impl Archive {
         if self.budget.is_bounded() {
             self.budget.occupied(occupied(&*self.files, view.snapshot));
         }
+        // First, so that the log has at least this even where locks do not hold.
+        let vouched = self.vouched()?.0;
         let mut followed = Followed::of(&view.tables);
         follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, u64::MAX)?;
-        let vouched = self.vouched()?.0;
         if vouched > followed.tables.sequence && !self.settings.has(PlantedBug::LogEndBelieved) {
             return Err(changes_lost(followed.tables.sequence, vouched));
         }

@@ -20,8 +20,11 @@ use onefold_core::{Error, Files, Kind, Result};
 use parking_lot::Mutex;
 use support::{Call, Watch, Watched, noise};
 
-/// Reads that fail: in a file, from a byte on, so many bytes.
+/// Reads that fail: in a file, from a byte on, so many bytes; from [`UNWRITABLE`] on, changes fail.
 type Bad = Arc<Mutex<Option<(String, u64, u64)>>>;
+
+/// Beyond the end of any file.
+const UNWRITABLE: u64 = u64::MAX;
 
 struct Desk {
     dir: tempfile::TempDir,
@@ -122,6 +125,7 @@ fn sick(bad: &Bad) -> Watch {
         (Call::Read(at, bytes), Some((sick, from, sectors))) if sick == name && *at < from + sectors && *from < at + bytes => {
             Err(Error::new(Kind::Io, "a sector can't be read"))
         }
+        (Call::Change, Some((sick, UNWRITABLE, _))) if sick == name => Err(Error::new(Kind::Io, "a sector can't be written")),
         _ => does(),
     })
 }
@@ -276,7 +280,7 @@ fn what_lies_on_nodes_that_are_absent_is_not_given_up() {
 }
 
 #[test]
-fn a_put_says_why_it_failed_while_its_source_goes_on() {
+fn an_index_that_cannot_be_read_costs_duplicates_alone() {
     let desk = Desk::new();
     let bytes = noise(7, 32 << 20);
     desk.put("a", &bytes).unwrap();
@@ -284,6 +288,14 @@ fn a_put_says_why_it_failed_while_its_source_goes_on() {
     let name = fs::read_dir(desk.path("a")).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());
     let name = name.into_iter().find(|name| name.starts_with("index-")).unwrap();
     *desk.bad.lock() = Some((name, 0, u64::from(file.pages) * 4096));
-    let error = desk.put("b", &bytes).unwrap_err();
-    assert_eq!((error.kind(), error.to_string().contains("a sector can't be read")), (Kind::Io, true), "{error}");
+    desk.put("b", &bytes).unwrap();
+    assert!(desk.get("b").unwrap() == bytes);
+}
+
+#[test]
+fn a_put_says_why_it_failed_while_its_source_goes_on() {
+    let desk = Desk::new();
+    *desk.bad.lock() = Some(("segment-00000001".to_owned(), UNWRITABLE, 0));
+    let error = desk.put("b", &noise(7, 32 << 20)).unwrap_err();
+    assert_eq!((error.kind(), error.to_string().contains("a sector can't be written")), (Kind::Io, true), "{error}");
 }

@@ -11,6 +11,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
@@ -264,7 +265,9 @@ impl Trap {
             Trap::Device => mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), rustix::fs::makedev(1, 5)).unwrap(),
             // The name of a socket is short: made elsewhere, and moved.
             Trap::Socket => {
-                let short = std::env::temp_dir().join(format!("o{}", std::process::id()));
+                static MADE: AtomicU32 = AtomicU32::new(0);
+                let number = MADE.fetch_add(1, Ordering::Relaxed);
+                let short = std::env::temp_dir().join(format!("o{}-{number}", std::process::id()));
                 drop(UnixListener::bind(&short).unwrap());
                 let moved = Command::new("mv").arg(&short).arg(path).status().unwrap();
                 assert!(moved.success());
