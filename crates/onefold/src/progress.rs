@@ -8,7 +8,10 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
-use crate::size::{Size, duration, grouped, share};
+use crate::{
+    failure::one_line,
+    size::{Size, duration, grouped, share},
+};
 
 /// Time between plain lines, and before the first: short work says nothing.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -72,6 +75,7 @@ impl Progress {
 
     /// From now on it is `what` that is being done, with its own rate.
     pub(crate) fn stage(&self, what: &str) {
+        let what = &*one_line(what);
         let mut stage = self.stage.lock();
         if stage.what == what {
             return;
@@ -85,6 +89,7 @@ impl Progress {
 
     /// The same work, and something to say about it.
     pub(crate) fn note(&self, what: &str) {
+        let what = &*one_line(what);
         what.clone_into(&mut self.stage.lock().what);
         if let Shown::Bar(bar) = &self.shown {
             bar.set_message(what.to_owned());

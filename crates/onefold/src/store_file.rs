@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::{Access, FileDisk, MonotonicClock, peek};
+use onefold_backend::{Access, FileDisk, MonotonicClock, peek, peer::own_uid};
 use onefold_block::{
     Engine, Settings, Store,
     check::look,
@@ -19,7 +19,7 @@ use onefold_block::{
 };
 use onefold_core::{Disk, Error, Kind, Pba, Result};
 
-use crate::{control, keeper::Keeper};
+use crate::{control, keeper::Keeper, operator};
 
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of a server that was killed.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
@@ -160,6 +160,12 @@ impl StoreFile {
 fn unreachable_server(error: Error, owner: u32) -> Error {
     let places = control::places::told(owner);
     let hint = "if it is a server that was started with --control DIR, say the same here";
+    let users = own_uid() == 0 && owner != 0 && operator::word().owner != Some(owner);
+    let hint = if users {
+        format!("{hint}; if user {owner} started it, and you trust what it says, add --owner {owner}")
+    } else {
+        hint.to_owned()
+    };
     Error::new(error.kind(), format!("{error}, which has no control socket {places}; {hint}"))
 }
 

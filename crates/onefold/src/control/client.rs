@@ -9,10 +9,10 @@ use std::{
 
 use onefold_backend::peer;
 use onefold_core::{Error, Kind, Result};
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
-    Answer, LINE_MAX, Request, places,
+    LINE_MAX, Request, places,
     stream::{GONE, Outlet},
     told,
 };
@@ -20,6 +20,34 @@ use crate::store_file::StoreFile;
 
 /// How long a server may be silent: it tells progress of long work, and a change of a full and busy store may wait for checkpoints.
 const SILENCE: Duration = Duration::from_secs(600);
+
+/// How long a server may take to say its number.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// Longest line of an answer but for lists and statuses, in bytes.
+const SHORT_LINE_MAX: u64 = 64 << 10;
+
+/// A line of an answer, read into what is expected and nothing else: what a line costs is what it may hold.
+#[derive(Deserialize)]
+struct Heard<T> {
+    answer: String,
+    #[serde(default = "nothing")]
+    value: Option<T>,
+    #[serde(default)]
+    what: String,
+    #[serde(default)]
+    done: u64,
+    #[serde(default)]
+    total: u64,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    message: String,
+}
+
+fn nothing<T>() -> Option<T> {
+    None
+}
 
 /// A connection to the server of a store; each asks once.
 pub(crate) struct Client {
@@ -54,7 +82,9 @@ impl Client {
     /// # Errors
     /// As [`ask`](Self::ask).
     pub(crate) fn pid(&mut self) -> Result<u32> {
-        self.ask(&Request::Pid)
+        self.stream.set_read_timeout(Some(AT_ONCE)).map_err(lost)?;
+        self.say(&Request::Pid)?;
+        self.hear(SHORT_LINE_MAX, &mut |_, _, _| Err(Error::new(Kind::Unsupported, "the server of the store does not say its number")))
     }
 
     /// Asks, and gives the answer.
@@ -71,7 +101,11 @@ impl Client {
     /// As [`ask`](Self::ask).
     pub(crate) fn ask_long<T: DeserializeOwned>(&mut self, request: &Request, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<T> {
         self.say(request)?;
-        self.hear(progress)
+        let line_max = if matches!(request, Request::Status | Request::VolumeList) { LINE_MAX } else { SHORT_LINE_MAX };
+        self.hear(line_max, &mut |what, done, total| {
+            progress(what, done, total);
+            Ok(())
+        })
     }
 
     /// Asks with a stream, which `source` writes as soon as the server takes it; `progress` is as of [`ask_long`](Self::ask_long).
@@ -92,9 +126,12 @@ impl Client {
         std::thread::scope(|scope| {
             let hearing = scope.spawn(move || {
                 let mut ready = Some(ready);
-                this.hear(&mut |_, done, total| match ready.take() {
-                    Some(ready) => drop(ready.send(())),
-                    None => progress(done, total),
+                this.hear(SHORT_LINE_MAX, &mut |_, done, total| {
+                    match ready.take() {
+                        Some(ready) => drop(ready.send(())),
+                        None => progress(done, total),
+                    }
+                    Ok(())
                 })
             });
             let sent = match may.recv() {
@@ -124,18 +161,21 @@ impl Client {
         (&self.stream).write_all(&line).map_err(lost)
     }
 
-    fn hear<T: DeserializeOwned>(&self, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<T> {
+    /// Reads lines of at most so many bytes, until one ends the answer; `progress` may give it up.
+    fn hear<T: DeserializeOwned>(&self, line_max: u64, progress: &mut dyn FnMut(&str, u64, u64) -> Result<()>) -> Result<T> {
         let mut answers = BufReader::new(&self.stream);
         loop {
             let mut line = String::new();
-            answers.by_ref().take(LINE_MAX).read_line(&mut line).map_err(lost)?;
+            answers.by_ref().take(line_max).read_line(&mut line).map_err(lost)?;
             if line.is_empty() {
                 return Err(Error::new(Kind::Io, "the server of the store went away before it answered"));
             }
-            match serde_json::from_str(&line).map_err(strange)? {
-                Answer::Progress { what, done, total } => progress(&what, done, total),
-                Answer::Done { value } => return serde_json::from_value(value).map_err(strange),
-                Answer::Failed { kind, message } => return Err(told(&kind, message)),
+            let heard: Heard<T> = serde_json::from_str(&line).map_err(strange)?;
+            match heard.answer.as_str() {
+                "progress" => progress(&heard.what, heard.done, heard.total)?,
+                "done" => return heard.value.map_or_else(|| serde_json::from_value(serde_json::Value::Null).map_err(strange), Ok),
+                "failed" => return Err(told(&heard.kind, heard.message)),
+                _ => return Err(strange(serde::de::Error::custom("an answer of another kind"))),
             }
         }
     }

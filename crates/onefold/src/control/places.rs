@@ -4,8 +4,10 @@
 //! |---|---|---|
 //! | `--control DIR` | DIR | nothing else |
 //! | a service of systemd | `$RUNTIME_DIRECTORY` | `/run/onefold/*` |
-//! | root | `/run/onefold/root` | `/run/onefold/*` and `/run/user/OWNER/onefold` |
+//! | root | `/run/onefold/root` | `/run/onefold/*`, and `/run/user/UID/onefold` of a store's owner that `--owner UID` names |
 //! | anybody else | `$XDG_RUNTIME_DIR/onefold` | `/run/onefold/*` |
+//!
+//! Root believes no server that a user started by itself unless `--owner` says so: it could say anything, for as long as it likes.
 //!
 //! `/run/onefold` itself has to be open to the users of services that lie below, and so holds no sockets for commands.
 
@@ -62,7 +64,7 @@ pub(super) fn all(owner: u32) -> Vec<PathBuf> {
         return vec![chosen.clone()];
     }
     let mut places: Vec<PathBuf> = own().into_iter().collect();
-    if own_uid() == 0 {
+    if own_uid() == 0 && crate::operator::word().owner == Some(owner) {
         places.push(format!("/run/user/{owner}/onefold").into());
     }
     let services = std::fs::read_dir(SERVICES).into_iter().flatten().flatten();

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read,
     os::{
         linux::net::SocketAddrExt,
         unix::{
@@ -159,6 +160,61 @@ fn rule_10_a_squatter_is_neither_served_nor_spoken_to() {
     let serving = desk.serve(&format!("a --control {}", home.display()));
     desk.ok(&format!("volume create a w --size 1M --control {}", home.display()));
     assert!(serving.terminate().0.success());
+}
+
+/// A program of a user that listens where a server of that user would, says lines without end to whoever connects, and says once on its own
+/// standard output that it was spoken to.
+const TALKER: &str = "import socket,sys,time
+s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()
+while True:
+    c,_=s.accept(); print('spoken to', flush=True)
+    try:
+        while True:
+            c.sendall(sys.argv[2].encode()+b'\\n'); time.sleep(0.2)
+    except OSError: pass";
+
+#[test]
+#[ignore = "needs root"]
+fn rule_10_root_believes_no_server_of_another_user_without_being_told_to() {
+    let (desk, street) = (Desk::new(), Street::new());
+    desk.store_with_volume("a");
+    chown(desk.path("a"), Some(STRANGER), Some(STRANGER)).unwrap();
+    // Where the session manager of a user makes its directory.
+    let home = PathBuf::from(format!("/run/user/{STRANGER}"));
+    let _ = fs::remove_dir_all(&home);
+    fs::create_dir_all(home.join("onefold")).unwrap();
+    for directory in [home.clone(), home.join("onefold")] {
+        chown(&directory, Some(STRANGER), Some(STRANGER)).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    let socket = home.join("onefold").join(format!("{}.ctl", control_name(&desk, "a")));
+    let mut python = street.program(STRANGER, Path::new("python3"));
+    let line = r#"{"answer":"progress","what":"\u001b]0;owned\u0007","done":1,"total":2}"#;
+    let mut talker = python.args(["-c", TALKER]).arg(&socket).arg(line).stdout(Stdio::piped()).spawn().unwrap();
+    while fs::symlink_metadata(&socket).is_err() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    // Not asked, it is not spoken to; asked for its number it is not listened to for long, and what it says does not reach the terminal.
+    assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n");
+    let locked = |owner: &[&str]| {
+        let mut command = Command::new("flock");
+        command.args(["-x", "a", "timeout", "60", env!("CARGO_BIN_EXE_onefold"), "check", "a"]).args(owner).current_dir(desk.path("."));
+        let said = command.env("RUNTIME_DIRECTORY", desk.runtime()).output().unwrap();
+        let sentence = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.status.code() == Some(1) && sentence.contains("in use by another process"), "{sentence}");
+        assert!(!sentence.contains('\u{1b}'), "{sentence}");
+        sentence
+    };
+    let owner = STRANGER.to_string();
+    let sentence = locked(&[]);
+    assert!(sentence.contains(&format!("add --owner {owner}")), "{sentence}");
+    locked(&["--owner", &owner]);
+    talker.kill().unwrap();
+    talker.wait().unwrap();
+    let mut heard = String::new();
+    talker.stdout.take().unwrap().read_to_string(&mut heard).unwrap();
+    assert!(heard.starts_with("spoken to"), "with --owner it is asked");
+    fs::remove_dir_all(&home).unwrap();
 }
 
 #[test]

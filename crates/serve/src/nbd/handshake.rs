@@ -3,6 +3,7 @@
 //! *Invariant:* an option is looked at only when all of it is there, and it is refused by its length before that. What a client negotiated
 //! for one volume is not used for another.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
@@ -40,6 +41,8 @@ const PREFERRED_BYTES: u32 = 4096;
 const ZEROES: usize = 124;
 /// Replies to one LIST are sent whenever so much has gathered.
 const LIST_BYTES: usize = 4 << 10;
+/// Lists of volumes in one handshake: each looks at all volumes. Clients need one or two.
+const LISTS_MAX: u32 = 8;
 
 struct Handshake<'a, R, W> {
     offer: Offer<'a>,
@@ -51,6 +54,8 @@ struct Handshake<'a, R, W> {
     dialect: Dialect,
     /// The volume name for which `base:allocation` was negotiated.
     allocation_for: Option<Vec<u8>>,
+    /// Lists of volumes that were made.
+    lists: Cell<u32>,
 }
 
 /// Where an option leads.
@@ -84,8 +89,17 @@ pub(crate) fn handshake<R: Read, W: Write, T>(
         return Err(Ending::Protocol("the client's handshake flags are not known"));
     }
     let no_zeroes = flags & u32::from(greeting_flag::NO_ZEROES) != 0;
-    let mut handshake =
-        Handshake { offer, limits, inbox, outbox, replies: Vec::new(), no_zeroes, dialect: Dialect::Simple, allocation_for: None };
+    let mut handshake = Handshake {
+        offer,
+        limits,
+        inbox,
+        outbox,
+        replies: Vec::new(),
+        no_zeroes,
+        dialect: Dialect::Simple,
+        allocation_for: None,
+        lists: Cell::new(0),
+    };
     for _ in 0..limits.options {
         if let Next::Transmission(agreed) = handshake.option()? {
             let Some(place) = established(handshake.inbox.reader(), &agreed.name) else { return Err(Ending::Closed) };
@@ -158,6 +172,9 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         if !data.is_empty() {
             self.reply(option::LIST, answer::ERR_INVALID, b"LIST takes no data");
             return Ok(());
+        }
+        if !self.may_list() {
+            return Err(Ending::Protocol("the client asked for the list of volumes too often"));
         }
         for volume in self.offer.list() {
             let mut server = Vec::new();
@@ -265,6 +282,12 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         self.reply(option, answer::ACK, &[]);
     }
 
+    /// Counts a list of volumes; false when there were enough.
+    fn may_list(&self) -> bool {
+        self.lists.set(self.lists.get() + 1);
+        self.lists.get() <= LISTS_MAX
+    }
+
     /// The volume that a client calls `name`, whether it may change it, and its own name. The empty name means the only volume, where there is only one.
     fn open(&self, name: &[u8]) -> Result<(String, (Arc<dyn Volume>, bool)), (u32, String)> {
         let unknown = |text: &str| (answer::ERR_UNKNOWN, text.to_owned());
@@ -275,7 +298,7 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         if name.len() > VOLUME_NAME_BYTES {
             return Err(unknown("no volume has so long a name"));
         }
-        let all = if name.is_empty() { self.offer.list() } else { Vec::new() };
+        let all = if name.is_empty() && self.may_list() { self.offer.list() } else { Vec::new() };
         let name = match &all[..] {
             [only] => only.name.clone(),
             _ => name.to_owned(),

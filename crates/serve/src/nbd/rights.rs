@@ -1,6 +1,6 @@
 //! Who is at the other end of a connection, and which volumes that peer may use (rules 12 and 13 of SECURITY.md).
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const OVERFLOW_UID: u32 = 65_534;
 pub enum Peer {
     /// A user of this machine, over a UNIX socket.
     User(u32),
-    /// A machine, over TCP. Of an IPv6 address these are the first 64 bits: the rest, its user chooses.
+    /// A machine, over TCP. Of an IPv6 address these are the first 64 bits: the rest, its user chooses. All loopback addresses are one.
     Address(IpAddr),
     /// Somebody whom the system does not know.
     Unknown,
@@ -36,6 +36,8 @@ impl Peer {
     #[must_use]
     pub fn at(address: IpAddr) -> Peer {
         match address.to_canonical() {
+            // Any user of this machine may choose among these.
+            address if address.is_loopback() => Peer::Address(Ipv4Addr::LOCALHOST.into()),
             IpAddr::V6(address) => {
                 let [a, b, c, d, ..] = address.segments();
                 Peer::Address(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into())
@@ -60,6 +62,11 @@ pub enum Right {
 pub trait Rights: Send + Sync {
     /// What `peer` may do with the volume called `volume`, whether that is there or not.
     fn right(&self, peer: Peer, volume: &str) -> Right;
+
+    /// False when no volume, whatever its name, is the peer's.
+    fn knows(&self, _: Peer) -> bool {
+        true
+    }
 }
 
 /// Whoever reaches the server may do everything.
@@ -82,6 +89,9 @@ pub(crate) struct Offer<'a> {
 impl Offer<'_> {
     /// The volumes that the peer may open.
     pub(crate) fn list(&self) -> Vec<VolumeInfo> {
+        if !self.rights.knows(self.peer) {
+            return Vec::new();
+        }
         let mut all = self.exports.list();
         all.retain(|volume| self.rights.right(self.peer, &volume.name) > Right::Nothing);
         all
@@ -112,6 +122,7 @@ mod tests {
         assert_ne!(at("2001:db8:1:2::9"), at("2001:db8:1:3::9"));
         assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
         assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
+        assert_eq!((at("127.0.0.1"), at("127.0.0.1")), (at("127.77.0.9"), at("::1")));
     }
 
     #[test]

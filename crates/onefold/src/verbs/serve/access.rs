@@ -2,7 +2,7 @@
 //!
 //! A line is a peer, a right and volumes: `user:libvirt-qemu write vm-*`. The most that any line gives a peer counts.
 
-use std::{net::IpAddr, path::Path, str::FromStr};
+use std::{collections::HashMap, io::Read, net::IpAddr, path::Path, str::FromStr};
 
 use onefold_backend::{accounts, peer::own_uid};
 use onefold_core::{Error, Kind, Result};
@@ -11,11 +11,25 @@ use onefold_serve::nbd::{Peer, Right, Rights};
 /// Lines at most: more is no list that a person keeps.
 const LINES_MAX: usize = 65_536;
 
-/// What the file says.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Access(Vec<Line>);
+/// Bytes of the file at most.
+const FILE_BYTES_MAX: u64 = 32 << 20;
 
-#[derive(Debug, PartialEq, Eq)]
+/// Lines with patterns for one peer at most: each name that it asks for is compared with each.
+const PATTERNS_MAX: usize = 1024;
+
+/// What the file says, by peer.
+#[derive(Debug, Default)]
+pub(super) struct Access(HashMap<Peer, Given>);
+
+/// What the lines of one peer give it.
+#[derive(Debug, Default)]
+struct Given {
+    /// Volumes by their names.
+    named: HashMap<String, Right>,
+    /// Names with `*` or `?`.
+    patterns: Vec<(String, Right)>,
+}
+
 struct Line {
     peer: Peer,
     right: Right,
@@ -41,6 +55,10 @@ impl Rights for Usual {
             _ => Right::Nothing,
         }
     }
+
+    fn knows(&self, peer: Peer) -> bool {
+        self.right(peer, "") > Right::Nothing
+    }
 }
 
 impl Access {
@@ -49,7 +67,16 @@ impl Access {
     /// # Errors
     /// Those of the system, and `InvalidInput` with the number of a line that makes no sense.
     pub(super) fn read(path: &Path) -> Result<Access> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::from_io(path.display(), e))?;
+        let failed = |e| Error::from_io(path.display(), e);
+        // A pipe would have the server wait for its other end.
+        if !std::fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(Error::new(Kind::InvalidInput, format!("{} is no regular file", path.display())));
+        }
+        let mut text = String::new();
+        std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)).map_err(failed)?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(Error::new(Kind::InvalidInput, format!("{} has more than {FILE_BYTES_MAX} bytes", path.display())));
+        }
         text.parse().map_err(|error: Error| error.context(path.display()))
     }
 }
@@ -59,8 +86,30 @@ impl FromStr for Access {
 
     fn from_str(text: &str) -> Result<Access> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
-        let lines = lines.take(LINES_MAX).map(|(n, line)| Line::read(line).map_err(|error| error.context(format!("line {}", n + 1))));
-        lines.collect::<Result<_>>().map(Access)
+        let mut access = Access::default();
+        for (count, (n, line)) in lines.enumerate() {
+            let wrong = |error: Error| error.context(format!("line {}", n + 1));
+            if count == LINES_MAX {
+                return Err(wrong(Error::new(Kind::InvalidInput, format!("there are more than {LINES_MAX} lines"))));
+            }
+            access.give(Line::read(line).map_err(wrong)?).map_err(wrong)?;
+        }
+        Ok(access)
+    }
+}
+
+impl Access {
+    fn give(&mut self, Line { peer, right, volumes }: Line) -> Result<()> {
+        let given = self.0.entry(peer).or_default();
+        if !volumes.contains(['*', '?']) {
+            let named = given.named.entry(volumes).or_insert(right);
+            *named = right.max(*named);
+        } else if given.patterns.len() < PATTERNS_MAX {
+            given.patterns.push((volumes, right));
+        } else {
+            return Err(Error::new(Kind::InvalidInput, format!("a peer has {PATTERNS_MAX} patterns at most")));
+        }
+        Ok(())
     }
 }
 
@@ -95,8 +144,13 @@ fn peer_of(text: &str) -> Result<Peer> {
 
 impl Rights for Access {
     fn right(&self, peer: Peer, volume: &str) -> Right {
-        let lines = self.0.iter().filter(|line| line.peer == peer && matches(line.volumes.as_bytes(), volume.as_bytes()));
-        lines.map(|line| line.right).max().unwrap_or(Right::Nothing)
+        let Some(given) = self.0.get(&peer) else { return Right::Nothing };
+        let patterns = given.patterns.iter().filter(|(pattern, _)| matches(pattern.as_bytes(), volume.as_bytes()));
+        patterns.map(|(_, right)| *right).chain(given.named.get(volume).copied()).max().unwrap_or(Right::Nothing)
+    }
+
+    fn knows(&self, peer: Peer) -> bool {
+        self.0.contains_key(&peer)
     }
 }
 
@@ -140,6 +194,7 @@ mod tests {
         assert_eq!((right(at("10.0.0.1"), "backup"), right(at("10.0.0.2"), "backup")), (Right::Read, Right::Nothing));
         assert_eq!(right(at("2001:db8::9"), "x"), Right::Write);
         assert_eq!(right(Peer::Unknown, "vm-1"), Right::Nothing);
+        assert!(access.knows(Peer::User(0)) && !access.knows(Peer::User(4)) && !access.knows(at("10.0.0.2")));
         for (wrong, why) in [
             ("uid:1 write", "line 1"),
             ("\nuid:x write *", "line 2"),
