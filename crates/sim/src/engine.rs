@@ -150,6 +150,7 @@ const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
                 CutsUnlimited,
                 CarriersUnlimited,
                 VolumesUnlimited,
+                RecoveryUnflushed,
             ],
             &["thin", "ordered"],
         ),
