@@ -403,8 +403,11 @@ impl Archive {
 
     /// Reads the log from where this process stopped to its end. The commit lock is held.
     fn read_on(&self, view: &mut View) -> Result<()> {
-        let (label, _) = look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
-        if label.snapshot != view.snapshot {
+        let (label, is_damaged) = look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
+        // First, so that the log has at least this even where locks do not hold.
+        let vouched = self.vouched()?.0;
+        // A damaged place of the label may have named another log, where what is new is.
+        if label.snapshot != view.snapshot || is_damaged && vouched > view.tables.sequence {
             let stopped = view.stopped.take();
             // What is known is drawn anew.
             view.drawn = Drawn::default();
@@ -415,8 +418,6 @@ impl Archive {
         if self.budget.is_bounded() {
             self.budget.occupied(occupied(&*self.files, view.snapshot));
         }
-        // First, so that the log has at least this even where locks do not hold.
-        let vouched = self.vouched()?.0;
         let mut followed = Followed::of(&view.tables);
         follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, u64::MAX)?;
         if vouched > followed.tables.sequence && !self.settings.has(PlantedBug::LogEndBelieved) {

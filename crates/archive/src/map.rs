@@ -159,6 +159,7 @@ pub(crate) fn write(files: &dyn Files, identity: &Identity, number: u64, tables:
     let busy: BTreeSet<u32> = named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
     let mut free = (0..pages.count).filter(|page| !busy.contains(page));
     let mut file: Option<Arc<dyn File>> = None;
+    let is_first = pages.count == 0;
     for (&id, volume) in &mut tables.volumes {
         if volume.map.leaves.values().all(|leaf| leaf.page.is_some()) {
             continue;
@@ -171,7 +172,7 @@ pub(crate) fn write(files: &dyn Files, identity: &Identity, number: u64, tables:
                 Some(file) => file,
                 none => {
                     let _ = none;
-                    file.insert(open_or_create(files)?)
+                    file.insert(open_or_create(files, is_first)?)
                 }
             };
             let bytes = encode_leaf(identity, id, at, page, &leaf.entries);
@@ -183,10 +184,18 @@ pub(crate) fn write(files: &dyn Files, identity: &Identity, number: u64, tables:
     file.map_or(Ok(()), |file| file.sync())
 }
 
-fn open_or_create(files: &dyn Files) -> Result<Arc<dyn File>> {
+/// The file of leaves. When no leaf was ever written, what is there was left on a node by somebody who died while making it.
+fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
     match files.open(MAPS) {
-        Err(error) if error.kind() == Kind::NotFound => files.create(MAPS),
-        opened => opened,
+        Err(error) if error.kind() == Kind::NotFound => {}
+        opened => return opened,
+    }
+    match files.create(MAPS) {
+        Err(error) if error.kind() == Kind::Exists && is_first => {
+            files.remove(MAPS)?;
+            files.create(MAPS)
+        }
+        made => made,
     }
 }
 

@@ -21,7 +21,8 @@ impl Street {
         let dir = tempfile::Builder::new().prefix("onefold-").tempdir_in("/tmp").unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let command = dir.path().join("onefold");
-        fs::copy(env!("CARGO_BIN_EXE_onefold"), &command).unwrap();
+        // By another process: a child that is started meanwhile would hold our copy open for writing, and then it can't be run.
+        assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_onefold")).arg(&command).status().unwrap().success());
         fs::set_permissions(&command, fs::Permissions::from_mode(0o755)).unwrap();
         Street { dir }
     }

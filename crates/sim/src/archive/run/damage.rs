@@ -44,7 +44,8 @@ impl Sim {
         let message = error.to_string();
         let is_met = |prefix: &str| met.iter().any(|name| name.starts_with(prefix));
         let single = SINGLE.iter().any(|(prefix, called)| is_met(prefix) && message.contains(called))
-            || (is_met("log-") && message.contains("log-"));
+            // A sector that can't be read is named by its file. Counts that were there when a collection began may go bad under it.
+            || ["log-", "counts-"].iter().any(|file| is_met(file) && message.contains(file));
         // One write that lands elsewhere damages two places at once.
         let both = self.params.medium == Medium::MisdirectedWrites && is_met("snapshot-") && message.contains("snapshot");
         single || both || (message.contains("both places of the label") && self.files.is_label_lost())
