@@ -13,8 +13,14 @@ use crate::failure::Failure;
 /// The first failure.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 
-/// Prints a line. Failures are kept for [`finish`], so that a verb does its work to the end.
+/// Prints lines for people. A control character that a path or a host's name brought along does not reach the terminal.
 pub(crate) fn line(text: impl Display) {
+    let harmless = |c: char| if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c };
+    print(text.to_string().chars().map(harmless).collect::<String>());
+}
+
+/// Prints a line as it is. Failures are kept for [`finish`], so that a verb does its work to the end.
+fn print(text: impl Display) {
     if FAILED.get().is_none()
         && let Err(error) = writeln!(io::stdout().lock(), "{text}")
     {
@@ -25,7 +31,7 @@ pub(crate) fn line(text: impl Display) {
 /// Prints a report as JSON.
 pub(crate) fn json(report: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(report).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-    line(text);
+    print(text);
     Ok(())
 }
 

@@ -128,8 +128,10 @@ impl Pages {
                     *page = Some(newer);
                     continue;
                 }
-                let again = |e| if meanwhile { self.read(&[(*id, *pointer)]).pop().unwrap_or(Err(e)) } else { Err(e) };
-                let read = found.or_else(again).map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
+                // A device may fail once and answer then. A checkpoint that got no answer would stop all writes.
+                let again = |e: &Error| meanwhile || e.kind() == Kind::Io;
+                let read = found
+                    .or_else(|e| if again(&e) { self.read(&[(*id, *pointer)]).pop().unwrap_or(Err(e)) } else { Err(e) }).map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
                 // One that was held meanwhile is in the cache, newer than what was read.
                 if keep && (!pointer.in_place || held.let_go == let_go) {
                     self.cache.insert(held::key(pointer), read.clone());

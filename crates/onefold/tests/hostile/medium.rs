@@ -197,6 +197,26 @@ fn rule_15_bytes_that_are_not_its_own_stop_the_server_of_an_archive() {
     folder_is_lost(&desk);
 }
 
+/// Opening may take long: recovery of a large store, or, as here, the wait for a claim.
+#[test]
+#[ignore = "needs root"]
+fn rule_15_a_server_that_still_opens_its_store_ends_when_it_is_asked() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let device = Loop::on(&desk.path("a"));
+    let first = desk.serve("a");
+    let mut command = elsewhere(&desk, &format!("serve {} --nbd unix:{}", device.0.display(), socket(&desk).display()));
+    first.signal(Signal::STOP);
+    let taker = Serving::start_saying(&mut command, "waiting for 27 s");
+    let asked = Instant::now();
+    taker.signal(Signal::TERM);
+    taker.end();
+    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
+    first.signal(Signal::CONT);
+    qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
+    assert!(first.terminate().0.success());
+}
+
 #[test]
 fn rule_02_a_claim_that_is_a_link_is_not_followed() {
     let desk = Desk::new();

@@ -95,3 +95,14 @@ fn rule_00_promise_sentences_about_a_folder_are_true() {
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(help.contains("a folder of the cluster engine only while nobody serves it"), "{help}");
 }
+
+#[test]
+fn rule_09_the_name_of_a_store_gives_a_terminal_no_orders() {
+    let desk = Desk::new();
+    let name = "a\u{1b}]0;x\u{7}";
+    for words in [&["create", name, "--size", "64M"][..], &["status", name], &["check", name], &["status", &format!("{name}b")]] {
+        let said = desk.command("").args(words).output().unwrap();
+        let text = [said.stdout, said.stderr].concat();
+        assert!(!text.is_empty() && !text.contains(&0x1b) && !text.contains(&7), "{words:?}: {}", String::from_utf8_lossy(&text).escape_debug());
+    }
+}

@@ -36,13 +36,20 @@ use crate::{
 const WAIT: Duration = Duration::from_millis(200);
 
 /// Serves until a signal comes.
-pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service, mut signals: StopSignals) -> Result<(), Failure> {
+pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service) -> Result<(), Failure> {
     let limits = options.limits()?;
     put::valid_filters(&options.filters)?;
     let shown = directory.path().display();
     if let Some(pid) = directory.server()?.and_then(|mut server| server.pid().ok()) {
         return Err(Failure::new(format!("{shown} is served by process {pid} already")));
     }
+    note(service.notifier.status("opening the archive"));
+    let settings = Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
+    // Given up last, when nobody writes any more.
+    let keeper = directory.claim()?;
+    let (archive, nodes) = directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
+    // Until here a signal ends the process at once: opening may take long, and an archive survives it like any crash.
+    let mut signals = StopSignals::install()?;
     let (end, ended) = mpsc::channel();
     let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
         signals.wait();
@@ -52,12 +59,6 @@ pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service, m
         std::thread::park();
     });
     waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
-
-    note(service.notifier.status("opening the archive"));
-    let settings = Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
-    // Given up last, when nobody writes any more.
-    let keeper = directory.claim()?;
-    let (archive, nodes) = directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
     let Some(ingest) = ingest(&archive, options.no_wait, &ended)? else { return Ok(()) };
     let volumes = Volumes::new(&ingest, now());
     let exports = Arc::new(ArchiveExports(volumes.clone()));

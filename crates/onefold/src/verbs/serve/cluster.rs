@@ -26,7 +26,7 @@ const RENEW: Duration = Duration::from_secs(10);
 const TEND: Duration = Duration::from_millis(200);
 
 /// Serves until a signal comes.
-pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: StopSignals) -> Result<(), Failure> {
+pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), Failure> {
     let limits = options.limits()?;
     let shown = url.to_string();
     let mode = match (options.read_only, options.take_over) {
@@ -46,6 +46,8 @@ pub(super) fn run(options: &Options, url: &Url, service: Service, mut signals: S
     let session = backing.session(settings).map_err(|e| e.context(&shown))?;
     let exports = Arc::new(ClusterExports::new(Arc::new(session), mode));
 
+    // Until here a signal ends the process at once: a cluster may answer late.
+    let mut signals = StopSignals::install()?;
     let mut server = options.server(Arc::new(Told(exports.clone())), limits)?;
     let listeners = listen(options, usual, service.sockets, &mut server)?;
     let workers = Workers::start(&backing, options.workers, &options.pace)?;

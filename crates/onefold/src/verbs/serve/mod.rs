@@ -1,6 +1,6 @@
 //! `onefold serve`: a store at work, from opening to an orderly end.
 //!
-//! Up: signals, sockets of the service manager, the store's lock and recovery, its threads, the control socket, NBD; then ready. Down, in
+//! Up: sockets of the service manager, the store's lock and recovery, signals, its threads, the control socket, NBD; then ready. Down, in
 //! the opposite order: NBD clients are answered and sent away, commands end, everything is made durable, the store is marked clean.
 //!
 //! *Crash argument:* the process may end at any point, as after a power cut: the store recovers when it is opened again.
@@ -232,19 +232,20 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     address::let_in(&options.nbd, &service.sockets, options.insecure)?;
-    let signals = StopSignals::install()?;
     if ArchiveDir::is_there(&options.store)
         && let Ok(directory) = ArchiveDir::look(&options.store)
     {
-        return archive::run(options, &directory, service, signals);
+        return archive::run(options, &directory, service);
     }
     if let Some(url) = store_at(&options.store) {
-        return cluster::run(options, &url, service, signals);
+        return cluster::run(options, &url, service);
     }
     let file = StoreFile::look(&options.store)?;
 
     note(service.notifier.status("opening the store"));
     let working = file.work(settings)?;
+    // Until here a signal ends the process at once: opening may take long, and a store survives it like any crash.
+    let signals = StopSignals::install()?;
     if !options.one_tenant {
         working.store().engine().keep_tenants_apart(random_bytes()?);
     }
