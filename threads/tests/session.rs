@@ -1,4 +1,5 @@
-//! The halves of a connection: its thread, which takes requests, and the helpers that wait for the disk and send through the same outbox.
+//! The halves of a connection: its thread, which takes requests, and the helpers that wait for the
+//! disk and send through the same outbox.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![cfg(scheduled)]
@@ -101,7 +102,8 @@ fn stream() -> Vec<u8> {
     bytes
 }
 
-/// One connection: each request is answered once, in whole replies, and what was to be durable is when it says so.
+/// One connection: each request is answered once, in whole replies, and what was to be durable is
+/// when it says so.
 fn connection(store: &Arc<Store>) {
     let got = Got { store: store.clone(), all: Arc::default() };
     let before = store.engine().durable();
@@ -124,7 +126,11 @@ fn connection(store: &Arc<Store>) {
         let cookie = be64(&bytes[at + 8..]);
         let (done, refused, length) = match be32(&bytes[at..]) {
             0x6744_6698 => (1, be32(&bytes[at + 4..]) != 0, 16),
-            0x668e_33ef => (be16(&bytes[at + 4..]) & 1, be16(&bytes[at + 6..]) & 0x8000 != 0, 20 + be32(&bytes[at + 16..])),
+            0x668e_33ef => (
+                be16(&bytes[at + 4..]) & 1,
+                be16(&bytes[at + 6..]) & 0x8000 != 0,
+                20 + be32(&bytes[at + 16..]),
+            ),
             other => panic!("one reply lies in another: {other:x}"),
         };
         assert!(!refused, "request {cookie} was refused");

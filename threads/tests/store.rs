@@ -1,4 +1,5 @@
-//! Group commit, tickets and the two working threads of a store, under schedules that look for races.
+//! Group commit, tickets and the two working threads of a store, under schedules that look for
+//! races.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![cfg(scheduled)]
@@ -12,7 +13,9 @@ use std::sync::{
 
 use onefold_backend::MemoryDisk;
 use onefold_block::Store;
-use onefold_core::{BLOCK_BYTES, Block, BlockRead, Disk, Error, Kind, Lba, Pba, Read, Result, Run, VolumeId};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Disk, Error, Kind, Lba, Pba, Read, Result, Run, VolumeId,
+};
 use parking_lot::thread;
 use world::{disk, finds, open, schedules, store};
 
@@ -43,9 +46,15 @@ fn clients_that_wait() {
             let store = store.clone();
             thread::spawn(move || {
                 for round in 0..2 {
-                    let ticket = store.engine().write(volume, client * BLOCK, &content(client, round)).unwrap();
+                    let ticket = store
+                        .engine()
+                        .write(volume, client * BLOCK, &content(client, round))
+                        .unwrap();
                     store.wait(ticket).unwrap();
-                    assert!(store.engine().durable() >= ticket, "it is not durable, and was acknowledged");
+                    assert!(
+                        store.engine().durable() >= ticket,
+                        "it is not durable, and was acknowledged"
+                    );
                     assert_eq!(read(&store, volume, client), content(client, round));
                 }
             })
@@ -55,13 +64,17 @@ fn clients_that_wait() {
     store.close().unwrap();
 }
 
-/// The same beside the working threads, with checkpoints and trims; what was flushed is there after a crash.
+/// The same beside the working threads, with checkpoints and trims; what was flushed is there after
+/// a crash.
 fn working_threads() {
     let disk = disk();
     let store = store(disk.clone());
     let volume = store.create_volume("disk", 64 * BLOCK).unwrap();
     let (writing, background) = (store.clone(), store.clone());
-    let working = [thread::spawn(move || writing.run_writer()), thread::spawn(move || background.run_background())];
+    let working = [
+        thread::spawn(move || writing.run_writer()),
+        thread::spawn(move || background.run_background()),
+    ];
     let clients: Vec<_> = (0..2)
         .map(|client| {
             let store = store.clone();
@@ -76,7 +89,11 @@ fn working_threads() {
     for client in 0..2 {
         for round in 0..20 {
             let expected = if round < 4 { [0; BLOCK_BYTES] } else { content(client, round) };
-            assert_eq!(read(&store, volume, client * 32 + round), expected, "what was flushed is gone");
+            assert_eq!(
+                read(&store, volume, client * 32 + round),
+                expected,
+                "what was flushed is gone"
+            );
         }
     }
 }
@@ -134,7 +151,8 @@ impl Disk for Failing {
     }
 }
 
-/// When a write fails, all who wait learn of it, and nobody is told that his change is durable when it is not.
+/// When a write fails, all who wait learn of it, and nobody is told that his change is durable when
+/// it is not.
 fn failing_disk() {
     let failing = Arc::new(Failing { disk: disk(), left: AtomicU64::new(u64::MAX) });
     let store = store(failing.clone());
@@ -145,9 +163,16 @@ fn failing_disk() {
             let store = store.clone();
             thread::spawn(move || {
                 for round in 0..4 {
-                    let Ok(ticket) = store.engine().write(volume, client * BLOCK, &content(client, round)) else { return };
+                    let Ok(ticket) =
+                        store.engine().write(volume, client * BLOCK, &content(client, round))
+                    else {
+                        return;
+                    };
                     let waited = store.wait(ticket);
-                    assert!(waited.is_err() || store.engine().durable() >= ticket, "it is not durable, and was acknowledged");
+                    assert!(
+                        waited.is_err() || store.engine().durable() >= ticket,
+                        "it is not durable, and was acknowledged"
+                    );
                 }
             })
         })

@@ -1,7 +1,9 @@
-//! `cargo xtask chroot-test`: a bare Debian 12 with Rust and git alone, in which a clone of this commit runs its demonstration and its CI.
+//! `cargo xtask chroot-test`: a bare Debian 12 with Rust and git alone, in which a clone of this
+//! commit runs its demonstration and its CI.
 //!
-//! Not part of CI: it needs root, debootstrap and the network. All mounts are made in a mount namespace of their own and go with it, so
-//! that nothing of the machine can be below the directory when that is removed.
+//! Not part of CI: it needs root, debootstrap and the network. All mounts are made in a mount
+//! namespace of their own and go with it, so that nothing of the machine can be below the directory
+//! when that is removed.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -35,7 +37,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         bail!("a chroot needs root");
     }
     if machine::find("debootstrap").is_none() {
-        bail!("type this, then try again:\n    apt-get install --no-install-recommends debootstrap");
+        bail!(
+            "type this, then try again:\n    apt-get install --no-install-recommends debootstrap"
+        );
     }
     let place = machine::root().join("target").join("chroot");
     remove(&place);
@@ -57,14 +61,24 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     fs::create_dir_all(place.join("opt"))?;
     copy(sysroot.trim().into(), place.join("opt/rust"))?;
     // What cargo has fetched before need not be fetched again.
-    let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(std::env::home_dir()?.join(".cargo")));
-    if let Some(registry) = cargo_home.map(|home| home.join("registry")).filter(|registry| registry.exists()) {
+    let cargo_home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(std::env::home_dir()?.join(".cargo")));
+    if let Some(registry) =
+        cargo_home.map(|home| home.join("registry")).filter(|registry| registry.exists())
+    {
         fs::create_dir_all(place.join("root/.cargo"))?;
         copy(registry, place.join("root/.cargo/registry"))?;
     }
     let _ = fs::copy("/etc/resolv.conf", place.join("etc/resolv.conf"));
     let mut command = program("git");
-    command.args(["clone", "--quiet", "--no-hardlinks", path(&machine::root()), path(&place.join("root/onefold"))]);
+    command.args([
+        "clone",
+        "--quiet",
+        "--no-hardlinks",
+        path(&machine::root()),
+        path(&place.join("root/onefold")),
+    ]);
     run_program(command, LIMIT)?;
 
     println!("==> the demonstration without any client installed, then CI");

@@ -50,7 +50,8 @@ fn pending() -> std::sync::MutexGuard<'static, BTreeMap<u64, Action>> {
 
 /// From now on signals undo what is pending, the newest first, and end the process.
 pub(crate) fn on_signals() -> Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
+    let mut signals =
+        signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
             eprintln!("xtask: interrupted, cleaning up");
@@ -71,18 +72,30 @@ pub(crate) fn end_left_behind() -> usize {
     let mark = format!("{RUN}=");
     let left = |pid: i32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let run = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(mark.as_bytes()));
-        run.and_then(|run| std::str::from_utf8(run).ok()?.parse().ok()).is_some_and(|run: u32| !is_run(run))
+        let run = environment
+            .split(|byte| *byte == 0)
+            .find_map(|variable| variable.strip_prefix(mark.as_bytes()));
+        run.and_then(|run| std::str::from_utf8(run).ok()?.parse().ok())
+            .is_some_and(|run: u32| !is_run(run))
     };
-    processes().filter(|pid| left(*pid)).filter_map(Pid::from_raw).filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count()
+    processes()
+        .filter(|pid| left(*pid))
+        .filter_map(Pid::from_raw)
+        .filter(|pid| kill_process(*pid, Signal::KILL).is_ok())
+        .count()
 }
 
 /// All processes of this host.
 pub(crate) fn processes() -> impl Iterator<Item = i32> {
-    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// True for the process id of a run that goes on. Another program may have got the number of one that was killed.
+/// True for the process id of a run that goes on. Another program may have got the number of one
+/// that was killed.
 fn is_run(pid: u32) -> bool {
     let name = |pid: &str| fs::read(format!("/proc/{pid}/comm")).ok();
     name(&pid.to_string()).is_some_and(|it| Some(it) == name("self"))
@@ -95,13 +108,17 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// A new directory whose name begins with `name`. What killed runs left running is ended, and what they left behind is removed first.
+    /// A new directory whose name begins with `name`. What killed runs left running is ended, and
+    /// what they left behind is removed first.
     pub(crate) fn new(name: &str) -> Result<Scratch> {
         end_left_behind();
         let parent = crate::machine::root().join("target").join("scratch");
         fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
         // Who runs a cluster stops it first, by its process ids there.
-        for left in Scratch::left_behind("").into_iter().filter(|left| name == "ceph" || !left.join("c/ceph.conf").exists()) {
+        for left in Scratch::left_behind("")
+            .into_iter()
+            .filter(|left| name == "ceph" || !left.join("c/ceph.conf").exists())
+        {
             let _ = fs::remove_dir_all(left);
         }
         let path = parent.join(format!("{name}-{}", std::process::id()));
@@ -119,7 +136,10 @@ impl Scratch {
         let entries = fs::read_dir(parent).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| {
             let file = entry.file_name();
-            let pid = file.to_str().filter(|file| file.starts_with(name)).and_then(|file| file.rsplit_once('-')?.1.parse::<u32>().ok());
+            let pid = file
+                .to_str()
+                .filter(|file| file.starts_with(name))
+                .and_then(|file| file.rsplit_once('-')?.1.parse::<u32>().ok());
             pid.is_some_and(|pid| !is_run(pid))
         };
         entries.filter(is_left).map(|entry| entry.path()).collect()

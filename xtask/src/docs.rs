@@ -1,7 +1,7 @@
 //! The examples of the documents, run as they stand, and the links between them.
 //!
-//! A fence marked `console` holds a session: each line that begins with `$ ` is typed, in order, in one shell for each document, in
-//! an empty directory, with `onefold` in the search path.
+//! A fence marked `console` holds a session: each line that begins with `$ ` is typed, in order, in
+//! one shell for each document, in an empty directory, with `onefold` in the search path.
 
 use std::{
     fs,
@@ -34,7 +34,9 @@ pub(crate) fn run() -> Result<Tally> {
     check(&mut tally, "links and offsets of all documents", || {
         documents()?.iter().try_for_each(|document| {
             let text = fs::read_to_string(document)?;
-            links(document, &text).and_then(|()| offsets(&text)).with_context(|| document.display().to_string())
+            links(document, &text)
+                .and_then(|()| offsets(&text))
+                .with_context(|| document.display().to_string())
         })
     });
     Ok(tally)
@@ -54,7 +56,11 @@ fn session(onefold: &Onefold, document: &str) -> Result<()> {
     let mut command = program("bash");
     let path = std::env::var("PATH").unwrap_or_default();
     let bin = onefold.binary().parent().map(Path::to_path_buf).unwrap_or_default();
-    command.args(["-c", &script]).current_dir(scratch.path()).env("PATH", format!("{}:{path}", bin.display())).stdin(Stdio::null());
+    command
+        .args(["-c", &script])
+        .current_dir(scratch.path())
+        .env("PATH", format!("{}:{path}", bin.display()))
+        .stdin(Stdio::null());
     command.env("RUNTIME_DIRECTORY", scratch.file("run"));
     run_program(command, Duration::from_secs(120)).map(|_| ())
 }
@@ -114,9 +120,15 @@ fn offsets(text: &str) -> Result<()> {
         if !line.starts_with('|') {
             next = None;
         } else if let Ok(offset) = offset.parse::<u64>() {
-            ensure!(offset == expected, "a row begins at {offset}, but the one before ends at {expected}: {line}");
+            ensure!(
+                offset == expected,
+                "a row begins at {offset}, but the one before ends at {expected}: {line}"
+            );
             // A row whose length is not a number ends what can be added up.
-            next = cells.get(1).and_then(|bytes| bytes.parse::<u64>().ok()).map(|bytes| offset + bytes);
+            next = cells
+                .get(1)
+                .and_then(|bytes| bytes.parse::<u64>().ok())
+                .map(|bytes| offset + bytes);
         }
     }
     Ok(())
@@ -134,7 +146,11 @@ mod tests {
 
     #[test]
     fn byte_tables_must_have_no_gaps() {
-        let table = |second: u64| format!("| offset | bytes | field |\n|---|---|---|\n| 0 | 4 | a |\n| {second} | 4 | b |\n\n| 9 | 1 |\n");
+        let table = |second: u64| {
+            format!(
+                "| offset | bytes | field |\n|---|---|---|\n| 0 | 4 | a |\n| {second} | 4 | b |\n\n| 9 | 1 |\n"
+            )
+        };
         assert!(offsets(&table(4)).is_ok());
         assert!(offsets(&table(5)).is_err());
     }

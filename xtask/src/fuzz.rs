@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: hostile bytes for everything that reads bytes from others.
 //!
-//! With a nightly compiler and cargo-fuzz, the targets run under libFuzzer, guided by coverage; otherwise, and in CI, our own runner mutates
-//! good examples by a seed.
+//! With a nightly compiler and cargo-fuzz, the targets run under libFuzzer, guided by coverage;
+//! otherwise, and in CI, our own runner mutates good examples by a seed.
 
 use std::time::Duration;
 
@@ -43,20 +43,28 @@ const TARGETS: [&str; 26] = [
     "folder",
 ];
 
-/// Seconds for each target in CI: all of them are done in about two minutes. Long runs are asked for by name.
+/// Seconds for each target in CI: all of them are done in about two minutes. Long runs are asked
+/// for by name.
 const CI_SECONDS: u64 = 5;
 
-/// Runs the targets named, or all. With `--grow`, our own runner adds to the corpus what reached a sentence of its own.
+/// Runs the targets named, or all. With `--grow`, our own runner adds to the corpus what reached a
+/// sentence of its own.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let mut seconds = 60;
     let (mut targets, mut grow) = (Vec::new(), false);
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
-            "--seconds" => seconds = rest.next().and_then(|value| value.parse().ok()).unwrap_or(seconds),
+            "--seconds" => {
+                seconds = rest.next().and_then(|value| value.parse().ok()).unwrap_or(seconds)
+            }
             "--grow" => grow = true,
             target => {
-                ensure!(TARGETS.contains(&target), "there is no target '{target}'; there are {}", TARGETS.join(", "));
+                ensure!(
+                    TARGETS.contains(&target),
+                    "there is no target '{target}'; there are {}",
+                    TARGETS.join(", ")
+                );
                 targets.push(target);
             }
         }
@@ -67,7 +75,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let limit = Duration::from_secs((seconds + 60) * targets.len() as u64 + 1200);
     if grow || !has_cargo_fuzz() {
         if !grow {
-            println!("cargo-fuzz or a nightly compiler is missing: our own runner mutates examples");
+            println!(
+                "cargo-fuzz or a nightly compiler is missing: our own runner mutates examples"
+            );
         }
         let mut command = runner(&targets, seconds);
         command.args(grow.then_some("--grow"));
@@ -75,10 +85,21 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     }
     for target in targets {
         let mut command = program("cargo");
-        // What it finds goes into the first folder, which is nobody's; the second one is kept in the repository.
-        let (found, kept) = (format!("fuzz/corpus/{target}"), format!("crates/fuzz/corpus/{target}"));
+        // What it finds goes into the first folder, which is nobody's; the second one is kept in
+        // the repository.
+        let (found, kept) =
+            (format!("fuzz/corpus/{target}"), format!("crates/fuzz/corpus/{target}"));
         std::fs::create_dir_all(&found).and_then(|()| std::fs::create_dir_all(&kept))?;
-        command.args(["+nightly", "fuzz", "run", target, &found, &kept, "--", &format!("-max_total_time={seconds}")]);
+        command.args([
+            "+nightly",
+            "fuzz",
+            "run",
+            target,
+            &found,
+            &kept,
+            "--",
+            &format!("-max_total_time={seconds}"),
+        ]);
         if !show(command, limit)?.status.success() {
             return Ok(false);
         }
@@ -90,7 +111,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 pub(crate) fn smoke() -> Result<Tally> {
     let ended = show(runner(&TARGETS, CI_SECONDS), Duration::from_secs(600))?;
     let passed = ended.output.lines().filter(|line| line.contains(" inputs in ")).count();
-    Ok(Tally { passed, failed: TARGETS.len() - passed.min(TARGETS.len()), note: format!("{CI_SECONDS} s for each target") })
+    Ok(Tally {
+        passed,
+        failed: TARGETS.len() - passed.min(TARGETS.len()),
+        note: format!("{CI_SECONDS} s for each target"),
+    })
 }
 
 fn runner(targets: &[&str], seconds: u64) -> std::process::Command {
@@ -100,9 +125,15 @@ fn runner(targets: &[&str], seconds: u64) -> std::process::Command {
 }
 
 fn has_cargo_fuzz() -> bool {
-    let nightly = std::env::var_os("RUSTUP_HOME").map(std::path::PathBuf::from).or_else(|| Some(std::env::home_dir()?.join(".rustup")));
+    let nightly = std::env::var_os("RUSTUP_HOME")
+        .map(std::path::PathBuf::from)
+        .or_else(|| Some(std::env::home_dir()?.join(".rustup")));
     let nightly = nightly
         .and_then(|home| std::fs::read_dir(home.join("toolchains")).ok())
-        .is_some_and(|toolchains| toolchains.flatten().any(|toolchain| toolchain.file_name().to_string_lossy().starts_with("nightly")));
+        .is_some_and(|toolchains| {
+            toolchains
+                .flatten()
+                .any(|toolchain| toolchain.file_name().to_string_lossy().starts_with("nightly"))
+        });
     nightly && machine::find("cargo-fuzz").is_some()
 }

@@ -22,7 +22,8 @@ const ALLOWED: [&str; 11] = [
     "Zlib",
 ];
 
-/// Compares the licence of every package that cargo knows with the list; returns how many packages there are under each.
+/// Compares the licence of every package that cargo knows with the list; returns how many packages
+/// there are under each.
 pub(crate) fn check() -> Result<String> {
     let mut command = cargo(["metadata", "--format-version", "1", "--locked", "--quiet"]);
     command.stderr(std::process::Stdio::null());
@@ -40,7 +41,10 @@ pub(crate) fn check() -> Result<String> {
         *counts.entry(licence).or_default() += 1;
     }
     if !wrong.is_empty() {
-        bail!("licences that are not on the list in xtask/src/licences.rs:\n    {}", wrong.join("\n    "));
+        bail!(
+            "licences that are not on the list in xtask/src/licences.rs:\n    {}",
+            wrong.join("\n    ")
+        );
     }
     Ok(format!("{} packages under {} different terms", packages.len(), counts.len()))
 }
@@ -99,11 +103,25 @@ mod tests {
 
     #[test]
     fn a_choice_needs_one_allowed_licence_and_a_conjunction_needs_all() {
-        for good in ["MIT", "MIT OR Apache-2.0", "MIT/Apache-2.0", "GPL-3.0-only OR MIT", "(MIT OR GPL-2.0) AND Unicode-3.0"] {
+        for good in [
+            "MIT",
+            "MIT OR Apache-2.0",
+            "MIT/Apache-2.0",
+            "GPL-3.0-only OR MIT",
+            "(MIT OR GPL-2.0) AND Unicode-3.0",
+        ] {
             assert!(allowed(good), "{good}");
         }
         assert!(allowed("Apache-2.0 WITH LLVM-exception OR GPL-2.0"));
-        for bad in ["", "none", "GPL-3.0-only", "MIT AND GPL-3.0-only", "(MIT", "MIT)", "GPL-2.0 WITH Classpath-exception-2.0"] {
+        for bad in [
+            "",
+            "none",
+            "GPL-3.0-only",
+            "MIT AND GPL-3.0-only",
+            "(MIT",
+            "MIT)",
+            "GPL-2.0 WITH Classpath-exception-2.0",
+        ] {
             assert!(!allowed(bad), "{bad}");
         }
     }

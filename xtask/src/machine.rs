@@ -1,4 +1,5 @@
-//! Where we are: the repository, the user, the programs and the facts that a measurement must state.
+//! Where we are: the repository, the user, the programs and the facts that a measurement must
+//! state.
 
 use std::{
     env, fs,
@@ -21,7 +22,8 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         return Some(PathBuf::from(program)).filter(|file| is_executable(file));
     }
     let path = env::var_os("PATH").unwrap_or_default();
-    let directories = env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    let directories =
+        env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from));
     directories.map(|directory| directory.join(program)).find(|file| is_executable(file))
 }
 

@@ -1,7 +1,7 @@
 //! The workshop's verbs; `cargo xtask help` lists them.
 //!
-//! *Invariant:* nothing of the product depends on this crate, and this crate reaches the product only from outside: by its command, its
-//! sockets, and the tests that cargo runs.
+//! *Invariant:* nothing of the product depends on this crate, and this crate reaches the product
+//! only from outside: by its command, its sockets, and the tests that cargo runs.
 
 mod bench;
 mod ceph;

@@ -1,5 +1,6 @@
-//! A small NBD client, so that the demonstration needs nothing installed: newstyle handshake, GO, simple replies, several requests in
-//! flight. Written from the protocol document, not from our server.
+//! A small NBD client, so that the demonstration needs nothing installed: newstyle handshake, GO,
+//! simple replies, several requests in flight. Written from the protocol document, not from our
+//! server.
 
 use std::{
     collections::HashMap,
@@ -40,7 +41,8 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to the volume `name` behind a UNIX socket.
     pub(crate) fn connect(socket: &Path, name: &str) -> Result<Client> {
-        let stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
+        let stream = UnixStream::connect(socket)
+            .with_context(|| format!("connecting to {}", socket.display()))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut client = Client { stream, size: 0, cookie: 0 };
@@ -73,11 +75,16 @@ impl Client {
             self.stream.read_exact(&mut payload)?;
             match kind {
                 1 => return Ok(()),
-                3 if payload.len() >= 12 && u16::from_be_bytes(part(&payload, 0)) == INFO_EXPORT => {
+                3 if payload.len() >= 12
+                    && u16::from_be_bytes(part(&payload, 0)) == INFO_EXPORT =>
+                {
                     self.size = u64::from_be_bytes(part(&payload, 2));
                 }
                 3 => {}
-                _ => bail!("the server refuses the volume '{name}': {}", String::from_utf8_lossy(&payload)),
+                _ => bail!(
+                    "the server refuses the volume '{name}': {}",
+                    String::from_utf8_lossy(&payload)
+                ),
             }
         }
     }
@@ -105,7 +112,10 @@ impl Client {
     /// The cookie of the next answer, which must not be an error.
     fn answer(&mut self) -> Result<u64> {
         let reply: [u8; 16] = self.take()?;
-        ensure!(u32::from_be_bytes(part(&reply, 0)) == 0x6744_6698, "the server sent no simple reply");
+        ensure!(
+            u32::from_be_bytes(part(&reply, 0)) == 0x6744_6698,
+            "the server sent no simple reply"
+        );
         match u32::from_be_bytes(part(&reply, 4)) {
             0 => Ok(u64::from_be_bytes(part(&reply, 8))),
             28 => bail!("the store is full (ENOSPC)"),
@@ -113,8 +123,12 @@ impl Client {
         }
     }
 
-    /// Writes pieces at their offsets, several in flight. Returns when all are answered; durable after [`flush`](Self::flush).
-    pub(crate) fn write_all<'a>(&mut self, pieces: impl Iterator<Item = (u64, &'a [u8])>) -> Result<()> {
+    /// Writes pieces at their offsets, several in flight. Returns when all are answered; durable
+    /// after [`flush`](Self::flush).
+    pub(crate) fn write_all<'a>(
+        &mut self,
+        pieces: impl Iterator<Item = (u64, &'a [u8])>,
+    ) -> Result<()> {
         let mut flying = 0;
         for (offset, data) in pieces {
             if flying == DEPTH {
@@ -156,13 +170,23 @@ impl Client {
         self.answer().map(|_| ())
     }
 
-    /// Reads `bytes` bytes from the start, several requests in flight, and gives each piece to `look`.
-    pub(crate) fn read_all(&mut self, bytes: u64, look: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    /// Reads `bytes` bytes from the start, several requests in flight, and gives each piece to
+    /// `look`.
+    pub(crate) fn read_all(
+        &mut self,
+        bytes: u64,
+        look: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
         self.read_range(0, bytes, look)
     }
 
     /// The same for `bytes` bytes from `next` on.
-    pub(crate) fn read_range(&mut self, mut next: u64, bytes: u64, mut look: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    pub(crate) fn read_range(
+        &mut self,
+        mut next: u64,
+        bytes: u64,
+        mut look: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
         let mut flying: HashMap<u64, (u64, usize)> = HashMap::new();
         let end = next + bytes;
         let mut buffer = vec![0; REQUEST_BYTES];
@@ -174,7 +198,8 @@ impl Client {
                 next += length as u64;
             }
             let cookie = self.answer()?;
-            let (offset, length) = flying.remove(&cookie).context("the server answered what was not asked")?;
+            let (offset, length) =
+                flying.remove(&cookie).context("the server answered what was not asked")?;
             self.stream.read_exact(&mut buffer[..length])?;
             look(offset, &buffer[..length])?;
         }

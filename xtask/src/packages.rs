@@ -29,13 +29,17 @@ const WANTED: [(&str, &str); 14] = [
 
 /// The packages that are not there.
 pub(crate) fn missing() -> Vec<&'static str> {
-    let mut packages: Vec<&str> =
-        WANTED.iter().filter(|(program, _)| machine::find(program).is_none()).map(|&(_, package)| package).collect();
+    let mut packages: Vec<&str> = WANTED
+        .iter()
+        .filter(|(program, _)| machine::find(program).is_none())
+        .map(|&(_, package)| package)
+        .collect();
     packages.dedup();
     packages
 }
 
-/// Makes sure that all packages are there: the superuser gets them installed, others learn what to type.
+/// Makes sure that all packages are there: the superuser gets them installed, others learn what to
+/// type.
 pub(crate) fn ensure() -> Result<String> {
     let packages = missing();
     if packages.is_empty() {
@@ -46,7 +50,9 @@ pub(crate) fn ensure() -> Result<String> {
         bail!("these programs are missing (Debian's packages: {line})");
     }
     if !machine::is_root() {
-        bail!("type this, then try again:\n    sudo apt-get install --no-install-recommends {line}");
+        bail!(
+            "type this, then try again:\n    sudo apt-get install --no-install-recommends {line}"
+        );
     }
     apt(&["update"])?;
     apt(&[&["install", "--yes", "--no-install-recommends"], &packages[..]].concat())?;

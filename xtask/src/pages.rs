@@ -1,5 +1,6 @@
-//! The laboratory's pages in headless Chromium: each label lies within its plot and overlaps no other, each plot has a legend and units, and nothing is wider
-//! than the window. Screenshots stay beside the pages, to be looked at.
+//! The laboratory's pages in headless Chromium: each label lies within its plot and overlaps no
+//! other, each plot has a legend and units, and nothing is wider than the window. Screenshots stay
+//! beside the pages, to be looked at.
 
 use std::{
     fs,
@@ -20,7 +21,8 @@ use crate::{
 /// Longest that the browser may take for a page.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Windows in which pages are looked at: a desktop's, as high as a browser draws, and a narrow one, where figures are below each other.
+/// Windows in which pages are looked at: a desktop's, as high as a browser draws, and a narrow one,
+/// where figures are below each other.
 const WINDOWS: [(u32, u32); 2] = [(1400, 16_000), (700, 4000)];
 
 /// Put at the end of a page: looks at it, and leaves what it finds in the page.
@@ -32,8 +34,16 @@ const WRONG: &str = r#"<html><body><div style="width:3000px">wide</div><figure><
 <text x="10" y="90" font-size="3">small</text><text x="90" y="200"> </text><path d="MNaN 1"/></svg></figure></body></html>"#;
 
 /// What is wrong with it.
-const FAULTS: [&str; 8] =
-    ["overlap", "beyond the plot", "too small", "empty label", "without a unit", "no legend", "drawn nowhere", "wide in a window"];
+const FAULTS: [&str; 8] = [
+    "overlap",
+    "beyond the plot",
+    "too small",
+    "empty label",
+    "without a unit",
+    "no legend",
+    "drawn nowhere",
+    "wide in a window",
+];
 
 /// Looks at every kind of page, and first at one in which everything is wrong.
 pub(crate) fn run() -> Result<Tally> {
@@ -43,8 +53,14 @@ pub(crate) fn run() -> Result<Tally> {
     let wrong = directory().join("wrong.html");
     fs::write(&wrong, WRONG)?;
     let (_, problems) = look(&wrong, WINDOWS[1])?;
-    let missed: Vec<&&str> = FAULTS.iter().filter(|fault| !problems.iter().any(|problem| problem.contains(**fault))).collect();
-    ensure!(missed.is_empty(), "a page with faults is looked at, and these are not found: {missed:?}; found: {problems:?}");
+    let missed: Vec<&&str> = FAULTS
+        .iter()
+        .filter(|fault| !problems.iter().any(|problem| problem.contains(**fault)))
+        .collect();
+    ensure!(
+        missed.is_empty(),
+        "a page with faults is looked at, and these are not found: {missed:?}; found: {problems:?}"
+    );
     tally.passed += FAULTS.len();
     for page in pages {
         for window in WINDOWS {
@@ -68,7 +84,8 @@ fn directory() -> PathBuf {
 
 /// The pages of the papers, of a replay and of a sweep; those that are not there are made.
 fn pages() -> Result<Vec<PathBuf>> {
-    let mut pages: Vec<PathBuf> = paper::names().map(|name| paper::directory(name).join("report.html")).to_vec();
+    let mut pages: Vec<PathBuf> =
+        paper::names().map(|name| paper::directory(name).join("report.html")).to_vec();
     if !pages.iter().all(|page| page.exists()) {
         paper::short()?;
     }
@@ -78,7 +95,18 @@ fn pages() -> Result<Vec<PathBuf>> {
     let trace = machine::root().join("crates/lab/data/pgbench.dtrace.zst");
     let (replay, sweep) = (made.join("replay.html"), made.join("sweep.html"));
     let schemes = "original,ordered,cow,thin";
-    let replayed = ["lab", "replay", path(&trace), "--records", "15000", "--scheme", schemes, "--persistence", "weak,strong", "--report"];
+    let replayed = [
+        "lab",
+        "replay",
+        path(&trace),
+        "--records",
+        "15000",
+        "--scheme",
+        schemes,
+        "--persistence",
+        "weak,strong",
+        "--report",
+    ];
     let swept = [
         "lab",
         "sweep",
@@ -99,22 +127,41 @@ fn pages() -> Result<Vec<PathBuf>> {
     Ok(pages)
 }
 
-/// Opens a page, takes a picture of it, and returns how many plots it has and what is wrong with them.
+/// Opens a page, takes a picture of it, and returns how many plots it has and what is wrong with
+/// them.
 fn look(page: &Path, (width, height): (u32, u32)) -> Result<(u64, Vec<String>)> {
     let html = fs::read_to_string(page)?;
     let watched = page.with_extension("watched.html");
     fs::write(&watched, html.replace("</body>", &format!("<script>{LOOK}</script></body>")))?;
     let mut command = program("chromium");
     // No sandbox: the superuser's browser has none, and the pages are ours.
-    command.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=1000", "--dump-dom"]);
-    command.arg(format!("--user-data-dir={}", path(&directory().join("browser")))).arg(format!("--window-size={width},{height}"));
-    command.arg(format!("--screenshot={}", path(&page.with_extension(format!("{width}.png"))))).arg(&watched);
+    command.args([
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--virtual-time-budget=1000",
+        "--dump-dom",
+    ]);
+    command
+        .arg(format!("--user-data-dir={}", path(&directory().join("browser"))))
+        .arg(format!("--window-size={width},{height}"));
+    command
+        .arg(format!("--screenshot={}", path(&page.with_extension(format!("{width}.png")))))
+        .arg(&watched);
     let dom = run_program(command, LIMIT)?;
     fs::remove_file(&watched)?;
-    let found =
-        dom.split_once("<pre id=\"look\"").and_then(|(_, rest)| rest.split_once('>')).and_then(|(_, rest)| rest.split_once("</pre>"));
+    let found = dom
+        .split_once("<pre id=\"look\"")
+        .and_then(|(_, rest)| rest.split_once('>'))
+        .and_then(|(_, rest)| rest.split_once("</pre>"));
     let text = found.context("the browser did not look at the page")?.0;
-    let found: Value = serde_json::from_str(&text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))?;
+    let found: Value = serde_json::from_str(
+        &text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"),
+    )?;
     let problems = found["problems"].as_array().context("nothing was looked for")?;
-    Ok((found["plots"].as_u64().unwrap_or(0), problems.iter().filter_map(Value::as_str).map(str::to_owned).collect()))
+    Ok((
+        found["plots"].as_u64().unwrap_or(0),
+        problems.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+    ))
 }

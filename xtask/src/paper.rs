@@ -1,4 +1,5 @@
-//! `cargo xtask paper`: the papers' experiments by `onefold lab paper`, with the recorded traces of this repository.
+//! `cargo xtask paper`: the papers' experiments by `onefold lab paper`, with the recorded traces of
+//! this repository.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -20,7 +21,8 @@ cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
 const QUICK_LIMIT: Duration = Duration::from_secs(240);
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// A paper: what is replayed, and its statements that are known not to count, for which docs/laboratory.md says why.
+/// A paper: what is replayed, and its statements that are known not to count, for which
+/// docs/laboratory.md says why.
 struct Paper {
     name: &'static str,
     replayed: &'static [&'static str],
@@ -32,7 +34,8 @@ struct Paper {
     full: Known,
 }
 
-/// Statements of one form that are known to be missed, and not to be run. What is excused in a quick run is not in a full one.
+/// Statements of one form that are known to be missed, and not to be run. What is excused in a
+/// quick run is not in a full one.
 struct Known {
     missed: &'static [&'static str],
     not_run: &'static [&'static str],
@@ -42,11 +45,16 @@ struct Known {
 const TRACES: &[&str] = &["apt.dtrace.zst", "pgbench.dtrace.zst", "srcver.dtrace.zst"];
 
 /// The same, and clones of a virtual machine.
-const TRACES_AND_CLONES: &[&str] = &["apt.dtrace.zst", "pgbench.dtrace.zst", "srcver.dtrace.zst", "vmclones.dtrace.zst"];
+const TRACES_AND_CLONES: &[&str] =
+    &["apt.dtrace.zst", "pgbench.dtrace.zst", "srcver.dtrace.zst", "vmclones.dtrace.zst"];
 
 /// Manifests of releases.
-const MANIFESTS: &[&str] =
-    &["rad/rocksdb-far.manifest.zst", "rad/rocksdb.manifest.zst", "rad/spdk.manifest.zst", "rad/archives.manifest.zst"];
+const MANIFESTS: &[&str] = &[
+    "rad/rocksdb-far.manifest.zst",
+    "rad/rocksdb.manifest.zst",
+    "rad/spdk.manifest.zst",
+    "rad/archives.manifest.zst",
+];
 
 const PAPERS: [Paper; 5] = [
     Paper {
@@ -84,16 +92,23 @@ const PAPERS: [Paper; 5] = [
         replayed: TRACES_AND_CLONES,
         statements: 14,
         apart: &[],
-        // In the six seconds that a short run looks at, one step of a worker more or less is a fifth of what it may do.
+        // In the six seconds that a short run looks at, one step of a worker more or less is a
+        // fifth of what it may do.
         quick: Known {
             missed: &[
                 "Figure 5a: 16 KiB writes into chunks of 32 KiB",
                 "Fig 5b and 14: deduplication beside foreground load",
                 "Table 3: recovery",
             ],
-            not_run: &["On Ceph: volumes beside the plain pool", "On Ceph: foreground beside workers"],
+            not_run: &[
+                "On Ceph: volumes beside the plain pool",
+                "On Ceph: foreground beside workers",
+            ],
         },
-        full: Known { missed: &["Figure 5a: 16 KiB writes into chunks of 32 KiB", "Table 3: recovery"], not_run: &[] },
+        full: Known {
+            missed: &["Figure 5a: 16 KiB writes into chunks of 32 KiB", "Table 3: recovery"],
+            not_run: &[],
+        },
     },
     Paper {
         name: "dedupv1",
@@ -117,7 +132,10 @@ const PAPERS: [Paper; 5] = [
             ],
             not_run: &[],
         },
-        full: Known { missed: &["Section 4.3: one client with fewer SSDs, predicted", "Fig 4.5: clients"], not_run: &[] },
+        full: Known {
+            missed: &["Section 4.3: one client with fewer SSDs, predicted", "Fig 4.5: clients"],
+            not_run: &[],
+        },
     },
     Paper {
         name: "rad",
@@ -136,7 +154,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         [paper, quick] if quick == "--quick" => (paper, true),
         _ => bail!("which?\n\n{USAGE}"),
     };
-    let Some(paper) = PAPERS.iter().find(|known| known.name == paper) else { bail!("there is no paper '{paper}'\n\n{USAGE}") };
+    let Some(paper) = PAPERS.iter().find(|known| known.name == paper) else {
+        bail!("there is no paper '{paper}'\n\n{USAGE}")
+    };
     Ok(experiments(&Onefold::build(Build::Release)?, paper, quick)?.failed == 0)
 }
 
@@ -146,7 +166,11 @@ pub(crate) fn short() -> Result<Tally> {
     let mut all = Tally::default();
     for paper in &PAPERS {
         let Tally { passed, failed, note } = experiments(&onefold, paper, true)?;
-        all = Tally { passed: all.passed + passed, failed: all.failed + failed, note: [all.note, note].join(" ").trim().to_owned() };
+        all = Tally {
+            passed: all.passed + passed,
+            failed: all.failed + failed,
+            note: [all.note, note].join(" ").trim().to_owned(),
+        };
     }
     Ok(all)
 }
@@ -166,14 +190,19 @@ fn experiments(onefold: &Onefold, known: &Paper, quick: bool) -> Result<Tally> {
     let Paper { name: paper, replayed, .. } = *known;
     let out = directory(paper);
     let data = machine::root().join("crates").join("lab").join("data");
-    let traces = replayed.iter().map(|name| path(&data.join(name)).to_owned()).collect::<Vec<_>>().join(",");
+    let traces =
+        replayed.iter().map(|name| path(&data.join(name)).to_owned()).collect::<Vec<_>>().join(",");
     let mut arguments = vec!["lab", "paper", paper, "--out", path(&out)];
     if !replayed.is_empty() {
         arguments.extend(["--traces", &traces]);
     }
-    // What is asked of a real cluster needs one; without it these statements are not run, and say so.
-    let cluster =
-        if quick || paper != "global" { None } else { ceph::ForPaper::start().map_err(|error| println!("no cluster: {error:#}")).ok() };
+    // What is asked of a real cluster needs one; without it these statements are not run, and say
+    // so.
+    let cluster = if quick || paper != "global" {
+        None
+    } else {
+        ceph::ForPaper::start().map_err(|error| println!("no cluster: {error:#}")).ok()
+    };
     let configuration = cluster.as_ref().map(ceph::ForPaper::configuration);
     if let Some(configuration) = &configuration {
         arguments.extend(["--cluster", path(configuration)]);
@@ -194,18 +223,29 @@ fn experiments(onefold: &Onefold, known: &Paper, quick: bool) -> Result<Tally> {
     }
     ensure!(ended.status.success(), "the experiments failed ({})", ended.status);
     let name = format!("{paper}.json");
-    let figures: Value = serde_json::from_slice(&fs::read(out.join(&name))?).with_context(|| name.clone())?;
-    let statements = figures["statements"].as_array().with_context(|| format!("{name} has no statements"))?;
-    let verdicts: Vec<(&str, &str)> =
-        statements.iter().filter_map(|statement| Some((statement["item"].as_str()?, statement["verdict"].as_str()?))).collect();
-    ensure!(verdicts.len() == known.statements, "{name} has {} statements with a verdict, of {}", verdicts.len(), known.statements);
+    let figures: Value =
+        serde_json::from_slice(&fs::read(out.join(&name))?).with_context(|| name.clone())?;
+    let statements =
+        figures["statements"].as_array().with_context(|| format!("{name} has no statements"))?;
+    let verdicts: Vec<(&str, &str)> = statements
+        .iter()
+        .filter_map(|statement| Some((statement["item"].as_str()?, statement["verdict"].as_str()?)))
+        .collect();
+    ensure!(
+        verdicts.len() == known.statements,
+        "{name} has {} statements with a verdict, of {}",
+        verdicts.len(),
+        known.statements
+    );
     let (fallen, risen) = (fallen(known, quick, &verdicts), risen(known, quick, &verdicts));
     let count = |verdict: &str| verdicts.iter().filter(|statement| statement.1 == verdict).count();
     let [reproduced, better] = ["Reproduced", "Better"].map(count);
     let note = format!("{paper}: {reproduced} reproduced, {better} better, of {}.", verdicts.len());
     println!("{note}");
     fallen.iter().for_each(|text| println!("counted before, and does not now: {text}"));
-    risen.iter().for_each(|item| println!("counts, though it is listed as missed or not run: {item}"));
+    risen
+        .iter()
+        .for_each(|item| println!("counts, though it is listed as missed or not run: {item}"));
     Ok(Tally { passed: verdicts.len() - fallen.len(), failed: fallen.len(), note })
 }
 
@@ -218,7 +258,11 @@ fn fallen(paper: &Paper, quick: bool, verdicts: &[(&str, &str)]) -> Vec<String> 
         "NotRun" => known.not_run.contains(&item),
         _ => paper.apart.contains(&item),
     };
-    verdicts.iter().filter(|(item, verdict)| !excused(item, verdict)).map(|(item, verdict)| format!("{item} ({verdict})")).collect()
+    verdicts
+        .iter()
+        .filter(|(item, verdict)| !excused(item, verdict))
+        .map(|(item, verdict)| format!("{item} ({verdict})"))
+        .collect()
 }
 
 /// Statements that count and are listed as if they did not.
@@ -244,20 +288,35 @@ mod tests {
 
     #[test]
     fn what_is_not_run_any_more_fails() {
-        assert_eq!(fallen(&PAPER, false, &[("real", "NotRun"), ("one", "NotRun")]), ["real (NotRun)", "one (NotRun)"]);
-        assert_eq!(fallen(&PAPER, true, &[("real", "NotRun"), ("one", "NotRun")]), ["one (NotRun)"]);
+        assert_eq!(
+            fallen(&PAPER, false, &[("real", "NotRun"), ("one", "NotRun")]),
+            ["real (NotRun)", "one (NotRun)"]
+        );
+        assert_eq!(
+            fallen(&PAPER, true, &[("real", "NotRun"), ("one", "NotRun")]),
+            ["one (NotRun)"]
+        );
     }
 
     #[test]
     fn what_a_quick_run_misses_a_full_one_may_not() {
-        let verdicts = [("short", "Missed"), ("missed", "Missed"), ("one", "Better"), ("two", "Reproduced")];
+        let verdicts =
+            [("short", "Missed"), ("missed", "Missed"), ("one", "Better"), ("two", "Reproduced")];
         assert_eq!(fallen(&PAPER, false, &verdicts), ["short (Missed)"]);
         assert_eq!(fallen(&PAPER, true, &verdicts), ["missed (Missed)"]);
     }
 
     #[test]
     fn what_is_fitted_now_and_was_not_before_fails() {
-        assert_eq!(fallen(&PAPER, true, &[("fitted", "Calibrated"), ("one", "Calibrated"), ("two", "OutOfScope")]).len(), 2);
+        assert_eq!(
+            fallen(
+                &PAPER,
+                true,
+                &[("fitted", "Calibrated"), ("one", "Calibrated"), ("two", "OutOfScope")]
+            )
+            .len(),
+            2
+        );
         assert_eq!(risen(&PAPER, true, &[("short", "Reproduced"), ("one", "Better")]), ["short"]);
     }
 }

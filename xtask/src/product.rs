@@ -61,7 +61,8 @@ impl Onefold {
         }
         run(cargo(arguments), BUILD_LIMIT)?;
         let profile = if build == Build::Release { "release" } else { "debug" };
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| machine::root().join("target"), PathBuf::from);
+        let target = std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| machine::root().join("target"), PathBuf::from);
         let binary = target.join(profile).join("onefold");
         ensure!(binary.exists(), "{} was not built", binary.display());
         Ok(Onefold::at(binary))
@@ -69,7 +70,13 @@ impl Onefold {
 
     /// Its servers take commands in a directory of the build's, and leave nothing elsewhere.
     fn at(binary: PathBuf) -> Onefold {
-        Onefold { binary, environment: vec![("RUNTIME_DIRECTORY".to_owned(), path(&runtime_directory()).to_owned())] }
+        Onefold {
+            binary,
+            environment: vec![(
+                "RUNTIME_DIRECTORY".to_owned(),
+                path(&runtime_directory()).to_owned(),
+            )],
+        }
     }
 
     /// The same command with a variable in its environment.
@@ -85,19 +92,34 @@ impl Onefold {
     }
 
     /// A command line of it.
-    pub(crate) fn command<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
+    pub(crate) fn command<I: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = I>,
+    ) -> Command {
         let mut command = Command::new(&self.binary);
-        command.stdin(Stdio::null()).args(arguments).envs(self.environment.iter().map(|(variable, value)| (variable, value)));
+        command
+            .stdin(Stdio::null())
+            .args(arguments)
+            .envs(self.environment.iter().map(|(variable, value)| (variable, value)));
         command
     }
 
     /// Runs a verb to its end and returns what it printed.
-    pub(crate) fn verb<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Result<String> {
+    pub(crate) fn verb<I: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = I>,
+    ) -> Result<String> {
         run(self.command(arguments), VERB_LIMIT)
     }
 
     /// Creates a store with volumes.
-    pub(crate) fn create(&self, store: &Path, size: &str, more: &[&str], volumes: &[(&str, String)]) -> Result<()> {
+    pub(crate) fn create(
+        &self,
+        store: &Path,
+        size: &str,
+        more: &[&str],
+        volumes: &[(&str, String)],
+    ) -> Result<()> {
         let store = path(store);
         self.verb([&["create", store, "--size", size], more].concat())?;
         for (name, size) in volumes {
@@ -120,13 +142,25 @@ impl Onefold {
         self.verb(["check", path(store)])
     }
 
-    /// Serves a store, and returns when it answers. What the server prints goes to a file beside the store.
-    pub(crate) fn serve(&self, store: &Path, listeners: &[String], more: &[&str]) -> Result<Server> {
+    /// Serves a store, and returns when it answers. What the server prints goes to a file beside
+    /// the store.
+    pub(crate) fn serve(
+        &self,
+        store: &Path,
+        listeners: &[String],
+        more: &[&str],
+    ) -> Result<Server> {
         self.serve_to(path(store), &store.with_extension("log"), listeners, more)
     }
 
     /// The same for a store that is no file, with a file for what the server prints.
-    pub(crate) fn serve_to(&self, store: &str, log: &Path, listeners: &[String], more: &[&str]) -> Result<Server> {
+    pub(crate) fn serve_to(
+        &self,
+        store: &str,
+        log: &Path,
+        listeners: &[String],
+        more: &[&str],
+    ) -> Result<Server> {
         let log = log.to_owned();
         let mut command = self.command(["serve", store]);
         for listener in listeners {
@@ -190,14 +224,21 @@ impl Server {
             if let Some(status) = self.running.wait(Duration::ZERO)? {
                 bail!("{} ended at once ({status}):\n{}", self.what, self.said());
             }
-            ensure!(begun.elapsed() < START_LIMIT, "{} does not answer on {listener}:\n{}", self.what, self.said());
+            ensure!(
+                begun.elapsed() < START_LIMIT,
+                "{} does not answer on {listener}:\n{}",
+                self.what,
+                self.said()
+            );
             thread::sleep(Duration::from_millis(2));
         }
     }
 
     /// Waits until it ends by itself.
     pub(crate) fn ended(&mut self, limit: Duration) -> Result<std::process::ExitStatus> {
-        self.running.wait(limit)?.with_context(|| format!("{} does not end:\n{}", self.what, self.said()))
+        self.running
+            .wait(limit)?
+            .with_context(|| format!("{} does not end:\n{}", self.what, self.said()))
     }
 
     /// What it printed so far.
@@ -242,7 +283,11 @@ pub(crate) fn compare(socket: &Path, volume: &str, file: &Path) -> Result<()> {
         }
         match found.iter().zip(&*expected).position(|(a, b)| a != b) {
             None => Ok(()),
-            Some(at) => bail!("volume '{volume}' differs from {} at byte {}", file.display(), offset + at as u64),
+            Some(at) => bail!(
+                "volume '{volume}' differs from {} at byte {}",
+                file.display(),
+                offset + at as u64
+            ),
         }
     })?;
     client.disconnect()

@@ -22,7 +22,9 @@ const LINES_SHOWN: usize = 60;
 
 /// A command for a program, wherever it is installed, that reads nothing from our input.
 pub(crate) fn program(name: &str) -> Command {
-    let mut command = Command::new(machine::find(name).map_or_else(|| name.into(), std::path::PathBuf::into_os_string));
+    let mut command = Command::new(
+        machine::find(name).map_or_else(|| name.into(), std::path::PathBuf::into_os_string),
+    );
     command.stdin(Stdio::null()).current_dir(machine::root());
     command
 }
@@ -74,7 +76,11 @@ pub(crate) fn finish(mut command: Command, limit: Duration, pass_on: bool) -> Re
     let Some(status) = status else {
         child.kill();
         let output = lines.join().unwrap_or_default();
-        bail!("{what} took longer than {} s and was ended:\n{}", limit.as_secs(), last_lines(&output));
+        bail!(
+            "{what} took longer than {} s and was ended:\n{}",
+            limit.as_secs(),
+            last_lines(&output)
+        );
     };
     Ok(Ended { status, output: lines.join().unwrap_or_default() })
 }
@@ -163,10 +169,18 @@ impl Drop for Running {
 
 /// The command line, for people.
 pub(crate) fn describe(command: &Command) -> String {
-    let name = std::path::Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = std::path::Path::new(command.get_program())
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     command.get_args().fold(name, |line, argument| {
         let argument = argument.to_string_lossy();
-        if argument.contains(' ') { format!("{line} '{argument}'") } else { format!("{line} {argument}") }
+        if argument.contains(' ') {
+            format!("{line} '{argument}'")
+        } else {
+            format!("{line} {argument}")
+        }
     })
 }
 

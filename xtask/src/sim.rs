@@ -1,7 +1,8 @@
 //! `cargo xtask sim`: the simulator, built apart from the product.
 //!
-//! The simulator builds the engine with planted bugs that can be switched on. It is never built by the same run of cargo as the product,
-//! since cargo gives all packages of one run the same features.
+//! The simulator builds the engine with planted bugs that can be switched on. It is never built by
+//! the same run of cargo as the product, since cargo gives all packages of one run the same
+//! features.
 
 use std::time::Duration;
 
@@ -21,7 +22,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 }
 
 /// The simulator's command line.
-pub(crate) fn command<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>) -> std::process::Command {
+pub(crate) fn command<I: AsRef<std::ffi::OsStr>>(
+    arguments: impl IntoIterator<Item = I>,
+) -> std::process::Command {
     let mut command = cargo(["run", "--quiet", "--package", "onefold-sim", "--"]);
     command.args(arguments);
     command

@@ -1,8 +1,10 @@
-//! `cargo xtask structure`: counts what makes the code hard to read, from its syntax: circles of files, questions about the scheme, methods of a type,
-//! retry loops, public modules. The first four of [`LIMITS`] may not rise.
+//! `cargo xtask structure`: counts what makes the code hard to read, from its syntax: circles of
+//! files, questions about the scheme, methods of a type, retry loops, public modules. The first
+//! four of [`LIMITS`] may not rise.
 //!
-//! An import is a path in code, outside tests, that leads into another file of the same crate; a re-export counts as the file that it leads to, and
-//! `pub use` itself is no import: it gives names, and needs nothing.
+//! An import is a path in code, outside tests, that leads into another file of the same crate; a
+//! re-export counts as the file that it leads to, and `pub use` itself is no import: it gives
+//! names, and needs nothing.
 
 mod files;
 mod graph;
@@ -46,18 +48,29 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 /// The step of the tests: nothing has risen.
 pub(crate) fn step() -> Result<Tally> {
     let risen = risen(&read()?);
-    risen.iter().for_each(|(name, count, limit)| println!("{name}: {count}, and {limit} before; cargo xtask structure --all shows them"));
+    risen.iter().for_each(|(name, count, limit)| {
+        println!("{name}: {count}, and {limit} before; cargo xtask structure --all shows them")
+    });
     Ok(Tally { passed: LIMITS.len() - risen.len(), failed: risen.len(), note: String::new() })
 }
 
 fn read() -> Result<Vec<Crate>> {
-    CRATES.iter().map(|name| Crate::read(name, &machine::root().join("crates").join(name).join("src"))).collect()
+    CRATES
+        .iter()
+        .map(|name| Crate::read(name, &machine::root().join("crates").join(name).join("src")))
+        .collect()
 }
 
 fn risen(crates: &[Crate]) -> Vec<(&'static str, usize, usize)> {
     let figures = figures(crates);
-    let now = |name: &str| figures.iter().find(|figure| figure.0 == name).map_or(usize::MAX, |figure| figure.1);
-    LIMITS.iter().map(|(name, limit)| (*name, now(name), *limit)).filter(|(_, now, limit)| now > limit).collect()
+    let now = |name: &str| {
+        figures.iter().find(|figure| figure.0 == name).map_or(usize::MAX, |figure| figure.1)
+    };
+    LIMITS
+        .iter()
+        .map(|(name, limit)| (*name, now(name), *limit))
+        .filter(|(_, now, limit)| now > limit)
+        .collect()
 }
 
 fn figures(crates: &[Crate]) -> Vec<Figure> {
@@ -66,14 +79,29 @@ fn figures(crates: &[Crate]) -> Vec<Figure> {
     let (methods, spread) = most.map_or((0, 0), |(_, methods)| (methods.len(), files_of(&methods)));
     vec![
         ("circles of files", crates.iter().map(|one| graph::circles(one).len()).sum()),
-        ("files in circles", crates.iter().flat_map(graph::circles).map(|circle| circle.len()).sum()),
+        (
+            "files in circles",
+            crates.iter().flat_map(graph::circles).map(|circle| circle.len()).sum(),
+        ),
         ("questions about the scheme", of("block").map(|block| questions(block).len()).sum()),
         ("methods of the type that has most", methods),
         ("files with methods of that type", spread),
-        ("retry loops of the cluster engine", of("cluster").map(|cluster| cluster.lines(is_retry, |_| true).len()).sum()),
-        ("public modules of the archive engine", of("archive").map(|archive| archive.public_modules).sum()),
+        (
+            "retry loops of the cluster engine",
+            of("cluster").map(|cluster| cluster.lines(is_retry, |_| true).len()).sum(),
+        ),
+        (
+            "public modules of the archive engine",
+            of("archive").map(|archive| archive.public_modules).sum(),
+        ),
         ("fields that a whole crate may write", crates.iter().map(|one| one.open_fields).sum()),
-        ("lines of code beyond 100 columns", crates.iter().map(|one| one.lines(|line| line.chars().count() > WIDTH, |_| true).len()).sum()),
+        (
+            "lines of code beyond 100 columns",
+            crates
+                .iter()
+                .map(|one| one.lines(|line| line.chars().count() > WIDTH, |_| true).len())
+                .sum(),
+        ),
         ("examples in documentation", crates.iter().map(|one| one.examples).sum()),
     ]
 }
@@ -81,7 +109,9 @@ fn figures(crates: &[Crate]) -> Vec<Figure> {
 /// Lines of the block engine outside the schemes' folder that ask which scheme runs.
 fn questions(block: &Crate) -> Vec<String> {
     let asks = |line: &str| {
-        let asks = ["Records::", "SchemeName::", "in_place()", "ordermerge::"].iter().any(|word| line.contains(word));
+        let asks = ["Records::", "SchemeName::", "in_place()", "ordermerge::"]
+            .iter()
+            .any(|word| line.contains(word));
         asks && !line.trim_start().starts_with("//")
     };
     block.lines(asks, |file| !file.starts_with("scheme"))
@@ -117,14 +147,21 @@ fn tell(one: &Crate) {
         println!("  circle of {}:", circle.len());
         for file in &circle {
             let inside = imports.get(file).into_iter().flatten().filter(|to| circle.contains(to));
-            println!("    {} imports {}", file.display(), inside.map(|to| to.display().to_string()).collect::<Vec<_>>().join(", "));
+            println!(
+                "    {} imports {}",
+                file.display(),
+                inside.map(|to| to.display().to_string()).collect::<Vec<_>>().join(", ")
+            );
         }
     }
     if one.name == "block" {
         questions(one).iter().for_each(|line| println!("  asks for the scheme: {line}"));
     }
     let types = types(std::slice::from_ref(one));
-    let mut types: Vec<_> = types.iter().map(|((_, name), methods)| (methods.len(), files_of(methods), name)).collect();
+    let mut types: Vec<_> =
+        types.iter().map(|((_, name), methods)| (methods.len(), files_of(methods), name)).collect();
     types.sort_unstable_by(|a, b| b.cmp(a));
-    types.iter().take(5).for_each(|(methods, files, name)| println!("  {name}: {methods} methods in {files} files"));
+    types.iter().take(5).for_each(|(methods, files, name)| {
+        println!("  {name}: {methods} methods in {files} files")
+    });
 }

@@ -50,11 +50,27 @@ const STEPS: [Step; 25] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
-    Step { name: "structure", about: "what makes the code hard to read has not become more", run: structure::step },
-    Step { name: "licences", about: "licences of all dependencies", run: || licences::check().map(Tally::pass) },
-    Step { name: "packages", about: "the clients are installed", run: || packages::ensure().map(Tally::pass) },
+    Step {
+        name: "structure",
+        about: "what makes the code hard to read has not become more",
+        run: structure::step,
+    },
+    Step {
+        name: "licences",
+        about: "licences of all dependencies",
+        run: || licences::check().map(Tally::pass),
+    },
+    Step {
+        name: "packages",
+        about: "the clients are installed",
+        run: || packages::ensure().map(Tally::pass),
+    },
     Step { name: "unit", about: "unit and integration tests of the product", run: unit },
-    Step { name: "hostile", about: "what an attacker must not be able to do, rule by rule", run: hostile },
+    Step {
+        name: "hostile",
+        about: "what an attacker must not be able to do, rule by rule",
+        run: hostile,
+    },
     Step {
         name: "threads",
         about: "the store's and the server's threads under a scheduler that looks for races",
@@ -63,13 +79,37 @@ const STEPS: [Step; 25] = [
     Step { name: "device", about: "a loop device as a store's disk; root only", run: device },
     Step { name: "sim", about: "kept seeds, 2,000 seeds, the exhaustive case", run: simulation },
     Step { name: "bugs", about: "each planted bug is found", run: block_bugs },
-    Step { name: "archive-sim", about: "the archive engine: kept seeds, 2,000 seeds", run: archive_simulation },
-    Step { name: "archive-bugs", about: "each bug planted in the archive engine is found", run: || bugs(&["archive", "--bugs"]) },
-    Step { name: "cluster-sim", about: "the cluster engine: kept seeds, 2,000 seeds", run: cluster_simulation },
-    Step { name: "cluster-bugs", about: "each bug planted in the cluster engine is found", run: || bugs(&["cluster", "--bugs"]) },
-    Step { name: "ceph", about: "the object store and the cluster engine on a real Ceph cluster", run: ceph::test },
+    Step {
+        name: "archive-sim",
+        about: "the archive engine: kept seeds, 2,000 seeds",
+        run: archive_simulation,
+    },
+    Step {
+        name: "archive-bugs",
+        about: "each bug planted in the archive engine is found",
+        run: || bugs(&["archive", "--bugs"]),
+    },
+    Step {
+        name: "cluster-sim",
+        about: "the cluster engine: kept seeds, 2,000 seeds",
+        run: cluster_simulation,
+    },
+    Step {
+        name: "cluster-bugs",
+        about: "each bug planted in the cluster engine is found",
+        run: || bugs(&["cluster", "--bugs"]),
+    },
+    Step {
+        name: "ceph",
+        about: "the object store and the cluster engine on a real Ceph cluster",
+        run: ceph::test,
+    },
     Step { name: "papers", about: "the short form of the papers' experiments", run: paper::short },
-    Step { name: "pages", about: "their pages in a browser: every label readable, with legends and units", run: pages::run },
+    Step {
+        name: "pages",
+        about: "their pages in a browser: every label readable, with legends and units",
+        run: pages::run,
+    },
     Step { name: "fuzz", about: "every fuzz target for a short time", run: fuzz::smoke },
     Step {
         name: "demo",
@@ -82,8 +122,16 @@ const STEPS: [Step; 25] = [
         run: || demo::show(Build::Test, Tools::None).map(|()| Tally::pass("")),
     },
     Step { name: "docs", about: "the examples and links of the documents", run: docs::run },
-    Step { name: "clients", about: "libnbd, qemu and fio on UNIX and TCP sockets, and on a served archive", run: clients::tools },
-    Step { name: "files", about: "ext4 and XFS over nbdfuse and a loop device, server killed", run: clients::file_systems },
+    Step {
+        name: "clients",
+        about: "libnbd, qemu and fio on UNIX and TCP sockets, and on a served archive",
+        run: clients::tools,
+    },
+    Step {
+        name: "files",
+        about: "ext4 and XFS over nbdfuse and a loop device, server killed",
+        run: clients::file_systems,
+    },
 ];
 
 /// Runs the steps named, or all.
@@ -92,12 +140,15 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         STEPS.iter().for_each(|step| println!("{:<12} {}", step.name, step.about));
         return Ok(true);
     }
-    if let Some(unknown) = arguments.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
+    if let Some(unknown) =
+        arguments.iter().find(|name| STEPS.iter().all(|step| step.name != **name))
+    {
         bail!("there is no step '{unknown}'; `cargo xtask test --list` shows them");
     }
     let begun = Instant::now();
     let mut results = Vec::new();
-    let wanted = |step: &&Step| arguments.is_empty() || arguments.iter().any(|name| name == step.name);
+    let wanted =
+        |step: &&Step| arguments.is_empty() || arguments.iter().any(|name| name == step.name);
     for step in STEPS.iter().filter(wanted) {
         println!("==> {}: {}", step.name, step.about);
         let started = Instant::now();
@@ -107,10 +158,19 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         });
         results.push((step, tally, started.elapsed()));
     }
-    let (passed, failed) = results.iter().fold((0, 0), |(passed, failed), (_, tally, _)| (passed + tally.passed, failed + tally.failed));
+    let (passed, failed) = results.iter().fold((0, 0), |(passed, failed), (_, tally, _)| {
+        (passed + tally.passed, failed + tally.failed)
+    });
     println!("\n{:<12} {:>6} {:>7} {:>7}  ", "step", "passed", "failed", "seconds");
     for (step, tally, took) in &results {
-        println!("{:<12} {:>6} {:>7} {:>7.1}  {}", step.name, tally.passed, tally.failed, took.as_secs_f64(), tally.note);
+        println!(
+            "{:<12} {:>6} {:>7} {:>7.1}  {}",
+            step.name,
+            tally.passed,
+            tally.failed,
+            took.as_secs_f64(),
+            tally.note
+        );
     }
     println!("{:<12} {:>6} {:>7} {:>7.1}\n", "all", passed, failed, begun.elapsed().as_secs_f64());
     println!("{passed} passed, {failed} failed");
@@ -136,7 +196,18 @@ fn clippy() -> Result<Tally> {
 
 /// The engine knows planted bugs only under a feature that nothing in the product asks for.
 fn features() -> Result<Tally> {
-    let tree = run_program(cargo(["tree", "--quiet", "--workspace", "--exclude", "onefold-sim", "--edges", "features"]), LIMIT)?;
+    let tree = run_program(
+        cargo([
+            "tree",
+            "--quiet",
+            "--workspace",
+            "--exclude",
+            "onefold-sim",
+            "--edges",
+            "features",
+        ]),
+        LIMIT,
+    )?;
     if let Some(line) = tree.lines().find(|line| line.contains("planted-bugs")) {
         bail!("the product would be built with planted bugs: {}", line.trim());
     }
@@ -147,9 +218,11 @@ fn unit() -> Result<Tally> {
     tests(&["--workspace", "--exclude", "onefold-sim", "--", "--skip", "rule_"])
 }
 
-/// The tests of the rules of SECURITY.md, which have a rule's number in their names. Some need root: a second user, a mount namespace, a loop device.
+/// The tests of the rules of SECURITY.md, which have a rule's number in their names. Some need
+/// root: a second user, a mount namespace, a loop device.
 fn hostile() -> Result<Tally> {
-    let everything = ["--workspace", "--exclude", "onefold-sim", "--tests", "--lib", "--bins", "--", "rule_"];
+    let everything =
+        ["--workspace", "--exclude", "onefold-sim", "--tests", "--lib", "--bins", "--", "rule_"];
     if machine::is_root() {
         return tests(&[&everything[..], &["--include-ignored"]].concat());
     }
@@ -160,7 +233,9 @@ fn hostile() -> Result<Tally> {
 /// The tests that need root, and are ignored without being asked for.
 fn device() -> Result<Tally> {
     if !machine::is_root() {
-        println!("NOT TESTED: a block device as a store's disk needs root (sudo cargo xtask test device)");
+        println!(
+            "NOT TESTED: a block device as a store's disk needs root (sudo cargo xtask test device)"
+        );
         return Ok(Tally { note: "not tested: needs root".into(), ..Tally::default() });
     }
     tests(&["--package", "onefold-backend", "--test", "file_disk", "--", "--ignored"])
@@ -190,7 +265,8 @@ fn simulate(mut tally: Tally, arguments: &[&str]) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Each bug in stores of all schemes, and in stores of each alone that keeps the rule which it breaks.
+/// Each bug in stores of all schemes, and in stores of each alone that keeps the rule which it
+/// breaks.
 fn block_bugs() -> Result<Tally> {
     let mut all = bugs(&["--bugs"])?;
     for scheme in ["thin", "ordered", "cow", "ordermerge"] {
@@ -204,12 +280,21 @@ fn block_bugs() -> Result<Tally> {
 
 fn bugs(arguments: &[&str]) -> Result<Tally> {
     let ended = show(sim::command(arguments), LIMIT)?;
-    let missed = ended.output.lines().filter(|line| line.contains("NOT FOUND") || line.contains("fails without the bug")).count();
-    let found = ended.output.lines().filter(|line| line.contains(" seed ")).count().saturating_sub(missed);
+    let missed = ended
+        .output
+        .lines()
+        .filter(|line| line.contains("NOT FOUND") || line.contains("fails without the bug"))
+        .count();
+    let found =
+        ended.output.lines().filter(|line| line.contains(" seed ")).count().saturating_sub(missed);
     if ended.status.success() && missed == 0 && found > 0 {
         return Ok(Tally { passed: found, failed: 0, note: format!("{found} planted bugs found") });
     }
-    Ok(Tally { passed: found, failed: missed.max(1), note: format!("{found} planted bugs found, {missed} missed") })
+    Ok(Tally {
+        passed: found,
+        failed: missed.max(1),
+        note: format!("{found} planted bugs found, {missed} missed"),
+    })
 }
 
 /// Runs cargo's tests and adds up what they say.
@@ -227,7 +312,11 @@ fn counted(command: std::process::Command) -> Result<Tally> {
         // "ok. 12 passed; 0 failed; …"
         let count = |what: &str| -> usize {
             let words: Vec<&str> = line.split([' ', ';']).collect();
-            words.windows(2).find(|pair| pair[1] == what).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)
+            words
+                .windows(2)
+                .find(|pair| pair[1] == what)
+                .and_then(|pair| pair[0].parse().ok())
+                .unwrap_or(0)
         };
         tally.passed += count("passed");
         tally.failed += count("failed");

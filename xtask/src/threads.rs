@@ -1,5 +1,6 @@
-//! `cargo xtask threads` and `cargo xtask miri`: the store's and the server's threads under a scheduler that looks for races, and memory that native code
-//! writes to under an interpreter that looks at each access.
+//! `cargo xtask threads` and `cargo xtask miri`: the store's and the server's threads under a
+//! scheduler that looks for races, and memory that native code writes to under an interpreter that
+//! looks at each access.
 
 use std::{process::Command, time::Duration};
 
@@ -17,7 +18,9 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 pub(crate) fn command() -> Command {
     let mut command = cargo(["test", "--quiet", "--locked", "--no-fail-fast", "--"]);
     command.current_dir(machine::root().join("threads"));
-    command.env("RUSTFLAGS", "--cfg scheduled").env("CARGO_TARGET_DIR", machine::root().join("target/threads"));
+    command
+        .env("RUSTFLAGS", "--cfg scheduled")
+        .env("CARGO_TARGET_DIR", machine::root().join("target/threads"));
     command
 }
 
@@ -29,18 +32,42 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 }
 
 /// Tests that Miri can run: most others make system calls that it does not know.
-const PURE: [&str; 7] =
-    ["rados::", "accounts::", "file_disk::transfer", "locality::", "memory_objects::", "peer::tests::ids_that", "only_root_and"];
+const PURE: [&str; 7] = [
+    "rados::",
+    "accounts::",
+    "file_disk::transfer",
+    "locality::",
+    "memory_objects::",
+    "peer::tests::ids_that",
+    "only_root_and",
+];
 
 /// Tests beside them that it can't run.
 const NOT_PURE: [&str; 2] = ["a_write_without_room", "the_mount_of"];
 
-/// Runs the tests of `rados/operation` under Miri, and what else of the backend makes no system call.
+/// Runs the tests of `rados/operation` under Miri, and what else of the backend makes no system
+/// call.
 pub(crate) fn miri() -> Result<bool> {
-    ensure!(machine::find("rustup").is_some(), "Miri needs a nightly compiler: rustup toolchain install nightly --component miri,rust-src");
+    ensure!(
+        machine::find("rustup").is_some(),
+        "Miri needs a nightly compiler: rustup toolchain install nightly --component miri,rust-src"
+    );
     let mut command = program("cargo");
-    command.args(["+nightly", "miri", "test", "--quiet", "--package", "onefold-backend", "--lib", "--"]).args(PURE);
+    command
+        .args([
+            "+nightly",
+            "miri",
+            "test",
+            "--quiet",
+            "--package",
+            "onefold-backend",
+            "--lib",
+            "--",
+        ])
+        .args(PURE);
     command.args(NOT_PURE.iter().flat_map(|test| ["--skip", test]));
-    command.env("MIRIFLAGS", "-Zmiri-disable-isolation").env("CARGO_TARGET_DIR", machine::root().join("target/miri"));
+    command
+        .env("MIRIFLAGS", "-Zmiri-disable-isolation")
+        .env("CARGO_TARGET_DIR", machine::root().join("target/miri"));
     Ok(show(command, LIMIT)?.status.success())
 }

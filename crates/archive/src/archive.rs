@@ -1,15 +1,19 @@
 //! The archive: its label, snapshot and operations log, and the locks by which processes share it.
 //!
-//! Files: `label`; `snapshot-N` and `log-N`, of the label's number and the one before; `segment-N`; `index-N`; `counts-N`; `reserve`; `vouched`;
-//! and the locks `lock-writer`, `lock-gc`, `lock-importer`, `lock-commit`, `epoch-0`, `epoch-1`.
+//! Files: `label`; `snapshot-N` and `log-N`, of the label's number and the one before; `segment-N`;
+//! `index-N`; `counts-N`; `reserve`; `vouched`; and the locks `lock-writer`, `lock-gc`,
+//! `lock-importer`, `lock-commit`, `epoch-0`, `epoch-1`.
 //!
-//! *Crash argument:* one append is one frame. Whoever takes the commit lock reads to the end first. The last frame may be of a process that was
-//! killed before its sync: who changes the archive writes and syncs it again before anybody sees what it says, unless the file `vouched` names it, which is
-//! written after the sync. Who only reads writes nothing: it has the log synced, and on several nodes believes what as many copies have as a change needs.
-//! A bad frame is the torn end of the log; if a later frame follows it, it is damage.
+//! *Crash argument:* one append is one frame. Whoever takes the commit lock reads to the end first.
+//! The last frame may be of a process that was killed before its sync: who changes the archive
+//! writes and syncs it again before anybody sees what it says, unless the file `vouched` names it,
+//! which is written after the sync. Who only reads writes nothing: it has the log synced, and on
+//! several nodes believes what as many copies have as a change needs. A bad frame is the torn end
+//! of the log; if a later frame follows it, it is damage.
 //!
-//! *Locks that do not hold*, as some file servers' do, are noticed where they cost something: an append finds nothing behind the end that it read, and
-//! reads its own frame back before it is acknowledged.
+//! *Locks that do not hold*, as some file servers' do, are noticed where they cost something: an
+//! append finds nothing behind the end that it read, and reads its own frame back before it is
+//! acknowledged.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -80,7 +84,8 @@ struct View {
     end: u64,
     /// The label is known to be durable.
     label_sure: bool,
-    /// A place of the label is damaged, or its last write did not arrive: `generation` is that of the label to be written before anything else.
+    /// A place of the label is damaged, or its last write did not arrive: `generation` is that of
+    /// the label to be written before anything else.
     label_lost: bool,
     /// The first failed write or sync.
     stopped: Option<Error>,
@@ -139,7 +144,12 @@ impl Archive {
             files,
             &label.identity(),
             1,
-            &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new(files.spread(), format.late.is_some()) },
+            &Tables {
+                next_id: 1,
+                next_segment: 1,
+                epoch: 1,
+                ..Tables::new(files.spread(), format.late.is_some())
+            },
         )?;
         fresh(files, &log_name(1))?.sync()?;
         files.sync_names()?;
@@ -212,9 +222,14 @@ impl Archive {
         crate::tables::PLACE_ALIGN * u64::from(self.label.data(class))
     }
 
-    /// Where a put writes what holds this: recipes are read and changed as a whole, and stand encoded from the beginning.
+    /// Where a put writes what holds this: recipes are read and changed as a whole, and stand
+    /// encoded from the beginning.
     pub(crate) fn class_of(&self, holds: Holds) -> Class {
-        if self.label.late.is_some() && holds == Holds::Data { Class::Replicated } else { Class::Plain }
+        if self.label.late.is_some() && holds == Holds::Data {
+            Class::Replicated
+        } else {
+            Class::Plain
+        }
     }
 
     /// True when no node is absent that has a part of what lies there.
@@ -242,7 +257,8 @@ impl Archive {
         Ok(view.tables.clone())
     }
 
-    /// Stays in the epoch of now: what the returned tables name can be read until the value is dropped.
+    /// Stays in the epoch of now: what the returned tables name can be read until the value is
+    /// dropped.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -265,12 +281,16 @@ impl Archive {
         self.files.lock(EPOCHS[(epoch as usize + 1) % 2], Hold::Alone, wait).map(|_| ())
     }
 
-    /// Changes the archive: `decide` sees it as of the log's end and says what changes. Durable on return. `urgent` changes free space, and may
-    /// use the reserve.
+    /// Changes the archive: `decide` sees it as of the log's end and says what changes. Durable on
+    /// return. `urgent` changes free space, and may use the reserve.
     ///
     /// # Errors
     /// Those of `decide`; `NoSpace`; `Stopped` after an earlier failure; those of the system.
-    pub(crate) fn commit(&self, urgent: bool, decide: impl FnOnce(&Tables) -> Result<Vec<Record>>) -> Result<Arc<Tables>> {
+    pub(crate) fn commit(
+        &self,
+        urgent: bool,
+        decide: impl FnOnce(&Tables) -> Result<Vec<Record>>,
+    ) -> Result<Arc<Tables>> {
         let (mut view, _lock) = self.locked()?;
         if let Some(reason) = &view.stopped {
             return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
@@ -295,7 +315,8 @@ impl Archive {
 
     fn locked(&self) -> Result<(MutexGuard<'_, View>, Box<dyn Lock>)> {
         let view = self.view.lock();
-        let lock = self.files.lock(COMMIT, if self.writes { Hold::Alone } else { Hold::Shared }, true)?;
+        let lock =
+            self.files.lock(COMMIT, if self.writes { Hold::Alone } else { Hold::Shared }, true)?;
         self.files.settle(self.writes)?;
         Ok((view, lock))
     }
@@ -307,12 +328,19 @@ impl Archive {
         let payload = Record::encode_all(&records);
         if payload.len() > self.settings.frame_bytes {
             // Readers take a longer one for a torn end.
-            let what =
-                format!("it takes {} bytes of the operations log at once, and {} is the most", payload.len(), self.settings.frame_bytes);
-            return Err(Error::new(Kind::InvalidInput, format!("{what}; nothing was changed: do it in smaller parts")));
+            let what = format!(
+                "it takes {} bytes of the operations log at once, and {} is the most",
+                payload.len(),
+                self.settings.frame_bytes
+            );
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{what}; nothing was changed: do it in smaller parts"),
+            ));
         }
         fits(view.end, payload.len())?;
-        let (bytes, checksum) = frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
+        let (bytes, checksum) =
+            frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
         next.apply(sequence, records)?;
         next.chain = checksum;
         if !view.label_sure {
@@ -320,9 +348,14 @@ impl Archive {
         }
         self.nothing_follows(view)?;
         let written = loop {
-            let synced = view.log.write_at(view.end, &bytes).and_then(|()| self.sync(&*view.log)).and_then(|()| self.files.confirm());
+            let synced = view
+                .log
+                .write_at(view.end, &bytes)
+                .and_then(|()| self.sync(&*view.log))
+                .and_then(|()| self.files.confirm());
             match synced.and_then(|()| reads_back(&*view.log, view.end, &bytes)) {
-                Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
+                Err(error)
+                    if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
                 done => break done,
             }
         };
@@ -338,7 +371,8 @@ impl Archive {
         self.vouch(sequence, view.snapshot)
     }
 
-    /// Makes a file durable, or fails for good: after a failed sync its data may be gone from memory, and the next one succeeds without them.
+    /// Makes a file durable, or fails for good: after a failed sync its data may be gone from
+    /// memory, and the next one succeeds without them.
     pub(crate) fn sync(&self, file: &dyn File) -> Result<()> {
         match file.sync() {
             Err(_) if self.settings.has(PlantedBug::SyncRetried) => file.sync(),
@@ -350,31 +384,44 @@ impl Archive {
     fn nothing_follows(&self, view: &mut View) -> Result<()> {
         let mut frames = LogReader::new(&*view.log, view.end, &view.drawn)?;
         let next = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?;
-        let follows =
-            next.is_some_and(|(frame, before)| Some(frame.sequence) == view.tables.sequence.checked_add(1) && before == view.tables.chain);
+        let follows = next.is_some_and(|(frame, before)| {
+            Some(frame.sequence) == view.tables.sequence.checked_add(1)
+                && before == view.tables.chain
+        });
         if follows {
             return Err(view.stopped.insert(locks_fail()).clone());
         }
-        if frames.goes_on(&self.identity, view.tables.sequence)? { Err(later_changes(view.tables.sequence)) } else { Ok(()) }
+        if frames.goes_on(&self.identity, view.tables.sequence)? {
+            Err(later_changes(view.tables.sequence))
+        } else {
+            Ok(())
+        }
     }
 
-    /// A label that a killed process wrote may be in memory only. What is appended to the log that it names must not be lost with it.
+    /// A label that a killed process wrote may be in memory only. What is appended to the log that
+    /// it names must not be lost with it.
     fn settle_label(&self, view: &mut View) -> Result<()> {
         if view.label_lost || self.vouched()?.1 < view.snapshot {
-            let label = Label { generation: view.generation, snapshot: view.snapshot, ..self.label.clone() };
+            let label = Label {
+                generation: view.generation,
+                snapshot: view.snapshot,
+                ..self.label.clone()
+            };
             let file = self.files.open(LABEL)?;
             file.write_at(label.place(), &label.encode())?;
             file.sync()?;
         }
         (view.label_sure, view.label_lost) = (true, false);
-        // A crash may have lost the space that was taken for the log. A disk that is full gives none.
+        // A crash may have lost the space that was taken for the log. A disk that is full gives
+        // none.
         match view.log.reserve(0, self.settings.log_ahead_bytes) {
             Err(error) if error.kind() != Kind::NoSpace => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Says that frame and label are durable; said after their syncs, so that it is true whenever it is read.
+    /// Says that frame and label are durable; said after their syncs, so that it is true whenever
+    /// it is read.
     fn vouch(&self, sequence: u64, snapshot: u64) -> Result<()> {
         let mut w = Writer::default();
         w.u64(sequence).u64(snapshot);
@@ -403,7 +450,8 @@ impl Archive {
 
     /// Reads the log from where this process stopped to its end. The commit lock is held.
     fn read_on(&self, view: &mut View) -> Result<()> {
-        let (label, is_damaged) = look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
+        let (label, is_damaged) =
+            look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
         // First, so that the log has at least this even where locks do not hold.
         let vouched = self.vouched()?.0;
         // A damaged place of the label may have named another log, where what is new is.
@@ -411,7 +459,14 @@ impl Archive {
             let stopped = view.stopped.take();
             // What is known is drawn anew.
             view.drawn = Drawn::default();
-            *view = View::load_newest(&self.files, &self.identity, &label, &self.settings, Some(&view.tables), &self.budget)?;
+            *view = View::load_newest(
+                &self.files,
+                &self.identity,
+                &label,
+                &self.settings,
+                Some(&view.tables),
+                &self.budget,
+            )?;
             view.stopped = stopped;
         }
         view.generation = view.generation.max(label.generation);
@@ -419,7 +474,15 @@ impl Archive {
             self.budget.occupied(occupied(&*self.files, view.snapshot));
         }
         let mut followed = Followed::of(&view.tables);
-        follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, u64::MAX)?;
+        follow(
+            &*view.log,
+            view.end,
+            &self.identity,
+            &mut followed,
+            &view.drawn,
+            &self.settings,
+            u64::MAX,
+        )?;
         if vouched > followed.tables.sequence && !self.settings.has(PlantedBug::LogEndBelieved) {
             return Err(changes_lost(followed.tables.sequence, vouched));
         }
@@ -438,14 +501,18 @@ impl Archive {
         Ok(())
     }
 
-    /// For who writes nothing: makes frames durable that nobody vouched for, and believes those that can't vanish any more. `tables` have all frames up to
-    /// byte `end`.
+    /// For who writes nothing: makes frames durable that nobody vouched for, and believes those
+    /// that can't vanish any more. `tables` have all frames up to byte `end`.
     fn read_sure(&self, view: &mut View, tables: Tables, end: u64, vouched: u64) -> Result<()> {
         let name = log_name(view.snapshot);
         let mut frames = LogReader::new(&*view.log, view.end, &view.drawn)?;
         let (mut at, mut unsure) = (view.end, Vec::new());
         while at < end {
-            let Some((frame, _)) = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))? else { break };
+            let Some((frame, _)) =
+                frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?
+            else {
+                break;
+            };
             let (sequence, bytes) = (frame.sequence, frame.bytes);
             if sequence > vouched {
                 view.drawn.more(bytes)?;
@@ -468,20 +535,31 @@ impl Archive {
             upto = *sequence;
         }
         let mut followed = Followed::of(&view.tables);
-        follow(&*view.log, view.end, &self.identity, &mut followed, &view.drawn, &self.settings, upto)?;
+        follow(
+            &*view.log,
+            view.end,
+            &self.identity,
+            &mut followed,
+            &view.drawn,
+            &self.settings,
+            upto,
+        )?;
         if let Followed { tables: Cow::Owned(tables), end, .. } = followed {
             (view.tables, view.end) = (Arc::new(tables), end);
         }
         Ok(())
     }
 
-    /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it off.
+    /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
+    /// off.
     fn snapshot(&self, view: &mut View, urgent: bool) -> Result<()> {
         loop {
             match self.try_snapshot(view) {
-                Err(error) if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
+                Err(error)
+                    if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
                 Err(error) if error.kind() == Kind::NoSpace => {
-                    // The log goes on in the space that was taken for it; what is half made makes room.
+                    // The log goes on in the space that was taken for it; what is half made makes
+                    // room.
                     for name in [snapshot_name(view.snapshot + 1), log_name(view.snapshot + 1)] {
                         match self.files.remove(&name) {
                             Err(error) if error.kind() != Kind::NotFound => return Err(error),
@@ -508,12 +586,14 @@ impl Archive {
         log.reserve(0, self.settings.log_ahead_bytes)?;
         log.sync()?;
         self.files.sync_names()?;
-        let label = Label { generation: view.generation + 1, snapshot: number, ..self.label.clone() };
+        let label =
+            Label { generation: view.generation + 1, snapshot: number, ..self.label.clone() };
         let file = self.files.open(LABEL)?;
         file.write_at(label.place(), &label.encode())?;
         file.sync()?;
         self.files.confirm()?;
-        (view.generation, view.snapshot, view.log, view.end, view.label_sure) = (label.generation, number, log, 0, true);
+        (view.generation, view.snapshot, view.log, view.end, view.label_sure) =
+            (label.generation, number, log, 0, true);
         view.tables = Arc::new(tables);
         for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
             match self.files.remove(&name) {
@@ -596,16 +676,21 @@ pub fn find_label(files: &dyn Files) -> Result<Label> {
     look_for_label(files, false).map(|(label, _)| label)
 }
 
-/// The label that counts, and whether one of its places is damaged; then the other one was newer, or it was not. `strict` is a planted bug.
+/// The label that counts, and whether one of its places is damaged; then the other one was newer,
+/// or it was not. `strict` is a planted bug.
 fn look_for_label(files: &dyn Files, strict: bool) -> Result<(Label, bool)> {
-    let file = files.open(LABEL).map_err(|e| if e.kind() == Kind::NotFound { Error::new(Kind::NotFound, "no archive") } else { e })?;
+    let file = files.open(LABEL).map_err(|e| {
+        if e.kind() == Kind::NotFound { Error::new(Kind::NotFound, "no archive") } else { e }
+    })?;
     let is_empty = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let look = |place: u64| -> Result<Found> {
         let mut bytes = vec![0; LABEL_BYTES];
         match file.read_at(place, &mut bytes) {
             Err(error) if error.kind() == Kind::Io && !strict => Ok(Found::Bad(error)),
             read => match Label::decode(&bytes[..read?]) {
-                Found::Foreign if !is_empty(&bytes) => Ok(Found::Bad(corrupt("the label is none of an archive"))),
+                Found::Foreign if !is_empty(&bytes) => {
+                    Ok(Found::Bad(corrupt("the label is none of an archive")))
+                }
                 found => Ok(found),
             },
         }
@@ -613,14 +698,17 @@ fn look_for_label(files: &dyn Files, strict: bool) -> Result<(Label, bool)> {
     let (first, second) = (look(0)?, look(LABEL_BYTES as u64)?);
     let is_damaged = ![&first, &second].into_iter().all(|found| matches!(found, Found::Good(_)));
     match choose(first, second) {
-        Err(error) if is_damage(&error) => Err(error.context(format!("both places of the label are damaged; {PUT_BACK}"))),
+        Err(error) if is_damage(&error) => {
+            Err(error.context(format!("both places of the label are damaged; {PUT_BACK}")))
+        }
         chosen => chosen.map(|label| (label, is_damaged)),
     }
 }
 
 impl View {
-    /// What a label names, or the log behind it. When the last label was lost, the one before is there, with its snapshot and log; the next log goes on from
-    /// there, and only a label that was durable lets anybody write to it.
+    /// What a label names, or the log behind it. When the last label was lost, the one before is
+    /// there, with its snapshot and log; the next log goes on from there, and only a label that
+    /// was durable lets anybody write to it.
     fn load_newest(
         files: &Arc<dyn Files>,
         identity: &Identity,
@@ -631,7 +719,8 @@ impl View {
     ) -> Result<View> {
         let is_damaged = look_for_label(&**files, false)?.1;
         let mut view = View::load(files, identity, label, settings, before, budget)?;
-        let is_old = !settings.has(PlantedBug::OldLabelTaken) && view.log_goes_on(&**files, identity, settings)?;
+        let is_old = !settings.has(PlantedBug::OldLabelTaken)
+            && view.log_goes_on(&**files, identity, settings)?;
         if is_old {
             let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
             view.drawn = Drawn::default();
@@ -644,7 +733,12 @@ impl View {
     }
 
     /// True when the log after this one has changes that follow the end of this one.
-    fn log_goes_on(&self, files: &dyn Files, identity: &Identity, settings: &Settings) -> Result<bool> {
+    fn log_goes_on(
+        &self,
+        files: &dyn Files,
+        identity: &Identity,
+        settings: &Settings,
+    ) -> Result<bool> {
         let next = match files.open(&log_name(self.snapshot + 1)) {
             Err(error) if error.kind() == Kind::NotFound => return Ok(false),
             opened => opened?,
@@ -654,7 +748,8 @@ impl View {
         let Some((frame, before)) = frames.frame(identity, false)? else { return Ok(false) };
         let mut followed = Followed::of(&self.tables);
         follow(&*self.log, 0, identity, &mut followed, &drawn, settings, u64::MAX)?;
-        Ok(followed.tables.sequence.checked_add(1) == Some(frame.sequence) && followed.tables.chain == before)
+        Ok(followed.tables.sequence.checked_add(1) == Some(frame.sequence)
+            && followed.tables.chain == before)
     }
 
     /// `before` is what the process knew of it.
@@ -677,9 +772,19 @@ impl View {
             // The one before, and all of its log, say the same.
             Err(error) if is_damage(&error) && label.snapshot > 1 => {
                 drawn = Drawn::from(budget);
-                let tables = read_snapshot(&**files, identity, label.snapshot - 1, late, None, &drawn).map_err(|_| error.clone())?;
+                let tables =
+                    read_snapshot(&**files, identity, label.snapshot - 1, late, None, &drawn)
+                        .map_err(|_| error.clone())?;
                 let mut followed = Followed::of(&tables);
-                follow(&*open(label.snapshot - 1)?, 0, identity, &mut followed, &drawn, settings, u64::MAX)?;
+                follow(
+                    &*open(label.snapshot - 1)?,
+                    0,
+                    identity,
+                    &mut followed,
+                    &drawn,
+                    settings,
+                    u64::MAX,
+                )?;
                 followed.tables.into_owned()
             }
             Err(error) => return Err(error),
@@ -702,8 +807,17 @@ impl View {
 /// Bytes that the metadata of an archive occupies which is held in memory.
 fn occupied(files: &dyn Files, snapshot: u64) -> u64 {
     let before = snapshot.saturating_sub(1);
-    let names = [snapshot_name(snapshot), log_name(snapshot), snapshot_name(before), log_name(before), map::MAPS.to_owned()];
-    names.iter().map(|name| files.open(name).and_then(|file| file.occupied()).unwrap_or(0)).fold(0, u64::saturating_add)
+    let names = [
+        snapshot_name(snapshot),
+        log_name(snapshot),
+        snapshot_name(before),
+        log_name(before),
+        map::MAPS.to_owned(),
+    ];
+    names
+        .iter()
+        .map(|name| files.open(name).and_then(|file| file.occupied()).unwrap_or(0))
+        .fold(0, u64::saturating_add)
 }
 
 /// The tables, as far as a log was followed.
@@ -722,7 +836,8 @@ impl Followed<'_> {
     }
 }
 
-/// Applies the frames of a log from byte `from` on, which follow the tables; none behind number `upto`.
+/// Applies the frames of a log from byte `from` on, which follow the tables; none behind number
+/// `upto`.
 fn follow(
     log: &dyn File,
     from: u64,
@@ -734,8 +849,13 @@ fn follow(
 ) -> Result<()> {
     let mut frames = LogReader::new(log, from, drawn)?;
     to.end = from;
-    while let Some((frame, before)) = frames.frame(identity, settings.has(PlantedBug::TornTailBelieved))? {
-        if Some(frame.sequence) != to.tables.sequence.checked_add(1) || before != to.tables.chain || frame.sequence > upto {
+    while let Some((frame, before)) =
+        frames.frame(identity, settings.has(PlantedBug::TornTailBelieved))?
+    {
+        if Some(frame.sequence) != to.tables.sequence.checked_add(1)
+            || before != to.tables.chain
+            || frame.sequence > upto
+        {
             break;
         }
         let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);
@@ -748,23 +868,34 @@ fn follow(
         to.end += bytes;
         frames.pass(bytes);
     }
-    if to.tables.sequence < upto && frames.goes_on(identity, to.tables.sequence)? { Err(later_changes(to.tables.sequence)) } else { Ok(()) }
+    if to.tables.sequence < upto && frames.goes_on(identity, to.tables.sequence)? {
+        Err(later_changes(to.tables.sequence))
+    } else {
+        Ok(())
+    }
 }
 
 fn later_changes(sequence: u64) -> Error {
-    let what = format!("the operations log is damaged behind change {sequence}: later changes are there, this one is not");
+    let what = format!(
+        "the operations log is damaged behind change {sequence}: later changes are there, this one is not"
+    );
     corrupt(format!("{what}; {PUT_BACK}"))
 }
 
 fn changes_lost(sequence: u64, vouched: u64) -> Error {
-    let what = format!("the operations log is damaged behind change {sequence}: it ends there, and change {vouched} was durable");
-    corrupt(format!("{what}; {PUT_BACK}, or empty the file `{VOUCHED}` to go on without these changes"))
+    let what = format!(
+        "the operations log is damaged behind change {sequence}: it ends there, and change {vouched} was durable"
+    );
+    corrupt(format!(
+        "{what}; {PUT_BACK}, or empty the file `{VOUCHED}` to go on without these changes"
+    ))
 }
 
 /// What to do about a log, which has no second copy on one node.
 const PUT_BACK: &str = "put the file back from a copy of the archive";
 
-/// Errors unless the log has these bytes where they were written: who else wrote there had the lock too.
+/// Errors unless the log has these bytes where they were written: who else wrote there had the lock
+/// too.
 fn reads_back(log: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
     let mut found = vec![0; bytes.len()];
     let n = log.read_at(at, &mut found)?;
@@ -797,7 +928,12 @@ pub(crate) fn fresh(files: &dyn Files, name: &str) -> Result<Arc<dyn File>> {
     }
 }
 
-fn write_snapshot(files: &dyn Files, identity: &Identity, number: u64, tables: &Tables) -> Result<()> {
+fn write_snapshot(
+    files: &dyn Files,
+    identity: &Identity,
+    number: u64,
+    tables: &Tables,
+) -> Result<()> {
     let body = tables.encode();
     let mut w = Writer(Vec::with_capacity(SNAPSHOT_HEADER_BYTES + body.len()));
     w.raw(SNAPSHOT_MAGIC).u64(number).u64(body.len() as u64).u64(identity.checksum(&body));
@@ -823,19 +959,28 @@ fn read_snapshot(
     drawn: &Drawn,
 ) -> Result<Tables> {
     let damaged = |why: &str| corrupt(format!("snapshot {number}: {why}"));
-    let file = files.open(&snapshot_name(number)).map_err(|e| if e.kind() == Kind::NotFound { damaged("it is not there") } else { e })?;
+    let file = files
+        .open(&snapshot_name(number))
+        .map_err(|e| if e.kind() == Kind::NotFound { damaged("it is not there") } else { e })?;
     let mut header = [0; SNAPSHOT_HEADER_BYTES];
     if file.read_at(0, &mut header)? < SNAPSHOT_HEADER_BYTES {
         return Err(damaged("it ends too early"));
     }
     let mut r = Reader(&header, None);
     let (magic, found, length, sum) = (r.take(8)?, r.u64()?, r.u64()?, r.u64()?);
-    if magic != SNAPSHOT_MAGIC || found != number || r.u64()? != identity.checksum(&header[..SNAPSHOT_HEADER_BYTES - 8]) {
+    if magic != SNAPSHOT_MAGIC
+        || found != number
+        || r.u64()? != identity.checksum(&header[..SNAPSHOT_HEADER_BYTES - 8])
+    {
         return Err(damaged("its header is damaged"));
     }
-    let end = length.checked_add(SNAPSHOT_HEADER_BYTES as u64).filter(|&end| file.bytes().is_ok_and(|bytes| end <= bytes));
+    let end = length
+        .checked_add(SNAPSHOT_HEADER_BYTES as u64)
+        .filter(|&end| file.bytes().is_ok_and(|bytes| end <= bytes));
     let end = end.ok_or_else(|| damaged("it ends too early"))?;
-    let whole = |e: Error| if e.kind() == Kind::Memory { e } else { e.context(format!("snapshot {number}")) };
+    let whole = |e: Error| {
+        if e.kind() == Kind::Memory { e } else { e.context(format!("snapshot {number}")) }
+    };
     let body = read_body(&*file, length, drawn).map_err(whole)?;
     if identity.checksum(&body) != sum {
         return Err(damaged("it fails its checksum"));
@@ -863,12 +1008,16 @@ fn read_body(file: &dyn File, length: u64, drawn: &Drawn) -> Result<Vec<u8>> {
     Ok(body)
 }
 
-/// What writing cost so far, as it stands behind a snapshot; nothing when it is not there, or damaged.
+/// What writing cost so far, as it stands behind a snapshot; nothing when it is not there, or
+/// damaged.
 fn read_work(file: &dyn File, identity: &Identity, at: u64) -> Result<Work> {
     let mut bytes = [0; 16 + Work::BYTES];
     let n = file.read_at(at, &mut bytes)?;
     let (body, checksum) = bytes.split_at(8 + Work::BYTES);
-    if n < bytes.len() || !body.starts_with(WORK_MAGIC) || identity.checksum(body).to_le_bytes() != *checksum {
+    if n < bytes.len()
+        || !body.starts_with(WORK_MAGIC)
+        || identity.checksum(body).to_le_bytes() != *checksum
+    {
         return Ok(Work::default());
     }
     Work::decode(&mut Reader(&body[8..], None))
@@ -877,7 +1026,8 @@ fn read_work(file: &dyn File, identity: &Identity, at: u64) -> Result<Work> {
 /// Writes `bytes` bytes that take space.
 fn fill(file: &dyn File, bytes: u64) -> Result<()> {
     const STEP: usize = 64 << 10;
-    let noise: Vec<u8> = (0..STEP as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let noise: Vec<u8> =
+        (0..STEP as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let mut at = file.bytes()?;
     while at < bytes {
         let n = STEP.min((bytes - at) as usize);

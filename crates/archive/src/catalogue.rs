@@ -37,7 +37,8 @@ pub struct Volume {
     pub bytes: u64,
     /// Seconds since 1970.
     pub created: u64,
-    /// Where it was cut: by which frame, and from which block on. A later cut that is as low says it for those before.
+    /// Where it was cut: by which frame, and from which block on. A later cut that is as low says
+    /// it for those before.
     pub cuts: Vec<(u64, u64)>,
     /// Where the mappings of its blocks are.
     pub map: Arc<Map>,
@@ -50,10 +51,12 @@ impl Volume {
         self.bytes / VOLUME_BLOCK_BYTES
     }
 
-    /// True when `block` was beyond the volume's end at some time after the frame `since`: what was written before is gone.
+    /// True when `block` was beyond the volume's end at some time after the frame `since`: what was
+    /// written before is gone.
     #[must_use]
     pub fn was_cut(&self, block: u64, since: u64) -> bool {
-        block >= self.blocks() || self.cuts.iter().any(|&(sequence, blocks)| sequence > since && blocks <= block)
+        block >= self.blocks()
+            || self.cuts.iter().any(|&(sequence, blocks)| sequence > since && blocks <= block)
     }
 
     /// Its mappings as a recipe.
@@ -67,7 +70,10 @@ pub(crate) fn gather(addresses: impl Iterator<Item = Address>) -> Vec<Pieces> {
     let mut all: Vec<Pieces> = Vec::new();
     for address in addresses {
         match all.last_mut() {
-            Some(last) if last.container == address.container && last.first.checked_add(last.count) == Some(address.slot) => {
+            Some(last)
+                if last.container == address.container
+                    && last.first.checked_add(last.count) == Some(address.slot) =>
+            {
                 last.count += 1
             }
             _ => all.push(Pieces { container: address.container, first: address.slot, count: 1 }),
@@ -82,8 +88,14 @@ impl Tables {
     /// # Errors
     /// `NotFound`.
     pub fn volume(&self, name: &str) -> Result<(u64, &Volume)> {
-        let found = self.volumes.iter().find(|(_, volume)| volume.name == name).map(|(&id, volume)| (id, volume));
-        found.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug())))
+        let found = self
+            .volumes
+            .iter()
+            .find(|(_, volume)| volume.name == name)
+            .map(|(&id, volume)| (id, volume));
+        found.ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()))
+        })
     }
 
     pub(crate) fn apply_volume(&mut self, sequence: u64, record: Record) -> Result<()> {
@@ -94,7 +106,8 @@ impl Tables {
         }
         if let Record::VolumeCreated { id, name, bytes, created } = record {
             self.next_volume = self.next_volume.max(id.saturating_add(1));
-            self.volumes.insert(id, Volume { name, bytes, created, cuts: Vec::new(), map: Arc::default() });
+            self.volumes
+                .insert(id, Volume { name, bytes, created, cuts: Vec::new(), map: Arc::default() });
             return Ok(());
         }
         let (Record::VolumeResized { id, .. }
@@ -105,7 +118,10 @@ impl Tables {
         else {
             return Err(corrupt("a record is of no volume"));
         };
-        let mut volume = self.volumes.remove(&id).ok_or_else(|| corrupt(format!("the log changes volume {id}, which is not there")))?;
+        let mut volume = self
+            .volumes
+            .remove(&id)
+            .ok_or_else(|| corrupt(format!("the log changes volume {id}, which is not there")))?;
         let changed = change(&mut volume, &mut self.pages, sequence, &record)?;
         if !matches!(record, Record::VolumeDeleted { .. }) {
             self.volumes.insert(id, volume);
@@ -129,7 +145,10 @@ impl Tables {
             let mut last = None;
             for change in changes {
                 let leaf = change.block / LEAF_BLOCKS as u64;
-                if last.replace(leaf) != Some(leaf) && volume.is_none_or(|volume| volume.map.next_leaf(change.block) != Some(change.block))
+                if last.replace(leaf) != Some(leaf)
+                    && volume.is_none_or(|volume| {
+                        volume.map.next_leaf(change.block) != Some(change.block)
+                    })
                 {
                     made += 1;
                 }
@@ -145,7 +164,11 @@ impl Tables {
         }
         w.u64(self.next_volume).u32(self.volumes.len() as u32);
         for (&id, volume) in &self.volumes {
-            w.u64(id).bytes(volume.name.as_bytes()).u64(volume.bytes).u64(volume.created).u32(volume.cuts.len() as u32);
+            w.u64(id)
+                .bytes(volume.name.as_bytes())
+                .u64(volume.bytes)
+                .u64(volume.created)
+                .u32(volume.cuts.len() as u32);
             volume.cuts.iter().for_each(|&(sequence, blocks)| {
                 w.u64(sequence).u64(blocks);
             });
@@ -167,8 +190,10 @@ impl Tables {
             if bytes > VOLUME_BYTES_MAX {
                 return Err(corrupt("a volume can't be so large"));
             }
-            let cuts = (0..r.count(16, 16)?).map(|_| Ok((r.u64()?, r.u64()?))).collect::<Result<_>>()?;
-            self.volumes.insert(id, Volume { name, bytes, created, cuts, map: Arc::new(Map::decode(r)?) });
+            let cuts =
+                (0..r.count(16, 16)?).map(|_| Ok((r.u64()?, r.u64()?))).collect::<Result<_>>()?;
+            self.volumes
+                .insert(id, Volume { name, bytes, created, cuts, map: Arc::new(Map::decode(r)?) });
         }
         self.pages.count = r.u32()?;
         if self.pages.count > PAGES_MAX {
@@ -186,7 +211,12 @@ struct Changed {
     went: Vec<Pieces>,
 }
 
-fn change(volume: &mut Volume, pages: &mut Pages, sequence: u64, record: &Record) -> Result<Changed> {
+fn change(
+    volume: &mut Volume,
+    pages: &mut Pages,
+    sequence: u64,
+    record: &Record,
+) -> Result<Changed> {
     let mut changed = Changed::default();
     match record {
         Record::VolumeResized { bytes, .. } => {
@@ -200,11 +230,15 @@ fn change(volume: &mut Volume, pages: &mut Pages, sequence: u64, record: &Record
         }
         Record::VolumeRenamed { name, .. } => volume.name.clone_from(name),
         Record::VolumeDeleted { .. } => changed.went = unmap(volume, pages, 0..u64::MAX),
-        Record::Unmapped { first, count, .. } => changed.went = unmap(volume, pages, *first..first.saturating_add(*count)),
+        Record::Unmapped { first, count, .. } => {
+            changed.went = unmap(volume, pages, *first..first.saturating_add(*count))
+        }
         Record::Mapped { changes, .. } => {
             let (blocks, map) = (volume.blocks(), Arc::make_mut(&mut volume.map));
             for remapped in changes {
-                if remapped.block >= blocks || map.set(remapped.block, remapped.new, pages) != remapped.old {
+                if remapped.block >= blocks
+                    || map.set(remapped.block, remapped.new, pages) != remapped.old
+                {
                     return Err(corrupt(format!(
                         "block {} of volume '{}' had another mapping than the log says",
                         remapped.block, volume.name
@@ -244,7 +278,9 @@ pub fn volume_bytes(bytes: u64) -> Result<u64> {
 
 fn valid_volume_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > VOLUME_NAME_BYTES_MAX || name.chars().any(char::is_control) {
-        let message = format!("a volume's name has 1 to {VOLUME_NAME_BYTES_MAX} bytes and no control characters");
+        let message = format!(
+            "a volume's name has 1 to {VOLUME_NAME_BYTES_MAX} bytes and no control characters"
+        );
         return Err(Error::new(Kind::InvalidInput, message));
     }
     Ok(())
@@ -252,7 +288,8 @@ fn valid_volume_name(name: &str) -> Result<()> {
 
 /// Volume verbs: each takes the commit lock only, and is durable on return.
 impl Archive {
-    /// Makes a volume of `bytes` bytes, rounded up to whole blocks, all zeroes. `now` is in seconds since 1970.
+    /// Makes a volume of `bytes` bytes, rounded up to whole blocks, all zeroes. `now` is in seconds
+    /// since 1970.
     ///
     /// # Errors
     /// `Exists`, `InvalidInput`, and as for every change.
@@ -261,7 +298,12 @@ impl Archive {
         let bytes = volume_bytes(bytes)?;
         let decide = |tables: &Tables| {
             free_name(tables, name)?;
-            Ok(vec![Record::VolumeCreated { id: tables.next_volume.max(1), name: name.to_owned(), bytes, created: now }])
+            Ok(vec![Record::VolumeCreated {
+                id: tables.next_volume.max(1),
+                name: name.to_owned(),
+                bytes,
+                created: now,
+            }])
         };
         self.commit(false, decide).map(|_| ())
     }
@@ -272,7 +314,10 @@ impl Archive {
     /// `NotFound`, `InvalidInput`, and as for every change.
     pub fn resize_volume(&self, name: &str, bytes: u64) -> Result<()> {
         let bytes = volume_bytes(bytes)?;
-        self.commit(true, |tables| Ok(vec![Record::VolumeResized { id: tables.volume(name)?.0, bytes }])).map(|_| ())
+        self.commit(true, |tables| {
+            Ok(vec![Record::VolumeResized { id: tables.volume(name)?.0, bytes }])
+        })
+        .map(|_| ())
     }
 
     /// Gives a volume another name.
@@ -294,13 +339,17 @@ impl Archive {
     /// # Errors
     /// `NotFound`, and as for every change.
     pub fn delete_volume(&self, name: &str) -> Result<()> {
-        self.commit(true, |tables| Ok(vec![Record::VolumeDeleted { id: tables.volume(name)?.0 }])).map(|_| ())
+        self.commit(true, |tables| Ok(vec![Record::VolumeDeleted { id: tables.volume(name)?.0 }]))
+            .map(|_| ())
     }
 }
 
 fn free_name(tables: &Tables, name: &str) -> Result<()> {
     match tables.volume(name) {
-        Ok(_) => Err(Error::new(Kind::Exists, format!("there is a volume '{}' already", name.escape_debug()))),
+        Ok(_) => Err(Error::new(
+            Kind::Exists,
+            format!("there is a volume '{}' already", name.escape_debug()),
+        )),
         Err(_) => Ok(()),
     }
 }

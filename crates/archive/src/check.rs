@@ -50,7 +50,8 @@ pub struct Report {
     pub hit_volumes: BTreeMap<String, Vec<u64>>,
     /// Chunks that streams and volumes name and that are not whole: the first million.
     pub lost: BTreeMap<Address, Fingerprint>,
-    /// Chunks whose bytes are not what they were, although no node that has them is absent: a bit for each chunk of the container.
+    /// Chunks whose bytes are not what they were, although no node that has them is absent: a bit
+    /// for each chunk of the container.
     pub rotten: BTreeMap<ContainerId, Vec<u8>>,
 }
 
@@ -72,7 +73,8 @@ impl Report {
 /// How far: what is done, of how much.
 pub type Progress<'a> = dyn FnMut(&str, u64, u64) + 'a;
 
-/// Verifies the metadata of all containers, and that each stream's chunks are in them; with `data` the bytes of all chunks too.
+/// Verifies the metadata of all containers, and that each stream's chunks are in them; with `data`
+/// the bytes of all chunks too.
 ///
 /// # Errors
 /// Those of the system; damage is in the report.
@@ -88,12 +90,20 @@ pub fn check(archive: &Arc<Archive>, data: bool, progress: &mut Progress<'_>) ->
 ///
 /// # Errors
 /// `NotFound`, and as [`check`].
-pub fn check_one(archive: &Arc<Archive>, name: &str, data: bool, progress: &mut Progress<'_>) -> Result<Report> {
+pub fn check_one(
+    archive: &Arc<Archive>,
+    name: &str,
+    data: bool,
+    progress: &mut Progress<'_>,
+) -> Result<Report> {
     let mut checking = Checking::new(archive)?;
     let tables = checking.found.tables.clone();
     let volume = tables.volumes.values().find(|volume| volume.name == name);
     if volume.is_none() && !tables.streams.contains_key(name) {
-        return Err(Error::new(Kind::NotFound, format!("there is no stream and no volume '{}'", name.escape_debug())));
+        return Err(Error::new(
+            Kind::NotFound,
+            format!("there is no stream and no volume '{}'", name.escape_debug()),
+        ));
     }
     let needed = checking.needed(tables.streams.get(name), volume)?;
     checking.found.containers(Some(&needed), data, progress)?;
@@ -114,7 +124,8 @@ struct ByBytes;
 
 impl quick_cache::Weighter<ContainerId, Option<Arc<Metadata>>> for ByBytes {
     fn weight(&self, _: &ContainerId, metadata: &Option<Arc<Metadata>>) -> u64 {
-        metadata.as_ref().map_or(0, |metadata| metadata.memory() as u64) + size_of::<(ContainerId, Option<Arc<Metadata>>)>() as u64
+        metadata.as_ref().map_or(0, |metadata| metadata.memory() as u64)
+            + size_of::<(ContainerId, Option<Arc<Metadata>>)>() as u64
     }
 }
 
@@ -153,17 +164,27 @@ impl Checking {
             archive: archive.clone(),
             tables: reader.tables().clone(),
             shelves: Shelves::new(archive.clone()),
-            metadata: quick_cache::unsync::Cache::with_weighter(METADATA_KEPT, METADATA_BYTES_KEPT, ByBytes),
+            metadata: quick_cache::unsync::Cache::with_weighter(
+                METADATA_KEPT,
+                METADATA_BYTES_KEPT,
+                ByBytes,
+            ),
             report: Report::default(),
         };
         Ok(Checking { reader, chunks: ChunkReader::default(), found })
     }
 
-    /// The containers that a stream and a volume need. What can't be read now is found to be damaged later.
-    fn needed(&mut self, stream: Option<&Stream>, volume: Option<&Volume>) -> Result<BTreeSet<ContainerId>> {
+    /// The containers that a stream and a volume need. What can't be read now is found to be
+    /// damaged later.
+    fn needed(
+        &mut self,
+        stream: Option<&Stream>,
+        volume: Option<&Volume>,
+    ) -> Result<BTreeSet<ContainerId>> {
         let Checking { reader, chunks, found: Found { tables, shelves, .. } } = self;
         let mut needed = BTreeSet::new();
-        let mut need = |id: ContainerId| needed.extend(tables.places(id).map(|container| container.stored.id));
+        let mut need =
+            |id: ContainerId| needed.extend(tables.places(id).map(|container| container.stored.id));
         for recipe in stream.iter().flat_map(|stream| stream.recipes()) {
             recipe.iter().for_each(|pieces| need(pieces.container));
             let walked = reader.parts(recipe, &mut |_, part| {
@@ -188,7 +209,9 @@ impl Checking {
         let Checking { reader, found, .. } = self;
         let tables = found.tables.clone();
         let total = tables.streams.len() as u64;
-        for (name, stream) in tables.streams.iter().filter(|(name, _)| only.is_none_or(|only| only == *name)) {
+        for (name, stream) in
+            tables.streams.iter().filter(|(name, _)| only.is_none_or(|only| only == *name))
+        {
             found.report.streams += 1;
             let mut lost = 0;
             for recipe in stream.recipes() {
@@ -201,14 +224,21 @@ impl Checking {
                 match walked {
                     Err(error) if is_damage(&error) => {
                         found.report.hit.insert(name.clone());
-                        found.report.problem(format!("stream '{}': its recipe can't be read: {error}", name.escape_debug()));
+                        found.report.problem(format!(
+                            "stream '{}': its recipe can't be read: {error}",
+                            name.escape_debug()
+                        ));
                     }
                     other => other?,
                 }
             }
             if lost > 0 {
                 found.report.hit.insert(name.clone());
-                found.report.problem(format!("stream '{}' lost {lost} of its {} chunks", name.escape_debug(), stream.chunks));
+                found.report.problem(format!(
+                    "stream '{}' lost {lost} of its {} chunks",
+                    name.escape_debug(),
+                    stream.chunks
+                ));
             }
             progress("streams", found.report.streams, total);
         }
@@ -218,7 +248,8 @@ impl Checking {
     fn volumes(&mut self, only: Option<&str>, progress: &mut Progress<'_>) -> Result<()> {
         let Checking { chunks, found, .. } = self;
         let tables = found.tables.clone();
-        let wanted = || tables.volumes.values().filter(|volume| only.is_none_or(|only| only == volume.name));
+        let wanted =
+            || tables.volumes.values().filter(|volume| only.is_none_or(|only| only == volume.name));
         let total: u64 = wanted().map(|volume| volume.map.used()).sum();
         for volume in wanted() {
             found.report.volumes += 1;
@@ -226,7 +257,9 @@ impl Checking {
             for (block, _) in volume.map.mapped(0..u64::MAX) {
                 found.report.blocks += 1;
                 let mut well = true;
-                match (Mapped { tables: &tables, shelves: &found.shelves, volume, block }).parts(chunks) {
+                match (Mapped { tables: &tables, shelves: &found.shelves, volume, block })
+                    .parts(chunks)
+                {
                     Ok(parts) => {
                         for (fingerprint, address) in chunks_of(&parts) {
                             well &= found.has(address, &fingerprint)?;
@@ -257,10 +290,21 @@ impl Checking {
 
 impl Found {
     /// Looks at all containers, or those that are needed; with `data` at all of their bytes.
-    fn containers(&mut self, needed: Option<&BTreeSet<ContainerId>>, data: bool, progress: &mut Progress<'_>) -> Result<()> {
+    fn containers(
+        &mut self,
+        needed: Option<&BTreeSet<ContainerId>>,
+        data: bool,
+        progress: &mut Progress<'_>,
+    ) -> Result<()> {
         let tables = self.tables.clone();
-        let wanted = || tables.containers.iter().filter(|(id, _)| needed.is_none_or(|needed| needed.contains(id)));
-        let total: u64 = wanted().map(|(_, container)| u64::from(container.stored.place.bytes)).sum();
+        let wanted = || {
+            tables
+                .containers
+                .iter()
+                .filter(|(id, _)| needed.is_none_or(|needed| needed.contains(id)))
+        };
+        let total: u64 =
+            wanted().map(|(_, container)| u64::from(container.stored.place.bytes)).sum();
         let (mut done, mut packer) = (0, Packer::default());
         for (&id, container) in wanted() {
             self.report.containers += 1;
@@ -268,9 +312,17 @@ impl Found {
             match self.shelves.metadata(container) {
                 Ok(metadata) => {
                     if data {
-                        let rotten = scrub_one(&self.archive, &self.shelves, container, &metadata, &mut packer, &mut self.report)?;
+                        let rotten = scrub_one(
+                            &self.archive,
+                            &self.shelves,
+                            container,
+                            &metadata,
+                            &mut packer,
+                            &mut self.report,
+                        )?;
                         // What absent nodes have is not lost.
-                        if !rotten.is_empty() && self.archive.is_all_there(&container.stored.place) {
+                        if !rotten.is_empty() && self.archive.is_all_there(&container.stored.place)
+                        {
                             self.report.rotten.insert(id, bits_of(&rotten, metadata.chunks.len()));
                         }
                     }
@@ -288,7 +340,8 @@ impl Found {
         Ok(())
     }
 
-    /// True when the chunk is there and whole, as far as it is known; otherwise it is listed as lost.
+    /// True when the chunk is there and whole, as far as it is known; otherwise it is listed as
+    /// lost.
     fn has(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<bool> {
         let there = self.is_there(address, fingerprint)?;
         if !there && self.report.lost.len() < LOST_LISTED {
@@ -302,9 +355,15 @@ impl Found {
         for container in tables.places(address.container) {
             let home = container.stored.id;
             let Some(metadata) = self.metadata(container)? else { continue };
-            let Ok(n) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) else { continue };
-            let bad = |all: &BTreeMap<ContainerId, Vec<u8>>| all.get(&home).is_some_and(|bits| is_condemned(bits, n));
-            return Ok(metadata.chunks[n].fingerprint == *fingerprint && !bad(&tables.damaged) && !bad(&self.report.rotten));
+            let Ok(n) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) else {
+                continue;
+            };
+            let bad = |all: &BTreeMap<ContainerId, Vec<u8>>| {
+                all.get(&home).is_some_and(|bits| is_condemned(bits, n))
+            };
+            return Ok(metadata.chunks[n].fingerprint == *fingerprint
+                && !bad(&tables.damaged)
+                && !bad(&self.report.rotten));
         }
         Ok(false)
     }
@@ -348,22 +407,36 @@ fn scrub_one(
         let here = rest.iter().take_while(|(_, chunk)| usize::from(chunk.group) == n).count();
         let (chunks, later) = rest.split_at(here);
         rest = later;
-        let read = shelves.groups(&container.stored.place, std::slice::from_ref(group), &mut stored);
-        let expanded = read.and_then(|()| packer.expand(&archive.identity, group, &stored, &mut raw));
+        let read =
+            shelves.groups(&container.stored.place, std::slice::from_ref(group), &mut stored);
+        let expanded =
+            read.and_then(|()| packer.expand(&archive.identity, group, &stored, &mut raw));
         match expanded {
             Ok(()) => {
                 report.bytes += raw.len() as u64;
-                let bytes: Vec<&[u8]> = chunks.iter().map(|(_, chunk)| &raw[chunk.at as usize..][..chunk.bytes as usize]).collect();
-                for ((place, chunk), found) in chunks.iter().zip(archive.fingerprinter.chunks(&bytes)) {
+                let bytes: Vec<&[u8]> = chunks
+                    .iter()
+                    .map(|(_, chunk)| &raw[chunk.at as usize..][..chunk.bytes as usize])
+                    .collect();
+                for ((place, chunk), found) in
+                    chunks.iter().zip(archive.fingerprinter.chunks(&bytes))
+                {
                     if found != chunk.fingerprint {
                         rotten.insert(*place);
-                        report.problem(format!("container {}: chunk {} does not have its fingerprint", metadata.id, chunk.first.slot));
+                        report.problem(format!(
+                            "container {}: chunk {} does not have its fingerprint",
+                            metadata.id, chunk.first.slot
+                        ));
                     }
                 }
             }
             Err(error) if is_damage(&error) => {
                 rotten.extend(chunks.iter().map(|(place, _)| *place));
-                report.problem(format!("container {}, group {n} with {} chunks: {error}", metadata.id, chunks.len()));
+                report.problem(format!(
+                    "container {}, group {n} with {} chunks: {error}",
+                    metadata.id,
+                    chunks.len()
+                ));
             }
             Err(error) => return Err(error),
         }

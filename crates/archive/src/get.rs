@@ -1,7 +1,9 @@
-//! A stream on its way out: its recipe piece by piece, and the chunks that it names, group by group.
+//! A stream on its way out: its recipe piece by piece, and the chunks that it names, group by
+//! group.
 //!
-//! Each group is verified by its checksum as it is read. A chunk's bytes are compared with its fingerprint when that is asked for; that the container shows
-//! the fingerprint of the recipe at the address is compared always.
+//! Each group is verified by its checksum as it is read. A chunk's bytes are compared with its
+//! fingerprint when that is asked for; that the container shows the fingerprint of the recipe at
+//! the address is compared always.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -48,7 +50,12 @@ pub struct ChunkReader {
 
 impl ChunkReader {
     /// The bytes of one chunk.
-    pub(crate) fn chunk(&mut self, tables: &Tables, shelves: &Shelves, address: Address) -> Result<&[u8]> {
+    pub(crate) fn chunk(
+        &mut self,
+        tables: &Tables,
+        shelves: &Shelves,
+        address: Address,
+    ) -> Result<&[u8]> {
         let mut one = std::mem::take(&mut self.one);
         one.clear();
         let read = self.run(tables, shelves, address, 1, &mut |_, bytes| {
@@ -68,15 +75,30 @@ impl ChunkReader {
         count: usize,
         each: &mut dyn FnMut(&Chunk, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let lost = |slot: usize| Error::new(Kind::Corrupt, format!("chunk {slot} of container {} is not there", first.container));
+        let lost = |slot: usize| {
+            Error::new(
+                Kind::Corrupt,
+                format!("chunk {slot} of container {} is not there", first.container),
+            )
+        };
         let (mut slot, end) = (usize::from(first.slot), usize::from(first.slot) + count);
         while slot < end {
-            let address = u16::try_from(slot).map(|slot| Address { slot, ..first }).map_err(|_| lost(slot))?;
-            let (container, metadata, at) = self.find(tables, shelves, address)?.ok_or_else(|| lost(slot))?;
+            let address = u16::try_from(slot)
+                .map(|slot| Address { slot, ..first })
+                .map_err(|_| lost(slot))?;
+            let (container, metadata, at) =
+                self.find(tables, shelves, address)?.ok_or_else(|| lost(slot))?;
             // As far as the run goes on in this container.
-            let follows =
-                |(n, chunk): &(usize, &Chunk)| chunk.first.container == first.container && usize::from(chunk.first.slot) == slot + n;
-            let here = metadata.chunks[at..].iter().take(end - slot).enumerate().take_while(follows).count();
+            let follows = |(n, chunk): &(usize, &Chunk)| {
+                chunk.first.container == first.container
+                    && usize::from(chunk.first.slot) == slot + n
+            };
+            let here = metadata.chunks[at..]
+                .iter()
+                .take(end - slot)
+                .enumerate()
+                .take_while(follows)
+                .count();
             let chunks = &metadata.chunks[at..at + here];
             let last = chunks.last().map_or(0, |chunk| chunk.group);
             for chunk in chunks {
@@ -84,7 +106,10 @@ impl ChunkReader {
                 if !self.groups.contains_key(&key) {
                     self.load(shelves, container, &metadata, chunk.group, last)?;
                 }
-                let bytes = self.groups.get(&key).and_then(|group| group.get(chunk.at as usize..)?.get(..chunk.bytes as usize));
+                let bytes = self
+                    .groups
+                    .get(&key)
+                    .and_then(|group| group.get(chunk.at as usize..)?.get(..chunk.bytes as usize));
                 each(chunk, bytes.ok_or_else(|| lost(usize::from(chunk.first.slot)))?)?;
             }
             slot += here;
@@ -103,7 +128,9 @@ impl ChunkReader {
         for container in tables.places(address.container) {
             match self.metadata(shelves, container) {
                 Ok(metadata) => {
-                    if let Ok(at) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) {
+                    if let Ok(at) =
+                        metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first)
+                    {
                         return Ok(Some((container, metadata, at)));
                     }
                 }
@@ -116,7 +143,13 @@ impl ChunkReader {
     }
 
     /// The bytes of a chunk whatever they are: for a planted bug.
-    pub(crate) fn rotten(&mut self, shelves: &Shelves, container: &Container, metadata: &Metadata, n: usize) -> Result<Vec<u8>> {
+    pub(crate) fn rotten(
+        &mut self,
+        shelves: &Shelves,
+        container: &Container,
+        metadata: &Metadata,
+        n: usize,
+    ) -> Result<Vec<u8>> {
         let chunk = &metadata.chunks[n];
         let group = &metadata.groups[usize::from(chunk.group)];
         let (mut stored, mut raw) = (Vec::new(), Vec::new());
@@ -126,7 +159,11 @@ impl ChunkReader {
     }
 
     /// The metadata of a container, which may be known already.
-    pub(crate) fn metadata(&mut self, shelves: &Shelves, container: &Container) -> Result<Arc<Metadata>> {
+    pub(crate) fn metadata(
+        &mut self,
+        shelves: &Shelves,
+        container: &Container,
+    ) -> Result<Arc<Metadata>> {
         let id = container.stored.id;
         if let Some(metadata) = self.metadata.get(&id) {
             return Ok(metadata.clone());
@@ -144,7 +181,14 @@ impl ChunkReader {
     }
 
     /// Reads group `first`, and those behind it up to `last` that are not there yet.
-    fn load(&mut self, shelves: &Shelves, container: &Container, metadata: &Metadata, first: u8, last: u8) -> Result<()> {
+    fn load(
+        &mut self,
+        shelves: &Shelves,
+        container: &Container,
+        metadata: &Metadata,
+        first: u8,
+        last: u8,
+    ) -> Result<()> {
         let id = metadata.id;
         let mut bytes = 0;
         let fits = |n: &u8| {
@@ -159,7 +203,12 @@ impl ChunkReader {
         for (n, group) in groups.iter().enumerate() {
             let mut raw = self.room(group.raw as usize);
             let at = (group.at - start) as usize;
-            let expanded = self.packer.expand(shelves.identity(), group, &stored[at..at + group.stored as usize], &mut raw);
+            let expanded = self.packer.expand(
+                shelves.identity(),
+                group,
+                &stored[at..at + group.stored as usize],
+                &mut raw,
+            );
             expanded.map_err(|e| e.context(format!("container {id}")))?;
             let key = (id, first + n as u8);
             self.group_order.push_back(key);
@@ -188,7 +237,9 @@ impl ChunkReader {
 pub(crate) fn addresses(pieces: &Pieces) -> impl Iterator<Item = Result<Address>> {
     let Pieces { container, first, count } = *pieces;
     (0..count).map(move |n| {
-        let slot = first.checked_add(n).ok_or_else(|| Error::new(Kind::Corrupt, "pieces of a recipe lie outside of their container"))?;
+        let slot = first.checked_add(n).ok_or_else(|| {
+            Error::new(Kind::Corrupt, "pieces of a recipe lie outside of their container")
+        })?;
         Ok(Address { container, slot })
     })
 }
@@ -225,7 +276,12 @@ impl Reader {
     /// Those of the system.
     pub fn new(archive: &Arc<Archive>) -> Result<Reader> {
         let stay = archive.stay()?;
-        Ok(Reader { archive: archive.clone(), stay, shelves: Shelves::new(archive.clone()), reader: ChunkReader::default() })
+        Ok(Reader {
+            archive: archive.clone(),
+            stay,
+            shelves: Shelves::new(archive.clone()),
+            reader: ChunkReader::default(),
+        })
     }
 
     /// The archive as of the beginning.
@@ -246,7 +302,11 @@ impl Reader {
     ///
     /// # Errors
     /// `Corrupt`, and those of the system.
-    pub fn parts(&mut self, recipe: &[Pieces], each: &mut dyn FnMut(&mut Reader, Part) -> Result<()>) -> Result<()> {
+    pub fn parts(
+        &mut self,
+        recipe: &[Pieces],
+        each: &mut dyn FnMut(&mut Reader, Part) -> Result<()>,
+    ) -> Result<()> {
         let tables = self.stay.tables.clone();
         let (mut summary, mut ended) = (Summary::default(), None);
         for pieces in recipe {
@@ -292,12 +352,22 @@ impl Reader {
     ///
     /// # Errors
     /// `Corrupt` where data is damaged, and those of `each` and the system.
-    pub fn read(&mut self, recipe: &[Pieces], verify: Verify, each: &mut dyn FnMut(Content<'_>) -> Result<()>) -> Result<()> {
+    pub fn read(
+        &mut self,
+        recipe: &[Pieces],
+        verify: Verify,
+        each: &mut dyn FnMut(Content<'_>) -> Result<()>,
+    ) -> Result<()> {
         self.parts(recipe, &mut |reader, part| match part {
-            Part::Run { first, bytes, fingerprints } => reader.run(first, bytes, &fingerprints, verify, each),
+            Part::Run { first, bytes, fingerprints } => {
+                reader.run(first, bytes, &fingerprints, verify, each)
+            }
             Part::Zeroes(bytes) => each(Content::Zeroes(bytes)),
             Part::End(_) => Ok(()),
-            Part::Slice { .. } => Err(Error::new(Kind::Corrupt, "the recipe has a part that only mappings of volumes have")),
+            Part::Slice { .. } => Err(Error::new(
+                Kind::Corrupt,
+                "the recipe has a part that only mappings of volumes have",
+            )),
         })
     }
 
@@ -312,16 +382,25 @@ impl Reader {
     ) -> Result<()> {
         let (tables, printer) = (self.stay.tables.clone(), &self.archive.fingerprinter);
         let (mut expected, mut found) = (fingerprints.iter(), 0);
-        let read = self.reader.run(&tables, &self.shelves, first, fingerprints.len(), &mut |chunk, bytes| {
-            let whole =
-                expected.next() == Some(&chunk.fingerprint) && (verify == Verify::Groups || printer.bytes(bytes) == chunk.fingerprint);
-            if !whole {
-                let message = format!("chunk {} of container {} is not the one that was stored", chunk.first.slot, chunk.first.container);
-                return Err(Error::new(Kind::Corrupt, message));
-            }
-            found += bytes.len() as u64;
-            each(Content::Bytes(bytes))
-        });
+        let read = self.reader.run(
+            &tables,
+            &self.shelves,
+            first,
+            fingerprints.len(),
+            &mut |chunk, bytes| {
+                let whole = expected.next() == Some(&chunk.fingerprint)
+                    && (verify == Verify::Groups || printer.bytes(bytes) == chunk.fingerprint);
+                if !whole {
+                    let message = format!(
+                        "chunk {} of container {} is not the one that was stored",
+                        chunk.first.slot, chunk.first.container
+                    );
+                    return Err(Error::new(Kind::Corrupt, message));
+                }
+                found += bytes.len() as u64;
+                each(Content::Bytes(bytes))
+            },
+        );
         // What a recipe says of its length is what was looked at before it was restored.
         read.and_then(|()| match found == u64::from(bytes) {
             true => Ok(()),

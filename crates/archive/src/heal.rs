@@ -1,12 +1,15 @@
 //! Chunks that were lost, and are stored a second time, become whole again.
 //!
-//! A chunk whose bytes are not what they were is named in the log ([`note`]), so that no put takes it for a duplicate: a put of the same bytes stores them
-//! anew. [`heal`] writes the container of a lost chunk again, with the bytes of any other copy, and says with the record of a merge that it lies there now.
-//! Nothing that names the chunk changes.
+//! A chunk whose bytes are not what they were is named in the log ([`note`]), so that no put takes
+//! it for a duplicate: a put of the same bytes stores them anew. [`heal`] writes the container of a
+//! lost chunk again, with the bytes of any other copy, and says with the record of a merge that it
+//! lies there now. Nothing that names the chunk changes.
 //!
-//! A chunk of which nobody has a copy is left out, and put back by a later heal when there is one; but only when it is certain that its bytes are not what
-//! they were. What could not be read, or has a part on a node that is absent, may be read another time: then the container stays as it is, unless there is
-//! a copy of all that would be missing. What was noted and is whole all the same is its own copy.
+//! A chunk of which nobody has a copy is left out, and put back by a later heal when there is one;
+//! but only when it is certain that its bytes are not what they were. What could not be read, or
+//! has a part on a node that is absent, may be read another time: then the container stays as it
+//! is, unless there is a copy of all that would be missing. What was noted and is whole all the
+//! same is its own copy.
 //!
 //! *Crash argument:* that of a merge: the new container is durable before its record.
 
@@ -48,31 +51,47 @@ pub struct Healed {
 /// Those of the system.
 pub fn note(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Result<()> {
     let new = |tables: &Tables| {
-        let in_it = |known: &Vec<u8>, bits: &[u8]| bits.iter().enumerate().all(|(n, bits)| bits & !known.get(n).unwrap_or(&0) == 0);
-        let known = |id: &ContainerId, bits: &Vec<u8>| tables.damaged.get(id).is_some_and(|known| in_it(known, bits));
-        let there = rotten.iter().filter(|(id, bits)| tables.containers.contains_key(id) && !known(id, bits));
+        let in_it = |known: &Vec<u8>, bits: &[u8]| {
+            bits.iter().enumerate().all(|(n, bits)| bits & !known.get(n).unwrap_or(&0) == 0)
+        };
+        let known = |id: &ContainerId, bits: &Vec<u8>| {
+            tables.damaged.get(id).is_some_and(|known| in_it(known, bits))
+        };
+        let there = rotten
+            .iter()
+            .filter(|(id, bits)| tables.containers.contains_key(id) && !known(id, bits));
         there.map(|(id, bits)| (*id, bits.clone())).collect::<Vec<_>>()
     };
     archive.commit(true, |tables| {
         let containers = new(tables);
         let turned = archive.settings.has(PlantedBug::TurnedUndrained).then_some(Record::Turned);
-        Ok(if containers.is_empty() { Vec::new() } else { [Record::Damaged { containers }].into_iter().chain(turned).collect() })
+        Ok(if containers.is_empty() {
+            Vec::new()
+        } else {
+            [Record::Damaged { containers }].into_iter().chain(turned).collect()
+        })
     })?;
     Ok(())
 }
 
-/// Makes lost chunks whole that are stored elsewhere too: their addresses, and what they were. `progress` is told containers.
+/// Makes lost chunks whole that are stored elsewhere too: their addresses, and what they were.
+/// `progress` is told containers.
 ///
 /// # Errors
 /// `Busy` while a gc runs, `NoSpace`, and those of the system.
-pub fn heal(archive: &Arc<Archive>, lost: &BTreeMap<Address, Fingerprint>, progress: &mut dyn FnMut(u64, u64)) -> Result<Healed> {
+pub fn heal(
+    archive: &Arc<Archive>,
+    lost: &BTreeMap<Address, Fingerprint>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Healed> {
     if lost.is_empty() {
         return Ok(Healed::default());
     }
-    let _lock = archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| match error.kind() {
-        Kind::Busy => Error::new(Kind::Busy, "a gc is running"),
-        _ => error,
-    })?;
+    let _lock =
+        archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| match error.kind() {
+            Kind::Busy => Error::new(Kind::Busy, "a gc is running"),
+            _ => error,
+        })?;
     let stay = archive.stay()?;
     let mut healing = Healing {
         archive,
@@ -98,11 +117,17 @@ struct Healing<'a> {
 }
 
 impl Healing<'_> {
-    fn all(&mut self, lost: &BTreeMap<Address, Fingerprint>, progress: &mut dyn FnMut(u64, u64)) -> Result<Healed> {
+    fn all(
+        &mut self,
+        lost: &BTreeMap<Address, Fingerprint>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Healed> {
         let mut healed = Healed::default();
         let copies = self.copies(lost, progress)?;
         let mut by_home: BTreeMap<ContainerId, Vec<(Address, Fingerprint)>> = BTreeMap::new();
-        for (&address, &fingerprint) in lost.iter().filter(|(_, fingerprint)| copies.contains_key(fingerprint)) {
+        for (&address, &fingerprint) in
+            lost.iter().filter(|(_, fingerprint)| copies.contains_key(fingerprint))
+        {
             if let Some(home) = self.home(address)? {
                 by_home.entry(home).or_default().push((address, fingerprint));
             }
@@ -116,15 +141,17 @@ impl Healing<'_> {
         Ok(healed)
     }
 
-    /// The container to write again for a chunk: of those where chunks of its number lie the one that shows it, or that shows nothing any more, or the
-    /// smallest.
+    /// The container to write again for a chunk: of those where chunks of its number lie the one
+    /// that shows it, or that shows nothing any more, or the smallest.
     fn home(&self, address: Address) -> Result<Option<ContainerId>> {
         let (mut dark, mut smallest) = (None, None);
         for container in self.tables.places(address.container) {
             let id = container.stored.id;
             match self.shelves.metadata(container) {
                 Ok(metadata) if metadata.find(address).is_some() => return Ok(Some(id)),
-                Ok(metadata) => smallest = smallest.into_iter().chain([(metadata.chunks.len(), id)]).min(),
+                Ok(metadata) => {
+                    smallest = smallest.into_iter().chain([(metadata.chunks.len(), id)]).min()
+                }
                 Err(error) if is_damage(&error) => dark = dark.or(Some(id)),
                 Err(error) => return Err(error),
             }
@@ -168,15 +195,24 @@ impl Healing<'_> {
     /// The bytes of a chunk, when they are what they were.
     fn whole(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<Option<Vec<u8>>> {
         match self.reader.chunk(self.tables, &self.shelves, address) {
-            Ok(bytes) => Ok((self.archive.fingerprinter.bytes(bytes) == *fingerprint).then(|| bytes.to_vec())),
+            Ok(bytes) => {
+                Ok((self.archive.fingerprinter.bytes(bytes) == *fingerprint)
+                    .then(|| bytes.to_vec()))
+            }
             Err(error) if error.kind() == Kind::Corrupt => Ok(None),
             // Perhaps it can be read another time.
             Err(error) => Err(error),
         }
     }
 
-    /// Writes a container again: what is whole of it, and copies of `chunks`. Tells how many of these it has then: none when it stays as it is.
-    fn rewrite(&mut self, container: &Container, chunks: &[(Address, Fingerprint)], copies: &HashMap<Fingerprint, Address>) -> Result<u64> {
+    /// Writes a container again: what is whole of it, and copies of `chunks`. Tells how many of
+    /// these it has then: none when it stays as it is.
+    fn rewrite(
+        &mut self,
+        container: &Container,
+        chunks: &[(Address, Fingerprint)],
+        copies: &HashMap<Fingerprint, Address>,
+    ) -> Result<u64> {
         let old = &container.stored;
         // Of what can't be read now nobody knows what it is.
         let mut certain = true;
@@ -201,7 +237,8 @@ impl Healing<'_> {
             }
         }
         let capacity = self.archive.settings.container_bytes.max(old.raw_bytes as usize);
-        let (mut filled, mut healed) = (all.values().map(|(_, bytes)| bytes.len()).sum::<usize>(), 0);
+        let (mut filled, mut healed) =
+            (all.values().map(|(_, bytes)| bytes.len()).sum::<usize>(), 0);
         for (address, fingerprint) in chunks {
             if !all.contains_key(address) {
                 let Some(&copy) = copies.get(fingerprint) else { continue };
@@ -222,8 +259,15 @@ impl Healing<'_> {
             }
             healed += 1;
         }
-        let complete = if metadata.is_some() { missing.is_empty() } else { all.len() as u64 >= u64::from(old.chunks) };
-        if healed == 0 || all.len() > SLOTS_MAX || !(complete || (certain && self.archive.is_all_there(&old.place))) {
+        let complete = if metadata.is_some() {
+            missing.is_empty()
+        } else {
+            all.len() as u64 >= u64::from(old.chunks)
+        };
+        if healed == 0
+            || all.len() > SLOTS_MAX
+            || !(complete || (certain && self.archive.is_all_there(&old.place)))
+        {
             return Ok(0);
         }
         let mut open = Open::new(self.ids.next()?, old.holds, filled);

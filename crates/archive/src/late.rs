@@ -1,8 +1,10 @@
-//! What the tables know for late encoding: how long counts have stood still, and where the chunks of settled containers lie.
+//! What the tables know for late encoding: how long counts have stood still, and where the chunks
+//! of settled containers lie.
 //!
-//! *Versions* are the puts that were committed. A container is of the version that was put when it was listed. Its counts changed last when a recipe or
-//! mapping that names chunks of it came or went; the collector finds that out when it counts, so that it may be known late. Nothing but the time of encoding
-//! depends on it.
+//! *Versions* are the puts that were committed. A container is of the version that was put when it
+//! was listed. Its counts changed last when a recipe or mapping that names chunks of it came or
+//! went; the collector finds that out when it counts, so that it may be known late. Nothing but the
+//! time of encoding depends on it.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +24,8 @@ use crate::{
 /// Containers over which the chunks of one may be spread: as many as a round of settling makes.
 pub const PLACES_MAX: usize = 24;
 
-/// What writing cost since the archive was made: bytes with copies and parity, in whole units of 4 KiB; chunks before compression.
+/// What writing cost since the archive was made: bytes with copies and parity, in whole units of 4
+/// KiB; chunks before compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// By puts and volumes.
@@ -45,9 +48,24 @@ impl Work {
     pub(crate) const BYTES: usize = 56;
 
     fn all(&mut self) -> [&mut u64; 7] {
-        let Work { upload_bytes, settle_bytes, merge_bytes, settled_chunks, settled_chunk_bytes, reencoded_chunks, reencoded_chunk_bytes } =
-            self;
-        [upload_bytes, settle_bytes, merge_bytes, settled_chunks, settled_chunk_bytes, reencoded_chunks, reencoded_chunk_bytes]
+        let Work {
+            upload_bytes,
+            settle_bytes,
+            merge_bytes,
+            settled_chunks,
+            settled_chunk_bytes,
+            reencoded_chunks,
+            reencoded_chunk_bytes,
+        } = self;
+        [
+            upload_bytes,
+            settle_bytes,
+            merge_bytes,
+            settled_chunks,
+            settled_chunk_bytes,
+            reencoded_chunks,
+            reencoded_chunk_bytes,
+        ]
     }
 
     pub(crate) fn encode(mut self, w: &mut Writer) {
@@ -84,22 +102,31 @@ impl Tables {
     pub fn places(&self, id: ContainerId) -> impl Iterator<Item = &Container> {
         let homes = self.homes.get(&id);
         let own = if homes.is_none() { self.containers.get(&id) } else { None };
-        own.into_iter().chain(homes.into_iter().flatten().filter_map(|home| self.containers.get(home)))
+        own.into_iter()
+            .chain(homes.into_iter().flatten().filter_map(|home| self.containers.get(home)))
     }
 
     /// Bytes that stand replicated, and the containers.
     #[must_use]
     pub fn replicated(&self) -> (u64, u64) {
-        let all = self.containers.values().filter(|container| self.class(&container.stored.place).0 == Class::Replicated);
-        all.fold((0, 0), |(bytes, count), container| (bytes + self.written(&container.stored.place), count + 1))
+        let all = self
+            .containers
+            .values()
+            .filter(|container| self.class(&container.stored.place).0 == Class::Replicated);
+        all.fold((0, 0), |(bytes, count), container| {
+            (bytes + self.written(&container.stored.place), count + 1)
+        })
     }
 
-    /// Containers that stand replicated and whose counts have stood still for the delay; none unless they are of enough versions. `all` looks at neither.
-    /// Containers that no recipe names yet wait when they were listed behind `partial`, in seconds since 1970.
+    /// Containers that stand replicated and whose counts have stood still for the delay; none
+    /// unless they are of enough versions. `all` looks at neither. Containers that no recipe
+    /// names yet wait when they were listed behind `partial`, in seconds since 1970.
     #[must_use]
     pub fn settling(&self, rad: Option<Rad>, all: bool, partial: u64) -> Vec<ContainerId> {
         let Some(rad) = rad else { return Vec::new() };
-        let stood = |container: &Container| all || self.versions.saturating_sub(container.changed) >= u64::from(rad.delay);
+        let stood = |container: &Container| {
+            all || self.versions.saturating_sub(container.changed) >= u64::from(rad.delay)
+        };
         let settled = |(id, container): &(&ContainerId, &Container)| {
             container.stored.holds == Holds::Data
                 && self.class(&container.stored.place).0 == Class::Replicated
@@ -109,7 +136,11 @@ impl Tables {
         };
         let found: Vec<_> = self.containers.iter().filter(settled).collect();
         let versions: BTreeSet<u64> = found.iter().map(|(_, container)| container.born).collect();
-        if all || versions.len() as u64 >= u64::from(rad.batch) { found.into_iter().map(|(&id, _)| id).collect() } else { Vec::new() }
+        if all || versions.len() as u64 >= u64::from(rad.batch) {
+            found.into_iter().map(|(&id, _)| id).collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// The numbers under which chunks of a container are known.
@@ -119,12 +150,19 @@ impl Tables {
     }
 
     /// Applies that containers were settled.
-    pub(crate) fn apply_settled(&mut self, from: &[ContainerId], to: Vec<(Stored, Vec<ContainerId>)>) -> Result<()> {
+    pub(crate) fn apply_settled(
+        &mut self,
+        from: &[ContainerId],
+        to: Vec<(Stored, Vec<ContainerId>)>,
+    ) -> Result<()> {
         let (mut known, mut logged, mut born, mut changed) = (BTreeSet::new(), 0, 0, 0);
         for id in from {
-            let old = self.containers.get(id).ok_or_else(|| corrupt(format!("the log settles container {id}, which is not there")))?;
+            let old = self.containers.get(id).ok_or_else(|| {
+                corrupt(format!("the log settles container {id}, which is not there"))
+            })?;
             known.extend(Tables::numbers_of(old));
-            (logged, born, changed) = (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
+            (logged, born, changed) =
+                (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
             self.leave(*id, self.epoch)?;
         }
         if to.is_empty() || to.len() > PLACES_MAX {
@@ -134,7 +172,9 @@ impl Tables {
             let id = stored.id;
             let of: BTreeSet<ContainerId> = of.into_iter().collect();
             if of.is_empty() || !of.is_subset(&known) {
-                return Err(corrupt(format!("container {id} has chunks of containers that were not settled")));
+                return Err(corrupt(format!(
+                    "container {id} has chunks of containers that were not settled"
+                )));
             }
             let (chunks, bytes) = (u64::from(stored.chunks), u64::from(stored.raw_bytes));
             let written = self.list(stored, logged, born)?;
@@ -199,9 +239,15 @@ mod tests {
 
     /// Two containers that stand replicated, in segment 1; segment 2 is for cold chunks.
     fn replicated() -> Tables {
-        let mut tables = Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], true) };
-        let reserved =
-            |segment, class| Record::Reserved { owner: Owner::Ingest, first: ContainerId(1), count: 100, segment: Some(segment), class };
+        let mut tables =
+            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], true) };
+        let reserved = |segment, class| Record::Reserved {
+            owner: Owner::Ingest,
+            first: ContainerId(1),
+            count: 100,
+            segment: Some(segment),
+            class,
+        };
         let records = vec![
             reserved(1, (Class::Replicated, 1)),
             reserved(2, (Class::Cold, 4)),
@@ -213,21 +259,38 @@ mod tests {
 
     fn settled(from: &[u64], to: Vec<(Stored, Vec<u64>)>) -> Vec<Record> {
         let ids = |all: &[u64]| all.iter().map(|&id| ContainerId(id)).collect();
-        vec![Record::Settled { from: ids(from), to: to.into_iter().map(|(stored, of)| (stored, ids(&of))).collect() }]
+        vec![Record::Settled {
+            from: ids(from),
+            to: to.into_iter().map(|(stored, of)| (stored, ids(&of))).collect(),
+        }]
     }
 
     #[test]
     fn a_settled_container_is_found_where_its_chunks_went() {
         let mut tables = replicated();
         // 8 KiB in units, three times.
-        assert_eq!((tables.work.upload_bytes, tables.replicated()), (2 * 3 * 8192, (2 * 3 * 8192, 2)));
+        assert_eq!(
+            (tables.work.upload_bytes, tables.replicated()),
+            (2 * 3 * 8192, (2 * 3 * 8192, 2))
+        );
         let records = settled(&[1, 2], vec![(stored(10, 2), vec![1, 2]), (stored(11, 2), vec![2])]);
         let records = Record::decode_all(&Record::encode_all(&records)).unwrap();
         tables.apply(2, records).unwrap();
-        let places = |tables: &Tables, id| tables.places(ContainerId(id)).map(|container| container.stored.id.0).collect::<Vec<_>>();
-        assert_eq!((places(&tables, 1), places(&tables, 2), places(&tables, 10)), (vec![10], vec![10, 11], vec![10]));
+        let places = |tables: &Tables, id| {
+            tables
+                .places(ContainerId(id))
+                .map(|container| container.stored.id.0)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (places(&tables, 1), places(&tables, 2), places(&tables, 10)),
+            (vec![10], vec![10, 11], vec![10])
+        );
         // A row of four units, and two of parity.
-        assert_eq!((tables.work.settle_bytes, tables.replicated(), tables.leaving.len()), (2 * 6 * 4096, (0, 0), 2));
+        assert_eq!(
+            (tables.work.settle_bytes, tables.replicated(), tables.leaving.len()),
+            (2 * 6 * 4096, (0, 0), 2)
+        );
         let read = Tables::decode(&tables.encode(), [6, 4, 2], true).unwrap();
         assert_eq!(Tables { work: tables.work, ..read }, tables);
         assert!(Tables::decode(&tables.encode(), [6, 4, 2], false).is_err());
@@ -235,9 +298,22 @@ mod tests {
             assert!(Tables::decode(&tables.encode()[..end], [6, 4, 2], true).is_err(), "{end}");
         }
         // A merge brings both places together, and what goes is gone.
-        tables.apply(3, vec![Record::Merged { from: vec![ContainerId(10), ContainerId(11)], to: stored(12, 2) }]).unwrap();
+        tables
+            .apply(
+                3,
+                vec![Record::Merged {
+                    from: vec![ContainerId(10), ContainerId(11)],
+                    to: stored(12, 2),
+                }],
+            )
+            .unwrap();
         assert_eq!((places(&tables, 1), places(&tables, 2)), (vec![12], vec![12]));
-        tables.apply(4, vec![Record::Dropped { containers: vec![ContainerId(12)], spared: Vec::new() }]).unwrap();
+        tables
+            .apply(
+                4,
+                vec![Record::Dropped { containers: vec![ContainerId(12)], spared: Vec::new() }],
+            )
+            .unwrap();
         assert!(tables.homes.is_empty() && tables.containers.is_empty());
     }
 
@@ -258,7 +334,13 @@ mod tests {
             assert!(replicated().apply(2, settled(&from, to)).is_err(), "{what}");
         }
         let class = (Class::Hot, 2);
-        let reserved = vec![Record::Reserved { owner: Owner::Ingest, first: ContainerId(1), count: 1, segment: Some(1), class }];
+        let reserved = vec![Record::Reserved {
+            owner: Owner::Ingest,
+            first: ContainerId(1),
+            count: 1,
+            segment: Some(1),
+            class,
+        }];
         assert!(Tables::new([6, 4, 2], false).apply(1, reserved).is_err());
         for bytes in [
             &[21, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9, 2][..],

@@ -1,4 +1,5 @@
-//! The archive engine: streams cut into chunks, each stored once, in containers (dedupv1), with garbage collection.
+//! The archive engine: streams cut into chunks, each stored once, in containers (dedupv1), with
+//! garbage collection.
 //!
 //! | module | what |
 //! |---|---|
@@ -19,8 +20,8 @@
 //! | [`nodes`] | several directories as one, of which some may be lost |
 //! | [`format`](mod@format) | the bytes |
 //!
-//! *Invariant:* no file, clock or randomness but through the traits; no thread but in [`pipeline`]. A process may end at any point, as after a
-//! power cut, and what was acknowledged is there.
+//! *Invariant:* no file, clock or randomness but through the traits; no thread but in [`pipeline`].
+//! A process may end at any point, as after a power cut, and what was acknowledged is there.
 
 pub mod archive;
 pub mod catalogue;

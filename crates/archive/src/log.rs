@@ -11,13 +11,15 @@ use crate::{
     memory::Drawn,
 };
 
-/// Bytes of a log at most. A snapshot begins a new one long before; only where no snapshot finds room on the disk a log goes on, and not beyond this.
+/// Bytes of a log at most. A snapshot begins a new one long before; only where no snapshot finds
+/// room on the disk a log goes on, and not beyond this.
 pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
 
 /// Bytes read at once.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
-/// Bytes behind the end of a log in which later frames are looked for, each time from one that claims to be there. What a crash leaves is one torn frame.
+/// Bytes behind the end of a log in which later frames are looked for, each time from one that
+/// claims to be there. What a crash leaves is one torn frame.
 const CLAIMED_MAX: u64 = 1 << 30;
 
 /// Reads a log from a place on.
@@ -43,7 +45,9 @@ impl<'a> LogReader<'a> {
     pub(crate) fn new(log: &'a dyn File, from: u64, drawn: &'a Drawn) -> Result<LogReader<'a>> {
         let end = log.bytes()?;
         if end > LOG_BYTES_MAX {
-            return Err(corrupt(format!("the operations log is damaged: it has {end} bytes, and none has more than {LOG_BYTES_MAX}")));
+            return Err(corrupt(format!(
+                "the operations log is damaged: it has {end} bytes, and none has more than {LOG_BYTES_MAX}"
+            )));
         }
         Ok(LogReader { log, drawn, end, at: from, held: Vec::new(), taken: 0, room: PIECE_BYTES })
     }
@@ -78,8 +82,13 @@ impl<'a> LogReader<'a> {
         Ok(())
     }
 
-    /// The frame that is here, if it is whole, and the checksum that it gives of the one before. `believe` is a planted bug.
-    pub(crate) fn frame(&mut self, identity: &Identity, believe: bool) -> Result<Option<(Frame<'_>, u64)>> {
+    /// The frame that is here, if it is whole, and the checksum that it gives of the one before.
+    /// `believe` is a planted bug.
+    pub(crate) fn frame(
+        &mut self,
+        identity: &Identity,
+        believe: bool,
+    ) -> Result<Option<(Frame<'_>, u64)>> {
         let Some(wanted) = frame::claimed(self.look(FRAME_HEADER_BYTES)?) else { return Ok(None) };
         Ok(frame::decode(identity, self.look(wanted)?, believe))
     }
@@ -96,7 +105,8 @@ impl<'a> LogReader<'a> {
         self.taken = self.held.len().min(self.taken.saturating_add(bytes as usize));
     }
 
-    /// True when a whole frame with a higher number than `sequence` lies anywhere behind: then what is here was damaged, and not torn by a crash.
+    /// True when a whole frame with a higher number than `sequence` lies anywhere behind: then what
+    /// is here was damaged, and not torn by a crash.
     pub(crate) fn goes_on(&mut self, identity: &Identity, sequence: u64) -> Result<bool> {
         let mut claimed = 0;
         loop {
@@ -106,7 +116,11 @@ impl<'a> LogReader<'a> {
             }
             if let Some(wanted) = frame::claimed(header) {
                 claimed += wanted as u64;
-                if claimed > CLAIMED_MAX || self.frame(identity, false)?.is_some_and(|(frame, _)| frame.sequence > sequence) {
+                if claimed > CLAIMED_MAX
+                    || self
+                        .frame(identity, false)?
+                        .is_some_and(|(frame, _)| frame.sequence > sequence)
+                {
                     return Ok(true);
                 }
             }

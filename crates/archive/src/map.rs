@@ -1,12 +1,16 @@
-//! The map of a volume (dedupv1's block index): where the mapping of each block of 128 KiB lies, as shadow-paged leaves.
+//! The map of a volume (dedupv1's block index): where the mapping of each block of 128 KiB lies, as
+//! shadow-paged leaves.
 //!
-//! A leaf names the mappings of 512 blocks, 64 MiB of the volume. In memory a map is its leaves that name something: 8 bytes a block, half a byte for
-//! each chunk of 8 KiB. On the disk each leaf is a page of the file `maps`, written twice, side by side; the snapshot says which page.
+//! A leaf names the mappings of 512 blocks, 64 MiB of the volume. In memory a map is its leaves
+//! that name something: 8 bytes a block, half a byte for each chunk of 8 KiB. On the disk each leaf
+//! is a page of the file `maps`, written twice, side by side; the snapshot says which page.
 //!
-//! *Crash argument:* a snapshot writes the leaves that changed to pages that neither it nor the one before names, and its label comes after their
-//! sync. Pages that it names no longer are used again by the one after the next, so that the snapshot before can take the place of one that rotted.
+//! *Crash argument:* a snapshot writes the leaves that changed to pages that neither it nor the one
+//! before names, and its label comes after their sync. Pages that it names no longer are used again
+//! by the one after the next, so that the snapshot before can take the place of one that rotted.
 //!
-//! *Invariant:* a value of this type is the same in every process that applied the same records to the same snapshot.
+//! *Invariant:* a value of this type is the same in every process that applied the same records to
+//! the same snapshot.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -86,12 +90,21 @@ impl Map {
     }
 
     /// Changes a block's mapping; gives the old one.
-    pub(crate) fn set(&mut self, block: u64, to: Option<Address>, pages: &mut Pages) -> Option<Address> {
+    pub(crate) fn set(
+        &mut self,
+        block: u64,
+        to: Option<Address>,
+        pages: &mut Pages,
+    ) -> Option<Address> {
         let number = (block / LEAF_BLOCKS as u64) as u32;
         if to.is_none() && !self.leaves.contains_key(&number) {
             return None;
         }
-        let leaf = self.leaves.entry(number).or_insert_with(|| Leaf { entries: Arc::new(vec![0; LEAF_BLOCKS]), used: 0, page: None });
+        let leaf = self.leaves.entry(number).or_insert_with(|| Leaf {
+            entries: Arc::new(vec![0; LEAF_BLOCKS]),
+            used: 0,
+            page: None,
+        });
         pages.gone.extend(leaf.page.take().map(|page| page.number));
         let entry = &mut Arc::make_mut(&mut leaf.entries)[block as usize % LEAF_BLOCKS];
         let old = unpacked(std::mem::replace(entry, packed(to)));
@@ -109,7 +122,10 @@ impl Map {
         let leaves = self.leaves.range(first..=last.max(first));
         let all = leaves.flat_map(|(&number, leaf)| {
             let base = u64::from(number) * LEAF_BLOCKS as u64;
-            leaf.entries.iter().enumerate().filter_map(move |(n, &entry)| Some((base + n as u64, unpacked(entry)?)))
+            leaf.entries
+                .iter()
+                .enumerate()
+                .filter_map(move |(n, &entry)| Some((base + n as u64, unpacked(entry)?)))
         });
         all.filter(move |(block, _)| blocks.contains(block))
     }
@@ -118,7 +134,10 @@ impl Map {
     #[must_use]
     pub fn next_leaf(&self, block: u64) -> Option<u64> {
         let number = u32::try_from(block / LEAF_BLOCKS as u64).ok()?;
-        self.leaves.range(number..).next().map(|(&leaf, _)| block.max(u64::from(leaf) * LEAF_BLOCKS as u64))
+        self.leaves
+            .range(number..)
+            .next()
+            .map(|(&leaf, _)| block.max(u64::from(leaf) * LEAF_BLOCKS as u64))
     }
 
     /// Blocks that have a mapping.
@@ -152,11 +171,18 @@ impl Map {
     }
 }
 
-/// Writes the leaves that changed, for snapshot `number`; durable on return, and named when the snapshot is.
-pub(crate) fn write(files: &dyn Files, identity: &Identity, number: u64, tables: &mut Tables) -> Result<()> {
+/// Writes the leaves that changed, for snapshot `number`; durable on return, and named when the
+/// snapshot is.
+pub(crate) fn write(
+    files: &dyn Files,
+    identity: &Identity,
+    number: u64,
+    tables: &mut Tables,
+) -> Result<()> {
     let pages = &mut tables.pages;
     let named = tables.volumes.values().flat_map(|volume| volume.map.pages());
-    let busy: BTreeSet<u32> = named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
+    let busy: BTreeSet<u32> =
+        named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
     let mut free = (0..pages.count).filter(|page| !busy.contains(page));
     let mut file: Option<Arc<dyn File>> = None;
     let is_first = pages.count == 0;
@@ -164,7 +190,9 @@ pub(crate) fn write(files: &dyn Files, identity: &Identity, number: u64, tables:
         if volume.map.leaves.values().all(|leaf| leaf.page.is_some()) {
             continue;
         }
-        for (&at, leaf) in Arc::make_mut(&mut volume.map).leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none()) {
+        for (&at, leaf) in
+            Arc::make_mut(&mut volume.map).leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none())
+        {
             let page = free.next().unwrap_or(pages.count);
             pages.count = pages.count.max(page + 1);
             let page = Page { number: page, written: number };
@@ -184,7 +212,8 @@ pub(crate) fn write(files: &dyn Files, identity: &Identity, number: u64, tables:
     file.map_or(Ok(()), |file| file.sync())
 }
 
-/// The file of leaves. When no leaf was ever written, what is there was left on a node by somebody who died while making it.
+/// The file of leaves. When no leaf was ever written, what is there was left on a node by somebody
+/// who died while making it.
 fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
     match files.open(MAPS) {
         Err(error) if error.kind() == Kind::NotFound => {}
@@ -200,25 +229,46 @@ fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
 }
 
 /// Reads the leaves that a snapshot names; those that `before` has already are taken from there.
-pub(crate) fn load(files: &dyn Files, identity: &Identity, tables: &mut Tables, before: Option<&Tables>, drawn: &Drawn) -> Result<()> {
+pub(crate) fn load(
+    files: &dyn Files,
+    identity: &Identity,
+    tables: &mut Tables,
+    before: Option<&Tables>,
+    drawn: &Drawn,
+) -> Result<()> {
     let mut file = None;
     for (&id, volume) in &mut tables.volumes {
-        let known = before.and_then(|before| before.volumes.get(&id)).map(|volume| &volume.map.leaves);
+        let known =
+            before.and_then(|before| before.volumes.get(&id)).map(|volume| &volume.map.leaves);
         for (&at, leaf) in &mut Arc::make_mut(&mut volume.map).leaves {
             let Some(page) = leaf.page else { continue };
-            if let Some(same) = known.and_then(|known| known.get(&at)).filter(|known| known.page == Some(page)) {
+            if let Some(same) =
+                known.and_then(|known| known.get(&at)).filter(|known| known.page == Some(page))
+            {
                 *leaf = same.clone();
                 continue;
             }
             drawn.more(LEAF_MEMORY)?;
-            let lost = || corrupt(format!("the map of volume '{}' lost the page of block {}", volume.name, u64::from(at) * 512));
+            let lost = || {
+                corrupt(format!(
+                    "the map of volume '{}' lost the page of block {}",
+                    volume.name,
+                    u64::from(at) * 512
+                ))
+            };
             let open: &Arc<dyn File> = match &file {
                 Some(file) => file,
-                None => file.insert(files.open(MAPS).map_err(|e| if e.kind() == Kind::NotFound { lost() } else { e })?),
+                None => file.insert(
+                    files
+                        .open(MAPS)
+                        .map_err(|e| if e.kind() == Kind::NotFound { lost() } else { e })?,
+                ),
             };
             let copy = |n: u64| -> Result<Option<Vec<u64>>> {
                 let mut bytes = vec![0; PAGE_BYTES];
-                match open.read_at(u64::from(page.number) * STRIDE + n * PAGE_BYTES as u64, &mut bytes) {
+                match open
+                    .read_at(u64::from(page.number) * STRIDE + n * PAGE_BYTES as u64, &mut bytes)
+                {
                     Err(error) if error.kind() == Kind::Io => Ok(None),
                     read => Ok(decode_leaf(identity, id, at, page, &bytes[..read?])),
                 }
@@ -239,7 +289,13 @@ pub(crate) fn load(files: &dyn Files, identity: &Identity, tables: &mut Tables, 
     Ok(())
 }
 
-fn encode_leaf(identity: &Identity, volume: u64, leaf: u32, page: Page, entries: &[u64]) -> Vec<u8> {
+fn encode_leaf(
+    identity: &Identity,
+    volume: u64,
+    leaf: u32,
+    page: Page,
+    entries: &[u64],
+) -> Vec<u8> {
     let mut w = Writer(Vec::with_capacity(PAGE_BYTES));
     w.raw(MAGIC).u64(volume).u32(leaf).u32(page.number).u64(page.written);
     entries.iter().for_each(|entry| {
@@ -252,7 +308,13 @@ fn encode_leaf(identity: &Identity, volume: u64, leaf: u32, page: Page, entries:
 }
 
 /// The entries of a leaf, if these bytes are that leaf.
-fn decode_leaf(identity: &Identity, volume: u64, leaf: u32, page: Page, bytes: &[u8]) -> Option<Vec<u64>> {
+fn decode_leaf(
+    identity: &Identity,
+    volume: u64,
+    leaf: u32,
+    page: Page,
+    bytes: &[u8],
+) -> Option<Vec<u64>> {
     let (body, sum) = bytes.split_at_checked(PAGE_BYTES - 8)?;
     if identity.checksum(body).to_le_bytes() != sum {
         return None;
@@ -285,9 +347,13 @@ mod tests {
             assert_eq!(map.set(block, at(block + 9), &mut pages), None);
         }
         assert_eq!(map.set(511, at(77), &mut pages), at(520));
-        let found: Vec<_> = map.mapped(1..5_000_000).map(|(block, address)| (block, Some(address))).collect();
+        let found: Vec<_> =
+            map.mapped(1..5_000_000).map(|(block, address)| (block, Some(address))).collect();
         assert_eq!(found, [(1, at(10)), (511, at(77)), (512, at(521))]);
-        assert_eq!((map.used(), map.next_leaf(1024), map.get(2)), (5, Some(5_000_000 / 512 * 512), None));
+        assert_eq!(
+            (map.used(), map.next_leaf(1024), map.get(2)),
+            (5, Some(5_000_000 / 512 * 512), None)
+        );
         for block in [0, 1, 511, 512, 5_000_000] {
             assert!(map.set(block, None, &mut pages).is_some());
         }

@@ -1,5 +1,5 @@
-//! Memory: what a reader may take for what a medium says, and buffers that are used again, which would else be mapped, cleared and unmapped once for
-//! each few megabytes.
+//! Memory: what a reader may take for what a medium says, and buffers that are used again, which
+//! would else be mapped, cleared and unmapped once for each few megabytes.
 
 use std::sync::{
     Arc,
@@ -9,11 +9,12 @@ use std::sync::{
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 
-/// Memory for each byte that log, snapshot and maps occupy on the medium: more than tables ever need for what the engine writes.
+/// Memory for each byte that log, snapshot and maps occupy on the medium: more than tables ever
+/// need for what the engine writes.
 const PER_BYTE: u64 = 16;
 
-/// What a reader may take for the tables of an archive, whoever wrote it: some memory, and more for what really lies on the medium. Each length and
-/// count is drawn from it before memory is taken.
+/// What a reader may take for the tables of an archive, whoever wrote it: some memory, and more for
+/// what really lies on the medium. Each length and count is drawn from it before memory is taken.
 #[derive(Debug)]
 pub(crate) struct Budget {
     base: u64,
@@ -64,7 +65,9 @@ impl Drawn {
     pub(crate) fn more(&self, bytes: u64) -> Result<()> {
         let Some(budget) = &self.budget else { return Ok(()) };
         let limit = budget.limit.load(Relaxed);
-        let drawn = budget.drawn.fetch_update(Relaxed, Relaxed, |drawn| drawn.checked_add(bytes).filter(|&all| all <= limit));
+        let drawn = budget.drawn.fetch_update(Relaxed, Relaxed, |drawn| {
+            drawn.checked_add(bytes).filter(|&all| all <= limit)
+        });
         drawn.map_err(|drawn| over(drawn.saturating_add(bytes), limit))?;
         self.bytes.fetch_add(bytes, Relaxed);
         Ok(())
@@ -138,20 +141,48 @@ mod tests {
         tables::{Container, Tables},
     };
 
-    /// The tables of an archive with a thousand million chunks, half of whose containers were merged from others.
+    /// The tables of an archive with a thousand million chunks, half of whose containers were
+    /// merged from others.
     fn large() -> Tables {
-        let mut tables = Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
+        let mut tables =
+            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
         let class = (Class::Plain, 0);
-        let reserved = Record::Reserved { owner: Owner::Ingest, first: ContainerId(1), count: 1 << 20, segment: Some(1), class };
+        let reserved = Record::Reserved {
+            owner: Owner::Ingest,
+            first: ContainerId(1),
+            count: 1 << 20,
+            segment: Some(1),
+            class,
+        };
         tables.apply(1, vec![reserved]).unwrap();
         for n in 0..125_000u64 {
             let place = Place { segment: 1, at: n * 4096, bytes: 4 << 20, meta_bytes: 200_000 };
             let id = ContainerId(n * 4 + 4);
-            let stored = Stored { id, holds: Holds::Data, chunks: SLOTS_MAX as u32, raw_bytes: 4 << 20, place };
-            let merged = if n % 2 == 0 { Vec::new() } else { (0..4).map(|m| ContainerId(id.0 - m)).collect() };
-            tables.containers.insert(id, Container { stored, merged, logged: n, born: 0, changed: 0 });
+            let stored = Stored {
+                id,
+                holds: Holds::Data,
+                chunks: SLOTS_MAX as u32,
+                raw_bytes: 4 << 20,
+                place,
+            };
+            let merged = if n % 2 == 0 {
+                Vec::new()
+            } else {
+                (0..4).map(|m| ContainerId(id.0 - m)).collect()
+            };
+            tables
+                .containers
+                .insert(id, Container { stored, merged, logged: n, born: 0, changed: 0 });
             let recipe = vec![Pieces { container: id, first: 0, count: 9 }];
-            let stream = Stream { shape: Shape::Bytes, created: 1, bytes: 1, added: 1, chunks: 1, recipe, listing: Vec::new() };
+            let stream = Stream {
+                shape: Shape::Bytes,
+                created: 1,
+                bytes: 1,
+                added: 1,
+                chunks: 1,
+                recipe,
+                listing: Vec::new(),
+            };
             tables.streams.insert(format!("machine-{}/2026-11-{n:06}", n % 50), stream);
         }
         tables
@@ -165,7 +196,9 @@ mod tests {
             budget.occupied(occupied);
             let drawn = Drawn::from(&budget);
             drawn.more(bytes.len() as u64).unwrap();
-            Tables::decode_within(&bytes, [1, 1, 0], false, &drawn).map(|tables| tables.containers.len()).map_err(|e| e.kind())
+            Tables::decode_within(&bytes, [1, 1, 0], false, &drawn)
+                .map(|tables| tables.containers.len())
+                .map_err(|e| e.kind())
         };
         assert_eq!(decoded(bytes.len() as u64), Ok(125_000));
         // Also where the file system compresses them to half.

@@ -1,7 +1,8 @@
 //! The stages of a put on threads: read, cut and fingerprint; look up and place; pack; write.
 //!
-//! Queues are bounded, so that memory is: a batch or a container each way. The first failure stops all stages. Containers are written in the order in
-//! which they are packed, which is of no account.
+//! Queues are bounded, so that memory is: a batch or a container each way. The first failure stops
+//! all stages. Containers are written in the order in which they are packed, which is of no
+//! account.
 
 use std::sync::{
     Arc,
@@ -187,7 +188,13 @@ pub fn put_on(
         if incomplete {
             Stream::mark_incomplete(&mut listing);
         }
-        stower.commit(Ended { name: request.name, shape: request.shape, created: request.now, data, listing })
+        stower.commit(Ended {
+            name: request.name,
+            shape: request.shape,
+            created: request.now,
+            data,
+            listing,
+        })
     });
     match done {
         Ok(stream) => {
@@ -222,7 +229,8 @@ fn run(
     staged(ingest, stower, feed, |items, sink| place(session, items, sink, gauge))
 }
 
-/// Runs `source` on a thread, which gives items; `place` on this one, which makes containers of them; packing and writing on others. To the end.
+/// Runs `source` on a thread, which gives items; `place` on this one, which makes containers of
+/// them; packing and writing on others. To the end.
 pub(crate) fn staged<I: Send, T>(
     ingest: &Arc<Ingest>,
     stower: &mut Stower,
@@ -258,7 +266,11 @@ pub(crate) fn staged<I: Send, T>(
         let (read, written) = (joined(reading.join()), joined(writing.join()));
         let all = [written.as_ref().err(), placed.as_ref().err(), read.as_ref().err()];
         // A stage that only says that its successor is gone does not know the reason.
-        let reason = all.into_iter().flatten().find(|error| error.kind() != Kind::Stopped).or(all.into_iter().flatten().next());
+        let reason = all
+            .into_iter()
+            .flatten()
+            .find(|error| error.kind() != Kind::Stopped)
+            .or(all.into_iter().flatten().next());
         reason.cloned().map_or(placed, Err)
     })
 }
@@ -277,7 +289,12 @@ fn pack(archive: &Archive, opens: &Mutex<Receiver<Open>>, out: &SyncSender<Packe
     }
 }
 
-fn place(session: &mut Session, items: Receiver<Item>, sink: &mut Sink<'_>, gauge: &Gauge) -> Result<Recipes> {
+fn place(
+    session: &mut Session,
+    items: Receiver<Item>,
+    sink: &mut Sink<'_>,
+    gauge: &Gauge,
+) -> Result<Recipes> {
     let (mut recipes, mut writing, mut incomplete) = (Vec::new(), Writing::default(), false);
     for item in items {
         match item {
@@ -285,7 +302,9 @@ fn place(session: &mut Session, items: Receiver<Item>, sink: &mut Sink<'_>, gaug
                 session.take(&batch, &mut writing, sink)?;
                 gauge.new.store(session.new_bytes, Relaxed);
             }
-            Item::EndRecipe => recipes.push(session.end_recipe(std::mem::take(&mut writing), sink)?),
+            Item::EndRecipe => {
+                recipes.push(session.end_recipe(std::mem::take(&mut writing), sink)?)
+            }
             Item::Incomplete => incomplete = true,
         }
     }

@@ -1,8 +1,10 @@
-//! Where containers of an archive on several nodes go (RAD): in the order of arrival with one code, or late, by how often their chunks are referenced.
+//! Where containers of an archive on several nodes go (RAD): in the order of arrival with one code,
+//! or late, by how often their chunks are referenced.
 //!
-//! With [`Rad`] chunks of streams stand *replicated* first, `f + 1` times: a stripe with one column of data, whose parity is a copy each. When their counts have
-//! stood still, collection sorts them by reference counts into classes, and writes each class with its own code. All codes have the same parity, so that
-//! as many nodes may be lost.
+//! With [`Rad`] chunks of streams stand *replicated* first, `f + 1` times: a stripe with one column
+//! of data, whose parity is a copy each. When their counts have stood still, collection sorts them
+//! by reference counts into classes, and writes each class with its own code. All codes have the
+//! same parity, so that as many nodes may be lost.
 
 use std::{fmt, str::FromStr};
 
@@ -27,7 +29,8 @@ pub enum Class {
 
 impl Class {
     /// All of them.
-    pub const ALL: [Class; 5] = [Class::Plain, Class::Replicated, Class::Cold, Class::Baseline, Class::Hot];
+    pub const ALL: [Class; 5] =
+        [Class::Plain, Class::Replicated, Class::Cold, Class::Baseline, Class::Hot];
 
     pub(crate) fn code(self) -> u8 {
         self as u8
@@ -95,13 +98,19 @@ impl Rad {
             return wrong("with the placement rad each code has at least two shards without parity: one alone is a copy".into());
         }
         let longest = usize::from(cold) + usize::from(parity);
-        if cold < baseline || baseline < hot || longest > usize::from(nodes) || longest > COLUMNS_MAX {
+        if cold < baseline
+            || baseline < hot
+            || longest > usize::from(nodes)
+            || longest > COLUMNS_MAX
+        {
             return wrong(format!(
                 "the codes of cold, baseline and hot chunks may not get longer in this order, nor have more than the {nodes} nodes of shards"
             ));
         }
         if self.batch == 0 || self.batch > VERSIONS_MAX || self.delay > VERSIONS_MAX {
-            return wrong(format!("a batch has 1 to {VERSIONS_MAX} versions, and a delay up to as many"));
+            return wrong(format!(
+                "a batch has 1 to {VERSIONS_MAX} versions, and a delay up to as many"
+            ));
         }
         Ok(())
     }

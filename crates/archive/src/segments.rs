@@ -1,7 +1,8 @@
 //! Segment files: where containers are written and read.
 //!
-//! *Crash argument:* a container's id comes from a range that is recorded before it is used, and the name of its segment is durable before the
-//! container is listed. What a crash leaves behind the last listed container of a segment is overwritten by the next one.
+//! *Crash argument:* a container's id comes from a range that is recorded before it is used, and
+//! the name of its segment is durable before the container is listed. What a crash leaves behind
+//! the last listed container of a segment is overwritten by the next one.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -55,11 +56,20 @@ impl Ids {
             if first + ID_RANGE > ContainerId::END {
                 return Err(Error::new(Kind::NoSpace, "the archive has no container numbers left"));
             }
-            // The first range brings the first segment along; on several nodes one is used by whoever reserved it only.
-            let room = several || last_segment(tables, owner, Class::Plain).is_some_and(|(_, end)| end < segment_bytes);
+            // The first range brings the first segment along; on several nodes one is used by
+            // whoever reserved it only.
+            let room = several
+                || last_segment(tables, owner, Class::Plain)
+                    .is_some_and(|(_, end)| end < segment_bytes);
             let segment = (!room).then_some(tables.next_segment);
             let count = if unsafe_range { 0 } else { ID_RANGE };
-            Ok(vec![Record::Reserved { owner, first: ContainerId(first), count, segment, class: (Class::Plain, 0) }])
+            Ok(vec![Record::Reserved {
+                owner,
+                first: ContainerId(first),
+                count,
+                segment,
+                class: (Class::Plain, 0),
+            }])
         })?;
         (self.next, self.end) = (first, first + ID_RANGE);
         Ok(())
@@ -68,7 +78,12 @@ impl Ids {
 
 /// The segment of a class that this owner appends to, and where.
 fn last_segment(tables: &Tables, owner: Owner, class: Class) -> Option<(u32, u64)> {
-    tables.segments.iter().rev().find(|(_, segment)| segment.owner == owner && segment.class == class).map(|(&n, segment)| (n, segment.end))
+    tables
+        .segments
+        .iter()
+        .rev()
+        .find(|(_, segment)| segment.owner == owner && segment.class == class)
+        .map(|(&n, segment)| (n, segment.end))
 }
 
 /// Appends containers to the segments of one owner. There is one for each owner at a time.
@@ -94,11 +109,14 @@ impl Appender {
         Appender { archive, owner, open: BTreeMap::new(), unsynced: Vec::new() }
     }
 
-    /// True when the container begins another segment. What was written to the one before must be listed first: a segment that holds nothing listed, and
-    /// is not its owner's last, counts as empty.
+    /// True when the container begins another segment. What was written to the one before must be
+    /// listed first: a segment that holds nothing listed, and is not its owner's last, counts
+    /// as empty.
     pub(crate) fn turns(&self, packed: &Packed, class: Class) -> bool {
         let needed = self.needed(packed, class);
-        self.open.get(&class).is_none_or(|open| open.end > 0 && open.end + needed > self.archive.label().segment_bytes)
+        self.open.get(&class).is_none_or(|open| {
+            open.end > 0 && open.end + needed > self.archive.label().segment_bytes
+        })
     }
 
     fn needed(&self, packed: &Packed, class: Class) -> u64 {
@@ -113,22 +131,38 @@ impl Appender {
         self.append(packed, class)
     }
 
-    /// Opens a segment for containers that are listed together: [`append`](Self::append) writes all of them to it.
+    /// Opens a segment for containers that are listed together: [`append`](Self::append) writes all
+    /// of them to it.
     pub(crate) fn make_room(&mut self, packed: &[(Class, Packed)], class: Class) -> Result<()> {
-        let needed: u64 = packed.iter().filter(|(of, _)| *of == class).map(|(_, packed)| self.needed(packed, class)).sum();
-        let room = |open: &OpenSegment| open.end == 0 || open.end + needed <= self.archive.label().segment_bytes;
-        if needed == 0 || self.open.get(&class).is_some_and(room) { Ok(()) } else { self.next_segment(needed, class) }
+        let needed: u64 = packed
+            .iter()
+            .filter(|(of, _)| *of == class)
+            .map(|(_, packed)| self.needed(packed, class))
+            .sum();
+        let room = |open: &OpenSegment| {
+            open.end == 0 || open.end + needed <= self.archive.label().segment_bytes
+        };
+        if needed == 0 || self.open.get(&class).is_some_and(room) {
+            Ok(())
+        } else {
+            self.next_segment(needed, class)
+        }
     }
 
     /// Writes a container to the segment that is open, however long that gets.
     pub(crate) fn append(&mut self, packed: &Packed, class: Class) -> Result<Stored> {
         let (bytes, needed) = (packed.bytes(), self.needed(packed, class));
-        let Some(open) = self.open.get_mut(&class) else { return Err(Error::new(Kind::Stopped, "no segment is open")) };
+        let Some(open) = self.open.get_mut(&class) else {
+            return Err(Error::new(Kind::Stopped, "no segment is open"));
+        };
         if open.end + needed > open.taken {
             let ahead = needed.max(self.archive.settings.ahead_bytes);
             let taken = match open.file.reserve(open.end, ahead) {
-                // The end of the disk: what is left may be enough, as long as something is held back for deletion.
-                Err(error) if error.kind() == Kind::NoSpace && self.archive.reserve_bytes()? > 0 => {
+                // The end of the disk: what is left may be enough, as long as something is held
+                // back for deletion.
+                Err(error)
+                    if error.kind() == Kind::NoSpace && self.archive.reserve_bytes()? > 0 =>
+                {
                     // A part of it may have been taken.
                     give_ahead_back(&self.archive, open, open.end + ahead)?;
                     open.file.reserve(open.end, needed).map(|()| needed)?
@@ -137,13 +171,24 @@ impl Appender {
             };
             open.taken = open.end + taken;
         }
-        let place = Place { segment: open.number, at: open.end, bytes: bytes as u32, meta_bytes: packed.meta.len() as u32 };
+        let place = Place {
+            segment: open.number,
+            at: open.end,
+            bytes: bytes as u32,
+            meta_bytes: packed.meta.len() as u32,
+        };
         open.file.write_parts(open.end, &[&packed.meta, &packed.body])?;
         open.end += needed;
         if self.unsynced.iter().all(|file| !Arc::ptr_eq(file, &open.file)) {
             self.unsynced.push(open.file.clone());
         }
-        Ok(Stored { id: packed.id, holds: packed.holds, chunks: packed.chunks, raw_bytes: packed.raw_bytes, place })
+        Ok(Stored {
+            id: packed.id,
+            holds: packed.holds,
+            chunks: packed.chunks,
+            raw_bytes: packed.raw_bytes,
+            place,
+        })
     }
 
     /// Makes all containers that were written durable.
@@ -165,7 +210,9 @@ impl Appender {
 
     fn trim_one(&mut self, class: Class) -> Result<()> {
         match self.open.remove(&class) {
-            Some(open) if open.taken > open.end => give_ahead_back(&self.archive, &open, open.taken),
+            Some(open) if open.taken > open.end => {
+                give_ahead_back(&self.archive, &open, open.taken)
+            }
             _ => Ok(()),
         }
     }
@@ -178,7 +225,9 @@ impl Appender {
             return Ok(());
         }
         let tables = self.archive.refresh()?;
-        open.values().try_for_each(|open| open.file.set_bytes(tables.segments.get(&open.number).map_or(0, |segment| segment.end)))
+        open.values().try_for_each(|open| {
+            open.file.set_bytes(tables.segments.get(&open.number).map_or(0, |segment| segment.end))
+        })
     }
 
     fn next_segment(&mut self, needed: u64, class: Class) -> Result<()> {
@@ -188,8 +237,10 @@ impl Appender {
         let first = !self.open.contains_key(&class);
         self.trim_one(class)?;
         self.archive.commit(owner == Owner::Collector, |tables| {
-            // The last one goes on when a process begins, and only then: this process has filled it. Not where a node of it is absent.
-            chosen = last_segment(tables, owner, class).filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
+            // The last one goes on when a process begins, and only then: this process has filled
+            // it. Not where a node of it is absent.
+            chosen = last_segment(tables, owner, class)
+                .filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
             if let Some((number, _)) = chosen
                 && !self.archive.files.is_whole(&segment_name(number))?
             {
@@ -202,10 +253,14 @@ impl Appender {
             let (first, segment) = (ContainerId(tables.next_id), Some(tables.next_segment));
             Ok(vec![Record::Reserved { owner, first, count: 0, segment, class: (class, data) }])
         })?;
-        let Some((number, end)) = chosen else { return Err(Error::new(Kind::Stopped, "no segment was chosen")) };
+        let Some((number, end)) = chosen else {
+            return Err(Error::new(Kind::Stopped, "no segment was chosen"));
+        };
         let name = segment_name(number);
         let file = match self.archive.files.open(&name) {
-            Err(error) if error.kind() == Kind::NotFound => self.archive.files.create_wide(&name, data)?,
+            Err(error) if error.kind() == Kind::NotFound => {
+                self.archive.files.create_wide(&name, data)?
+            }
             opened => opened?,
         };
         // Also when it was there: who made it may have been killed before its name was durable.
@@ -217,13 +272,15 @@ impl Appender {
     }
 }
 
-/// Gives space back that was taken behind what was written, up to `taken`. Nobody else writes to the segment.
+/// Gives space back that was taken behind what was written, up to `taken`. Nobody else writes to
+/// the segment.
 fn give_ahead_back(archive: &Archive, open: &OpenSegment, taken: u64) -> Result<()> {
     open.file.punch(open.end, taken - open.end)?;
     if archive.label().spread[0] > 1 {
         return Ok(());
     }
-    // Some file systems free what lies behind a file's end only when its length is set. On several nodes that would need all of them.
+    // Some file systems free what lies behind a file's end only when its length is set. On several
+    // nodes that would need all of them.
     open.file.set_bytes(open.file.bytes()?.min(open.end))
 }
 
@@ -243,7 +300,9 @@ impl Shelves {
         if let Some(file) = open.get(&segment) {
             return Ok(file.clone());
         }
-        let file = self.archive.files.open(&segment_name(segment)).map_err(|error| match error.kind() {
+        let file = self.archive.files.open(&segment_name(segment)).map_err(|error| match error
+            .kind()
+        {
             Kind::NotFound => Error::new(Kind::Corrupt, format!("segment {segment} is not there")),
             _ => error,
         })?;
@@ -259,13 +318,21 @@ impl Shelves {
     pub(crate) fn metadata(&self, container: &Container) -> Result<Metadata> {
         let stored = &container.stored;
         if stored.place.meta_bytes as usize > META_BYTES_MAX {
-            return Err(Error::new(Kind::Corrupt, format!("container {}: its metadata can't be so long", stored.id)));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("container {}: its metadata can't be so long", stored.id),
+            ));
         }
         let mut bytes = vec![0; stored.place.meta_bytes as usize];
         let n = self.file(stored.place.segment)?.read_at(stored.place.at, &mut bytes)?;
         let metadata = Metadata::decode(&self.archive.identity, stored.id, &bytes[..n])?;
-        if metadata.chunks.len() as u64 != u64::from(stored.chunks) || metadata.bytes != stored.place.bytes {
-            return Err(Error::new(Kind::Corrupt, format!("container {} has other chunks than the log says", stored.id)));
+        if metadata.chunks.len() as u64 != u64::from(stored.chunks)
+            || metadata.bytes != stored.place.bytes
+        {
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("container {} has other chunks than the log says", stored.id),
+            ));
         }
         Ok(metadata)
     }
@@ -277,7 +344,10 @@ impl Shelves {
         into.resize(bytes, 0);
         let n = self.file(place.segment)?.read_at(place.at + u64::from(first.at), into)?;
         if n < bytes {
-            return Err(Error::new(Kind::Corrupt, format!("segment {} ends too early", place.segment)));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("segment {} ends too early", place.segment),
+            ));
         }
         Ok(())
     }

@@ -75,8 +75,12 @@ impl FromStr for Chunking {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Chunking, Error> {
-        let wrong =
-            || Error::new(Kind::InvalidInput, "a chunking is fastcdc:8K, rabin:8K or static:4K, with a power of two from 1K to 256K");
+        let wrong = || {
+            Error::new(
+                Kind::InvalidInput,
+                "a chunking is fastcdc:8K, rabin:8K or static:4K, with a power of two from 1K to 256K",
+            )
+        };
         let (name, size) = text.split_once(':').ok_or_else(wrong)?;
         let kind = match name {
             "static" => 1,
@@ -84,7 +88,8 @@ impl FromStr for Chunking {
             "fastcdc" => 3,
             _ => return Err(wrong()),
         };
-        let size: u32 = size.strip_suffix(['K', 'k']).and_then(|size| size.parse().ok()).ok_or_else(wrong)?;
+        let size: u32 =
+            size.strip_suffix(['K', 'k']).and_then(|size| size.parse().ok()).ok_or_else(wrong)?;
         Chunking::from_code(kind, size.saturating_mul(1024)).ok_or_else(wrong)
     }
 }
@@ -106,7 +111,9 @@ impl Compression {
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Compression> {
-        [Compression::None, Compression::Lz4, Compression::Zstd].into_iter().find(|compression| compression.code() == code)
+        [Compression::None, Compression::Lz4, Compression::Zstd]
+            .into_iter()
+            .find(|compression| compression.code() == code)
     }
 }
 
@@ -190,7 +197,10 @@ impl FromStr for FilterName {
             "chunk-index" => FilterName::ChunkIndex,
             "byte-compare" => FilterName::ByteCompare,
             _ => {
-                return Err(Error::new(Kind::InvalidInput, "a filter is block-index, container-cache, bloom, chunk-index or byte-compare"));
+                return Err(Error::new(
+                    Kind::InvalidInput,
+                    "a filter is block-index, container-cache, bloom, chunk-index or byte-compare",
+                ));
             }
         })
     }
@@ -223,10 +233,12 @@ pub struct Settings {
     pub ahead_bytes: u64,
     /// Bytes of volumes' writes in memory.
     pub dirty_bytes: u64,
-    /// Memory for the archive's tables, whoever wrote them, besides what goes with the bytes that they occupy on the medium; no limit for who trusts
-    /// the archive, which is what changes it.
+    /// Memory for the archive's tables, whoever wrote them, besides what goes with the bytes that
+    /// they occupy on the medium; no limit for who trusts the archive, which is what changes
+    /// it.
     pub memory: u64,
-    /// Ranges of volumes that were trimmed and are not drained, at most: each takes 25 bytes of a frame. One more waits for a drain.
+    /// Ranges of volumes that were trimmed and are not drained, at most: each takes 25 bytes of a
+    /// frame. One more waits for a drain.
     pub zeroed_ranges: usize,
     /// Bytes of a frame of the log, at most; a change that needs more is refused.
     pub frame_bytes: usize,
@@ -238,7 +250,12 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            filters: vec![FilterName::BlockIndex, FilterName::ContainerCache, FilterName::Bloom, FilterName::ChunkIndex],
+            filters: vec![
+                FilterName::BlockIndex,
+                FilterName::ContainerCache,
+                FilterName::Bloom,
+                FilterName::ChunkIndex,
+            ],
             auxiliary_entries: 512 << 10,
             cached_containers: 256,
             page_cache_bytes: 16 << 20,
@@ -306,7 +323,8 @@ pub enum PlantedBug {
     TornTailBelieved,
     /// A frame is shown that is not known to be durable.
     TailShownEarly,
-    /// A reader shows a frame that nobody vouched for without making it durable. Seeds seldom meet it; a test of the simulator's files finds it.
+    /// A reader shows a frame that nobody vouched for without making it durable. Seeds seldom meet
+    /// it; a test of the simulator's files finds it.
     TailReadEarly,
     /// The import position moves before the pages are durable.
     ImportAhead,
@@ -344,7 +362,8 @@ pub enum PlantedBug {
     SettledBeforeSync,
     /// Of the places to which an old container's chunks went, the first counts alone.
     SettledElsewhere,
-    /// Chunks that had no references when they were counted are left behind, without being condemned and looked at again.
+    /// Chunks that had no references when they were counted are left behind, without being
+    /// condemned and looked at again.
     SettledUnchecked,
     /// A sync that failed is tried again, and believed.
     SyncRetried,
@@ -352,7 +371,8 @@ pub enum PlantedBug {
     LabelCopyUnread,
     /// A label counts although the log behind the one that it names goes on.
     OldLabelTaken,
-    /// The log's end counts although a later change was known to be durable. Not among those that seeds must find.
+    /// The log's end counts although a later change was known to be durable. Not among those that
+    /// seeds must find.
     LogEndBelieved,
 }
 

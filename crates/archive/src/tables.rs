@@ -1,6 +1,8 @@
-//! What the log says, applied: the catalogue, the container table, and where collection and import stand.
+//! What the log says, applied: the catalogue, the container table, and where collection and import
+//! stand.
 //!
-//! A value of this type is the archive as of one place in the log. The same records give the same tables in every process.
+//! A value of this type is the archive as of one place in the log. The same records give the same
+//! tables in every process.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +14,8 @@ use crate::{
         ContainerId,
         bytes::{Reader, Writer, corrupt},
         record::{
-            CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, IndexFile, Owner, Pieces, Place, Record, Stored, Stream, id, index_files,
-            index_files_of, pieces, pieces_of,
+            CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, IndexFile, Owner, Pieces, Place, Record,
+            Stored, Stream, id, index_files, index_files_of, pieces, pieces_of,
         },
     },
     late::Work,
@@ -40,11 +42,13 @@ pub struct Container {
     pub stored: Stored,
     /// Other containers whose chunks lie here now.
     pub merged: Vec<ContainerId>,
-    /// The sequence number of the frame that listed it; after a merge, the last one of what is in it.
+    /// The sequence number of the frame that listed it; after a merge, the last one of what is in
+    /// it.
     pub logged: u64,
     /// The version that was put when it was listed; where encoding is late.
     pub born: u64,
-    /// The version with which its counts changed last, as far as they were counted; where encoding is late.
+    /// The version with which its counts changed last, as far as they were counted; where encoding
+    /// is late.
     pub changed: u64,
 }
 
@@ -100,15 +104,18 @@ pub struct Tables {
     pub streams: BTreeMap<String, Stream>,
     /// The containers by their own numbers.
     pub containers: BTreeMap<ContainerId, Container>,
-    /// Where merged and settled containers lie now: no chains, and at most [`PLACES_MAX`](crate::late::PLACES_MAX) places.
+    /// Where merged and settled containers lie now: no chains, and at most
+    /// [`PLACES_MAX`](crate::late::PLACES_MAX) places.
     pub homes: BTreeMap<ContainerId, Vec<ContainerId>>,
     /// The segment files.
     pub segments: BTreeMap<u32, Segment>,
     /// Containers that no recipe names yet, and since when.
     pub unfinished: BTreeMap<ContainerId, u64>,
-    /// Chunks that no put may take as duplicates: a bit for each chunk, in the order of the container.
+    /// Chunks that no put may take as duplicates: a bit for each chunk, in the order of the
+    /// container.
     pub condemned: BTreeMap<ContainerId, Vec<u8>>,
-    /// Chunks whose bytes are not what they were: a bit for each chunk, in the order of the container.
+    /// Chunks whose bytes are not what they were: a bit for each chunk, in the order of the
+    /// container.
     pub damaged: BTreeMap<ContainerId, Vec<u8>>,
     /// Places that no record names any more, and the epoch whose readers may still be there.
     pub leaving: Vec<(Place, u32)>,
@@ -174,12 +181,18 @@ impl Tables {
         match record {
             Record::Reserved { owner, first, count, segment, class: (class, data) } => {
                 if class != Class::Plain && !self.late {
-                    return Err(corrupt("the log has segments of classes, and the archive has none"));
+                    return Err(corrupt(
+                        "the log has segments of classes, and the archive has none",
+                    ));
                 }
                 self.next_id = self.next_id.max(first.0.saturating_add(count));
                 if let Some(segment) = segment {
                     self.next_segment = self.next_segment.max(segment.saturating_add(1));
-                    let data = if class == Class::Plain { (self.align / PLACE_ALIGN).max(1) as u8 } else { data };
+                    let data = if class == Class::Plain {
+                        (self.align / PLACE_ALIGN).max(1) as u8
+                    } else {
+                        data
+                    };
                     self.segments.insert(segment, Segment { owner, end: 0, used: 0, class, data });
                 }
             }
@@ -195,17 +208,27 @@ impl Tables {
                 self.versions = self.versions.saturating_add(u64::from(self.late));
                 self.finish(containers, &finished, sequence)?;
                 let at = self.versions;
-                self.differences.extend(stream.recipes().map(|recipe| Difference { added: true, recipe: recipe.clone(), at }));
+                self.differences.extend(stream.recipes().map(|recipe| Difference {
+                    added: true,
+                    recipe: recipe.clone(),
+                    at,
+                }));
                 if let Some(old) = self.streams.insert(name, stream) {
                     self.gone(&old);
                 }
             }
             Record::Removed { name } => {
-                let old = self.streams.remove(&name).ok_or_else(|| corrupt("the log removes a stream that is not there"))?;
+                let old = self
+                    .streams
+                    .remove(&name)
+                    .ok_or_else(|| corrupt("the log removes a stream that is not there"))?;
                 self.gone(&old);
             }
             Record::Renamed { from, to } => {
-                let stream = self.streams.remove(&from).ok_or_else(|| corrupt("the log renames a stream that is not there"))?;
+                let stream = self
+                    .streams
+                    .remove(&from)
+                    .ok_or_else(|| corrupt("the log renames a stream that is not there"))?;
                 if let Some(old) = self.streams.insert(to, stream) {
                     self.gone(&old);
                 }
@@ -220,18 +243,22 @@ impl Tables {
             Record::Imported { files, upto } => self.index = IndexState { files, upto },
             Record::Counted { file, differences, upto } => {
                 let n = usize::try_from(differences).ok().filter(|&n| n <= self.differences.len());
-                let n = n.ok_or_else(|| corrupt("the log counts more differences than there are"))?;
+                let n =
+                    n.ok_or_else(|| corrupt("the log counts more differences than there are"))?;
                 (self.counts, self.counted) = (file, upto);
                 self.differences.drain(..n);
             }
             Record::Condemned { containers } => {
                 // A put may have given up what it had listed.
-                let there = containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
+                let there =
+                    containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
                 self.condemned.extend(there);
                 self.turn()?;
             }
             Record::Damaged { containers } => {
-                for (id, bits) in containers.into_iter().filter(|(id, _)| self.containers.contains_key(id)) {
+                for (id, bits) in
+                    containers.into_iter().filter(|(id, _)| self.containers.contains_key(id))
+                {
                     let known = self.damaged.entry(id).or_default();
                     known.resize(known.len().max(bits.len()), 0);
                     known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
@@ -247,19 +274,23 @@ impl Tables {
                 containers.into_iter().try_for_each(|id| self.leave(id, before))?;
             }
             Record::Merged { from, to } => {
-                let (home, mut merged, mut logged, mut born, mut changed) = (to.id, Vec::new(), 0, 0, 0);
+                let (home, mut merged, mut logged, mut born, mut changed) =
+                    (to.id, Vec::new(), 0, 0, 0);
                 for id in from {
-                    let old =
-                        self.containers.get(&id).ok_or_else(|| corrupt(format!("the log merges container {id}, which is not there")))?;
+                    let old = self.containers.get(&id).ok_or_else(|| {
+                        corrupt(format!("the log merges container {id}, which is not there"))
+                    })?;
                     merged.push(id);
                     merged.extend(&old.merged);
-                    (logged, born, changed) = (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
+                    (logged, born, changed) =
+                        (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
                     self.leave(id, self.epoch)?;
                 }
                 // What was not imported yet is found in its new place.
                 let work = &mut self.work;
                 work.reencoded_chunks = work.reencoded_chunks.saturating_add(u64::from(to.chunks));
-                work.reencoded_chunk_bytes = work.reencoded_chunk_bytes.saturating_add(u64::from(to.raw_bytes));
+                work.reencoded_chunk_bytes =
+                    work.reencoded_chunk_bytes.saturating_add(u64::from(to.raw_bytes));
                 let written = self.list(to, logged, born)?;
                 self.work.merge_bytes = self.work.merge_bytes.saturating_add(written);
                 merged.sort_unstable();
@@ -282,7 +313,9 @@ impl Tables {
                 self.drop_empty_segments();
             }
             Record::Turned => self.turn()?,
-            Record::Finished { containers, finished } => self.finish(containers, &finished, sequence)?,
+            Record::Finished { containers, finished } => {
+                self.finish(containers, &finished, sequence)?
+            }
             Record::Settled { from, to } => self.apply_settled(&from, to)?,
             Record::Changed { containers } => {
                 for (id, version) in containers {
@@ -297,18 +330,29 @@ impl Tables {
     }
 
     fn turn(&mut self) -> Result<()> {
-        self.epoch = self.epoch.checked_add(1).ok_or_else(|| corrupt("the log turns the epoch too often"))?;
+        self.epoch = self
+            .epoch
+            .checked_add(1)
+            .ok_or_else(|| corrupt("the log turns the epoch too often"))?;
         Ok(())
     }
 
     /// A segment that holds nothing, and to which nobody appends any more, is gone.
     fn drop_empty_segments(&mut self) {
-        let last: BTreeMap<(Owner, Class), u32> = self.segments.iter().map(|(&n, segment)| ((segment.owner, segment.class), n)).collect();
-        self.segments.retain(|&n, segment| segment.used > 0 || last.get(&(segment.owner, segment.class)) == Some(&n));
+        let last: BTreeMap<(Owner, Class), u32> =
+            self.segments.iter().map(|(&n, segment)| ((segment.owner, segment.class), n)).collect();
+        self.segments.retain(|&n, segment| {
+            segment.used > 0 || last.get(&(segment.owner, segment.class)) == Some(&n)
+        });
     }
 
     /// Lists containers that something names from now on, and those that were listed before.
-    fn finish(&mut self, containers: Vec<Stored>, finished: &[ContainerId], sequence: u64) -> Result<()> {
+    fn finish(
+        &mut self,
+        containers: Vec<Stored>,
+        finished: &[ContainerId],
+        sequence: u64,
+    ) -> Result<()> {
         let version = self.versions;
         containers.into_iter().try_for_each(|stored| self.upload(stored, sequence, version))?;
         for id in finished {
@@ -330,12 +374,16 @@ impl Tables {
     pub(crate) fn list(&mut self, stored: Stored, logged: u64, born: u64) -> Result<u64> {
         let (taken, written) = (self.taken(&stored.place), self.written(&stored.place));
         let segment = self.segments.get_mut(&stored.place.segment);
-        let segment = segment.ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
+        let segment = segment
+            .ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
         segment.end = segment.end.max(stored.place.at + taken);
         segment.used = segment.used.saturating_add(taken);
         self.next_id = self.next_id.max(stored.id.0 + 1);
         let id = stored.id;
-        if self.containers.insert(id, Container { stored, merged: Vec::new(), logged, born, changed: born }).is_some()
+        if self
+            .containers
+            .insert(id, Container { stored, merged: Vec::new(), logged, born, changed: born })
+            .is_some()
             || self.homes.contains_key(&id)
         {
             return Err(corrupt(format!("the log lists container {id} twice")));
@@ -345,7 +393,10 @@ impl Tables {
 
     /// The container's place is to be freed, when who reads there has left.
     pub(crate) fn leave(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
-        let gone = self.containers.remove(&id).ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
+        let gone = self
+            .containers
+            .remove(&id)
+            .ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
         self.unfinished.remove(&id);
         self.condemned.remove(&id);
         self.damaged.remove(&id);
@@ -363,14 +414,22 @@ impl Tables {
 
     pub(crate) fn gone(&mut self, stream: &Stream) {
         let at = self.versions;
-        self.differences.extend(stream.recipes().map(|recipe| Difference { added: false, recipe: recipe.clone(), at }));
+        self.differences.extend(stream.recipes().map(|recipe| Difference {
+            added: false,
+            recipe: recipe.clone(),
+            at,
+        }));
     }
 
     /// The bytes of a snapshot.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        w.u64(self.sequence).u64(self.chain).u32(self.epoch).u64(self.next_id).u32(self.next_segment);
+        w.u64(self.sequence)
+            .u64(self.chain)
+            .u32(self.epoch)
+            .u64(self.next_id)
+            .u32(self.next_segment);
         w.u32(self.streams.len() as u32);
         for (name, stream) in &self.streams {
             w.bytes(name.as_bytes());
@@ -378,7 +437,10 @@ impl Tables {
         }
         w.u32(self.segments.len() as u32);
         for (&n, segment) in &self.segments {
-            w.u32(n).u8(if segment.owner == Owner::Ingest { 1 } else { 2 }).u64(segment.end).u64(segment.used);
+            w.u32(n)
+                .u8(if segment.owner == Owner::Ingest { 1 } else { 2 })
+                .u64(segment.end)
+                .u64(segment.used);
         }
         w.u32(self.containers.len() as u32);
         for container in self.containers.values() {
@@ -429,7 +491,12 @@ impl Tables {
     }
 
     /// The same within a budget.
-    pub(crate) fn decode_within(bytes: &[u8], spread: [u8; 3], late: bool, drawn: &Drawn) -> Result<Tables> {
+    pub(crate) fn decode_within(
+        bytes: &[u8],
+        spread: [u8; 3],
+        late: bool,
+        drawn: &Drawn,
+    ) -> Result<Tables> {
         let r = &mut Reader(bytes, Some(drawn));
         let mut tables = Tables {
             sequence: r.counter()?,
@@ -450,16 +517,21 @@ impl Tables {
             if end > SEGMENT_END_MAX {
                 return Err(corrupt("a segment can't be so long"));
             }
-            tables.segments.insert(n, Segment { owner, end, used, class: Class::Plain, data: spread[1] });
+            tables
+                .segments
+                .insert(n, Segment { owner, end, used, class: Class::Plain, data: spread[1] });
         }
         for _ in 0..r.count(Stored::BYTES + 12, CONTAINER_MEMORY)? {
             let stored = Stored::decode(r)?;
             let logged = r.u64()?;
-            let merged = (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
+            let merged =
+                (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
             for &id in &merged {
                 tables.homes.entry(id).or_default().push(stored.id);
             }
-            tables.containers.insert(stored.id, Container { stored, merged, logged, born: 0, changed: 0 });
+            tables
+                .containers
+                .insert(stored.id, Container { stored, merged, logged, born: 0, changed: 0 });
         }
         for _ in 0..r.count(16, ID_MEMORY)? {
             tables.unfinished.insert(id(r)?, r.u64()?);
@@ -473,7 +545,11 @@ impl Tables {
         tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
         (tables.counts, tables.counted) = (r.counter()?, r.u64()?);
         for _ in 0..r.count(5, size_of::<Difference>())? {
-            tables.differences.push(Difference { added: r.u8()? == 1, recipe: pieces_of(r)?, at: 0 });
+            tables.differences.push(Difference {
+                added: r.u8()? == 1,
+                recipe: pieces_of(r)?,
+                at: 0,
+            });
         }
         tables.decode_volumes(r)?;
         tables.decode_late(r)?;
@@ -493,7 +569,10 @@ impl Tables {
 /// `InvalidInput`.
 pub fn valid_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
-        return Err(Error::new(Kind::InvalidInput, format!("a stream's name has 1 to {NAME_BYTES_MAX} bytes and no control characters")));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("a stream's name has 1 to {NAME_BYTES_MAX} bytes and no control characters"),
+        ));
     }
     Ok(())
 }

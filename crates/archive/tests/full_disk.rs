@@ -1,7 +1,8 @@
-//! A file system that is full to its last block, in each step that writes: what was acknowledged stays, deletion and collection work, and then there is
-//! room again.
+//! A file system that is full to its last block, in each step that writes: what was acknowledged
+//! stays, deletion and collection work, and then there is room again.
 //!
-//! The file system is a small one in memory, mounted in a namespace of its own, in which this test runs itself once more.
+//! The file system is a small one in memory, mounted in a namespace of its own, in which this test
+//! runs itself once more.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
@@ -33,13 +34,24 @@ fn what_is_full_can_be_emptied_and_filled_again() {
         return fill_and_empty(Path::new(&place));
     }
     let place = tempfile::tempdir().unwrap();
-    let script =
-        format!("mount -t tmpfs -o size=24m none '{0}' && {MOUNTED}='{0}' exec \"$0\" --exact \"$1\" --nocapture", place.path().display());
+    let script = format!(
+        "mount -t tmpfs -o size=24m none '{0}' && {MOUNTED}='{0}' exec \"$0\" --exact \"$1\" --nocapture",
+        place.path().display()
+    );
     let name = "what_is_full_can_be_emptied_and_filled_again";
-    let done =
-        Command::new("unshare").args(["-Urm", "sh", "-c", &script]).arg(std::env::current_exe().unwrap()).arg(name).output().unwrap();
+    let done = Command::new("unshare")
+        .args(["-Urm", "sh", "-c", &script])
+        .arg(std::env::current_exe().unwrap())
+        .arg(name)
+        .output()
+        .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(done.status.success(), "needs namespaces that a user can make, as Debian has:\n{}{}", text(&done.stdout), text(&done.stderr));
+    assert!(
+        done.status.success(),
+        "needs namespaces that a user can make, as Debian has:\n{}{}",
+        text(&done.stdout),
+        text(&done.stderr)
+    );
     assert!(text(&done.stdout).contains("1 passed"));
 }
 
@@ -73,13 +85,20 @@ fn settings() -> Settings {
 const RESERVE: u64 = 1 << 20;
 
 fn collect(archive: &Arc<Archive>) -> Result<()> {
-    let options = Options { now: 1000, keep_partial: 0, wait: true, settle_all: false, reserve_bytes: RESERVE };
+    let options = Options {
+        now: 1000,
+        keep_partial: 0,
+        wait: true,
+        settle_all: false,
+        reserve_bytes: RESERVE,
+    };
     Collection::begin(archive, options)?.run(&mut |_| {}).map(|_| ())
 }
 
 /// Fills all blocks but `left` bytes with a file of somebody else.
 fn fill(place: &Path, left: u64) {
-    let mut filler = fs::File::options().append(true).create(true).open(place.join("filler")).unwrap();
+    let mut filler =
+        fs::File::options().append(true).create(true).open(place.join("filler")).unwrap();
     let block = vec![1; 4096];
     while filler.write_all(&block).is_ok() {}
     let bytes = filler.metadata().unwrap().len();
@@ -98,7 +117,10 @@ fn fill_and_empty(place: &Path) {
     };
     Archive::create(&Directory::create(&directory).unwrap(), &format).unwrap();
     let open = || {
-        let files = Watched { files: Arc::new(Directory::open(&directory, true).unwrap()), watch: noting(&full) };
+        let files = Watched {
+            files: Arc::new(Directory::open(&directory, true).unwrap()),
+            watch: noting(&full),
+        };
         Arc::new(Archive::open(Arc::new(files), true, settings()).unwrap())
     };
     let mut there: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -108,7 +130,8 @@ fn fill_and_empty(place: &Path) {
     };
     let mut refused = 0;
     for round in 0..40u64 {
-        // What goes in shares its first half with what was there before, so that collection has something to merge.
+        // What goes in shares its first half with what was there before, so that collection has
+        // something to merge.
         let archive = open();
         let _ = fs::remove_file(place.join("filler"));
         for n in 0..3 {
@@ -137,12 +160,14 @@ fn fill_and_empty(place: &Path) {
         // The importer finds no room, and leaves it for later.
         fill(place, 0);
         Ingest::begin(&archive, false, false).unwrap().import(true).unwrap();
-        // A collection with nothing to free, another process, and all can be removed, collected and put again.
+        // A collection with nothing to free, another process, and all can be removed, collected and
+        // put again.
         collect(&archive).unwrap();
         let archive = if round % 2 == 0 { open() } else { archive };
         // Enough goes for the reserve to be whole again, and for more.
         let kept = if there.len() > 8 { there.len() / 4 } else { 0 };
-        let gone: Vec<String> = there.keys().rev().take(there.len().saturating_sub(kept)).cloned().collect();
+        let gone: Vec<String> =
+            there.keys().rev().take(there.len().saturating_sub(kept)).cloned().collect();
         for name in gone {
             archive.remove(&name).unwrap();
             there.remove(&name);
@@ -157,8 +182,12 @@ fn fill_and_empty(place: &Path) {
     }
     let full = full.lock();
     println!("full in {full:?}, {refused} puts refused");
-    // Puts and collection in segments, import in files of the index, checkpoints in snapshots and logs, counts.
+    // Puts and collection in segments, import in files of the index, checkpoints in snapshots and
+    // logs, counts.
     for kind in ["segment", "index", "snapshot", "counts"] {
-        assert!(full.contains(kind), "nobody found the disk full in a file of the kind {kind}, but in {full:?}");
+        assert!(
+            full.contains(kind),
+            "nobody found the disk full in a file of the kind {kind}, but in {full:?}"
+        );
     }
 }

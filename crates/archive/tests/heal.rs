@@ -1,4 +1,5 @@
-//! Damage that is noted, and containers that are written again: nothing that can be read, now or later, is given up.
+//! Damage that is noted, and containers that are written again: nothing that can be read, now or
+//! later, is given up.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
@@ -36,7 +37,10 @@ impl Desk {
     /// Static chunks of 4 KiB, as they are, 60 in a container.
     fn new() -> Desk {
         let desk = Desk {
-            dir: tempfile::Builder::new().prefix("heal").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+            dir: tempfile::Builder::new()
+                .prefix("heal")
+                .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+                .unwrap(),
             bad: Bad::default(),
             nodes: 0,
         };
@@ -47,17 +51,32 @@ impl Desk {
     /// The same on six nodes, with the code (3, 2); log and tables lie on the first three.
     fn on_nodes() -> Desk {
         let desk = Desk { nodes: 6, ..Desk::new() };
-        let directories = (0..6).map(|n| Arc::new(Directory::create(&desk.path(&format!("n{n}"))).unwrap()) as Arc<dyn Files>).collect();
+        let directories = (0..6)
+            .map(|n| {
+                Arc::new(Directory::create(&desk.path(&format!("n{n}"))).unwrap()) as Arc<dyn Files>
+            })
+            .collect();
         // A segment for each stream, on three nodes each.
-        let (format, spread) =
-            (Format { segment_bytes: 300 << 10, ..Desk::format() }, Spread { n: 3, k: 2, ids: (0..6).map(|n| [n; 16]).collect() });
-        Archive::create(&Nodes::create(directories, &spread, format.id, format.secret).unwrap(), &format).unwrap();
+        let (format, spread) = (
+            Format { segment_bytes: 300 << 10, ..Desk::format() },
+            Spread { n: 3, k: 2, ids: (0..6).map(|n| [n; 16]).collect() },
+        );
+        Archive::create(
+            &Nodes::create(directories, &spread, format.id, format.secret).unwrap(),
+            &format,
+        )
+        .unwrap();
         desk
     }
 
     fn format() -> Format {
         let (chunking, compression) = (Chunking::Static(4096), Compression::None);
-        Format { chunking, compression, reserve_bytes: 1 << 20, ..Format::new([1; 16], [2; 32], [3; 16]) }
+        Format {
+            chunking,
+            compression,
+            reserve_bytes: 1 << 20,
+            ..Format::new([1; 16], [2; 32], [3; 16])
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -66,15 +85,20 @@ impl Desk {
 
     fn open(&self) -> Arc<Archive> {
         let directory = |name: &str| {
-            Directory::open(&self.path(name), true).ok().map(|files| Watched { files: Arc::new(files), watch: sick(&self.bad) })
+            Directory::open(&self.path(name), true)
+                .ok()
+                .map(|files| Watched { files: Arc::new(files), watch: sick(&self.bad) })
         };
         let files: Arc<dyn Files> = if self.nodes > 0 {
-            let nodes = (0..self.nodes).map(|n| Some(Arc::new(directory(&format!("n{n}"))?) as Arc<dyn Files>)).collect();
+            let nodes = (0..self.nodes)
+                .map(|n| Some(Arc::new(directory(&format!("n{n}"))?) as Arc<dyn Files>))
+                .collect();
             Arc::new(Nodes::open(nodes, false).unwrap())
         } else {
             Arc::new(directory("a").unwrap())
         };
-        let settings = Settings { container_bytes: 240 << 10, auxiliary_entries: 4000, ..Settings::default() };
+        let settings =
+            Settings { container_bytes: 240 << 10, auxiliary_entries: 4000, ..Settings::default() };
         Arc::new(Archive::open(files, true, settings).unwrap())
     }
 
@@ -87,7 +111,13 @@ impl Desk {
     }
 
     fn collect(&self) -> Collected {
-        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20, settle_all: false };
+        let options = Options {
+            now: 5_000,
+            keep_partial: 86_400,
+            wait: false,
+            reserve_bytes: 1 << 20,
+            settle_all: false,
+        };
         Collection::begin(&self.open(), options).unwrap().run(&mut |_| {}).unwrap()
     }
 
@@ -95,15 +125,25 @@ impl Desk {
     fn scrub(&self) -> (Report, Result<Healed>) {
         let archive = self.open();
         let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
-        let healed = heal::note(&archive, &report.rotten).and_then(|()| heal::heal(&archive, &report.lost, &mut |_, _| {}));
+        let healed = heal::note(&archive, &report.rotten)
+            .and_then(|()| heal::heal(&archive, &report.lost, &mut |_, _| {}));
         (report, healed)
     }
 
     /// The containers of chunks: number, place of the first byte, bytes of metadata.
     fn containers(&self) -> Vec<(ContainerId, u64, u64)> {
         let tables = self.open().tables();
-        let data = tables.containers.values().filter(|container| container.stored.holds == onefold_archive::format::container::Holds::Data);
-        data.map(|container| (container.stored.id, container.stored.place.at, u64::from(container.stored.place.meta_bytes))).collect()
+        let data = tables.containers.values().filter(|container| {
+            container.stored.holds == onefold_archive::format::container::Holds::Data
+        });
+        data.map(|container| {
+            (
+                container.stored.id,
+                container.stored.place.at,
+                u64::from(container.stored.place.meta_bytes),
+            )
+        })
+        .collect()
     }
 
     fn rot(&self, at: u64) {
@@ -122,10 +162,14 @@ impl Desk {
 fn sick(bad: &Bad) -> Watch {
     let bad = bad.clone();
     Arc::new(move |name, call, does| match (call, &*bad.lock()) {
-        (Call::Read(at, bytes), Some((sick, from, sectors))) if sick == name && *at < from + sectors && *from < at + bytes => {
+        (Call::Read(at, bytes), Some((sick, from, sectors)))
+            if sick == name && *at < from + sectors && *from < at + bytes =>
+        {
             Err(Error::new(Kind::Io, "a sector can't be read"))
         }
-        (Call::Change, Some((sick, UNWRITABLE, _))) if sick == name => Err(Error::new(Kind::Io, "a sector can't be written")),
+        (Call::Change, Some((sick, UNWRITABLE, _))) if sick == name => {
+            Err(Error::new(Kind::Io, "a sector can't be written"))
+        }
         _ => does(),
     })
 }
@@ -158,7 +202,15 @@ fn a_note_of_damage_does_not_hide_a_put_from_collection() {
     assert!(done.waits && done.dropped == 0, "{done:?}");
     let data = session.end_recipe(writing, &mut |open| stower.stow(open)).unwrap();
     session.seal(&mut |open| stower.stow(open)).unwrap();
-    stower.commit(Ended { name: "again".into(), shape: Shape::Bytes, created: 1_000, data, listing: Vec::new() }).unwrap();
+    stower
+        .commit(Ended {
+            name: "again".into(),
+            shape: Shape::Bytes,
+            created: 1_000,
+            data,
+            listing: Vec::new(),
+        })
+        .unwrap();
     drop((session, stower, archive));
     desk.collect();
     assert!(desk.get("again").unwrap() == bytes);
@@ -219,7 +271,11 @@ fn what_may_be_read_another_time_is_not_given_up() {
     let (_, healed) = desk.scrub();
     healed.unwrap();
     desk.fail(None);
-    assert_eq!(desk.containers().iter().filter(|(there, ..)| *there == id).count(), 1, "the container went with chunks that can be read");
+    assert_eq!(
+        desk.containers().iter().filter(|(there, ..)| *there == id).count(),
+        1,
+        "the container went with chunks that can be read"
+    );
     // All is stored by now, or can be read again.
     desk.put("t", &bytes[..128 << 10]).unwrap();
     let (_, healed) = desk.scrub();
@@ -254,12 +310,17 @@ fn metadata_that_can_not_be_read_is_not_given_up() {
 #[test]
 fn what_lies_on_nodes_that_are_absent_is_not_given_up() {
     let desk = Desk::on_nodes();
-    let streams: Vec<(String, Vec<u8>)> = (0..6u64).map(|n| (format!("s{n}"), noise(30 + n, 240 << 10))).collect();
+    let streams: Vec<(String, Vec<u8>)> =
+        (0..6u64).map(|n| (format!("s{n}"), noise(30 + n, 240 << 10))).collect();
     for (name, bytes) in &streams {
         desk.put(name, bytes).unwrap();
     }
-    let away = |node: usize| fs::rename(desk.path(&format!("n{node}")), desk.path(&format!("away{node}"))).unwrap();
-    let back = |node: usize| fs::rename(desk.path(&format!("away{node}")), desk.path(&format!("n{node}"))).unwrap();
+    let away = |node: usize| {
+        fs::rename(desk.path(&format!("n{node}")), desk.path(&format!("away{node}"))).unwrap()
+    };
+    let back = |node: usize| {
+        fs::rename(desk.path(&format!("away{node}")), desk.path(&format!("n{node}"))).unwrap()
+    };
     // Two are not mounted: more than there is parity. Log and tables are all there.
     [3, 4].into_iter().for_each(away);
     let before = desk.open().tables().containers.clone();
@@ -270,7 +331,8 @@ fn what_lies_on_nodes_that_are_absent_is_not_given_up() {
     }
     desk.scrub().1.unwrap();
     [3, 4].into_iter().for_each(back);
-    let gone: Vec<_> = before.keys().filter(|id| !desk.open().tables().containers.contains_key(id)).collect();
+    let gone: Vec<_> =
+        before.keys().filter(|id| !desk.open().tables().containers.contains_key(id)).collect();
     assert!(gone.is_empty(), "{gone:?} were written again without what absent nodes have");
     for (name, bytes) in &streams {
         assert!(desk.get(name).unwrap() == *bytes, "{name}");
@@ -285,7 +347,10 @@ fn an_index_that_cannot_be_read_costs_duplicates_alone() {
     let bytes = noise(7, 32 << 20);
     desk.put("a", &bytes).unwrap();
     let file = desk.open().tables().index.files[0];
-    let name = fs::read_dir(desk.path("a")).unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());
+    let name = fs::read_dir(desk.path("a"))
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name().into_string().unwrap());
     let name = name.into_iter().find(|name| name.starts_with("index-")).unwrap();
     *desk.bad.lock() = Some((name, 0, u64::from(file.pages) * 4096));
     desk.put("b", &bytes).unwrap();
@@ -297,5 +362,9 @@ fn a_put_says_why_it_failed_while_its_source_goes_on() {
     let desk = Desk::new();
     *desk.bad.lock() = Some(("segment-00000001".to_owned(), UNWRITABLE, 0));
     let error = desk.put("b", &noise(7, 32 << 20)).unwrap_err();
-    assert_eq!((error.kind(), error.to_string().contains("a sector can't be written")), (Kind::Io, true), "{error}");
+    assert_eq!(
+        (error.kind(), error.to_string().contains("a sector can't be written")),
+        (Kind::Io, true),
+        "{error}"
+    );
 }

@@ -1,4 +1,5 @@
-//! A file system whose locks do not hold, as that of some file servers: nothing that was acknowledged is overwritten by a process that could have known.
+//! A file system whose locks do not hold, as that of some file servers: nothing that was
+//! acknowledged is overwritten by a process that could have known.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
@@ -60,7 +61,11 @@ fn streams(directory: &Path) -> Vec<String> {
 
 /// An archive with the streams one, two and three.
 fn archive(directory: &Path) {
-    Archive::create(&Directory::create(directory).unwrap(), &Format::new([1; 16], [2; 32], [3; 16])).unwrap();
+    Archive::create(
+        &Directory::create(directory).unwrap(),
+        &Format::new([1; 16], [2; 32], [3; 16]),
+    )
+    .unwrap();
     for (seed, name) in (1..).zip(["one", "two", "three"]) {
         put(&open(directory, plainly()), name, &noise(seed, 50_000)).unwrap();
     }
@@ -73,7 +78,8 @@ fn rule_16_an_append_finds_what_another_process_appended_since_the_end_was_read(
     archive(&directory);
     let looks = Arc::new(AtomicU32::new(u32::MAX));
     let (looks_there, path) = (looks.clone(), directory.clone());
-    // A process looks into `vouched` before it reads the log, and at its first append once more: then the other one removes a stream.
+    // A process looks into `vouched` before it reads the log, and at its first append once more:
+    // then the other one removes a stream.
     let watch: Watch = Arc::new(move |name, _, does| {
         if name == "vouched" && looks_there.fetch_sub(1, Relaxed) == 1 {
             open(&path, plainly()).remove("one")?;
@@ -84,7 +90,8 @@ fn rule_16_an_append_finds_what_another_process_appended_since_the_end_was_read(
     looks.store(2, Relaxed);
     let error = late.remove("two").unwrap_err();
     assert!(error.to_string().contains("locks do not hold"), "{error}");
-    // The other's change, which was acknowledged, is there; ours, which was not, is not. And we stop.
+    // The other's change, which was acknowledged, is there; ours, which was not, is not. And we
+    // stop.
     assert_eq!(streams(&directory), ["three", "two"]);
     assert!(late.remove("three").is_err());
     assert_eq!(streams(&directory), ["three", "two"]);
@@ -100,12 +107,19 @@ fn rule_16_an_append_that_was_overwritten_is_not_acknowledged() {
     // Whoever read the same end writes its own frame over ours as soon as ours is written.
     let watch: Watch = Arc::new(move |name, call, does| {
         let log = path.join("log-0000000001");
-        let writes = name == "log-0000000001" && matches!(call, support::Call::Change) && armed_there.load(Relaxed);
+        let writes = name == "log-0000000001"
+            && matches!(call, support::Call::Change)
+            && armed_there.load(Relaxed);
         let before = std::fs::metadata(&log).map_or(0, |file| file.len());
         does()?;
         if writes && std::fs::metadata(&log).unwrap().len() > before {
             armed_there.store(false, Relaxed);
-            std::os::unix::fs::FileExt::write_all_at(&std::fs::File::options().write(true).open(&log).unwrap(), &[7; 64], before).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(
+                &std::fs::File::options().write(true).open(&log).unwrap(),
+                &[7; 64],
+                before,
+            )
+            .unwrap();
         }
         Ok(())
     });

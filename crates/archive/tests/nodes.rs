@@ -29,9 +29,14 @@ struct Desk {
 
 impl Desk {
     fn new(count: usize, n: usize, k: usize) -> Desk {
-        let dir = tempfile::Builder::new().prefix("nodes").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let dir = tempfile::Builder::new()
+            .prefix("nodes")
+            .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+            .unwrap();
         let desk = Desk { dir, count };
-        let directories = (0..count).map(|node| Arc::new(Directory::create(&desk.path(node)).unwrap()) as Arc<dyn Files>).collect();
+        let directories = (0..count)
+            .map(|node| Arc::new(Directory::create(&desk.path(node)).unwrap()) as Arc<dyn Files>)
+            .collect();
         let mut format = Format::new([1; 16], [2; 32], [3; 16]);
         format.reserve_bytes = 1 << 20;
         let spread = Spread { n, k, ids: (0..count).map(|node| [node as u8; 16]).collect() };
@@ -54,7 +59,8 @@ impl Desk {
     }
 
     fn open(&self, degraded: bool) -> Result<(Arc<Nodes>, Arc<Archive>)> {
-        let directory = |node| Some(Arc::new(Directory::open(&self.path(node), true).ok()?) as Arc<dyn Files>);
+        let directory =
+            |node| Some(Arc::new(Directory::open(&self.path(node), true).ok()?) as Arc<dyn Files>);
         let nodes = Arc::new(Nodes::open((0..self.count).map(directory).collect(), degraded)?);
         let archive = Arc::new(Archive::open(nodes.clone(), true, Settings::default())?);
         Ok((nodes, archive))
@@ -75,7 +81,12 @@ impl Desk {
     fn replace(&self, node: usize, to: &Path) -> Result<Rebuilt> {
         let (nodes, archive) = self.open(false)?;
         let files: Arc<dyn Files> = Arc::new(Directory::open(to, true)?);
-        replace(&archive, &nodes, &Replacement { number: node, files, id: [77; 16] }, &mut |_, _| {})
+        replace(
+            &archive,
+            &nodes,
+            &Replacement { number: node, files, id: [77; 16] },
+            &mut |_, _| {},
+        )
     }
 
     fn repair(&self) -> Rebuilt {
@@ -103,7 +114,10 @@ fn every_choice_of_lost_nodes_is_read_and_one_more_is_told() {
         desk.try_put("two", &two, false).unwrap();
         for lost in choices(count, n - k) {
             lost.iter().for_each(|&node| desk.lose(node));
-            assert!(desk.get("one").unwrap() == one && desk.get("two").unwrap() == two, "({n}, {k}) without {lost:?}");
+            assert!(
+                desk.get("one").unwrap() == one && desk.get("two").unwrap() == two,
+                "({n}, {k}) without {lost:?}"
+            );
             assert!(desk.is_well());
             lost.iter().for_each(|&node| desk.bring_back(node));
         }
@@ -210,7 +224,10 @@ fn a_replaced_node_carries_its_share() {
     assert_eq!(desk.repair().units.bad_units, 0);
     for lost in choices(6, 2) {
         lost.iter().for_each(|&node| desk.lose(node));
-        assert!(desk.get("one").unwrap() == one && desk.get("two").unwrap() == two, "without {lost:?}");
+        assert!(
+            desk.get("one").unwrap() == one && desk.get("two").unwrap() == two,
+            "without {lost:?}"
+        );
         lost.iter().for_each(|&node| desk.bring_back(node));
     }
     // What counts is not replaced, and what counts does not replace.

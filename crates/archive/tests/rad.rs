@@ -1,4 +1,5 @@
-//! Late encoding by reference counts: what stood replicated is settled, and survives the same losses.
+//! Late encoding by reference counts: what stood replicated is settled, and survives the same
+//! losses.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
@@ -37,10 +38,14 @@ type Left = Arc<AtomicI64>;
 impl Desk {
     /// Six nodes, the code (6, 4), and 5,3 and 4,2 for what is shared.
     fn new(late: Option<Rad>) -> Desk {
-        let dir = tempfile::Builder::new().prefix("rad").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let settings = Settings { container_bytes: 64 << 10, count_slots: 40, ..Settings::default() };
+        let dir =
+            tempfile::Builder::new().prefix("rad").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let settings =
+            Settings { container_bytes: 64 << 10, count_slots: 40, ..Settings::default() };
         let desk = Desk { dir, settings };
-        let directories = (0..6).map(|node| Arc::new(Directory::create(&desk.path(node)).unwrap()) as Arc<dyn Files>).collect();
+        let directories = (0..6)
+            .map(|node| Arc::new(Directory::create(&desk.path(node)).unwrap()) as Arc<dyn Files>)
+            .collect();
         let mut format = Format::new([1; 16], [2; 32], [3; 16]);
         (format.reserve_bytes, format.late) = (1 << 20, late);
         let spread = Spread { n: 6, k: 4, ids: (0..6).map(|node| [node as u8; 16]).collect() };
@@ -92,13 +97,16 @@ impl Desk {
 }
 
 fn collect(archive: &Arc<Archive>, settle_all: bool) -> Result<Collected> {
-    let options = Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, settle_all };
+    let options =
+        Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, settle_all };
     Collection::begin(archive, options)?.run(&mut |_| {})
 }
 
 /// Versions that share a little with all, more with one other, and most with none.
 fn versions(count: u64) -> Vec<Vec<u8>> {
-    let one = |n: u64| [noise(1, 60_000), noise(100 + n / 2, 200_000), noise(1_000 + n, 400_000)].concat();
+    let one = |n: u64| {
+        [noise(1, 60_000), noise(100 + n / 2, 200_000), noise(1_000 + n, 400_000)].concat()
+    };
     (0..count).map(one).collect()
 }
 
@@ -115,11 +123,19 @@ fn every_choice_of_lost_nodes_is_read_after_settling() {
     desk.collect(true);
     let tables = desk.open().tables();
     assert_eq!(tables.replicated(), (0, 0));
-    for (class, data) in [(Class::Cold, 4), (Class::Baseline, 3), (Class::Hot, 2), (Class::Plain, 4)] {
+    for (class, data) in
+        [(Class::Cold, 4), (Class::Baseline, 3), (Class::Hot, 2), (Class::Plain, 4)]
+    {
         let codes = desk.codes(class);
-        assert!(!codes.is_empty() && codes.iter().all(|&found| found == data), "{class}: {codes:?}");
+        assert!(
+            !codes.is_empty() && codes.iter().all(|&found| found == data),
+            "{class}: {codes:?}"
+        );
     }
-    assert!(tables.homes.values().any(|places| places.len() > 1) && tables.homes.values().all(|places| places.len() <= PLACES_MAX));
+    assert!(
+        tables.homes.values().any(|places| places.len() > 1)
+            && tables.homes.values().all(|places| places.len() <= PLACES_MAX)
+    );
     assert_eq!(desk.put("again", &versions[2]).new_bytes, 0, "what was settled is found");
     for lost in (0u32..1 << 6).filter(|bits| bits.count_ones() == 2) {
         let lost: Vec<usize> = (0..6).filter(|node| lost >> node & 1 == 1).collect();
@@ -142,7 +158,8 @@ fn counts_that_change_put_settling_off_and_dead_chunks_are_left_behind() {
     let (desk, versions) = (Desk::new(Some(Rad { batch: 1, ..RAD })), versions(2));
     desk.put("v0", &versions[0]);
     assert_eq!(desk.collect(false).settled, 0);
-    // The same again: its counts change with this version, and with the removal before the next one.
+    // The same again: its counts change with this version, and with the removal before the next
+    // one.
     desk.put("other", &versions[0]);
     assert_eq!(desk.collect(false).settled, 0);
     desk.put("v1", &versions[1]);
@@ -155,7 +172,10 @@ fn counts_that_change_put_settling_off_and_dead_chunks_are_left_behind() {
     let before = desk.open().tables().work;
     let done = desk.collect(true);
     let work = desk.open().tables().work;
-    assert!(done.settled > 0 && done.settled_chunk_bytes < 700_000, "only what lives is encoded: {done:?}");
+    assert!(
+        done.settled > 0 && done.settled_chunk_bytes < 700_000,
+        "only what lives is encoded: {done:?}"
+    );
     assert_eq!(
         (work.settled_chunks - before.settled_chunks, work.settle_bytes - before.settle_bytes),
         (done.settled_chunks, done.settle_bytes)
@@ -174,7 +194,9 @@ fn a_settling_that_dies_at_any_write_loses_nothing() {
     // A prime, so that shards, their syncs, and the log are hit by turns.
     for writes in (0..).step_by(37) {
         let left: Left = Arc::new(AtomicI64::new(writes));
-        let dying = |directory| Arc::new(Watched { files: Arc::new(directory), watch: dying(&left) }) as Arc<dyn Files>;
+        let dying = |directory| {
+            Arc::new(Watched { files: Arc::new(directory), watch: dying(&left) }) as Arc<dyn Files>
+        };
         let done = desk.open_with(&dying).and_then(|archive| collect(&archive, true));
         if done.is_ok() && left.load(Relaxed) > 0 {
             break;
@@ -198,7 +220,12 @@ fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
     let (id, place) = {
         let tables = desk.open().tables();
         let full = |place| tables.class(place).0 == Class::Replicated && place.bytes > 32 << 10;
-        let found = tables.containers.values().rev().find(|container| full(&container.stored.place)).unwrap();
+        let found = tables
+            .containers
+            .values()
+            .rev()
+            .find(|container| full(&container.stored.place))
+            .unwrap();
         (found.stored.id, found.stored.place)
     };
     // Behind the metadata: its groups rot.
@@ -227,7 +254,11 @@ fn archives_with_round_robin_are_as_they_were() {
     assert_eq!(desk.collect(true).settled, 0);
     assert_eq!(fs::read(desk.path(0).join("label")).unwrap()[4096 + 8], 1);
     let late = Desk::new(Some(RAD));
-    assert_eq!(fs::read(late.path(0).join("label")).unwrap()[4096 + 8], 2, "programs that do not know it refuse it");
+    assert_eq!(
+        fs::read(late.path(0).join("label")).unwrap()[4096 + 8],
+        2,
+        "programs that do not know it refuse it"
+    );
     assert!(desk.codes(Class::Replicated).is_empty() && !desk.codes(Class::Plain).is_empty());
 }
 
@@ -243,5 +274,9 @@ fn dying(left: &Left) -> Watch {
 }
 
 fn live(left: &Left) -> Result<()> {
-    if left.fetch_sub(1, Relaxed) > 0 { Ok(()) } else { Err(Error::new(Kind::Io, "the process is dead")) }
+    if left.fetch_sub(1, Relaxed) > 0 {
+        Ok(())
+    } else {
+        Err(Error::new(Kind::Io, "the process is dead"))
+    }
 }

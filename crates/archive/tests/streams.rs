@@ -21,7 +21,10 @@ struct Desk {
 
 impl Desk {
     fn new(change: impl FnOnce(&mut Format, &mut Settings)) -> Desk {
-        let dir = tempfile::Builder::new().prefix("archive").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let dir = tempfile::Builder::new()
+            .prefix("archive")
+            .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+            .unwrap();
         let mut format = Format::new([1; 16], [2; 32], [3; 16]);
         format.reserve_bytes = 1 << 20;
         let mut settings = Settings::default();
@@ -48,7 +51,9 @@ impl Desk {
 fn what_goes_in_comes_out_and_a_second_version_costs_little() {
     for chunking in [Chunking::FastCdc(8192), Chunking::Rabin(8192), Chunking::Static(4096)] {
         for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
-            let desk = Desk::new(|format, _| (format.chunking, format.compression) = (chunking, compression));
+            let desk = Desk::new(|format, _| {
+                (format.chunking, format.compression) = (chunking, compression)
+            });
             let mut one = noise(1, 12_000_000);
             one[3_000_000..3_300_000].fill(0);
             one[5_000_000..6_000_000].fill(b'a');
@@ -58,7 +63,10 @@ fn what_goes_in_comes_out_and_a_second_version_costs_little() {
             let mut two = one.clone();
             two[7_000_000..7_010_000].copy_from_slice(&noise(9, 10_000));
             let second = desk.put("two", &two);
-            assert!(second.new_bytes < 200_000 && first.new_bytes > 9_000_000, "{chunking}: {first:?} {second:?}");
+            assert!(
+                second.new_bytes < 200_000 && first.new_bytes > 9_000_000,
+                "{chunking}: {first:?} {second:?}"
+            );
             assert!(desk.get("two").unwrap() == two && desk.get("one").unwrap() == one);
             // The same name, other content.
             desk.put("one", b"short");
@@ -91,7 +99,10 @@ fn any_chain_finds_the_duplicates_and_small_indexes_spill() {
             let mut version = bytes.clone();
             version.splice(1_000_000..1_000_000, noise(100 + n, 50_000));
             let report = desk.put(&format!("v{n}"), &version);
-            assert!(report.new_bytes < if n == 0 { 10_000_000 } else { 120_000 }, "{filters:?} {n}: {report:?}");
+            assert!(
+                report.new_bytes < if n == 0 { 10_000_000 } else { 120_000 },
+                "{filters:?} {n}: {report:?}"
+            );
             assert!(desk.get(&format!("v{n}")).unwrap() == version);
         }
         let archive = desk.archive();
@@ -106,11 +117,16 @@ fn each_entry_is_imported_once() {
     // Containers are listed and imported over and over while chunks are looked up.
     let desk = Desk::new(|format, settings| {
         (format.chunking, format.compression) = (Chunking::Static(1024), Compression::None);
-        (settings.auxiliary_entries, settings.sync_bytes, settings.container_bytes) = (8 << 10, 1 << 20, 256 << 10);
+        (settings.auxiliary_entries, settings.sync_bytes, settings.container_bytes) =
+            (8 << 10, 1 << 20, 256 << 10);
     });
     let report = desk.put("a", &noise(4, 64 << 20));
     let entries: u64 = desk.archive().tables().index.files.iter().map(|file| file.entries).sum();
-    assert!(report.counts.chunks == 64 << 10 && entries <= report.counts.chunks && entries > 32 << 10, "{entries} of {:?}", report.counts);
+    assert!(
+        report.counts.chunks == 64 << 10 && entries <= report.counts.chunks && entries > 32 << 10,
+        "{entries} of {:?}",
+        report.counts
+    );
 }
 
 #[test]
@@ -130,7 +146,13 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
         desk.put(&format!("v{n}"), &version);
     }
     let collect = || -> Collected {
-        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20, settle_all: false };
+        let options = Options {
+            now: 5_000,
+            keep_partial: 86_400,
+            wait: false,
+            reserve_bytes: 1 << 20,
+            settle_all: false,
+        };
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
     for gone in 0..3 {
@@ -138,8 +160,10 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
         collect();
     }
     assert!(!desk.archive().tables().homes.is_empty(), "nothing was merged");
-    let lost = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("counts-");
-    let counts: Vec<_> = std::fs::read_dir(desk.dir.path().join("a")).unwrap().flatten().filter(lost).collect();
+    let lost =
+        |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("counts-");
+    let counts: Vec<_> =
+        std::fs::read_dir(desk.dir.path().join("a")).unwrap().flatten().filter(lost).collect();
     assert_eq!(counts.len(), 1);
     std::fs::remove_file(counts[0].path()).unwrap();
     collect();
@@ -162,7 +186,8 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
             let mut version = base.clone();
             for part in 0..40 {
                 let at = part * 100_000 + (n as usize) * 7_000;
-                version[at..at + 5_000].copy_from_slice(&noise(1000 + n * 100 + part as u64, 5_000));
+                version[at..at + 5_000]
+                    .copy_from_slice(&noise(1000 + n * 100 + part as u64, 5_000));
             }
             version
         })
@@ -171,7 +196,13 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
         desk.put(&format!("v{n}"), version);
     }
     let collect = || -> Collected {
-        let options = Options { now: 5_000, keep_partial: 86_400, wait: false, reserve_bytes: 1 << 20, settle_all: false };
+        let options = Options {
+            now: 5_000,
+            keep_partial: 86_400,
+            wait: false,
+            reserve_bytes: 1 << 20,
+            settle_all: false,
+        };
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
     assert_eq!(collect(), Collected::default());
@@ -207,7 +238,9 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
 fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
     use onefold_archive::collect::{Collection, Options};
     let desk = Desk::new(|_, _| {});
-    let files = |wanted: fn(u32) -> bool| (0..36_000u32).filter(move |n| wanted(*n)).map(|n| format!("file {n:08}"));
+    let files = |wanted: fn(u32) -> bool| {
+        (0..36_000u32).filter(move |n| wanted(*n)).map(|n| format!("file {n:08}"))
+    };
     let put = |name: &str, wanted: fn(u32) -> bool| {
         let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
         let each = |feeder: &mut onefold_archive::pipeline::Feeder<'_>| {
@@ -221,7 +254,13 @@ fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
     put("all", |_| true);
     assert_eq!(put("some", |n| n % 9 < 4).new_bytes, 0);
     desk.archive().remove("all").unwrap();
-    let options = Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, settle_all: false };
+    let options = Options {
+        now: 5_000,
+        keep_partial: 0,
+        wait: false,
+        reserve_bytes: 1 << 20,
+        settle_all: false,
+    };
     let done = Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap();
     assert!(done.merged > 3, "{done:?}");
     assert!(desk.get("some").unwrap() == files(|n| n % 9 < 4).collect::<String>().into_bytes());
@@ -233,5 +272,10 @@ fn space_taken_ahead_goes_back() {
     let desk = Desk::new(|_, _| {});
     desk.put("a", &noise(9, 300_000));
     let segment = std::fs::metadata(desk.dir.path().join("a/segment-00000001")).unwrap();
-    assert!(segment.blocks() * 512 < segment.len() + (1 << 20), "{} bytes take {}", segment.len(), segment.blocks() * 512);
+    assert!(
+        segment.blocks() * 512 < segment.len() + (1 << 20),
+        "{} bytes take {}",
+        segment.len(),
+        segment.blocks() * 512
+    );
 }

@@ -20,12 +20,19 @@ struct Served {
 }
 
 fn create(directory: &std::path::Path, chunking: Chunking) {
-    let format = Format { chunking, compression: Compression::Lz4, reserve_bytes: 1 << 20, ..Format::new([1; 16], [2; 32], [3; 16]) };
+    let format = Format {
+        chunking,
+        compression: Compression::Lz4,
+        reserve_bytes: 1 << 20,
+        ..Format::new([1; 16], [2; 32], [3; 16])
+    };
     Archive::create(&Directory::create(directory).unwrap(), &format).unwrap();
 }
 
 fn open(directory: &std::path::Path, settings: Settings) -> Arc<Archive> {
-    Arc::new(Archive::open(Arc::new(Directory::open(directory, true).unwrap()), true, settings).unwrap())
+    Arc::new(
+        Archive::open(Arc::new(Directory::open(directory, true).unwrap()), true, settings).unwrap(),
+    )
 }
 
 fn serve(directory: &std::path::Path, settings: Settings) -> Served {
@@ -79,7 +86,10 @@ fn rule_00_trimmed_ranges_wait_before_they_are_more_than_a_frame_of_the_log_take
     volume.write(0, &noise(1, 64 * BLOCK)).unwrap();
     volume.flush().unwrap();
     drop((volume, served));
-    let served = serve(directory.path(), Settings { zeroed_ranges: 4, frame_bytes: 200, ..Settings::default() });
+    let served = serve(
+        directory.path(),
+        Settings { zeroed_ranges: 4, frame_bytes: 200, ..Settings::default() },
+    );
     let volume = served.exports.open("v").unwrap();
     for block in (0..64).step_by(2) {
         volume.trim(block * BLOCK as u64, BLOCK as u64).unwrap();
@@ -89,7 +99,12 @@ fn rule_00_trimmed_ranges_wait_before_they_are_more_than_a_frame_of_the_log_take
     let served = serve(directory.path(), Settings::default());
     let volume = served.exports.open("v").unwrap();
     let bytes = read(&*volume, 0, 64 * BLOCK).unwrap();
-    assert!(bytes.chunks(BLOCK).enumerate().all(|(n, block)| block.iter().all(|byte| *byte == 0) == (n % 2 == 0)));
+    assert!(
+        bytes
+            .chunks(BLOCK)
+            .enumerate()
+            .all(|(n, block)| block.iter().all(|byte| *byte == 0) == (n % 2 == 0))
+    );
 }
 
 #[test]
@@ -98,7 +113,8 @@ fn rule_00_a_change_that_no_frame_of_the_log_takes_is_refused_and_nothing_is_los
     create(directory.path(), Chunking::FastCdc(4096));
     let served = serve(directory.path(), Settings { frame_bytes: 100, ..Settings::default() });
     served.archive.create_volume("small", BLOCK as u64, 1).unwrap();
-    let refused = served.archive.create_volume(&"long".repeat(60), BLOCK as u64, 1).map(|_| ()).unwrap_err();
+    let refused =
+        served.archive.create_volume(&"long".repeat(60), BLOCK as u64, 1).map(|_| ()).unwrap_err();
     assert!(refused.to_string().contains("nothing was changed"), "{refused}");
     served.archive.create_volume("other", BLOCK as u64, 1).unwrap();
     drop(served);
@@ -108,7 +124,11 @@ fn rule_00_a_change_that_no_frame_of_the_log_takes_is_refused_and_nothing_is_los
 
 #[test]
 fn a_volume_reads_as_it_was_written() {
-    for (round, chunking) in [Chunking::FastCdc(1024), Chunking::Static(4096), Chunking::Rabin(8192)].into_iter().enumerate() {
+    for (round, chunking) in
+        [Chunking::FastCdc(1024), Chunking::Static(4096), Chunking::Rabin(8192)]
+            .into_iter()
+            .enumerate()
+    {
         let directory = tempfile::tempdir().unwrap();
         create(directory.path(), chunking);
         let mut served = serve(directory.path(), small());
@@ -163,8 +183,16 @@ fn a_volume_reads_as_it_was_written() {
                 }
                 _ => {
                     let found = read(&*volume, offset, n).unwrap();
-                    let wrong: Vec<usize> = (0..n).filter(|&at| found[at] != model[offset + at]).map(|at| at + offset).collect();
-                    assert!(wrong.is_empty(), "step {step}: {n} at {offset}, wrong {:?} to {:?}", wrong.first(), wrong.last());
+                    let wrong: Vec<usize> = (0..n)
+                        .filter(|&at| found[at] != model[offset + at])
+                        .map(|at| at + offset)
+                        .collect();
+                    assert!(
+                        wrong.is_empty(),
+                        "step {step}: {n} at {offset}, wrong {:?} to {:?}",
+                        wrong.first(),
+                        wrong.last()
+                    );
                 }
             }
         }
@@ -178,10 +206,13 @@ fn a_volume_reads_as_it_was_written() {
 fn a_second_generation_needs_few_reads_of_the_index() {
     let image = noise(9, 4 << 20);
     let mut reads = Vec::new();
-    for filters in [vec![FilterName::ChunkIndex], vec![FilterName::BlockIndex, FilterName::ChunkIndex]] {
+    for filters in
+        [vec![FilterName::ChunkIndex], vec![FilterName::BlockIndex, FilterName::ChunkIndex]]
+    {
         let directory = tempfile::tempdir().unwrap();
         create(directory.path(), Chunking::FastCdc(1024));
-        let settings = Settings { filters, page_cache_bytes: 0, auxiliary_entries: 64, ..Settings::default() };
+        let settings =
+            Settings { filters, page_cache_bytes: 0, auxiliary_entries: 64, ..Settings::default() };
         let served = serve(directory.path(), settings.clone());
         served.archive.create_volume("v", image.len() as u64, 1).unwrap();
         served.exports.open("v").unwrap().write(0, &image).unwrap();
@@ -192,7 +223,10 @@ fn a_second_generation_needs_few_reads_of_the_index() {
         served.exports.open("v").unwrap().write(0, &image).unwrap();
         served.volumes.close().unwrap();
         let counts = served.volumes.counts();
-        assert!(counts.duplicates == counts.chunks && counts.chunks > 2000 && counts.new_bytes == 0, "{counts:?}");
+        assert!(
+            counts.duplicates == counts.chunks && counts.chunks > 2000 && counts.new_bytes == 0,
+            "{counts:?}"
+        );
         reads.push(counts.page_reads);
     }
     assert!(reads[0] > 1000 && reads[1] * 5 <= reads[0], "{reads:?}");
@@ -230,13 +264,21 @@ fn what_was_cut_off_does_not_come_back() {
     // Durable, and in memory only.
     volume.write(2 * BLOCK as u64, &noise(2, BLOCK)).unwrap();
     served.archive.resize_volume("v", size / 2).unwrap();
-    assert_eq!(volume.write(2 * BLOCK as u64, &[1]).unwrap_err().kind(), onefold_core::Kind::InvalidInput);
+    assert_eq!(
+        volume.write(2 * BLOCK as u64, &[1]).unwrap_err().kind(),
+        onefold_core::Kind::InvalidInput
+    );
     served.archive.resize_volume("v", size).unwrap();
     assert!(read(&*volume, 2 * BLOCK, 2 * BLOCK).unwrap().iter().all(|&byte| byte == 0));
     volume.write(3 * BLOCK as u64 + 512, &[5; 512]).unwrap();
     volume.flush().unwrap();
     let found = read(&*volume, 2 * BLOCK, 2 * BLOCK).unwrap();
-    assert!(found.iter().enumerate().all(|(at, &byte)| byte == u8::from((BLOCK + 512..BLOCK + 1024).contains(&at)) * 5));
+    assert!(
+        found
+            .iter()
+            .enumerate()
+            .all(|(at, &byte)| byte == u8::from((BLOCK + 512..BLOCK + 1024).contains(&at)) * 5)
+    );
     served.archive.delete_volume("v").unwrap();
     volume.flush().unwrap();
     assert_eq!(volume.size(), 0);

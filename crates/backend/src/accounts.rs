@@ -1,6 +1,7 @@
 //! Users and groups of this machine by their names.
 //!
-//! Names are those of `/etc/passwd` and `/etc/group`; who is known to a directory service alone is named by his number.
+//! Names are those of `/etc/passwd` and `/etc/group`; who is known to a directory service alone is
+//! named by his number.
 
 use onefold_core::{Error, Result};
 
@@ -46,7 +47,10 @@ mod tests {
     #[test]
     fn names_and_numbers_are_found() {
         let text = "root:x:0:0:root:/root:/bin/sh\nbroken\nkvm:x:104:\n::7:\n";
-        assert_eq!((find(text, "root"), find(text, "kvm"), find(text, "kv"), find(text, "broken")), (Some(0), Some(104), None, None));
+        assert_eq!(
+            (find(text, "root"), find(text, "kvm"), find(text, "kv"), find(text, "broken")),
+            (Some(0), Some(104), None, None)
+        );
         assert_eq!(
             (user("root").unwrap(), group("4294967294").unwrap(), user("no such user").unwrap()),
             (Some(0), Some(4_294_967_294), None)

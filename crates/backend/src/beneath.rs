@@ -1,10 +1,14 @@
-//! Files opened by one name below a directory that is open, and never anything else that stands under the name.
+//! Files opened by one name below a directory that is open, and never anything else that stands
+//! under the name.
 //!
-//! Whoever can write into a directory can put a link, a pipe or a device where a file was. So a name is looked at before anything acts on being opened:
-//! a descriptor that only names it (`O_PATH`, no link followed) must show a regular file, and that descriptor is opened through `/proc/self/fd`. Where `/proc`
-//! is not mounted, the name is opened and must be the inode that was looked at.
+//! Whoever can write into a directory can put a link, a pipe or a device where a file was. So a
+//! name is looked at before anything acts on being opened: a descriptor that only names it
+//! (`O_PATH`, no link followed) must show a regular file, and that descriptor is opened through
+//! `/proc/self/fd`. Where `/proc` is not mounted, the name is opened and must be the inode that was
+//! looked at.
 //!
-//! A file that is to be written must have no other name, and belong, like its directory, to the user for whom we write.
+//! A file that is to be written must have no other name, and belong, like its directory, to the
+//! user for whom we write.
 
 use std::{
     fs::File,
@@ -31,7 +35,8 @@ const CALM: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::CLOEXE
 /// What only the operator can know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Word {
-    /// What is written belongs to this user and not to the effective one, as where a server on the network shows the superuser as somebody else.
+    /// What is written belongs to this user and not to the effective one, as where a server on the
+    /// network shows the superuser as somebody else.
     pub owner: Option<u32>,
     /// Nobody on another host has it open, although the file system is shared.
     pub one_host: bool,
@@ -45,7 +50,8 @@ impl Word {
     }
 }
 
-/// Errors once its owner may write no more, as when another machine has taken over; asked before what is written, and after what is made durable.
+/// Errors once its owner may write no more, as when another machine has taken over; asked before
+/// what is written, and after what is made durable.
 pub type Stands = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// An open directory, and what is opened below it.
@@ -65,7 +71,9 @@ impl Beneath {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(own) => Ok(Beneath { own, path: path.to_owned(), word }),
-            Err(Errno::NOTDIR) if path.exists() => Err(Error::new(Kind::InvalidInput, format!("{} is no directory", path.display()))),
+            Err(Errno::NOTDIR) if path.exists() => {
+                Err(Error::new(Kind::InvalidInput, format!("{} is no directory", path.display())))
+            }
             Err(errno) => Err(Error::from_io(path.display(), errno.into())),
         }
     }
@@ -84,7 +92,8 @@ impl Beneath {
         if made {
             directory.may_write()?;
             // A default list of access rights adds to what was asked for.
-            settle_mode(directory.own.as_fd(), DIRECTORY_MODE).map_err(|errno| directory.wrong("", errno))?;
+            settle_mode(directory.own.as_fd(), DIRECTORY_MODE)
+                .map_err(|errno| directory.wrong("", errno))?;
         }
         Ok(directory)
     }
@@ -113,7 +122,8 @@ impl Beneath {
         rustix::fs::fstat(&self.own).map_err(|errno| self.wrong("", errno))
     }
 
-    /// Errors unless what is below may be written: the directory belongs to the user for whom we write.
+    /// Errors unless what is below may be written: the directory belongs to the user for whom we
+    /// write.
     ///
     /// # Errors
     /// `Denied`, and those of the system.
@@ -140,7 +150,9 @@ impl Beneath {
         let shown = self.path.display();
         let advice = match locality::keeps_modes(self.own.as_fd()) {
             true => format!("`chmod -R go= {shown}` keeps them out"),
-            false => "its file system keeps no modes, and only options of its mount keep them out".into(),
+            false => {
+                "its file system keeps no modes, and only options of its mount keep them out".into()
+            }
         };
         Some(format!("other users can enter {shown}; {advice}"))
     }
@@ -148,16 +160,24 @@ impl Beneath {
     /// Opens a regular file for reading, or for writing too.
     ///
     /// # Errors
-    /// `NotFound`; `Denied` for what is no regular file, or may not be written; those of the system.
+    /// `NotFound`; `Denied` for what is no regular file, or may not be written; those of the
+    /// system.
     pub(crate) fn file(&self, name: &str, writes: bool) -> Result<File> {
         one_name(name)?;
-        let seen = rustix::fs::openat(&self.own, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+        let seen = rustix::fs::openat(
+            &self.own,
+            name,
+            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
         let seen = seen.map_err(|errno| self.wrong(name, errno))?;
         let stat = rustix::fs::fstat(&seen).map_err(|errno| self.wrong(name, errno))?;
         self.is_ours(name, &stat, writes)?;
         let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
-        let again = |flags| rustix::fs::openat(&self.own, name, flags | OFlags::NOFOLLOW, Mode::empty());
-        let opened = open_seen(&seen, &stat, access, again).map_err(|errno| self.wrong(name, errno))?;
+        let again =
+            |flags| rustix::fs::openat(&self.own, name, flags | OFlags::NOFOLLOW, Mode::empty());
+        let opened =
+            open_seen(&seen, &stat, access, again).map_err(|errno| self.wrong(name, errno))?;
         Ok(File::from(opened))
     }
 
@@ -165,13 +185,19 @@ impl Beneath {
     fn is_ours(&self, name: &str, stat: &Stat, writes: bool) -> Result<()> {
         let shown = self.at(name);
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Error::new(Kind::Denied, format!("{shown} is no regular file, and is not opened")));
+            return Err(Error::new(
+                Kind::Denied,
+                format!("{shown} is no regular file, and is not opened"),
+            ));
         }
         if !writes {
             return Ok(());
         }
         if stat.st_nlink != 1 {
-            let why = format!("{shown} has {} names, and is not written: what has one of the others would change too", stat.st_nlink);
+            let why = format!(
+                "{shown} has {} names, and is not written: what has one of the others would change too",
+                stat.st_nlink
+            );
             return Err(Error::new(Kind::Denied, why));
         }
         self.may_write()?;
@@ -185,8 +211,10 @@ impl Beneath {
     pub(crate) fn create(&self, name: &str) -> Result<File> {
         one_name(name)?;
         self.may_write()?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.own, name, flags, FILE_MODE).map_err(|errno| self.wrong(name, errno))?;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.own, name, flags, FILE_MODE)
+            .map_err(|errno| self.wrong(name, errno))?;
         settle_mode(file.as_fd(), FILE_MODE).map_err(|errno| self.wrong(name, errno))?;
         Ok(File::from(file))
     }
@@ -198,7 +226,8 @@ impl Beneath {
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         one_name(name)?;
         self.may_write()?;
-        rustix::fs::unlinkat(&self.own, name, AtFlags::empty()).map_err(|errno| self.wrong(name, errno))
+        rustix::fs::unlinkat(&self.own, name, AtFlags::empty())
+            .map_err(|errno| self.wrong(name, errno))
     }
 
     /// Gives a file another name; what had that name is gone.
@@ -245,17 +274,23 @@ impl Beneath {
         let shown = if name.is_empty() { self.path.display().to_string() } else { self.at(name) };
         match errno {
             // A lease that another process holds would have to be waited for.
-            Errno::AGAIN => Error::new(Kind::Busy, format!("{shown} is held by a lease of another process")),
+            Errno::AGAIN => {
+                Error::new(Kind::Busy, format!("{shown} is held by a lease of another process"))
+            }
             errno => Error::from_io(shown, errno.into()),
         }
     }
 }
 
-/// Opens the regular file or block device at a path that the user gave, links included. Neither pipes nor other devices are opened at all.
+/// Opens the regular file or block device at a path that the user gave, links included. Neither
+/// pipes nor other devices are opened at all.
 ///
 /// # Errors
 /// Those of the system; `Errno::INVAL` for what is neither.
-pub(crate) fn file_or_block_device(path: &Path, flags: OFlags) -> rustix::io::Result<(File, FileType)> {
+pub(crate) fn file_or_block_device(
+    path: &Path,
+    flags: OFlags,
+) -> rustix::io::Result<(File, FileType)> {
     let seen = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&seen)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
@@ -292,8 +327,8 @@ fn open_seen(
     Ok(opened)
 }
 
-/// Gives what was just made its mode, whatever the mask of the process and a default list of access rights made of it. Where a file system keeps no
-/// modes, nothing changes.
+/// Gives what was just made its mode, whatever the mask of the process and a default list of access
+/// rights made of it. Where a file system keeps no modes, nothing changes.
 pub(crate) fn settle_mode(file: BorrowedFd<'_>, mode: Mode) -> rustix::io::Result<()> {
     match rustix::fs::fchmod(file, mode) {
         Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
@@ -303,7 +338,10 @@ pub(crate) fn settle_mode(file: BorrowedFd<'_>, mode: Mode) -> rustix::io::Resul
 
 fn one_name(name: &str) -> Result<()> {
     if name.is_empty() || name == "." || name == ".." || name.contains('/') {
-        return Err(Error::new(Kind::InvalidInput, format!("'{}' is no name of a file", name.escape_debug())));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("'{}' is no name of a file", name.escape_debug()),
+        ));
     }
     Ok(())
 }

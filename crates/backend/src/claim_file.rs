@@ -1,4 +1,5 @@
-//! The file `claim` of a folder in which one process works: a disk of five blocks, of which block 4 has the claim, as in a block store.
+//! The file `claim` of a folder in which one process works: a disk of five blocks, of which block 4
+//! has the claim, as in a block store.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ const BLOCKS: u64 = 5;
 /// Opens the claim of a folder, and makes it when it is not there; locked as long as the disk is.
 ///
 /// # Errors
-/// `Busy` while another process has it open, `Denied` for what is no file of the user for whom we write, and those of the system.
+/// `Busy` while another process has it open, `Denied` for what is no file of the user for whom we
+/// write, and those of the system.
 pub fn claim_file(folder: &Path, word: Word) -> Result<FileDisk> {
     let own = Beneath::open(folder, word)?;
     let made = match own.file(CLAIM, true) {

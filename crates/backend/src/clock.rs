@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use onefold_core::Clock;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The monotonic clock of this machine, counted from when the value was made. It stands still while the machine sleeps.
+/// The monotonic clock of this machine, counted from when the value was made. It stands still while
+/// the machine sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
     start: Instant,
@@ -38,7 +39,10 @@ pub struct BootClock;
 impl Clock for BootClock {
     fn now(&self) -> Duration {
         let time = clock_gettime(ClockId::Boottime);
-        Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+        Duration::new(
+            u64::try_from(time.tv_sec).unwrap_or(0),
+            u32::try_from(time.tv_nsec).unwrap_or(0),
+        )
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a disk was asked to do: requests, blocks by class, flushes.
 //!
-//! Counted when a request is made, whether it then succeeds or not. Threads: plain atomics without order between them; a
-//! snapshot taken while requests run may hold a request's count without its blocks.
+//! Counted when a request is made, whether it then succeeds or not. Threads: plain atomics without
+//! order between them; a snapshot taken while requests run may hold a request's count without its
+//! blocks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -106,7 +107,9 @@ impl Counts {
             writes: self.writes - earlier.writes,
             durable_writes: self.durable_writes - earlier.durable_writes,
             flushes: self.flushes - earlier.flushes,
-            blocks_written: std::array::from_fn(|i| self.blocks_written[i] - earlier.blocks_written[i]),
+            blocks_written: std::array::from_fn(|i| {
+                self.blocks_written[i] - earlier.blocks_written[i]
+            }),
         }
     }
 }

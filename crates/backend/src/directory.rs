@@ -1,10 +1,12 @@
 //! [`Directory`]: the files of an archive's node in one directory of the file system.
 //!
-//! *Crash argument:* as the trait says and no more: a file's bytes are durable after `fdatasync` of it, its name after `fsync` of the directory.
+//! *Crash argument:* as the trait says and no more: a file's bytes are durable after `fdatasync` of
+//! it, its name after `fsync` of the directory.
 //!
-//! *Who else writes there:* nobody but its owner. Each name is opened below the directory's descriptor, and only when it is a regular file
-//! ([`beneath`](crate::beneath)); what is made is private. It is opened for writing where locks hold: on this machine's own file systems and on NFS of version 4,
-//! elsewhere by the operator's word.
+//! *Who else writes there:* nobody but its owner. Each name is opened below the directory's
+//! descriptor, and only when it is a regular file ([`beneath`](crate::beneath)); what is made is
+//! private. It is opened for writing where locks hold: on this machine's own file systems and on
+//! NFS of version 4, elsewhere by the operator's word.
 
 use std::{
     fs::File as OsFile,
@@ -45,7 +47,8 @@ impl Directory {
     /// The same for an operator who gave their word.
     ///
     /// # Errors
-    /// `NotFound`; to write, `Denied` when it is not our user's and `Unsupported` where locks may not hold; those of the system.
+    /// `NotFound`; to write, `Denied` when it is not our user's and `Unsupported` where locks may
+    /// not hold; those of the system.
     pub fn open_as(path: &Path, writes: bool, word: Word) -> Result<Directory> {
         let directory = Directory { own: Beneath::open(path, word)?, writes, stands: None };
         if writes {
@@ -60,7 +63,8 @@ impl Directory {
         Directory { stands: Some(stands), ..self }
     }
 
-    /// Makes the directory, with mode 0700, or takes an empty one; its name in the parent is durable on return.
+    /// Makes the directory, with mode 0700, or takes an empty one; its name in the parent is
+    /// durable on return.
     ///
     /// # Errors
     /// `Exists` when something is in it, and as [`open_as`](Self::open_as).
@@ -81,7 +85,9 @@ impl Directory {
         let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
         if let Some(parent) = whole.parent() {
             let parent = OsFile::open(parent).map_err(|e| Error::from_io(parent.display(), e))?;
-            parent.sync_all().map_err(|e| Error::from_io("the directory's name can't be made durable", e))?;
+            parent
+                .sync_all()
+                .map_err(|e| Error::from_io("the directory's name can't be made durable", e))?;
         }
         Ok(directory)
     }
@@ -136,12 +142,16 @@ impl Directory {
         let mut bytes = Vec::new();
         file.take(most + 1).read_to_end(&mut bytes).map_err(wrong)?;
         if bytes.len() as u64 > most {
-            return Err(Error::new(Kind::InvalidInput, format!("{} has more than {} KiB", self.own.at(name), most >> 10)));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{} has more than {} KiB", self.own.at(name), most >> 10),
+            ));
         }
         Ok(Some((bytes, owner)))
     }
 
-    /// Gives a small file these bytes, all or none; durable on return. The name with `.new` behind it is used on the way.
+    /// Gives a small file these bytes, all or none; durable on return. The name with `.new` behind
+    /// it is used on the way.
     ///
     /// # Errors
     /// Those of the system.
@@ -225,7 +235,10 @@ impl File for DirectoryFile {
 
     fn occupied(&self) -> Result<u64> {
         // Space that was taken ahead lies behind the end.
-        self.file.metadata().map(|metadata| metadata.len().min(metadata.blocks() * 512)).map_err(|e| self.wrong(e))
+        self.file
+            .metadata()
+            .map(|metadata| metadata.len().min(metadata.blocks() * 512))
+            .map_err(|e| self.wrong(e))
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
@@ -273,7 +286,12 @@ impl File for DirectoryFile {
 
     fn punch(&self, at: u64, bytes: u64) -> Result<()> {
         still(self.stands.as_ref())?;
-        match rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, bytes) {
+        match rustix::fs::fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            at,
+            bytes,
+        ) {
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => Err(self.wrong(errno)),
         }

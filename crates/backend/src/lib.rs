@@ -1,4 +1,5 @@
-//! The real world behind Onefold's traits: disks, clock, randomness, signals, systemd and local sockets.
+//! The real world behind Onefold's traits: disks, clock, randomness, signals, systemd and local
+//! sockets.
 //!
 //! | module | what it gives |
 //! |---|---|
@@ -20,11 +21,14 @@
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
-//! *Invariant:* this crate is the only home of `unsafe`, system calls and native libraries, and knows no engine and no
-//! protocol. `unsafe` is allowed module by module, with the reason beside it.
+//! *Invariant:* this crate is the only home of `unsafe`, system calls and native libraries, and
+//! knows no engine and no protocol. `unsafe` is allowed module by module, with the reason beside
+//! it.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("onefold-backend speaks to Linux: io_uring, flock, fallocate and the users at the other end of sockets");
+compile_error!(
+    "onefold-backend speaks to Linux: io_uring, flock, fallocate and the users at the other end of sockets"
+);
 
 pub mod accounts;
 pub mod beneath;

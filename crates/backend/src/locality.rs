@@ -1,11 +1,13 @@
-//! Whether a file system is this machine's own: elsewhere another host may have the same files open, and its locks may not meet ours.
+//! Whether a file system is this machine's own: elsewhere another host may have the same files
+//! open, and its locks may not meet ours.
 
 use std::{
     fs,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
 };
 
-/// Magic numbers of file systems whose files nobody reaches but through this kernel (`statfs`). What is not in this list may be shared.
+/// Magic numbers of file systems whose files nobody reaches but through this kernel (`statfs`).
+/// What is not in this list may be shared.
 const LOCAL: [u64; 29] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -86,7 +88,8 @@ pub(crate) fn keeps_modes(file: BorrowedFd<'_>) -> bool {
 
 /// The line of `/proc/self/mountinfo` for the mount that an open file is on.
 fn mount_of(file: BorrowedFd<'_>) -> Option<String> {
-    let said = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd())).ok()?;
+    let said =
+        fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd())).ok()?;
     let number = said.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     mounts.lines().find(|line| line.split(' ').next() == Some(number)).map(str::to_owned)
@@ -97,7 +100,9 @@ fn locks_at_its_server(mount: &str) -> bool {
     let Some((_, kind)) = mount.split_once(" - ") else { return false };
     let mut words = kind.split(' ');
     let (kind, options) = (words.next(), words.nth(1).unwrap_or_default());
-    let local = options.split(',').any(|option| option.starts_with("local_lock=") && option != "local_lock=none");
+    let local = options
+        .split(',')
+        .any(|option| option.starts_with("local_lock=") && option != "local_lock=none");
     kind == Some("nfs4") && !local
 }
 
@@ -106,7 +111,9 @@ mod tests {
     use super::*;
 
     fn nfs(kind: &str, options: &str) -> Locality {
-        let line = format!("40 20 0:35 / /mnt rw,relatime shared:1 - {kind} server:/export rw,vers=4.2,{options},addr=10.0.0.1");
+        let line = format!(
+            "40 20 0:35 / /mnt rw,relatime shared:1 - {kind} server:/export rw,vers=4.2,{options},addr=10.0.0.1"
+        );
         Locality::from_magic(NFS, || Some(line))
     }
 
@@ -121,7 +128,8 @@ mod tests {
         assert_eq!(nfs("nfs", "local_lock=none"), Locality::Shared);
         assert_eq!(Locality::from_magic(NFS, || None), Locality::Shared);
         // CIFS, SMB 2, 9p, FUSE, Ceph, and what nobody knows.
-        for shared in [0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x6573_5546, 0x00c3_6400, 0x1234_5678] {
+        for shared in [0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x6573_5546, 0x00c3_6400, 0x1234_5678]
+        {
             assert_eq!(Locality::from_magic(shared, || None), Locality::Shared);
         }
     }

@@ -1,9 +1,11 @@
 //! Locks on open files: by `flock`, and where the file system is our own by range too.
 //!
-//! An NFS client's `flock` is a range at its server, where a `flock` of the server's own processes never meets it; so on a local file system, which may be
-//! exported, both are taken. On others the one is made of the other, or they would meet each other: there `flock` is all.
+//! An NFS client's `flock` is a range at its server, where a `flock` of the server's own processes
+//! never meets it; so on a local file system, which may be exported, both are taken. On others the
+//! one is made of the other, or they would meet each other: there `flock` is all.
 //!
-//! A lock that only processes of the same user can hold is waited for as long as it takes. One that others could hold is waited for half a minute.
+//! A lock that only processes of the same user can hold is waited for as long as it takes. One that
+//! others could hold is waited for half a minute.
 
 use std::{
     fs,
@@ -31,11 +33,13 @@ enum Ask {
     Once,
 }
 
-/// Locks an open file until all its descriptors are closed; `shown` is its name in errors. For [`Hold::Alone`] it must be open for writing.
+/// Locks an open file until all its descriptors are closed; `shown` is its name in errors. For
+/// [`Hold::Alone`] it must be open for writing.
 ///
 /// # Errors
-/// `Busy`, with the process that holds it where that can be seen: at once unless `wait` is set, else after [`PATIENCE`] when users other than our own
-/// could hold it. `Unsupported` where the file system has no locks.
+/// `Busy`, with the process that holds it where that can be seen: at once unless `wait` is set,
+/// else after [`PATIENCE`] when users other than our own could hold it. `Unsupported` where the
+/// file system has no locks.
 pub fn lock(file: &fs::File, shown: &str, hold: Hold, wait: bool) -> Result<()> {
     let local = Locality::of(file.as_fd()) == Ok(Locality::Local);
     if wait && !others_could_hold(file) {
@@ -44,7 +48,9 @@ pub fn lock(file: &fs::File, shown: &str, hold: Hold, wait: bool) -> Result<()> 
     let begun = Instant::now();
     loop {
         match take(file, hold, Ask::Once, local) {
-            Err(Errno::WOULDBLOCK) if wait && begun.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            Err(Errno::WOULDBLOCK) if wait && begun.elapsed() < PATIENCE => {
+                std::thread::sleep(PAUSE)
+            }
             Err(Errno::WOULDBLOCK) => return Err(busy(file, shown, wait)),
             done => return done.map_err(|errno| refused(shown, errno)),
         }
@@ -52,15 +58,21 @@ pub fn lock(file: &fs::File, shown: &str, hold: Hold, wait: bool) -> Result<()> 
 }
 
 fn refused(shown: &str, errno: Errno) -> Error {
-    Error::new(Kind::Unsupported, format!("{shown} can't be locked against other processes ({errno})"))
-        .caused_by(std::io::Error::from(errno))
+    Error::new(
+        Kind::Unsupported,
+        format!("{shown} can't be locked against other processes ({errno})"),
+    )
+    .caused_by(std::io::Error::from(errno))
 }
 
 /// One sentence for a lock that somebody holds.
 fn busy(file: &fs::File, shown: &str, waited: bool) -> Error {
     let by = holder(file).unwrap_or_else(|| "another process".into());
     let advice = match waited {
-        true => format!(" for more than {} s; other users can open it, and `chmod go= {shown}` keeps them out", PATIENCE.as_secs()),
+        true => format!(
+            " for more than {} s; other users can open it, and `chmod go= {shown}` keeps them out",
+            PATIENCE.as_secs()
+        ),
         false => String::new(),
     };
     Error::new(Kind::Busy, format!("{shown} is locked by {by}{advice}"))
@@ -94,16 +106,26 @@ fn flock(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation))
 }
 
-/// Locks all bytes that a file may ever have, for the open file and not for the process: such a lock ends with the last descriptor, and does not with another
-/// one of the same file.
-#[allow(unsafe_code, reason = "rustix knows the locks of processes only, which end when any descriptor of the file is closed")]
+/// Locks all bytes that a file may ever have, for the open file and not for the process: such a
+/// lock ends with the last descriptor, and does not with another one of the same file.
+#[allow(
+    unsafe_code,
+    reason = "rustix knows the locks of processes only, which end when any descriptor of the file is closed"
+)]
 fn range(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
     let kind = if hold == Hold::Shared { libc::F_RDLCK } else { libc::F_WRLCK };
     let command = if ask == Ask::Wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
     // Length 0 is all bytes, and the process must be 0.
-    let all = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 };
+    let all = libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
     rustix::io::retry_on_intr(|| {
-        // SAFETY: the descriptor is open as long as `file` is borrowed, and `all` is a whole `flock` that the kernel only reads.
+        // SAFETY: the descriptor is open as long as `file` is borrowed, and `all` is a whole
+        // `flock` that the kernel only reads.
         let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const all) };
         match done {
             -1 => match Errno::from_io_error(&std::io::Error::last_os_error()) {
@@ -125,11 +147,20 @@ fn others_could_hold(file: &fs::File) -> bool {
 /// Who holds a lock on the file, as far as `/proc/locks` tells.
 fn holder(file: &fs::File) -> Option<String> {
     let stat = rustix::fs::fstat(file).ok()?;
-    let place = format!("{:02x}:{:02x}:{}", rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev), stat.st_ino);
+    let place = format!(
+        "{:02x}:{:02x}:{}",
+        rustix::fs::major(stat.st_dev),
+        rustix::fs::minor(stat.st_dev),
+        stat.st_ino
+    );
     let pid = holding(&fs::read_to_string("/proc/locks").ok()?, &place)?;
     match fs::metadata(format!("/proc/{pid}")) {
-        Ok(process) => Some(format!("process {pid} of user {}", std::os::unix::fs::MetadataExt::uid(&process))),
-        Err(e) if e.kind() == ErrorKind::NotFound => Some("a process that ended and left it to another".into()),
+        Ok(process) => {
+            Some(format!("process {pid} of user {}", std::os::unix::fs::MetadataExt::uid(&process)))
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            Some("a process that ended and left it to another".into())
+        }
         Err(_) => Some(format!("process {pid}")),
     }
 }
@@ -139,7 +170,11 @@ fn holding(locks: &str, place: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let &[_, _, _, _, pid, at, ..] = words.as_slice() else { return None };
-        if words.contains(&"->") || at != place { None } else { pid.parse().ok().filter(|pid| *pid > 0) }
+        if words.contains(&"->") || at != place {
+            None
+        } else {
+            pid.parse().ok().filter(|pid| *pid > 0)
+        }
     })
 }
 
@@ -162,8 +197,12 @@ mod tests {
             assert_eq!(range(&other, Hold::Alone, Ask::Once), Err(Errno::WOULDBLOCK));
             let error = lock(&other, "lock", Hold::Alone, false).unwrap_err();
             assert_eq!(error.kind(), Kind::Busy);
-            assert!(error.to_string().contains(&format!("process {} of user", std::process::id())), "{error}");
-            // Whoever has only one of the two locks, as another client of a server, keeps us out too.
+            assert!(
+                error.to_string().contains(&format!("process {} of user", std::process::id())),
+                "{error}"
+            );
+            // Whoever has only one of the two locks, as another client of a server, keeps us out
+            // too.
             rustix::fs::flock(&one, FlockOperation::Unlock).unwrap();
             assert_eq!(lock(&other, "lock", Hold::Alone, false).unwrap_err().kind(), Kind::Busy);
             flock(&other, Hold::Alone, Ask::Once).unwrap();

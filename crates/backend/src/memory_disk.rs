@@ -1,10 +1,10 @@
 //! [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process.
 //!
-//! It takes memory only for what was written, by pieces of 256 KiB, so that any capacity can be asked for. Nothing in it
-//! outlives the value; a flush only counts.
+//! It takes memory only for what was written, by pieces of 256 KiB, so that any capacity can be
+//! asked for. Nothing in it outlives the value; a flush only counts.
 //!
-//! Threads: pieces are spread over shards, each with its own lock; a read or write that spans pieces is not atomic, like on
-//! any disk.
+//! Threads: pieces are spread over shards, each with its own lock; a read or write that spans
+//! pieces is not atomic, like on any disk.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,8 @@ use parking_lot::RwLock;
 
 use crate::counted::{Counted, Place};
 
-/// Blocks that get memory together: few enough map entries for large disks, little waste for scattered small ones.
+/// Blocks that get memory together: few enough map entries for large disks, little waste for
+/// scattered small ones.
 const PIECE_BLOCKS: u64 = 64;
 
 /// Locks, for benches on many cores.
@@ -74,7 +75,8 @@ impl Place for Pieces {
             let (piece, first) = (at / PIECE_BLOCKS, (at % PIECE_BLOCKS) as usize);
             let (now, later) = from.split_at(from.len().min(PIECE_BLOCKS as usize - first));
             let mut shard = self.shard(piece).write();
-            let blocks = shard.entry(piece).or_insert_with(|| Block::zeroed_vec(PIECE_BLOCKS as usize));
+            let blocks =
+                shard.entry(piece).or_insert_with(|| Block::zeroed_vec(PIECE_BLOCKS as usize));
             for (to, from) in blocks[first..].iter_mut().zip(now) {
                 to.0 = from.block.0;
             }

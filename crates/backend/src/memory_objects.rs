@@ -6,7 +6,8 @@ use std::{
 };
 
 use onefold_core::object::{
-    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write, model::Objects,
+    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version,
+    Write, model::Objects,
 };
 use parking_lot::Mutex;
 
@@ -20,7 +21,10 @@ impl MemoryObjects {
     /// An empty store and its first session.
     #[must_use]
     pub fn new(chunks: PoolKind) -> MemoryObjects {
-        MemoryObjects { objects: Arc::new(Mutex::new(Objects::new(chunks))), identity: "first".into() }
+        MemoryObjects {
+            objects: Arc::new(Mutex::new(Objects::new(chunks))),
+            identity: "first".into(),
+        }
     }
 
     /// Another session of the same store.
@@ -47,20 +51,37 @@ impl ObjectStore for MemoryObjects {
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
         let mut objects = self.objects.lock();
         let fenced = objects.is_fenced(&self.identity);
-        let mut one = |op: &Write| if fenced { Err(Refusal::Fenced) } else { objects.write(op, wall_time(), 0) };
+        let mut one = |op: &Write| {
+            if fenced { Err(Refusal::Fenced) } else { objects.write(op, wall_time(), 0) }
+        };
         batch.iter().map(&mut one).collect()
     }
 
     fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
         let objects = self.objects.lock();
-        batch.iter().map(|op| if objects.is_fenced(&self.identity) { Err(Refusal::Fenced) } else { objects.read(op) }).collect()
+        batch
+            .iter()
+            .map(|op| {
+                if objects.is_fenced(&self.identity) {
+                    Err(Refusal::Fenced)
+                } else {
+                    objects.read(op)
+                }
+            })
+            .collect()
     }
 
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
         Ok(self.objects.lock().list(pool, from, most))
     }
 
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
         let mut objects = self.objects.lock();
         if objects.is_fenced(&self.identity) {
             return Err(Refusal::Fenced);
@@ -76,7 +97,12 @@ impl ObjectStore for MemoryObjects {
         Ok(self.objects.lock().holder(object, lock, wall_time()))
     }
 
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal> {
         self.objects.lock().break_lock(object, lock, holder);
         Ok(())
     }

@@ -1,13 +1,16 @@
 //! [`MetadataDisk`]: keeps what an engine writes for itself and drops what clients gave it.
 //!
-//! It answers one question: how much memory does an engine need beside a store of 64 GiB of unique blocks, on a machine that
-//! does not have 64 GiB? Blocks of [`Class::Data`] are counted and dropped, and read as zeroes; all other classes are kept.
-//! What is kept lies in an anonymous file of the kernel that is never mapped, so it does not count as resident memory of this
+//! It answers one question: how much memory does an engine need beside a store of 64 GiB of unique
+//! blocks, on a machine that does not have 64 GiB? Blocks of [`Class::Data`] are counted and
+//! dropped, and read as zeroes; all other classes are kept. What is kept lies in an anonymous file
+//! of the kernel that is never mapped, so it does not count as resident memory of this
 //! process, which is what is being measured. It does take memory of the machine.
 //!
-//! *Invariant:* a block that was last written as data reads as zeroes, also where metadata was before.
+//! *Invariant:* a block that was last written as data reads as zeroes, also where metadata was
+//! before.
 //!
-//! Threads: the kernel serialises what overlaps; the only shared state is the descriptor and the counters.
+//! Threads: the kernel serialises what overlaps; the only shared state is the descriptor and the
+//! counters.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -35,8 +38,14 @@ impl MetadataDisk {
     /// # Errors
     /// When the kernel gives no anonymous file of that size.
     pub fn new(blocks: u64) -> Result<MetadataDisk> {
-        let failed = |errno: Errno| Error::from_io(format!("cannot make an anonymous file of {blocks} blocks"), errno.into());
-        let kept = rustix::fs::memfd_create("onefold-metadata", MemfdFlags::CLOEXEC).map_err(failed)?;
+        let failed = |errno: Errno| {
+            Error::from_io(
+                format!("cannot make an anonymous file of {blocks} blocks"),
+                errno.into(),
+            )
+        };
+        let kept =
+            rustix::fs::memfd_create("onefold-metadata", MemfdFlags::CLOEXEC).map_err(failed)?;
         let bytes = blocks.checked_mul(BLOCK_BYTES as u64).ok_or_else(|| failed(Errno::FBIG))?;
         rustix::fs::ftruncate(&kept, bytes).map_err(failed)?;
         Ok(Counted::over(Kept(kept), blocks))
@@ -47,7 +56,8 @@ impl MetadataDisk {
     /// # Errors
     /// When the kernel does not tell.
     pub fn kept_bytes(&self) -> Result<u64> {
-        let stat = rustix::fs::fstat(&self.place.0).map_err(|errno| Error::from_io("metadata disk", errno.into()))?;
+        let stat = rustix::fs::fstat(&self.place.0)
+            .map_err(|errno| Error::from_io("metadata disk", errno.into()))?;
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
     }
 }
@@ -56,7 +66,8 @@ impl Place for Kept {
     const NAME: &str = "metadata disk";
 
     fn load(&self, read: &mut Read<'_>) -> Result<()> {
-        transfer::read(self.0.as_fd(), offset(read.at), block::bytes_mut(read.into), 0).map_err(failed)
+        transfer::read(self.0.as_fd(), offset(read.at), block::bytes_mut(read.into), 0)
+            .map_err(failed)
     }
 
     fn store(&self, run: &Run<'_>) -> Result<()> {
@@ -65,10 +76,12 @@ impl Place for Kept {
             let bytes = (same.len() * BLOCK_BYTES) as u64;
             if is_data(&same[0]) {
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                rustix::fs::fallocate(&self.0, hole, offset, bytes).map_err(|errno| failed(transfer::Failure::System(errno)))?;
+                rustix::fs::fallocate(&self.0, hole, offset, bytes)
+                    .map_err(|errno| failed(transfer::Failure::System(errno)))?;
             } else {
                 let slices = crate::file_disk::gather(same);
-                transfer::write(self.0.as_fd(), offset, &slices, 0, ReadWriteFlags::empty()).map_err(failed)?;
+                transfer::write(self.0.as_fd(), offset, &slices, 0, ReadWriteFlags::empty())
+                    .map_err(failed)?;
             }
             offset += bytes;
         }
@@ -88,6 +101,8 @@ fn is_data(block: &BlockRef<'_>) -> bool {
 fn failed(failure: transfer::Failure) -> Error {
     match failure {
         transfer::Failure::System(errno) => crate::file_disk::explain_errno("metadata disk", errno),
-        transfer::Failure::Ended | transfer::Failure::Stalled => crate::file_disk::explain_errno("metadata disk", Errno::IO),
+        transfer::Failure::Ended | transfer::Failure::Stalled => {
+            crate::file_disk::explain_errno("metadata disk", Errno::IO)
+        }
     }
 }

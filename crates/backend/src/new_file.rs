@@ -16,7 +16,8 @@ use rustix::{
 /// Nobody else reads it while it is written, nor later, unless its owner says so.
 const MODE: Mode = Mode::from_raw_mode(0o600);
 
-/// A new file, without a name where the file system can do so, else called `.NAME.part`. It is gone when it is dropped before [`publish`](Self::publish).
+/// A new file, without a name where the file system can do so, else called `.NAME.part`. It is gone
+/// when it is dropped before [`publish`](Self::publish).
 pub struct NewFile {
     file: File,
     directory: OwnedFd,
@@ -32,9 +33,13 @@ impl NewFile {
     /// `Exists` when something is there, and those of the system.
     pub fn create(path: &Path) -> Result<NewFile> {
         let wrong = |errno: Errno| Error::from_io(path.display(), errno.into());
-        let name = path.file_name().ok_or_else(|| Error::new(Kind::InvalidInput, format!("{} names no file", path.display())))?;
-        let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let directory = rustix::fs::open(above, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(wrong)?;
+        let name = path.file_name().ok_or_else(|| {
+            Error::new(Kind::InvalidInput, format!("{} names no file", path.display()))
+        })?;
+        let above =
+            path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = rustix::fs::open(above, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(wrong)?;
         if rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             return Err(wrong(Errno::EXIST));
         }
@@ -42,9 +47,14 @@ impl NewFile {
             Some(file) => (file, None),
             None => {
                 let part = [OsStr::new("."), name, OsStr::new(".part")].join(OsStr::new(""));
-                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let flags = OFlags::CREATE
+                    | OFlags::EXCL
+                    | OFlags::WRONLY
+                    | OFlags::NOFOLLOW
+                    | OFlags::CLOEXEC;
                 let made = rustix::fs::openat(&directory, &part, flags, MODE);
-                let made = made.map_err(|errno| Error::from_io(above.join(&part).display(), errno.into()))?;
+                let made = made
+                    .map_err(|errno| Error::from_io(above.join(&part).display(), errno.into()))?;
                 (File::from(made), Some(part))
             }
         };
@@ -93,14 +103,23 @@ fn unnamed(directory: &OwnedFd) -> Option<File> {
     if !Path::new("/proc/self/fd").exists() {
         return None;
     }
-    rustix::fs::openat(directory, ".", OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, MODE).ok().map(File::from)
+    rustix::fs::openat(directory, ".", OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, MODE)
+        .ok()
+        .map(File::from)
 }
 
 fn link_unnamed(file: &File, directory: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
-    rustix::fs::linkat(CWD, format!("/proc/self/fd/{}", file.as_raw_fd()), directory, name, AtFlags::SYMLINK_FOLLOW)
+    rustix::fs::linkat(
+        CWD,
+        format!("/proc/self/fd/{}", file.as_raw_fd()),
+        directory,
+        name,
+        AtFlags::SYMLINK_FOLLOW,
+    )
 }
 
-/// Gives another name that must be free; on file systems that can't tell, by a second name for a moment.
+/// Gives another name that must be free; on file systems that can't tell, by a second name for a
+/// moment.
 fn rename(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => {
@@ -143,7 +162,13 @@ mod tests {
         let part = |name: &str| {
             let file = File::create_new(dir.path().join(".new.part")).unwrap();
             let directory = directory.try_clone().unwrap();
-            NewFile { file, directory, name: name.into(), part: Some(".new.part".into()), shown: dir.path().join(name) }
+            NewFile {
+                file,
+                directory,
+                name: name.into(),
+                part: Some(".new.part".into()),
+                shown: dir.path().join(name),
+            }
         };
         drop(part("new"));
         assert!(names(dir.path()).is_empty());

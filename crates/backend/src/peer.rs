@@ -1,11 +1,14 @@
-//! The control socket of a running store: how the command reaches the server that has the store open.
+//! The control socket of a running store: how the command reaches the server that has the store
+//! open.
 //!
-//! The socket is a file `ID.ctl` in a directory that its server's user alone can enter. Both sides also ask the kernel who the other one is: the server
-//! serves root and its own user, and a client speaks only to a server that it can trust. So neither another user, nor root of a container that
+//! The socket is a file `ID.ctl` in a directory that its server's user alone can enter. Both sides
+//! also ask the kernel who the other one is: the server serves root and its own user, and a client
+//! speaks only to a server that it can trust. So neither another user, nor root of a container that
 //! shares no directory with us, reaches a server or passes for one (rule 10 of SECURITY.md).
 //!
-//! Directories are opened once and looked at through their descriptors; sockets are named through `/proc/self/fd`, so that nobody can put another directory
-//! in between, and so that its path may be longer than an address of a socket.
+//! Directories are opened once and looked at through their descriptors; sockets are named through
+//! `/proc/self/fd`, so that nobody can put another directory in between, and so that its path may
+//! be longer than an address of a socket.
 
 use std::{
     ffi::CString,
@@ -23,17 +26,20 @@ use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, mkdir, open, statat, unlinkat},
     io::Errno,
     net::{
-        AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, shutdown, socket_with, sockopt::socket_peercred,
+        AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, shutdown,
+        socket_with, sockopt::socket_peercred,
     },
 };
 
-/// Longest id, in hexadecimal digits; the name must fit the 107 bytes of an address beside `/proc/self/fd/N`.
+/// Longest id, in hexadecimal digits; the name must fit the 107 bytes of an address beside
+/// `/proc/self/fd/N`.
 const ID_DIGITS_MAX: usize = 64;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// The user as which every user of another user namespace appears: it says nothing about who somebody is.
+/// The user as which every user of another user namespace appears: it says nothing about who
+/// somebody is.
 const OVERFLOW_UID: u32 = 65_534;
 
 /// The server's side. Dropping it removes the socket.
@@ -48,31 +54,45 @@ pub struct ControlListener {
 }
 
 impl ControlListener {
-    /// Listens in `directory` for the store whose id is `id`; a directory that is missing is made. A socket that is there already is replaced: the caller
-    /// holds the lock of the store, so that no other server of it is alive.
+    /// Listens in `directory` for the store whose id is `id`; a directory that is missing is made.
+    /// A socket that is there already is replaced: the caller holds the lock of the store, so
+    /// that no other server of it is alive.
     ///
     /// # Errors
-    /// [`Kind::Denied`] when the directory belongs to somebody else or others can enter it; [`Kind::Exists`] when something else than a socket has
-    /// the name; [`Kind::InvalidInput`] when the id is not hexadecimal; and those of the system.
+    /// [`Kind::Denied`] when the directory belongs to somebody else or others can enter it;
+    /// [`Kind::Exists`] when something else than a socket has the name; [`Kind::InvalidInput`]
+    /// when the id is not hexadecimal; and those of the system.
     pub fn bind(directory: &Path, id: &str) -> Result<ControlListener> {
         let name = name_of(id)?;
         let shown = directory.display();
-        let failed = |errno: Errno| Error::from_io(format!("cannot listen for commands in {shown}"), errno.into());
+        let failed = |errno: Errno| {
+            Error::from_io(format!("cannot listen for commands in {shown}"), errno.into())
+        };
         let directory = own_directory(directory)?;
         clear(&directory, &name)?;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .map_err(failed)?;
         // The file gets the mode of the socket, and so is never open to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         bind(&socket, &address(&directory, &name).map_err(failed)?).map_err(failed)?;
         let found = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
         listen(&socket, BACKLOG).map_err(failed)?;
-        Ok(ControlListener { listener: socket.into(), directory, name, identity: identity(&found), closed: AtomicBool::new(false) })
+        Ok(ControlListener {
+            listener: socket.into(),
+            directory,
+            name,
+            identity: identity(&found),
+            closed: AtomicBool::new(false),
+        })
     }
 
-    /// Waits for a connection of root or of this process's user; `None` once it is closed. Others are hung up on.
+    /// Waits for a connection of root or of this process's user; `None` once it is closed. Others
+    /// are hung up on.
     ///
     /// # Errors
-    /// When the system fails to accept, for instance for lack of descriptors; trying again after a pause may work.
+    /// When the system fails to accept, for instance for lack of descriptors; trying again after a
+    /// pause may work.
     pub fn accept(&self) -> Result<Option<UnixStream>> {
         loop {
             let accepted = self.listener.accept();
@@ -80,9 +100,15 @@ impl ControlListener {
                 return Ok(None);
             }
             match accepted {
-                Ok((stream, _)) if trusted(uid_of(&stream)?, &[own_uid()]) => return Ok(Some(stream)),
+                Ok((stream, _)) if trusted(uid_of(&stream)?, &[own_uid()]) => {
+                    return Ok(Some(stream));
+                }
                 Ok(_) => {}
-                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) => {}
                 Err(e) => return Err(Error::from_io("cannot accept a control connection", e)),
             }
         }
@@ -98,7 +124,8 @@ impl ControlListener {
 
 impl Drop for ControlListener {
     fn drop(&mut self) {
-        let ours = statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| identity(&found) == self.identity);
+        let ours = statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|found| identity(&found) == self.identity);
         if ours {
             // A file left over is replaced by the next server.
             let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
@@ -106,33 +133,46 @@ impl Drop for ControlListener {
     }
 }
 
-/// Connects to the server of the store whose id is `id`, which listens in `directory`, when root, this process's user or the user `server_uid` runs it: the
-/// owner of the store.
+/// Connects to the server of the store whose id is `id`, which listens in `directory`, when root,
+/// this process's user or the user `server_uid` runs it: the owner of the store.
 ///
 /// # Errors
-/// [`Kind::NotFound`] when nobody listens there, or the directory is another user's or open for writing to others, so that no server of ours is there;
-/// [`Kind::Denied`] when a process of another user listens in a directory that is right; [`Kind::InvalidInput`] when the id is not hexadecimal.
+/// [`Kind::NotFound`] when nobody listens there, or the directory is another user's or open for
+/// writing to others, so that no server of ours is there; [`Kind::Denied`] when a process of
+/// another user listens in a directory that is right; [`Kind::InvalidInput`] when the id is not
+/// hexadecimal.
 pub fn connect(directory: &Path, id: &str, server_uid: u32) -> Result<UnixStream> {
     let name = name_of(id)?;
     let shown = directory.display();
-    let nobody = || Error::new(Kind::NotFound, format!("no server of ours listens for commands in {shown}"));
+    let nobody =
+        || Error::new(Kind::NotFound, format!("no server of ours listens for commands in {shown}"));
     let failed = |errno: Errno| match errno {
         Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS => nobody(),
         _ => Error::from_io(format!("cannot connect to the server in {shown}"), errno.into()),
     };
     let users = [own_uid(), server_uid];
-    let directory =
-        open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let directory = open(
+        directory,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(failed)?;
     let found = fstat(&directory).map_err(failed)?;
     if !trusted(found.st_uid, &users) || found.st_mode & 0o022 != 0 {
         return Err(nobody());
     }
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(failed)?;
     rustix::net::connect(&socket, &address(&directory, &name).map_err(failed)?).map_err(failed)?;
     let stream = UnixStream::from(socket);
     let uid = uid_of(&stream)?;
     if !trusted(uid, &users) {
-        return Err(Error::new(Kind::Denied, format!("the control socket in {shown} belongs to user {uid}, who does not own the store")));
+        return Err(Error::new(
+            Kind::Denied,
+            format!(
+                "the control socket in {shown} belongs to user {uid}, who does not own the store"
+            ),
+        ));
     }
     Ok(stream)
 }
@@ -140,23 +180,34 @@ pub fn connect(directory: &Path, id: &str, server_uid: u32) -> Result<UnixStream
 /// The directory, which is made when it is missing, as our own and closed to others.
 fn own_directory(path: &Path) -> Result<OwnedFd> {
     let shown = path.display();
-    let failed = |errno: Errno| Error::from_io(format!("cannot take commands in {shown}"), errno.into());
+    let failed =
+        |errno: Errno| Error::from_io(format!("cannot take commands in {shown}"), errno.into());
     match mkdir(path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(failed(errno)),
     }
-    let directory = open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let directory = open(
+        path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(failed)?;
     let found = fstat(&directory).map_err(failed)?;
     if found.st_uid != own_uid() {
         return Err(Error::new(
             Kind::Denied,
-            format!("{shown} belongs to user {}: commands are taken in a directory of our own only", found.st_uid),
+            format!(
+                "{shown} belongs to user {}: commands are taken in a directory of our own only",
+                found.st_uid
+            ),
         ));
     }
     if found.st_mode & 0o077 != 0 {
         return Err(Error::new(
             Kind::Denied,
-            format!("other users may enter {shown}, where commands would be taken; `chmod 700 {shown}` closes it"),
+            format!(
+                "other users may enter {shown}, where commands would be taken; `chmod 700 {shown}` closes it"
+            ),
         ));
     }
     Ok(directory)
@@ -164,12 +215,16 @@ fn own_directory(path: &Path) -> Result<OwnedFd> {
 
 /// Removes a socket of a server that is gone.
 fn clear(directory: &OwnedFd, name: &CString) -> Result<()> {
-    let failed = |errno: Errno| Error::from_io("cannot replace an old control socket", errno.into());
+    let failed =
+        |errno: Errno| Error::from_io("cannot replace an old control socket", errno.into());
     match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Socket => {
             unlinkat(directory, name, AtFlags::empty()).map_err(failed)
         }
-        Ok(_) => Err(Error::new(Kind::Exists, format!("{} is there already, and is not a socket", name.to_string_lossy()))),
+        Ok(_) => Err(Error::new(
+            Kind::Exists,
+            format!("{} is there already, and is not a socket", name.to_string_lossy()),
+        )),
         Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed(errno)),
     }
@@ -201,7 +256,9 @@ pub fn own_uid() -> u32 {
 fn uid_of(stream: &UnixStream) -> Result<u32> {
     match socket_peercred(stream) {
         Ok(peer) => Ok(peer.uid.as_raw()),
-        Err(errno) => Err(Error::from_io("cannot learn who is on the control socket", errno.into())),
+        Err(errno) => {
+            Err(Error::from_io("cannot learn who is on the control socket", errno.into()))
+        }
     }
 }
 
@@ -309,7 +366,9 @@ mod tests {
         let (_room, doors) = room();
         let listener = ControlListener::bind(&doors, ID).unwrap();
         // A socket may be moved to where a stranger reaches it: he is hung up on all the same.
-        let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let open = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap()
+        };
         open(&doors.join("1f.ctl"), 0o666);
         open(&doors, 0o711);
         open(doors.parent().unwrap(), 0o711);

@@ -19,8 +19,11 @@ pub struct Memory {
 /// # Errors
 /// When `/proc` is not there or does not tell.
 pub fn memory() -> Result<Memory> {
-    let status = fs::read_to_string("/proc/self/status").map_err(|e| Error::from_io("cannot read /proc/self/status", e))?;
-    parse(&status).ok_or_else(|| Error::new(Kind::Unsupported, "/proc/self/status does not tell resident memory"))
+    let status = fs::read_to_string("/proc/self/status")
+        .map_err(|e| Error::from_io("cannot read /proc/self/status", e))?;
+    parse(&status).ok_or_else(|| {
+        Error::new(Kind::Unsupported, "/proc/self/status does not tell resident memory")
+    })
 }
 
 fn parse(status: &str) -> Option<Memory> {
@@ -54,7 +57,13 @@ mod tests {
 
     #[test]
     fn a_status_without_memory_is_no_panic() {
-        for status in ["", "VmRSS:", "VmRSS: 1 kB", "VmRSS: x kB\nVmHWM: 1 kB", "VmRSS: 18446744073709551615 kB\nVmHWM: 1 kB"] {
+        for status in [
+            "",
+            "VmRSS:",
+            "VmRSS: 1 kB",
+            "VmRSS: x kB\nVmHWM: 1 kB",
+            "VmRSS: 18446744073709551615 kB\nVmHWM: 1 kB",
+        ] {
             assert_eq!(parse(status), None);
         }
     }

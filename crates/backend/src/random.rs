@@ -3,10 +3,12 @@
 use onefold_core::{Error, Result};
 use rustix::{io::Errno, rand::GetRandomFlags};
 
-/// `N` bytes that nobody can foresee. Early after boot it waits until the kernel has gathered enough entropy.
+/// `N` bytes that nobody can foresee. Early after boot it waits until the kernel has gathered
+/// enough entropy.
 ///
 /// # Errors
-/// [`Kind::Unsupported`](onefold_core::Kind::Unsupported) when the kernel lacks `getrandom` (before 3.17).
+/// [`Kind::Unsupported`](onefold_core::Kind::Unsupported) when the kernel lacks `getrandom` (before
+/// 3.17).
 pub fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
@@ -14,7 +16,12 @@ pub fn random_bytes<const N: usize>() -> Result<[u8; N]> {
         match rustix::rand::getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
             Ok(n) => filled += n,
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(Error::from_io("cannot get random bytes from the system", errno.into())),
+            Err(errno) => {
+                return Err(Error::from_io(
+                    "cannot get random bytes from the system",
+                    errno.into(),
+                ));
+            }
         }
     }
     Ok(bytes)

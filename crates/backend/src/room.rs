@@ -20,11 +20,22 @@ pub struct Room {
 /// Those of the system.
 pub fn room(path: &Path) -> Result<Room> {
     let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
-    let there = whole.ancestors().find(|ancestor| ancestor.exists()).map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
-    let found = rustix::fs::statvfs(&there).map_err(|e| Error::from_io(there.display(), e.into()))?;
+    let there = whole
+        .ancestors()
+        .find(|ancestor| ancestor.exists())
+        .map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
+    let found =
+        rustix::fs::statvfs(&there).map_err(|e| Error::from_io(there.display(), e.into()))?;
     // Some blocks are kept for the superuser.
-    let (blocks, files) = if geteuid().is_root() { (found.f_bfree, found.f_ffree) } else { (found.f_bavail, found.f_favail) };
-    Ok(Room { bytes: blocks.saturating_mul(found.f_frsize), files: (found.f_files > 0).then_some(files) })
+    let (blocks, files) = if geteuid().is_root() {
+        (found.f_bfree, found.f_ffree)
+    } else {
+        (found.f_bavail, found.f_favail)
+    };
+    Ok(Room {
+        bytes: blocks.saturating_mul(found.f_frsize),
+        files: (found.f_files > 0).then_some(files),
+    })
 }
 
 #[cfg(test)]

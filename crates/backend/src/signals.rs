@@ -1,8 +1,9 @@
 //! Signals that ask a server to stop, and the one that must not kill it.
 //!
-//! The first SIGTERM or SIGINT is handed to whoever waits; a second one ends the process at once, for a person who will not wait
-//! for an orderly stop. That is safe: a store survives it like any crash. SIGPIPE does nothing, so that a client that went away is
-//! an error of its connection alone.
+//! The first SIGTERM or SIGINT is handed to whoever waits; a second one ends the process at once,
+//! for a person who will not wait for an orderly stop. That is safe: a store survives it like any
+//! crash. SIGPIPE does nothing, so that a client that went away is an error of its connection
+//! alone.
 //!
 //! Threads: handlers are the process's; one thread waits.
 
@@ -27,25 +28,33 @@ pub enum Stop {
     Interrupt,
 }
 
-/// Handlers for the signals that stop a server, in place until the value is dropped; then the signals do nothing.
+/// Handlers for the signals that stop a server, in place until the value is dropped; then the
+/// signals do nothing.
 #[derive(Debug)]
 pub struct StopSignals {
     signals: Signals,
 }
 
 impl StopSignals {
-    /// Installs the handlers. From here on no signal is lost, also before [`wait`](StopSignals::wait).
+    /// Installs the handlers. From here on no signal is lost, also before
+    /// [`wait`](StopSignals::wait).
     ///
     /// # Errors
     /// When the system refuses a handler.
     pub fn install() -> Result<StopSignals> {
         let install = || {
-            // A handler instead of SIG_IGN: programs started from here begin with the default again.
+            // A handler instead of SIG_IGN: programs started from here begin with the default
+            // again.
             flag::register(SIGPIPE, Arc::default())?;
-            // One flag for both, in this order: the first signal finds it down and raises it, the second finds it up.
+            // One flag for both, in this order: the first signal finds it down and raises it, the
+            // second finds it up.
             let stopping = Arc::new(AtomicBool::new(false));
             for signal in [SIGTERM, SIGINT] {
-                flag::register_conditional_shutdown(signal, INTERRUPTED_STATUS, Arc::clone(&stopping))?;
+                flag::register_conditional_shutdown(
+                    signal,
+                    INTERRUPTED_STATUS,
+                    Arc::clone(&stopping),
+                )?;
                 flag::register(signal, Arc::clone(&stopping))?;
             }
             Signals::new([SIGTERM, SIGINT])

@@ -5,8 +5,9 @@ use std::fs::File;
 use onefold_core::{Error, Result};
 use rustix::{fs::SeekFrom, io::Errno};
 
-/// The first stretch of data at or after byte `from` that begins before `end`, as its first byte and the one after its last, cut at `end`.
-/// `None` when the rest up to `end` is a hole. Where the file system knows no holes, all of it is data. Moves the file's position.
+/// The first stretch of data at or after byte `from` that begins before `end`, as its first byte
+/// and the one after its last, cut at `end`. `None` when the rest up to `end` is a hole. Where the
+/// file system knows no holes, all of it is data. Moves the file's position.
 ///
 /// # Errors
 /// Those of the system.
@@ -38,7 +39,13 @@ mod tests {
     #[test]
     fn holes_are_skipped_and_ends_respected() {
         let path = std::env::temp_dir().join(format!("onefold-sparse-{}", std::process::id()));
-        let file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
         std::fs::remove_file(&path).unwrap();
         let mib = 1 << 20;
         file.set_len(16 * mib).unwrap();
@@ -47,10 +54,16 @@ mod tests {
         // A file system without holes is allowed to say that all is data.
         if found != Some((0, 16 * mib)) {
             let (start, end) = found.unwrap();
-            assert!(start <= 4 * mib && start > 2 * mib && end >= 4 * mib + 4096 && end < 8 * mib, "{start} {end}");
+            assert!(
+                start <= 4 * mib && start > 2 * mib && end >= 4 * mib + 4096 && end < 8 * mib,
+                "{start} {end}"
+            );
             assert_eq!(next_data(&file, end, 16 * mib).unwrap(), None);
             assert_eq!(next_data(&file, 0, 2 * mib).unwrap(), None);
-            assert_eq!(next_data(&file, 4 * mib, 4 * mib + 10).unwrap(), Some((4 * mib, 4 * mib + 10)));
+            assert_eq!(
+                next_data(&file, 4 * mib, 4 * mib + 10).unwrap(),
+                Some((4 * mib, 4 * mib + 10))
+            );
         }
         assert_eq!(next_data(&file, 16 * mib, 16 * mib).unwrap(), None);
         assert_eq!(next_data(&file, u64::MAX - 1, 5).unwrap(), None);

@@ -1,11 +1,15 @@
 //! The service manager: sockets that it opened for us, and what we tell it.
 //!
-//! Both are handed over in environment variables, which are taken once, at the start of `main`, and removed, so that no program
-//! started later believes that they are meant for it. Without a service manager all of this does nothing.
+//! Both are handed over in environment variables, which are taken once, at the start of `main`, and
+//! removed, so that no program started later believes that they are meant for it. Without a service
+//! manager all of this does nothing.
 //!
-//! *Invariants:* a descriptor is taken into ownership once. The environment is changed only while the process has a single
-//! thread, since other threads could be reading it.
-#![allow(unsafe_code, reason = "taking ownership of inherited descriptors, and changing the environment, with checks before both")]
+//! *Invariants:* a descriptor is taken into ownership once. The environment is changed only while
+//! the process has a single thread, since other threads could be reading it.
+#![allow(
+    unsafe_code,
+    reason = "taking ownership of inherited descriptors, and changing the environment, with checks before both"
+)]
 
 use std::{
     collections::HashMap,
@@ -64,37 +68,48 @@ impl Socket {
     /// True for a socket that other users, or machines, may reach by an address and not by a file.
     #[must_use]
     pub fn is_of_network(&self) -> bool {
-        rustix::net::sockopt::socket_domain(&self.fd).is_ok_and(|domain| domain != rustix::net::AddressFamily::UNIX)
+        rustix::net::sockopt::socket_domain(&self.fd)
+            .is_ok_and(|domain| domain != rustix::net::AddressFamily::UNIX)
     }
 }
 
 impl Service {
-    /// Takes what the service manager gave, and removes its variables. To be called once, first in `main`: before threads are
-    /// started, and before anything else is opened.
+    /// Takes what the service manager gave, and removes its variables. To be called once, first in
+    /// `main`: before threads are started, and before anything else is opened.
     ///
     /// # Errors
-    /// [`Kind::InvalidInput`] when the variables make no sense or a descriptor is no socket; [`Kind::Busy`] when there is
-    /// something to take and other threads run already, or it was taken before.
+    /// [`Kind::InvalidInput`] when the variables make no sense or a descriptor is no socket;
+    /// [`Kind::Busy`] when there is something to take and other threads run already, or it was
+    /// taken before.
     pub fn take() -> Result<Service> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
-        let variables: HashMap<&str, _> = VARIABLES.iter().filter_map(|&name| Some((name, env::var_os(name)?))).collect();
+        let variables: HashMap<&str, _> =
+            VARIABLES.iter().filter_map(|&name| Some((name, env::var_os(name)?))).collect();
         if variables.is_empty() {
             return Ok(Service::default());
         }
         if threads()? != 1 || TAKEN.swap(true, Ordering::Relaxed) {
-            return Err(Error::new(Kind::Busy, "what the service manager gave is taken once, before threads are started"));
+            return Err(Error::new(
+                Kind::Busy,
+                "what the service manager gave is taken once, before threads are started",
+            ));
         }
         for name in VARIABLES {
             // SAFETY: this is the only thread, as just checked; only itself could start another.
             unsafe { env::remove_var(name) };
         }
         let text = |name: &str| variables.get(name).and_then(|value| value.to_str());
-        let address = variables.get("NOTIFY_SOCKET").map(|path| address(path.as_bytes())).transpose()?;
+        let address =
+            variables.get("NOTIFY_SOCKET").map(|path| address(path.as_bytes())).transpose()?;
         let for_us = text("LISTEN_PID").is_some_and(|pid| pid.parse() == Ok(std::process::id()));
-        let count = text("LISTEN_FDS").filter(|_| for_us).map_or(Ok(0), |count| match count.parse() {
-            Ok(count) if (0..=SOCKETS_MAX).contains(&count) => Ok(count),
-            _ => Err(Error::new(Kind::InvalidInput, format!("LISTEN_FDS={count} is no number of sockets from 0 to {SOCKETS_MAX}"))),
-        })?;
+        let count =
+            text("LISTEN_FDS").filter(|_| for_us).map_or(Ok(0), |count| match count.parse() {
+                Ok(count) if (0..=SOCKETS_MAX).contains(&count) => Ok(count),
+                _ => Err(Error::new(
+                    Kind::InvalidInput,
+                    format!("LISTEN_FDS={count} is no number of sockets from 0 to {SOCKETS_MAX}"),
+                )),
+            })?;
         let mut names = text("LISTEN_FDNAMES").unwrap_or("").split(':');
         let sockets = (FIRST_FD..FIRST_FD + count)
             .map(|fd| Ok(Socket { name: names.next().unwrap_or("").to_owned(), fd: adopt(fd)? }))
@@ -105,7 +120,10 @@ impl Service {
 
 /// Takes ownership of an inherited descriptor, when it is an open socket.
 fn adopt(fd: RawFd) -> Result<OwnedFd> {
-    let failed = |e: io::Error| Error::new(Kind::InvalidInput, format!("the service manager gave no socket as {fd}: {e}")).caused_by(e);
+    let failed = |e: io::Error| {
+        Error::new(Kind::InvalidInput, format!("the service manager gave no socket as {fd}: {e}"))
+            .caused_by(e)
+    };
     // SAFETY: only asked for its kind; a descriptor that is not open gives an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let stat = rustix::fs::fstat(borrowed).map_err(|errno| failed(errno.into()))?;
@@ -113,13 +131,15 @@ fn adopt(fd: RawFd) -> Result<OwnedFd> {
         return Err(failed(io::Error::from(io::ErrorKind::InvalidInput)));
     }
     fcntl_setfd(borrowed, FdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
-    // SAFETY: it is open, the environment says that it was opened for this very process to own, and the caller takes each once.
+    // SAFETY: it is open, the environment says that it was opened for this very process to own, and
+    // the caller takes each once.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Number of threads of this process.
 fn threads() -> Result<usize> {
-    let tasks = fs::read_dir("/proc/self/task").map_err(|e| Error::from_io("cannot count the threads of this process", e))?;
+    let tasks = fs::read_dir("/proc/self/task")
+        .map_err(|e| Error::from_io("cannot count the threads of this process", e))?;
     Ok(tasks.count())
 }
 
@@ -130,7 +150,10 @@ fn address(text: &[u8]) -> Result<SocketAddr> {
         [b'/', ..] => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(text)),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     };
-    address.map_err(|e| Error::new(Kind::InvalidInput, "NOTIFY_SOCKET is neither a path nor an abstract socket").caused_by(e))
+    address.map_err(|e| {
+        Error::new(Kind::InvalidInput, "NOTIFY_SOCKET is neither a path nor an abstract socket")
+            .caused_by(e)
+    })
 }
 
 impl Notifier {

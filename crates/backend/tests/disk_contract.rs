@@ -10,12 +10,20 @@ use onefold_backend::{FileDisk, Io, MemoryDisk, Options, Preallocate};
 use onefold_core::{Block, Class, Disk, Kind, Pba, Read, Run};
 use support::{Scratch, assert_same, block, blocks, read, refs, write};
 
-/// Capacity of the disks under test: more than two rings, and more than two gathers of 1,024 blocks.
+/// Capacity of the disks under test: more than two rings, and more than two gathers of 1,024
+/// blocks.
 const CAPACITY: u64 = 4096;
 
 /// A request for what is not there: an error for all of it, and never a panic.
-const HOSTILE: [(u64, usize); 7] =
-    [(CAPACITY, 1), (CAPACITY - 1, 2), (CAPACITY + 1, 0), (u64::MAX, 1), (u64::MAX - 1, 2), (u64::MAX / 4096, 1), (1 << 52, 1)];
+const HOSTILE: [(u64, usize); 7] = [
+    (CAPACITY, 1),
+    (CAPACITY - 1, 2),
+    (CAPACITY + 1, 0),
+    (u64::MAX, 1),
+    (u64::MAX - 1, 2),
+    (u64::MAX / 4096, 1),
+    (1 << 52, 1),
+];
 
 fn capacity_is_what_was_asked_for(disk: &dyn Disk) {
     assert_eq!(disk.blocks(), CAPACITY);
@@ -76,10 +84,12 @@ fn batches_larger_than_a_ring_lose_nothing(disk: &dyn Disk) {
     let pool = blocks(10_000, n);
     let pool = refs(&pool, Class::Table);
     let place = |i: u32| Pba(u64::from(i) * 5 % CAPACITY);
-    let runs: Vec<Run<'_>> = (0..n).map(|i| Run { at: place(i), blocks: &pool[i as usize..][..1] }).collect();
+    let runs: Vec<Run<'_>> =
+        (0..n).map(|i| Run { at: place(i), blocks: &pool[i as usize..][..1] }).collect();
     disk.write(&runs).unwrap();
     let mut into = Block::zeroed_vec(n as usize);
-    let mut reads: Vec<Read<'_>> = into.chunks_mut(1).zip(0..).map(|(into, i)| Read::new(place(i), into)).collect();
+    let mut reads: Vec<Read<'_>> =
+        into.chunks_mut(1).zip(0..).map(|(into, i)| Read::new(place(i), into)).collect();
     disk.read(&mut reads);
     assert!(reads.iter().all(|r| r.result.is_ok()));
     assert_same(&into, &blocks(10_000, n));
@@ -91,7 +101,8 @@ fn runs_longer_than_one_gather_are_written_whole(disk: &dyn Disk) {
     let list = refs(&pool, Class::Data);
     write(disk, 1, &pool).unwrap();
     assert_same(&read(disk, 1, n as usize).unwrap(), &pool);
-    disk.write(&[Run { at: Pba(3), blocks: &list }, Run { at: Pba(3000), blocks: &list[..1] }]).unwrap();
+    disk.write(&[Run { at: Pba(3), blocks: &list }, Run { at: Pba(3000), blocks: &list[..1] }])
+        .unwrap();
     assert_same(&read(disk, 3, n as usize).unwrap(), &pool);
     assert_same(&read(disk, 3000, 1).unwrap(), &pool[..1]);
     disk.write_durable(&Run { at: Pba(7), blocks: &list }).unwrap();
@@ -113,9 +124,15 @@ fn each_read_of_a_batch_has_its_own_result(disk: &dyn Disk) {
     let (a, rest) = into.split_at_mut(2);
     let (b, rest) = rest.split_at_mut(1);
     let (c, d) = rest.split_at_mut(1);
-    let mut reads = [Read::new(Pba(5), a), Read::new(Pba(CAPACITY), b), Read::new(Pba(8), c), Read::new(Pba(CAPACITY - 1), d)];
+    let mut reads = [
+        Read::new(Pba(5), a),
+        Read::new(Pba(CAPACITY), b),
+        Read::new(Pba(8), c),
+        Read::new(Pba(CAPACITY - 1), d),
+    ];
     disk.read(&mut reads);
-    let kinds: Vec<_> = reads.iter().map(|r| r.result.as_ref().err().map(onefold_core::Error::kind)).collect();
+    let kinds: Vec<_> =
+        reads.iter().map(|r| r.result.as_ref().err().map(onefold_core::Error::kind)).collect();
     assert_eq!(kinds, [None, Some(Kind::Io), None, Some(Kind::Io)]);
     assert_same(&into[..2], &blocks(5, 2));
     assert_same(&into[3..4], &blocks(8, 1));
@@ -138,9 +155,21 @@ fn ranges_past_the_end_are_errors(disk: &dyn Disk) {
         let run = Run { at: Pba(at), blocks: &pool[..n] };
         assert_eq!(read(disk, at, n).unwrap_err().kind(), Kind::Io, "read of {n} at {at}");
         assert_eq!(disk.write(&[run]).unwrap_err().kind(), Kind::Io, "write of {n} at {at}");
-        assert_eq!(disk.write_durable(&run).unwrap_err().kind(), Kind::Io, "durable write of {n} at {at}");
-        assert_eq!(disk.write(&[Run { at: Pba(0), blocks: &pool }, run]).unwrap_err().kind(), Kind::Io, "batch with {n} at {at}");
-        assert_eq!(disk.allocate(Pba(at), n as u64).unwrap_err().kind(), Kind::Io, "allocation of {n} at {at}");
+        assert_eq!(
+            disk.write_durable(&run).unwrap_err().kind(),
+            Kind::Io,
+            "durable write of {n} at {at}"
+        );
+        assert_eq!(
+            disk.write(&[Run { at: Pba(0), blocks: &pool }, run]).unwrap_err().kind(),
+            Kind::Io,
+            "batch with {n} at {at}"
+        );
+        assert_eq!(
+            disk.allocate(Pba(at), n as u64).unwrap_err().kind(),
+            Kind::Io,
+            "allocation of {n} at {at}"
+        );
     }
     assert!(disk.allocate(Pba(1), u64::MAX).is_err());
     let message = read(disk, CAPACITY, 1).unwrap_err().to_string();
@@ -164,11 +193,17 @@ fn many_threads_work_at_once(disk: &dyn Disk) {
                 for round in 0..4 {
                     let mine = blocks(t * 1_000 + round, 40);
                     let list = refs(&mine, Class::Data);
-                    let runs: Vec<Run<'_>> = (0..40).map(|i| Run { at: Pba(base + i as u64 * 3), blocks: &list[i..=i] }).collect();
+                    let runs: Vec<Run<'_>> = (0..40)
+                        .map(|i| Run { at: Pba(base + i as u64 * 3), blocks: &list[i..=i] })
+                        .collect();
                     disk.write(&runs).unwrap();
                     disk.flush().unwrap();
                     let mut into = Block::zeroed_vec(40);
-                    let mut reads: Vec<_> = into.chunks_mut(1).zip(0..).map(|(into, i)| Read::new(Pba(base + i * 3), into)).collect();
+                    let mut reads: Vec<_> = into
+                        .chunks_mut(1)
+                        .zip(0..)
+                        .map(|(into, i)| Read::new(Pba(base + i * 3), into))
+                        .collect();
                     disk.read(&mut reads);
                     assert!(reads.iter().all(|r| r.result.is_ok()));
                     assert_same(&into, &mine);

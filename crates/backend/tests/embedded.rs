@@ -4,11 +4,17 @@
 use onefold_backend::EmbeddedStore;
 use onefold_core::{
     Kind,
-    object::{Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write, contract},
+    object::{
+        Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write, contract,
+    },
 };
 
 fn put(name: &str, bytes: Vec<u8>) -> Write {
-    Write { object: ObjectName::metadata(name), guards: vec![Guard::Absent], changes: vec![Change::Full(bytes)] }
+    Write {
+        object: ObjectName::metadata(name),
+        guards: vec![Guard::Absent],
+        changes: vec![Change::Full(bytes)],
+    }
 }
 
 fn data(store: &impl ObjectStore, name: &str) -> Vec<u8> {
@@ -34,7 +40,12 @@ fn what_was_acknowledged_is_there_after_opening_again_and_space_comes_back() {
         let session = store.session();
         let before = session.space().unwrap().used;
         let large: Vec<u8> = (0..3_000_000u32).map(|n| (n / 7) as u8).collect();
-        assert!(session.write(&[put("a", large.clone()), put("b", vec![7; 5000])]).iter().all(Result::is_ok));
+        assert!(
+            session
+                .write(&[put("a", large.clone()), put("b", vec![7; 5000])])
+                .iter()
+                .all(Result::is_ok)
+        );
         let part = Write {
             object: ObjectName::metadata("a"),
             guards: vec![],
@@ -56,7 +67,11 @@ fn what_was_acknowledged_is_there_after_opening_again_and_space_comes_back() {
     assert_eq!(data(&session, "b"), [7; 5000]);
     let used = session.space().unwrap().used;
     for name in ["a", "b"] {
-        let remove = Write { object: ObjectName::metadata(name), guards: vec![Guard::Exists], changes: vec![Change::Remove] };
+        let remove = Write {
+            object: ObjectName::metadata(name),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::Remove],
+        };
         session.write(&[remove]).remove(0).unwrap();
     }
     let after = session.space().unwrap().used;
@@ -93,7 +108,9 @@ fn a_fenced_session_is_shut_out_and_its_data_file_damage_is_noticed() {
     std::fs::write(&file, bytes).unwrap();
     let store = EmbeddedStore::open(&path).unwrap();
     let read = Read { object: ObjectName::metadata("a"), looks: vec![Look::Data(0, 9000)] };
-    assert!(matches!(store.session().read(&[read]).remove(0), Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt));
+    assert!(
+        matches!(store.session().read(&[read]).remove(0), Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt)
+    );
 }
 
 #[test]
@@ -103,13 +120,20 @@ fn many_threads_compare_and_set_without_losing_one() {
     let object = ObjectName::metadata("counter");
     let add = |session: &dyn ObjectStore| {
         loop {
-            let read = Read { object: object.clone(), looks: vec![Look::Keys(vec![b"n".to_vec()])] };
-            let old =
-                session.read(&[read]).remove(0).map_or(vec![], |sight| sight.pairs(0).0.first().map_or(vec![], |pair| pair.1.clone()));
+            let read =
+                Read { object: object.clone(), looks: vec![Look::Keys(vec![b"n".to_vec()])] };
+            let old = session.read(&[read]).remove(0).map_or(vec![], |sight| {
+                sight.pairs(0).0.first().map_or(vec![], |pair| pair.1.clone())
+            });
             let number = old.first().copied().unwrap_or(0);
-            let guards = if old.is_empty() { vec![Guard::Absent] } else { vec![Guard::Omap(b"n".to_vec(), old)] };
+            let guards = if old.is_empty() {
+                vec![Guard::Absent]
+            } else {
+                vec![Guard::Omap(b"n".to_vec(), old)]
+            };
             let changes = vec![Change::SetOmap(vec![(b"n".to_vec(), vec![number + 1])])];
-            if session.write(&[Write { object: object.clone(), guards, changes }]).remove(0).is_ok() {
+            if session.write(&[Write { object: object.clone(), guards, changes }]).remove(0).is_ok()
+            {
                 return;
             }
         }

@@ -1,4 +1,5 @@
-//! What a `FileDisk` does beyond the contract of every disk: locks, creation, space, damage from outside, messages.
+//! What a `FileDisk` does beyond the contract of every disk: locks, creation, space, damage from
+//! outside, messages.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
 
@@ -46,8 +47,15 @@ fn a_store_that_is_open_for_writing_is_refused_to_everybody_else() {
 fn readers_share_a_store_and_keep_writers_out() {
     let file = Scratch::new("locked-by-readers");
     drop(create(file.path(), 4, Preallocate::None).unwrap());
-    let readers = [FileDisk::open(file.path(), Access::ReadOnly).unwrap(), FileDisk::open(file.path(), Access::ReadOnly).unwrap()];
-    refused(FileDisk::open(file.path(), Access::ReadWrite), Kind::Busy, "is in use by another process");
+    let readers = [
+        FileDisk::open(file.path(), Access::ReadOnly).unwrap(),
+        FileDisk::open(file.path(), Access::ReadOnly).unwrap(),
+    ];
+    refused(
+        FileDisk::open(file.path(), Access::ReadWrite),
+        Kind::Busy,
+        "is in use by another process",
+    );
     drop(readers);
     FileDisk::open(file.path(), Access::ReadWrite).unwrap();
 }
@@ -105,7 +113,8 @@ fn a_new_file_is_private_and_an_empty_one_is_taken_as_it_is() {
 #[test]
 fn preallocation_takes_the_space_that_it_promises() {
     const BYTES: u64 = 2000 * 4096;
-    let (none, reserve, full) = (Scratch::new("none"), Scratch::new("reserve"), Scratch::new("full"));
+    let (none, reserve, full) =
+        (Scratch::new("none"), Scratch::new("reserve"), Scratch::new("full"));
     let disk = create(none.path(), 2000, Preallocate::None).unwrap();
     assert!(taken_bytes(none.path()) < BYTES / 10);
     disk.allocate(Pba(0), 1000).unwrap();
@@ -113,7 +122,10 @@ fn preallocation_takes_the_space_that_it_promises() {
     create(reserve.path(), 2000, Preallocate::Reserve).unwrap();
     assert!(taken_bytes(reserve.path()) >= BYTES);
     let mut steps = Vec::new();
-    FileDisk::create(full.path(), Some(2000), Preallocate::Full, &mut |done, total| steps.push((done, total))).unwrap();
+    FileDisk::create(full.path(), Some(2000), Preallocate::Full, &mut |done, total| {
+        steps.push((done, total))
+    })
+    .unwrap();
     assert!(taken_bytes(full.path()) >= BYTES);
     assert_eq!(steps, [(0, BYTES), (1024 * 4096, BYTES), (BYTES, BYTES)]);
 }
@@ -129,11 +141,19 @@ fn sizes_that_cannot_be_are_refused_and_leave_nothing_behind() {
         (1 << 50, Kind::NoSpace),
     ] {
         for preallocate in [Preallocate::Reserve, Preallocate::Full] {
-            assert_eq!(create(file.path(), blocks, preallocate).unwrap_err().kind(), kind, "{blocks} blocks");
+            assert_eq!(
+                create(file.path(), blocks, preallocate).unwrap_err().kind(),
+                kind,
+                "{blocks} blocks"
+            );
             assert!(!file.path().exists());
         }
     }
-    refused(FileDisk::create(file.path(), None, Preallocate::None, &mut |_, _| {}), Kind::InvalidInput, "needs a size");
+    refused(
+        FileDisk::create(file.path(), None, Preallocate::None, &mut |_, _| {}),
+        Kind::InvalidInput,
+        "needs a size",
+    );
     fs::write(file.path(), "").unwrap();
     assert!(create(file.path(), 1 << 50, Preallocate::Reserve).is_err());
     assert_eq!(fs::metadata(file.path()).unwrap().len(), 0);
@@ -158,9 +178,13 @@ fn a_full_host_answers_allocation_with_no_space() {
 
 #[test]
 fn a_file_cut_off_under_an_open_disk_gives_errors_for_what_is_gone() {
-    for (io, direct) in [(Io::Uring, true), (Io::Uring, false), (Io::Syscalls, true), (Io::Syscalls, false)] {
+    for (io, direct) in
+        [(Io::Uring, true), (Io::Uring, false), (Io::Syscalls, true), (Io::Syscalls, false)]
+    {
         let file = Scratch::new(&format!("cut-{io:?}-{direct}"));
-        let disk = Options { io, direct }.create(file.path(), Some(64), Preallocate::Reserve, &mut |_, _| {}).unwrap();
+        let disk = Options { io, direct }
+            .create(file.path(), Some(64), Preallocate::Reserve, &mut |_, _| {})
+            .unwrap();
         write(&disk, 0, &blocks(0, 64)).unwrap();
         disk.flush().unwrap();
         // Block 10 is cut in two.
@@ -171,7 +195,11 @@ fn a_file_cut_off_under_an_open_disk_gives_errors_for_what_is_gone() {
             assert!(error.to_string().contains("it has 10 blocks"), "{error}");
         }
         let mut into = Block::zeroed_vec(16);
-        let mut reads: Vec<_> = into.chunks_mut(4).zip([0, 4, 8, 40]).map(|(into, at)| Read::new(Pba(at), into)).collect();
+        let mut reads: Vec<_> = into
+            .chunks_mut(4)
+            .zip([0, 4, 8, 40])
+            .map(|(into, at)| Read::new(Pba(at), into))
+            .collect();
         disk.read(&mut reads);
         let ok: Vec<bool> = reads.iter().map(|r| r.result.is_ok()).collect();
         assert_eq!(ok, [true, true, false, false]);
@@ -195,16 +223,47 @@ fn what_cannot_be_a_store_is_refused_in_one_sentence() {
     for access in [Access::ReadWrite, Access::ReadOnly] {
         refused(FileDisk::open(file.path(), access), Kind::NotFound, "there is no file or device");
         refused(FileDisk::open(Path::new("/"), access), Kind::InvalidInput, "is a directory");
-        refused(FileDisk::open(Path::new("/dev/null"), access), Kind::InvalidInput, "neither a regular file nor a block device");
-        refused(FileDisk::open(Path::new("/dev/null/x"), access), Kind::NotFound, "there is no file or device");
+        refused(
+            FileDisk::open(Path::new("/dev/null"), access),
+            Kind::InvalidInput,
+            "neither a regular file nor a block device",
+        );
+        refused(
+            FileDisk::open(Path::new("/dev/null/x"), access),
+            Kind::NotFound,
+            "there is no file or device",
+        );
     }
-    refused(create(Path::new("/dev/null"), 4, Preallocate::None), Kind::InvalidInput, "neither a regular file");
-    refused(create(&file.path().join("x/y"), 4, Preallocate::None), Kind::NotFound, "there is no directory");
+    refused(
+        create(Path::new("/dev/null"), 4, Preallocate::None),
+        Kind::InvalidInput,
+        "neither a regular file",
+    );
+    refused(
+        create(&file.path().join("x/y"), 4, Preallocate::None),
+        Kind::NotFound,
+        "there is no directory",
+    );
     fs::write(file.path(), vec![0; 4095]).unwrap();
-    refused(FileDisk::open(file.path(), Access::ReadOnly), Kind::InvalidInput, "less than one block");
+    refused(
+        FileDisk::open(file.path(), Access::ReadOnly),
+        Kind::InvalidInput,
+        "less than one block",
+    );
     fs::remove_file(file.path()).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, file.path(), rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
-    refused(FileDisk::open(file.path(), Access::ReadOnly), Kind::InvalidInput, "neither a regular file");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        file.path(),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    refused(
+        FileDisk::open(file.path(), Access::ReadOnly),
+        Kind::InvalidInput,
+        "neither a regular file",
+    );
 }
 
 #[test]
@@ -240,13 +299,18 @@ fn a_block_device_is_used_whole_and_claimed() {
     let path = Path::new(&device);
     let outcome = std::panic::catch_unwind(|| {
         assert_eq!(device_bytes(path).unwrap(), (64 << 20) + 512);
-        refused(create(path, (64 << 8) + 1, Preallocate::None), Kind::InvalidInput, "has 16384 blocks");
+        refused(
+            create(path, (64 << 8) + 1, Preallocate::None),
+            Kind::InvalidInput,
+            "has 16384 blocks",
+        );
         assert_eq!(create(path, 100, Preallocate::None).unwrap().blocks(), 100);
         let disk = FileDisk::create(path, None, Preallocate::Full, &mut |_, _| {}).unwrap();
         assert_eq!((disk.blocks(), disk.is_device(), disk.direct()), (64 << 8, true, true));
         disk.allocate(Pba(0), disk.blocks()).unwrap();
         write(&disk, (64 << 8) - 2, &blocks(1, 2)).unwrap();
-        disk.write_durable(&Run { at: Pba(0), blocks: &refs(&blocks(5, 3), Class::Super) }).unwrap();
+        disk.write_durable(&Run { at: Pba(0), blocks: &refs(&blocks(5, 3), Class::Super) })
+            .unwrap();
         disk.flush().unwrap();
         refused(FileDisk::open(path, Access::ReadWrite), Kind::Busy, "in use by another program");
         refused(FileDisk::open(path, Access::ReadOnly), Kind::Busy, "in use by another process");
@@ -266,13 +330,18 @@ fn counters_tell_requests_and_blocks_by_class() {
     let start = disk.counters().now();
     let pool = blocks(0, 5);
     let (data, table) = (refs(&pool, Class::Data), refs(&pool, Class::Table));
-    disk.write(&[Run { at: Pba(0), blocks: &data[..3] }, Run { at: Pba(9), blocks: &table }]).unwrap();
+    disk.write(&[Run { at: Pba(0), blocks: &data[..3] }, Run { at: Pba(9), blocks: &table }])
+        .unwrap();
     disk.write_durable(&Run { at: Pba(20), blocks: &refs(&pool[..1], Class::Super) }).unwrap();
     disk.flush().unwrap();
     read(&disk, 0, 7).unwrap();
     let counts = disk.counters().now().since(&start);
-    assert_eq!((counts.reads, counts.blocks_read, counts.writes, counts.durable_writes, counts.flushes), (1, 7, 3, 1, 1));
-    let classes = [Class::Data, Class::Carrier, Class::Table, Class::Super].map(|class| counts.written(class));
+    assert_eq!(
+        (counts.reads, counts.blocks_read, counts.writes, counts.durable_writes, counts.flushes),
+        (1, 7, 3, 1, 1)
+    );
+    let classes = [Class::Data, Class::Carrier, Class::Table, Class::Super]
+        .map(|class| counts.written(class));
     assert_eq!(classes, [3, 0, 5, 1]);
     assert_eq!(counts.blocks_written(), 9);
 }

@@ -11,9 +11,22 @@ use support::{assert_same, block, blocks, read, refs, write};
 fn data_reads_as_zeroes_and_the_rest_as_written() {
     let disk = MetadataDisk::new(1000).unwrap();
     let pool = blocks(0, 8);
-    let classes = [Class::Data, Class::Carrier, Class::Table, Class::Data, Class::Data, Class::Super, Class::Data, Class::Carrier];
-    let mixed: Vec<BlockRef<'_>> = pool.iter().zip(classes).map(|(block, class)| BlockRef { block, class }).collect();
-    let expected: Vec<Block> = mixed.iter().map(|b| if b.class == Class::Data { *Block::zeroed() } else { b.block.clone() }).collect();
+    let classes = [
+        Class::Data,
+        Class::Carrier,
+        Class::Table,
+        Class::Data,
+        Class::Data,
+        Class::Super,
+        Class::Data,
+        Class::Carrier,
+    ];
+    let mixed: Vec<BlockRef<'_>> =
+        pool.iter().zip(classes).map(|(block, class)| BlockRef { block, class }).collect();
+    let expected: Vec<Block> = mixed
+        .iter()
+        .map(|b| if b.class == Class::Data { *Block::zeroed() } else { b.block.clone() })
+        .collect();
     disk.write(&[Run { at: Pba(10), blocks: &mixed }]).unwrap();
     disk.write_durable(&Run { at: Pba(992), blocks: &mixed }).unwrap();
     assert_same(&read(&disk, 10, 8).unwrap(), &expected);

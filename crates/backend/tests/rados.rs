@@ -1,6 +1,7 @@
 //! The object store on a real Ceph cluster: `cargo xtask ceph test` starts one and runs these.
 //!
-//! `ONEFOLD_TEST_CEPH` names the cluster's configuration. Its pool `meta` is replicated; every other one named `chunks-…` is a chunk pool.
+//! `ONEFOLD_TEST_CEPH` names the cluster's configuration. Its pool `meta` is replicated; every
+//! other one named `chunks-…` is a chunk pool.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -9,7 +10,9 @@ use onefold_backend::{
     RadosObjects,
     rados::{Connection, PoolInfo},
 };
-use onefold_core::object::{Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write, contract};
+use onefold_core::object::{
+    Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write, contract,
+};
 
 fn connect() -> Arc<Connection> {
     let configuration = PathBuf::from(std::env::var_os("ONEFOLD_TEST_CEPH").unwrap());
@@ -23,13 +26,30 @@ fn session(chunks: &str) -> RadosObjects {
 }
 
 fn chunk_pools() -> Vec<PoolInfo> {
-    let pools: Vec<PoolInfo> = connect().pools().unwrap().into_iter().filter(|pool| pool.name.starts_with("chunks-")).collect();
-    assert!(pools.iter().any(|pool| pool.kind == PoolKind::Replicated) && pools.iter().any(|pool| pool.kind == PoolKind::Erasure));
+    let pools: Vec<PoolInfo> = connect()
+        .pools()
+        .unwrap()
+        .into_iter()
+        .filter(|pool| pool.name.starts_with("chunks-"))
+        .collect();
+    assert!(
+        pools.iter().any(|pool| pool.kind == PoolKind::Replicated)
+            && pools.iter().any(|pool| pool.kind == PoolKind::Erasure)
+    );
     pools
 }
 
-fn write(store: &RadosObjects, name: &str, guards: &[Guard], changes: &[Change]) -> Result<(), Refusal> {
-    let op = Write { object: ObjectName::metadata(name), guards: guards.to_vec(), changes: changes.to_vec() };
+fn write(
+    store: &RadosObjects,
+    name: &str,
+    guards: &[Guard],
+    changes: &[Change],
+) -> Result<(), Refusal> {
+    let op = Write {
+        object: ObjectName::metadata(name),
+        guards: guards.to_vec(),
+        changes: changes.to_vec(),
+    };
     store.write(&[op]).remove(0).map(|_| ())
 }
 
@@ -37,7 +57,9 @@ fn write(store: &RadosObjects, name: &str, guards: &[Guard], changes: &[Change])
 #[ignore = "needs a Ceph cluster: cargo xtask ceph test"]
 fn the_contract_of_object_stores_holds_on_every_kind_of_pool() {
     for pool in chunk_pools() {
-        for (check, result) in contract::run(&session(&pool.name), &format!("contract.{}.", pool.name)) {
+        for (check, result) in
+            contract::run(&session(&pool.name), &format!("contract.{}.", pool.name))
+        {
             assert_eq!(result, Ok(()), "{check}, on chunk pool {}", pool.name);
             println!("{}: {check}", pool.name);
         }
@@ -58,7 +80,10 @@ fn a_fenced_session_is_shut_out_and_its_lock_can_be_broken() {
     two.fence(&holder.identity).unwrap();
     two.break_lock(&object, "owner", &holder).unwrap();
     two.lock(&object, "owner", "b", None).unwrap();
-    assert!(matches!(write(&one, "fenced", &[], &[Change::Full(b"late".to_vec())]), Err(Refusal::Fenced)));
+    assert!(matches!(
+        write(&one, "fenced", &[], &[Change::Full(b"late".to_vec())]),
+        Err(Refusal::Fenced)
+    ));
     let read = Read { object: object.clone(), looks: vec![Look::Data(0, 10)] };
     assert!(matches!(one.read(std::slice::from_ref(&read))[0], Err(Refusal::Fenced)));
     assert_eq!(two.read(&[read])[0].as_ref().unwrap().data(0), b"one");
@@ -86,7 +111,11 @@ fn a_batch_keeps_the_order_of_operations_on_one_object() {
     let value = |n: u32| if n == 0 { Vec::new() } else { n.to_le_bytes().to_vec() };
     let step = |n: u32| Write {
         object: object.clone(),
-        guards: if n == 0 { vec![Guard::Absent] } else { vec![Guard::Omap(b"n".to_vec(), value(n))] },
+        guards: if n == 0 {
+            vec![Guard::Absent]
+        } else {
+            vec![Guard::Omap(b"n".to_vec(), value(n))]
+        },
         changes: vec![Change::SetOmap(vec![(b"n".to_vec(), value(n + 1))])],
     };
     let steps: Vec<Write> = (0..500).map(step).collect();
@@ -106,7 +135,8 @@ fn large_batches_and_large_objects_come_back() {
     for (n, sight) in store.read(&(0..12).map(read).collect::<Vec<_>>()).iter().enumerate() {
         assert!(sight.as_ref().unwrap().data(0) == data(n));
     }
-    let remove = |n| Write { object: name(n), guards: vec![Guard::Exists], changes: vec![Change::Remove] };
+    let remove =
+        |n| Write { object: name(n), guards: vec![Guard::Exists], changes: vec![Change::Remove] };
     assert!(store.write(&(0..12).map(remove).collect::<Vec<_>>()).iter().all(Result::is_ok));
 }
 
@@ -115,16 +145,29 @@ fn large_batches_and_large_objects_come_back() {
 fn a_read_gets_all_its_looks_from_one_moment_while_somebody_writes() {
     let (store, other) = (session("chunks-2"), session("chunks-2"));
     let object = ObjectName::metadata("moments");
-    let change = |n: u8| [Change::Full(vec![n; 9000]), Change::SetOmap(vec![(b"n".to_vec(), vec![n])]), Change::SetXattr("n", vec![n])];
+    let change = |n: u8| {
+        [
+            Change::Full(vec![n; 9000]),
+            Change::SetOmap(vec![(b"n".to_vec(), vec![n])]),
+            Change::SetXattr("n", vec![n]),
+        ]
+    };
     write(&store, "moments", &[], &change(1)).unwrap();
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| (1..=200).for_each(|n| write(&other, "moments", &[], &change(n)).unwrap()));
+        let writer = scope
+            .spawn(|| (1..=200).for_each(|n| write(&other, "moments", &[], &change(n)).unwrap()));
         while !writer.is_finished() {
-            let read = Read { object: object.clone(), looks: vec![Look::Data(0, 9000), Look::Keys(vec![b"n".to_vec()]), Look::Xattr("n")] };
+            let read = Read {
+                object: object.clone(),
+                looks: vec![Look::Data(0, 9000), Look::Keys(vec![b"n".to_vec()]), Look::Xattr("n")],
+            };
             let sight = store.read(&[read]).remove(0).unwrap();
             let n = sight.data(0)[0];
             assert!(sight.data(0).iter().all(|byte| *byte == n));
-            assert_eq!((sight.pairs(1).0[0].1.as_slice(), sight.xattr(2)), (&[n][..], Some(&[n][..])));
+            assert_eq!(
+                (sight.pairs(1).0[0].1.as_slice(), sight.xattr(2)),
+                (&[n][..], Some(&[n][..]))
+            );
         }
     });
     write(&store, "moments", &[], &[Change::Remove]).unwrap();

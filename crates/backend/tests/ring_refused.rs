@@ -13,10 +13,12 @@ use support::{Scratch, assert_same, blocks, refs};
 fn batches_work(disk: &FileDisk, seed: u32) {
     let pool = blocks(seed, 100);
     let list = refs(&pool, Class::Data);
-    let runs: Vec<_> = (0..100).map(|i| Run { at: Pba(i as u64 * 7), blocks: &list[i..=i] }).collect();
+    let runs: Vec<_> =
+        (0..100).map(|i| Run { at: Pba(i as u64 * 7), blocks: &list[i..=i] }).collect();
     disk.write(&runs).unwrap();
     let mut into = Block::zeroed_vec(100);
-    let mut reads: Vec<_> = into.chunks_mut(1).zip(0..).map(|(into, i)| Read::new(Pba(i * 7), into)).collect();
+    let mut reads: Vec<_> =
+        into.chunks_mut(1).zip(0..).map(|(into, i)| Read::new(Pba(i * 7), into)).collect();
     disk.read(&mut reads);
     assert!(reads.iter().all(|read| read.result.is_ok()));
     assert_same(&into, &pool);
@@ -46,7 +48,9 @@ fn refuse_rings() {
 #[test]
 fn without_io_uring_batches_go_by_system_calls() {
     let (file, other) = (Scratch::new("ring-refused"), Scratch::new("ring-refused-other"));
-    let create = |scratch: &Scratch| FileDisk::create(scratch.path(), Some(1000), Preallocate::None, &mut |_, _| {}).unwrap();
+    let create = |scratch: &Scratch| {
+        FileDisk::create(scratch.path(), Some(1000), Preallocate::None, &mut |_, _| {}).unwrap()
+    };
     drop(create(&other));
     let disk = create(&file);
     assert!(disk.uring(), "this machine refuses io_uring");
@@ -55,7 +59,9 @@ fn without_io_uring_batches_go_by_system_calls() {
     thread::scope(|scope| {
         scope.spawn(|| {
             refuse_rings();
-            let uring = Options { io: Io::Uring, direct: true }.open(other.path(), Access::ReadWrite).unwrap_err();
+            let uring = Options { io: Io::Uring, direct: true }
+                .open(other.path(), Access::ReadWrite)
+                .unwrap_err();
             assert_eq!(uring.kind(), Kind::Unsupported);
             let auto = FileDisk::open(other.path(), Access::ReadWrite).unwrap();
             assert!(!auto.uring());

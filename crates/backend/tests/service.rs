@@ -1,7 +1,8 @@
 //! A server as the system around it sees it: started by a service manager, stopped by signals.
 //!
-//! These need processes of their own with one thread at their start, which a test harness does not give. So this is a plain
-//! program: without a role it is the tests, and each test starts it again with a role, as the server.
+//! These need processes of their own with one thread at their start, which a test harness does not
+//! give. So this is a plain program: without a role it is the tests, and each test starts it again
+//! with a role, as the server.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -33,7 +34,10 @@ fn main() {
         Some("role-stoppable") => stoppable(),
         _ => {
             let tests: [(&str, fn()); 6] = [
-                ("sockets_of_the_service_manager_are_taken_and_its_variables_removed", sockets_are_taken),
+                (
+                    "sockets_of_the_service_manager_are_taken_and_its_variables_removed",
+                    sockets_are_taken,
+                ),
                 ("what_was_meant_for_another_process_is_left_alone", other_pid_is_left_alone),
                 ("descriptors_that_are_no_sockets_are_refused", no_sockets_are_refused),
                 ("nothing_is_taken_while_other_threads_run", nothing_with_threads),
@@ -54,8 +58,11 @@ fn main() {
 fn activated() {
     match Service::take() {
         Ok(service) => {
-            let left = env::vars().filter(|(name, _)| name.starts_with("LISTEN_") || name == "NOTIFY_SOCKET").count();
-            let names: Vec<String> = service.sockets.iter().map(|socket| socket.name.clone()).collect();
+            let left = env::vars()
+                .filter(|(name, _)| name.starts_with("LISTEN_") || name == "NOTIFY_SOCKET")
+                .count();
+            let names: Vec<String> =
+                service.sockets.iter().map(|socket| socket.name.clone()).collect();
             service.notifier.ready(&format!("{names:?}\nleft {left}")).unwrap();
             println!("{names:?} left {left}");
             for socket in service.sockets {
@@ -88,12 +95,17 @@ fn stoppable() {
     }
 }
 
-/// This program in a role, by way of a shell that makes standard input descriptor 3 and names its own process.
+/// This program in a role, by way of a shell that makes standard input descriptor 3 and names its
+/// own process.
 fn by_service_manager(pid: &str, fds: &str, stdin: Stdio) -> Command {
     let mut command = Command::new("sh");
     let script = format!("exec 3<&0; LISTEN_PID={pid} exec \"$0\" \"$1\"");
     command.args(["-c", &script]).arg(env::current_exe().unwrap()).arg("role-activated");
-    command.env("LISTEN_FDS", fds).env("LISTEN_FDNAMES", "nbd:other").stdin(stdin).stdout(Stdio::piped());
+    command
+        .env("LISTEN_FDS", fds)
+        .env("LISTEN_FDNAMES", "nbd:other")
+        .stdin(stdin)
+        .stdout(Stdio::piped());
     command
 }
 
@@ -107,7 +119,10 @@ fn sockets_are_taken() {
     let name = format!("onefold-test-{}", std::process::id());
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
     let notifications = [
-        (format!("@{name}"), UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap()),
+        (
+            format!("@{name}"),
+            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap(),
+        ),
         (path.to_str().unwrap().to_owned(), UnixDatagram::bind(&path).unwrap()),
     ];
     for (address, notified) in notifications {
@@ -138,9 +153,15 @@ fn other_pid_is_left_alone() {
 }
 
 fn no_sockets_are_refused() {
-    assert_eq!(output(by_service_manager("$$", "1", Stdio::null())), format!("{:?}\n", Kind::InvalidInput));
+    assert_eq!(
+        output(by_service_manager("$$", "1", Stdio::null())),
+        format!("{:?}\n", Kind::InvalidInput)
+    );
     for fds in ["-1", "65", "4294967296", "x", ""] {
-        assert_eq!(output(by_service_manager("$$", fds, Stdio::null())), format!("{:?}\n", Kind::InvalidInput));
+        assert_eq!(
+            output(by_service_manager("$$", fds, Stdio::null())),
+            format!("{:?}\n", Kind::InvalidInput)
+        );
     }
     assert_eq!(output(by_service_manager("$$", "0", Stdio::null())), "[] left 0\n");
 }
@@ -154,7 +175,8 @@ fn nothing_with_threads() {
 /// A server that waits for a signal, and the lines that it says.
 fn start_stoppable(arguments: &[&str]) -> (Child, impl FnMut() -> String) {
     let mut command = Command::new(env::current_exe().unwrap());
-    let mut server = command.arg("role-stoppable").args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server =
+        command.arg("role-stoppable").args(arguments).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
     let mut line = move || lines.next().unwrap().unwrap();
     assert_eq!(line(), "broken pipe: BrokenPipe");
@@ -175,7 +197,9 @@ fn a_signal_stops() {
 }
 
 fn a_second_signal_ends() {
-    for (first, second) in [(Signal::INT, Signal::INT), (Signal::TERM, Signal::TERM), (Signal::TERM, Signal::INT)] {
+    for (first, second) in
+        [(Signal::INT, Signal::INT), (Signal::TERM, Signal::TERM), (Signal::TERM, Signal::INT)]
+    {
         let (mut server, mut line) = start_stoppable(&["slow"]);
         send(&server, first);
         line();

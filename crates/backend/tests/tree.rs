@@ -33,14 +33,20 @@ fn walk(root: &Path, options: Options, mut each: impl FnMut(&str)) -> Vec<String
 fn rule_04_directories_swapped_for_links_are_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let (tree, secret) = (dir.path().join("tree"), dir.path().join("secret"));
-    for (path, content) in [("secret/key", "secret"), ("tree/a/key", "own"), ("tree/b/c/key", "own"), ("tree/d/key", "own")] {
+    for (path, content) in [
+        ("secret/key", "secret"),
+        ("tree/a/key", "own"),
+        ("tree/b/c/key", "own"),
+        ("tree/d/key", "own"),
+    ] {
         let path = dir.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
     // Each directory becomes a link when it was told of, or just before.
     let swap = |name: &str| {
-        fs::rename(tree.join(name), dir.path().join(format!("was-{}", name.replace('/', "-")))).unwrap();
+        fs::rename(tree.join(name), dir.path().join(format!("was-{}", name.replace('/', "-"))))
+            .unwrap();
         symlink(&secret, tree.join(name)).unwrap();
     };
     let found = walk(&tree, Options::default(), |path| match path {
@@ -59,7 +65,14 @@ fn rule_04_a_file_swapped_for_a_pipe_or_a_link_does_not_hold_it_up() {
     let found = walk(dir.path(), Options::default(), |path| {
         if path == "f0" {
             fs::remove_file(dir.path().join("f1")).unwrap();
-            rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("f1"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+            rustix::fs::mknodat(
+                rustix::fs::CWD,
+                dir.path().join("f1"),
+                rustix::fs::FileType::Fifo,
+                0o600.into(),
+                0,
+            )
+            .unwrap();
             fs::remove_file(dir.path().join("f2")).unwrap();
             symlink("/etc/passwd", dir.path().join("f2")).unwrap();
         }
@@ -75,8 +88,11 @@ fn rule_04_leases_hold_a_walk_up_only_for_a_while() {
     let script = "import fcntl,signal,time,sys\nsignal.signal(signal.SIGIO,signal.SIG_IGN)\n\
                   fs=[open(sys.argv[1]+'/f'+n,'r+') for n in '01']\n\
                   [fcntl.fcntl(f,fcntl.F_SETLEASE,fcntl.F_WRLCK) for f in fs]\nprint('held',flush=True)\ntime.sleep(100)";
-    let Ok(mut holder) =
-        std::process::Command::new("python3").args(["-c", script]).arg(dir.path()).stdout(std::process::Stdio::piped()).spawn()
+    let Ok(mut holder) = std::process::Command::new("python3")
+        .args(["-c", script])
+        .arg(dir.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
     else {
         return;
     };
@@ -94,7 +110,16 @@ fn rule_04_leases_hold_a_walk_up_only_for_a_while() {
 
 fn entry(path: &str, what: What) -> Entry {
     let mode = if what == What::Directory { 0o755 } else { 0o644 };
-    Entry { path: path.into(), what, mode, uid: 0, gid: 0, seconds: 7, nanoseconds: 0, attributes: Vec::new() }
+    Entry {
+        path: path.into(),
+        what,
+        mode,
+        uid: 0,
+        gid: 0,
+        seconds: 7,
+        nanoseconds: 0,
+        attributes: Vec::new(),
+    }
 }
 
 #[test]
@@ -103,11 +128,15 @@ fn rule_05_what_was_renamed_inside_the_destination_gets_nothing_more() {
     // Others may write to it, so names can be exchanged there.
     let out = dir.path().join("out");
     fs::create_dir(&out).unwrap();
-    fs::File::open(&out).unwrap().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    fs::File::open(&out)
+        .unwrap()
+        .set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .unwrap();
     let directory = || What::Directory;
     let file = || What::File { bytes: 3, data: Vec::new() };
     let mut restorer = Restorer::new(&out, Choices::default()).unwrap();
-    let all = [entry("", directory()), entry("d", directory()), entry("d/f", file()), entry("f", file())];
+    let all =
+        [entry("", directory()), entry("d", directory()), entry("d/f", file()), entry("f", file())];
     assert!(restorer.make(&all[1]).unwrap().is_none());
     fs::rename(out.join("d"), out.join("mine")).unwrap();
     fs::create_dir(out.join("d")).unwrap();
@@ -135,6 +164,10 @@ fn rule_05_two_entries_that_meet_are_an_error_that_names_both() {
     // As on a file system that takes both names for one.
     for (path, what) in [("d", What::Directory), ("f", What::Symlink { target: b"x".to_vec() })] {
         let error = restorer.make(&entry(path, what)).err().unwrap().to_string();
-        assert!(error.contains(&format!("'{path}'")) && error.contains(dir.path().join(path).to_str().unwrap()), "{error}");
+        assert!(
+            error.contains(&format!("'{path}'"))
+                && error.contains(dir.path().join(path).to_str().unwrap()),
+            "{error}"
+        );
     }
 }

@@ -1,13 +1,15 @@
-//! What is counted and not timed: device bytes, flushes, memory; and how long a store takes to open after a kill. In process.
-//! `cargo xtask bench counted` runs it.
+//! What is counted and not timed: device bytes, flushes, memory; and how long a store takes to open
+//! after a kill. In process. `cargo xtask bench counted` runs it.
 //!
-//! usage: counted writes|memory|open [--quick] [--file PATH] [--gib N] [--memory MIB] (not for `writes`)
+//! usage: counted writes|memory|open [--quick] [--file PATH] [--gib N] [--memory MIB] (not for
+//! `writes`)
 //!
-//! - `writes`: device blocks for each block written at dedup ratio 2, beside the ideal: the blocks whose content is not live at that moment.
-//!   The disk keeps metadata and drops data.
-//! - `memory`: resident memory after unique blocks in random order over such a disk, and whether duplicates are then found.
-//! - `open`: a store on a sparse file, dropped without being closed while it is written at random, with as many uncommitted records as
-//!   there may be.
+//! - `writes`: device blocks for each block written at dedup ratio 2, beside the ideal: the blocks
+//!   whose content is not live at that moment. The disk keeps metadata and drops data.
+//! - `memory`: resident memory after unique blocks in random order over such a disk, and whether
+//!   duplicates are then found.
+//! - `open`: a store on a sparse file, dropped without being closed while it is written at random,
+//!   with as many uncommitted records as there may be.
 //!
 //! Each part is a process of its own, so that `memory` measures nothing but itself.
 
@@ -38,8 +40,8 @@ const CHECKPOINTS: u64 = 3;
 /// How much smaller `--quick` is.
 const QUICK: u64 = 16;
 
-/// Flushes beside those of windows, for each of these: far fewer than checkpoints would make that flush by themselves. With `--quick` there
-/// are as many for fewer windows.
+/// Flushes beside those of windows, for each of these: far fewer than checkpoints would make that
+/// flush by themselves. With `--quick` there are as many for fewer windows.
 const FLUSHES_BESIDE: f64 = 0.001;
 
 fn main() {
@@ -72,8 +74,8 @@ struct Writes {
 }
 
 impl Writes {
-    /// As large as its volume, which is written once at ratio 2: half full. The new blocks of that do not compress: the disk keeps carriers
-    /// with the data in them, which would take memory.
+    /// As large as its volume, which is written once at ratio 2: half full. The new blocks of that
+    /// do not compress: the disk keeps carriers with the data in them, which would take memory.
     fn over(range: u64, settings: Settings) -> Writes {
         let disk = Arc::new(MetadataDisk::new(range).unwrap());
         let mut ours = Ours::create(disk.clone(), range, settings);
@@ -98,7 +100,12 @@ impl Writes {
     }
 
     fn moment(&self) -> (u64, u64, onefold_backend::Counts, onefold_block::Counts) {
-        (self.blocks, self.live.newest(), self.disk.counters().now(), self.ours.store.engine().counts())
+        (
+            self.blocks,
+            self.live.newest(),
+            self.disk.counters().now(),
+            self.ours.store.engine().counts(),
+        )
     }
 
     /// Windows of `blocks` blocks until `done` says so.
@@ -123,7 +130,8 @@ impl Counted {
     fn row(&self, what: &str, bar: Option<f64>, flushes_bar: f64) {
         let per_block = |blocks: u64| blocks as f64 / self.blocks as f64;
         let over = self.device.blocks_written() as f64 / self.ideal as f64 - 1.0;
-        let flushes = (self.device.flushes + self.device.durable_writes) as f64 / self.windows as f64;
+        let flushes =
+            (self.device.flushes + self.device.durable_writes) as f64 / self.windows as f64;
         println!(
             "| {what} | {:.4} | {:.4} | +{:.1} % | {} | {:.4} / {:.4} / {:.4} | {flushes:.3} | {} | {} |",
             per_block(self.device.blocks_written()),
@@ -144,7 +152,8 @@ fn writes(quick: bool) {
     // The share of memory for records decides how often there are checkpoints.
     let settings = Settings::for_memory(if quick { MEMORY / QUICK } else { MEMORY });
     let flushes_bar = 1.0 + FLUSHES_BESIDE * if quick { QUICK as f64 } else { 1.0 };
-    let ranges: [(u64, Option<f64>); 2] = if quick { [(1, Some(0.08)), (7, None)] } else { [(16, Some(0.08)), (120, None)] };
+    let ranges: [(u64, Option<f64>); 2] =
+        if quick { [(1, Some(0.08)), (7, None)] } else { [(16, Some(0.08)), (120, None)] };
     // Fewer than a checkpoint waits for.
     let without = settings.records_max / 5 * 2;
     println!(
@@ -173,7 +182,11 @@ fn writes(quick: bool) {
             let counted = side.count(blocks, |side| side.checkpoints() >= first + CHECKPOINTS);
             counted.row(&format!("of {blocks}, random over {gib} GiB"), bar, flushes_bar);
         }
-        eprintln!("{gib} GiB took {:.0} s; the disk keeps {} MiB", begun.elapsed().as_secs_f64(), side.disk.kept_bytes().unwrap() >> 20);
+        eprintln!(
+            "{gib} GiB took {:.0} s; the disk keeps {} MiB",
+            begun.elapsed().as_secs_f64(),
+            side.disk.kept_bytes().unwrap() >> 20
+        );
         side.ours.close();
     }
 }
@@ -216,12 +229,26 @@ fn memory(quick: bool, arguments: &Arguments) {
     );
     println!("| memory | MiB | bar | |");
     println!("|---|---|---|---|");
-    println!("| resident at the end | {} | {} | {} |", now.resident_bytes >> 20, bar >> 20, verdict(now.resident_bytes <= bar));
-    println!("| most that was resident | {} | {} | {} |", now.peak_bytes >> 20, bar >> 20, verdict(now.peak_bytes <= bar));
+    println!(
+        "| resident at the end | {} | {} | {} |",
+        now.resident_bytes >> 20,
+        bar >> 20,
+        verdict(now.resident_bytes <= bar)
+    );
+    println!(
+        "| most that was resident | {} | {} | {} |",
+        now.peak_bytes >> 20,
+        bar >> 20,
+        verdict(now.peak_bytes <= bar)
+    );
     println!("| counted by the engine | {} | | |", status.memory_bytes >> 20);
     println!(
         "\nIndex: {} entries in memory, {} on disk, {} without room; uncommitted: {} records in {} zones.",
-        status.index_entries, status.index_on_disk, status.index_refused, status.uncommitted_records, status.uncommitted_zones
+        status.index_entries,
+        status.index_on_disk,
+        status.index_refused,
+        status.uncommitted_records,
+        status.uncommitted_zones
     );
 
     // Once more at addresses of their own, from all of the range.
@@ -233,7 +260,10 @@ fn memory(quick: bool, arguments: &Arguments) {
     }
     ours.volume.flush().unwrap();
     let found = ours.store.engine().counts().duplicate_blocks - before;
-    println!("Duplicates: {found} of {duplicates} found; bar: all; {}.", verdict(found == duplicates));
+    println!(
+        "Duplicates: {found} of {duplicates} found; bar: all; {}.",
+        verdict(found == duplicates)
+    );
     let after = process::memory().unwrap();
     println!(
         "Resident after them: {} MiB, {} MiB at most; {}.",
@@ -250,7 +280,8 @@ const OPEN_BAR: Duration = Duration::from_secs(1);
 /// Most windows that are closed and not yet durable.
 const WINDOWS_IN_FLIGHT: u64 = 256;
 
-/// An engine on a sparse file, driven by one thread, so that it is dropped exactly when nothing more may wait.
+/// An engine on a sparse file, driven by one thread, so that it is dropped exactly when nothing
+/// more may wait.
 struct Killed {
     path: PathBuf,
     settings: Settings,
@@ -271,13 +302,20 @@ impl Killed {
     fn engine(&self) -> (Engine, Opening) {
         let disk = Arc::new(FileDisk::open(&self.path, Access::ReadWrite).unwrap());
         let (begun, cpu) = (Instant::now(), process::cpu_time());
-        let engine = Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), self.settings.clone()).unwrap();
-        let opening = Opening { time: begun.elapsed(), cpu: process::cpu_time() - cpu, blocks_read: disk.counters().now().blocks_read };
+        let engine =
+            Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), self.settings.clone())
+                .unwrap();
+        let opening = Opening {
+            time: begun.elapsed(),
+            cpu: process::cpu_time() - cpu,
+            blocks_read: disk.counters().now().blocks_read,
+        };
         (engine, opening)
     }
 
-    /// Writes windows of `blocks` random blocks until no more records may wait for a checkpoint. As much as may be unflushed is written, but
-    /// not flushed; what was written before is flushed many windows at a time, which leaves the same on the disk.
+    /// Writes windows of `blocks` random blocks until no more records may wait for a checkpoint. As
+    /// much as may be unflushed is written, but not flushed; what was written before is flushed
+    /// many windows at a time, which leaves the same on the disk.
     fn write_to_the_limit(&mut self, engine: &Engine, blocks: u64) {
         let tail = (self.settings.unflushed_blocks as u64).min((WINDOWS_IN_FLIGHT - 1) * blocks);
         let flushed_after = (WINDOWS_IN_FLIGHT / 2 * blocks).min(256);
@@ -303,7 +341,9 @@ impl Killed {
             engine.close_window();
             while engine.prepare_window().unwrap() {}
             while engine.write_window().unwrap() {}
-            if unflushed >= flushed_after && engine.status().uncommitted_records + tail <= self.settings.records_max {
+            if unflushed >= flushed_after
+                && engine.status().uncommitted_records + tail <= self.settings.records_max
+            {
                 engine.settle().unwrap();
                 unflushed = 0;
             }
@@ -324,7 +364,8 @@ impl Killed {
         }
     }
 
-    /// Writes a block and makes it durable; where no more records may wait, it waits for a checkpoint.
+    /// Writes a block and makes it durable; where no more records may wait, it waits for a
+    /// checkpoint.
     fn write_one(&mut self, engine: &Engine) {
         let content = self.live.write(&mut self.random, 0, 0..1, 0);
         let mut block = vec![0; 4096];
@@ -343,10 +384,14 @@ fn open(quick: bool, arguments: &Arguments) {
     let store_gib = usual(1024, 64);
     let gib = arguments.number("--gib", usual(16, 1));
     let memory = arguments.number("--memory", usual(MEMORY, MEMORY / QUICK) >> 20) << 20;
-    let path = arguments.text("--file").map_or_else(|| std::env::temp_dir().join("onefold-counted"), PathBuf::from);
+    let path = arguments
+        .text("--file")
+        .map_or_else(|| std::env::temp_dir().join("onefold-counted"), PathBuf::from);
     let _ = std::fs::remove_file(&path);
-    let disk = FileDisk::create(&path, Some(store_gib * GIB), Preallocate::None, &mut |_, _| {}).unwrap();
-    Engine::format(&disk, &Format { grow: true, ..Format::new([1; 16], [2; 32], disk.blocks()) }).unwrap();
+    let disk =
+        FileDisk::create(&path, Some(store_gib * GIB), Preallocate::None, &mut |_, _| {}).unwrap();
+    Engine::format(&disk, &Format { grow: true, ..Format::new([1; 16], [2; 32], disk.blocks()) })
+        .unwrap();
     drop(disk);
     let mut side = Killed {
         path: path.clone(),
@@ -376,7 +421,9 @@ fn open(quick: bool, arguments: &Arguments) {
         "A sparse store of {store_gib} GiB with {gib} GiB of unique blocks, --memory {}M, dropped while it was written at random.\n",
         memory >> 20
     );
-    println!("| windows | uncommitted records | zones | opened in | bar | | CPU | read | opened again in | first write after it |");
+    println!(
+        "| windows | uncommitted records | zones | opened in | bar | | CPU | read | opened again in | first write after it |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for blocks in [256, 32, 1] {
         engine.checkpoint().unwrap();

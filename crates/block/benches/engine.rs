@@ -1,12 +1,15 @@
-//! The engine alone, in process, against the raw file through the same disk interface: random 4 KiB writes in groups, durable after each
-//! group. `cargo xtask bench engine` runs it.
+//! The engine alone, in process, against the raw file through the same disk interface: random 4 KiB
+//! writes in groups, durable after each group. `cargo xtask bench engine` runs it.
 //!
-//! usage: engine [--quick] [--file PATH] [--gib N] [--blocks N] [--rounds N] [--memory MIB] [--only TEXT] [--counts]
+//! usage: engine [--quick] [--file PATH] [--gib N] [--blocks N] [--rounds N] [--memory MIB] [--only
+//! TEXT] [--counts]
 //!
-//! Both sides work on a file that was written once. The raw side writes each block of a group at its random place (one io_uring batch) and
-//! flushes. Content: 80 % of the blocks compress to 0.8, the others not at all. A duplicate is what a random address holds at that moment.
-//! Rounds of both sides take turns, and the figures are medians. A round of ours is longer than the time between two checkpoints, and
-//! ends with another one, which is measured with it: it leaves no work for the other side's time.
+//! Both sides work on a file that was written once. The raw side writes each block of a group at
+//! its random place (one io_uring batch) and flushes. Content: 80 % of the blocks compress to 0.8,
+//! the others not at all. A duplicate is what a random address holds at that moment. Rounds of both
+//! sides take turns, and the figures are medians. A round of ours is longer than the time between
+//! two checkpoints, and ends with another one, which is measured with it: it leaves no work for the
+//! other side's time.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -23,7 +26,8 @@ use onefold_block::Settings;
 use onefold_core::{Block, BlockRef, Class, Disk, Pba, Run};
 use support::{Arguments, Contents, GIB, Live, Ours, Random, verdict};
 
-/// Size of the store in units of the range: with four the zone list is half full, and forces a checkpoint, before the records do.
+/// Size of the store in units of the range: with four the zone list is half full, and forces a
+/// checkpoint, before the records do.
 const STORE_RANGES: u64 = 5;
 
 /// Checkpoints that a row must have seen.
@@ -80,8 +84,13 @@ impl Raw {
         // The raw disk takes one write for each place.
         at.sort_unstable();
         at.dedup();
-        let refs: Vec<BlockRef<'_>> = self.buffer.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
-        let runs: Vec<Run<'_>> = at.iter().zip(refs.chunks(1)).map(|(&at, blocks)| Run { at: Pba(at), blocks }).collect();
+        let refs: Vec<BlockRef<'_>> =
+            self.buffer.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
+        let runs: Vec<Run<'_>> = at
+            .iter()
+            .zip(refs.chunks(1))
+            .map(|(&at, blocks)| Run { at: Pba(at), blocks })
+            .collect();
         self.disk.write(&runs).unwrap();
         self.disk.flush().unwrap();
     }
@@ -96,7 +105,13 @@ struct Side {
 
 impl Side {
     /// A store of `blocks` blocks whose volume of `range` blocks was written once.
-    fn create(path: &Path, blocks: u64, range: u64, settings: Settings, random: &mut Random) -> Side {
+    fn create(
+        path: &Path,
+        blocks: u64,
+        range: u64,
+        settings: Settings,
+        random: &mut Random,
+    ) -> Side {
         drop(FileDisk::create(path, Some(blocks), Preallocate::Full, &mut |_, _| {}).unwrap());
         let disk = Arc::new(FileDisk::open(path, Access::ReadWrite).unwrap());
         let mut ours = Ours::create(disk.clone(), range, settings);
@@ -130,7 +145,8 @@ fn median(figures: &[f64]) -> f64 {
 
 /// Measures a job and prints its row.
 fn row(raw: &mut Raw, side: &mut Side, job: &Job, effort: &Effort, random: &mut Random) {
-    let (groups, raw_groups) = (effort.blocks / job.group as u64, effort.raw_blocks / job.group as u64);
+    let (groups, raw_groups) =
+        (effort.blocks / job.group as u64, effort.raw_blocks / job.group as u64);
     let (mut raw_rates, mut our_rates) = (Vec::new(), Vec::new());
     side.ours.settle();
     let before = (side.ours.store.engine().counts(), side.disk.counters().now());
@@ -139,7 +155,8 @@ fn row(raw: &mut Raw, side: &mut Side, job: &Job, effort: &Effort, random: &mut 
             let begun = Instant::now();
             if turn == 0 {
                 (0..raw_groups).for_each(|_| raw.group(random, job.group));
-                raw_rates.push((raw_groups * job.group as u64) as f64 / begun.elapsed().as_secs_f64());
+                raw_rates
+                    .push((raw_groups * job.group as u64) as f64 / begun.elapsed().as_secs_f64());
             } else {
                 (0..groups).for_each(|_| side.group(random, job.group, job.duplicates));
                 side.ours.settle();
@@ -150,7 +167,8 @@ fn row(raw: &mut Raw, side: &mut Side, job: &Job, effort: &Effort, random: &mut 
     let counts = side.ours.store.engine().counts();
     let device = side.disk.counters().now().since(&before.1);
     let checkpoints = counts.checkpoints - before.0.checkpoints;
-    let mut ratios: Vec<f64> = our_rates.iter().zip(&raw_rates).map(|(ours, raw)| ours / raw).collect();
+    let mut ratios: Vec<f64> =
+        our_rates.iter().zip(&raw_rates).map(|(ours, raw)| ours / raw).collect();
     ratios.sort_by(f64::total_cmp);
     let (raw, ours) = (median(&raw_rates), median(&our_rates));
     let ratio = ours / raw;
@@ -162,20 +180,30 @@ fn row(raw: &mut Raw, side: &mut Side, job: &Job, effort: &Effort, random: &mut 
         job.bar,
         if job.name == AGED.name { "an aim" } else { verdict(ratio >= job.bar) },
         device.blocks_written() as f64 / (groups * effort.rounds * job.group as u64) as f64,
-        (counts.duplicate_blocks - before.0.duplicate_blocks) as f64 / (groups * effort.rounds * job.group as u64) as f64,
+        (counts.duplicate_blocks - before.0.duplicate_blocks) as f64
+            / (groups * effort.rounds * job.group as u64) as f64,
         (device.flushes + device.durable_writes) as f64 / (groups * effort.rounds) as f64,
     );
-    assert!(checkpoints >= CHECKPOINTS_MIN, "a row without checkpoints says nothing: more --blocks or --rounds are needed");
+    assert!(
+        checkpoints >= CHECKPOINTS_MIN,
+        "a row without checkpoints says nothing: more --blocks or --rounds are needed"
+    );
 }
 
 fn main() {
     let arguments = Arguments::new();
     let quick = arguments.has("--quick");
     let usual = |full: u64, small: u64| if quick { small } else { full };
-    let base = arguments.text("--file").map_or_else(|| std::env::temp_dir().join("onefold-bench"), PathBuf::from);
+    let base = arguments
+        .text("--file")
+        .map_or_else(|| std::env::temp_dir().join("onefold-bench"), PathBuf::from);
     let gib = arguments.number("--gib", usual(4, 1));
     let blocks = arguments.number("--blocks", usual(600_000, 60_000));
-    let effort = Effort { rounds: arguments.number("--rounds", usual(5, 3)), blocks, raw_blocks: (blocks / 6).max(10_000) };
+    let effort = Effort {
+        rounds: arguments.number("--rounds", usual(5, 3)),
+        blocks,
+        raw_blocks: (blocks / 6).max(10_000),
+    };
     let wanted = |job: &Job| arguments.text("--only").is_none_or(|text| job.name.contains(text));
     let range = gib * GIB;
     let paths = ["raw", "store"].map(|extension| base.with_extension(extension));
@@ -184,7 +212,8 @@ fn main() {
     let settings = Settings::for_memory(arguments.number("--memory", 512) << 20);
     let mut random = Random(7);
     let mut raw = Raw::create(&paths[0], range);
-    let mut side = Side::create(&paths[1], range * STORE_RANGES, range, settings.clone(), &mut random);
+    let mut side =
+        Side::create(&paths[1], range * STORE_RANGES, range, settings.clone(), &mut random);
     println!(
         "{} rounds, medians; a round of ours: {} blocks and a checkpoint, of the raw file: {}; random over {gib} GiB, store of {} GiB.\n",
         effort.rounds,
@@ -200,7 +229,13 @@ fn main() {
         row(&mut raw, &mut side, job, &effort, &mut random);
     }
     if arguments.has("--counts") {
-        side.ours.store.engine().counts().rows().iter().for_each(|(name, count)| println!("{name} {count}"));
+        side.ours
+            .store
+            .engine()
+            .counts()
+            .rows()
+            .iter()
+            .for_each(|(name, count)| println!("{name} {count}"));
     }
     side.ours.close();
     if wanted(&AGED) {

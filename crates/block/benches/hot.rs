@@ -1,4 +1,5 @@
-//! The hot parts of the engine: looking up fingerprints, building carriers, scanning for them after a crash. `cargo xtask bench hot` runs it.
+//! The hot parts of the engine: looking up fingerprints, building carriers, scanning for them after
+//! a crash. `cargo xtask bench hot` runs it.
 //!
 //! usage: hot (medians of eleven rounds)
 
@@ -36,11 +37,16 @@ fn lookups() {
     stored.iter().zip(1..).for_each(|(fingerprint, pba)| index.insert(fingerprint, Pba(pba)));
     let mut found = Vec::new();
     for (name, wanted) in [("stored ones", &stored[..GIB as usize]), ("unknown ones", &unknown)] {
-        measure(&format!("index lookup among {} blocks, {name}", stored.len()), "block", wanted.len(), || {
-            for window in wanted.chunks(WINDOW) {
-                black_box(index.find(window, &mut found));
-            }
-        });
+        measure(
+            &format!("index lookup among {} blocks, {name}", stored.len()),
+            "block",
+            wanted.len(),
+            || {
+                for window in wanted.chunks(WINDOW) {
+                    black_box(index.find(window, &mut found));
+                }
+            },
+        );
     }
 }
 
@@ -50,7 +56,9 @@ fn carriers() {
     blocks.iter_mut().zip(1..).for_each(|(block, n)| contents.fill(n, &mut block.0));
     let refs: Vec<&Block> = blocks.iter().collect();
     let mut carriers = Carriers::default();
-    for (new, duplicates) in [(1, 0), (8, 0), (32, 0), (16, 16), (0, 32), (256, 0), (128, 128), (0, 256)] {
+    for (new, duplicates) in
+        [(1, 0), (8, 0), (32, 0), (16, 16), (0, 32), (256, 0), (128, 128), (0, 256)]
+    {
         let made = carriers.build(&refs[..new], duplicates);
         let windows = 2000 / (new + duplicates) + 1;
         let name = format!("carriers for {new} new blocks and {duplicates} duplicates: {made}");
@@ -90,7 +98,9 @@ fn scans() {
         let disk = unclean(RECORDS, blocks);
         let name = format!("recovery of {RECORDS} records of windows of {blocks}");
         measure(&name, "record", RECORDS as usize, || {
-            black_box(Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap());
+            black_box(
+                Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap(),
+            );
         });
     }
 }

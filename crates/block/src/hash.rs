@@ -1,4 +1,5 @@
-//! Hashing of addresses and fingerprints for in-memory tables: fast, and the same in every run, so that simulations replay.
+//! Hashing of addresses and fingerprints for in-memory tables: fast, and the same in every run, so
+//! that simulations replay.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -19,7 +20,8 @@ impl BuildHasher for MixHash {
     }
 }
 
-/// Mixes numbers by multiplication. The keys are chosen by clients only where a long chain costs them alone.
+/// Mixes numbers by multiplication. The keys are chosen by clients only where a long chain costs
+/// them alone.
 #[derive(Default)]
 pub(crate) struct MixHasher(u64);
 

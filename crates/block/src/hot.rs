@@ -1,4 +1,5 @@
-//! The hot parts one by one, for `benches/hot.rs` alone: no part of the product, and nothing that anybody else may use.
+//! The hot parts one by one, for `benches/hot.rs` alone: no part of the product, and nothing that
+//! anybody else may use.
 
 use onefold_core::{Algorithm, Block, Fingerprint, Lba, Pba, VolumeId, compress::Lz4};
 
@@ -48,21 +49,32 @@ pub struct Carriers {
 
 impl Default for Carriers {
     fn default() -> Carriers {
-        Carriers { identity: Identity::new([3; 16], [9; 32], Algorithm::Blake3), lz4: Lz4::default(), blocks: Vec::new() }
+        Carriers {
+            identity: Identity::new([3; 16], [9; 32], Algorithm::Blake3),
+            lz4: Lz4::default(),
+            blocks: Vec::new(),
+        }
     }
 }
 
 impl Carriers {
-    /// Hides a record for each of the window's new blocks, and of `duplicates` others, in carriers. Returns how many there are.
+    /// Hides a record for each of the window's new blocks, and of `duplicates` others, in carriers.
+    /// Returns how many there are.
     pub fn build(&mut self, new: &[&Block], duplicates: usize) -> usize {
         let window = WindowNumber(1);
-        let change = Change::Block { pba: Pba(7), carried: false, fingerprint: Fingerprint::default() };
-        let record = |n| Record { volume: VolumeId(1), lba: Lba(n), change, timestamp: window.timestamp(n) };
+        let change =
+            Change::Block { pba: Pba(7), carried: false, fingerprint: Fingerprint::default() };
+        let record =
+            |n| Record { volume: VolumeId(1), lba: Lba(n), change, timestamp: window.timestamp(n) };
         let records: Vec<Record> = (0..(new.len() + duplicates) as u64).map(record).collect();
         let mut carriers = scheme(SchemeName::Thin).choose(&mut self.lz4, new, records.len());
         let room: usize = carriers.iter().map(|chosen| chosen.room).sum();
         let alone = records.len().saturating_sub(room).div_ceil(RECORDS_ALONE);
-        carriers.extend((0..alone).map(|_| Chosen { block: 0, payload: Vec::new(), room: room_beside(0) }));
+        carriers.extend((0..alone).map(|_| Chosen {
+            block: 0,
+            payload: Vec::new(),
+            room: room_beside(0),
+        }));
         self.blocks.resize_with(carriers.len().max(self.blocks.len()), || Block([0; 4096]));
         let count = carriers.len() as u16;
         let mut rest = &records[..];

@@ -1,7 +1,8 @@
 //! The block engine: inline deduplication of 4 KiB blocks in which every flush survives a crash.
 //!
-//! [`Engine`] is the engine without threads, whose steps the simulator schedules; [`Store`] is the engine at work, with group commit and
-//! background checkpoints; [`StoreExports`] offers its volumes to servers.
+//! [`Engine`] is the engine without threads, whose steps the simulator schedules; [`Store`] is the
+//! engine at work, with group commit and background checkpoints; [`StoreExports`] offers its
+//! volumes to servers.
 
 pub mod check;
 pub mod claim;

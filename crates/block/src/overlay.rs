@@ -1,7 +1,8 @@
 //! The durable changes that no checkpoint holds yet, as the read path sees them.
 //!
-//! Two overlays exist at most: the *active* one, into which windows are published, and the *frozen* one, which a checkpoint is writing
-//! into the tables. A block in an overlay is newer than a range in it exactly when its window is not older.
+//! Two overlays exist at most: the *active* one, into which windows are published, and the *frozen*
+//! one, which a checkpoint is writing into the tables. A block in an overlay is newer than a range
+//! in it exactly when its window is not older.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +29,8 @@ pub(crate) struct Entry {
     pub(crate) window: WindowNumber,
 }
 
-/// An address in its volume's table; of the 48 bits that an address has, none is wasted on alignment.
+/// An address in its volume's table; of the 48 bits that an address has, none is wasted on
+/// alignment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key([u8; 6]);
 
@@ -52,15 +54,27 @@ struct Packed {
 pub(crate) struct Entries(BTreeMap<VolumeId, MixMap<Key, Packed>>);
 
 impl Entries {
-    fn insert(&mut self, volume: VolumeId, lba: Lba, (pba, carried, prefix): (Pba, bool, u64), window: WindowNumber) {
-        let packed = Packed { pba: low_bytes(pba.0), carried, window: low_bytes(window.0), prefix: prefix.to_le_bytes() };
+    fn insert(
+        &mut self,
+        volume: VolumeId,
+        lba: Lba,
+        (pba, carried, prefix): (Pba, bool, u64),
+        window: WindowNumber,
+    ) {
+        let packed = Packed {
+            pba: low_bytes(pba.0),
+            carried,
+            window: low_bytes(window.0),
+            prefix: prefix.to_le_bytes(),
+        };
         self.0.entry(volume).or_default().insert(Key(low_bytes(lba.0)), packed);
     }
 
     /// Makes room for many records at once.
     pub(crate) fn reserve(&mut self, records: &[Record]) {
         let mut counts: BTreeMap<VolumeId, usize> = BTreeMap::new();
-        for record in records.iter().filter(|record| matches!(record.change, Change::Block { .. })) {
+        for record in records.iter().filter(|record| matches!(record.change, Change::Block { .. }))
+        {
             *counts.entry(record.volume).or_default() += 1;
         }
         counts.into_iter().for_each(|(volume, n)| self.0.entry(volume).or_default().reserve(n));
@@ -68,14 +82,25 @@ impl Entries {
 
     /// The newest change of an address.
     pub(crate) fn get(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
-        let Packed { pba, carried, window, prefix } = *self.0.get(&volume)?.get(&Key(low_bytes(lba.0)))?;
-        let entry = MapEntry::Block { pba: Pba(from_low_bytes(&pba)), carried, prefix: u64::from_le_bytes(prefix) };
+        let Packed { pba, carried, window, prefix } =
+            *self.0.get(&volume)?.get(&Key(low_bytes(lba.0)))?;
+        let entry = MapEntry::Block {
+            pba: Pba(from_low_bytes(&pba)),
+            carried,
+            prefix: u64::from_le_bytes(prefix),
+        };
         Some(Entry { entry, window: WindowNumber(from_low_bytes(&window)) })
     }
 
     /// The changed addresses of a volume, rising.
     pub(crate) fn addresses(&self, volume: VolumeId) -> Vec<Lba> {
-        let mut all: Vec<Lba> = self.0.get(&volume).into_iter().flatten().map(|(key, _)| Lba(from_low_bytes(&key.0))).collect();
+        let mut all: Vec<Lba> = self
+            .0
+            .get(&volume)
+            .into_iter()
+            .flatten()
+            .map(|(key, _)| Lba(from_low_bytes(&key.0)))
+            .collect();
         all.sort_unstable();
         all
     }
@@ -107,7 +132,8 @@ pub(crate) struct Overlay {
     pub(crate) pins: MixSet<Pba>,
     /// With leaves in place: blocks that lost their last link.
     pub(crate) unlinked: Vec<Pba>,
-    /// Likewise: links that were made, less those that were removed; and the same of blocks with links.
+    /// Likewise: links that were made, less those that were removed; and the same of blocks with
+    /// links.
     pub(crate) mapped: i64,
     pub(crate) live: i64,
     /// Table pages that a checkpoint of all this must write: volume, level, number.
@@ -127,7 +153,10 @@ pub(crate) struct Overlay {
 impl Overlay {
     /// True when nothing was published.
     pub(crate) fn is_empty(&self) -> bool {
-        self.records == 0 && self.allocated.is_empty() && self.catalogue.is_empty() && self.unlinked.is_empty()
+        self.records == 0
+            && self.allocated.is_empty()
+            && self.catalogue.is_empty()
+            && self.unlinked.is_empty()
     }
 
     /// Publishes one record; records come in the order of their timestamps.
@@ -136,11 +165,20 @@ impl Overlay {
         self.records += 1;
         match record.change {
             Change::Block { pba, carried, fingerprint } => {
-                self.entries.insert(record.volume, record.lba, (pba, carried, fingerprint.prefix()), window);
+                self.entries.insert(
+                    record.volume,
+                    record.lba,
+                    (pba, carried, fingerprint.prefix()),
+                    window,
+                );
             }
             Change::Range { blocks, keep } => {
                 self.range_records += 1;
-                self.ranges.insert(record.volume, record.lba.0, Span { end: record.lba.0 + blocks, keep, window });
+                self.ranges.insert(
+                    record.volume,
+                    record.lba.0,
+                    Span { end: record.lba.0 + blocks, keep, window },
+                );
             }
             Change::Catalogue { .. } => {}
         }
@@ -199,7 +237,8 @@ pub(crate) fn zeroes(keep: bool) -> MapEntry {
     if keep { MapEntry::Zero } else { MapEntry::Hole }
 }
 
-/// The map pages that a set of changes touches, leaves and the pages above them, each once: the space a checkpoint of them takes at most.
+/// The map pages that a set of changes touches, leaves and the pages above them, each once: the
+/// space a checkpoint of them takes at most.
 #[derive(Default)]
 pub(crate) struct DirtyPages(BTreeMap<VolumeId, DirtyMap>);
 
@@ -232,12 +271,13 @@ impl DirtyPages {
         }
     }
 
-    /// How many pages; `height` gives that of a volume's map as it is. A tree that is taller than the path to an address has more pages
-    /// above it, and one that grows gets them.
+    /// How many pages; `height` gives that of a volume's map as it is. A tree that is taller than
+    /// the path to an address has more pages above it, and one that grows gets them.
     pub(crate) fn pages(&self, height: impl Fn(VolumeId) -> u8) -> u64 {
         let of_map = |(&volume, map): (&VolumeId, &DirtyMap)| {
             let levels = 1..=map.top.max(height(volume));
-            (map.pages.len() + levels.filter(|&level| !map.pages.contains(&page(level, 0))).count()) as u64
+            (map.pages.len() + levels.filter(|&level| !map.pages.contains(&page(level, 0))).count())
+                as u64
         };
         self.0.iter().map(of_map).sum()
     }
@@ -257,10 +297,14 @@ mod tests {
     fn the_largest_entry_survives_its_packing() {
         let mut overlay = Overlay::default();
         let (volume, lba) = (VolumeId(u32::MAX), Lba((1 << 48) - 1));
-        let change = Change::Block { pba: Pba::MAX, carried: true, fingerprint: Fingerprint([0xff; 16]) };
+        let change =
+            Change::Block { pba: Pba::MAX, carried: true, fingerprint: Fingerprint([0xff; 16]) };
         overlay.publish(&Record { volume, lba, change, timestamp: WindowNumber::MAX.timestamp(3) });
         let entry = MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX };
-        assert_eq!(overlay.entries.get(volume, lba), Some(Entry { entry, window: WindowNumber::MAX }));
+        assert_eq!(
+            overlay.entries.get(volume, lba),
+            Some(Entry { entry, window: WindowNumber::MAX })
+        );
         assert_eq!(overlay.entries.addresses(volume), [lba]);
         assert_eq!((overlay.find(volume, Lba(0)), overlay.find(VolumeId(1), lba)), (None, None));
     }
@@ -272,12 +316,22 @@ mod tests {
         let mut overlay = Overlay::default();
         for n in 0..records {
             let lba = Lba(n * 7919 * 288);
-            let change = Change::Block { pba: Pba(n), carried: false, fingerprint: Fingerprint([1; 16]) };
-            overlay.publish(&Record { volume: VolumeId(1), lba, change, timestamp: WindowNumber(n).timestamp(0) });
+            let change =
+                Change::Block { pba: Pba(n), carried: false, fingerprint: Fingerprint([1; 16]) };
+            overlay.publish(&Record {
+                volume: VolumeId(1),
+                lba,
+                change,
+                timestamp: WindowNumber(n).timestamp(0),
+            });
             overlay.dirty.touch(VolumeId(1), lba);
             overlay.allocated.push(Extent { at: Pba(n), blocks: 1 });
         }
         assert_eq!(overlay.records, records);
-        assert!(overlay.memory() <= records * (62 + 42 + 32), "{} bytes a record", overlay.memory() / records);
+        assert!(
+            overlay.memory() <= records * (62 + 42 + 32),
+            "{} bytes a record",
+            overlay.memory() / records
+        );
     }
 }

@@ -76,6 +76,11 @@ impl Reached {
     }
 
     pub(crate) fn counts(&self) -> Vec<(Branch, u64)> {
-        Branch::ALL.iter().zip(&self.0).map(|(&branch, count)| (branch, count.load(Relaxed))).filter(|&(_, n)| n > 0).collect()
+        Branch::ALL
+            .iter()
+            .zip(&self.0)
+            .map(|(&branch, count)| (branch, count.load(Relaxed)))
+            .filter(|&(_, n)| n > 0)
+            .collect()
     }
 }

@@ -67,7 +67,10 @@ impl Format {
     /// The fixed part of the superblock.
     pub(crate) fn fixed(&self) -> Result<Fixed> {
         if self.algorithm.needs_bytes() && !self.verify_bytes {
-            let message = format!("whoever chooses blocks can choose two of one {} fingerprint: it needs --verify bytes", self.algorithm);
+            let message = format!(
+                "whoever chooses blocks can choose two of one {} fingerprint: it needs --verify bytes",
+                self.algorithm
+            );
             return Err(Error::new(Kind::InvalidInput, message));
         }
         // Ordered writes are in place by their nature.
@@ -94,14 +97,16 @@ impl Format {
 /// Least memory of an open store.
 pub const MEMORY_MIN: u64 = 32 << 20;
 
-/// Leaves of the map that one checkpoint works through for pending discards, besides those that it changes anyway.
+/// Leaves of the map that one checkpoint works through for pending discards, besides those that it
+/// changes anyway.
 const DISCARD_LEAVES: u64 = 4096;
 
-/// Most records that wait for a checkpoint: with a million, the map costs about 12 % of the ideal's writes when they are spread over
-/// 120 GB, and recovery stays under a second.
+/// Most records that wait for a checkpoint: with a million, the map costs about 12 % of the ideal's
+/// writes when they are spread over 120 GB, and recovery stays under a second.
 pub(crate) const RECORDS_MAX: u64 = 1 << 20;
 
-/// Most carriers that wait for a checkpoint: a recovery reads and proves each of them, 384 MiB together.
+/// Most carriers that wait for a checkpoint: a recovery reads and proves each of them, 384 MiB
+/// together.
 const CARRIERS_MAX: u64 = 3 << 15;
 
 /// Most windows that are closed and not yet published.
@@ -116,15 +121,19 @@ pub(crate) const UNFLUSHED_BLOCKS_MAX: usize = 8192;
 /// Most blocks of a window: one contiguous write of 1 MiB.
 pub(crate) const WINDOW_BLOCKS_MAX: usize = 256;
 
-/// OrderMergeDedup's: so long, changes of tables that nobody waits for wait to be merged into others.
+/// OrderMergeDedup's: so long, changes of tables that nobody waits for wait to be merged into
+/// others.
 pub(crate) const DELAY: Duration = Duration::from_secs(30);
 
-/// Bytes that an uncommitted record takes in memory at most: 62 in the overlay's table just after it has doubled; 42 in the set of changed map
-/// pages when changes are scattered over a large volume; 32 for the place of its block when windows are small, and 16 for the fingerprint; and 88 while a
-/// checkpoint sorts it, which is one record of two, as a checkpoint begins at half of the limit.
+/// Bytes that an uncommitted record takes in memory at most: 62 in the overlay's table just after
+/// it has doubled; 42 in the set of changed map pages when changes are scattered over a large
+/// volume; 32 for the place of its block when windows are small, and 16 for the fingerprint; and 88
+/// while a checkpoint sorts it, which is one record of two, as a checkpoint begins at half of the
+/// limit.
 const RECORD_MEMORY: u64 = 196;
 
-/// Parts of the memory, in 32nds. One is left for the pages of a checkpoint on their way, and carriers.
+/// Parts of the memory, in 32nds. One is left for the pages of a checkpoint on their way, and
+/// carriers.
 const RECORDS: u64 = 11;
 const INDEX: u64 = 9;
 const PAGES: u64 = 4;
@@ -135,15 +144,18 @@ const POOL: u64 = 1;
 
 const _: () = assert!(RECORDS + INDEX + PAGES + CONNECTIONS + UNFLUSHED + POOL + 1 == 32);
 
-/// How full the tables of a store may get. The format's own bounds are the highest; lower ones are for tests and simulations, so that they
-/// come to each of them. A store that holds more is opened all the same.
+/// How full the tables of a store may get. The format's own bounds are the highest; lower ones are
+/// for tests and simulations, so that they come to each of them. A store that holds more is opened
+/// all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Most ranges that a checkpoint leaves to be applied to the maps later; at least 2.
     pub discards: u64,
-    /// Most leaves of the map that a checkpoint works through for them, besides one and those that it changes anyway.
+    /// Most leaves of the map that a checkpoint works through for them, besides one and those that
+    /// it changes anyway.
     pub discard_leaves: u64,
-    /// Most volumes, deleted ones included whose blocks are still to be freed; clients get half of them.
+    /// Most volumes, deleted ones included whose blocks are still to be freed; clients get half of
+    /// them.
     pub volumes: u64,
     /// The highest number of a volume.
     pub volume_number: u32,
@@ -187,17 +199,20 @@ pub struct Settings {
     pub window_blocks: usize,
     /// Most blocks that are gathered or written but not flushed.
     pub unflushed_blocks: usize,
-    /// With leaves in place: how long changes that nobody waits for wait for another write of their leaf.
+    /// With leaves in place: how long changes that nobody waits for wait for another write of
+    /// their leaf.
     pub delay: Duration,
-    /// Opens a store whose durable records are missing without them: the windows that they belong to are void, and older versions of their
-    /// addresses come back. For repairs only.
+    /// Opens a store whose durable records are missing without them: the windows that they belong
+    /// to are void, and older versions of their addresses come back. For repairs only.
     pub accept_loss: bool,
     /// How full tables may get.
     pub limits: Limits,
-    /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with comparison of bytes.
+    /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with
+    /// comparison of bytes.
     #[cfg(feature = "planted-bugs")]
     pub weak_fingerprint: Option<u32>,
-    /// Recovery takes it that no block is left to append to: no simulated store is so full and so scattered.
+    /// Recovery takes it that no block is left to append to: no simulated store is so full and so
+    /// scattered.
     #[cfg(feature = "planted-bugs")]
     pub no_room_to_append: bool,
     /// A defect that the simulator must find.
@@ -206,7 +221,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings that keep caches, index share, uncommitted records, windows and buffers within `memory` bytes together.
+    /// Settings that keep caches, index share, uncommitted records, windows and buffers within
+    /// `memory` bytes together.
     #[must_use]
     pub fn for_memory(memory: u64) -> Settings {
         let memory = memory.max(MEMORY_MIN);
@@ -229,7 +245,8 @@ impl Settings {
         }
     }
 
-    /// Bytes of the `memory` given to [`for_memory`](Self::for_memory) that are left to the buffers of connections.
+    /// Bytes of the `memory` given to [`for_memory`](Self::for_memory) that are left to the buffers
+    /// of connections.
     #[must_use]
     pub fn for_connections(memory: u64) -> u64 {
         memory.max(MEMORY_MIN) / 32 * CONNECTIONS

@@ -1,4 +1,5 @@
-//! `check`: a store with everything in it is well; one flipped bit in any record, and tables that disagree, are not.
+//! `check`: a store with everything in it is well; one flipped bit in any record, and tables that
+//! disagree, are not.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod damage;
@@ -36,7 +37,11 @@ fn assert_each_bit_counts(disk: &Arc<MemoryDisk>, at: Pba, place: &Place) {
     for bit in bits() {
         flip(disk, at, bit);
         let report = examine(disk);
-        assert!(report.problems.iter().any(|problem| problem.place == *place), "bit {bit} of {place}: {:?}", report.problems);
+        assert!(
+            report.problems.iter().any(|problem| problem.place == *place),
+            "bit {bit} of {place}: {:?}",
+            report.problems
+        );
         flip(disk, at, bit);
     }
     assert_well(disk);
@@ -54,7 +59,11 @@ fn a_store_with_everything_in_it_is_well() {
     let report = assert_well(&disk);
     assert!(report.clean && report.notes.is_empty());
     assert_eq!((report.volumes, report.mapped_blocks), (10, model.len() as u64));
-    assert!(report.live_blocks > 100 && report.live_blocks < report.mapped_blocks && report.carriers > 20);
+    assert!(
+        report.live_blocks > 100
+            && report.live_blocks < report.mapped_blocks
+            && report.carriers > 20
+    );
     assert_eq!(report.used_blocks, report.live_blocks + pages_of(&disk));
 
     let killed = Subject::filled().killed();
@@ -70,10 +79,14 @@ fn a_store_with_everything_in_it_is_well() {
 
 fn pages_of(disk: &Arc<MemoryDisk>) -> u64 {
     let mut all = 0;
-    for table in [Table::References, Table::Fingerprints, Table::Zones, Table::Catalogue, Table::Discards] {
+    for table in
+        [Table::References, Table::Fingerprints, Table::Zones, Table::Catalogue, Table::Discards]
+    {
         all += pages(disk, table, 0, &root(disk, table, 0)).len();
     }
-    all += (1..=10).map(|volume| pages(disk, Table::Map, volume, &root(disk, Table::Map, volume)).len()).sum::<usize>();
+    all += (1..=10)
+        .map(|volume| pages(disk, Table::Map, volume, &root(disk, Table::Map, volume)).len())
+        .sum::<usize>();
     all as u64
 }
 
@@ -85,11 +98,16 @@ fn little_memory_gives_the_same_answer() {
     for memory in [1, 3000, 40_000] {
         let report = check_within(&dynamic, memory, &mut |_| {}).unwrap();
         assert!(report.is_well(), "{:#?}", report.problems);
-        assert_eq!((report.mapped_blocks, report.carriers, report.pages), (whole.mapped_blocks, whole.carriers, whole.pages));
+        assert_eq!(
+            (report.mapped_blocks, report.carriers, report.pages),
+            (whole.mapped_blocks, whole.carriers, whole.pages)
+        );
     }
-    let (id, _) = pages(&disk, Table::References, 0, &root(&disk, Table::References, 0)).pop().unwrap();
+    let (id, _) =
+        pages(&disk, Table::References, 0, &root(&disk, Table::References, 0)).pop().unwrap();
     let references = forge(&disk, &root(&disk, Table::References, 0), id, &mut |page| {
-        let slot = (0..1008).rev().find(|&slot| ReferenceEntry::get(page, slot).references > 0).unwrap();
+        let slot =
+            (0..1008).rev().find(|&slot| ReferenceEntry::get(page, slot).references > 0).unwrap();
         let entry = ReferenceEntry::get(page, slot);
         ReferenceEntry { references: entry.references + 1, ..entry }.set(page, slot);
     });
@@ -121,12 +139,19 @@ fn one_flipped_bit_in_any_table_page_is_found() {
         for table in Table::ALL.into_iter().filter(|&table| table != Table::Index) {
             let volume = u32::from(table == Table::Map);
             let all = pages(&disk, table, volume, &root(&disk, table, volume));
-            let wanted = [all.iter().find(|page| page.0.level == 0), all.iter().find(|page| page.0.level > 0), all.last()];
+            let wanted = [
+                all.iter().find(|page| page.0.level == 0),
+                all.iter().find(|page| page.0.level > 0),
+                all.last(),
+            ];
             for (id, pointer) in wanted.into_iter().flatten() {
                 assert_each_bit_counts(&disk, pointer.address, &Place::Page(*id, pointer.address));
             }
             assert_eq!(all.is_empty(), table == Table::Discards && superblock(&disk).state.clean);
-            assert!(all.is_empty() || table == Table::Discards || all[0].0.level > 0, "{table:?} has inner pages");
+            assert!(
+                all.is_empty() || table == Table::Discards || all[0].0.level > 0,
+                "{table:?} has inner pages"
+            );
         }
     }
 }
@@ -140,7 +165,14 @@ fn one_flipped_bit_in_the_index_on_disk_is_found() {
         for bit in [5, 70, 300, 511, 512, 5000, 32_767] {
             flip(&disk, pointer.address, bit);
             let report = examine(&disk);
-            assert!(report.problems.iter().any(|problem| problem.place == Place::Page(id, pointer.address)), "{:?}", report.problems);
+            assert!(
+                report
+                    .problems
+                    .iter()
+                    .any(|problem| problem.place == Place::Page(id, pointer.address)),
+                "{:?}",
+                report.problems
+            );
             flip(&disk, pointer.address, bit);
         }
     }
@@ -187,8 +219,10 @@ fn one_flipped_bit_in_a_carrier_that_no_checkpoint_holds_is_found() {
     let uncommitted: Vec<Pba> = (0..disk.blocks())
         .map(Pba)
         .filter(|&at| {
-            Carrier::proven(&identity, &get(&disk, at), at)
-                .is_some_and(|carrier| carrier.header.window > superblock.state.committed && carrier.header.epoch == superblock.state.epoch)
+            Carrier::proven(&identity, &get(&disk, at), at).is_some_and(|carrier| {
+                carrier.header.window > superblock.state.committed
+                    && carrier.header.epoch == superblock.state.epoch
+            })
         })
         .collect();
     assert!(uncommitted.len() > 3);
@@ -196,7 +230,11 @@ fn one_flipped_bit_in_a_carrier_that_no_checkpoint_holds_is_found() {
         for bit in [3, 40, 200, 500, 700, 1000, 9000, 32_000] {
             flip(&disk, at, bit);
             let report = examine(&disk);
-            assert!(report.problems.iter().any(|problem| problem.place == Place::Block(at)), "bit {bit} of {at}: {:?}", report.problems);
+            assert!(
+                report.problems.iter().any(|problem| problem.place == Place::Block(at)),
+                "bit {bit} of {at}: {:?}",
+                report.problems
+            );
             flip(&disk, at, bit);
         }
     }
@@ -226,14 +264,19 @@ fn one_flipped_bit_in_the_leftover_table_is_found_and_mended() {
         for bit in [3, 40, 200, 500, 4100, 9000, 32_000] {
             flip(&disk, at, bit);
             let report = examine(&disk);
-            assert!(report.problems.iter().any(|problem| problem.place == Place::Block(at)), "bit {bit} of {at}: {:?}", report.problems);
+            assert!(
+                report.problems.iter().any(|problem| problem.place == Place::Block(at)),
+                "bit {bit} of {at}: {:?}",
+                report.problems
+            );
             flip(&disk, at, bit);
         }
         let rotten = copy(&disk);
         flip(&rotten, at, 700);
         let shared: Arc<dyn Disk> = rotten.clone();
         let clock = Arc::new(onefold_backend::MonotonicClock::new());
-        let repaired = onefold_block::check::repair(&shared, clock, &settings(), &mut |_| {}).unwrap();
+        let repaired =
+            onefold_block::check::repair(&shared, clock, &settings(), &mut |_| {}).unwrap();
         assert!(repaired.after.is_well() && repaired.left.is_empty(), "{repaired:?}");
         assert_holds(&rotten, &model);
     }
@@ -242,7 +285,8 @@ fn one_flipped_bit_in_the_leftover_table_is_found_and_mended() {
 #[test]
 fn tables_that_disagree_are_found() {
     let (disk, _) = Subject::filled().closed();
-    let (id, pointer) = pages(&disk, Table::References, 0, &root(&disk, Table::References, 0)).pop().unwrap();
+    let (id, pointer) =
+        pages(&disk, Table::References, 0, &root(&disk, Table::References, 0)).pop().unwrap();
     let page = get(&disk, pointer.address);
     let slot = (0..1008).find(|&slot| ReferenceEntry::get(&page, slot).references > 1).unwrap();
     let pba = Pba(id.index * 1008 + slot);
@@ -270,7 +314,10 @@ fn tables_that_disagree_are_found() {
     let expect = |(disk, pba): (Arc<MemoryDisk>, Pba), what: &str| {
         let report = examine(&disk);
         let text: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
-        assert!(text.iter().any(|line| line.contains(what) && line.contains(&pba.to_string())), "{what}: {text:?}");
+        assert!(
+            text.iter().any(|line| line.contains(what) && line.contains(&pba.to_string())),
+            "{what}: {text:?}"
+        );
         report
     };
     expect(references(|entry| entry.references -= 1), "too low");
@@ -287,9 +334,13 @@ fn tables_that_disagree_are_found() {
         let mut pba = Pba(0);
         let mut used = 0;
         let root = forge(&copy, &root(&copy, Table::Zones, 0), id, &mut |page| {
-            let count = |page: &onefold_core::Block| (0..31).map(|slot| ZoneEntry::get(page, slot).used.count()).sum::<u64>();
+            let count = |page: &onefold_core::Block| {
+                (0..31).map(|slot| ZoneEntry::get(page, slot).used.count()).sum::<u64>()
+            };
             used = count(page);
-            let slot = (0..31).find(|&slot| (2..16).contains(&ZoneEntry::get(page, slot).used.count())).unwrap();
+            let slot = (0..31)
+                .find(|&slot| (2..16).contains(&ZoneEntry::get(page, slot).used.count()))
+                .unwrap();
             let mut entry = ZoneEntry::get(page, slot);
             pba = Pba((id.index * 31 + slot) * ZONE_BLOCKS + change(&mut entry) as u64);
             entry.set(page, slot);
@@ -318,14 +369,18 @@ fn tables_that_disagree_are_found() {
 #[test]
 fn wrong_map_entries_volumes_and_counters_are_found() {
     let (disk, _) = Subject::filled().closed();
-    let texts = |disk: &Arc<MemoryDisk>| examine(disk).problems.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let texts = |disk: &Arc<MemoryDisk>| {
+        examine(disk).problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
     let map_page = pages(&disk, Table::Map, 1, &root(&disk, Table::Map, 1)).pop().unwrap();
     let table_page = root(&disk, Table::References, 0).page.address;
     let map = |entry: MapEntry| {
         let copy = copy(&disk);
         let mut slot = 0;
         let map = forge(&copy, &root(&copy, Table::Map, 1), map_page.0, &mut |page| {
-            slot = (0..288).find(|&slot| matches!(MapEntry::get(page, slot), Some(MapEntry::Block { .. }))).unwrap();
+            slot = (0..288)
+                .find(|&slot| matches!(MapEntry::get(page, slot), Some(MapEntry::Block { .. })))
+                .unwrap();
             entry.set(page, slot);
         });
         catalogue(&copy, |volume| volume.map = map);
@@ -333,13 +388,26 @@ fn wrong_map_entries_volumes_and_counters_are_found() {
     };
     let block = |pba| MapEntry::Block { pba, carried: false, prefix: 5 };
     let (found, lba) = map(block(Pba(0)));
-    assert!(found.iter().any(|line| line.contains(&format!("volume 1, block {lba}")) && line.contains("holds no data")), "{found:?}");
+    assert!(
+        found.iter().any(|line| line.contains(&format!("volume 1, block {lba}"))
+            && line.contains("holds no data")),
+        "{found:?}"
+    );
     let (found, _) = map(block(table_page));
-    assert!(found.iter().any(|line| line.contains(&table_page.to_string()) && line.contains("table page")), "{found:?}");
+    assert!(
+        found
+            .iter()
+            .any(|line| line.contains(&table_page.to_string()) && line.contains("table page")),
+        "{found:?}"
+    );
     let (found, _) = map(block(Pba(ZONES * ZONE_BLOCKS - 1)));
     assert!(found.iter().any(|line| line.contains("holds no data")), "{found:?}");
     let (found, _) = map(MapEntry::Hole);
-    assert!(found.iter().any(|line| line.contains("too high")) && found.iter().any(|line| line.contains("mapped blocks")), "{found:?}");
+    assert!(
+        found.iter().any(|line| line.contains("too high"))
+            && found.iter().any(|line| line.contains("mapped blocks")),
+        "{found:?}"
+    );
 
     let shrunk = copy(&disk);
     catalogue(&shrunk, |volume| volume.blocks = 1000);
@@ -369,7 +437,11 @@ fn wrong_map_entries_volumes_and_counters_are_found() {
 /// Changes the first volume.
 fn catalogue(disk: &Arc<MemoryDisk>, change: impl Fn(&mut Volume)) {
     let old = root(disk, Table::Catalogue, 0);
-    let id = pages(disk, Table::Catalogue, 0, &old).into_iter().find(|page| page.0.level == 0).unwrap().0;
+    let id = pages(disk, Table::Catalogue, 0, &old)
+        .into_iter()
+        .find(|page| page.0.level == 0)
+        .unwrap()
+        .0;
     let new = forge(disk, &old, id, &mut |page| {
         let mut volume = Volume::get(page, 0).unwrap();
         change(&mut volume);
@@ -409,8 +481,16 @@ fn a_torn_copy_of_a_crash_is_a_note_until_the_next_opening_heals_it() {
     let torn = copy(&killed);
     // Sectors of the page that was being written are missing.
     let list = newest.fixed.geometry.list_page(0);
-    let decode =
-        |n: usize| onefold_block::format::zone_list::Page::decode(&identity(&newest), &get(&torn, list[n]), 0, list[n].0).unwrap().sequence;
+    let decode = |n: usize| {
+        onefold_block::format::zone_list::Page::decode(
+            &identity(&newest),
+            &get(&torn, list[n]),
+            0,
+            list[n].0,
+        )
+        .unwrap()
+        .sequence
+    };
     let older = usize::from(decode(0) > decode(1));
     let mut block = get(&torn, list[older]);
     block.0[512..1024].fill(0x11);
@@ -428,5 +508,7 @@ fn a_torn_copy_of_a_crash_is_a_note_until_the_next_opening_heals_it() {
     let mut block = get(&clean, list[0]);
     block.0[512..1024].fill(0x11);
     put(&clean, list[0], &block);
-    assert!(examine(&clean).problems.iter().any(|problem| problem.place == Place::ZoneList(0, list[0])));
+    assert!(
+        examine(&clean).problems.iter().any(|problem| problem.place == Place::ZoneList(0, list[0]))
+    );
 }

@@ -41,7 +41,10 @@ fn assert_holds_volume(disk: &Arc<MemoryDisk>, subject: &Subject, end: u64) {
     let id = engine.find_volume("volume 0").unwrap();
     // The newest blocks are those that a zone listed last holds.
     for lba in end.saturating_sub(40)..end {
-        assert!(read(&engine, id, lba).unwrap() == subject.model[&("volume 0".to_owned(), lba)], "block {lba}");
+        assert!(
+            read(&engine, id, lba).unwrap() == subject.model[&("volume 0".to_owned(), lba)],
+            "block {lba}"
+        );
     }
 }
 

@@ -14,7 +14,12 @@ use onefold_core::{Block, BlockRead, Disk, Kind, Lba, VolumeId};
 const COPIES: u64 = 20;
 
 fn open(disk: &Arc<MemoryDisk>) -> Engine {
-    let settings = Settings { records_max: 2000, window_blocks: 32, unflushed_blocks: 128, ..Settings::for_memory(32 << 20) };
+    let settings = Settings {
+        records_max: 2000,
+        window_blocks: 32,
+        unflushed_blocks: 128,
+        ..Settings::for_memory(32 << 20)
+    };
     Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap()
 }
 
@@ -68,7 +73,10 @@ fn critical_blocks_share_nothing_with_any_scheme() {
         drop(engine);
         let disk: Arc<dyn Disk> = disk;
         let found = check(&disk, &mut |_| {}).unwrap();
-        assert!(found.is_well() && found.live_blocks == 6 && found.shared_critical == 0, "{scheme:?}: {found:?}");
+        assert!(
+            found.is_well() && found.live_blocks == 6 && found.shared_critical == 0,
+            "{scheme:?}: {found:?}"
+        );
         assert!(scrub(&disk, &mut |_| {}, &mut || false).unwrap().is_well(), "{scheme:?}");
     }
 }
@@ -82,7 +90,9 @@ fn ranges_that_are_set_later_count_for_later_writes() {
     engine.set_critical(volume, critical(0..COPIES)).unwrap();
     engine.close().unwrap();
     drop(engine);
-    let shared = |disk: &Arc<MemoryDisk>| check(&(disk.clone() as Arc<dyn Disk>), &mut |_| {}).unwrap().shared_critical;
+    let shared = |disk: &Arc<MemoryDisk>| {
+        check(&(disk.clone() as Arc<dyn Disk>), &mut |_| {}).unwrap().shared_critical
+    };
     assert_eq!(shared(&disk), COPIES);
     let engine = open(&disk);
     fill(&engine, volume, 1);
@@ -99,7 +109,8 @@ fn ranges_that_are_set_later_count_for_later_writes() {
 #[test]
 fn a_full_store_refuses_a_critical_block_that_is_stored_elsewhere() {
     let disk = Arc::new(MemoryDisk::new(64 * 16));
-    Engine::format(&*disk, &Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], 64 * 16) }).unwrap();
+    Engine::format(&*disk, &Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], 64 * 16) })
+        .unwrap();
     let engine = open(&disk);
     let (volume, _) = engine.create_volume_with("one", 4096, critical(4000..4096)).unwrap();
     let content = |n: u64| {

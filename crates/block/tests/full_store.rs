@@ -12,8 +12,10 @@ const BLOCKS: u64 = 4096;
 
 fn full() -> (Engine, VolumeId) {
     let disk = Arc::new(MemoryDisk::new(BLOCKS));
-    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], BLOCKS) }).unwrap();
-    let settings = Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
+    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], BLOCKS) })
+        .unwrap();
+    let settings =
+        Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
     let engine = Engine::open(disk, Arc::new(MonotonicClock::new()), settings).unwrap();
     let (volume, _) = engine.create_volume("one", 2 * BLOCKS).unwrap();
     let mut lba = 0;
@@ -51,7 +53,8 @@ fn a_write_after_a_trim_waits_for_the_space_and_is_never_refused() {
     engine.flush().unwrap();
     let mut steps = 0;
     loop {
-        // Asked before every step: whatever state the checkpoint is in, the space is there or about to come.
+        // Asked before every step: whatever state the checkpoint is in, the space is there or about
+        // to come.
         match write(&engine, volume, 0, 1 << 40) {
             Ok(()) => break,
             Err(kind) => assert_eq!(kind, Kind::Busy, "after {steps} steps"),

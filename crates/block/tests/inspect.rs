@@ -32,7 +32,17 @@ fn superblocks_and_the_zone_list_are_shown() {
     let state = superblock(&disk).state;
     let place = (state.sequence % 2) as u32;
     let text = shown(&disk, What::Superblock(place));
-    assert_says(&text, &["whole", "blake3", "cleanly", "(not shown)", &format!("committed {}", state.committed), "640 of 16 blocks"]);
+    assert_says(
+        &text,
+        &[
+            "whole",
+            "blake3",
+            "cleanly",
+            "(not shown)",
+            &format!("committed {}", state.committed),
+            "640 of 16 blocks",
+        ],
+    );
     assert_eq!(text, shown(&disk, What::Block(SUPERBLOCKS[place as usize])));
     flip(&disk, SUPERBLOCKS[0], 4000);
     assert_says(&shown(&disk, What::Superblock(0)), &["damaged", "bit 4000 is flipped"]);
@@ -47,7 +57,10 @@ fn superblocks_and_the_zone_list_are_shown() {
     }
     let killed = subject.killed().0;
     let list = superblock(&killed).fixed.geometry.list_page(0);
-    assert_says(&shown(&killed, What::ZoneList), &["zone list page 0", "whole", "generation", "carriers", "not shut down cleanly"]);
+    assert_says(
+        &shown(&killed, What::ZoneList),
+        &["zone list page 0", "whole", "generation", "carriers", "not shut down cleanly"],
+    );
     flip(&killed, list[1], 40);
     assert_says(&shown(&killed, What::Block(list[1])), &["damaged", "bit 40 is flipped"]);
 }
@@ -70,7 +83,15 @@ fn table_pages_of_every_kind_are_shown() {
         assert_says(&text, &["table page", "leaf 0", "in use", "current          yes", leaf_says]);
         if let Some(inner) = inner {
             let text = shown(&disk, What::Block(inner.1.address));
-            assert_says(&text, &["of level 1", "children", "current          yes", &format!("block {}", leaf.1.address)]);
+            assert_says(
+                &text,
+                &[
+                    "of level 1",
+                    "children",
+                    "current          yes",
+                    &format!("block {}", leaf.1.address),
+                ],
+            );
         }
     }
 }
@@ -79,8 +100,14 @@ fn table_pages_of_every_kind_are_shown() {
 fn the_index_on_disk_is_shown() {
     let (disk, _) = Subject::with_index().closed();
     let all = pages(&disk, Table::Index, 0, &root(&disk, Table::Index, 0));
-    assert_says(&shown(&disk, What::Block(all[0].1.address)), &["fingerprint index", "of level 1", "children"]);
-    assert_says(&shown(&disk, What::Block(all[1].1.address)), &["fingerprint index, leaf 0", "entries", "current          yes"]);
+    assert_says(
+        &shown(&disk, What::Block(all[0].1.address)),
+        &["fingerprint index", "of level 1", "children"],
+    );
+    assert_says(
+        &shown(&disk, What::Block(all[1].1.address)),
+        &["fingerprint index, leaf 0", "entries", "current          yes"],
+    );
 }
 
 #[test]
@@ -106,12 +133,18 @@ fn carriers_addresses_zones_and_data_are_shown() {
     assert_says(&text, &["page", "entry", "physical block", "references", "in use", "fingerprint"]);
     let text = shown(&disk, What::Address("volume 9".into(), Lba(5)));
     assert_says(&text, &["entry            hole"]);
-    assert_says(&shown(&disk, What::Volume("volume 0".into())), &["2000 blocks", "blocks with data", "0 of them damaged"]);
+    assert_says(
+        &shown(&disk, What::Volume("volume 0".into())),
+        &["2000 blocks", "blocks with data", "0 of them damaged"],
+    );
     assert_eq!(inspect(&*disk, &What::Volume("none".into())).unwrap_err().kind(), Kind::NotFound);
 
     let zones: String = (0..ZONES).map(|zone| shown(&disk, What::Zone(ZoneId(zone)))).collect();
     assert_says(&zones, &["superblocks and zone list", "never used", "legend", "cc", "r", "tt"]);
-    assert!(!zones.contains('?') || zones.lines().all(|line| !line.contains('?') || line.contains("legend")));
+    assert!(
+        !zones.contains('?')
+            || zones.lines().all(|line| !line.contains('?') || line.contains("legend"))
+    );
     assert!(inspect(&*disk, &What::Zone(ZoneId(ZONES))).is_err());
     assert!(inspect(&*disk, &What::Block(Pba(1 << 50))).is_err());
     assert_says(&shown(&disk, What::Block(Pba(3))), &["before the first zone"]);
@@ -120,5 +153,8 @@ fn carriers_addresses_zones_and_data_are_shown() {
     // Damage on the way is part of the answer.
     let top = root(&disk, Table::Map, 1).page.address;
     flip(&disk, top, 2000);
-    assert_says(&shown(&disk, What::Address("volume 0".into(), Lba(1))), &["damage", "can't be read"]);
+    assert_says(
+        &shown(&disk, What::Address("volume 0".into(), Lba(1))),
+        &["damage", "can't be read"],
+    );
 }

@@ -9,7 +9,12 @@ use onefold_block::{Engine, Format, Leisure, Settings};
 use onefold_core::{Block, BlockRead, Kind, Lba, Ticket, VolumeId};
 
 fn small() -> Settings {
-    Settings { records_max: 2000, window_blocks: 32, unflushed_blocks: 128, ..Settings::for_memory(32 << 20) }
+    Settings {
+        records_max: 2000,
+        window_blocks: 32,
+        unflushed_blocks: 128,
+        ..Settings::for_memory(32 << 20)
+    }
 }
 
 fn open(disk: &Arc<MemoryDisk>) -> Engine {
@@ -34,7 +39,10 @@ fn content(n: u64) -> [u8; 4096] {
     block
 }
 
-fn persevere(engine: &Engine, mut change: impl FnMut() -> onefold_core::Result<Ticket>) -> onefold_core::Result<Ticket> {
+fn persevere(
+    engine: &Engine,
+    mut change: impl FnMut() -> onefold_core::Result<Ticket>,
+) -> onefold_core::Result<Ticket> {
     for _ in 0..20 {
         match change() {
             Err(e) if e.kind() == Kind::Busy => {
@@ -94,13 +102,19 @@ fn what_is_written_is_read_through_checkpoints_and_reopening() {
             }
             _ => {
                 let expected = model.get(&lba).copied().unwrap_or([0; 4096]);
-                assert!(read(&engine, volume, lba).unwrap() == expected, "step {step}, block {lba}");
+                assert!(
+                    read(&engine, volume, lba).unwrap() == expected,
+                    "step {step}, block {lba}"
+                );
             }
         }
         if step % 1500 == 1499 {
             for lba in 0..600 {
                 let expected = model.get(&lba).copied().unwrap_or([0; 4096]);
-                assert!(read(&engine, volume, lba).unwrap() == expected, "step {step}, block {lba}");
+                assert!(
+                    read(&engine, volume, lba).unwrap() == expected,
+                    "step {step}, block {lba}"
+                );
             }
             if step % 3000 == 2999 {
                 engine.close().unwrap();
@@ -114,20 +128,29 @@ fn what_is_written_is_read_through_checkpoints_and_reopening() {
             engine = open(&disk);
             for lba in 0..600 {
                 let expected = model.get(&lba).copied().unwrap_or([0; 4096]);
-                assert!(read(&engine, volume, lba).unwrap() == expected, "reopened at step {step}, block {lba}");
+                assert!(
+                    read(&engine, volume, lba).unwrap() == expected,
+                    "reopened at step {step}, block {lba}"
+                );
             }
         }
     }
-    assert!(checkpoints > 2 && duplicates > 100 && hidden > 100, "{checkpoints} {duplicates} {hidden}");
+    assert!(
+        checkpoints > 2 && duplicates > 100 && hidden > 100,
+        "{checkpoints} {duplicates} {hidden}"
+    );
 }
 
 #[test]
 fn duplicates_are_found_when_the_index_outgrew_its_memory() {
     let blocks = 24 << 10;
     let disk = Arc::new(MemoryDisk::new(40 << 10));
-    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], 40 << 10) }).unwrap();
-    let settings = Settings { index_memory: 64 << 10, records_max: 8000, ..Settings::for_memory(32 << 20) };
-    let open = || Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings.clone()).unwrap();
+    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], 40 << 10) })
+        .unwrap();
+    let settings =
+        Settings { index_memory: 64 << 10, records_max: 8000, ..Settings::for_memory(32 << 20) };
+    let open =
+        || Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings.clone()).unwrap();
     let engine = open();
     let (volume, _) = engine.create_volume("one", 2 * blocks).unwrap();
     for lba in 0..blocks {
@@ -143,7 +166,10 @@ fn duplicates_are_found_when_the_index_outgrew_its_memory() {
         while engine.tidy_step(Leisure::None).unwrap() {}
         let before = engine.counts().duplicate_blocks;
         for lba in 0..blocks {
-            persevere(&engine, || engine.write(volume, (blocks + lba) * 4096, &content(lba * 3 + 1))).unwrap();
+            persevere(&engine, || {
+                engine.write(volume, (blocks + lba) * 4096, &content(lba * 3 + 1))
+            })
+            .unwrap();
         }
         engine.flush().unwrap();
         assert_eq!(engine.counts().duplicate_blocks - before, blocks);
@@ -194,8 +220,15 @@ fn scattered_blocks_lie_together_again_after_idle_time() {
 #[test]
 fn a_growing_store_takes_from_the_host_what_the_checkpoint_after_a_crash_needs() {
     let disk = Arc::new(MemoryDisk::new(1 << 17));
-    Engine::format(&*disk, &Format { zone_blocks: 16, grow: true, ..Format::new([1; 16], [2; 32], 1 << 17) }).unwrap();
-    let open = || Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), Settings::for_memory(32 << 20)).unwrap();
+    Engine::format(
+        &*disk,
+        &Format { zone_blocks: 16, grow: true, ..Format::new([1; 16], [2; 32], 1 << 17) },
+    )
+    .unwrap();
+    let open = || {
+        Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), Settings::for_memory(32 << 20))
+            .unwrap()
+    };
     let engine = open();
     let (volume, _) = engine.create_volume("sparse", 1 << 25).unwrap();
     // Each block changes a leaf of its own: the checkpoint writes more pages than there is data.

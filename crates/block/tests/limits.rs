@@ -9,7 +9,9 @@ use std::sync::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{Branch, Engine, Format, Limits, Settings, check};
-use onefold_core::{Block, BlockRead, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket, VolumeId};
+use onefold_core::{
+    Block, BlockRead, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket, VolumeId,
+};
 
 /// Blocks of the map that one leaf of it holds.
 const LEAF: u64 = 288;
@@ -19,12 +21,18 @@ const LEAVES: u64 = 24;
 
 fn formatted(blocks: u64) -> Arc<MemoryDisk> {
     let disk = Arc::new(MemoryDisk::new(blocks));
-    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], blocks) }).unwrap();
+    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], blocks) })
+        .unwrap();
     disk
 }
 
 fn open(disk: &Arc<MemoryDisk>, limits: Limits) -> Engine {
-    let settings = Settings { window_blocks: 32, unflushed_blocks: 256, limits, ..Settings::for_memory(32 << 20) };
+    let settings = Settings {
+        window_blocks: 32,
+        unflushed_blocks: 256,
+        limits,
+        ..Settings::for_memory(32 << 20)
+    };
     Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap()
 }
 
@@ -76,7 +84,8 @@ fn striped() -> impl Iterator<Item = u64> {
     (0..LEAVES * LEAF).step_by(4)
 }
 
-/// A store with the same block at every fourth address of volume 1, and otherwise full, so that a checkpoint works through few discards.
+/// A store with the same block at every fourth address of volume 1, and otherwise full, so that a
+/// checkpoint works through few discards.
 fn crowded() -> (Arc<MemoryDisk>, VolumeId) {
     let disk = formatted(2048);
     let engine = open(&disk, Limits::default());
@@ -85,7 +94,8 @@ fn crowded() -> (Arc<MemoryDisk>, VolumeId) {
         persevere(&engine, || engine.write(volume, lba * 4096, &[7; 4096])).unwrap();
     }
     let (rest, _) = engine.create_volume("rest", 4096).unwrap();
-    let full = (0..4096).find(|&n| persevere(&engine, || engine.write(rest, n * 4096, &content(n))).is_err());
+    let full = (0..4096)
+        .find(|&n| persevere(&engine, || engine.write(rest, n * 4096, &content(n))).is_err());
     assert!(full.is_some(), "the store is full");
     engine.close().unwrap();
     (disk, volume)
@@ -193,10 +203,12 @@ fn rule_00_a_store_whose_deleted_volumes_overfill_its_catalogue_opens_and_goes_o
     // As by a program that does not make new volumes wait, and a checkpoint works through one leaf.
     let limits = |volumes| Limits { volumes, discard_leaves: 0, ..Limits::default() };
     let engine = open(&disk, limits(1000));
-    let volumes: Vec<VolumeId> = (0..12).map(|n| engine.create_volume(&format!("old {n}"), LEAF * 6).unwrap().0).collect();
+    let volumes: Vec<VolumeId> =
+        (0..12).map(|n| engine.create_volume(&format!("old {n}"), LEAF * 6).unwrap().0).collect();
     for &volume in &volumes {
         for leaf in 0..6 {
-            persevere(&engine, || engine.write(volume, leaf * LEAF * 4096, &content(leaf))).unwrap();
+            persevere(&engine, || engine.write(volume, leaf * LEAF * 4096, &content(leaf)))
+                .unwrap();
         }
     }
     engine.flush().unwrap();
@@ -224,7 +236,10 @@ fn rule_00_a_store_that_has_given_all_numbers_of_volumes_says_so_and_goes_on() {
     engine.create_volume("one", 1).unwrap();
     let (two, _) = engine.create_volume("two", 1).unwrap();
     let refused = engine.create_volume("three", 1).unwrap_err();
-    assert_eq!(refused.to_string(), "this store has given all numbers of volumes, 2, and makes no more volumes");
+    assert_eq!(
+        refused.to_string(),
+        "this store has given all numbers of volumes, 2, and makes no more volumes"
+    );
     engine.delete_volume(two).unwrap();
     engine.close().unwrap();
     assert_eq!(problems(&disk), Vec::<String>::new());
@@ -280,7 +295,11 @@ fn rule_00_a_store_opens_after_any_number_of_power_failures_in_its_recoveries() 
     for n in 0..100u8 {
         // The superblock of a recovery and its twin are written, but nothing of a checkpoint.
         let dying = Arc::new(Dying { disk: disk.clone(), superblocks: AtomicU64::new(2) });
-        let Ok(engine) = Engine::open(dying, Arc::new(MonotonicClock::new()), Settings::for_memory(32 << 20)) else { continue };
+        let Ok(engine) =
+            Engine::open(dying, Arc::new(MonotonicClock::new()), Settings::for_memory(32 << 20))
+        else {
+            continue;
+        };
         opened += 1;
         persevere(&engine, || engine.write(volume, u64::from(n) * 4096, &[n; 4096])).unwrap();
         engine.flush().unwrap();

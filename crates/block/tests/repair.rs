@@ -27,7 +27,10 @@ fn repaired(disk: &Arc<MemoryDisk>) -> Repaired {
 #[track_caller]
 fn assert_restored(disk: &Arc<MemoryDisk>, model: &Model) -> Repaired {
     let repaired = repaired(disk);
-    assert!(repaired.after.is_well() && repaired.left.is_empty() && repaired.lost_addresses == 0, "{repaired:#?}");
+    assert!(
+        repaired.after.is_well() && repaired.left.is_empty() && repaired.lost_addresses == 0,
+        "{repaired:#?}"
+    );
     assert!(!repaired.restored.is_empty());
     assert_holds(disk, model);
     repaired
@@ -49,8 +52,13 @@ fn a_flipped_bit_in_any_record_is_flipped_back() {
     for (disk, model) in [Subject::filled().closed(), Subject::filled().killed()] {
         let mut places: Vec<Pba> = SUPERBLOCKS.to_vec();
         places.extend(superblock(&disk).fixed.geometry.list_page(0));
-        for (kind, volume) in [(Table::Map, 1), (Table::References, 0), (Table::Fingerprints, 0), (Table::Zones, 0), (Table::Catalogue, 0)]
-        {
+        for (kind, volume) in [
+            (Table::Map, 1),
+            (Table::References, 0),
+            (Table::Fingerprints, 0),
+            (Table::Zones, 0),
+            (Table::Catalogue, 0),
+        ] {
             let all = table(&disk, kind, volume);
             places.extend([all[0].1.address, all[1].1.address]);
         }
@@ -61,7 +69,10 @@ fn a_flipped_bit_in_any_record_is_flipped_back() {
             let copy = copy(&disk);
             flip(&copy, at, (n * 7919 + 3) % 32768);
             let restored = repaired(&copy);
-            assert!(restored.after.is_well() && restored.left.is_empty(), "block {at}: {restored:#?}");
+            assert!(
+                restored.after.is_well() && restored.left.is_empty(),
+                "block {at}: {restored:#?}"
+            );
             assert_holds(&copy, &model);
         }
     }
@@ -127,7 +138,12 @@ fn a_damaged_index_is_dropped_since_it_can_be_made_again() {
     assert!(superblock(&disk).state.index_entries > 0);
 }
 
-fn forge_table(disk: &MemoryDisk, kind: Table, id: PageId, change: &mut dyn FnMut(&mut Block)) -> Root {
+fn forge_table(
+    disk: &MemoryDisk,
+    kind: Table,
+    id: PageId,
+    change: &mut dyn FnMut(&mut Block),
+) -> Root {
     let new = forge(disk, &root(disk, kind, 0), id, change);
     forge_superblock(disk, |superblock| match kind {
         Table::References => superblock.state.references = new,
@@ -143,7 +159,8 @@ fn tables_that_disagree_are_made_to_agree() {
     let (disk, model) = Subject::filled().closed();
     let (id, pointer) = table(&disk, Table::References, 0).pop().unwrap();
     let page = get(&disk, pointer.address);
-    let used: Vec<u64> = (0..1008).filter(|&slot| ReferenceEntry::get(&page, slot).references > 0).collect();
+    let used: Vec<u64> =
+        (0..1008).filter(|&slot| ReferenceEntry::get(&page, slot).references > 0).collect();
     let changes: [fn(&mut ReferenceEntry); 4] = [
         |entry| entry.references -= 1,
         |entry| entry.references += 7,
@@ -181,7 +198,9 @@ fn tables_that_disagree_are_made_to_agree() {
             for slot in 0..31 {
                 let mut entry = ZoneEntry::get(page, slot);
                 if entry.used.count() > 0 {
-                    (0..16).for_each(|n| _ = if set { entry.used.set(n) } else { entry.used.clear(n) });
+                    (0..16).for_each(|n| {
+                        _ = if set { entry.used.set(n) } else { entry.used.clear(n) }
+                    });
                     entry.set(page, slot);
                 }
             }
@@ -192,7 +211,14 @@ fn tables_that_disagree_are_made_to_agree() {
         let copy = copy(&disk);
         forge_superblock(&copy, |superblock| superblock.state.used_blocks += 5);
         let copied: Arc<dyn Disk> = copy.clone();
-        let repaired = repair_within(&copied, Arc::new(MonotonicClock::new()), &settings(), memory, &mut |_| {}).unwrap();
+        let repaired = repair_within(
+            &copied,
+            Arc::new(MonotonicClock::new()),
+            &settings(),
+            memory,
+            &mut |_| {},
+        )
+        .unwrap();
         assert!(repaired.after.is_well(), "{repaired:#?}");
         assert_holds(&copy, &model);
     }
@@ -201,7 +227,11 @@ fn tables_that_disagree_are_made_to_agree() {
 #[test]
 fn a_lost_leaf_of_a_map_reads_as_errors_until_it_is_written() {
     for (disk, mut model) in [Subject::filled().closed(), Subject::filled().killed()] {
-        let leaf = table(&disk, Table::Map, 1).into_iter().filter(|page| page.0.level == 0).nth(1).unwrap();
+        let leaf = table(&disk, Table::Map, 1)
+            .into_iter()
+            .filter(|page| page.0.level == 0)
+            .nth(1)
+            .unwrap();
         smash(&disk, leaf.1.address);
         let repaired = repaired(&disk);
         assert!(repaired.after.is_well(), "{repaired:#?}");
@@ -249,10 +279,14 @@ fn an_inner_page_of_a_map_is_put_together_again_from_its_children() {
         assert!(top.0.level > 0);
         smash(&disk, top.1.address);
         let repaired = repaired(&disk);
-        assert!(repaired.after.is_well() && repaired.left.is_empty() && repaired.lost_addresses == 0, "{repaired:#?}");
+        assert!(
+            repaired.after.is_well() && repaired.left.is_empty() && repaired.lost_addresses == 0,
+            "{repaired:#?}"
+        );
         assert_holds(&disk, &model);
     }
-    // Without the zone table nobody knows which of several versions is the newest: all is lost, and nothing is made up.
+    // Without the zone table nobody knows which of several versions is the newest: all is lost, and
+    // nothing is made up.
     let (disk, model) = Subject::filled().closed();
     smash(&disk, table(&disk, Table::Map, 1)[0].1.address);
     smash(&disk, table(&disk, Table::Zones, 0)[0].1.address);
@@ -260,14 +294,20 @@ fn an_inner_page_of_a_map_is_put_together_again_from_its_children() {
     assert!(repaired.after.is_well(), "{repaired:#?}");
     assert_eq!(repaired.lost_addresses, 2000);
     let engine = open(&disk).unwrap();
-    let (zero, seven) = (engine.find_volume("volume 0").unwrap(), engine.find_volume("volume 7").unwrap());
+    let (zero, seven) =
+        (engine.find_volume("volume 0").unwrap(), engine.find_volume("volume 7").unwrap());
     assert!((0..2000).all(|lba| read(&engine, zero, lba).is_err()));
     for lba in 0..2000 {
-        assert!(read(&engine, seven, lba).unwrap() == model.get(&("volume 7".into(), lba)).copied().unwrap_or([0; 4096]));
+        assert!(
+            read(&engine, seven, lba).unwrap()
+                == model.get(&("volume 7".into(), lba)).copied().unwrap_or([0; 4096])
+        );
     }
     persevere(&engine, || engine.trim(zero, 0, 2000 * 4096));
     engine.close().unwrap();
-    assert!((0..2000).all(|lba| read(&open(&copy(&disk)).unwrap(), zero, lba).is_ok_and(|found| found == [0; 4096])));
+    assert!((0..2000).all(|lba| {
+        read(&open(&copy(&disk)).unwrap(), zero, lba).is_ok_and(|found| found == [0; 4096])
+    }));
 }
 
 #[test]
@@ -282,7 +322,8 @@ fn wrong_map_entries_become_errors() {
     ];
     let mut lost = Vec::new();
     let map = forge(&disk, &root(&disk, Table::Map, 1), leaf, &mut |page| {
-        let used = (0..288).filter(|&slot| matches!(MapEntry::get(page, slot), Some(MapEntry::Block { .. })));
+        let used = (0..288)
+            .filter(|&slot| matches!(MapEntry::get(page, slot), Some(MapEntry::Block { .. })));
         let used: Vec<u64> = used.collect();
         // One that names another block's content.
         if let Some(MapEntry::Block { pba, carried, prefix }) = MapEntry::get(page, used[3]) {
@@ -293,7 +334,8 @@ fn wrong_map_entries_become_errors() {
             lost.push(leaf.index * 288 + slot);
         }
     });
-    let catalogue = table(&disk, Table::Catalogue, 0).into_iter().find(|page| page.0.level == 0).unwrap().0;
+    let catalogue =
+        table(&disk, Table::Catalogue, 0).into_iter().find(|page| page.0.level == 0).unwrap().0;
     forge_table(&disk, Table::Catalogue, catalogue, &mut |page| {
         let volume = Volume { map, ..Volume::get(page, 0).unwrap() };
         volume.set(page, 0);
@@ -328,7 +370,9 @@ fn what_can_not_be_restored_is_told_and_left() {
     assert!(!told.left.is_empty() && !told.after.is_well());
 
     let carrier = (0..disk.blocks()).map(Pba).find(|&at| {
-        let entries = table(&disk, Table::References, 0).into_iter().filter(|page| page.0.level == 0 && page.0.index == at.0 / 1008);
+        let entries = table(&disk, Table::References, 0)
+            .into_iter()
+            .filter(|page| page.0.level == 0 && page.0.index == at.0 / 1008);
         entries.into_iter().any(|(_, pointer)| {
             let entry = ReferenceEntry::get(&get(&disk, pointer.address), at.0 % 1008);
             entry.carried && entry.references > 0
@@ -363,7 +407,8 @@ fn durable_windows_whose_records_are_gone_are_given_up_and_told() {
         .filter_map(|at| {
             let block = get(&disk, at);
             let header = Carrier::proven(&identity, &block, at)?.header;
-            (header.window > newest.state.committed && header.epoch == newest.state.epoch).then_some((at, header.window.0))
+            (header.window > newest.state.committed && header.epoch == newest.state.epoch)
+                .then_some((at, header.window.0))
         })
         .collect();
     // Of the last window nobody tells that it was durable.
@@ -375,7 +420,10 @@ fn durable_windows_whose_records_are_gone_are_given_up_and_told() {
         assert_eq!(open(&copy).map(drop).unwrap_err().kind(), Kind::Corrupt);
         let told = repaired(&copy);
         assert!(told.after.is_well(), "{told:#?}");
-        assert_eq!(told.lost_windows.iter().map(|(from, to)| (from.0, to.0)).collect::<Vec<_>>(), [(window, window)]);
+        assert_eq!(
+            told.lost_windows.iter().map(|(from, to)| (from.0, to.0)).collect::<Vec<_>>(),
+            [(window, window)]
+        );
         // Each address holds its newest version, or the one before when that was lost.
         let engine = open(&copy).unwrap();
         let volume = engine.find_volume("volume 3").unwrap();
@@ -413,7 +461,10 @@ fn an_interrupted_repair_can_be_run_again() {
             let outcome = repair(&dying, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {});
             ended = outcome.is_ok_and(|repaired| repaired.after.is_well());
             let again = repaired(&copy);
-            assert!(again.after.is_well() && again.left.is_empty(), "after {writes} writes: {again:#?}");
+            assert!(
+                again.after.is_well() && again.left.is_empty(),
+                "after {writes} writes: {again:#?}"
+            );
             assert_holds(&copy, &model);
             if ended {
                 break;

@@ -21,7 +21,10 @@ fn repaired(disk: &Arc<MemoryDisk>) -> Repaired {
 #[track_caller]
 fn assert_restored(disk: &Arc<MemoryDisk>, model: &Model) {
     let found = repaired(disk);
-    assert!(found.after.is_well() && found.left.is_empty() && found.lost_addresses == 0, "{found:#?}");
+    assert!(
+        found.after.is_well() && found.left.is_empty() && found.lost_addresses == 0,
+        "{found:#?}"
+    );
     assert!(!found.restored.is_empty());
     assert_holds(disk, model);
     assert_goes_on(disk);
@@ -72,14 +75,22 @@ fn both() -> [(Arc<MemoryDisk>, Model); 2] {
 fn a_flipped_bit_in_any_page_is_flipped_back() {
     for (disk, model) in both() {
         let mut n = 0;
-        for (kind, volume) in [(Table::Map, 1), (Table::References, 0), (Table::Fingerprints, 0), (Table::Zones, 0), (Table::Catalogue, 0)]
-        {
+        for (kind, volume) in [
+            (Table::Map, 1),
+            (Table::References, 0),
+            (Table::Fingerprints, 0),
+            (Table::Zones, 0),
+            (Table::Catalogue, 0),
+        ] {
             for (_, pointer) in table(&disk, kind, volume).into_iter().take(4) {
                 n += 1;
                 let copy = copy(&disk);
                 flip(&copy, pointer.address, (n * 7919 + 3) % 32768);
                 let found = repaired(&copy);
-                assert!(found.after.is_well() && found.left.is_empty() && found.lost_addresses == 0, "{pointer:?}: {found:#?}");
+                assert!(
+                    found.after.is_well() && found.left.is_empty() && found.lost_addresses == 0,
+                    "{pointer:?}: {found:#?}"
+                );
                 assert_holds(&copy, &model);
             }
         }
@@ -120,7 +131,11 @@ fn counts_fingerprints_and_free_space_are_rebuilt_from_the_maps() {
 #[test]
 fn a_lost_leaf_of_a_map_reads_as_errors_until_it_is_written() {
     for (disk, mut model) in both() {
-        let leaf = table(&disk, Table::Map, 1).into_iter().filter(|page| page.0.level == 0).nth(1).unwrap();
+        let leaf = table(&disk, Table::Map, 1)
+            .into_iter()
+            .filter(|page| page.0.level == 0)
+            .nth(1)
+            .unwrap();
         smash(&disk, &leaf.1);
         let found = repaired(&disk);
         assert!(found.after.is_well(), "{found:#?}");
@@ -130,8 +145,13 @@ fn a_lost_leaf_of_a_map_reads_as_errors_until_it_is_written() {
         for lba in 0..2000 {
             let expected = model.get(&("volume 0".into(), lba)).copied().unwrap_or([0; 4096]);
             match read(&engine, volume, lba) {
-                Ok(found) => assert!(found == expected && !(288..576).contains(&lba), "block {lba}"),
-                Err(e) => assert!(e.kind() == Kind::Corrupt && (288..576).contains(&lba), "block {lba}: {e}"),
+                Ok(found) => {
+                    assert!(found == expected && !(288..576).contains(&lba), "block {lba}")
+                }
+                Err(e) => assert!(
+                    e.kind() == Kind::Corrupt && (288..576).contains(&lba),
+                    "block {lba}: {e}"
+                ),
             }
         }
         for lba in 288..576 {
@@ -172,7 +192,10 @@ fn an_interrupted_repair_can_be_run_again() {
             let outcome = repair(&dying, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {});
             ended = outcome.is_ok_and(|repaired| repaired.after.is_well());
             let again = repaired(&copy);
-            assert!(again.after.is_well() && again.left.is_empty(), "after {writes} writes: {again:#?}");
+            assert!(
+                again.after.is_well() && again.left.is_empty(),
+                "after {writes} writes: {again:#?}"
+            );
             assert_holds(&copy, &model);
             if ended {
                 break;

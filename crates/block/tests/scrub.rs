@@ -29,9 +29,11 @@ fn damaged_data_is_found_with_everybody_who_loses_it() {
     assert!(scrubbed(&disk).is_well());
     for wanted in [false, true] {
         // The block that most addresses name.
-        let mut names: std::collections::BTreeMap<Pba, BTreeSet<(String, Lba)>> = Default::default();
+        let mut names: std::collections::BTreeMap<Pba, BTreeSet<(String, Lba)>> =
+            Default::default();
         for volume in [1, 8] {
-            for (id, pointer) in pages(&disk, Table::Map, volume, &root(&disk, Table::Map, volume)) {
+            for (id, pointer) in pages(&disk, Table::Map, volume, &root(&disk, Table::Map, volume))
+            {
                 let page = get(&disk, pointer.address);
                 for slot in (0..288).filter(|_| id.level == 0) {
                     if let Some(MapEntry::Block { pba, carried, .. }) = MapEntry::get(&page, slot)
@@ -67,7 +69,10 @@ fn damaged_pages_are_passed_over_and_told() {
         let all = pages(&disk, table, 0, &root(&disk, table, 0));
         flip(&disk, all[1].1.address, 4000);
         let report = scrubbed(&disk);
-        assert!(report.unread.len() == 1 && report.blocks < blocks && report.blocks > 0, "{report:?}");
+        assert!(
+            report.unread.len() == 1 && report.blocks < blocks && report.blocks > 0,
+            "{report:?}"
+        );
         flip(&disk, all[0].1.address, 4000);
         let report = scrubbed(&disk);
         assert!(!report.unread.is_empty() && report.blocks == 0, "{report:?}");

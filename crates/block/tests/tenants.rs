@@ -51,8 +51,10 @@ fn write(engine: &Engine, volume: VolumeId, lba: u64, block: &[u8]) -> Result<()
 /// A victim's volume with the page of a PIN, and that of an attacker.
 fn two_tenants(pin: u32) -> (Engine, VolumeId) {
     let disk = Arc::new(MemoryDisk::new(BLOCKS));
-    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], BLOCKS) }).unwrap();
-    let settings = Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
+    Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], BLOCKS) })
+        .unwrap();
+    let settings =
+        Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
     let engine = Engine::open(disk, Arc::new(Noon), settings).unwrap();
     let (victim, _) = engine.create_volume("victim", BLOCKS).unwrap();
     let (attacker, _) = engine.create_volume("attacker", 16 * BLOCKS).unwrap();
@@ -76,20 +78,26 @@ fn rule_14_ten_thousand_guesses_on_a_full_store_are_answered_alike() {
     let end = fill(&engine, attacker, 0);
     for pin in 0..10_000 {
         assert_eq!(write(&engine, attacker, end, &page(pin)), Err(Kind::NoSpace), "{pin}");
-        assert_eq!(write(&engine, attacker, end + 1, &noise(1 << 40 | u64::from(pin))), Err(Kind::NoSpace), "{pin}");
+        assert_eq!(
+            write(&engine, attacker, end + 1, &noise(1 << 40 | u64::from(pin))),
+            Err(Kind::NoSpace),
+            "{pin}"
+        );
     }
 }
 
 #[test]
 fn rule_14_how_much_fits_beside_a_guess_does_not_tell_whether_it_was_right() {
-    // With the right guess one more new block would fit, each time, if writes were refused at the same free space.
+    // With the right guess one more new block would fit, each time, if writes were refused at the
+    // same free space.
     let fits = |guess: u32, secret: u8| {
         let (engine, attacker) = two_tenants(4711);
         engine.keep_tenants_apart([secret; 32]);
         write(&engine, attacker, 0, &page(guess)).unwrap();
         fill(&engine, attacker, 1)
     };
-    let (mut right, mut wrong): (Vec<u64>, Vec<u64>) = (0..8).map(|n| (fits(4711, n), fits(17, n + 8))).unzip();
+    let (mut right, mut wrong): (Vec<u64>, Vec<u64>) =
+        (0..8).map(|n| (fits(4711, n), fits(17, n + 8))).unzip();
     right.sort_unstable();
     wrong.sort_unstable();
     assert!(right[0] < wrong[7] && wrong[0] < right[7], "{right:?} {wrong:?}");

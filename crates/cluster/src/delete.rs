@@ -1,6 +1,8 @@
-//! Deleting: entries become pending drops, the drops are done, then the object goes. In any other order its references would be unknown.
+//! Deleting: entries become pending drops, the drops are done, then the object goes. In any other
+//! order its references would be unknown.
 //!
-//! Whoever could still write is fenced first. It resumes anywhere: the record of what is deleted goes last.
+//! Whoever could still write is fenced first. It resumes anywhere: the record of what is deleted
+//! goes last.
 
 use std::{ops::Range, sync::Arc};
 
@@ -26,7 +28,8 @@ use crate::{
     },
 };
 
-/// Pieces that may be missing between others: those in flight together when the session that filled them died.
+/// Pieces that may be missing between others: those in flight together when the session that filled
+/// them died.
 const GAP: u64 = 16;
 
 /// Pieces missing in a row after which none comes: a number that a stranger wrote costs no more.
@@ -38,7 +41,8 @@ const NAMES_A_PAGE: usize = 1000;
 impl Session {
     /// Does the drops of a map that are pending, and collects what nobody refers to.
     pub(crate) fn do_drops(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
-        let ops: Vec<Write> = drops.iter().map(|(chunk, reference)| self.drop_op(chunk, reference)).collect();
+        let ops: Vec<Write> =
+            drops.iter().map(|(chunk, reference)| self.drop_op(chunk, reference)).collect();
         for result in self.insist_all(&ops) {
             match result {
                 Ok(_) | Err(Refusal::Missing) => {}
@@ -53,9 +57,16 @@ impl Session {
         for _ in 0..1000 {
             let Some(map) = self.read_map(object)? else { return Ok(()) };
             self.do_drops(&map.pending)?;
-            let change =
-                if self.planted(PlantedBug::RemovedBeforeDrops) || is_bare(&map) { vec![Change::Remove] } else { self.strip(object, &map) };
-            let op = Write { object: object.name(), guards: vec![Guard::Version(map.version)], changes: change };
+            let change = if self.planted(PlantedBug::RemovedBeforeDrops) || is_bare(&map) {
+                vec![Change::Remove]
+            } else {
+                self.strip(object, &map)
+            };
+            let op = Write {
+                object: object.name(),
+                guards: vec![Guard::Version(map.version)],
+                changes: change,
+            };
             match self.write_one(&op) {
                 Ok(_) | Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
                 Err(refusal) => return Err(refusal),
@@ -64,7 +75,8 @@ impl Session {
         Err(Refusal::Unknown)
     }
 
-    /// What makes all entries zeroes and their bases pending drops. Drops that were pending are done.
+    /// What makes all entries zeroes and their bases pending drops. Drops that were pending are
+    /// done.
     fn strip(&self, object: ObjectId, map: &Map) -> Vec<Change> {
         let stamp = self.stamp();
         let mut set = Vec::new();
@@ -72,21 +84,34 @@ impl Session {
             let new = Entry { dirty: false, mask: 0, base: None, stamp, ..*old };
             set.push((key::entry(*offset), new.encode(object, *offset)));
             if let Some((chunk, reference)) = old.reference(object, *offset) {
-                set.push((key::pending(*offset, reference.stamp), entry::encode_pending(object, *offset, &chunk)));
+                set.push((
+                    key::pending(*offset, reference.stamp),
+                    entry::encode_pending(object, *offset, &chunk),
+                ));
             }
         }
-        let done = map.pending.iter().map(|(_, reference)| key::pending(reference.offset, reference.stamp)).collect();
+        let done = map
+            .pending
+            .iter()
+            .map(|(_, reference)| key::pending(reference.offset, reference.stamp))
+            .collect();
         vec![Change::DropOmap(done), Change::SetOmap(set)]
     }
 
-    /// Takes everything that was deleted, or left by a session that is gone, one step further; false when there is nothing.
+    /// Takes everything that was deleted, or left by a session that is gone, one step further;
+    /// false when there is nothing.
     ///
     /// # Errors
     /// The store's.
     pub fn delete_step(&self) -> Result<bool> {
         let mut any = false;
         for (shard, record) in self.records()? {
-            let failed = |refusal| failed(format_args!("what was deleted ({}) can't be removed", record.named.id), refusal);
+            let failed = |refusal| {
+                failed(
+                    format_args!("what was deleted ({}) can't be removed", record.named.id),
+                    refusal,
+                )
+            };
             any |= self.delete_record(&shard, &record).map_err(failed)?;
         }
         Ok(any)
@@ -126,7 +151,11 @@ impl Session {
                 What::Volume => self.erase_objects(id, 0, record.named.bytes)?,
             }
         }
-        match self.insist(&Write { object: header, guards: Vec::new(), changes: vec![Change::Remove] }) {
+        match self.insist(&Write {
+            object: header,
+            guards: Vec::new(),
+            changes: vec![Change::Remove],
+        }) {
             Ok(_) | Err(Refusal::Missing) => {}
             Err(refusal) => return Err(refusal),
         }
@@ -139,9 +168,13 @@ impl Session {
         let header = header::name(id);
         let sight = self.read_one(&header, vec![Look::Keys(vec![OWNER.to_vec()])])?;
         let owner = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
-        let mut identities = vec![String::from_utf8_lossy(owner.get(1..).unwrap_or_default()).into_owned()];
+        let mut identities =
+            vec![String::from_utf8_lossy(owner.get(1..).unwrap_or_default()).into_owned()];
         identities.extend(self.store.holder(&header, LOCK)?.map(|holder| holder.identity));
-        for identity in identities.iter().filter(|identity| !identity.is_empty() && **identity != self.store.identity()) {
+        for identity in identities
+            .iter()
+            .filter(|identity| !identity.is_empty() && **identity != self.store.identity())
+        {
             self.store.fence(identity)?;
         }
         Ok(())
@@ -161,8 +194,10 @@ impl Session {
         Ok(())
     }
 
-    /// Erases the objects of a volume from byte `from` to `to`, and what a shrink that was interrupted left behind that. Before `to` an object without a bit may be
-    /// there, after a crash of the owner: of few objects each is looked for, many are looked up in the pool's listing, which costs what is there and not what could be.
+    /// Erases the objects of a volume from byte `from` to `to`, and what a shrink that was
+    /// interrupted left behind that. Before `to` an object without a bit may be there, after a
+    /// crash of the owner: of few objects each is looked for, many are looked up in the pool's
+    /// listing, which costs what is there and not what could be.
     fn erase_objects(&self, id: u64, from: u64, to: u64) -> Result<(), Refusal> {
         let object_bytes = u64::from(self.format.object_bytes);
         let mut bits = self.read_bits(id)?;
@@ -181,7 +216,8 @@ impl Session {
         Ok(())
     }
 
-    /// Erases the objects of a volume that the pool lists. Its writers are fenced, so none comes after the listing went by.
+    /// Erases the objects of a volume that the pool lists. Its writers are fenced, so none comes
+    /// after the listing went by.
     fn erase_listed(&self, id: u64, range: Range<u64>, bits: &mut Bits) -> Result<(), Refusal> {
         let mut from = None;
         loop {
@@ -207,7 +243,8 @@ impl Session {
 
     /// Renews the lock of who deletes, if the store answers.
     fn keep_filling(&self, id: u64) -> Result<(), Refusal> {
-        self.still_filling(id).or_else(|refusal| if refusal.is(&Refusal::Unknown) { Ok(()) } else { Err(refusal) })
+        self.still_filling(id)
+            .or_else(|refusal| if refusal.is(&Refusal::Unknown) { Ok(()) } else { Err(refusal) })
     }
 
     /// Changes the size of a volume that nobody writes to; what lies beyond a smaller size is gone.
@@ -216,9 +253,12 @@ impl Session {
     /// `Busy` when somebody writes to it, and as [`Volume::attach`].
     pub fn resize_volume(self: &Arc<Self>, name: &str, bytes: u64) -> Result<()> {
         valid_size(bytes)?;
-        // The owner before us is fenced with it: nothing that it sent comes back into what is cut off.
+        // The owner before us is fenced with it: nothing that it sent comes back into what is cut
+        // off.
         let volume = Volume::attach(self, name, Mode::Own)?;
-        let old = self.find(name)?.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
+        let old = self
+            .find(name)?
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
         if bytes < old.bytes {
             while volume.discard_step()? {}
             volume.discard(bytes, old.bytes - bytes)?;
@@ -233,7 +273,11 @@ impl Session {
         }
         self.rename(name, Some(&old), Some(&new)).map_err(say)?;
         volume.note_size(bytes);
-        let erased = if bytes < old.bytes { self.erase_objects(volume.id(), bytes, old.bytes).map_err(say) } else { Ok(()) };
+        let erased = if bytes < old.bytes {
+            self.erase_objects(volume.id(), bytes, old.bytes).map_err(say)
+        } else {
+            Ok(())
+        };
         volume.detach()?;
         erased
     }

@@ -1,7 +1,8 @@
-//! What deduplication would save on objects that are not in a store: their chunks are counted, all of them or a sample.
+//! What deduplication would save on objects that are not in a store: their chunks are counted, all
+//! of them or a sample.
 //!
-//! The sample is of chunk names, not of objects: equal chunks are in it or not together, wherever they are. A sample of objects would miss what
-//! they share.
+//! The sample is of chunk names, not of objects: equal chunks are in it or not together, wherever
+//! they are. A sample of objects would miss what they share.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +64,8 @@ pub struct Estimated {
     pub chunks: u64,
     /// Different ones.
     pub different: u64,
-    /// Bytes of the different ones; with the bounds of 95 % (all equal where everything was counted).
+    /// Bytes of the different ones; with the bounds of 95 % (all equal where everything was
+    /// counted).
     pub different_bytes: (u64, u64, u64),
     /// Of these, after compression.
     pub packed_bytes: u64,
@@ -74,10 +76,12 @@ pub struct Estimated {
 }
 
 impl Estimated {
-    /// Bytes that all of it would take, with so many copies of metadata, and so much space for each byte of chunks.
+    /// Bytes that all of it would take, with so many copies of metadata, and so much space for each
+    /// byte of chunks.
     #[must_use]
     pub fn stored(&self, metadata_copies: f64, chunk_copies: f64) -> u64 {
-        (self.metadata_bytes as f64 * metadata_copies + self.packed_bytes as f64 * chunk_copies) as u64
+        (self.metadata_bytes as f64 * metadata_copies + self.packed_bytes as f64 * chunk_copies)
+            as u64
     }
 }
 
@@ -123,7 +127,11 @@ impl Estimate {
         let compress = self.compress;
         let blocks = |bytes: usize| bytes.next_multiple_of(BLOCK as usize);
         let count = self.names.entry(name).or_insert_with(|| {
-            let packed = if compress { blocks(compress::pack(chunk).len()).min(chunk.len()) } else { chunk.len() };
+            let packed = if compress {
+                blocks(compress::pack(chunk).len()).min(chunk.len())
+            } else {
+                chunk.len()
+            };
             Count { times: 0, bytes: chunk.len() as u64, packed: packed as u64 }
         });
         count.times += 1;
@@ -144,8 +152,13 @@ impl Estimate {
         let one_of = 1u64 << self.level;
         let data = (self.bytes - self.zero_bytes) as f64;
         let sum = |of: fn(&Count) -> u64| self.names.values().map(of).sum::<u64>() as f64;
-        let (unique, packed, seen) = (sum(|count| count.bytes), sum(|count| count.packed), sum(|count| count.bytes * count.times));
-        // All data is counted, so that the share of the sample that is different is what must be estimated.
+        let (unique, packed, seen) = (
+            sum(|count| count.bytes),
+            sum(|count| count.packed),
+            sum(|count| count.bytes * count.times),
+        );
+        // All data is counted, so that the share of the sample that is different is what must be
+        // estimated.
         let share = if seen == 0.0 { 1.0 } else { unique / seen };
         let error = if one_of == 1 { 0.0 } else { self.error(share, seen) };
         let at = |share: f64| (data * share.clamp(0.0, 1.0)) as u64;
@@ -158,14 +171,18 @@ impl Estimate {
             different,
             different_bytes: (at(share - error), at(share), at(share + error)),
             packed_bytes: if unique == 0.0 { 0 } else { (data * share * packed / unique) as u64 },
-            metadata_bytes: self.chunks * (ENTRY_BYTES as u64 + ENTRY_KEY + REFERENCE) + different * OBJECT,
+            metadata_bytes: self.chunks * (ENTRY_BYTES as u64 + ENTRY_KEY + REFERENCE)
+                + different * OBJECT,
             one_of,
         }
     }
 
-    /// Half of the interval of the share of different bytes: the error of a ratio of two sums over the names of the sample.
+    /// Half of the interval of the share of different bytes: the error of a ratio of two sums over
+    /// the names of the sample.
     fn error(&self, share: f64, seen: f64) -> f64 {
-        let residual = |count: &Count| (count.bytes as f64 - share * (count.bytes * count.times) as f64).powi(2);
+        let residual = |count: &Count| {
+            (count.bytes as f64 - share * (count.bytes * count.times) as f64).powi(2)
+        };
         NINETY_FIVE * self.names.values().map(residual).sum::<f64>().sqrt() / seen
     }
 }
@@ -192,9 +209,15 @@ mod tests {
         estimate.object(&one);
         estimate.object(&[&one[..512 << 10], &vec![0; 256 << 10][..]].concat());
         let found = estimate.result();
-        assert_eq!((found.objects, found.bytes, found.zero_bytes), (2, (1 << 20) + (768 << 10), 256 << 10));
+        assert_eq!(
+            (found.objects, found.bytes, found.zero_bytes),
+            (2, (1 << 20) + (768 << 10), 256 << 10)
+        );
         assert_eq!((found.chunks, found.different, found.one_of), (48, 32, 1));
-        assert_eq!((found.different_bytes, found.packed_bytes), ((1 << 20, 1 << 20, 1 << 20), 1 << 20));
+        assert_eq!(
+            (found.different_bytes, found.packed_bytes),
+            ((1 << 20, 1 << 20, 1 << 20), 1 << 20)
+        );
         assert_eq!(found.metadata_bytes, 48 * (62 + 26) + 32 * 512);
         assert_eq!(found.stored(2.0, 1.5), 2 * found.metadata_bytes + (3 << 19));
     }
@@ -218,6 +241,9 @@ mod tests {
     #[test]
     fn nothing_is_nothing() {
         let found = Estimate::new(32 << 10, Cut::Content, true).result();
-        assert_eq!((found.bytes, found.packed_bytes, found.metadata_bytes, found.different), (0, 0, 0, 0));
+        assert_eq!(
+            (found.bytes, found.packed_bytes, found.metadata_bytes, found.different),
+            (0, 0, 0, 0)
+        );
     }
 }

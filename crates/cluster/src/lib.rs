@@ -1,7 +1,9 @@
-//! The cluster engine: global deduplication over an object store that is atomic on one object, and on nothing more.
+//! The cluster engine: global deduplication over an object store that is atomic on one object, and
+//! on nothing more.
 //!
-//! Writes go to metadata objects; workers move what is dirty to chunk objects, named by their content (double hashing). Anyone may stop,
-//! hang or lose a reply at any step; what keeps data safe is that every operation compares what it was decided from, and that no entry value ever
+//! Writes go to metadata objects; workers move what is dirty to chunk objects, named by their
+//! content (double hashing). Anyone may stop, hang or lose a reply at any step; what keeps data
+//! safe is that every operation compares what it was decided from, and that no entry value ever
 //! comes back.
 //!
 //! | module | what |
@@ -17,7 +19,8 @@
 //! | [`scrub`] | references, lists and bitmaps compared and repaired while all goes on |
 //! | [`status`], [`estimate`] | counts and sizes, and what deduplication would save elsewhere |
 //!
-//! *Invariant:* no thread, clock or randomness of its own: each step is a call that returns, made of operations of the store.
+//! *Invariant:* no thread, clock or randomness of its own: each step is a call that returns, made
+//! of operations of the store.
 //!
 //! *Invariant:* an entry names a chunk only while that chunk has the entry's reference.
 

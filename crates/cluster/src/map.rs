@@ -1,8 +1,10 @@
 //! The chunk map of a metadata object, and the object's place on the dirty list.
 //!
-//! The dirty bit in the entry is the truth; the list only saves a scan. An object is on the list while its *listed* key holds the list stamp:
-//! each write compares it, and where it is absent sets it. The insert into the list follows, and the acknowledgement waits for it. Who finds all
-//! clean removes the listed key at the version at which that was seen, then exactly its key of the list.
+//! The dirty bit in the entry is the truth; the list only saves a scan. An object is on the list
+//! while its *listed* key holds the list stamp: each write compares it, and where it is absent sets
+//! it. The insert into the list follows, and the acknowledgement waits for it. Who finds all
+//! clean removes the listed key at the version at which that was seen, then exactly its key of the
+//! list.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -74,7 +76,10 @@ impl Map {
             } else if key == key::RECUT {
                 map.recut = Some(Recut::decode(value)?);
             } else if let Some((offset, stamp)) = key::parse_pending(key) {
-                map.pending.push((entry::decode_pending(object, offset, value)?, Reference { object, offset, stamp }));
+                map.pending.push((
+                    entry::decode_pending(object, offset, value)?,
+                    Reference { object, offset, stamp },
+                ));
             } else {
                 return Err(bad());
             }
@@ -104,7 +109,8 @@ pub(crate) fn covering(entries: &BTreeMap<u32, Entry>, at: u32) -> Option<(u32, 
     (at < offset + entry.length).then_some((*offset, *entry))
 }
 
-/// The bytes of a chunk as its entry says: blocks of the mask from the object, the others from the base, or zeroes.
+/// The bytes of a chunk as its entry says: blocks of the mask from the object, the others from the
+/// base, or zeroes.
 pub(crate) fn assemble(entry: &Entry, object: &[u8], base: Option<&[u8]>) -> Vec<u8> {
     let mut content = base.map_or_else(|| vec![0; entry.length as usize], <[u8]>::to_vec);
     content.resize(entry.length as usize, 0);
@@ -127,7 +133,10 @@ impl Session {
     }
 
     /// The map in a sight whose first looks were [`map_looks`].
-    pub(crate) fn parse_map(object: ObjectId, sight: Result<Sight, Refusal>) -> Result<Option<Map>, Refusal> {
+    pub(crate) fn parse_map(
+        object: ObjectId,
+        sight: Result<Sight, Refusal>,
+    ) -> Result<Option<Map>, Refusal> {
         match sight {
             Ok(sight) => Map::parse(object, &sight, 0, 1).map(Some).map_err(Refusal::Failed),
             Err(Refusal::Missing) => Ok(None),
@@ -137,7 +146,8 @@ impl Session {
 
     /// The shard of the dirty list that an object is on.
     pub(crate) fn shard_of(&self, object: ObjectId) -> ObjectName {
-        let shard = onefold_core::checksum::fast(3, &object.bytes()) % u64::from(self.format.shards);
+        let shard =
+            onefold_core::checksum::fast(3, &object.bytes()) % u64::from(self.format.shards);
         shard_name(shard as u16)
     }
 
@@ -150,20 +160,29 @@ impl Session {
     /// Puts an object on the dirty list.
     pub(crate) fn list_insert(&self, object: ObjectId, stamp: Stamp) -> Write {
         let pair = (self.list_key(object, stamp), Vec::new());
-        Write { object: self.shard_of(object), guards: Vec::new(), changes: vec![Change::SetOmap(vec![pair])] }
+        Write {
+            object: self.shard_of(object),
+            guards: Vec::new(),
+            changes: vec![Change::SetOmap(vec![pair])],
+        }
     }
 
     /// Takes exactly this key off the list.
     pub(crate) fn list_remove(&self, shard: &ObjectName, key: Vec<u8>) -> Result<(), Refusal> {
-        let op = Write { object: shard.clone(), guards: vec![Guard::Exists], changes: vec![Change::DropOmap(vec![key])] };
+        let op = Write {
+            object: shard.clone(),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::DropOmap(vec![key])],
+        };
         match self.insist(&op) {
             Ok(_) | Err(Refusal::Missing) => Ok(()),
             Err(refusal) => Err(refusal),
         }
     }
 
-    /// Makes sure that an object with work for a worker is on the list; true when it was not. One that says it is listed must be, also when nothing is to be
-    /// done: the next write trusts it.
+    /// Makes sure that an object with work for a worker is on the list; true when it was not. One
+    /// that says it is listed must be, also when nothing is to be done: the next write trusts
+    /// it.
     pub(crate) fn list_again(&self, object: ObjectId, map: &Map) -> Result<bool, Refusal> {
         if map.is_settled() && map.listed.is_none() {
             return Ok(false);
@@ -175,14 +194,19 @@ impl Session {
                 let op = Write {
                     object: object.name(),
                     guards: vec![Guard::Exists, Guard::Omap(key::LISTED.to_vec(), Vec::new())],
-                    changes: vec![Change::SetOmap(vec![(key::LISTED.to_vec(), stamp_value(stamp))])],
+                    changes: vec![Change::SetOmap(vec![(
+                        key::LISTED.to_vec(),
+                        stamp_value(stamp),
+                    )])],
                 };
                 match self.insist(&op) {
                     Ok(_) => stamp,
                     // Somebody else put it there, or the reply was lost: it is looked at again.
                     Err(Refusal::Mismatch | Refusal::Missing) => {
                         return match self.read_map(object)? {
-                            Some(again) if again.listed.is_some() => self.list_again(object, &again),
+                            Some(again) if again.listed.is_some() => {
+                                self.list_again(object, &again)
+                            }
                             _ => Ok(false),
                         };
                     }
@@ -203,7 +227,9 @@ impl Session {
     }
 
     fn has_list_key(&self, object: ObjectId, stamp: Stamp) -> Result<bool, Refusal> {
-        match self.read_one(&self.shard_of(object), vec![Look::Keys(vec![self.list_key(object, stamp)])]) {
+        match self
+            .read_one(&self.shard_of(object), vec![Look::Keys(vec![self.list_key(object, stamp)])])
+        {
             Ok(sight) => Ok(!sight.pairs(0).0.is_empty()),
             Err(Refusal::Missing) => Ok(false),
             Err(refusal) => Err(refusal),
@@ -225,7 +251,11 @@ mod tests {
         let entry = Entry { length: 10_000, dirty: true, mask: 0b10, base: None, stamp: Stamp(1) };
         let (object, base) = (vec![1; 9_000], vec![2; 10_000]);
         let content = assemble(&entry, &object, Some(&base));
-        assert!(content[..4096] == base[..4096] && content[4096..8192] == object[..4096] && content[8192..] == base[8192..]);
+        assert!(
+            content[..4096] == base[..4096]
+                && content[4096..8192] == object[..4096]
+                && content[8192..] == base[8192..]
+        );
         let content = assemble(&Entry { mask: 0b111, ..entry }, &object, None);
         assert!(content[..9_000] == object && content[9_000..] == [0; 1_000]);
     }

@@ -1,7 +1,9 @@
-//! Names: of volumes and of objects that were put, and the records of what is being made or deleted.
+//! Names: of volumes and of objects that were put, and the records of what is being made or
+//! deleted.
 //!
-//! A name's shard also holds a record, by number, of everything that is there without a name: what is being filled and what is being deleted. A name
-//! and its record change in one operation, so that nothing is ever without both.
+//! A name's shard also holds a record, by number, of everything that is there without a name: what
+//! is being filled and what is being deleted. A name and its record change in one operation, so
+//! that nothing is ever without both.
 
 use onefold_core::{
     Error, Kind, Result, checksum,
@@ -33,7 +35,10 @@ const NAME_MAX: usize = 255;
 /// Checks the size that a volume gets.
 pub(crate) fn valid_size(bytes: u64) -> Result<()> {
     if !bytes.is_multiple_of(4096) || bytes == 0 || bytes > VOLUME_MAX {
-        return Err(Error::new(Kind::InvalidInput, "the size of a volume is a multiple of 4096, and 128 TiB at most"));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            "the size of a volume is a multiple of 4096, and 128 TiB at most",
+        ));
     }
     Ok(())
 }
@@ -63,7 +68,10 @@ fn name_key(name: &str) -> Vec<u8> {
 
 fn valid(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
-        return Err(Error::new(Kind::InvalidInput, format!("a name has 1 to {NAME_MAX} bytes and no control characters")));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("a name has 1 to {NAME_MAX} bytes and no control characters"),
+        ));
     }
     Ok(())
 }
@@ -76,7 +84,9 @@ impl Session {
 
     /// The shards of the names.
     fn name_shards(&self) -> Vec<ObjectName> {
-        (0..self.format.shards).map(|shard| ObjectName::metadata(format!("n.{shard:02x}"))).collect()
+        (0..self.format.shards)
+            .map(|shard| ObjectName::metadata(format!("n.{shard:02x}")))
+            .collect()
     }
 
     /// What a name stands for.
@@ -84,7 +94,9 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn find(&self, name: &str) -> Result<Option<Named>> {
-        let value = self.name_value(name).map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))?;
+        let value = self
+            .name_value(name)
+            .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))?;
         value.map(|value| Named::decode(&value)).transpose()
     }
 
@@ -102,7 +114,9 @@ impl Session {
     /// The store's.
     pub fn names(&self) -> Result<Vec<(String, Named)>> {
         let mut all = Vec::new();
-        let shards = self.all_keys_of(&self.name_shards(), &[]).map_err(|refusal| failed("the names can't be read", refusal))?;
+        let shards = self
+            .all_keys_of(&self.name_shards(), &[])
+            .map_err(|refusal| failed("the names can't be read", refusal))?;
         for (key, value) in shards.into_iter().flatten() {
             if let Some(name) = key.strip_prefix(&[NAME]) {
                 all.push((String::from_utf8_lossy(name).into_owned(), Named::decode(&value)?));
@@ -115,7 +129,9 @@ impl Session {
     /// All records, with their shards.
     pub(crate) fn records(&self) -> Result<Vec<(ObjectName, Record)>> {
         let shards = self.name_shards();
-        let keys = self.all_keys_of(&shards, &[RECORD]).map_err(|refusal| failed("the names can't be read", refusal))?;
+        let keys = self
+            .all_keys_of(&shards, &[RECORD])
+            .map_err(|refusal| failed("the names can't be read", refusal))?;
         let mut all = Vec::new();
         for (shard, keys) in shards.into_iter().zip(keys) {
             for (key, value) in keys.into_iter().filter(|(key, _)| key.first() == Some(&RECORD)) {
@@ -139,7 +155,12 @@ impl Session {
         let cookie = format!("session {}", self.number());
         let begun = || -> Result<(), Refusal> {
             for _ in 0..self.settings.tries.max(1) {
-                match self.store.lock(&header::name(named.id), FILL, &cookie, Some(self.settings.lease)) {
+                match self.store.lock(
+                    &header::name(named.id),
+                    FILL,
+                    &cookie,
+                    Some(self.settings.lease),
+                ) {
                     Err(Refusal::Unknown) => {}
                     other => {
                         other?;
@@ -153,7 +174,8 @@ impl Session {
         Ok(record)
     }
 
-    /// Adds a record. It is compared with how many there were: a copy of the operation that comes late must not bring it back.
+    /// Adds a record. It is compared with how many there were: a copy of the operation that comes
+    /// late must not bring it back.
     fn note(&self, shard: &ObjectName, record: &Record) -> Result<(), Refusal> {
         let key = key::numbered(RECORD, record.named.id);
         let counter = || Look::Keys(vec![COUNT.to_vec(), key.clone()]);
@@ -173,8 +195,13 @@ impl Session {
                 Some(_) => vec![Guard::Exists, Guard::Omap(COUNT.to_vec(), count)],
                 None => vec![Guard::Absent],
             };
-            let pairs = vec![(key.clone(), record.encode()), (COUNT.to_vec(), next.to_le_bytes().to_vec())];
-            match self.write_one(&Write { object: shard.clone(), guards, changes: vec![Change::SetOmap(pairs)] }) {
+            let pairs =
+                vec![(key.clone(), record.encode()), (COUNT.to_vec(), next.to_le_bytes().to_vec())];
+            match self.write_one(&Write {
+                object: shard.clone(),
+                guards,
+                changes: vec![Change::SetOmap(pairs)],
+            }) {
                 Ok(_) => return Ok(()),
                 Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
                 Err(refusal) => return Err(refusal),
@@ -189,11 +216,17 @@ impl Session {
         self.store.lock(&header::name(id), FILL, &cookie, Some(self.settings.lease))
     }
 
-    /// Gives what was filled its name, in place of what the name stood for as `old`, which is deleted from now on.
+    /// Gives what was filled its name, in place of what the name stood for as `old`, which is
+    /// deleted from now on.
     ///
     /// # Errors
     /// `Mismatch` when the name stands for something else.
-    pub(crate) fn rename(&self, name: &str, old: Option<&Named>, new: Option<&Named>) -> Result<(), Refusal> {
+    pub(crate) fn rename(
+        &self,
+        name: &str,
+        old: Option<&Named>,
+        new: Option<&Named>,
+    ) -> Result<(), Refusal> {
         let key = name_key(name);
         let mut changes = Vec::new();
         match new {
@@ -215,7 +248,10 @@ impl Session {
         }
         if let Some(new) = new.filter(|new| old.is_none_or(|old| old.id != new.id)) {
             // Whoever took it for abandoned has deleted the record, or made it theirs.
-            let record = Record { named: Named { bytes: 0, pieces: 0, ..*new }, filler: self.store.identity() };
+            let record = Record {
+                named: Named { bytes: 0, pieces: 0, ..*new },
+                filler: self.store.identity(),
+            };
             guards.push(Guard::Omap(key::numbered(RECORD, new.id), record.encode()));
         }
         let op = Write { object: self.names_of(name), guards, changes };
@@ -240,7 +276,10 @@ impl Session {
 
     fn has_record(&self, name: &str, old: Option<&Named>) -> Result<bool, Refusal> {
         let Some(old) = old else { return Ok(true) };
-        let sight = self.read_one(&self.names_of(name), vec![Look::Keys(vec![key::numbered(RECORD, old.id)])])?;
+        let sight = self.read_one(
+            &self.names_of(name),
+            vec![Look::Keys(vec![key::numbered(RECORD, old.id)])],
+        )?;
         Ok(!sight.pairs(0).0.is_empty())
     }
 
@@ -249,7 +288,11 @@ impl Session {
         let key = key::numbered(RECORD, record.named.id);
         let deleted = Record { filler: String::new(), ..record.clone() };
         let guards = vec![Guard::Exists, Guard::Omap(key.clone(), record.encode())];
-        match self.insist(&Write { object: shard.clone(), guards, changes: vec![Change::SetOmap(vec![(key, deleted.encode())])] }) {
+        match self.insist(&Write {
+            object: shard.clone(),
+            guards,
+            changes: vec![Change::SetOmap(vec![(key, deleted.encode())])],
+        }) {
             Ok(_) | Err(Refusal::Mismatch) => Ok(()),
             Err(refusal) => Err(refusal),
         }
@@ -257,8 +300,11 @@ impl Session {
 
     /// Nothing is left of it.
     pub(crate) fn forget(&self, shard: &ObjectName, id: u64) -> Result<(), Refusal> {
-        let op =
-            Write { object: shard.clone(), guards: vec![Guard::Exists], changes: vec![Change::DropOmap(vec![key::numbered(RECORD, id)])] };
+        let op = Write {
+            object: shard.clone(),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::DropOmap(vec![key::numbered(RECORD, id)])],
+        };
         self.insist(&op).map(|_| ())
     }
 
@@ -299,6 +345,7 @@ impl Session {
         let Some(old) = self.find(name)?.filter(|named| named.what == what) else {
             return Err(Error::new(Kind::NotFound, format!("there is no {kind} {name:?}")));
         };
-        self.rename(name, Some(&old), None).map_err(|refusal| failed(format_args!("{kind} {name:?} can't be deleted"), refusal))
+        self.rename(name, Some(&old), None)
+            .map_err(|refusal| failed(format_args!("{kind} {name:?} can't be deleted"), refusal))
     }
 }

@@ -1,7 +1,8 @@
-//! What sessions say of themselves, in one object of the store with a key for each: servers what their clients do, by which workers keep their rate; workers that
-//! they are there.
+//! What sessions say of themselves, in one object of the store with a key for each: servers what
+//! their clients do, by which workers keep their rate; workers that they are there.
 //!
-//! It is advice. Who says nothing more is noticed by those who live, and what it said is removed: should it only have slept, it says it again.
+//! It is advice. Who says nothing more is noticed by those who live, and what it said is removed:
+//! should it only have slept, it says it again.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -43,7 +44,9 @@ impl Load {
     fn encode(self) -> Vec<u8> {
         let mut value = vec![u8::from(self.works)];
         value.extend(self.operations.to_le_bytes());
-        [self.bytes, self.beat, self.unknown].iter().for_each(|number| value.extend(number.to_le_bytes()));
+        [self.bytes, self.beat, self.unknown]
+            .iter()
+            .for_each(|number| value.extend(number.to_le_bytes()));
         value
     }
 
@@ -51,7 +54,13 @@ impl Load {
         let number = |at: usize| Some(u64::from_le_bytes(value.get(at..at + 8)?.try_into().ok()?));
         // What older sessions published ends here.
         let later = |at: usize| number(at).unwrap_or(0);
-        Some(Load { operations: number(1)?, bytes: number(9)?, works: *value.first()? != 0, beat: later(17), unknown: later(25) })
+        Some(Load {
+            operations: number(1)?,
+            bytes: number(9)?,
+            works: *value.first()? != 0,
+            beat: later(17),
+            unknown: later(25),
+        })
     }
 }
 
@@ -72,7 +81,8 @@ pub struct Sessions {
     pub operations: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Operations whose reply was lost, since each session began: whether they were applied was looked up, or is before the next write to the same place.
+    /// Operations whose reply was lost, since each session began: whether they were applied was
+    /// looked up, or is before the next write to the same place.
     pub unknown: u64,
 }
 
@@ -138,7 +148,11 @@ impl Peers {
         let mut growth = Growth::default();
         self.seen.retain(|session, _| published.0.contains_key(session));
         for (session, load) in &published.0 {
-            let peer = self.seen.entry(session.clone()).or_insert(Peer { load: *load, since: now, published: false });
+            let peer = self.seen.entry(session.clone()).or_insert(Peer {
+                load: *load,
+                since: now,
+                published: false,
+            });
             growth.operations += load.operations.saturating_sub(peer.load.operations);
             growth.bytes += load.bytes.saturating_sub(peer.load.bytes);
             if *load != peer.load {
@@ -182,7 +196,12 @@ impl Session {
     }
 
     fn publish_as(&self, guards: Vec<Guard>, change: Change) -> Result<(), Refusal> {
-        self.write_one(&Write { object: ObjectName::metadata(SERVERS), guards, changes: vec![change] }).map(|_| ())
+        self.write_one(&Write {
+            object: ObjectName::metadata(SERVERS),
+            guards,
+            changes: vec![change],
+        })
+        .map(|_| ())
     }
 
     fn load_key(&self) -> Vec<u8> {
@@ -194,9 +213,14 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn published(&self) -> Result<Published> {
-        let keys =
-            self.all_keys(&ObjectName::metadata(SERVERS), Vec::new()).map_err(|refusal| failed("the load can't be read", refusal))?;
-        Ok(Published(keys.into_iter().filter_map(|(key, value)| Some((key, Load::decode(&value)?))).collect()))
+        let keys = self
+            .all_keys(&ObjectName::metadata(SERVERS), Vec::new())
+            .map_err(|refusal| failed("the load can't be read", refusal))?;
+        Ok(Published(
+            keys.into_iter()
+                .filter_map(|(key, value)| Some((key, Load::decode(&value)?)))
+                .collect(),
+        ))
     }
 
     /// Looks at what all sessions published, and removes what was published by those that are gone.
@@ -204,7 +228,10 @@ impl Session {
         let growth = peers.look(now, &self.published()?);
         for (session, load) in &growth.gone {
             // Unless it wakes up right now; who looks next tries again.
-            let _ = self.publish_as(vec![Guard::Omap(session.clone(), load.encode())], Change::DropOmap(vec![session.clone()]));
+            let _ = self.publish_as(
+                vec![Guard::Omap(session.clone(), load.encode())],
+                Change::DropOmap(vec![session.clone()]),
+            );
         }
         Ok(growth)
     }
@@ -224,10 +251,15 @@ mod tests {
     fn the_dead_lose_their_share_and_the_living_keep_it() {
         let (mut peers, mut shares, mut gone) = (Peers::default(), Vec::new(), Vec::new());
         for second in 0..120 {
-            // A server; one worker publishes all the time, one until a minute is over, one never did since we began.
+            // A server; one worker publishes all the time, one until a minute is over, one never
+            // did since we began.
             let beats = [(false, second), (true, second), (true, second.min(60)), (true, 7)];
-            let load = |(n, (works, beat))| (vec![n as u8], Load { works, beat, ..Load::default() });
-            let growth = peers.look(Duration::from_secs(second), &Published(beats.into_iter().enumerate().map(load).collect()));
+            let load =
+                |(n, (works, beat))| (vec![n as u8], Load { works, beat, ..Load::default() });
+            let growth = peers.look(
+                Duration::from_secs(second),
+                &Published(beats.into_iter().enumerate().map(load).collect()),
+            );
             assert_eq!(growth.servers, 1);
             shares.push(growth.workers);
             gone.push(growth.gone.len());
@@ -241,7 +273,8 @@ mod tests {
     fn what_the_dead_published_is_removed_and_comes_back_when_they_wake() {
         let store = MemoryObjects::new(PoolKind::Replicated);
         create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
-        let open = |name: &str| Session::open(Arc::new(store.session(name)), Settings::default()).unwrap();
+        let open =
+            |name: &str| Session::open(Arc::new(store.session(name)), Settings::default()).unwrap();
         let (living, sleeper) = (open("living"), open("sleeper"));
         let mut peers = Peers::default();
         let mut look = |second: u64| {
@@ -251,9 +284,15 @@ mod tests {
         sleeper.publish(true).unwrap();
         let before = living.published().unwrap();
         assert_eq!((look(0).workers, look(4).workers, look(29).workers), (1, 1, 0));
-        assert_eq!(living.published().unwrap().since(&before), Sessions { servers: 1, silent: 1, ..Sessions::default() });
+        assert_eq!(
+            living.published().unwrap().since(&before),
+            Sessions { servers: 1, silent: 1, ..Sessions::default() }
+        );
         assert_eq!(look(30).gone.len(), 1);
-        assert_eq!(living.published().unwrap().since(&before), Sessions { servers: 1, ..Sessions::default() });
+        assert_eq!(
+            living.published().unwrap().since(&before),
+            Sessions { servers: 1, ..Sessions::default() }
+        );
         sleeper.publish(true).unwrap();
         assert_eq!((look(31).workers, look(32).gone.len()), (1, 0));
     }

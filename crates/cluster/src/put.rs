@@ -1,6 +1,7 @@
 //! Whole objects: put, got and removed by name.
 //!
-//! What is put fills a new number, piece by piece, and then changes the name by compare. A piece ends where a chunk ends.
+//! What is put fills a new number, piece by piece, and then changes the name by compare. A piece
+//! ends where a chunk ends.
 
 use std::io::{self, Read as Source};
 
@@ -23,7 +24,8 @@ use crate::{
 /// Pieces in flight together.
 const FLIGHT: usize = 4;
 
-/// Lengths of the chunks of `bytes`, at most `most` each, in which at least `CHUNK_MAX` bytes follow the last one, unless it is the end.
+/// Lengths of the chunks of `bytes`, at most `most` each, in which at least `CHUNK_MAX` bytes
+/// follow the last one, unless it is the end.
 pub(crate) fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) -> Vec<u32> {
     let keep = if end { 0 } else { CHUNK_MAX as usize };
     let mut lengths = Vec::new();
@@ -34,7 +36,12 @@ pub(crate) fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) ->
             Cut::Static => rest.len().min(average as usize),
             Cut::Content => {
                 let most = (2 * average).min(CHUNK_MAX).min(most);
-                let mut chunks = fastcdc::v2020::FastCDC::new(rest, (average / 2) as usize, average as usize, most as usize);
+                let mut chunks = fastcdc::v2020::FastCDC::new(
+                    rest,
+                    (average / 2) as usize,
+                    average as usize,
+                    most as usize,
+                );
                 chunks.next().map_or(rest.len(), |chunk| chunk.length)
             }
         };
@@ -45,10 +52,12 @@ pub(crate) fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) ->
 }
 
 impl Session {
-    /// Stores what `source` gives under `name`, in place of what the name stood for; returns how many bytes.
+    /// Stores what `source` gives under `name`, in place of what the name stood for; returns how
+    /// many bytes.
     ///
     /// # Errors
-    /// `Exists` when the name is a volume's, `Busy` when somebody else put it meanwhile, `NoSpace`, and those of `source`.
+    /// `Exists` when the name is a volume's, `Busy` when somebody else put it meanwhile, `NoSpace`,
+    /// and those of `source`.
     pub fn put(&self, name: &str, source: &mut dyn Source) -> Result<u64> {
         let volume = || Error::new(Kind::Exists, format!("{name:?} is a volume"));
         if self.find(name)?.is_some_and(|named| named.what == What::Volume) {
@@ -59,8 +68,19 @@ impl Session {
         let refused = |refusal| failed(format_args!("{name:?} can't be put"), refusal);
         let (mut buffer, mut end, mut batch) = (Vec::new(), false, Vec::new());
         while !end || !buffer.is_empty() {
-            end = fill(&mut buffer, self.format.object_bytes as usize + 2 * CHUNK_MAX as usize, source, end)?;
-            let lengths = cut(&buffer, end, self.format.cut, self.format.chunk_bytes, self.format.object_bytes);
+            end = fill(
+                &mut buffer,
+                self.format.object_bytes as usize + 2 * CHUNK_MAX as usize,
+                source,
+                end,
+            )?;
+            let lengths = cut(
+                &buffer,
+                end,
+                self.format.cut,
+                self.format.chunk_bytes,
+                self.format.object_bytes,
+            );
             let mut piece: Vec<u32> = Vec::new();
             let mut bytes = 0;
             for length in lengths {
@@ -73,12 +93,18 @@ impl Session {
             if bytes == 0 {
                 continue;
             }
-            batch.push((ObjectId { volume: named.id, index: named.pieces }, piece, buffer.drain(..bytes as usize).collect::<Vec<u8>>()));
+            batch.push((
+                ObjectId { volume: named.id, index: named.pieces },
+                piece,
+                buffer.drain(..bytes as usize).collect::<Vec<u8>>(),
+            ));
             named.pieces += 1;
             named.bytes += u64::from(bytes);
             if batch.len() == FLIGHT {
                 self.put_pieces(&std::mem::take(&mut batch)).map_err(refused)?;
-                self.still_filling(named.id).or_else(|e| if e.is(&Refusal::Unknown) { Ok(()) } else { Err(e) }).map_err(refused)?;
+                self.still_filling(named.id)
+                    .or_else(|e| if e.is(&Refusal::Unknown) { Ok(()) } else { Err(e) })
+                    .map_err(refused)?;
             }
         }
         self.put_pieces(&batch).map_err(refused)?;
@@ -108,11 +134,21 @@ impl Session {
                 let mut offset = 0;
                 let mut pairs = vec![(key::LISTED.to_vec(), stamp_value(stamp))];
                 for length in lengths {
-                    let entry = Entry { length: *length, dirty: true, mask: Entry::full_mask(*length), base: None, stamp };
+                    let entry = Entry {
+                        length: *length,
+                        dirty: true,
+                        mask: Entry::full_mask(*length),
+                        base: None,
+                        stamp,
+                    };
                     pairs.push((key::entry(offset), entry.encode(*id, offset)));
                     offset += length;
                 }
-                Write { object: id.name(), guards: vec![Guard::Absent], changes: vec![Change::Full(data.clone()), Change::SetOmap(pairs)] }
+                Write {
+                    object: id.name(),
+                    guards: vec![Guard::Absent],
+                    changes: vec![Change::Full(data.clone()), Change::SetOmap(pairs)],
+                }
             })
             .collect();
         for result in self.insist_all(&ops) {
@@ -122,14 +158,16 @@ impl Session {
                 Err(refusal) => return Err(refusal),
             }
         }
-        let inserts: Vec<Write> = pieces.iter().map(|(id, ..)| self.list_insert(*id, stamp)).collect();
+        let inserts: Vec<Write> =
+            pieces.iter().map(|(id, ..)| self.list_insert(*id, stamp)).collect();
         self.insist_all(&inserts).into_iter().try_for_each(|result| result.map(|_| ()))
     }
 
     /// Gives what was put under `name` to `sink`; returns how many bytes.
     ///
     /// # Errors
-    /// `NotFound`, `Corrupt`, `Busy` when it was replaced again and again meanwhile, and those of `sink`.
+    /// `NotFound`, `Corrupt`, `Busy` when it was replaced again and again meanwhile, and those of
+    /// `sink`.
     pub fn get(&self, name: &str, sink: &mut dyn io::Write) -> Result<u64> {
         let Some(named) = self.find(name)?.filter(|named| named.what == What::Put) else {
             return Err(Error::new(Kind::NotFound, format!("there is no object {name:?}")));
@@ -140,10 +178,13 @@ impl Session {
                 (_, Ok(now)) if now.is_none_or(|now| now.id != named.id) => {
                     Error::new(Kind::Busy, format!("{name:?} was replaced while it was read"))
                 }
-                (Refusal::Missing, _) => crate::format::corrupt(format_args!("piece {index} of {name:?} is missing")),
+                (Refusal::Missing, _) => {
+                    crate::format::corrupt(format_args!("piece {index} of {name:?} is missing"))
+                }
                 (refusal, _) => failed(format_args!("piece {index} of {name:?}"), refusal),
             })?;
-            sink.write_all(&piece).map_err(|e| Error::from_io("what was got can't be written", e))?;
+            sink.write_all(&piece)
+                .map_err(|e| Error::from_io("what was got can't be written", e))?;
         }
         Ok(named.bytes)
     }
@@ -152,15 +193,25 @@ impl Session {
         let looks = [map_looks(), vec![Look::Data(0, self.format.object_bytes.into())]].concat();
         let mut gone = None;
         for _ in 0..20 {
-            let sight = self.read_all(&[Read { object: id.name(), looks: looks.clone() }]).remove(0);
+            let sight =
+                self.read_all(&[Read { object: id.name(), looks: looks.clone() }]).remove(0);
             let data = sight.as_ref().map(|sight| sight.data(2).to_vec()).unwrap_or_default();
             let map = Session::parse_map(id, sight)?.ok_or(Refusal::Missing)?;
-            let needed: Vec<_> =
-                map.entries.values().filter(|entry| !entry.is_cached()).filter_map(|entry| Some(entry.base?.chunk)).collect();
+            let needed: Vec<_> = map
+                .entries
+                .values()
+                .filter(|entry| !entry.is_cached())
+                .filter_map(|entry| Some(entry.base?.chunk))
+                .collect();
             let contents = self.read_chunks(&needed);
-            if let Some(n) = contents.iter().position(|content| matches!(content, Err(Refusal::Missing))) {
+            if let Some(n) =
+                contents.iter().position(|content| matches!(content, Err(Refusal::Missing)))
+            {
                 if gone == Some(needed[n]) {
-                    return Err(Refusal::Failed(crate::format::corrupt(format_args!("chunk {} is missing", needed[n].name()))));
+                    return Err(Refusal::Failed(crate::format::corrupt(format_args!(
+                        "chunk {} is missing",
+                        needed[n].name()
+                    ))));
                 }
                 gone = Some(needed[n]);
                 continue;
@@ -170,7 +221,11 @@ impl Session {
             for (offset, entry) in &map.entries {
                 let from = (*offset as usize).min(data.len());
                 let cached = &data[from..(from + entry.length as usize).min(data.len())];
-                let base = if !entry.is_cached() && entry.base.is_some() { contents.next().transpose()? } else { None };
+                let base = if !entry.is_cached() && entry.base.is_some() {
+                    contents.next().transpose()?
+                } else {
+                    None
+                };
                 piece.extend(assemble(entry, cached, base.as_deref()));
             }
             return Ok(piece);

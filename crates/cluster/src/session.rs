@@ -1,4 +1,5 @@
-//! A session: the store, the format, a number that the catalogue gave, and stamps that nobody uses again.
+//! A session: the store, the format, a number that the catalogue gave, and stamps that nobody uses
+//! again.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +11,10 @@ use std::{
 
 use onefold_core::{
     Error, Kind, Result,
-    object::{Change, Guard, Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal, Sight, Version, Write},
+    object::{
+        Change, Guard, Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal, Sight,
+        Version, Write,
+    },
 };
 use parking_lot::Mutex;
 
@@ -33,7 +37,8 @@ const IDS: &[u8] = b"ids";
 /// Sessions that a store can have: 24 bits.
 const SESSIONS_MAX: u64 = 1 << (64 - Stamp::COUNTER_BITS);
 
-/// Stamps after which a session begins nothing new: what is under way then has as many as it needs until the counter ends.
+/// Stamps after which a session begins nothing new: what is under way then has as many as it needs
+/// until the counter ends.
 const STAMPS_MAX: u64 = (1 << Stamp::COUNTER_BITS) - (1 << 32);
 
 /// Volumes and put objects that a store can have in its time: 40 bits.
@@ -103,17 +108,25 @@ pub(crate) fn failed(what: impl std::fmt::Display, refusal: Refusal) -> Error {
 /// Makes a store.
 ///
 /// # Errors
-/// `Exists` when there is one already, `Unsupported` when a pool can't hold it, and the object store's.
+/// `Exists` when there is one already, `Unsupported` when a pool can't hold it, and the object
+/// store's.
 pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
     format.check()?;
     if store.kind(Pool::Metadata) != PoolKind::Replicated {
-        return Err(Error::new(Kind::Unsupported, "the metadata pool is erasure-coded, and has no omap; it must be replicated"));
+        return Err(Error::new(
+            Kind::Unsupported,
+            "the metadata pool is erasure-coded, and has no omap; it must be replicated",
+        ));
     }
     let first = |key: &[u8]| (key.to_vec(), 1u64.to_le_bytes().to_vec());
     let op = Write {
         object: ObjectName::metadata(CATALOGUE),
         guards: vec![Guard::Absent],
-        changes: vec![Change::SetOmap(vec![(FORMAT.to_vec(), format.encode()), first(SESSIONS), first(IDS)])],
+        changes: vec![Change::SetOmap(vec![
+            (FORMAT.to_vec(), format.encode()),
+            first(SESSIONS),
+            first(IDS),
+        ])],
     };
     match store.write(&[op]).remove(0) {
         Ok(_) => Ok(()),
@@ -127,7 +140,10 @@ pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
 /// # Errors
 /// The object store's.
 pub fn is_made(store: &dyn ObjectStore) -> Result<bool> {
-    match store.read(&[Read { object: ObjectName::metadata(CATALOGUE), looks: vec![Look::Stat] }]).remove(0) {
+    match store
+        .read(&[Read { object: ObjectName::metadata(CATALOGUE), looks: vec![Look::Stat] }])
+        .remove(0)
+    {
         Ok(_) => Ok(true),
         Err(Refusal::Missing) => Ok(false),
         Err(refusal) => Err(failed("the store can't be made", refusal)),
@@ -138,7 +154,8 @@ impl Session {
     /// Opens the store with a new session.
     ///
     /// # Errors
-    /// `NotFound` when there is no store, `Unsupported` when it is of a newer version, and the object store's.
+    /// `NotFound` when there is no store, `Unsupported` when it is of a newer version, and the
+    /// object store's.
     pub fn open(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
         let mut session = Session::look(store, settings)?;
         session.number = session.next(SESSIONS)?;
@@ -149,26 +166,42 @@ impl Session {
         Ok(session)
     }
 
-    /// Opens the store only to look at it, without a number of its own: how often that happens is not limited. Nothing may be changed through it.
+    /// Opens the store only to look at it, without a number of its own: how often that happens is
+    /// not limited. Nothing may be changed through it.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn look(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
-        let catalogue = Read { object: ObjectName::metadata(CATALOGUE), looks: vec![Look::Keys(vec![FORMAT.to_vec()])] };
+        let catalogue = Read {
+            object: ObjectName::metadata(CATALOGUE),
+            looks: vec![Look::Keys(vec![FORMAT.to_vec()])],
+        };
         let mut format = None;
         for _ in 0..settings.tries.max(1) {
             match store.read(std::slice::from_ref(&catalogue)).remove(0) {
                 Ok(sight) => {
-                    let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+                    let value = sight
+                        .pairs(0)
+                        .0
+                        .first()
+                        .map(|(_, value)| value.clone())
+                        .unwrap_or_default();
                     format = Some(Format::decode(&value)?);
                     break;
                 }
                 Err(Refusal::Unknown) => {}
-                Err(Refusal::Missing) => return Err(Error::new(Kind::NotFound, "there is no store; onefold cluster create makes one")),
+                Err(Refusal::Missing) => {
+                    return Err(Error::new(
+                        Kind::NotFound,
+                        "there is no store; onefold cluster create makes one",
+                    ));
+                }
                 Err(refusal) => return Err(failed("the catalogue can't be read", refusal)),
             }
         }
-        let Some(format) = format else { return Err(failed("the catalogue can't be read", Refusal::Unknown)) };
+        let Some(format) = format else {
+            return Err(failed("the catalogue can't be read", Refusal::Unknown));
+        };
         if format.chunks != store.kind(Pool::Chunks) {
             return Err(Error::new(
                 Kind::InvalidInput,
@@ -219,12 +252,16 @@ impl Session {
         Stamp(self.number << Stamp::COUNTER_BITS | self.counter.fetch_add(step, Relaxed))
     }
 
-    /// Refuses what needs stamps when few are left: one that comes again would let in a late copy of an operation.
+    /// Refuses what needs stamps when few are left: one that comes again would let in a late copy
+    /// of an operation.
     pub(crate) fn has_stamps(&self) -> Result<()> {
         if self.counter.load(Relaxed) < STAMPS_MAX {
             return Ok(());
         }
-        Err(Error::new(Kind::Unsupported, "this process made all the changes that it can make: start it again, and it goes on"))
+        Err(Error::new(
+            Kind::Unsupported,
+            "this process made all the changes that it can make: start it again, and it goes on",
+        ))
     }
 
     pub(crate) fn planted(&self, bug: PlantedBug) -> bool {
@@ -235,7 +272,10 @@ impl Session {
     pub(crate) fn new_id(&self) -> Result<u64> {
         match self.next(IDS)? {
             id if id < IDS_MAX => Ok(id),
-            _ => Err(Error::new(Kind::Unsupported, "the store had all the volumes and objects that it can have: make a new one")),
+            _ => Err(Error::new(
+                Kind::Unsupported,
+                "the store had all the volumes and objects that it can have: make a new one",
+            )),
         }
     }
 
@@ -253,7 +293,10 @@ impl Session {
             let op = Write {
                 object: object.clone(),
                 guards: vec![Guard::Omap(key.to_vec(), value)],
-                changes: vec![Change::SetOmap(vec![(key.to_vec(), (number + 1).to_le_bytes().to_vec())])],
+                changes: vec![Change::SetOmap(vec![(
+                    key.to_vec(),
+                    (number + 1).to_le_bytes().to_vec(),
+                )])],
             };
             match self.write_one(&op) {
                 Ok(_) => return Ok(number),
@@ -267,15 +310,22 @@ impl Session {
     /// A number of the catalogue, and its value.
     fn look_next(&self, key: &[u8]) -> Result<(u64, Vec<u8>)> {
         let say = |refusal| failed("the catalogue can't be read", refusal);
-        let sight = self.read_one(&ObjectName::metadata(CATALOGUE), vec![Look::Keys(vec![key.to_vec()])]).map_err(say)?;
+        let sight = self
+            .read_one(&ObjectName::metadata(CATALOGUE), vec![Look::Keys(vec![key.to_vec()])])
+            .map_err(say)?;
         let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
-        let number = value.clone().try_into().map(u64::from_le_bytes).map_err(|_| crate::format::corrupt("the catalogue is damaged"))?;
+        let number = value
+            .clone()
+            .try_into()
+            .map(u64::from_le_bytes)
+            .map_err(|_| crate::format::corrupt("the catalogue is damaged"))?;
         Ok((number, value))
     }
 
     /// Applies one operation; its reply may be lost.
     pub(crate) fn write_one(&self, op: &Write) -> Result<Version, Refusal> {
-        let result = self.store.write(std::slice::from_ref(op)).pop().unwrap_or(Err(Refusal::Unknown));
+        let result =
+            self.store.write(std::slice::from_ref(op)).pop().unwrap_or(Err(Refusal::Unknown));
         if matches!(result, Err(Refusal::Unknown)) {
             self.counts.unknown.fetch_add(1, Relaxed);
         }
@@ -285,12 +335,14 @@ impl Session {
     /// As [`write_one`](Self::write_one) for a batch.
     pub(crate) fn write_all(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
         let results = self.store.write(batch);
-        let unknown = results.iter().filter(|result| matches!(result, Err(Refusal::Unknown))).count();
+        let unknown =
+            results.iter().filter(|result| matches!(result, Err(Refusal::Unknown))).count();
         self.counts.unknown.fetch_add(unknown as u64, Relaxed);
         results
     }
 
-    /// Applies an operation that does the same when it is applied twice: without a reply it is sent again.
+    /// Applies an operation that does the same when it is applied twice: without a reply it is sent
+    /// again.
     pub(crate) fn insist(&self, op: &Write) -> Result<Version, Refusal> {
         let mut result = Err(Refusal::Unknown);
         for _ in 0..self.settings.tries.max(1) {
@@ -314,7 +366,11 @@ impl Session {
     }
 
     /// The same with a note in front of them, if there is one.
-    pub(crate) fn insist_behind(&self, note: &mut Option<Write>, batch: &[Write]) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
+    pub(crate) fn insist_behind(
+        &self,
+        note: &mut Option<Write>,
+        batch: &[Write],
+    ) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
         let noted = usize::from(note.is_some());
         let batch: Vec<Write> = note.take().into_iter().chain(batch.iter().cloned()).collect();
         let mut results = self.insist_all(&batch);
@@ -324,7 +380,9 @@ impl Session {
 
     /// Reads one object; without a reply it is asked again.
     pub(crate) fn read_one(&self, object: &ObjectName, looks: Vec<Look>) -> Result<Sight, Refusal> {
-        self.read_all(&[Read { object: object.clone(), looks }]).pop().unwrap_or(Err(Refusal::Unknown))
+        self.read_all(&[Read { object: object.clone(), looks }])
+            .pop()
+            .unwrap_or(Err(Refusal::Unknown))
     }
 
     /// As [`read_one`](Self::read_one) for a batch.
@@ -335,14 +393,22 @@ impl Session {
                 if !matches!(result, Err(Refusal::Unknown)) {
                     break;
                 }
-                *result = self.store.read(std::slice::from_ref(op)).pop().unwrap_or(Err(Refusal::Unknown));
+                *result = self
+                    .store
+                    .read(std::slice::from_ref(op))
+                    .pop()
+                    .unwrap_or(Err(Refusal::Unknown));
             }
         }
         results
     }
 
     /// All keys of an object after `after`, page by page; nothing when it is missing.
-    pub(crate) fn all_keys(&self, object: &ObjectName, mut after: Vec<u8>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
+    pub(crate) fn all_keys(
+        &self,
+        object: &ObjectName,
+        mut after: Vec<u8>,
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
         let mut all = Vec::new();
         loop {
             let sight = match self.read_one(object, vec![Look::Page(after, 1000)]) {
@@ -359,8 +425,15 @@ impl Session {
     }
 
     /// As [`all_keys`](Self::all_keys) for many objects, whose first pages are in flight together.
-    pub(crate) fn all_keys_of(&self, objects: &[ObjectName], after: &[u8]) -> Result<Vec<Vec<(Vec<u8>, Vec<u8>)>>, Refusal> {
-        let look = |object: &ObjectName| Read { object: object.clone(), looks: vec![Look::Page(after.to_vec(), 1000)] };
+    pub(crate) fn all_keys_of(
+        &self,
+        objects: &[ObjectName],
+        after: &[u8],
+    ) -> Result<Vec<Vec<(Vec<u8>, Vec<u8>)>>, Refusal> {
+        let look = |object: &ObjectName| Read {
+            object: object.clone(),
+            looks: vec![Look::Page(after.to_vec(), 1000)],
+        };
         let first = self.read_all(&objects.iter().map(look).collect::<Vec<_>>());
         let rest = |(object, sight): (&ObjectName, Result<Sight, Refusal>)| {
             let sight = match sight {
@@ -394,7 +467,14 @@ mod tests {
 
     fn set(store: &MemoryObjects, key: &[u8], number: u64) {
         let changes = vec![Change::SetOmap(vec![(key.to_vec(), number.to_le_bytes().to_vec())])];
-        store.write(&[Write { object: ObjectName::metadata(CATALOGUE), guards: Vec::new(), changes }]).remove(0).unwrap();
+        store
+            .write(&[Write {
+                object: ObjectName::metadata(CATALOGUE),
+                guards: Vec::new(),
+                changes,
+            }])
+            .remove(0)
+            .unwrap();
     }
 
     #[test]
@@ -404,8 +484,14 @@ mod tests {
         let before = look().look_next(SESSIONS).unwrap();
         assert_eq!(look().look_next(SESSIONS).unwrap(), before);
         set(&store, SESSIONS, SESSIONS_MAX);
-        let refused = Session::open(Arc::new(store.session("who")), Settings::default()).map(|_| ()).unwrap_err();
-        assert!(refused.kind() == Kind::Unsupported && refused.to_string().contains("copy what it holds"), "{refused}");
+        let refused = Session::open(Arc::new(store.session("who")), Settings::default())
+            .map(|_| ())
+            .unwrap_err();
+        assert!(
+            refused.kind() == Kind::Unsupported
+                && refused.to_string().contains("copy what it holds"),
+            "{refused}"
+        );
         assert!(look().status().unwrap().volumes == 0 && look().names().unwrap().is_empty());
         set(&store, SESSIONS, 7);
         set(&store, IDS, IDS_MAX);
@@ -415,7 +501,8 @@ mod tests {
 
     #[test]
     fn rule_00_a_session_without_stamps_refuses_before_they_come_again() {
-        let session = Arc::new(Session::open(Arc::new(store().session("who")), Settings::default()).unwrap());
+        let session =
+            Arc::new(Session::open(Arc::new(store().session("who")), Settings::default()).unwrap());
         session.create_volume("v", 1 << 20).unwrap();
         let volume = crate::Volume::attach(&session, "v", Mode::Own).unwrap();
         volume.write_at(0, &[1; 4096]).unwrap();

@@ -25,7 +25,8 @@ pub struct Settings {
     pub cold: Duration,
     /// How long a lock lasts when it is not renewed.
     pub lease: Duration,
-    /// How long a worker waits at first while the cluster is slow or recovers; eight times that at most.
+    /// How long a worker waits at first while the cluster is slow or recovers; eight times that at
+    /// most.
     pub pause: Duration,
     /// References at which a chunk gets twice as many copies.
     pub spread_at: usize,
@@ -33,9 +34,11 @@ pub struct Settings {
     pub count_one_in: u64,
     /// Objects that a trim clears by itself; longer ones leave a record.
     pub direct_objects: u64,
-    /// Objects of a volume that are looked for one by one when it is deleted or cut; more are looked up in the pool's listing.
+    /// Objects of a volume that are looked for one by one when it is deleted or cut; more are
+    /// looked up in the pool's listing.
     pub looked_for_max: u64,
-    /// Long trims that have not reached all their objects, at most: each write looks through them. One more waits.
+    /// Long trims that have not reached all their objects, at most: each write looks through them.
+    /// One more waits.
     pub discards_max: usize,
     /// Reads of a chunk within a minute that make it hot; 0 for never.
     pub hit_count: u32,
@@ -45,7 +48,8 @@ pub struct Settings {
     pub known_objects: usize,
     /// Objects that a worker takes off the dirty list in one step, at most.
     pub objects_per_step: usize,
-    /// Bytes of chunks that a worker has in memory, and takes in one step unless one object has more: between steps it looks at the load.
+    /// Bytes of chunks that a worker has in memory, and takes in one step unless one object has
+    /// more: between steps it looks at the load.
     pub batch_bytes: u64,
     /// The planted bug.
     #[cfg(feature = "planted-bugs")]

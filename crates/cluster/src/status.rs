@@ -42,7 +42,8 @@ pub struct Status {
     pub reference_bytes: u64,
     /// Objects on the dirty list.
     pub backlog: u64,
-    /// References that are about to be added, or were when their session ended: workers look through what stands there for 20 s.
+    /// References that are about to be added, or were when their session ended: workers look
+    /// through what stands there for 20 s.
     pub attempts: u64,
     /// References that are stale, as far as attempts tell: workers drop them.
     pub stale_references: u64,
@@ -57,7 +58,9 @@ impl Session {
     /// The store's.
     pub fn backlog(&self) -> Result<u64> {
         let shards: Vec<ObjectName> = (0..self.format.shards).map(shard_name).collect();
-        let keys = self.all_keys_of(&shards, &[]).map_err(|refusal| failed("the dirty list can't be read", refusal))?;
+        let keys = self
+            .all_keys_of(&shards, &[])
+            .map_err(|refusal| failed("the dirty list can't be read", refusal))?;
         Ok(keys.iter().map(|keys| keys.len() as u64).sum())
     }
 
@@ -75,7 +78,8 @@ impl Session {
             *count += 1;
             *bytes += named.bytes;
         }
-        self.left_behind(&mut status).map_err(|refusal| failed("the attempts can't be read", refusal))?;
+        self.left_behind(&mut status)
+            .map_err(|refusal| failed("the attempts can't be read", refusal))?;
         self.sizes(&mut status).map_err(|refusal| failed("the pools can't be read", refusal))?;
         Ok(status)
     }
@@ -84,7 +88,8 @@ impl Session {
         let attempts = self.attempts()?;
         let verdict = self.judge(&attempts.iter().collect::<Vec<_>>())?;
         status.attempts = attempts.len() as u64;
-        status.stale_references = self.have_references(&verdict.stale).into_iter().filter(|has| *has).count() as u64;
+        status.stale_references =
+            self.have_references(&verdict.stale).into_iter().filter(|has| *has).count() as u64;
         Ok(())
     }
 

@@ -20,7 +20,11 @@ const VOLUME_MAX: u64 = 128 << 40;
 
 fn new_store() -> MemoryObjects {
     let store = MemoryObjects::new(PoolKind::Replicated);
-    let format = Format { object_bytes: OBJECT as u32, chunk_bytes: 16 << 10, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) };
+    let format = Format {
+        object_bytes: OBJECT as u32,
+        chunk_bytes: 16 << 10,
+        ..Format::new([1; 16], [2; 32], PoolKind::Replicated)
+    };
     create(&store, &format).unwrap();
     store
 }
@@ -32,7 +36,8 @@ fn objects(store: &MemoryObjects) -> Vec<String> {
     page.names.into_iter().filter(|name| ObjectId::parse(name).is_some()).collect()
 }
 
-/// The owner of a volume writes to its first and its last object, and dies after so many operations. True when it wrote all.
+/// The owner of a volume writes to its first and its last object, and dies after so many
+/// operations. True when it wrote all.
 fn deleted(bytes: u64, operations: u64, looked_for_max: u64) -> bool {
     let store = new_store();
     let left = AtomicU64::new(operations);
@@ -40,8 +45,15 @@ fn deleted(bytes: u64, operations: u64, looked_for_max: u64) -> bool {
         let dead = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err();
         dead.then_some(Fault { refusal: Refusal::Fenced, applied: false })
     };
-    let open =
-        |name: &str| Arc::new(Session::open(Arc::new(store.session(name)), Settings { looked_for_max, ..Settings::default() }).unwrap());
+    let open = |name: &str| {
+        Arc::new(
+            Session::open(
+                Arc::new(store.session(name)),
+                Settings { looked_for_max, ..Settings::default() },
+            )
+            .unwrap(),
+        )
+    };
     let living = open("living");
     living.create_volume("v", bytes).unwrap();
     living.create_volume("other", 4 * OBJECT).unwrap();
@@ -51,18 +63,25 @@ fn deleted(bytes: u64, operations: u64, looked_for_max: u64) -> bool {
     let mortal = Faulty { store: store.session("mortal"), fault: dies };
     let written = Session::open(Arc::new(mortal), Settings::default()).is_ok_and(|session| {
         let volume = Volume::attach(&Arc::new(session), "v", Mode::Own);
-        volume.is_ok_and(|volume| [0, bytes - OBJECT].iter().all(|at| volume.write_at(*at, &[7; 8192]).is_ok()))
+        volume.is_ok_and(|volume| {
+            [0, bytes - OBJECT].iter().all(|at| volume.write_at(*at, &[7; 8192]).is_ok())
+        })
     });
     living.delete("v", What::Volume).unwrap();
     while living.delete_step().unwrap() {}
-    assert_eq!(objects(&store).len(), 1, "after {operations} operations: the other volume's object stays");
+    assert_eq!(
+        objects(&store).len(),
+        1,
+        "after {operations} operations: the other volume's object stays"
+    );
     written
 }
 
 #[test]
 fn a_deleted_volume_leaves_no_object_whenever_its_owner_died() {
     for looked_for_max in [0, 1 << 14] {
-        let all = (0..1000).find(|operations| deleted(8 * OBJECT, *operations, looked_for_max)).unwrap();
+        let all =
+            (0..1000).find(|operations| deleted(8 * OBJECT, *operations, looked_for_max)).unwrap();
         assert!(all > 4, "{all} operations");
     }
 }
@@ -72,7 +91,8 @@ fn a_deleted_volume_leaves_no_object_whenever_its_owner_died() {
 fn deleting_and_cutting_the_largest_volume_costs_what_is_in_it() {
     assert!(deleted(VOLUME_MAX, u64::MAX, Settings::default().looked_for_max));
     let store = new_store();
-    let session = Arc::new(Session::open(Arc::new(store.session("one")), Settings::default()).unwrap());
+    let session =
+        Arc::new(Session::open(Arc::new(store.session("one")), Settings::default()).unwrap());
     session.create_volume("v", VOLUME_MAX).unwrap();
     let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
     volume.write_at(VOLUME_MAX - OBJECT, &[7; 4096]).unwrap();

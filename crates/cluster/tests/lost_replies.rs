@@ -1,4 +1,5 @@
-//! A store that loses replies: what is written is right all the same, and what is published says how many were lost.
+//! A store that loses replies: what is written is right all the same, and what is published says
+//! how many were lost.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
@@ -12,7 +13,9 @@ use std::{
 };
 
 use onefold_backend::MemoryObjects;
-use onefold_cluster::{Dedup, Format, Marks, Mode, Published, Session, Settings, Volume, Worker, create};
+use onefold_cluster::{
+    Dedup, Format, Marks, Mode, Published, Session, Settings, Volume, Worker, create,
+};
 use onefold_core::object::{PoolKind, Refusal};
 use support::{Fault, Faulty};
 
@@ -28,8 +31,15 @@ fn told(looks: &Session) -> u64 {
 #[test]
 fn status_counts_the_operations_that_had_no_reply() {
     let store = MemoryObjects::new(PoolKind::Replicated);
-    create(&store, &Format { object_bytes: 64 << 10, chunk_bytes: 16 << 10, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) })
-        .unwrap();
+    create(
+        &store,
+        &Format {
+            object_bytes: 64 << 10,
+            chunk_bytes: 16 << 10,
+            ..Format::new([1; 16], [2; 32], PoolKind::Replicated)
+        },
+    )
+    .unwrap();
     let looks = Session::open(Arc::new(store.session("looks")), Settings::default()).unwrap();
     looks.create_volume("v", 1 << 20).unwrap();
     assert_eq!(told(&looks), 0);
@@ -40,7 +50,9 @@ fn status_counts_the_operations_that_had_no_reply() {
         // Every third operation has no reply; one in two of these is applied.
         let loses = move || {
             let number = asked.fetch_add(1, Relaxed);
-            let lost = number.is_multiple_of(3).then(|| Fault { refusal: Refusal::Unknown, applied: number.is_multiple_of(2) });
+            let lost = number
+                .is_multiple_of(3)
+                .then(|| Fault { refusal: Refusal::Unknown, applied: number.is_multiple_of(2) });
             counted.fetch_add(u64::from(lost.is_some()), Relaxed);
             lost
         };

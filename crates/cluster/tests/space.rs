@@ -22,7 +22,12 @@ impl Site {
     fn new(folder: &Path) -> Site {
         let store = EmbeddedStore::create(folder, PoolKind::Replicated).unwrap();
         create(&store.session(), &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
-        let settings = Settings { cold: Duration::ZERO, hit_count: 1, cache_bytes: MIB as u64, ..Settings::default() };
+        let settings = Settings {
+            cold: Duration::ZERO,
+            hit_count: 1,
+            cache_bytes: MIB as u64,
+            ..Settings::default()
+        };
         let open = || Arc::new(Session::open(Arc::new(store.session()), settings.clone()).unwrap());
         let session = open();
         session.create_volume("v", BYTES as u64).unwrap();
@@ -70,7 +75,9 @@ fn an_aged_store_takes_what_a_new_one_takes() {
             expected[at..at + bytes].copy_from_slice(&content(1000 + number, bytes));
             aged.volume.write_at(at as u64, &expected[at..at + bytes]).unwrap();
             let mut read = vec![0; 4096];
-            aged.volume.read_at((number * 104_729 % (BYTES as u64 / 4096)) * 4096, &mut read).unwrap();
+            aged.volume
+                .read_at((number * 104_729 % (BYTES as u64 / 4096)) * 4096, &mut read)
+                .unwrap();
         }
     }
     aged.drain();
@@ -85,9 +92,14 @@ fn an_aged_store_takes_what_a_new_one_takes() {
         fresh.volume.write_at((piece * MIB) as u64, &expected[piece * MIB..][..MIB]).unwrap();
     }
     let fresh_status = fresh.drain();
-    let taken = |status: &Status| status.cached_bytes + status.chunk_bytes + status.map_bytes + status.reference_bytes;
+    let taken = |status: &Status| {
+        status.cached_bytes + status.chunk_bytes + status.map_bytes + status.reference_bytes
+    };
     let of = |aged: u64, fresh: u64| aged as f64 / fresh as f64;
-    let (sum, used) = (of(taken(&aged_status), taken(&fresh_status)), of(aged_status.space.used, fresh_status.space.used));
+    let (sum, used) = (
+        of(taken(&aged_status), taken(&fresh_status)),
+        of(aged_status.space.used, fresh_status.space.used),
+    );
     assert!(sum <= 1.05, "{sum:.3} of what a new store holds");
     assert!(used <= 1.05, "{used:.3} of the bytes that a new store takes");
 }

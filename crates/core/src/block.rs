@@ -73,7 +73,9 @@ pub fn bytes_mut(blocks: &mut [Block]) -> &mut [u8] {
 /// True when every byte of `bytes` is zero.
 #[must_use]
 pub fn is_zero(bytes: &[u8]) -> bool {
-    // Most data shows a non-zero byte at once; the rest is compared by whole lines, which the compiler vectorises.
+    // Most data shows a non-zero byte at once; the rest is compared by whole lines, which the
+    // compiler vectorises.
     let (head, lines) = bytes.split_at(bytes.len() % 64);
-    head.iter().all(|&b| b == 0) && lines.chunks_exact(64).all(|line| line.iter().fold(0, |all, &b| all | b) == 0)
+    head.iter().all(|&b| b == 0)
+        && lines.chunks_exact(64).all(|line| line.iter().fold(0, |all, &b| all | b) == 0)
 }

@@ -2,8 +2,9 @@
 
 use crate::{Algorithm, Block, Fingerprinter};
 
-/// 64-bit checksum of `bytes`, keyed so that bytes made by a client of one store are not taken for another's. Detects rot, tears and
-/// misdirection; where a client could forge it (carriers), [`forgery_proof`] is used instead.
+/// 64-bit checksum of `bytes`, keyed so that bytes made by a client of one store are not taken for
+/// another's. Detects rot, tears and misdirection; where a client could forge it (carriers),
+/// [`forgery_proof`] is used instead.
 #[must_use]
 pub fn fast(key: u64, bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot_with_seed(key, bytes)
@@ -35,7 +36,11 @@ pub fn chunk_name(secret: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
 /// [`forgery_proof`] of many blocks, in their order; about twice as fast.
 #[must_use]
 pub fn forgery_proofs(secret: &[u8; 32], blocks: &[&Block]) -> Vec<[u8; 16]> {
-    Fingerprinter::new(Algorithm::Blake3, *secret).many(blocks).into_iter().map(|fingerprint| fingerprint.0).collect()
+    Fingerprinter::new(Algorithm::Blake3, *secret)
+        .many(blocks)
+        .into_iter()
+        .map(|fingerprint| fingerprint.0)
+        .collect()
 }
 
 #[cfg(test)]
@@ -56,7 +61,8 @@ mod tests {
     fn many_proofs_are_those_of_each() {
         let mut blocks = Block::zeroed_vec(21);
         blocks.iter_mut().zip(0..).for_each(|(block, n)| block.0[4000] = n);
-        let singly: Vec<[u8; 16]> = blocks.iter().map(|block| forgery_proof(&[7; 32], &block.0)).collect();
+        let singly: Vec<[u8; 16]> =
+            blocks.iter().map(|block| forgery_proof(&[7; 32], &block.0)).collect();
         assert_eq!(forgery_proofs(&[7; 32], &blocks.iter().collect::<Vec<_>>()), singly);
     }
 }

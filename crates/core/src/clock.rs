@@ -8,14 +8,15 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Duration;
 }
 
-/// Letting others run takes about a microsecond when nobody wants to, and milliseconds when somebody computes.
+/// Letting others run takes about a microsecond when nobody wants to, and milliseconds when
+/// somebody computes.
 const CROWDED: Duration = Duration::from_micros(300);
 
 /// How long a crowded processor is left to others.
 const CROWDED_FOR: Duration = Duration::from_secs(1);
 
-/// Notices that a processor is crowded. There, who stays awake and yields meanwhile waits for a whole time slice of somebody else, while who
-/// sleeps is woken at once.
+/// Notices that a processor is crowded. There, who stays awake and yields meanwhile waits for a
+/// whole time slice of somebody else, while who sleeps is woken at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Crowd {
     until: Option<Duration>,
@@ -47,6 +48,10 @@ mod tests {
         crowd.yielded(at(10), at(20));
         assert!(!crowd.is_there(at(20)));
         crowd.yielded(at(1000), at(3000));
-        assert!(crowd.is_there(at(3000)) && crowd.is_there(at(1_002_999)) && !crowd.is_there(at(1_003_000)));
+        assert!(
+            crowd.is_there(at(3000))
+                && crowd.is_there(at(1_002_999))
+                && !crowd.is_there(at(1_003_000))
+        );
     }
 }

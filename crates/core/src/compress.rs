@@ -20,7 +20,11 @@ impl Default for Lz4 {
 impl Lz4 {
     /// `block` compressed, when it then takes at most `most` bytes.
     pub fn compress(&mut self, block: &Block, most: usize) -> Option<&[u8]> {
-        match lz4_flex::block::compress_into_with_table(&block.0, &mut self.out[..], &mut self.table) {
+        match lz4_flex::block::compress_into_with_table(
+            &block.0,
+            &mut self.out[..],
+            &mut self.table,
+        ) {
             Ok(n) if n <= most => Some(&self.out[..n]),
             _ => None,
         }
@@ -52,7 +56,10 @@ pub fn pack(chunk: &[u8]) -> Vec<u8> {
 pub fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>> {
     match lz4_flex::block::decompress(packed, length) {
         Ok(chunk) if chunk.len() == length => Ok(chunk),
-        Ok(chunk) => Err(Error::new(Kind::Corrupt, format!("compressed chunk expands to {} bytes instead of {length}", chunk.len()))),
+        Ok(chunk) => Err(Error::new(
+            Kind::Corrupt,
+            format!("compressed chunk expands to {} bytes instead of {length}", chunk.len()),
+        )),
         Err(e) => Err(Error::new(Kind::Corrupt, format!("compressed chunk is damaged: {e}"))),
     }
 }

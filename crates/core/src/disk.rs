@@ -53,9 +53,10 @@ impl<'a> Read<'a> {
 
 /// A disk of 4 KiB blocks with a volatile cache.
 ///
-/// Atomicity: 512 bytes. Order: none between writes that are not durable. A write that fails leaves any of its blocks old, new or
-/// torn. After a failed [`flush`](Disk::flush) the unflushed writes are lost, and a later flush does not bring them back.
-/// All methods may be called from many threads at once.
+/// Atomicity: 512 bytes. Order: none between writes that are not durable. A write that fails leaves
+/// any of its blocks old, new or torn. After a failed [`flush`](Disk::flush) the unflushed writes
+/// are lost, and a later flush does not bring them back. All methods may be called from many
+/// threads at once.
 pub trait Disk: Send + Sync {
     /// Capacity in blocks. Constant while open.
     fn blocks(&self) -> u64;
@@ -63,8 +64,8 @@ pub trait Disk: Send + Sync {
     /// Reads a batch; returns when all of it is done, each read with its own `result`.
     fn read(&self, reads: &mut [Read<'_>]);
 
-    /// Writes a batch, in any order; returns when all of it is done. Not durable before the next [`flush`](Disk::flush) that
-    /// starts after the return.
+    /// Writes a batch, in any order; returns when all of it is done. Not durable before the next
+    /// [`flush`](Disk::flush) that starts after the return.
     ///
     /// # Errors
     /// The first failure; [`Kind::NoSpace`](crate::Kind::NoSpace) when the host has no room for it.
@@ -82,8 +83,8 @@ pub trait Disk: Send + Sync {
     /// The failure; it must not be retried.
     fn flush(&self) -> Result<()>;
 
-    /// Takes space from the host for `blocks` blocks from `at` on, so that later writes there do not fail for lack of it.
-    /// Does nothing where space was taken before.
+    /// Takes space from the host for `blocks` blocks from `at` on, so that later writes there do
+    /// not fail for lack of it. Does nothing where space was taken before.
     ///
     /// # Errors
     /// [`Kind::NoSpace`](crate::Kind::NoSpace) when the host has none.

@@ -25,7 +25,8 @@ pub enum Kind {
     Denied,
     /// The medium or the operating system failed.
     Io,
-    /// More memory is needed than was allowed; asking again with more helps, and nothing is damaged.
+    /// More memory is needed than was allowed; asking again with more helps, and nothing is
+    /// damaged.
     Memory,
 }
 

@@ -1,4 +1,5 @@
-//! Named files in one flat directory, as the archive engine sees a node: nothing durable without a sync, and no name either.
+//! Named files in one flat directory, as the archive engine sees a node: nothing durable without a
+//! sync, and no name either.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ pub enum Hold {
 /// A lock that ends when it is dropped, or with its process.
 pub trait Lock: Send + Sync {}
 
-/// The files of a node. A name that was made or removed is so durably after [`sync_names`](Files::sync_names) only.
+/// The files of a node. A name that was made or removed is so durably after
+/// [`sync_names`](Files::sync_names) only.
 pub trait Files: Send + Sync {
     /// All names, sorted.
     ///
@@ -59,7 +61,8 @@ pub trait Files: Send + Sync {
     /// Locks the file `name`, which is there; waits for it when `wait` is set.
     ///
     /// # Errors
-    /// `Busy` when somebody holds it otherwise and nobody waits, or it was waited for long enough although a stranger could hold it.
+    /// `Busy` when somebody holds it otherwise and nobody waits, or it was waited for long enough
+    /// although a stranger could hold it.
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>>;
 
     /// Nodes, and columns of data and of parity in a stripe; one directory is `[1, 1, 0]`.
@@ -75,7 +78,8 @@ pub trait Files: Send + Sync {
         Ok(true)
     }
 
-    /// Looks which nodes count, and makes their copies equal. Called whenever the files are locked for a change (`alone`) or for reading.
+    /// Looks which nodes count, and makes their copies equal. Called whenever the files are locked
+    /// for a change (`alone`) or for reading.
     ///
     /// # Errors
     /// `Stopped` when too few are there; those of the system.
@@ -83,7 +87,8 @@ pub trait Files: Send + Sync {
         Ok(())
     }
 
-    /// Makes sure that no node counts any more that missed what was written. Called before a change is acknowledged, under the same lock.
+    /// Makes sure that no node counts any more that missed what was written. Called before a change
+    /// is acknowledged, under the same lock.
     ///
     /// # Errors
     /// `Stopped` when too few are left; those of the system.
@@ -91,9 +96,10 @@ pub trait Files: Send + Sync {
         Ok(())
     }
 
-    /// Makes these bytes of a file durable without writing, as a reader does; they are what it read at byte `at`, and somebody wrote them who may have been
-    /// killed before their sync, or whose sync failed: then memory may have what the medium lacks. True when as many copies have them as a change needs:
-    /// otherwise they may vanish with the copies that do.
+    /// Makes these bytes of a file durable without writing, as a reader does; they are what it read
+    /// at byte `at`, and somebody wrote them who may have been killed before their sync, or
+    /// whose sync failed: then memory may have what the medium lacks. True when as many copies have
+    /// them as a change needs: otherwise they may vanish with the copies that do.
     ///
     /// # Errors
     /// Those of the system.
@@ -107,7 +113,8 @@ pub trait Files: Send + Sync {
     }
 }
 
-/// A file. Reads see writes at once; a write is durable after a later [`sync`](File::sync), and torn at any 512 bytes until then.
+/// A file. Reads see writes at once; a write is durable after a later [`sync`](File::sync), and
+/// torn at any 512 bytes until then.
 pub trait File: Send + Sync {
     /// Bytes up to its end.
     ///
@@ -115,7 +122,8 @@ pub trait File: Send + Sync {
     /// Those of the system.
     fn bytes(&self) -> Result<u64>;
 
-    /// Bytes of the file that take space on the medium, as far as that is known: what a hole has of its length, it does not have of these.
+    /// Bytes of the file that take space on the medium, as far as that is known: what a hole has of
+    /// its length, it does not have of these.
     ///
     /// # Errors
     /// Those of the system.
@@ -148,7 +156,8 @@ pub trait File: Send + Sync {
         Ok(())
     }
 
-    /// As [`read_at`](File::read_at), of the medium as far as the system allows it: first what lies in memory and is written is dropped from there.
+    /// As [`read_at`](File::read_at), of the medium as far as the system allows it: first what lies
+    /// in memory and is written is dropped from there.
     ///
     /// # Errors
     /// Those of the system.
@@ -156,7 +165,8 @@ pub trait File: Send + Sync {
         self.read_at(at, into)
     }
 
-    /// Syncs, and looks whether the medium has these bytes then: after a sync that failed in another process, this one succeeds without them.
+    /// Syncs, and looks whether the medium has these bytes then: after a sync that failed in
+    /// another process, this one succeeds without them.
     ///
     /// # Errors
     /// Those of the system.
@@ -170,7 +180,8 @@ pub trait File: Send + Sync {
     /// Makes all that was written before durable, and the length with it.
     ///
     /// # Errors
-    /// Those of the system; what was not durable may be gone, and a second sync does not bring it back.
+    /// Those of the system; what was not durable may be gone, and a second sync does not bring it
+    /// back.
     fn sync(&self) -> Result<()>;
 
     /// Cuts the file, or lengthens it with zeroes.

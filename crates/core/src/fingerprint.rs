@@ -13,14 +13,16 @@ use crate::{BLOCK_BYTES, Block, Error, Kind, Result};
 pub struct Fingerprint(pub [u8; 16]);
 
 impl Fingerprint {
-    /// The first eight bytes as a number, evenly distributed: for hash tables and for the share of the fingerprint kept in map entries.
+    /// The first eight bytes as a number, evenly distributed: for hash tables and for the share of
+    /// the fingerprint kept in map entries.
     #[must_use]
     pub fn prefix(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// What stands for content that must not be shared, in place of its fingerprint: all bits turned. Nobody who looks for the content finds it.
+    /// What stands for content that must not be shared, in place of its fingerprint: all bits
+    /// turned. Nobody who looks for the content finds it.
     #[must_use]
     pub fn unshared(&self) -> Fingerprint {
         Fingerprint(self.0.map(|byte| !byte))
@@ -32,7 +34,8 @@ impl Fingerprint {
         self == kept || self.unshared() == *kept
     }
 
-    /// True when the prefix that is kept in a map entry is that of content with this fingerprint, shared or not.
+    /// True when the prefix that is kept in a map entry is that of content with this fingerprint,
+    /// shared or not.
     #[must_use]
     pub fn has_prefix(&self, prefix: u64) -> bool {
         self.prefix() == prefix || self.prefix() == !prefix
@@ -54,9 +57,11 @@ impl fmt::Debug for Fingerprint {
 /// How fingerprints are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// BLAKE3 keyed with the store's secret: a client can't make collisions, even if BLAKE3 should weaken.
+    /// BLAKE3 keyed with the store's secret: a client can't make collisions, even if BLAKE3 should
+    /// weaken.
     Blake3,
-    /// SHA-256 cut to 128 bits, of stores that older programs made: with 2^64 blocks somebody finds two of one fingerprint. Only with comparison of bytes.
+    /// SHA-256 cut to 128 bits, of stores that older programs made: with 2^64 blocks somebody finds
+    /// two of one fingerprint. Only with comparison of bytes.
     Sha256,
     /// SHA-1 cut to 128 bits, OrderMergeDedup's. Broken: only with comparison of bytes.
     Sha1,
@@ -76,7 +81,8 @@ impl Algorithm {
         (Algorithm::HmacSha256, 5, "hmac-sha256"),
     ];
 
-    /// True when whoever chooses blocks can choose two of one fingerprint, as without a key, so that a duplicate is one only when its bytes agree.
+    /// True when whoever chooses blocks can choose two of one fingerprint, as without a key, so
+    /// that a duplicate is one only when its bytes agree.
     #[must_use]
     pub fn needs_bytes(self) -> bool {
         matches!(self, Algorithm::Sha256 | Algorithm::Sha1 | Algorithm::Md5)
@@ -106,7 +112,10 @@ impl FromStr for Algorithm {
 
     fn from_str(name: &str) -> Result<Algorithm> {
         Algorithm::ALL.iter().find(|row| row.2 == name).map(|row| row.0).ok_or_else(|| {
-            Error::new(Kind::InvalidInput, format!("no fingerprint '{name}': one of blake3, hmac-sha256, sha256, sha1, md5"))
+            Error::new(
+                Kind::InvalidInput,
+                format!("no fingerprint '{name}': one of blake3, hmac-sha256, sha256, sha1, md5"),
+            )
         })
     }
 }
@@ -124,7 +133,8 @@ pub struct Fingerprinter {
 
 /// Blocks hashed together: enough for the widest vector unit, few enough for the stack.
 const BATCH: usize = 16;
-/// Fewer blocks are hashed one by one, each with all vector lanes: measured, 2.1 µs a block, against 5.6 for one in a batch and 1.5 for four.
+/// Fewer blocks are hashed one by one, each with all vector lanes: measured, 2.1 µs a block,
+/// against 5.6 for one in a batch and 1.5 for four.
 const BATCH_MIN: usize = 4;
 const CHUNK: usize = 1024;
 const CHUNKS: usize = BLOCK_BYTES / CHUNK;
@@ -140,14 +150,21 @@ impl Fingerprinter {
     /// Fingerprints by `algorithm`; `key` is the store's secret, which the keyed ones use.
     #[must_use]
     pub fn new(algorithm: Algorithm, key: [u8; 32]) -> Fingerprinter {
-        // A key is filled with zeroes to a block of the hash: so says the standard, and this way it has the right length by its type.
+        // A key is filled with zeroes to a block of the hash: so says the standard, and this way it
+        // has the right length by its type.
         let mut block = [0; 64];
         block[..32].copy_from_slice(&key);
-        Fingerprinter { algorithm, key, hmac: Hmac::new(&block.into()), platform: Platform::detect(), bits: 128 }
+        Fingerprinter {
+            algorithm,
+            key,
+            hmac: Hmac::new(&block.into()),
+            platform: Platform::detect(),
+            bits: 128,
+        }
     }
 
-    /// The same, with all but the highest `bits` bits (at most 64) of each fingerprint's prefix zero: collisions on demand, for tests of the
-    /// comparison of bytes.
+    /// The same, with all but the highest `bits` bits (at most 64) of each fingerprint's prefix
+    /// zero: collisions on demand, for tests of the comparison of bytes.
     #[must_use]
     pub fn shortened(self, bits: u32) -> Fingerprinter {
         Fingerprinter { bits, ..self }
@@ -165,7 +182,8 @@ impl Fingerprinter {
         self.bytes(&block.0)
     }
 
-    /// The fingerprints of many blocks, in their order; the same as [`one`](Self::one) of each, about twice as fast with BLAKE3.
+    /// The fingerprints of many blocks, in their order; the same as [`one`](Self::one) of each,
+    /// about twice as fast with BLAKE3.
     #[must_use]
     pub fn many(&self, blocks: &[&Block]) -> Vec<Fingerprint> {
         if self.algorithm != Algorithm::Blake3 {
@@ -182,7 +200,8 @@ impl Fingerprinter {
         all
     }
 
-    /// Keyed BLAKE3 of up to [`BATCH`] blocks, each vector lane working on another block: the four chunks, the two parents, the root.
+    /// Keyed BLAKE3 of up to [`BATCH`] blocks, each vector lane working on another block: the four
+    /// chunks, the two parents, the root.
     fn blake3_batch(&self, blocks: &[&Block], all: &mut Vec<Fingerprint>) {
         let n = blocks.len();
         let key = blake3::platform::words_from_le_bytes_32(&self.key);
@@ -192,7 +211,16 @@ impl Fingerprinter {
                 let (chunks, _) = blocks[b.min(n - 1)].0.as_chunks::<CHUNK>();
                 &chunks[c]
             });
-            self.platform.hash_many(&inputs[..n], &key, c as u64, IncrementCounter::No, KEYED_HASH, CHUNK_START, CHUNK_END, values);
+            self.platform.hash_many(
+                &inputs[..n],
+                &key,
+                c as u64,
+                IncrementCounter::No,
+                KEYED_HASH,
+                CHUNK_START,
+                CHUNK_END,
+                values,
+            );
         }
         let [one, two, three, four] = &chunk_values;
         let left = self.parents(&key, one, two, n, 0);
@@ -210,12 +238,14 @@ impl Fingerprinter {
             Algorithm::Sha256 => self.short(&Sha256::digest(bytes)),
             Algorithm::Sha1 => self.short(&sha1::Sha1::digest(bytes)),
             Algorithm::Md5 => self.short(&md5::Md5::digest(bytes)),
-            Algorithm::HmacSha256 => self.short(&self.hmac.clone().chain_update(bytes).finalize().into_bytes()),
+            Algorithm::HmacSha256 => {
+                self.short(&self.hmac.clone().chain_update(bytes).finalize().into_bytes())
+            }
         }
     }
 
-    /// The fingerprints of many chunks, in their order; the same as [`bytes`](Self::bytes) of each. Each vector lane works on another
-    /// chunk, leaf by leaf.
+    /// The fingerprints of many chunks, in their order; the same as [`bytes`](Self::bytes) of each.
+    /// Each vector lane works on another chunk, leaf by leaf.
     #[must_use]
     pub fn chunks(&self, chunks: &[&[u8]]) -> Vec<Fingerprint> {
         if self.algorithm != Algorithm::Blake3 || chunks.len() < BATCH_MIN {
@@ -223,7 +253,8 @@ impl Fingerprinter {
         }
         let mut all = vec![Fingerprint::default(); chunks.len()];
         // Chunks of like length keep the lanes full.
-        let mut order: Vec<usize> = (0..chunks.len()).filter(|&n| chunks[n].len() > CHUNK).collect();
+        let mut order: Vec<usize> =
+            (0..chunks.len()).filter(|&n| chunks[n].len() > CHUNK).collect();
         order.sort_unstable_by_key(|&n| chunks[n].len());
         for (n, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.len() <= CHUNK) {
             all[n] = self.bytes(chunk);
@@ -245,12 +276,21 @@ impl Fingerprinter {
     }
 
     /// The chaining values of leaf number `leaf` of each chunk that has it.
-    fn leaves(&self, key: &[u32; 8], leaf: usize, lanes: &[usize], chunks: &[&[u8]], values: &mut [Vec<[u8; 32]>]) {
+    fn leaves(
+        &self,
+        key: &[u32; 8],
+        leaf: usize,
+        lanes: &[usize],
+        chunks: &[&[u8]],
+        values: &mut [Vec<[u8; 32]>],
+    ) {
         const EMPTY: &[u8; CHUNK] = &[0; CHUNK];
         let (mut inputs, mut which, mut n) = ([EMPTY; BATCH], [0; BATCH], 0);
         for (lane, &chunk) in lanes.iter().enumerate() {
             let bytes = chunks[chunk];
-            if let Some(Ok(whole)) = bytes.get(leaf * CHUNK..(leaf + 1) * CHUNK).map(<&[u8; CHUNK]>::try_from) {
+            if let Some(Ok(whole)) =
+                bytes.get(leaf * CHUNK..(leaf + 1) * CHUNK).map(<&[u8; CHUNK]>::try_from)
+            {
                 (inputs[n], which[n]) = (whole, lane);
                 n += 1;
             } else if leaf * CHUNK < bytes.len() {
@@ -258,7 +298,16 @@ impl Fingerprinter {
             }
         }
         let mut out = [0u8; 32 * BATCH];
-        self.platform.hash_many(&inputs[..n], key, leaf as u64, IncrementCounter::No, KEYED_HASH, CHUNK_START, CHUNK_END, &mut out);
+        self.platform.hash_many(
+            &inputs[..n],
+            key,
+            leaf as u64,
+            IncrementCounter::No,
+            KEYED_HASH,
+            CHUNK_START,
+            CHUNK_END,
+            &mut out,
+        );
         for (value, &lane) in out.as_chunks::<32>().0.iter().zip(&which[..n]) {
             values[lane][leaf] = *value;
         }
@@ -273,31 +322,59 @@ impl Fingerprinter {
             block[..part.len()].copy_from_slice(part);
             let start = if n == 0 { CHUNK_START } else { 0 };
             let end = if n + 1 == blocks { CHUNK_END } else { 0 };
-            self.platform.compress_in_place(&mut value, &block, part.len() as u8, leaf as u64, KEYED_HASH | start | end);
+            self.platform.compress_in_place(
+                &mut value,
+                &block,
+                part.len() as u8,
+                leaf as u64,
+                KEYED_HASH | start | end,
+            );
         }
         blake3::platform::le_bytes_from_words_32(&value)
     }
 
     /// Joins the leaves of each lane, level by level; an odd one goes up as it is.
-    fn trees(&self, key: &[u32; 8], lanes: &[usize], values: &mut [Vec<[u8; 32]>], all: &mut [Fingerprint]) {
+    fn trees(
+        &self,
+        key: &[u32; 8],
+        lanes: &[usize],
+        values: &mut [Vec<[u8; 32]>],
+        all: &mut [Fingerprint],
+    ) {
         let mut pairs: Vec<([u8; 64], usize, usize)> = Vec::new();
         while values[..lanes.len()].iter().any(|values| values.len() > 1) {
             // Roots have a flag of their own, so they are hashed apart.
             for root in [false, true] {
                 pairs.clear();
-                for (lane, values) in values[..lanes.len()].iter().enumerate().filter(|(_, v)| v.len() > 1 && (v.len() == 2) == root) {
-                    pairs.extend(values.as_chunks::<2>().0.iter().enumerate().map(|(n, [left, right])| {
-                        let mut pair = [0; 64];
-                        pair[..32].copy_from_slice(left);
-                        pair[32..].copy_from_slice(right);
-                        (pair, lane, n)
-                    }));
+                for (lane, values) in values[..lanes.len()]
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, v)| v.len() > 1 && (v.len() == 2) == root)
+                {
+                    pairs.extend(values.as_chunks::<2>().0.iter().enumerate().map(
+                        |(n, [left, right])| {
+                            let mut pair = [0; 64];
+                            pair[..32].copy_from_slice(left);
+                            pair[32..].copy_from_slice(right);
+                            (pair, lane, n)
+                        },
+                    ));
                 }
                 for batch in pairs.chunks(BATCH) {
-                    let inputs: [&[u8; 64]; BATCH] = std::array::from_fn(|b| &batch[b.min(batch.len() - 1)].0);
+                    let inputs: [&[u8; 64]; BATCH] =
+                        std::array::from_fn(|b| &batch[b.min(batch.len() - 1)].0);
                     let mut out = [0u8; 32 * BATCH];
                     let flags = KEYED_HASH | PARENT | if root { ROOT } else { 0 };
-                    self.platform.hash_many(&inputs[..batch.len()], key, 0, IncrementCounter::No, flags, 0, 0, &mut out);
+                    self.platform.hash_many(
+                        &inputs[..batch.len()],
+                        key,
+                        0,
+                        IncrementCounter::No,
+                        flags,
+                        0,
+                        0,
+                        &mut out,
+                    );
                     for (value, &(_, lane, n)) in out.as_chunks::<32>().0.iter().zip(batch) {
                         if root {
                             all[lanes[lane]] = self.short(value);
@@ -306,7 +383,10 @@ impl Fingerprinter {
                         }
                     }
                 }
-                for values in values[..lanes.len()].iter_mut().filter(|v| v.len() > 1 && (v.len() == 2) == root) {
+                for values in values[..lanes.len()]
+                    .iter_mut()
+                    .filter(|v| v.len() > 1 && (v.len() == 2) == root)
+                {
                     let half = values.len() / 2;
                     if !values.len().is_multiple_of(2) {
                         values[half] = values[values.len() - 1];
@@ -318,7 +398,14 @@ impl Fingerprinter {
     }
 
     /// The parents of `n` pairs of chaining values.
-    fn parents(&self, key: &[u32; 8], left: &[u8; 32 * BATCH], right: &[u8; 32 * BATCH], n: usize, root: u8) -> [u8; 32 * BATCH] {
+    fn parents(
+        &self,
+        key: &[u32; 8],
+        left: &[u8; 32 * BATCH],
+        right: &[u8; 32 * BATCH],
+        n: usize,
+        root: u8,
+    ) -> [u8; 32 * BATCH] {
         let mut pairs = [[0u8; 64]; BATCH];
         for (b, pair) in pairs.iter_mut().enumerate().take(n) {
             pair[..32].copy_from_slice(&left[b * 32..][..32]);
@@ -326,7 +413,16 @@ impl Fingerprinter {
         }
         let inputs: [&[u8; 64]; BATCH] = std::array::from_fn(|b| &pairs[b]);
         let mut values = [0u8; 32 * BATCH];
-        self.platform.hash_many(&inputs[..n], key, 0, IncrementCounter::No, KEYED_HASH | PARENT | root, 0, 0, &mut values);
+        self.platform.hash_many(
+            &inputs[..n],
+            key,
+            0,
+            IncrementCounter::No,
+            KEYED_HASH | PARENT | root,
+            0,
+            0,
+            &mut values,
+        );
         values
     }
 
@@ -338,7 +434,8 @@ impl Fingerprinter {
         if self.bits == 128 {
             return fingerprint;
         }
-        let prefix = fingerprint.prefix() & u64::MAX.checked_shl(64 - self.bits.min(64)).unwrap_or(0);
+        let prefix =
+            fingerprint.prefix() & u64::MAX.checked_shl(64 - self.bits.min(64)).unwrap_or(0);
         bytes = [0; 16];
         bytes[..8].copy_from_slice(&prefix.to_le_bytes());
         Fingerprint(bytes)
@@ -380,9 +477,16 @@ mod tests {
             let printer = Fingerprinter::new(algorithm, [7; 32]);
             for lengths in [
                 vec![1; 5],
-                vec![0, 1, 1023, 1024, 1025, 2048, 2049, 3072, 4096, 5000, 65_536, 7, 9_000, 12_345, 16_384, 16_385, 30_000, 31],
+                vec![
+                    0, 1, 1023, 1024, 1025, 2048, 2049, 3072, 4096, 5000, 65_536, 7, 9_000, 12_345,
+                    16_384, 16_385, 30_000, 31,
+                ],
             ] {
-                let chunks: Vec<&[u8]> = lengths.iter().enumerate().map(|(n, &length)| &bytes[n * 13..n * 13 + length]).collect();
+                let chunks: Vec<&[u8]> = lengths
+                    .iter()
+                    .enumerate()
+                    .map(|(n, &length)| &bytes[n * 13..n * 13 + length])
+                    .collect();
                 let singly: Vec<_> = chunks.iter().map(|chunk| printer.bytes(chunk)).collect();
                 assert_eq!(printer.chunks(&chunks), singly, "{algorithm}");
             }
@@ -401,7 +505,8 @@ mod tests {
     #[test]
     fn rule_18_what_decides_alone_depends_on_the_secret() {
         for (algorithm, ..) in Algorithm::ALL {
-            let [one, other] = [1, 2].map(|key| Fingerprinter::new(algorithm, [key; 32]).bytes(b"a block"));
+            let [one, other] =
+                [1, 2].map(|key| Fingerprinter::new(algorithm, [key; 32]).bytes(b"a block"));
             assert_eq!(one == other, algorithm.needs_bytes(), "{algorithm}");
         }
     }
@@ -412,8 +517,15 @@ mod tests {
         let refs: Vec<&Block> = blocks.iter().collect();
         let whole = Fingerprinter::new(Algorithm::Blake3, [7; 32]);
         let short = whole.clone().shortened(3);
-        assert_eq!(short.many(&refs), refs.iter().map(|block| short.one(block)).collect::<Vec<_>>());
-        assert!(blocks.iter().all(|block| short.one(block).prefix() == whole.one(block).prefix() >> 61 << 61));
+        assert_eq!(
+            short.many(&refs),
+            refs.iter().map(|block| short.one(block)).collect::<Vec<_>>()
+        );
+        assert!(
+            blocks
+                .iter()
+                .all(|block| short.one(block).prefix() == whole.one(block).prefix() >> 61 << 61)
+        );
     }
 
     #[test]

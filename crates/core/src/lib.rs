@@ -1,8 +1,9 @@
 //! Vocabulary and seams of Onefold.
 //!
-//! Everything that more than one crate must agree on lives here: units as types, the 4 KiB [`Block`], errors by what
-//! the caller should do, fingerprints, block compression, and the traits through which engines reach the world
-//! ([`Disk`], [`Files`], [`ObjectStore`], [`Clock`]) and servers reach engines ([`Volume`], [`Exports`]).
+//! Everything that more than one crate must agree on lives here: units as types, the 4 KiB
+//! [`Block`], errors by what the caller should do, fingerprints, block compression, and the traits
+//! through which engines reach the world ([`Disk`], [`Files`], [`ObjectStore`], [`Clock`]) and
+//! servers reach engines ([`Volume`], [`Exports`]).
 //!
 //! *Invariant:* this crate performs no I/O and knows no engine and no protocol.
 
@@ -27,4 +28,6 @@ pub use files::{File, Files, Hold, Lock};
 pub use fingerprint::{Algorithm, Fingerprint, Fingerprinter};
 pub use object::ObjectStore;
 pub use units::{Lba, Pba, Timestamp, VolumeId, ZoneId};
-pub use volume::{BlockRead, Exports, Extent, ExtentKind, Ticket, Volume, VolumeInfo, VolumeLimits};
+pub use volume::{
+    BlockRead, Exports, Extent, ExtentKind, Ticket, Volume, VolumeInfo, VolumeLimits,
+};

@@ -1,13 +1,15 @@
 //! What a directory holds, as archives keep it.
 
-/// The bit of [`Entry::mode`] of a file that could not be read to its end when it was stored: what is missing reads as a hole. Programs from before it
-/// existed take it for a permission that the system does not know.
+/// The bit of [`Entry::mode`] of a file that could not be read to its end when it was stored: what
+/// is missing reads as a hole. Programs from before it existed take it for a permission that the
+/// system does not know.
 pub const IN_PART: u32 = 1 << 31;
 
 /// Something in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its path below the tree's root, with `/` between the parts; empty for the root itself. Any bytes but zero.
+    /// Its path below the tree's root, with `/` between the parts; empty for the root itself. Any
+    /// bytes but zero.
     pub path: Vec<u8>,
     /// What it is.
     pub what: What,
@@ -64,10 +66,12 @@ impl Entry {
         self.mode & IN_PART != 0
     }
 
-    /// True when the path stays below the root, whoever wrote it: no empty part, no `.`, no `..`, no zero byte.
+    /// True when the path stays below the root, whoever wrote it: no empty part, no `.`, no `..`,
+    /// no zero byte.
     #[must_use]
     pub fn is_safe(&self) -> bool {
-        let part_is_safe = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !part.contains(&0);
+        let part_is_safe =
+            |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !part.contains(&0);
         self.path.is_empty() || self.path.split(|&byte| byte == b'/').all(part_is_safe)
     }
 }

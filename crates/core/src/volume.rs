@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::{Block, Lba, Result};
 
-/// Names the group of changes that a write belongs to; [`Volume::wait`] makes it durable. Later changes have equal or greater tickets.
+/// Names the group of changes that a write belongs to; [`Volume::wait`] makes it durable. Later
+/// changes have equal or greater tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -41,8 +42,9 @@ pub struct BlockRead<'a> {
 
 /// A virtual disk: reads, writes, trims, and flushes that survive power loss.
 ///
-/// All methods may be called from many threads at once. A change that returned is seen by every later read. A range beyond the end is
-/// [`Kind::InvalidInput`](crate::Kind::InvalidInput), except for a full store, which is [`Kind::NoSpace`](crate::Kind::NoSpace).
+/// All methods may be called from many threads at once. A change that returned is seen by every
+/// later read. A range beyond the end is [`Kind::InvalidInput`](crate::Kind::InvalidInput), except
+/// for a full store, which is [`Kind::NoSpace`](crate::Kind::NoSpace).
 pub trait Volume: Send + Sync {
     /// Size in bytes; a multiple of 4096. Changes when the volume is resized.
     fn size(&self) -> u64;
@@ -50,28 +52,30 @@ pub trait Volume: Send + Sync {
     /// Reads a batch of block ranges; device reads of the whole batch are issued together.
     fn read(&self, reads: &mut [BlockRead<'_>]);
 
-    /// Writes `data` at byte `offset`, of any alignment and length. Durable after [`wait`](Volume::wait) on the ticket, or after a later
-    /// [`flush`](Volume::flush).
+    /// Writes `data` at byte `offset`, of any alignment and length. Durable after
+    /// [`wait`](Volume::wait) on the ticket, or after a later [`flush`](Volume::flush).
     ///
     /// # Errors
-    /// `NoSpace` when the store is full; `Stopped` after an earlier failure. Nothing of a failed write is acknowledged, some of it
-    /// may be there.
+    /// `NoSpace` when the store is full; `Stopped` after an earlier failure. Nothing of a failed
+    /// write is acknowledged, some of it may be there.
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket>;
 
-    /// True when a client may hear of a write only after [`wait`](Volume::wait) on its ticket. Then writes that come together are made durable
-    /// together, and may still fail until then.
+    /// True when a client may hear of a write only after [`wait`](Volume::wait) on its ticket. Then
+    /// writes that come together are made durable together, and may still fail until then.
     fn acknowledges_late(&self) -> bool {
         false
     }
 
-    /// Drops the whole blocks within `bytes` bytes at `offset`: they read as zeroes and become free. Blocks that the range covers in part are
-    /// left as they are: trimming is advice. Durability as [`write`](Volume::write).
+    /// Drops the whole blocks within `bytes` bytes at `offset`: they read as zeroes and become
+    /// free. Blocks that the range covers in part are left as they are: trimming is advice.
+    /// Durability as [`write`](Volume::write).
     ///
     /// # Errors
     /// As [`write`](Volume::write); a full store still takes trims.
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket>;
 
-    /// Makes `bytes` bytes at `offset` read as zeroes. With `keep` the range shows as [`ExtentKind::Zero`], else as a hole.
+    /// Makes `bytes` bytes at `offset` read as zeroes. With `keep` the range shows as
+    /// [`ExtentKind::Zero`], else as a hole.
     ///
     /// # Errors
     /// As [`trim`](Volume::trim).
@@ -89,7 +93,8 @@ pub trait Volume: Send + Sync {
     /// As [`wait`](Volume::wait).
     fn flush(&self) -> Result<()>;
 
-    /// What the range holds, as at most `limit` extents from `offset` on; neighbours differ in kind. It may cover less than asked.
+    /// What the range holds, as at most `limit` extents from `offset` on; neighbours differ in
+    /// kind. It may cover less than asked.
     ///
     /// # Errors
     /// `Corrupt` or `Io` when the map can't be read.
@@ -133,7 +138,8 @@ pub trait Exports: Send + Sync {
     /// All of them, sorted by name.
     fn list(&self) -> Vec<VolumeInfo>;
 
-    /// The volume called `name`. An open volume that is deleted afterwards answers `NotFound` to everything.
+    /// The volume called `name`. An open volume that is deleted afterwards answers `NotFound` to
+    /// everything.
     ///
     /// # Errors
     /// `NotFound` when there is none.

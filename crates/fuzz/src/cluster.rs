@@ -1,4 +1,5 @@
-//! The cluster engine: its values, keys and names, as they come and with their checksums mended; and a folder whose tables somebody else wrote.
+//! The cluster engine: its values, keys and names, as they come and with their checksums mended;
+//! and a folder whose tables somebody else wrote.
 
 use onefold_cluster::format::{
     Chunk, ChunkId, ObjectId, Reference, Stamp,
@@ -31,12 +32,18 @@ pub fn cluster(data: &[u8]) {
     match kind % 5 {
         0 => {
             if let Some(format) = reach::noted(Format::decode(data)) {
-                assert!(Format::decode(&format.encode()).is_ok_and(|again| again == format), "a catalogue changes by being written");
+                assert!(
+                    Format::decode(&format.encode()).is_ok_and(|again| again == format),
+                    "a catalogue changes by being written"
+                );
             }
         }
         1 => {
             if let Some(named) = reach::noted(Named::decode(data)) {
-                assert!(Named::decode(&named.encode()).is_ok_and(|again| again == named), "a name changes by being written");
+                assert!(
+                    Named::decode(&named.encode()).is_ok_and(|again| again == named),
+                    "a name changes by being written"
+                );
             }
         }
         2 => {
@@ -44,16 +51,25 @@ pub fn cluster(data: &[u8]) {
                 if let Some(entry) = reach::noted(Entry::decode(OBJECT, OFFSET, &value)) {
                     assert!(entry.mask & !Entry::full_mask(entry.length) == 0);
                     let again = Entry::decode(OBJECT, OFFSET, &entry.encode(OBJECT, OFFSET));
-                    assert!(again.is_ok_and(|again| again == entry), "an entry changes by being written");
+                    assert!(
+                        again.is_ok_and(|again| again == entry),
+                        "an entry changes by being written"
+                    );
                 }
                 if let Some(chunk) = reach::noted(entry::decode_pending(OBJECT, OFFSET, &value)) {
-                    assert!(Chunk::parse(&chunk.name()) == Some(chunk), "a chunk changes by being named");
+                    assert!(
+                        Chunk::parse(&chunk.name()) == Some(chunk),
+                        "a chunk changes by being named"
+                    );
                 }
             }
         }
         3 => {
             if let Some(recut) = reach::noted(Recut::decode(data)) {
-                assert!(Recut::decode(&recut.encode()).is_ok_and(|again| again == recut), "a re-cut changes by being written");
+                assert!(
+                    Recut::decode(&recut.encode()).is_ok_and(|again| again == recut),
+                    "a re-cut changes by being written"
+                );
             }
         }
         _ => names_and_keys(data),
@@ -77,7 +93,13 @@ fn names_and_keys(data: &[u8]) {
 
 pub(crate) fn examples() -> Vec<Vec<u8>> {
     let chunk = Chunk { id: ChunkId { hash: [7; 32], length: 32_768 }, copy: 3 };
-    let entry = Entry { length: 32_768, dirty: true, mask: 0x81, base: Some(Base { chunk, stamp: Stamp(9) }), stamp: Stamp(1 << 40) };
+    let entry = Entry {
+        length: 32_768,
+        dirty: true,
+        mask: 0x81,
+        base: Some(Base { chunk, stamp: Stamp(9) }),
+        stamp: Stamp(1 << 40),
+    };
     let reference = Reference { object: OBJECT, offset: OFFSET, stamp: Stamp(77) };
     [
         (0, Format::new([1; 16], [2; 32], PoolKind::Erasure).encode()),

@@ -12,7 +12,10 @@ use onefold_block::{
     Engine, Settings,
     format::{Identity, VERSION, VERSION_KEYED, geometry::SUPERBLOCKS},
 };
-use onefold_core::{Algorithm, BLOCK_BYTES, Block, BlockRead, Disk, Kind, Lba, Pba, Read, Result, Ticket, VolumeId, checksum};
+use onefold_core::{
+    Algorithm, BLOCK_BYTES, Block, BlockRead, Disk, Kind, Lba, Pba, Read, Result, Ticket, VolumeId,
+    checksum,
+};
 
 use crate::{
     decoders::{format, identity},
@@ -62,7 +65,10 @@ pub(crate) fn settings() -> Settings {
 }
 
 /// Makes a change, running the engine's steps when it asks for them.
-pub(crate) fn persevere(engine: &Engine, mut change: impl FnMut() -> Result<Ticket>) -> Result<Ticket> {
+pub(crate) fn persevere(
+    engine: &Engine,
+    mut change: impl FnMut() -> Result<Ticket>,
+) -> Result<Ticket> {
     for _ in 0..8 {
         match change() {
             Err(error) if error.kind() == Kind::Busy => {
@@ -139,7 +145,8 @@ fn try_build(clean: bool) -> Result<Image> {
     if clean {
         engine.close()?;
     } else {
-        // Otherwise the last window could be lost by the damage of one block: nothing yet says that it was durable.
+        // Otherwise the last window could be lost by the damage of one block: nothing yet says that
+        // it was durable.
         while engine.tidy_step(onefold_block::Leisure::Long)? {}
     }
     let mut blocks = Block::zeroed_vec(BLOCKS as usize);
@@ -163,8 +170,12 @@ fn is_metadata(block: &Block) -> bool {
 
 /// The blocks of the images that begin like this: examples for decoders.
 pub(crate) fn blocks_of_kind(kind: &[u8; 4]) -> Vec<Vec<u8>> {
-    let mut found: Vec<Vec<u8>> =
-        images().iter().flat_map(|image| image.blocks).filter(|block| magic(block) == *kind).map(|block| block.0.to_vec()).collect();
+    let mut found: Vec<Vec<u8>> = images()
+        .iter()
+        .flat_map(|image| image.blocks)
+        .filter(|block| magic(block) == *kind)
+        .map(|block| block.0.to_vec())
+        .collect();
     found.dedup();
     // Spread over all that there are.
     let step = found.len().div_ceil(40).max(1);
@@ -225,7 +236,8 @@ impl Damage {
             0..=3 => block.0[offset] ^= value | 1,
             4 | 5 => block.0[offset] = value,
             6..=8 => {
-                let number = [0, 1, u64::MAX, 1 << 63, 1 << 40, 1 << 32, BLOCKS, u64::from(value)][other % 8];
+                let number = [0, 1, u64::MAX, 1 << 63, 1 << 40, 1 << 32, BLOCKS, u64::from(value)]
+                    [other % 8];
                 let end = (offset + [1, 2, 4, 8][other / 8 % 4]).min(BLOCK_BYTES);
                 block.0[offset..end].copy_from_slice(&number.to_le_bytes()[..end - offset]);
             }
@@ -289,7 +301,8 @@ fn pointer_to(page: &Block) -> [u8; 24] {
     std::array::from_fn(|n| page.0[32 + n])
 }
 
-/// Makes the checksum of a metadata block right, and returns that of a table page. Other blocks are left as they are.
+/// Makes the checksum of a metadata block right, and returns that of a table page. Other blocks are
+/// left as they are.
 pub(crate) fn repair(identity: &Identity, block: &mut Block) -> Option<u64> {
     match &magic(block) {
         b"ONEF" => repair_superblock(block),

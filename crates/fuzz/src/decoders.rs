@@ -1,4 +1,5 @@
-//! Each kind of metadata block: as it comes, and with its checksum repaired so that the bytes behind it are looked at.
+//! Each kind of metadata block: as it comes, and with its checksum repaired so that the bytes
+//! behind it are looked at.
 
 use onefold_block::{
     Format,
@@ -44,7 +45,9 @@ fn look_at_superblock(block: &Block) {
         if let Found::Good(superblock) = &found {
             reach::good();
             let again = superblock.encode(place);
-            let Found::Good(again) = Superblock::decode(&again, place) else { panic!("an encoded superblock can't be read") };
+            let Found::Good(again) = Superblock::decode(&again, place) else {
+                panic!("an encoded superblock can't be read")
+            };
             assert!(*again == **superblock, "a superblock changes by being written");
             let Geometry { zones, zone_blocks, .. } = superblock.fixed.geometry;
             assert!(zones * zone_blocks <= Pba::MAX.0, "addresses stay within 40 bits");
@@ -67,15 +70,27 @@ pub fn claim(data: &[u8]) {
 
 fn look_at_claim(block: &Block) {
     if let Some(found) = Claim::decode(block) {
-        assert!(found.encode().0[..SECTOR] == block.0[..SECTOR], "a claim changes by being written");
+        assert!(
+            found.encode().0[..SECTOR] == block.0[..SECTOR],
+            "a claim changes by being written"
+        );
         assert!(!found.claimant.host.chars().any(char::is_control), "a name that a terminal obeys");
     }
 }
 
 pub(crate) fn claim_examples() -> Vec<Vec<u8>> {
-    let claimant = Claimant { host: "host".to_owned(), machine: [1; 16], boot: [2; 16], pid: 3, device: 4, inode: 5 };
+    let claimant = Claimant {
+        host: "host".to_owned(),
+        machine: [1; 16],
+        boot: [2; 16],
+        pid: 3,
+        device: 4,
+        inode: 5,
+    };
     let claim = |state| Claim { store: [6; 16], token: [7; 16], claimant: claimant.clone(), state };
-    [claim::State::Free, claim::State::Held, claim::State::Wanted].map(|state| claim(state).encode().0[..SECTOR].to_vec()).to_vec()
+    [claim::State::Free, claim::State::Held, claim::State::Wanted]
+        .map(|state| claim(state).encode().0[..SECTOR].to_vec())
+        .to_vec()
 }
 
 /// A page of the zone list.
@@ -88,7 +103,8 @@ pub fn zone_list(data: &[u8]) {
     let look = |block: &Block| {
         if let Some(found) = Page::decode(&identity, block, page, address) {
             reach::good();
-            let again = Page::decode(&identity, &found.encode(&identity, page, address), page, address);
+            let again =
+                Page::decode(&identity, &found.encode(&identity, page, address), page, address);
             assert!(again == Some(found), "a zone list page changes by being written");
         }
     };
@@ -130,21 +146,36 @@ pub(crate) fn carrier_examples() -> Vec<Vec<u8>> {
 pub fn map_page(data: &[u8]) {
     let identity = identity();
     let mut block = block(data);
-    let number = |block: &Block, at: usize| u64::from_le_bytes(std::array::from_fn(|n| block.0[at + n]));
+    let number =
+        |block: &Block, at: usize| u64::from_le_bytes(std::array::from_fn(|n| block.0[at + n]));
     let (birth, checksum) = (WindowNumber(number(&block, 40)), number(&block, 48));
-    let pointer = Pointer { address: Pba(number(&block, 32)), birth, checksum, ..Pointer::default() };
-    let id = |block: &Block, table| PageId { table, volume: number(block, 8) as u32, level: block.0[5], index: number(block, 24) };
+    let pointer =
+        Pointer { address: Pba(number(&block, 32)), birth, checksum, ..Pointer::default() };
+    let id = |block: &Block, table| PageId {
+        table,
+        volume: number(block, 8) as u32,
+        level: block.0[5],
+        index: number(block, 24),
+    };
     for table in Table::ALL {
         let _ = page::verify(&identity, id(&block, table), &pointer, &block);
     }
     if let Some(checksum) = corrupt::repair(&identity, &mut block) {
-        let _ = reach::noted(page::verify(&identity, id(&block, Table::Map), &Pointer { checksum, ..pointer }, &block));
+        let _ = reach::noted(page::verify(
+            &identity,
+            id(&block, Table::Map),
+            &Pointer { checksum, ..pointer },
+            &block,
+        ));
     }
     for slot in 0..Table::Map.per_leaf() {
         if let Some(entry) = MapEntry::get(&block, slot) {
             let mut again = Block::zeroed();
             entry.set(&mut again, slot);
-            assert!(MapEntry::get(&again, slot) == Some(entry), "a map entry changes by being written");
+            assert!(
+                MapEntry::get(&again, slot) == Some(entry),
+                "a map entry changes by being written"
+            );
         }
     }
     for slot in 0..Table::References.per_leaf() {

@@ -1,4 +1,5 @@
-//! A folder of the cluster engine whose tables somebody else wrote: any bytes of the file of `redb`, under a look and under an owner.
+//! A folder of the cluster engine whose tables somebody else wrote: any bytes of the file of
+//! `redb`, under a look and under an owner.
 //!
 //! An input is a list of changes to the file of a good folder.
 
@@ -42,16 +43,22 @@ fn try_good() -> Result<(Vec<u8>, Vec<u8>)> {
             let changes = vec![
                 Change::Full(vec![n as u8; n * 700]),
                 Change::SetXattr("h", vec![n as u8; 20]),
-                Change::SetOmap((0..n as u8 % 7).map(|key| (vec![key; 9], vec![key; 30])).collect()),
+                Change::SetOmap(
+                    (0..n as u8 % 7).map(|key| (vec![key; 9], vec![key; 30])).collect(),
+                ),
             ];
             Write { object: name(n), guards: Vec::new(), changes }
         })
         .collect();
     for result in store.session().write(&ops) {
-        result.map_err(|refusal| onefold_core::Error::new(onefold_core::Kind::Io, format!("{refusal:?}")))?;
+        result.map_err(|refusal| {
+            onefold_core::Error::new(onefold_core::Kind::Io, format!("{refusal:?}"))
+        })?;
     }
     drop(store);
-    let read = |file: &str| fs::read(at.join(file)).map_err(|e| onefold_core::Error::from_io("no file", e));
+    let read = |file: &str| {
+        fs::read(at.join(file)).map_err(|e| onefold_core::Error::from_io("no file", e))
+    };
     Ok((read(TABLES)?, read(DATA)?))
 }
 
@@ -68,13 +75,18 @@ pub fn folder(data: &[u8]) {
         let at = u32::from_le_bytes([step[0], step[1], step[2], step[3] & 0x7f]) as usize
             % if step[3] & 0x80 == 0 { tables.len() } else { 1024 };
         let bytes = 1 + usize::from(step[4]) % (STEP_BYTES - 5);
-        tables.iter_mut().skip(at).zip(&step[5..5 + bytes]).for_each(|(byte, value)| *byte = *value);
+        tables
+            .iter_mut()
+            .skip(at)
+            .zip(&step[5..5 + bytes])
+            .for_each(|(byte, value)| *byte = *value);
     }
     if data.len() % STEP_BYTES == 1 {
         tables.truncate(tables.len() * usize::from(data[data.len() - 1]) / 256);
     }
     let Ok(folder) = tempfile::tempdir() else { return };
-    let well = fs::write(folder.path().join(TABLES), tables).and_then(|()| fs::write(folder.path().join(DATA), blocks));
+    let well = fs::write(folder.path().join(TABLES), tables)
+        .and_then(|()| fs::write(folder.path().join(DATA), blocks));
     if well.is_ok() {
         used(folder.path());
     }
@@ -86,7 +98,11 @@ fn used(folder: &Path) {
     }
     if let Some(store) = reach::noted(EmbeddedStore::open(folder)) {
         read(&store);
-        let change = Write { object: name(3), guards: Vec::new(), changes: vec![Change::Full(vec![1; 9000])] };
+        let change = Write {
+            object: name(3),
+            guards: Vec::new(),
+            changes: vec![Change::Full(vec![1; 9000])],
+        };
         store.session().write(&[change]).into_iter().for_each(noted);
         read(&store);
     }
@@ -97,7 +113,8 @@ fn read(store: &EmbeddedStore) {
     let page = session.list(Pool::Metadata, None, OBJECTS);
     let names = page.as_ref().map(|page| page.names.clone()).unwrap_or_default();
     noted(page);
-    let looks = vec![Look::Stat, Look::Xattr("h"), Look::Data(0, 1 << 20), Look::Page(Vec::new(), 100)];
+    let looks =
+        vec![Look::Stat, Look::Xattr("h"), Look::Data(0, 1 << 20), Look::Page(Vec::new(), 100)];
     for name in names {
         let read = Read { object: ObjectName::metadata(name), looks: looks.clone() };
         session.read(&[read]).into_iter().for_each(noted);

@@ -1,4 +1,5 @@
-//! Damaged stores: opening one gives a typed error or a store that works, and a read gives an error or what was written.
+//! Damaged stores: opening one gives a typed error or a store that works, and a read gives an error
+//! or what was written.
 
 use std::sync::Arc;
 
@@ -8,7 +9,8 @@ use onefold_core::{BLOCK_BYTES, Lba, Result, VolumeId};
 
 use crate::corrupt::{Damage, Image, VOLUMES, content, persevere, read, settings};
 
-/// An image with damaged blocks. With one damaged block, what can be read is right; with more, it is something that was written there.
+/// An image with damaged blocks. With one damaged block, what can be read is right; with more, it
+/// is something that was written there.
 pub fn image(data: &[u8]) {
     let damage = Damage::from_input(data, false);
     let strict = damage.changed.len() <= 1;
@@ -20,7 +22,10 @@ pub fn image(data: &[u8]) {
             assert!(!strict, "the volume '{name}' is gone");
             continue;
         };
-        assert!(engine.volume(id).is_ok_and(|state| state.blocks == *blocks), "the volume '{name}' has another size");
+        assert!(
+            engine.volume(id).is_ok_and(|state| state.blocks == *blocks),
+            "the volume '{name}' has another size"
+        );
         for lba in 0..*blocks {
             if let Ok(found) = read(&engine, id, lba) {
                 judge(image, strict, (volume, lba), &found);
@@ -32,7 +37,8 @@ pub fn image(data: &[u8]) {
     }
 }
 
-/// An image whose checksums are right again over the damage: what it says cannot be judged, but nothing may break.
+/// An image whose checksums are right again over the damage: what it says cannot be judged, but
+/// nothing may break.
 pub fn repaired_image(data: &[u8]) {
     let Ok(engine) = open(Damage::from_input(data, true)) else { return };
     for id in volumes(&engine).into_iter().flatten() {
@@ -60,8 +66,17 @@ fn open(damage: Damage) -> Result<Engine> {
 
 /// The volumes of the example, where they are there, and then the others.
 fn volumes(engine: &Engine) -> Vec<Option<VolumeId>> {
-    let mut found: Vec<Option<VolumeId>> = VOLUMES.iter().map(|(name, _)| engine.find_volume(name).ok()).collect();
-    found.extend(engine.volumes().into_iter().map(|(id, _)| Some(id)).filter(|id| !found.contains(id)).take(4).collect::<Vec<_>>());
+    let mut found: Vec<Option<VolumeId>> =
+        VOLUMES.iter().map(|(name, _)| engine.find_volume(name).ok()).collect();
+    found.extend(
+        engine
+            .volumes()
+            .into_iter()
+            .map(|(id, _)| Some(id))
+            .filter(|id| !found.contains(id))
+            .take(4)
+            .collect::<Vec<_>>(),
+    );
     found
 }
 
@@ -69,7 +84,8 @@ pub(crate) fn judge(image: &Image, strict: bool, at: (usize, u64), found: &[u8; 
     let zero = found.iter().all(|&byte| byte == 0);
     let now = image.now.get(&at);
     let right = now.map_or(zero, |now| now == found);
-    let once = zero || image.ever.get(&at).is_some_and(|ever| ever.iter().any(|content| content == found));
+    let once =
+        zero || image.ever.get(&at).is_some_and(|ever| ever.iter().any(|content| content == found));
     assert!(right || !strict && once, "block {} of volume {} is wrong", at.1, VOLUMES[at.0].0);
 }
 
@@ -85,7 +101,8 @@ fn use_it(engine: &Engine, volume: Option<VolumeId>) -> Result<()> {
     for round in 0..2 {
         for lba in 0..blocks {
             if let Ok(found) = read(engine, id, lba) {
-                let expected = if lba < blocks / 2 { [0; BLOCK_BYTES] } else { content(1000 + lba % 40) };
+                let expected =
+                    if lba < blocks / 2 { [0; BLOCK_BYTES] } else { content(1000 + lba % 40) };
                 assert!(found == expected, "block {lba}, written after opening, is wrong");
             }
         }

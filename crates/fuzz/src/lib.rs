@@ -1,7 +1,8 @@
 //! Hostile bytes for everything of Onefold that reads bytes from others.
 //!
-//! A target is a function of bytes. It returns when all is well and panics when it is not: a decoder panicked, accepted what it would not
-//! write itself, or a store gave data that nobody wrote. The same functions are called by `cargo fuzz` (see `fuzz/`) and by the runner here
+//! A target is a function of bytes. It returns when all is well and panics when it is not: a
+//! decoder panicked, accepted what it would not write itself, or a store gave data that nobody
+//! wrote. The same functions are called by `cargo fuzz` (see `fuzz/`) and by the runner here
 //! ([`runner`]), which needs nothing but the standard library and mutates by a seed.
 //!
 //! *Invariant:* nothing of the product depends on this crate.
@@ -64,7 +65,11 @@ pub const TARGETS: [Target; 26] = [
     Target { name: "counts", body: counts, examples: archive::parts::examples },
     Target { name: "maps", body: maps, examples: archive::parts::examples },
     Target { name: "label", body: label, examples: archive::decoders::label_examples },
-    Target { name: "node_label", body: node_label, examples: archive::decoders::node_label_examples },
+    Target {
+        name: "node_label",
+        body: node_label,
+        examples: archive::decoders::node_label_examples,
+    },
     Target { name: "log", body: log, examples: archive::decoders::log_examples },
     Target { name: "record", body: record, examples: archive::decoders::record_examples },
     Target { name: "snapshot", body: snapshot, examples: archive::decoders::snapshot_examples },

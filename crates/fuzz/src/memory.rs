@@ -3,7 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Disk, Error, Exports, Extent, ExtentKind, Kind, Pba, Read, Result, Run, Ticket, Volume, VolumeInfo,
+    BLOCK_BYTES, Block, BlockRead, Disk, Error, Exports, Extent, ExtentKind, Kind, Pba, Read,
+    Result, Run, Ticket, Volume, VolumeInfo,
 };
 use parking_lot::Mutex;
 
@@ -16,13 +17,20 @@ pub(crate) struct ImageDisk {
 
 impl ImageDisk {
     /// A disk of the first `blocks` blocks of the image, with some changed.
-    pub(crate) fn new(image: &'static [Block], blocks: u64, changed: HashMap<u64, Block>) -> ImageDisk {
+    pub(crate) fn new(
+        image: &'static [Block],
+        blocks: u64,
+        changed: HashMap<u64, Block>,
+    ) -> ImageDisk {
         ImageDisk { image, blocks, changed: Mutex::new(changed) }
     }
 
     fn check(&self, at: Pba, blocks: usize) -> Result<()> {
         let end = at.0.checked_add(blocks as u64);
-        assert!(end.is_some_and(|end| end <= self.blocks), "the engine reaches beyond its disk: {blocks} blocks at {at}");
+        assert!(
+            end.is_some_and(|end| end <= self.blocks),
+            "the engine reaches beyond its disk: {blocks} blocks at {at}"
+        );
         Ok(())
     }
 
@@ -46,7 +54,10 @@ impl Disk for ImageDisk {
         for read in reads {
             read.result = self.check(read.at, read.into.len());
             for (at, into) in (read.at.0..).zip(read.into.iter_mut()) {
-                into.0 = changed.get(&at).or_else(|| self.image.get(at as usize)).map_or([0; BLOCK_BYTES], |block| block.0);
+                into.0 = changed
+                    .get(&at)
+                    .or_else(|| self.image.get(at as usize))
+                    .map_or([0; BLOCK_BYTES], |block| block.0);
             }
         }
     }
@@ -74,7 +85,9 @@ pub(crate) struct MemoryVolume(Mutex<Vec<u8>>);
 impl MemoryVolume {
     fn range(&self, offset: u64, bytes: u64) -> Result<std::ops::Range<usize>> {
         let end = offset.checked_add(bytes).filter(|&end| end <= self.size());
-        let end = end.ok_or_else(|| Error::new(Kind::InvalidInput, "the range is beyond the end of the volume"))?;
+        let end = end.ok_or_else(|| {
+            Error::new(Kind::InvalidInput, "the range is beyond the end of the volume")
+        })?;
         Ok(offset as usize..end as usize)
     }
 }
@@ -87,9 +100,11 @@ impl Volume for MemoryVolume {
     fn read(&self, reads: &mut [BlockRead<'_>]) {
         for read in reads {
             let bytes = onefold_core::block::bytes_mut(read.into);
-            read.result = self.range(read.first.0.saturating_mul(BLOCK_BYTES as u64), bytes.len() as u64).map(|range| {
-                bytes.copy_from_slice(&self.0.lock()[range]);
-            });
+            read.result = self
+                .range(read.first.0.saturating_mul(BLOCK_BYTES as u64), bytes.len() as u64)
+                .map(|range| {
+                    bytes.copy_from_slice(&self.0.lock()[range]);
+                });
         }
     }
 
@@ -120,7 +135,10 @@ impl Volume for MemoryVolume {
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         self.range(offset, bytes)?;
         let half = bytes / 2;
-        let mut extents = vec![Extent { bytes: bytes - half, kind: ExtentKind::Data }, Extent { bytes: half, kind: ExtentKind::Hole }];
+        let mut extents = vec![
+            Extent { bytes: bytes - half, kind: ExtentKind::Data },
+            Extent { bytes: half, kind: ExtentKind::Hole },
+        ];
         extents.retain(|extent| extent.bytes > 0);
         extents.truncate(limit);
         Ok(extents)
@@ -147,6 +165,10 @@ impl Exports for OneVolume {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
-        if name == "disk" { Ok(self.0.clone()) } else { Err(Error::new(Kind::NotFound, "there is no such volume")) }
+        if name == "disk" {
+            Ok(self.0.clone())
+        } else {
+            Err(Error::new(Kind::NotFound, "there is no such volume"))
+        }
     }
 }

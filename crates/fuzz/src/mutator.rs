@@ -61,7 +61,8 @@ pub(crate) fn mutate(random: &mut Random, input: &mut Vec<u8>, other: &[u8]) {
                 input.drain(at..end);
             }
             5 => {
-                let part: Vec<u8> = (0..1 + random.below(16)).map(|_| random.next() as u8).collect();
+                let part: Vec<u8> =
+                    (0..1 + random.below(16)).map(|_| random.next() as u8).collect();
                 input.splice(at..at, part);
             }
             6 if !input.is_empty() => {

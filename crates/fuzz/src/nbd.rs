@@ -1,4 +1,5 @@
-//! A client's bytes: a session ends without a panic and without unbounded answers, whatever they are.
+//! A client's bytes: a session ends without a panic and without unbounded answers, whatever they
+//! are.
 
 use std::io::Write;
 
@@ -8,7 +9,8 @@ use crate::memory::OneVolume;
 
 const SIZE: usize = 256 << 10;
 
-/// Most bytes that answers to one input may have: an input of 28 bytes can ask for a read of the whole volume.
+/// Most bytes that answers to one input may have: an input of 28 bytes can ask for a read of the
+/// whole volume.
 const ANSWERS_MAX: usize = 256 << 20;
 
 /// Counts what is sent.
@@ -42,21 +44,44 @@ pub fn nbd_session(data: &[u8]) {
 
 /// Sessions in each dialect, with every command.
 pub(crate) fn examples() -> Vec<Vec<u8>> {
-    let option = |kind: u32, data: &[u8]| [b"IHAVEOPT", &kind.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat();
+    let option = |kind: u32, data: &[u8]| {
+        [b"IHAVEOPT", &kind.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
+    };
     let name = |data: &[u8]| [&4u32.to_be_bytes()[..], b"disk", data].concat();
     let go = option(7, &name(&[0, 2, 0, 1, 0, 3]));
-    let meta = option(10, &name(&[&1u32.to_be_bytes()[..], &15u32.to_be_bytes(), b"base:allocation"].concat()));
+    let meta = option(
+        10,
+        &name(&[&1u32.to_be_bytes()[..], &15u32.to_be_bytes(), b"base:allocation"].concat()),
+    );
     let flags = 3u32.to_be_bytes();
     let mut sessions = Vec::new();
     for dialect in [&[][..], &option(8, &[]), &option(11, &[])] {
         let extended = dialect.get(11) == Some(&11);
-        let mut session = [&flags[..], dialect, &option(3, &[]), &option(9, &meta[16..]), &meta, &option(6, &name(&[0, 0])), &go].concat();
-        for (command, flag, length) in
-            [(1u16, 1u16, 512u64), (0, 0, 8192), (3, 0, 0), (4, 0, 4096), (6, 2, 8192), (5, 0, 100), (7, 8, 65_536), (0, 4, 4096)]
-        {
+        let mut session = [
+            &flags[..],
+            dialect,
+            &option(3, &[]),
+            &option(9, &meta[16..]),
+            &meta,
+            &option(6, &name(&[0, 0])),
+            &go,
+        ]
+        .concat();
+        for (command, flag, length) in [
+            (1u16, 1u16, 512u64),
+            (0, 0, 8192),
+            (3, 0, 0),
+            (4, 0, 4096),
+            (6, 2, 8192),
+            (5, 0, 100),
+            (7, 8, 65_536),
+            (0, 4, 4096),
+        ] {
             let magic: u32 = if extended { 0x21e4_1c71 } else { 0x2560_9513 };
             session.extend_from_slice(&magic.to_be_bytes());
-            session.extend_from_slice(&(flag | if extended && command == 1 { 32 } else { 0 }).to_be_bytes());
+            session.extend_from_slice(
+                &(flag | if extended && command == 1 { 32 } else { 0 }).to_be_bytes(),
+            );
             session.extend_from_slice(&command.to_be_bytes());
             session.extend_from_slice(&7u64.to_be_bytes());
             session.extend_from_slice(&4096u64.to_be_bytes());

@@ -1,7 +1,9 @@
-//! Stores of the cluster engine in which somebody else wrote any object: data, keys, values and attributes, the heads of chunks among them, under all that
-//! reads, checks, deduplicates, scrubs and deletes.
+//! Stores of the cluster engine in which somebody else wrote any object: data, keys, values and
+//! attributes, the heads of chunks among them, under all that reads, checks, deduplicates, scrubs
+//! and deletes.
 //!
-//! An input is a list of changes to the objects of a good store. The checksums of entries and pending drops are made right again over most of them.
+//! An input is a list of changes to the objects of a good store. The checksums of entries and
+//! pending drops are made right again over most of them.
 
 use std::{
     io,
@@ -13,13 +15,15 @@ use std::{
 };
 
 use onefold_cluster::{
-    ClusterExports, Dedup, Format, Marks, Mode, Scrub, Session, Settings, Volume, What, Worker, create,
+    ClusterExports, Dedup, Format, Marks, Mode, Scrub, Session, Settings, Volume, What, Worker,
+    create,
     format::{ObjectId, key},
 };
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Exports, Lba, Result, Volume as _, checksum,
     object::{
-        Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write,
+        Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space,
+        Version, Write,
         model::{Object, Objects},
     },
 };
@@ -44,7 +48,8 @@ const READ_BLOCKS: u64 = 48;
 
 const VOLUME_BYTES: u64 = 16 << 20;
 
-/// Objects in memory. Its clock goes on by a quarter of a second with each look, so that whatever waits comes to its end.
+/// Objects in memory. Its clock goes on by a quarter of a second with each look, so that whatever
+/// waits comes to its end.
 struct Store {
     objects: Mutex<Objects>,
     looks: AtomicU64,
@@ -80,7 +85,13 @@ impl ObjectStore for Store {
         Ok(self.objects.lock().list(pool, from, most))
     }
 
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
         let now = self.time();
         self.objects.lock().lock(object, lock, Store::me(cookie), now, lease)
     }
@@ -94,7 +105,12 @@ impl ObjectStore for Store {
         Ok(self.objects.lock().holder(object, lock, now))
     }
 
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal> {
         self.objects.lock().break_lock(object, lock, holder);
         Ok(())
     }
@@ -127,7 +143,10 @@ fn session(store: &Arc<Store>) -> Result<Arc<Session>> {
 /// A changed store under everything.
 pub fn objects(data: &[u8]) {
     let store = Store::of(changed(data));
-    let Some(looking) = reach::noted(Session::look(store.clone(), settings(Dedup::PostProcessing))) else { return };
+    let Some(looking) = reach::noted(Session::look(store.clone(), settings(Dedup::PostProcessing)))
+    else {
+        return;
+    };
     let looking = Arc::new(looking);
     reach::noted(looking.status());
     reach::noted(Scrub::look(looking.clone(), true).and_then(scrubbed));
@@ -200,7 +219,11 @@ fn volume_used(session: &Arc<Session>, name: &str, mode: Mode) -> Result<()> {
     let blocks = disk.size() / BLOCK_BYTES as u64;
     for n in 0..READ_BLOCKS.min(blocks) {
         let mut into = Block::zeroed_vec(1);
-        let mut reads = [BlockRead { first: Lba(n * (blocks / READ_BLOCKS).max(1)), into: &mut into, result: Ok(()) }];
+        let mut reads = [BlockRead {
+            first: Lba(n * (blocks / READ_BLOCKS).max(1)),
+            into: &mut into,
+            result: Ok(()),
+        }];
         disk.read(&mut reads);
         let [read] = reads;
         reach::noted(read.result);
@@ -234,7 +257,9 @@ fn good() -> &'static [Objects; 2] {
 /// Some of it compresses, some comes twice.
 fn content(seed: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
-    (0..bytes).map(|n| if n / 50_000 % 2 == 0 { random.next() as u8 } else { (n / 900) as u8 }).collect()
+    (0..bytes)
+        .map(|n| if n / 50_000 % 2 == 0 { random.next() as u8 } else { (n / 900) as u8 })
+        .collect()
 }
 
 fn try_good(kind: PoolKind) -> Result<Objects> {
@@ -271,7 +296,11 @@ fn changed(data: &[u8]) -> Objects {
         let Some(object) = objects.get(name).cloned() else { continue };
         for change in change(name, &object, step, first & 0x80 == 0) {
             // The model refuses what no object store takes.
-            let _ = objects.write(&Write { object: name.clone(), guards: Vec::new(), changes: vec![change] }, Duration::ZERO, 0);
+            let _ = objects.write(
+                &Write { object: name.clone(), guards: Vec::new(), changes: vec![change] },
+                Duration::ZERO,
+                0,
+            );
         }
     }
     objects
@@ -281,13 +310,18 @@ fn changed(data: &[u8]) -> Objects {
 fn change(name: &ObjectName, object: &Object, step: &[u8], mended: bool) -> Vec<Change> {
     let (part, at) = (usize::from(step[3]), usize::from(step[4]));
     let edit = |bytes: &[u8]| {
-        let (mut bytes, value, width) = (bytes.to_vec(), &step[5..], [1, 2, 4, 7][usize::from(step[0] >> 6)]);
+        let (mut bytes, value, width) =
+            (bytes.to_vec(), &step[5..], [1, 2, 4, 7][usize::from(step[0] >> 6)]);
         match step[0] >> 3 & 7 {
             0 => bytes.truncate(at),
             1 => bytes.extend_from_slice(&value[..width]),
             _ => {
                 let at = if bytes.is_empty() { 0 } else { at % bytes.len() };
-                bytes.iter_mut().skip(at).zip(&value[..width]).for_each(|(byte, value)| *byte = *value);
+                bytes
+                    .iter_mut()
+                    .skip(at)
+                    .zip(&value[..width])
+                    .for_each(|(byte, value)| *byte = *value);
             }
         }
         bytes
@@ -296,9 +330,15 @@ fn change(name: &ObjectName, object: &Object, step: &[u8], mended: bool) -> Vec<
     match (step[0] & 7, pair, object.xattrs.iter().nth(part % object.xattrs.len().max(1))) {
         (0..=2, Some((key, value)), _) => {
             let value = edit(value);
-            vec![Change::SetOmap(vec![(key.clone(), if mended { sealed(name, key, value) } else { value })])]
+            vec![Change::SetOmap(vec![(
+                key.clone(),
+                if mended { sealed(name, key, value) } else { value },
+            )])]
         }
-        (3, Some((key, value)), _) => vec![Change::DropOmap(vec![key.clone()]), Change::SetOmap(vec![(edit(key), value.clone())])],
+        (3, Some((key, value)), _) => vec![
+            Change::DropOmap(vec![key.clone()]),
+            Change::SetOmap(vec![(edit(key), value.clone())]),
+        ],
         (4, Some((key, _)), _) => vec![Change::DropOmap(vec![key.clone()])],
         (5 | 6, _, Some((name, value))) => vec![Change::SetXattr(name, edit(value))],
         (7, ..) if at == 0 => vec![Change::Remove],
@@ -309,7 +349,9 @@ fn change(name: &ObjectName, object: &Object, step: &[u8], mended: bool) -> Vec<
 /// The value of an entry or a pending drop with its checksum.
 fn sealed(name: &ObjectName, key: &[u8], mut value: Vec<u8>) -> Vec<u8> {
     let offset = key::offset(key).or_else(|| key::parse_pending(key).map(|(offset, _)| offset));
-    if let (Some(object), Some(offset), Some(at)) = (ObjectId::parse(&name.name), offset, value.len().checked_sub(4)) {
+    if let (Some(object), Some(offset), Some(at)) =
+        (ObjectId::parse(&name.name), offset, value.len().checked_sub(4))
+    {
         let object = [&object.volume.to_be_bytes()[3..], &object.index.to_be_bytes()[3..]].concat();
         let place = [&object[..], &offset.to_be_bytes(), &value[..at]].concat();
         value[at..].copy_from_slice(&(checksum::fast(0, &place) as u32).to_le_bytes());

@@ -1,5 +1,5 @@
-//! How far inputs come in a target: what was taken for good, and the sentences by which the rest was refused. A target that never gets past its header
-//! shows by it.
+//! How far inputs come in a target: what was taken for good, and the sentences by which the rest
+//! was refused. A target that never gets past its header shows by it.
 
 use std::{cell::RefCell, collections::BTreeMap};
 
@@ -41,7 +41,12 @@ pub(crate) fn good() {
 
 /// Notes why bytes were refused.
 pub(crate) fn refused(error: &Error) {
-    let sentence: String = error.to_string().chars().filter(|c| c.is_ascii_alphabetic() || *c == ' ').take(96).collect();
+    let sentence: String = error
+        .to_string()
+        .chars()
+        .filter(|c| c.is_ascii_alphabetic() || *c == ' ')
+        .take(96)
+        .collect();
     REACHED.with_borrow_mut(|reached| {
         *reached.refused.entry(format!("{:?}", error.kind())).or_default() += 1;
         if reached.sentences.len() < SENTENCES_MAX {

@@ -1,6 +1,7 @@
 //! Runs targets for a time, with mutated examples: what CI does, without any other tool.
 //!
-//! A failing input is printed as the seed and number that make it, and written to a file; `--file` runs it again.
+//! A failing input is printed as the seed and number that make it, and written to a file; `--file`
+//! runs it again.
 
 use std::{
     collections::BTreeMap,
@@ -53,7 +54,10 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
             name if TARGETS.iter().any(|target| target.name == name) => names.push(argument),
             other => {
                 let known: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-                eprintln!("there is no target '{other}'; there are {}\n\n{USAGE}", known.join(", "));
+                eprintln!(
+                    "there is no target '{other}'; there are {}\n\n{USAGE}",
+                    known.join(", ")
+                );
                 return ExitCode::from(2);
             }
         }
@@ -65,7 +69,10 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
         }
     }));
     let mut well = true;
-    for target in TARGETS.iter().filter(|target| names.is_empty() || names.iter().any(|name| name == target.name)) {
+    for target in TARGETS
+        .iter()
+        .filter(|target| names.is_empty() || names.iter().any(|name| name == target.name))
+    {
         well &= match &file {
             Some(file) => again(target, file),
             None => fuzz(target, seed, Duration::from_secs(seconds), grow),
@@ -92,7 +99,9 @@ fn corpus_folder(target: &Target) -> PathBuf {
 /// The files of the corpus, in the order of their names.
 fn corpus(target: &Target) -> Vec<Vec<u8>> {
     let files = std::fs::read_dir(corpus_folder(target)).into_iter().flatten().flatten();
-    let files: BTreeMap<_, _> = files.filter_map(|file| Some((file.file_name(), std::fs::read(file.path()).ok()?))).collect();
+    let files: BTreeMap<_, _> = files
+        .filter_map(|file| Some((file.file_name(), std::fs::read(file.path()).ok()?)))
+        .collect();
     files.into_values().collect()
 }
 
@@ -124,7 +133,11 @@ fn fuzz(target: &Target, seed: u64, time: Duration, grow: bool) -> bool {
         watch.busy_with(runs, &input);
         let before = reach::sentences();
         if catch_unwind(|| (target.body)(&input)).is_err() {
-            println!("{}: input {runs} of seed {seed} fails{}", target.name, kept_as(target.name, seed, runs, &input));
+            println!(
+                "{}: input {runs} of seed {seed} fails{}",
+                target.name,
+                kept_as(target.name, seed, runs, &input)
+            );
             return false;
         }
         if grow && reach::sentences() > before && keep(target, &input).is_err() {
@@ -135,7 +148,12 @@ fn fuzz(target: &Target, seed: u64, time: Duration, grow: bool) -> bool {
     }
     watch.done();
     let reached = reach::taken();
-    println!("{}: {runs} inputs in {:.1} s{}", target.name, begun.elapsed().as_secs_f64(), told(&reached));
+    println!(
+        "{}: {runs} inputs in {:.1} s{}",
+        target.name,
+        begun.elapsed().as_secs_f64(),
+        told(&reached)
+    );
     if reached.good == 0 && !reached.refused.is_empty() {
         println!("{}: no input got past the header", target.name);
         return false;
@@ -152,8 +170,14 @@ fn told(reached: &Reached) -> String {
     if *reached == Reached::default() {
         return String::new();
     }
-    let kinds: Vec<String> = reached.refused.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
-    format!("; accepted {}, refused [{}] with {} different sentences", reached.good, kinds.join(", "), reached.sentences.len())
+    let kinds: Vec<String> =
+        reached.refused.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
+    format!(
+        "; accepted {}, refused [{}] with {} different sentences",
+        reached.good,
+        kinds.join(", "),
+        reached.sentences.len()
+    )
 }
 
 /// Input number `run` of a seed. The corpus drifts, also by the seed alone.
@@ -176,7 +200,8 @@ fn input(corpus: &mut Vec<Vec<u8>>, examples: usize, seed: u64, run: u64) -> Vec
 /// Writes an input to a file of its own, and says where.
 fn kept_as(name: &str, seed: u64, run: u64, input: &[u8]) -> String {
     let file = std::env::temp_dir().join(format!("onefold-fuzz-{name}-{seed}-{run}"));
-    std::fs::write(&file, input).map_or_else(|_| String::new(), |()| format!("; it is in {}", file.display()))
+    std::fs::write(&file, input)
+        .map_or_else(|_| String::new(), |()| format!("; it is in {}", file.display()))
 }
 
 /// The input that runs, by its number; the largest number when the target is done.

@@ -37,19 +37,33 @@ fn look(bytes: &[u8]) {
         last = (steps, request.at);
         let (first, blocks) = match &request.what {
             What::Write { first, blocks, .. } => {
-                assert!(!blocks.is_empty() && blocks.len() as u64 <= BLOCKS_MAX, "a write of {} blocks", blocks.len());
-                assert!(blocks.iter().all(|content| (1..=4096).contains(&content.lz4)), "a size that LZ4 never has");
+                assert!(
+                    !blocks.is_empty() && blocks.len() as u64 <= BLOCKS_MAX,
+                    "a write of {} blocks",
+                    blocks.len()
+                );
+                assert!(
+                    blocks.iter().all(|content| (1..=4096).contains(&content.lz4)),
+                    "a size that LZ4 never has"
+                );
                 (first.0, blocks.len() as u64)
             }
             What::Trim { first, blocks } | What::Zeroes { first, blocks } => (first.0, *blocks),
             What::Flush | What::Phase(_) => continue,
         };
-        assert!(first.checked_add(blocks).is_some_and(|end| end <= source.volume_blocks), "a request stays within its volume");
+        assert!(
+            first.checked_add(blocks).is_some_and(|end| end <= source.volume_blocks),
+            "a request stays within its volume"
+        );
     }
 }
 
 fn judge(error: &onefold_core::Error) {
-    assert!(matches!(error.kind(), Kind::Corrupt | Kind::Io), "hostile bytes are {:?}: {error}", error.kind());
+    assert!(
+        matches!(error.kind(), Kind::Corrupt | Kind::Io),
+        "hostile bytes are {:?}: {error}",
+        error.kind()
+    );
 }
 
 /// A trace with each kind of record, what is in it, and text of both kinds.

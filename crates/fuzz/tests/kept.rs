@@ -9,7 +9,10 @@ fn what_failed_once_does_not_fail_again() {
     for entry in std::fs::read_dir(directory).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
         let target = name.split('-').next().unwrap_or_default();
-        let target = onefold_fuzz::TARGETS.iter().find(|known| known.name == target).expect("the name of a target");
+        let target = onefold_fuzz::TARGETS
+            .iter()
+            .find(|known| known.name == target)
+            .expect("the name of a target");
         println!("{name}");
         (target.body)(&std::fs::read(entry.path()).unwrap());
         ran += 1;

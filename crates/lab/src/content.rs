@@ -1,8 +1,9 @@
 //! Contents of blocks: known by hash and compressed size, made into bytes when they are needed.
 //!
-//! A trace keeps no data, only a hash of each block and the size to which LZ4 shrinks it. A content is made into bytes that have exactly
-//! that: the hash itself, noise that follows from it, and a rest that repeats. So the engine under test hashes, compares and compresses real
-//! bytes, and two contents are equal exactly when their hashes are. The block of zeroes is itself.
+//! A trace keeps no data, only a hash of each block and the size to which LZ4 shrinks it. A content
+//! is made into bytes that have exactly that: the hash itself, noise that follows from it, and a
+//! rest that repeats. So the engine under test hashes, compares and compresses real bytes, and two
+//! contents are equal exactly when their hashes are. The block of zeroes is itself.
 
 use std::{fmt, sync::OnceLock};
 
@@ -14,7 +15,9 @@ use onefold_core::{
 use crate::rng::{Rng, mix};
 
 /// BLAKE2b-128 of a block of zeroes, as traces name it.
-const ZERO_HASH: [u8; 16] = [0x5f, 0x6d, 0xf6, 0x00, 0x2b, 0xc7, 0x1c, 0xa2, 0xd8, 0x1a, 0x74, 0x92, 0xde, 0x37, 0x02, 0x5d];
+const ZERO_HASH: [u8; 16] = [
+    0x5f, 0x6d, 0xf6, 0x00, 0x2b, 0xc7, 0x1c, 0xa2, 0xd8, 0x1a, 0x74, 0x92, 0xde, 0x37, 0x02, 0x5d,
+];
 
 /// LZ4 size of a block of zeroes.
 const ZERO_LZ4: u16 = 26;
@@ -22,7 +25,8 @@ const ZERO_LZ4: u16 = 26;
 /// Bytes of the hash, with which every block begins.
 const HASH_BYTES: usize = 16;
 
-/// The byte that fills what does not have to be noise. Not zero: a fingerprint must not be had for less than real data costs.
+/// The byte that fills what does not have to be noise. Not zero: a fingerprint must not be had for
+/// less than real data costs.
 const FILL: u8 = 0x5a;
 
 /// What a block holds.
@@ -44,7 +48,8 @@ impl Content {
     /// The block of zeroes.
     pub const ZERO: Content = Content { hash: ZERO_HASH, lz4: ZERO_LZ4 };
 
-    /// The content number `number` of a workload with this seed. It never is that of another number, nor the zeroes.
+    /// The content number `number` of a workload with this seed. It never is that of another
+    /// number, nor the zeroes.
     #[must_use]
     pub fn numbered(seed: u64, number: u64, lz4: u16) -> Content {
         let mut hash = [0; 16];
@@ -74,7 +79,8 @@ impl Content {
         if self.is_zero() {
             return block.is_zero();
         }
-        Recipe::of(block).is_some_and(|recipe| recipe == Recipe { hash: self.hash, noise: noise_for(self.lz4) })
+        Recipe::of(block)
+            .is_some_and(|recipe| recipe == Recipe { hash: self.hash, noise: noise_for(self.lz4) })
     }
 }
 
@@ -111,7 +117,9 @@ impl Recipe {
         hash.copy_from_slice(&block.0[..HASH_BYTES]);
         let recipe = Recipe { hash, noise: noise as u16 };
         // Most blocks of other kinds are found out by their first bytes.
-        let begins = block.0[HASH_BYTES..noise].first_chunk().is_none_or(|eight| *eight == recipe.rng().next().to_le_bytes());
+        let begins = block.0[HASH_BYTES..noise]
+            .first_chunk()
+            .is_none_or(|eight| *eight == recipe.rng().next().to_le_bytes());
         if !begins && noise > HASH_BYTES + 8 {
             return None;
         }
@@ -122,7 +130,10 @@ impl Recipe {
 
     fn rng(&self) -> Rng {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = self.hash;
-        Rng::new(mix(u64::from_le_bytes([a, b, c, d, e, f, g, h])) ^ u64::from_le_bytes([i, j, k, l, m, n, o, p]))
+        Rng::new(
+            mix(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+                ^ u64::from_le_bytes([i, j, k, l, m, n, o, p]),
+        )
     }
 }
 
@@ -133,7 +144,8 @@ fn noise_for(lz4: u16) -> u16 {
     table[usize::from(lz4).min(BLOCK_BYTES)]
 }
 
-/// Compresses a block of each length of noise once: the size grows with the noise, and does not depend on what the noise is.
+/// Compresses a block of each length of noise once: the size grows with the noise, and does not
+/// depend on what the noise is.
 fn measure() -> Vec<u16> {
     let mut lz4 = Lz4::default();
     let mut block = Block([0; BLOCK_BYTES]);
@@ -196,7 +208,10 @@ mod tests {
             let content = Content::numbered(1, number, 3277);
             let block = made(content);
             assert!(block.0 == made(content).0 && content.is_in(&block));
-            assert!(!Content::numbered(1, number + 1, 3277).is_in(&block) && !Content::ZERO.is_in(&block));
+            assert!(
+                !Content::numbered(1, number + 1, 3277).is_in(&block)
+                    && !Content::ZERO.is_in(&block)
+            );
             assert!(seen.insert(block.0.to_vec()));
         }
         assert!(made(Content::ZERO).is_zero());

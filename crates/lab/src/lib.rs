@@ -1,4 +1,5 @@
-//! Onefold's laboratory: the real engine over devices in virtual time, under workloads and recorded traces.
+//! Onefold's laboratory: the real engine over devices in virtual time, under workloads and recorded
+//! traces.
 //!
 //! | module | what it gives |
 //! |---|---|
@@ -13,8 +14,9 @@
 //! | [`paper`] | the experiments of papers, measured and judged |
 //! | [`rad`] | placement in stripes by reference counts, and its reliability |
 //!
-//! *Invariants:* a replay is one thread, sleeps never, and gives the same figures on every machine (but for devices that are real). Equal hashes are
-//! equal bytes, and the engine is told nothing that it could not find out from them.
+//! *Invariants:* a replay is one thread, sleeps never, and gives the same figures on every machine
+//! (but for devices that are real). Equal hashes are equal bytes, and the engine is told nothing
+//! that it could not find out from them.
 
 /// What happened between two counts of the same things.
 macro_rules! between {

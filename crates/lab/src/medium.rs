@@ -1,7 +1,9 @@
-//! The medium under a device model: keeps all that is written, and takes little memory for the laboratory's own contents.
+//! The medium under a device model: keeps all that is written, and takes little memory for the
+//! laboratory's own contents.
 //!
-//! A block that [`Content`](crate::Content) can make again is kept as its recipe of 18 bytes; whether it can is found out by making it and comparing. All
-//! others are kept whole. So stores of many gigabytes can be replayed in memory, and everything can be read back and compared.
+//! A block that [`Content`](crate::Content) can make again is kept as its recipe of 18 bytes;
+//! whether it can is found out by making it and comparing. All others are kept whole. So stores of
+//! many gigabytes can be replayed in memory, and everything can be read back and compared.
 
 use std::collections::HashMap;
 
@@ -31,7 +33,13 @@ impl Medium {
         if at.0.checked_add(blocks).is_some_and(|end| end <= self.blocks) {
             return Ok(());
         }
-        Err(Error::new(Kind::InvalidInput, format!("{blocks} blocks at {at} reach beyond the end of the medium ({} blocks)", self.blocks)))
+        Err(Error::new(
+            Kind::InvalidInput,
+            format!(
+                "{blocks} blocks at {at} reach beyond the end of the medium ({} blocks)",
+                self.blocks
+            ),
+        ))
     }
 
     fn store(&self, at: Pba, blocks: &[BlockRef<'_>]) {
@@ -42,7 +50,11 @@ impl Medium {
                 kept.remove(&at);
                 continue;
             }
-            kept.insert(at, Recipe::of(block.block).map_or_else(|| Kept::Whole(Box::new(block.block.clone())), Kept::Recipe));
+            kept.insert(
+                at,
+                Recipe::of(block.block)
+                    .map_or_else(|| Kept::Whole(Box::new(block.block.clone())), Kept::Recipe),
+            );
         }
     }
 
@@ -103,15 +115,23 @@ mod tests {
         let mut blocks = Block::zeroed_vec(3);
         Content::numbered(1, 1, 3000).fill(&mut blocks[0]);
         blocks[1].0[7] = 9;
-        let refs: Vec<BlockRef<'_>> = blocks.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
+        let refs: Vec<BlockRef<'_>> =
+            blocks.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
         medium.write(&[Run { at: Pba(4), blocks: &refs }]).unwrap();
         let mut into = Block::zeroed_vec(5);
         into.iter_mut().for_each(|block| block.0.fill(7));
         let mut reads = [Read::new(Pba(3), &mut into)];
         medium.read(&mut reads);
         reads[0].result.clone().unwrap();
-        assert!(into[1].0 == blocks[0].0 && into[2].0 == blocks[1].0 && [0, 3, 4].iter().all(|&n| into[n].is_zero()));
-        assert_eq!(medium.write(&[Run { at: Pba(8), blocks: &refs }]).unwrap_err().kind(), Kind::InvalidInput);
+        assert!(
+            into[1].0 == blocks[0].0
+                && into[2].0 == blocks[1].0
+                && [0, 3, 4].iter().all(|&n| into[n].is_zero())
+        );
+        assert_eq!(
+            medium.write(&[Run { at: Pba(8), blocks: &refs }]).unwrap_err().kind(),
+            Kind::InvalidInput
+        );
         let mut reads = [Read::new(Pba(9), &mut into)];
         medium.read(&mut reads);
         assert_eq!(reads[0].result.clone().unwrap_err().kind(), Kind::InvalidInput);

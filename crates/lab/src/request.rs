@@ -65,19 +65,22 @@ impl Source {
     pub fn from_mark(self, name: &'static str) -> Source {
         let is_mark = move |item: &Result<(u64, Request)>| matches!(item, Ok((_, Request { what: What::Phase(mark), .. })) if mark == name);
         let mut begun = None;
-        let rest = self.requests.skip_while(move |item| item.is_ok() && !is_mark(item)).map(move |item| {
-            item.map(|(done, Request { at, what })| {
-                let (before, first) = *begun.get_or_insert((done - 1, at));
-                (done - before, Request { at: at.saturating_sub(first), what })
-            })
-        });
+        let rest =
+            self.requests.skip_while(move |item| item.is_ok() && !is_mark(item)).map(move |item| {
+                item.map(|(done, Request { at, what })| {
+                    let (before, first) = *begun.get_or_insert((done - 1, at));
+                    (done - before, Request { at: at.saturating_sub(first), what })
+                })
+            });
         Source { requests: Box::new(rest), ..self }
     }
 
     /// Only what came within the first `steps` steps.
     #[must_use]
     pub fn first(self, steps: u64) -> Source {
-        let requests = self.requests.take_while(move |item| item.as_ref().map_or(true, |&(done, _)| done <= steps));
+        let requests = self
+            .requests
+            .take_while(move |item| item.as_ref().map_or(true, |&(done, _)| done <= steps));
         let known = if self.steps == 0 { steps } else { self.steps.min(steps) };
         Source { steps: known, requests: Box::new(requests), ..self }
     }

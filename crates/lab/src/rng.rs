@@ -1,6 +1,8 @@
-//! Chance from a seed: splitmix64, whose whole state is one number, so that the noise of a content is a function of its hash.
+//! Chance from a seed: splitmix64, whose whole state is one number, so that the noise of a content
+//! is a function of its hash.
 //!
-//! *Invariant:* the same seed gives the same numbers on every machine and in every version of the toolchain.
+//! *Invariant:* the same seed gives the same numbers on every machine and in every version of the
+//! toolchain.
 
 /// A small generator of pseudo-random numbers.
 #[derive(Clone, Debug)]

@@ -1,4 +1,5 @@
-//! A grid of generated workloads on stores and devices, as the figures of ThinDedup's paper ask for.
+//! A grid of generated workloads on stores and devices, as the figures of ThinDedup's paper ask
+//! for.
 
 use onefold_block::Persistence;
 use onefold_core::Result;
@@ -43,7 +44,8 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Windows that are committed one after the other, each when it is full: ThinDedup's way of measuring.
+    /// Windows that are committed one after the other, each when it is full: ThinDedup's way of
+    /// measuring.
     #[must_use]
     pub fn paper(workload: Workload) -> Grid {
         Grid {
@@ -90,10 +92,25 @@ pub fn points(grid: &Grid) -> Vec<(String, Workload, Plan)> {
                 for &compressible in &grid.compressible {
                     for &window in &grid.windows {
                         for &scheme in &grid.schemes {
-                            let workload = Workload { pattern: named.pattern, ratio, compressible, ..grid.workload.clone() };
-                            let workload = Workload { blocks: workload.blocks + grid.warm_up_blocks, ..workload };
-                            let choice = Choice { scheme, window_blocks: Some(window), ..grid.choice.clone() };
-                            let clients = Clients { in_flight: grid.in_flight.unwrap_or(window), wait_for_flush: true };
+                            let workload = Workload {
+                                pattern: named.pattern,
+                                ratio,
+                                compressible,
+                                ..grid.workload.clone()
+                            };
+                            let workload = Workload {
+                                blocks: workload.blocks + grid.warm_up_blocks,
+                                ..workload
+                            };
+                            let choice = Choice {
+                                scheme,
+                                window_blocks: Some(window),
+                                ..grid.choice.clone()
+                            };
+                            let clients = Clients {
+                                in_flight: grid.in_flight.unwrap_or(window),
+                                wait_for_flush: true,
+                            };
                             let plan = Plan {
                                 speed: grid.speed,
                                 clients,
@@ -112,19 +129,30 @@ pub fn points(grid: &Grid) -> Vec<(String, Workload, Plan)> {
     all
 }
 
-/// Runs a grid. `progress` hears of the blocks written and of how many there will be; `done` of each point.
+/// Runs a grid. `progress` hears of the blocks written and of how many there will be; `done` of
+/// each point.
 ///
 /// # Errors
 /// The first of any replay.
-pub fn sweep(grid: &Grid, progress: &mut dyn FnMut(u64, u64), done: &mut dyn FnMut(&Point)) -> Result<Vec<Point>> {
+pub fn sweep(
+    grid: &Grid,
+    progress: &mut dyn FnMut(u64, u64),
+    done: &mut dyn FnMut(&Point),
+) -> Result<Vec<Point>> {
     let points = points(grid);
     let total: u64 = points.iter().map(|(_, workload, _)| workload.blocks).sum();
     let mut before = 0;
     let mut results = Vec::new();
     for (name, workload, plan) in points {
-        let outcome = replay(workload.source(), &plan, &mut |blocks| progress(before + blocks, total))?;
+        let outcome =
+            replay(workload.source(), &plan, &mut |blocks| progress(before + blocks, total))?;
         before += workload.blocks;
-        let point = Point { setting: plan.setting(name), throughput: outcome.throughput(), workload, outcome };
+        let point = Point {
+            setting: plan.setting(name),
+            throughput: outcome.throughput(),
+            workload,
+            outcome,
+        };
         done(&point);
         results.push(point);
     }

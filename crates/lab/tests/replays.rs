@@ -16,7 +16,8 @@ use onefold_lab::{
 };
 
 fn first(name: &str, records: u64) -> Source {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(format!("{name}.dtrace.zst"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(format!("{name}.dtrace.zst"));
     trace::open(&path, Assumed::default()).unwrap().first(records)
 }
 
@@ -32,17 +33,28 @@ fn run(source: Source, plan: &Plan) -> Outcome {
 fn the_beginning_of_a_trace_is_replayed_and_read_back() {
     for name in ["apt", "pgbench", "srcver"] {
         for persistence in [Persistence::Weak, Persistence::Strong] {
-            let outcome = run(first(name, 20_000), &plan(Scheme::Thin, persistence, DeviceKind::SsdP));
-            assert!(outcome.client_blocks > 15_000 && outcome.verified_blocks >= outcome.live_blocks, "{outcome:?}");
+            let outcome =
+                run(first(name, 20_000), &plan(Scheme::Thin, persistence, DeviceKind::SsdP));
+            assert!(
+                outcome.client_blocks > 15_000 && outcome.verified_blocks >= outcome.live_blocks,
+                "{outcome:?}"
+            );
             assert_eq!(outcome.device_blocks, outcome.device_counts.written());
-            assert!(outcome.ideal_blocks < outcome.client_blocks && outcome.live_contents <= outcome.live_blocks);
+            assert!(
+                outcome.ideal_blocks < outcome.client_blocks
+                    && outcome.live_contents <= outcome.live_blocks
+            );
             let found = outcome.duplicate_blocks + outcome.zero_blocks;
-            // What the engine found is what there was, but for blocks that were overwritten in their window, and for contents that were dead
-            // and not yet forgotten.
+            // What the engine found is what there was, but for blocks that were overwritten in
+            // their window, and for contents that were dead and not yet forgotten.
             let there_was = outcome.client_blocks - outcome.ideal_blocks;
             assert!(there_was.abs_diff(found) < outcome.client_blocks / 50, "{outcome:?}");
             assert!(outcome.points_above_ideal() < 3.0, "{name}: {}", outcome.points_above_ideal());
-            assert!(outcome.hidden_records <= outcome.records && outcome.checkpoint_blocks > 0 && outcome.flushes > 0);
+            assert!(
+                outcome.hidden_records <= outcome.records
+                    && outcome.checkpoint_blocks > 0
+                    && outcome.flushes > 0
+            );
         }
     }
 }
@@ -57,7 +69,8 @@ fn a_replay_comes_out_the_same_every_time() {
 
 #[test]
 fn without_deduplication_every_block_is_written() {
-    let outcome = run(first("pgbench", 15_000), &plan(Scheme::Original, Persistence::Weak, DeviceKind::SsdP));
+    let outcome =
+        run(first("pgbench", 15_000), &plan(Scheme::Original, Persistence::Weak, DeviceKind::SsdP));
     assert_eq!((outcome.device_blocks, outcome.metadata_blocks), (outcome.client_blocks, 0));
     assert!(outcome.verified_blocks > 0);
 }
@@ -70,8 +83,14 @@ fn speeds_change_the_time_and_not_the_ideal() {
     let scaled = run(first("pgbench", 15_000), &plan);
     plan.speed = Speed::Max;
     let max = run(first("pgbench", 15_000), &plan);
-    assert!(recorded.virtual_seconds > 3.5 * scaled.virtual_seconds && scaled.virtual_seconds > 1.5 * max.virtual_seconds);
-    assert_eq!((recorded.ideal_blocks, max.ideal_blocks), (scaled.ideal_blocks, scaled.ideal_blocks));
+    assert!(
+        recorded.virtual_seconds > 3.5 * scaled.virtual_seconds
+            && scaled.virtual_seconds > 1.5 * max.virtual_seconds
+    );
+    assert_eq!(
+        (recorded.ideal_blocks, max.ideal_blocks),
+        (scaled.ideal_blocks, scaled.ideal_blocks)
+    );
 }
 
 #[test]
@@ -79,24 +98,37 @@ fn every_device_runs_the_engine() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let real = DeviceKind::Real(directory.path().join("disk"));
     for device in DeviceKind::MODELS.into_iter().chain([real]) {
-        let outcome = run(first("srcver", 2000), &plan(Scheme::Thin, Persistence::Weak, device.clone()));
+        let outcome =
+            run(first("srcver", 2000), &plan(Scheme::Thin, Persistence::Weak, device.clone()));
         assert!(outcome.virtual_seconds > 0.0 && outcome.verified_blocks > 1000, "{device}");
     }
 }
 
-/// ThinDedup's way of measuring: one workload on one device with one window, and what else `change` says.
-fn swept(pattern: Pattern, device: DeviceKind, window: usize, blocks: u64, change: impl FnOnce(&mut Grid)) -> Vec<Outcome> {
+/// ThinDedup's way of measuring: one workload on one device with one window, and what else `change`
+/// says.
+fn swept(
+    pattern: Pattern,
+    device: DeviceKind,
+    window: usize,
+    blocks: u64,
+    change: impl FnOnce(&mut Grid),
+) -> Vec<Outcome> {
     let mut grid = Grid::paper(Workload::paper(pattern, blocks));
     let name = if pattern == Pattern::Random { "random" } else { "sequential" };
     grid.workloads = vec![name.parse().unwrap()];
     (grid.devices, grid.windows) = (vec![device], vec![window]);
     change(&mut grid);
-    sweep(&grid, &mut |_, _| {}, &mut |_| {}).unwrap().into_iter().map(|point| point.outcome).collect()
+    sweep(&grid, &mut |_, _| {}, &mut |_| {})
+        .unwrap()
+        .into_iter()
+        .map(|point| point.outcome)
+        .collect()
 }
 
 #[test]
 fn windows_are_served_as_the_paper_computes() {
-    // Eight blocks, half of them duplicates, in 3.9 ms and 0.02 for each block written: about 2000 a second.
+    // Eight blocks, half of them duplicates, in 3.9 ms and 0.02 for each block written: about 2000
+    // a second.
     let outcome = swept(Pattern::Random, DeviceKind::SsdP, 8, 6000, |_| {}).remove(0);
     assert!((outcome.throughput() - 2010.0).abs() < 20.0, "{}", outcome.throughput());
     assert_eq!((outcome.windows, outcome.write_latency.requests), (750, 6000));
@@ -112,7 +144,10 @@ fn windows_are_served_as_the_paper_computes() {
 fn schemes_come_out_in_the_papers_order() {
     let run = |pattern, device, window| {
         let schemes = vec![Scheme::Ideal, Scheme::Thin, Scheme::Ordered, Scheme::Cow];
-        swept(pattern, device, window, 6000, |grid| grid.schemes = schemes).iter().map(Outcome::throughput).collect::<Vec<_>>()
+        swept(pattern, device, window, 6000, |grid| grid.schemes = schemes)
+            .iter()
+            .map(Outcome::throughput)
+            .collect::<Vec<_>>()
     };
     for (window, text, band) in [(32, 2.73, 0.15), (64, 3.0, 0.3), (128, 2.88, 0.3)] {
         let all = run(Pattern::Random, DeviceKind::HddP, window);
@@ -128,7 +163,8 @@ fn schemes_come_out_in_the_papers_order() {
 fn every_scheme_replays_a_trace_and_reads_it_back() {
     let mut volumes = Vec::new();
     for scheme in [Scheme::Ideal, Scheme::Thin, Scheme::Ordered, Scheme::Cow] {
-        let outcome = run(first("pgbench", 20_000), &plan(scheme, Persistence::Strong, DeviceKind::SsdP));
+        let outcome =
+            run(first("pgbench", 20_000), &plan(scheme, Persistence::Strong, DeviceKind::SsdP));
         assert!(outcome.verified_blocks >= outcome.live_blocks);
         volumes.push(outcome.device_blocks);
     }
@@ -144,7 +180,10 @@ fn each_step_of_ordermerge_writes_less_than_the_one_before() {
         plan.anticipation = anticipation;
         let outcome = run(first("pgbench", 20_000), &plan);
         assert!(outcome.verified_blocks >= outcome.live_blocks);
-        assert!(outcome.tally.in_place_blocks > outcome.tally.delayed_blocks && outcome.tally.in_place_blocks <= outcome.metadata_blocks);
+        assert!(
+            outcome.tally.in_place_blocks > outcome.tally.delayed_blocks
+                && outcome.tally.in_place_blocks <= outcome.metadata_blocks
+        );
         outcome.device_blocks
     };
     let steps = [
@@ -169,7 +208,10 @@ fn the_leftover_table_takes_what_finds_no_room() {
 
 #[test]
 fn company_is_waited_for_only_by_those_who_are_told_to() {
-    let source = || Workload { flush_every: 1, gap_microseconds: 300, ..Workload::paper(Pattern::Random, 3000) }.source();
+    let source = || {
+        Workload { flush_every: 1, gap_microseconds: 300, ..Workload::paper(Pattern::Random, 3000) }
+            .source()
+    };
     let mut plan = plan(Scheme::Thin, Persistence::Weak, DeviceKind::NvmePlp);
     plan.clients = Clients { in_flight: 64, wait_for_flush: false };
     plan.anticipation = Anticipation::None;
@@ -195,6 +237,11 @@ fn warming_up_does_not_count() {
 #[test]
 fn a_volume_that_its_device_is_too_small_for_is_refused() {
     let huge = Workload { volume_blocks: 1 << 30, ..Workload::paper(Pattern::Random, 10) };
-    let error = replay(huge.source(), &plan(Scheme::Thin, Persistence::Weak, DeviceKind::HddM), &mut |_| {}).unwrap_err();
+    let error = replay(
+        huge.source(),
+        &plan(Scheme::Thin, Persistence::Weak, DeviceKind::HddM),
+        &mut |_| {},
+    )
+    .unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidInput);
 }

@@ -1,7 +1,9 @@
 //! Pages of reports.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use onefold_lab::report::{Axis, Bars, Figure, Lines, Report, Scale, Section, Series, Statement, Table, Verdict};
+use onefold_lab::report::{
+    Axis, Bars, Figure, Lines, Report, Scale, Section, Series, Statement, Table, Verdict,
+};
 
 fn statement(verdict: Verdict) -> Statement {
     Statement {
@@ -22,7 +24,10 @@ fn report() -> Report {
         title: "Throughput".into(),
         x: Axis { label: "blocks of a window".into(), scale: Scale::Logarithmic },
         y: Axis { label: "blocks a second".into(), scale: Scale::Linear },
-        series: vec![Series { name: "thin".into(), points: vec![(8.0, 682.0), (32.0, 1999.0)] }, Series::default()],
+        series: vec![
+            Series { name: "thin".into(), points: vec![(8.0, 682.0), (32.0, 1999.0)] },
+            Series::default(),
+        ],
         steps: false,
         note: String::new(),
     };
@@ -33,22 +38,50 @@ fn report() -> Report {
         mark: Some(("ideal".into(), vec![83.6, 62.3])),
         ..Bars::default()
     };
-    let table = Table { title: "Numbers".into(), columns: vec!["a".into()], rows: vec![vec!["1".into()], vec!["<b>".into()]] };
+    let table = Table {
+        title: "Numbers".into(),
+        columns: vec!["a".into()],
+        rows: vec![vec!["1".into()], vec!["<b>".into()]],
+    };
     let figures = vec![Figure::Lines(lines), Figure::Bars(bars), Figure::Table(table)];
     let section = Section { title: "One".into(), about: vec!["Two & three".into()], figures };
-    let verdicts = [Verdict::Reproduced, Verdict::Better, Verdict::Calibrated, Verdict::Missed, Verdict::NotRun, Verdict::OutOfScope];
-    Report { title: "A <title>".into(), about: Vec::new(), statements: verdicts.map(statement).to_vec(), sections: vec![section] }
+    let verdicts = [
+        Verdict::Reproduced,
+        Verdict::Better,
+        Verdict::Calibrated,
+        Verdict::Missed,
+        Verdict::NotRun,
+        Verdict::OutOfScope,
+    ];
+    Report {
+        title: "A <title>".into(),
+        about: Vec::new(),
+        statements: verdicts.map(statement).to_vec(),
+        sections: vec![section],
+    }
 }
 
 #[test]
 fn statements_are_counted_and_shown() {
     let report = report();
     let score = report.score();
-    assert_eq!((score.reproduced, score.better, score.calibrated, score.missed, score.possible), (1, 1, 1, 1, 4));
+    assert_eq!(
+        (score.reproduced, score.better, score.calibrated, score.missed, score.possible),
+        (1, 1, 1, 1, 4)
+    );
     let told = "1 reproduced and 1 better, of 4 that were looked at, 1 calibrated, 1 missed, 1 not run, 1 out of scope";
     assert_eq!(score.to_string(), told);
     let html = report.html();
-    for text in ["A &lt;title&gt;", told, "2.73 times &lt;ordered&gt;", ">missed<", ">calibrated<", ">better<", "20,000", "fitted device"] {
+    for text in [
+        "A &lt;title&gt;",
+        told,
+        "2.73 times &lt;ordered&gt;",
+        ">missed<",
+        ">calibrated<",
+        ">better<",
+        "20,000",
+        "fitted device",
+    ] {
         assert!(html.contains(text), "{text}");
     }
     assert!(!html.contains("<b>") && html.contains("&lt;b&gt;"));

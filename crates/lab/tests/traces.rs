@@ -24,7 +24,14 @@ fn data(name: &str) -> PathBuf {
 }
 
 fn write(microseconds: u64, lba: u64, first: bool) -> Record {
-    let op = Op::Write { lba: Lba(lba), hash: [lba as u8; 16], lz4: 100 + lba as u16, fua: lba == 7, first, unaligned: lba == 3 };
+    let op = Op::Write {
+        lba: Lba(lba),
+        hash: [lba as u8; 16],
+        lz4: 100 + lba as u16,
+        fua: lba == 7,
+        first,
+        unaligned: lba == 3,
+    };
     Record { microseconds, op }
 }
 
@@ -77,11 +84,21 @@ fn what_was_written_is_read() {
     assert_eq!((reader.device_blocks(), reader.records()), (1000, Some(9)));
     // Nothing is overwritten.
     assert_eq!(Writer::create(&path, 1000).err().map(|error| error.kind()), Some(Kind::Exists));
-    let requests: Vec<Request> = trace::open(&path, Assumed::default()).unwrap().requests.map(|item| item.unwrap().1).collect();
+    let requests: Vec<Request> = trace::open(&path, Assumed::default())
+        .unwrap()
+        .requests
+        .map(|item| item.unwrap().1)
+        .collect();
     assert_eq!(requests.len(), 7);
     let What::Write { first, blocks, fua } = &requests[1].what else { panic!("{requests:?}") };
-    assert_eq!((*first, blocks.len(), blocks[1], *fua), (Lba(2), 3, Content { hash: [3; 16], lz4: 103 }, false));
-    assert!(matches!(requests[3].what, What::Write { fua: true, .. }) && requests[5].at == Duration::from_micros(10));
+    assert_eq!(
+        (*first, blocks.len(), blocks[1], *fua),
+        (Lba(2), 3, Content { hash: [3; 16], lz4: 103 }, false)
+    );
+    assert!(
+        matches!(requests[3].what, What::Write { fua: true, .. })
+            && requests[5].at == Duration::from_micros(10)
+    );
 }
 
 #[test]
@@ -96,7 +113,8 @@ fn a_trace_that_was_not_finished_is_read_up_to_its_end() {
     assert_eq!(read(&path), (vec![write(1, 1, true)], None, true));
     assert_eq!(Reader::open(&path).unwrap().records(), None);
     let plan = Plan::new(Choice::new(Scheme::Thin, Persistence::Weak), DeviceKind::SsdP);
-    let outcome = replay(trace::open(&path, Assumed::default()).unwrap(), &plan, &mut |_| {}).unwrap();
+    let outcome =
+        replay(trace::open(&path, Assumed::default()).unwrap(), &plan, &mut |_| {}).unwrap();
     assert_eq!((outcome.cut_off, outcome.client_blocks), (true, 1));
 }
 
@@ -116,7 +134,11 @@ fn a_trace_that_was_cut_off_is_read_up_to_the_cut() {
     for cut in (41..whole.len()).step_by(7) {
         fs::write(&path, &whole[..cut]).unwrap();
         let (records, wrong, was_cut) = read(&path);
-        assert_eq!((wrong, was_cut, &records[..]), (None, true, &all[..records.len()]), "cut at {cut}");
+        assert_eq!(
+            (wrong, was_cut, &records[..]),
+            (None, true, &all[..records.len()]),
+            "cut at {cut}"
+        );
         assert!(records.len() >= most);
         most = records.len();
     }
@@ -146,7 +168,8 @@ fn hostile_traces_are_refused_with_a_sentence() {
         bad[at..at + bytes.len()].copy_from_slice(bytes);
         bad
     };
-    let packed = |bytes: &[u8]| fs::write(&path, zstd::stream::encode_all(bytes, 1).unwrap()).unwrap();
+    let packed =
+        |bytes: &[u8]| fs::write(&path, zstd::stream::encode_all(bytes, 1).unwrap()).unwrap();
     for (bad, says) in [
         (with(0, b"X"), "does not begin as a trace"),
         (with(8, &[0, 2, 0, 0]), "512 bytes"),
@@ -158,11 +181,17 @@ fn hostile_traces_are_refused_with_a_sentence() {
     ] {
         packed(&bad);
         let error = Reader::open(&path).err().unwrap();
-        assert!(error.kind() == Kind::Corrupt && error.to_string().contains(says), "{says}: {error}");
+        assert!(
+            error.kind() == Kind::Corrupt && error.to_string().contains(says),
+            "{says}: {error}"
+        );
     }
     let record = |n: usize, at: usize| 32 + n * 32 + at;
     for (bad, says) in [
-        (with(record(1, 8), &1000u32.to_le_bytes()), "record 1: a write of block 1000 on a device of 1000"),
+        (
+            with(record(1, 8), &1000u32.to_le_bytes()),
+            "record 1: a write of block 1000 on a device of 1000",
+        ),
         (with(record(1, 12), &[5]), "record 1: kind 5"),
         (with(record(4, 13), &[8]), "record 4: flags 0x8"),
         (with(record(2, 14), &[0, 0]), "record 2: an LZ4 size of 0"),
@@ -178,7 +207,8 @@ fn hostile_traces_are_refused_with_a_sentence() {
         let (_, wrong, _) = read(&path);
         assert!(wrong.as_ref().is_some_and(|wrong| wrong.contains(says)), "{says}: {wrong:?}");
         // The same through the requests, which is how a replay meets it.
-        let failed = trace::open(&path, Assumed::default()).unwrap().requests.any(|item| item.is_err());
+        let failed =
+            trace::open(&path, Assumed::default()).unwrap().requests.any(|item| item.is_err());
         assert!(failed, "{says}");
     }
     // A frame that is damaged, and one that wants more memory than a trace may.
@@ -200,7 +230,9 @@ fn hostile_traces_are_refused_with_a_sentence() {
 
 #[test]
 fn the_committed_traces_are_whole() {
-    for (name, records, blocks) in [("apt", 413_590, 393_630), ("pgbench", 262_700, 225_125), ("srcver", 158_711, 158_574)] {
+    for (name, records, blocks) in
+        [("apt", 413_590, 393_630), ("pgbench", 262_700, 225_125), ("srcver", 158_711, 158_574)]
+    {
         let source = trace::open(&data(&format!("{name}.dtrace.zst")), Assumed::default()).unwrap();
         assert_eq!(source.steps, records, "{name}");
         let (mut written, mut last) = (0, 0);
@@ -246,8 +278,14 @@ fn text_of_blkparse_is_read_with_a_hash_of_each_page_or_sector() {
             what => panic!("{what:?}"),
         })
         .collect();
-    assert_eq!(requests.iter().map(|request| request.at.as_micros()).collect::<Vec<_>>(), [0, 2, 3, 4, 4]);
-    assert_eq!(blocks.iter().map(|(first, blocks)| (*first, blocks.len())).collect::<Vec<_>>(), [(100, 1), (2, 2), (0, 1), (1, 1), (1, 1)]);
+    assert_eq!(
+        requests.iter().map(|request| request.at.as_micros()).collect::<Vec<_>>(),
+        [0, 2, 3, 4, 4]
+    );
+    assert_eq!(
+        blocks.iter().map(|(first, blocks)| (*first, blocks.len())).collect::<Vec<_>>(),
+        [(100, 1), (2, 2), (0, 1), (1, 1), (1, 1)]
+    );
     assert_eq!(blocks[0].1[0].hash[..3], [0x88, 0xb9, 0x3b]);
     assert_eq!(blocks[1].1[0], blocks[0].1[0]);
     assert_eq!([blocks[2].1[0], blocks[4].1[0]], [Content::ZERO; 2]);
@@ -278,5 +316,8 @@ fn text_that_is_no_trace_is_refused_with_a_sentence() {
     let path = directory.path().join("a");
     fs::write(&path, b"\xff\xfe\n").unwrap();
     assert!(trace::open(&path, Assumed::default()).err().unwrap().to_string().contains("no text"));
-    assert_eq!(trace::open(Path::new("/nowhere/a"), Assumed::default()).err().unwrap().kind(), Kind::NotFound);
+    assert_eq!(
+        trace::open(Path::new("/nowhere/a"), Assumed::default()).err().unwrap().kind(),
+        Kind::NotFound
+    );
 }

@@ -1,7 +1,7 @@
 //! An archive's directory: found, opened for what a verb wants, and named in errors.
 //!
-//! An archive on one node is its directory. One on several has a directory with the file `nodes`, which says where they are; it holds nothing else, and
-//! can be made again from the nodes.
+//! An archive on one node is its directory. One on several has a directory with the file `nodes`,
+//! which says where they are; it holds nothing else, and can be made again from the nodes.
 
 use std::{
     ffi::OsString,
@@ -67,7 +67,8 @@ impl ArchiveDir {
         Ok(directory)
     }
 
-    /// Tells of directories that others can enter, but for empty ones, where perhaps nothing is mounted.
+    /// Tells of directories that others can enter, but for empty ones, where perhaps nothing is
+    /// mounted.
     fn warn_of_others(&self, files: &Directory) {
         let exposed = |node: &PathBuf| {
             let files = Directory::open(node, false).ok()?;
@@ -87,10 +88,14 @@ impl ArchiveDir {
             let whole = std::path::absolute(node).map_err(|e| Error::from_io(node.display(), e))?;
             match whole.to_str() {
                 Some(text) if !text.contains('\n') => Ok(whole),
-                _ => Err(Error::new(Kind::InvalidInput, format!("{} can't be written into a list", whole.display()))),
+                _ => Err(Error::new(
+                    Kind::InvalidInput,
+                    format!("{} can't be written into a list", whole.display()),
+                )),
             }
         };
-        let list = List { paths: nodes.iter().map(whole).collect::<Result<_>>()?, owner: own.owner()? };
+        let list =
+            List { paths: nodes.iter().map(whole).collect::<Result<_>>()?, owner: own.owner()? };
         let directory = ArchiveDir { path: path.to_owned(), nodes: Some(list) };
         directory.write_nodes()?;
         Ok(directory)
@@ -115,7 +120,10 @@ impl ArchiveDir {
             text.push(b'\n');
         }
         if text.len() as u64 > LIST_BYTES_MAX {
-            return Err(Error::new(Kind::InvalidInput, format!("the paths of the nodes have more than {} KiB", LIST_BYTES_MAX >> 10)));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("the paths of the nodes have more than {} KiB", LIST_BYTES_MAX >> 10),
+            ));
         }
         Directory::open_as(&self.path, true, word())?.replace(NODES, &text)
     }
@@ -149,7 +157,8 @@ impl ArchiveDir {
         Keeper::of_folder(&self.path, self.id()?)
     }
 
-    /// A sentence about a server of the archive whose control socket is out of sight, if its claim says that there is one.
+    /// A sentence about a server of the archive whose control socket is out of sight, if its claim
+    /// says that there is one.
     ///
     /// # Errors
     /// Those of looking at the archive.
@@ -181,7 +190,9 @@ impl ArchiveDir {
 
     /// A sentence for each node that does not count.
     pub(crate) fn notes(&self, nodes: &Nodes) -> Vec<String> {
-        let note = |(number, why)| format!("node {number} ({}) does not count: {why}", self.node(number).display());
+        let note = |(number, why)| {
+            format!("node {number} ({}) does not count: {why}", self.node(number).display())
+        };
         nodes.absent().into_iter().map(note).collect()
     }
 
@@ -198,9 +209,15 @@ impl ArchiveDir {
         self.nodes_while(writes, degraded, None)
     }
 
-    fn nodes_while(&self, writes: bool, degraded: bool, stands: Option<&Stands>) -> Result<Option<Arc<Nodes>>> {
+    fn nodes_while(
+        &self,
+        writes: bool,
+        degraded: bool,
+        stands: Option<&Stands>,
+    ) -> Result<Option<Arc<Nodes>>> {
         let Some(list) = &self.nodes else { return Ok(None) };
-        // A disk that is not mounted may show a directory of somebody else's: that node is absent. When all are, the first reason is the one to tell.
+        // A disk that is not mounted may show a directory of somebody else's: that node is absent.
+        // When all are, the first reason is the one to tell.
         let (mut directories, mut refused) = (Vec::new(), None);
         for path in &list.paths {
             directories.push(match list.open(path, writes) {
@@ -214,7 +231,12 @@ impl ArchiveDir {
                 }
             });
         }
-        let none = || Error::new(Kind::NotFound, format!("none of the nodes of {} is there", self.path.display()));
+        let none = || {
+            Error::new(
+                Kind::NotFound,
+                format!("none of the nodes of {} is there", self.path.display()),
+            )
+        };
         let nodes = Nodes::open(directories, degraded);
         nodes.map(|nodes| Some(Arc::new(nodes))).map_err(|error| match error.kind() {
             Kind::NotFound => refused.unwrap_or_else(none),
@@ -230,11 +252,16 @@ impl ArchiveDir {
         self.open_nodes(settings, false).map(|(archive, _)| archive)
     }
 
-    /// The same with its nodes, when there are several. With `degraded` puts go on while `k + 1` nodes of a stripe are there.
+    /// The same with its nodes, when there are several. With `degraded` puts go on while `k + 1`
+    /// nodes of a stripe are there.
     ///
     /// # Errors
     /// Those of opening.
-    pub(crate) fn open_nodes(&self, settings: Settings, degraded: bool) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
+    pub(crate) fn open_nodes(
+        &self,
+        settings: Settings,
+        degraded: bool,
+    ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
         self.open_while(settings, degraded, None)
     }
 
@@ -251,14 +278,20 @@ impl ArchiveDir {
         let nodes = self.nodes_while(true, degraded, stands)?;
         let files: Arc<dyn Files> = match &nodes {
             Some(nodes) => nodes.clone(),
-            None => watched(Directory::open_as(&self.path, true, word()).map_err(|e| name_archive(&self.path, e))?, stands),
+            None => watched(
+                Directory::open_as(&self.path, true, word())
+                    .map_err(|e| name_archive(&self.path, e))?,
+                stands,
+            ),
         };
-        let archive = Archive::open(files, true, settings).map_err(|e| name_archive(&self.path, e))?;
+        let archive =
+            Archive::open(files, true, settings).map_err(|e| name_archive(&self.path, e))?;
         Ok((Arc::new(archive), nodes))
     }
 
-    /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system that takes no writes. Whoever wrote it, its tables take at
-    /// most `memory` bytes, and more for what they occupy there.
+    /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system
+    /// that takes no writes. Whoever wrote it, its tables take at most `memory` bytes, and more
+    /// for what they occupy there.
     ///
     /// # Errors
     /// Those of opening.
@@ -266,7 +299,9 @@ impl ArchiveDir {
         let settings = Settings { memory, ..Settings::default() };
         let files: Arc<dyn Files> = match self.nodes(false, false)? {
             Some(nodes) => nodes,
-            None => Arc::new(Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?),
+            None => Arc::new(
+                Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?,
+            ),
         };
         Archive::open(files, false, settings).map(Arc::new).map_err(|e| name_archive(&self.path, e))
     }
@@ -301,7 +336,11 @@ impl List {
         if owner == self.owner {
             return Ok(files);
         }
-        let why = format!("{} belongs to user {owner}, and the list that names it as a node to user {}", path.display(), self.owner);
+        let why = format!(
+            "{} belongs to user {owner}, and the list that names it as a node to user {}",
+            path.display(),
+            self.owner
+        );
         Err(Error::new(Kind::Denied, why))
     }
 }
@@ -323,9 +362,10 @@ pub(crate) fn now() -> u64 {
 pub(crate) fn name_archive(path: &Path, error: Error) -> Error {
     let shown = path.display().to_string();
     match error.kind() {
-        Kind::NotFound if error.to_string() == "no archive" => {
-            Error::new(Kind::NotFound, format!("{shown} is a directory and no archive; `onefold archive create` makes one"))
-        }
+        Kind::NotFound if error.to_string() == "no archive" => Error::new(
+            Kind::NotFound,
+            format!("{shown} is a directory and no archive; `onefold archive create` makes one"),
+        ),
         _ if error.to_string().contains(&shown) => error,
         _ => error.context(shown),
     }

@@ -7,33 +7,44 @@ use clap::{Parser, Subcommand};
 use crate::{
     operator,
     verbs::{
-        archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put, reliability, rm, scrub, serve, stats, status,
-        volume,
+        archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put,
+        reliability, rm, scrub, serve, stats, status, volume,
     },
 };
 
 /// Storage that keeps everything once: block volumes, archives, volumes on a cluster
 ///
-/// A block store holds many volumes in one file or device, and every block once. It is served to virtual machines, file systems and tools as NBD
-/// exports, and survives power loss: what was flushed is there. An archive holds streams and directories, and every chunk once. A store of the
+/// A block store holds many volumes in one file or device, and every block once. It is served to
+/// virtual machines, file systems and tools as NBD exports, and survives power loss: what was
+/// flushed is there. An archive holds streams and directories, and every chunk once. A store of the
 /// cluster engine lies in a folder or on Ceph, and is deduplicated in the background.
 #[derive(Debug, Parser)]
-#[command(name = "onefold", version, max_term_width = 100, infer_subcommands = false, disable_help_subcommand = true)]
-#[command(after_help = "Begin with:\n  onefold create disk.onefold --size 100G\n  onefold volume create disk.onefold vm1 --size 1T\n  \
+#[command(
+    name = "onefold",
+    version,
+    max_term_width = 100,
+    infer_subcommands = false,
+    disable_help_subcommand = true
+)]
+#[command(
+    after_help = "Begin with:\n  onefold create disk.onefold --size 100G\n  onefold volume create disk.onefold vm1 --size 1T\n  \
                         onefold serve disk.onefold --nbd unix:/run/onefold.sock\n\n  \
-                        onefold archive create backups\n  onefold put backups monday -r /home\n\nEach verb shows examples of its own: onefold VERB --help")]
+                        onefold archive create backups\n  onefold put backups monday -r /home\n\nEach verb shows examples of its own: onefold VERB --help"
+)]
 pub(crate) struct Arguments {
-    /// Takes options from a TOML file too: a section for each verb, like [serve] or [volume.create], and in it the options by
-    /// their names. The command line wins
+    /// Takes options from a TOML file too: a section for each verb, like [serve] or
+    /// [volume.create], and in it the options by their names. The command line wins
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// What is logged on standard error: off, error, warn, info, debug or trace, also by module [default: RUST_LOG, or info]
+    /// What is logged on standard error: off, error, warn, info, debug or trace, also by module
+    /// [default: RUST_LOG, or info]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 
-    /// The directory in which servers take commands from verbs, for those that serve and for those that ask; it must be closed to other users
-    /// (mode 0700), and is made when it is missing [default: RUNTIME_DIRECTORY, else /run/onefold/root or XDG_RUNTIME_DIR/onefold]
+    /// The directory in which servers take commands from verbs, for those that serve and for those
+    /// that ask; it must be closed to other users (mode 0700), and is made when it is missing
+    /// [default: RUNTIME_DIRECTORY, else /run/onefold/root or XDG_RUNTIME_DIR/onefold]
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) control: Option<PathBuf>,
 
@@ -96,12 +107,18 @@ mod tests {
         assert!(all.len() > 12);
         for (path, verb) in all {
             let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let examples: Vec<&str> =
-                help.lines().filter_map(|line| line.strip_prefix("  ")).filter(|l| l.starts_with("onefold")).collect();
+            let examples: Vec<&str> = help
+                .lines()
+                .filter_map(|line| line.strip_prefix("  "))
+                .filter(|l| l.starts_with("onefold"))
+                .collect();
             assert!(!examples.is_empty(), "{path} has no example");
             for example in examples {
                 let mut words = example.split_whitespace();
-                assert!(path.split_whitespace().all(|verb| words.any(|word| word == verb)), "{path}: {example}");
+                assert!(
+                    path.split_whitespace().all(|verb| words.any(|word| word == verb)),
+                    "{path}: {example}"
+                );
                 let typed = example.split_whitespace().map(std::ffi::OsString::from).collect();
                 crate::configuration::read(typed).unwrap_or_else(|e| panic!("{example}: {e:?}"));
             }
@@ -116,7 +133,10 @@ mod tests {
         verbs(&Arguments::command(), "onefold", &mut all);
         let mut global = Vec::new();
         for (path, verb) in &all {
-            if verb.get_arguments().any(|option| option.get_id() == "json" && option.is_global_set()) {
+            if verb
+                .get_arguments()
+                .any(|option| option.get_id() == "json" && option.is_global_set())
+            {
                 global.push(path.as_str());
             }
             let inherits = global.iter().any(|parent| path.starts_with(parent));

@@ -1,7 +1,7 @@
 //! Options from a TOML file: they take the place of options that the command line leaves out.
 //!
-//! The file is turned into command-line options and goes through the same parser, so that both know the same names and values, and a new
-//! option can stand in a file without a word here.
+//! The file is turned into command-line options and goes through the same parser, so that both know
+//! the same names and values, and a new option can stand in a file without a word here.
 
 use std::{ffi::OsString, path::Path};
 
@@ -25,12 +25,15 @@ pub(crate) fn read(given: Vec<OsString>) -> Result<Arguments, Failure> {
         built.build();
         let file = File { path, command: &built };
         let options = file.options(&file.load()?, &matches)?;
-        matches = command.try_get_matches_from(with_options(given, options)).map_err(|error| file.wrong(&sentence_of(&error)))?;
+        matches = command
+            .try_get_matches_from(with_options(given, options))
+            .map_err(|error| file.wrong(&sentence_of(&error)))?;
     }
     Ok(Arguments::from_arg_matches(&matches)?)
 }
 
-/// The command line with more options: at its end, or before a `--`, after which there are no options.
+/// The command line with more options: at its end, or before a `--`, after which there are no
+/// options.
 fn with_options(mut given: Vec<OsString>, options: Vec<OsString>) -> Vec<OsString> {
     let end = given.iter().position(|word| word == "--").unwrap_or(given.len());
     given.splice(end..end, options);
@@ -48,7 +51,8 @@ impl File<'_> {
     }
 
     fn load(&self) -> Result<Table, Failure> {
-        let text = std::fs::read_to_string(self.path).map_err(|error| self.wrong(&format!("can't be read: {error}")))?;
+        let text = std::fs::read_to_string(self.path)
+            .map_err(|error| self.wrong(&format!("can't be read: {error}")))?;
         text.parse().map_err(|error: toml::de::Error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
             self.wrong(&format!("line {line}: {}", error.message()))
@@ -62,31 +66,49 @@ impl File<'_> {
         let (mut table, mut command, mut matches) = (table, self.command, matches);
         loop {
             for option in command.get_arguments() {
-                let Some(value) = option.get_long().and_then(|name| table.get(name)) else { continue };
-                if matches.value_source(option.get_id().as_str()) != Some(ValueSource::CommandLine) {
+                let Some(value) = option.get_long().and_then(|name| table.get(name)) else {
+                    continue;
+                };
+                if matches.value_source(option.get_id().as_str()) != Some(ValueSource::CommandLine)
+                {
                     options.extend(self.words(option, value)?);
                 }
             }
             let Some((name, inner)) = matches.subcommand() else { break };
-            let (Some(Value::Table(section)), Some(verb)) = (table.get(name), command.find_subcommand(name)) else { break };
+            let (Some(Value::Table(section)), Some(verb)) =
+                (table.get(name), command.find_subcommand(name))
+            else {
+                break;
+            };
             (table, command, matches) = (section, verb, inner);
         }
         Ok(options)
     }
 
-    /// Every section must be a verb and every key an option, also those that are not asked for now: a slip of the pen is found at once.
+    /// Every section must be a verb and every key an option, also those that are not asked for now:
+    /// a slip of the pen is found at once.
     fn check(&self, table: &Table, command: &Command, section: &str) -> Result<(), Failure> {
         for (key, value) in table {
-            let verb = command.get_subcommands().find(|verb| verb.get_name() == key && !verb.is_hide_set());
-            let option = command.get_arguments().any(|option| option.get_long() == Some(key) && !NOT_IN_FILES.contains(&key.as_str()));
-            let place = if section.is_empty() { String::new() } else { format!(" in section [{section}]") };
+            let verb = command
+                .get_subcommands()
+                .find(|verb| verb.get_name() == key && !verb.is_hide_set());
+            let option = command.get_arguments().any(|option| {
+                option.get_long() == Some(key) && !NOT_IN_FILES.contains(&key.as_str())
+            });
+            let place =
+                if section.is_empty() { String::new() } else { format!(" in section [{section}]") };
             match (verb, value) {
                 (Some(verb), Value::Table(inner)) => {
-                    let name = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
+                    let name =
+                        if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
                     self.check(inner, verb, &name)?;
                 }
                 (None, _) if option => {}
-                (None, Value::Table(_)) => return Err(self.wrong(&format!("there is no verb for the section [{key}]{place}"))),
+                (None, Value::Table(_)) => {
+                    return Err(
+                        self.wrong(&format!("there is no verb for the section [{key}]{place}"))
+                    );
+                }
                 _ => return Err(self.wrong(&format!("unknown key '{key}'{place}"))),
             }
         }
@@ -152,12 +174,17 @@ mod tests {
         assert_eq!(options.nbd.len(), 1);
         assert_eq!(options.max_connections, Some(7));
         assert_eq!(with_file(text, "onefold serve store").unwrap().log.as_deref(), Some("debug"));
-        assert_eq!(with_file(text, "onefold status --log warn store").unwrap().log.as_deref(), Some("warn"));
+        assert_eq!(
+            with_file(text, "onefold status --log warn store").unwrap().log.as_deref(),
+            Some("warn")
+        );
     }
 
     #[test]
     fn verbs_of_verbs_have_sections_too() {
-        let arguments = with_file("[volume.create]\nsize = 4096\n", "onefold volume create store name").unwrap();
+        let arguments =
+            with_file("[volume.create]\nsize = 4096\n", "onefold volume create store name")
+                .unwrap();
         assert!(format!("{arguments:?}").contains("Size(4096)"));
     }
 

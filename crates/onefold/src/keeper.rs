@@ -1,4 +1,5 @@
-//! The claim of this process on a store: taken before the store is opened, renewed by a thread of its own, given up at the end.
+//! The claim of this process on a store: taken before the store is opened, renewed by a thread of
+//! its own, given up at the end.
 
 use std::{
     path::Path,
@@ -7,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use onefold_backend::{BootClock, CLAIM, Directory, FileDisk, Medium, Stands, claim_file, random::random_bytes};
+use onefold_backend::{
+    BootClock, CLAIM, Directory, FileDisk, Medium, Stands, claim_file, random::random_bytes,
+};
 use onefold_block::{
     claim::{Guard, Outside, Place, Times},
     format::claim::{CLAIM_AT, Claim, Claimant, State},
@@ -25,11 +28,12 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Takes the claim of the store `store` on a disk that is open, and so locked, for writing. The operator's word may be that no other machine reaches the
-    /// medium.
+    /// Takes the claim of the store `store` on a disk that is open, and so locked, for writing. The
+    /// operator's word may be that no other machine reaches the medium.
     ///
     /// # Errors
-    /// `Busy` with host and process while somebody else works on the store, `Unsupported` where nobody can tell; those of the disk.
+    /// `Busy` with host and process while somebody else works on the store, `Unsupported` where
+    /// nobody can tell; those of the disk.
     pub(crate) fn take(disk: FileDisk, store: [u8; 16]) -> Result<Keeper> {
         let (medium, one_host) = (disk.medium(), word().one_host);
         if !medium.sees_others && !one_host {
@@ -37,16 +41,34 @@ impl Keeper {
                            --one-host says that none does";
             return Err(Error::new(Kind::Unsupported, message));
         }
-        let place = if medium.local_file || (one_host && !medium.sees_others) { Place::LocalFile } else { Place::Shared };
+        let place = if medium.local_file || (one_host && !medium.sees_others) {
+            Place::LocalFile
+        } else {
+            Place::Shared
+        };
         let mut told = |time: Duration| {
-            tracing::info!("waiting for {} s, to see that no other machine works on the store", time.as_secs());
+            tracing::info!(
+                "waiting for {} s, to see that no other machine works on the store",
+                time.as_secs()
+            );
         };
         let times = Times::default();
-        let guard = Arc::new(Guard::take(Arc::new(disk), store, claimant(medium), place, times, outside(), &mut told)?);
+        let guard = Arc::new(Guard::take(
+            Arc::new(disk),
+            store,
+            claimant(medium),
+            place,
+            times,
+            outside(),
+            &mut told,
+        )?);
         let (end, ended) = mpsc::channel();
         let renewing = guard.clone();
-        let thread = std::thread::Builder::new().name("store claim".to_owned()).spawn(move || renew(&renewing, &ended, times.renew));
-        let thread = thread.map_err(|e| Error::from_io("cannot start a thread for the store's claim", e))?;
+        let thread = std::thread::Builder::new()
+            .name("store claim".to_owned())
+            .spawn(move || renew(&renewing, &ended, times.renew));
+        let thread =
+            thread.map_err(|e| Error::from_io("cannot start a thread for the store's claim", e))?;
         Ok(Keeper { guard, end: Some(end), thread: Some(thread) })
     }
 
@@ -57,7 +79,10 @@ impl Keeper {
     pub(crate) fn of_folder(folder: &Path, id: [u8; 16]) -> Result<Keeper> {
         let shown = folder.display();
         let disk = claim_file(folder, word()).map_err(|error| match error.kind() {
-            Kind::Busy => Error::new(Kind::Busy, format!("{shown} is in use by another process, which holds its claim")),
+            Kind::Busy => Error::new(
+                Kind::Busy,
+                format!("{shown} is in use by another process, which holds its claim"),
+            ),
             _ => error,
         })?;
         Keeper::take(disk, id).map_err(|error| error.context(shown))
@@ -86,7 +111,8 @@ impl Drop for Keeper {
     }
 }
 
-/// The claim of a folder that somebody holds, as far as can be seen; one who was killed holds it too.
+/// The claim of a folder that somebody holds, as far as can be seen; one who was killed holds it
+/// too.
 ///
 /// # Errors
 /// Those of looking at it.
@@ -94,14 +120,16 @@ pub(crate) fn found(folder: &Path) -> Result<Option<Claim>> {
     const MOST: u64 = 64 << 10;
     let file = Directory::open(folder, false)?.small(CLAIM, MOST)?;
     let at = CLAIM_AT.0 as usize * BLOCK_BYTES;
-    let Some((bytes, _)) = file.filter(|(bytes, _)| bytes.len() >= at + BLOCK_BYTES) else { return Ok(None) };
+    let Some((bytes, _)) = file.filter(|(bytes, _)| bytes.len() >= at + BLOCK_BYTES) else {
+        return Ok(None);
+    };
     let mut block = Block::zeroed();
     block.0.copy_from_slice(&bytes[at..at + BLOCK_BYTES]);
     Ok(Claim::decode(&block).filter(|claim| claim.state == State::Held))
 }
 
-/// Renews the claim until the owner ends it. When the claim is lost the engine hears it from its next request; a medium that can't be read now may be
-/// readable the next time.
+/// Renews the claim until the owner ends it. When the claim is lost the engine hears it from its
+/// next request; a medium that can't be read now may be readable the next time.
 fn renew(guard: &Guard, ended: &mpsc::Receiver<()>, every: Duration) {
     while ended.recv_timeout(every.mul_f64(share())) == Err(mpsc::RecvTimeoutError::Timeout) {
         match guard.renew() {
@@ -115,15 +143,18 @@ fn renew(guard: &Guard, ended: &mpsc::Receiver<()>, every: Duration) {
     }
 }
 
-/// Between 0.8 and 1: machines that resumed from one memory image do not go on renewing at the same moments.
+/// Between 0.8 and 1: machines that resumed from one memory image do not go on renewing at the same
+/// moments.
 fn share() -> f64 {
     1.0 - f64::from(token().map_or(0, |bytes| bytes[0])) / 1280.0
 }
 
-/// Random bytes that differ between machines of one memory image, whose generators may be in one state: the clocks do not agree to the nanosecond.
+/// Random bytes that differ between machines of one memory image, whose generators may be in one
+/// state: the clocks do not agree to the nanosecond.
 fn token() -> Result<[u8; 16]> {
     let mut token = random_bytes::<16>()?;
-    let real = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let real =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let time = real.as_nanos().rotate_left(64) ^ BootClock.now().as_nanos();
     let mixed = onefold_core::checksum::fast(1, &time.to_le_bytes()).to_le_bytes();
     token.iter_mut().zip(mixed.iter().cycle()).for_each(|(byte, mix)| *byte ^= mix);
@@ -131,7 +162,11 @@ fn token() -> Result<[u8; 16]> {
 }
 
 fn outside() -> Outside {
-    Outside { clock: Arc::new(BootClock), token: Box::new(token), sleep: Box::new(std::thread::sleep) }
+    Outside {
+        clock: Arc::new(BootClock),
+        token: Box::new(token),
+        sleep: Box::new(std::thread::sleep),
+    }
 }
 
 fn claimant(medium: Medium) -> Claimant {

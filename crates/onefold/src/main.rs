@@ -11,8 +11,9 @@
 //! | [`report`] | what `status` tells, as JSON and as text |
 //! | [`progress`], [`output`], [`failure`], [`size`], [`logging`] | how it speaks to people |
 //!
-//! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a wrong command line is 2; 3 is a
-//! tree that was stored or restored but for what could not be read. Nobody's closed pipe is a panic.
+//! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a
+//! wrong command line is 2; 3 is a tree that was stored or restored but for what could not be read.
+//! Nobody's closed pipe is a panic.
 
 mod archive_dir;
 mod arguments;

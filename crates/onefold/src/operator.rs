@@ -8,11 +8,13 @@ use onefold_backend::Word;
 /// Options that go with each verb.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Changes archives and cluster folders of this user too, as where a file server shows the superuser's files as those of another one
+    /// Changes archives and cluster folders of this user too, as where a file server shows the
+    /// superuser's files as those of another one
     #[arg(long, global = true, value_name = "UID", hide_short_help = true)]
     owner: Option<u32>,
 
-    /// Says that no other machine writes to the store, archive or folder, where its file system may be shared and locks or direct I/O do not tell
+    /// Says that no other machine writes to the store, archive or folder, where its file system
+    /// may be shared and locks or direct I/O do not tell
     #[arg(long, global = true, hide_short_help = true)]
     one_host: bool,
 }

@@ -1,4 +1,5 @@
-//! Standard output. A reader that went away (`onefold status | head -1`) is no error, and never a panic.
+//! Standard output. A reader that went away (`onefold status | head -1`) is no error, and never a
+//! panic.
 
 use std::{
     fmt::Display,
@@ -13,13 +14,17 @@ use crate::failure::Failure;
 /// The first failure.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 
-/// Prints lines for people. A control character that a path or a host's name brought along does not reach the terminal.
+/// Prints lines for people. A control character that a path or a host's name brought along does not
+/// reach the terminal.
 pub(crate) fn line(text: impl Display) {
-    let harmless = |c: char| if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c };
+    let harmless = |c: char| {
+        if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }
+    };
     print(text.to_string().chars().map(harmless).collect::<String>());
 }
 
-/// Prints a line as it is. Failures are kept for [`finish`], so that a verb does its work to the end.
+/// Prints a line as it is. Failures are kept for [`finish`], so that a verb does its work to the
+/// end.
 fn print(text: impl Display) {
     if FAILED.get().is_none()
         && let Err(error) = writeln!(io::stdout().lock(), "{text}")
@@ -30,13 +35,15 @@ fn print(text: impl Display) {
 
 /// Prints a report as JSON.
 pub(crate) fn json(report: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(report).map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
+    let text = serde_json::to_string_pretty(report)
+        .map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
     print(text);
     Ok(())
 }
 
 /// What a verb says that makes a store, until stores can be encrypted.
-pub(crate) const NOT_ENCRYPTED: &str = "it is not encrypted: whoever can read its file, device or objects reads what is stored";
+pub(crate) const NOT_ENCRYPTED: &str =
+    "it is not encrypted: whoever can read its file, device or objects reads what is stored";
 
 /// How a verb tells what it did.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -63,7 +70,9 @@ pub(crate) fn finish() -> Result<(), Failure> {
         let _ = FAILED.set(error);
     }
     match FAILED.get() {
-        Some(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::new(format!("the output can't be written: {error}"))),
+        Some(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("the output can't be written: {error}")))
+        }
         _ => Ok(()),
     }
 }

@@ -1,4 +1,5 @@
-//! Long work: a bar with rate and remaining time on a terminal, a plain line every few seconds in a log.
+//! Long work: a bar with rate and remaining time on a terminal, a plain line every few seconds in a
+//! log.
 
 use std::{
     io::{IsTerminal, Write},
@@ -64,7 +65,9 @@ impl Progress {
     fn counting(what: impl Into<String>, unit: Option<&'static str>) -> Progress {
         let (what, begun) = (what.into(), Instant::now());
         let shown = if std::io::stderr().is_terminal() {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(DRAWS)).with_message(what.clone());
+            let bar =
+                ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(DRAWS))
+                    .with_message(what.clone());
             bar.set_style(style(if unit.is_none() { UNKNOWN } else { UNKNOWN_THINGS }));
             Shown::Bar(bar)
         } else {
@@ -126,13 +129,27 @@ impl Progress {
         let stage = self.stage.lock();
         let seconds = stage.begun.elapsed().as_secs_f64();
         let rate = if seconds > 0.0 { done as f64 / seconds } else { 0.0 };
-        let amount = |n: u64| self.unit.map_or_else(|| Size(n).to_string(), |unit| format!("{} {unit}", grouped(n)));
+        let amount = |n: u64| {
+            self.unit.map_or_else(|| Size(n).to_string(), |unit| format!("{} {unit}", grouped(n)))
+        };
         if total == 0 {
             return format!("{}: {}, {}/s", stage.what, amount(done), amount(rate as u64));
         }
-        let left = if rate > 0.0 { duration((total.saturating_sub(done) as f64 / rate) as u64) } else { "unknown time".to_owned() };
-        let (rate, done_of) = (amount(rate as u64), self.unit.map_or_else(|| Size(done).to_string(), |_| grouped(done)));
-        format!("{}: {done_of} of {} ({}), {rate}/s, {left} left", stage.what, amount(total), share(done, total))
+        let left = if rate > 0.0 {
+            duration((total.saturating_sub(done) as f64 / rate) as u64)
+        } else {
+            "unknown time".to_owned()
+        };
+        let (rate, done_of) = (
+            amount(rate as u64),
+            self.unit.map_or_else(|| Size(done).to_string(), |_| grouped(done)),
+        );
+        format!(
+            "{}: {done_of} of {} ({}), {rate}/s, {left} left",
+            stage.what,
+            amount(total),
+            share(done, total)
+        )
     }
 }
 
@@ -152,7 +169,11 @@ mod tests {
     fn a_line_says_how_far_how_fast_and_how_long() {
         let begun = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
         let stage = Stage { what: "checking".into(), begun };
-        let mut progress = Progress { stage: Mutex::new(stage), shown: Shown::Lines(Mutex::new(begun)), unit: None };
+        let mut progress = Progress {
+            stage: Mutex::new(stage),
+            shown: Shown::Lines(Mutex::new(begun)),
+            unit: None,
+        };
         let line = progress.line(1 << 30, 4 << 30);
         assert!(line.starts_with("checking: 1.00 GiB of 4.00 GiB (25 %), 102 MiB/s, "), "{line}");
         assert!(progress.line(0, 10).ends_with("unknown time left"));

@@ -15,7 +15,12 @@ impl FromStr for Size {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Size, Error> {
-        let wrong = || Error::new(Kind::InvalidInput, "a size is a number of bytes with K, M, G, T, P or E for powers of 1024, like 100G");
+        let wrong = || {
+            Error::new(
+                Kind::InvalidInput,
+                "a size is a number of bytes with K, M, G, T, P or E for powers of 1024, like 100G",
+            )
+        };
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(end);
         // `GiB` says the same as `G`; `GB` means another number to some people.
@@ -28,11 +33,16 @@ impl FromStr for Size {
         };
         let scale = 1_u128 << (10 * power);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if whole.is_empty() || number.ends_with('.') || fraction.len() > 9 || (power == 0 && !fraction.is_empty()) {
+        if whole.is_empty()
+            || number.ends_with('.')
+            || fraction.len() > 9
+            || (power == 0 && !fraction.is_empty())
+        {
             return Err(wrong());
         }
         let whole: u128 = whole.parse().map_err(|_| wrong())?;
-        let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| wrong())? };
+        let part: u128 =
+            if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| wrong())? };
         let part = part * scale / 10_u128.pow(fraction.len() as u32);
         let bytes = whole.checked_mul(scale).and_then(|bytes| u64::try_from(bytes + part).ok());
         bytes.map(Size).ok_or_else(|| Error::new(Kind::InvalidInput, "the size is beyond 16 EiB"))
@@ -64,7 +74,8 @@ fn text(bytes: u64) -> String {
     }
 }
 
-/// A range of bytes, written like `0-64K` or `128M-129M`; the end is not part of it. Serves as blocks: all that it touches.
+/// A range of bytes, written like `0-64K` or `128M-129M`; the end is not part of it. Serves as
+/// blocks: all that it touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ByteRange(pub(crate) std::ops::Range<u64>);
 
@@ -72,7 +83,12 @@ impl FromStr for ByteRange {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<ByteRange, Error> {
-        let wrong = || Error::new(Kind::InvalidInput, "a range has a start and an end, which is not part of it, like 0-64K");
+        let wrong = || {
+            Error::new(
+                Kind::InvalidInput,
+                "a range has a start and an end, which is not part of it, like 0-64K",
+            )
+        };
         let (start, end) = text.split_once('-').ok_or_else(wrong)?;
         let (Size(start), Size(end)) = (start.parse()?, end.parse()?);
         if start < end { Ok(ByteRange(start..end)) } else { Err(wrong()) }
@@ -110,13 +126,19 @@ pub(crate) fn share(part: u64, whole: u64) -> String {
         return "–".to_owned();
     }
     let percent = part as f64 * 100.0 / whole as f64;
-    if percent == 0.0 || percent >= 9.95 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
+    if percent == 0.0 || percent >= 9.95 {
+        format!("{percent:.0} %")
+    } else {
+        format!("{percent:.1} %")
+    }
 }
 
 /// A time in its two largest units: `2 h 3 min`.
 pub(crate) fn duration(seconds: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
-    let Some(first) = UNITS.iter().position(|unit| seconds >= unit.0) else { return "0 s".to_owned() };
+    let Some(first) = UNITS.iter().position(|unit| seconds >= unit.0) else {
+        return "0 s".to_owned();
+    };
     let (length, name) = UNITS[first];
     let mut text = format!("{} {name}", seconds / length);
     if let Some((next, name)) = UNITS.get(first + 1)
@@ -145,22 +167,55 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Size>().unwrap(), Size(bytes), "{text}");
         }
-        for text in ["", "G", "-1", "1X", "1GB", "1 G", ".5G", "1.G", "1.5", "16E", "99999999999999999999999", "1iB", "0x10", "1KM", "ä"] {
+        for text in [
+            "",
+            "G",
+            "-1",
+            "1X",
+            "1GB",
+            "1 G",
+            ".5G",
+            "1.G",
+            "1.5",
+            "16E",
+            "99999999999999999999999",
+            "1iB",
+            "0x10",
+            "1KM",
+            "ä",
+        ] {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn people_read_three_digits() {
-        let shown: Vec<String> = [0, 1023, 1024, 1536, 10 << 20, 1023 << 20, (1 << 30) - 1, 123 << 30, u64::MAX]
-            .iter()
-            .map(|&bytes| Size(bytes).to_string())
-            .collect();
-        let expected = ["0 bytes", "1023 bytes", "1.00 KiB", "1.50 KiB", "10.0 MiB", "1023 MiB", "1.00 GiB", "123 GiB", "16.0 EiB"];
+        let shown: Vec<String> =
+            [0, 1023, 1024, 1536, 10 << 20, 1023 << 20, (1 << 30) - 1, 123 << 30, u64::MAX]
+                .iter()
+                .map(|&bytes| Size(bytes).to_string())
+                .collect();
+        let expected = [
+            "0 bytes",
+            "1023 bytes",
+            "1.00 KiB",
+            "1.50 KiB",
+            "10.0 MiB",
+            "1023 MiB",
+            "1.00 GiB",
+            "123 GiB",
+            "16.0 EiB",
+        ];
         assert_eq!(shown, expected);
         assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([counted(1, "block"), counted(0, "block")], ["1 block", "0 blocks"]);
-        assert_eq!([share(0, 0), share(0, 5), share(1, 100), share(1, 3)], ["–", "0 %", "1.0 %", "33 %"]);
-        assert_eq!([0, 59, 60, 3723, 90_000].map(duration), ["0 s", "59 s", "1 min", "1 h 2 min", "1 d 1 h"]);
+        assert_eq!(
+            [share(0, 0), share(0, 5), share(1, 100), share(1, 3)],
+            ["–", "0 %", "1.0 %", "33 %"]
+        );
+        assert_eq!(
+            [0, 59, 60, 3723, 90_000].map(duration),
+            ["0 s", "59 s", "1 min", "1 h 2 min", "1 d 1 h"]
+        );
     }
 }

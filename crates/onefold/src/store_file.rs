@@ -1,4 +1,5 @@
-//! A store's file or device: looked at without a lock, opened with one, or put to work with its two threads.
+//! A store's file or device: looked at without a lock, opened with one, or put to work with its two
+//! threads.
 
 use std::{
     os::unix::fs::{FileTypeExt, MetadataExt},
@@ -21,7 +22,8 @@ use onefold_core::{Disk, Error, Kind, Pba, Result};
 
 use crate::{control, keeper::Keeper, operator};
 
-/// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of a server that was killed.
+/// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
+/// a server that was killed.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A file or device that holds a store, as it was when it was looked at.
@@ -87,10 +89,14 @@ impl StoreFile {
         self.metadata.uid()
     }
 
-    /// The name of the control socket: the store's id, and which file it is in. A copy has the same id and is yet another store: a verb for
-    /// one must never reach the server of the other.
+    /// The name of the control socket: the store's id, and which file it is in. A copy has the same
+    /// id and is yet another store: a verb for one must never reach the server of the other.
     pub(crate) fn control_name(&self) -> String {
-        let (space, number) = if self.is_device() { (u64::MAX, self.metadata.rdev()) } else { (self.metadata.dev(), self.metadata.ino()) };
+        let (space, number) = if self.is_device() {
+            (u64::MAX, self.metadata.rdev())
+        } else {
+            (self.metadata.dev(), self.metadata.ino())
+        };
         format!("{}{space:016x}{number:016x}", self.id())
     }
 
@@ -105,8 +111,13 @@ impl StoreFile {
                 Err(error) if error.kind() == Kind::Busy => error,
                 opened => return opened,
             };
-            if let Some(pid) = control::Client::connect(self).ok().and_then(|mut server| server.pid().ok()) {
-                let message = format!("store {} is served by process {pid}; stop it first", self.path.display());
+            if let Some(pid) =
+                control::Client::connect(self).ok().and_then(|mut server| server.pid().ok())
+            {
+                let message = format!(
+                    "store {} is served by process {pid}; stop it first",
+                    self.path.display()
+                );
                 return Err(Error::new(Kind::Busy, message));
             }
             if begun.elapsed() > LOCK_WAIT {
@@ -124,7 +135,8 @@ impl StoreFile {
         Ok(Arc::new(self.open(Access::ReadOnly)?))
     }
 
-    /// The store as it is, for looking only: nothing on the disk changes, and what a recovery would write stays in memory.
+    /// The store as it is, for looking only: nothing on the disk changes, and what a recovery would
+    /// write stays in memory.
     ///
     /// # Errors
     /// As [`open`](Self::open), and those of recovery.
@@ -147,7 +159,8 @@ impl StoreFile {
     /// As [`open_unchanged`](Self::open_unchanged).
     pub(crate) fn work(&self, settings: Settings) -> Result<WorkingStore> {
         let keeper = self.claim()?;
-        let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings).map_err(|e| name_store(&self.path, e))?;
+        let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings)
+            .map_err(|e| name_store(&self.path, e))?;
         if store.engine().loses_everything() {
             let message = "it keeps no metadata and would lose everything: it is for measuring only, and is not served";
             return Err(name_store(&self.path, Error::new(Kind::Unsupported, message)));
@@ -156,13 +169,16 @@ impl StoreFile {
     }
 }
 
-/// Somebody has the store open whom no command reaches: it may be a server without a control socket, or with one elsewhere.
+/// Somebody has the store open whom no command reaches: it may be a server without a control
+/// socket, or with one elsewhere.
 fn unreachable_server(error: Error, owner: u32) -> Error {
     let places = control::places::told(owner);
     let hint = "if it is a server that was started with --control DIR, say the same here";
     let users = own_uid() == 0 && owner != 0 && operator::word().owner != Some(owner);
     let hint = if users {
-        format!("{hint}; if user {owner} started it, and you trust what it says, add --owner {owner}")
+        format!(
+            "{hint}; if user {owner} started it, and you trust what it says, add --owner {owner}"
+        )
     } else {
         hint.to_owned()
     };
@@ -222,7 +238,8 @@ impl WorkingStore {
     fn spawn(&mut self, name: &str, job: fn(&Store)) -> Result<()> {
         let store = self.store.clone();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || job(&store));
-        self.threads.push(thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?);
+        self.threads
+            .push(thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?);
         Ok(())
     }
 
@@ -230,18 +247,23 @@ impl WorkingStore {
         &self.store
     }
 
-    /// True when a thread ended although nothing failed and nobody asked it to: a defect of the program.
+    /// True when a thread ended although nothing failed and nobody asked it to: a defect of the
+    /// program.
     pub(crate) fn is_broken(&self) -> bool {
         self.store.engine().stopped().is_none() && self.threads.iter().any(JoinHandle::is_finished)
     }
 
-    /// Ends the threads, makes everything durable and marks the store clean. Nobody else may use it any more.
+    /// Ends the threads, makes everything durable and marks the store clean. Nobody else may use it
+    /// any more.
     ///
     /// # Errors
     /// The reason, when the store stopped.
     pub(crate) fn close(mut self) -> Result<()> {
         if !self.join() {
-            return Err(Error::new(Kind::Io, "a thread of the store failed; the store recovers when it is opened again"));
+            return Err(Error::new(
+                Kind::Io,
+                "a thread of the store failed; the store recovers when it is opened again",
+            ));
         }
         match self.store.engine().stopped() {
             Some(reason) => Err(reason),

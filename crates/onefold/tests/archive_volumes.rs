@@ -13,7 +13,8 @@ use std::{
 use support::{Desk, noise, qemu_io};
 
 fn nbdcopy(from: &str, to: &str) {
-    let copied = Command::new("timeout").args(["60", "nbdcopy", "--flush", from, to]).status().unwrap();
+    let copied =
+        Command::new("timeout").args(["60", "nbdcopy", "--flush", from, to]).status().unwrap();
     assert!(copied.success(), "nbdcopy {from} {to}");
 }
 
@@ -37,7 +38,17 @@ fn a_volume_is_written_over_nbd_and_survives_a_kill() {
     fs::write(desk.path("image"), &image).unwrap();
     let uri = desk.uri("a", "disk");
     nbdcopy(desk.path("image").to_str().unwrap(), &uri);
-    qemu_io(&uri, &["write -P 7 8191 70000", "flush", "discard 9M 1M", "write -z 11M 100k", "flush", "write -P 9 5M 1M"]);
+    qemu_io(
+        &uri,
+        &[
+            "write -P 7 8191 70000",
+            "flush",
+            "discard 9M 1M",
+            "write -z 11M 100k",
+            "flush",
+            "write -P 9 5M 1M",
+        ],
+    );
     image[8191..78191].fill(7);
     image[9 << 20..10 << 20].fill(0);
     image[11 << 20..(11 << 20) + (100 << 10)].fill(0);
@@ -74,7 +85,8 @@ fn volumes_come_and_go_while_the_archive_is_served() {
     qemu_io(&desk.uri("a", "one"), &["read -P 5 0 256k", "read -P 0 256k 1792k"]);
     desk.ok("archive volume rename a one two");
     qemu_io(&desk.uri("a", "two"), &["read -P 5 0 256k"]);
-    let list: serde_json::Value = serde_json::from_str(&desk.ok("archive volume list a --json")).unwrap();
+    let list: serde_json::Value =
+        serde_json::from_str(&desk.ok("archive volume list a --json")).unwrap();
     assert_eq!(
         (&list[0]["name"], &list[0]["bytes"], &list[0]["mapped_bytes"]),
         (&"two".into(), &(2u64 << 20).into(), &(256u64 << 10).into())
@@ -103,12 +115,16 @@ fn a_put_into_a_served_archive_goes_through_its_server() {
     fs::write(desk.path("tree/x"), &bytes[..100_000]).unwrap();
     fs::write(desk.path("tree/y"), b"short").unwrap();
     desk.ok("put a tree -r tree");
-    let mut child = desk.command("put a piped").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut child =
+        desk.command("put a piped").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(&bytes[..1_000_000]).unwrap();
     assert!(child.wait().unwrap().success());
     assert!(get(&desk, "one") == bytes && get(&desk, "piped") == bytes[..1_000_000]);
     desk.ok("get a tree -C out");
-    assert!(fs::read(desk.path("out/x")).unwrap() == bytes[..100_000] && fs::read(desk.path("out/y")).unwrap() == b"short");
+    assert!(
+        fs::read(desk.path("out/x")).unwrap() == bytes[..100_000]
+            && fs::read(desk.path("out/y")).unwrap() == b"short"
+    );
     desk.fails("put a nothing missing-file", 1, &["missing-file"]);
     desk.fails("put a nothing -r missing-tree", 1, &["missing-tree"]);
     desk.ok("rm a one");
@@ -125,7 +141,13 @@ fn a_killed_client_leaves_only_garbage() {
     let serving = desk.serve("a");
     let bytes = noise(6, 20_000_000);
     for (n, taken) in [0, 300_000, 5_000_000, 20_000_000].into_iter().enumerate() {
-        let mut child = desk.command("put a killed").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = desk
+            .command("put a killed")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let mut input = child.stdin.take().unwrap();
         let _ = input.write_all(&bytes[..taken]);
         std::thread::sleep(Duration::from_millis(20 * n as u64));
@@ -147,7 +169,8 @@ fn there_is_one_ingesting_process() {
     let desk = Desk::new();
     desk.ok("archive create a --compress none");
     desk.ok("archive volume create a disk --size 1M");
-    let mut putting = desk.command("put a slow").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut putting =
+        desk.command("put a slow").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut input = putting.stdin.take().unwrap();
     input.write_all(b"first").unwrap();
     // It has the lock as soon as another put can't have it.

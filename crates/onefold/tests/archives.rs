@@ -1,4 +1,5 @@
-//! Archives through the command: streams and trees in and out, kills at many points, several processes at once.
+//! Archives through the command: streams and trees in and out, kills at many points, several
+//! processes at once.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 #![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
 
@@ -17,7 +18,13 @@ use support::{Desk, noise, overwrite};
 
 /// A put of `bytes` from standard input, which has all of them but is not closed.
 fn start_put(desk: &Desk, arguments: &str, bytes: &[u8]) -> (Child, std::process::ChildStdin) {
-    let mut child = desk.command(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = desk
+        .command(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let mut input = child.stdin.take().unwrap();
     // A put that is killed meanwhile takes no more.
     let _ = input.write_all(bytes);
@@ -60,7 +67,9 @@ fn streams_go_in_and_come_out_and_are_removed() {
     let stats: serde_json::Value = serde_json::from_str(&desk.ok("stats a --json")).unwrap();
     assert_eq!((stats["stored_bytes"].as_u64(), stats["streams"].as_u64()), (Some(0), Some(0)));
     // The chain is the user's.
-    for filters in ["chunk-index", "bloom,chunk-index", "container-cache,bloom,chunk-index,byte-compare"] {
+    for filters in
+        ["chunk-index", "bloom,chunk-index", "container-cache,bloom,chunk-index,byte-compare"]
+    {
         desk.ok(&format!("put a f file --filters {filters}"));
         assert!(get(&desk, "f") == bytes);
     }
@@ -72,8 +81,10 @@ fn streams_go_in_and_come_out_and_are_removed() {
 }
 
 fn same(one: &Path, other: &Path) {
-    let mut names: Vec<_> = fs::read_dir(one).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    let mut others: Vec<_> = fs::read_dir(other).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(one).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut others: Vec<_> =
+        fs::read_dir(other).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     others.sort();
     assert_eq!(names, others, "{}", one.display());
@@ -142,9 +153,12 @@ fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
     let bytes = noise(5, 160_000_000);
     for part in [1_000_000, 30_000_000, 100_000_000, bytes.len() / 10 * 9] {
         let (mut child, input) = start_put(&desk, "put a s", &bytes[..part]);
-        // A put that has seen so much has listed all but its last 64 MiB, when its disk had time for it.
+        // A put that has seen so much has listed all but its last 64 MiB, when its disk had time
+        // for it.
         let listed = (part as u64).saturating_sub(64 << 20);
-        let stored = || serde_json::from_str::<serde_json::Value>(&desk.ok("stats a --json")).unwrap()["stored_bytes"].as_u64();
+        let stored = || {
+            serde_json::from_str::<serde_json::Value>(&desk.ok("stats a --json")).unwrap()["stored_bytes"].as_u64()
+        };
         for _ in 0..if listed > 0 { 1_000 } else { 1 } {
             if stored() > Some(listed) {
                 break;
@@ -178,7 +192,8 @@ fn gc_that_is_killed_at_many_points_loses_nothing() {
             let mut version = noise(7, 12_000_000);
             for part in 0..60 {
                 let at = part * 200_000 + n as usize * 37_000;
-                version[at..at + 30_000].copy_from_slice(&noise(100 + n * 100 + part as u64, 30_000));
+                version[at..at + 30_000]
+                    .copy_from_slice(&noise(100 + n * 100 + part as u64, 30_000));
             }
             version
         })
@@ -190,7 +205,8 @@ fn gc_that_is_killed_at_many_points_loses_nothing() {
     for n in 0..3 {
         desk.ok(&format!("rm a v{n}"));
         for delay in [0, 2, 4, 7, 11, 16, 25] {
-            let mut child = desk.command("gc a").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            let mut child =
+                desk.command("gc a").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
             std::thread::sleep(Duration::from_millis(delay));
             let _ = child.kill();
             child.wait().unwrap();
@@ -246,7 +262,8 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
     desk.ok("put a old old");
     desk.ok("put a other other");
     // A reader that is stopped in the middle of what is removed beside it.
-    let mut reader = desk.command("get a old").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut reader =
+        desk.command("get a old").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut output = reader.stdout.take().unwrap();
     let mut read = vec![0; 1_000_000];
     std::io::Read::read_exact(&mut output, &mut read).unwrap();
@@ -271,17 +288,26 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
     drop(input);
     assert!(put.wait().unwrap().success());
     assert!(get(&desk, "new") == new);
-    let stored = || serde_json::from_str::<serde_json::Value>(&desk.ok("stats a --json")).unwrap()["stored_bytes"].as_u64().unwrap();
+    let stored = || {
+        serde_json::from_str::<serde_json::Value>(&desk.ok("stats a --json")).unwrap()["stored_bytes"].as_u64().unwrap()
+    };
     desk.ok("gc a");
     assert!(stored() < 115_000_000, "{}", stored());
     // A collection that is stopped at many points.
     desk.ok("rm a another");
     for delay in [0, 3, 6, 10, 15] {
-        let mut gc = desk.command("gc a").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut gc =
+            desk.command("gc a").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay));
         signal(&gc, Signal::STOP);
-        // Verbs that are done in milliseconds wait for it only where it holds the commit lock; then it is let go.
-        let mut rm = desk.command("archive rename a new newer").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        // Verbs that are done in milliseconds wait for it only where it holds the commit lock; then
+        // it is let go.
+        let mut rm = desk
+            .command("archive rename a new newer")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         std::thread::sleep(Duration::from_millis(100));
         assert!(get_aside(&desk, "new", "newer") == new);
         signal(&gc, Signal::CONT);
@@ -308,7 +334,11 @@ fn rot_is_told_and_healed_by_the_same_bytes() {
     desk.ok("check a");
     desk.fails("get a s --output out", 1, &["container", "checksum"]);
     let said = desk.fails("scrub a", 1, &["damaged"]);
-    assert!(said.out.contains("stream 's' lost") && said.out.contains("a put of the same content"), "{}", said.out);
+    assert!(
+        said.out.contains("stream 's' lost") && said.out.contains("a put of the same content"),
+        "{}",
+        said.out
+    );
     // From now on it is known: also to who reads no data.
     desk.fails("check a", 1, &["damaged"]);
     // The index can be made anew, and lost files of it are no harm.
@@ -329,7 +359,8 @@ fn rot_is_told_and_healed_by_the_same_bytes() {
     desk.fails("check a --only s", 1, &["'s' of a is damaged"]);
     desk.fails("check a --only u", 1, &["no stream and no volume 'u'"]);
     // And who named them has them again.
-    let said: serde_json::Value = serde_json::from_str(&desk.ok("check a --only s --repair --json")).unwrap();
+    let said: serde_json::Value =
+        serde_json::from_str(&desk.ok("check a --only s --repair --json")).unwrap();
     assert!(said["healed_chunks"].as_u64() > Some(0) && said["well"] == true, "{said}");
     assert!(get(&desk, "s") == bytes);
     desk.ok("rm a t");
@@ -347,25 +378,39 @@ fn an_archive_on_several_nodes_survives_what_its_code_says() {
     desk.fails(&format!("archive create a --nodes {nodes}"), 2, &["--code"]);
     desk.fails("archive create a --nodes n0,n1 --code 2,1", 1, &["3 for the log alone"]);
     ["a", "n0", "n1"].iter().for_each(|name| fs::remove_dir_all(desk.path(name)).unwrap());
-    assert!(desk.ok(&format!("archive create a --nodes {nodes} --code 5,3")).contains("on 5 nodes of which 2 may be lost"));
+    assert!(
+        desk.ok(&format!("archive create a --nodes {nodes} --code 5,3"))
+            .contains("on 5 nodes of which 2 may be lost")
+    );
     let bytes = noise(7, 3_000_000);
     fs::write(desk.path("file"), &bytes).unwrap();
     desk.ok("put a one file");
-    let stats = |desk: &Desk| -> serde_json::Value { serde_json::from_str(&desk.ok("stats a --json")).unwrap() };
+    let stats = |desk: &Desk| -> serde_json::Value {
+        serde_json::from_str(&desk.ok("stats a --json")).unwrap()
+    };
     assert_eq!(
-        (&stats(&desk)["nodes"], &stats(&desk)["code"][1], stats(&desk)["absent"].as_array().unwrap().len()),
+        (
+            &stats(&desk)["nodes"],
+            &stats(&desk)["code"][1],
+            stats(&desk)["absent"].as_array().unwrap().len()
+        ),
         (&5.into(), &3.into(), 0)
     );
     // One node alone is no archive.
     desk.fails("ls n0", 1, &["one node of an archive"]);
 
     for (one, other) in [("n0", "n4"), ("n1", "n2")] {
-        [one, other].iter().for_each(|name| fs::rename(desk.path(name), desk.path(&format!("{name}-away"))).unwrap());
+        [one, other].iter().for_each(|name| {
+            fs::rename(desk.path(name), desk.path(&format!("{name}-away"))).unwrap()
+        });
         assert!(get(&desk, "one") == bytes);
-        [one, other].iter().for_each(|name| fs::rename(desk.path(&format!("{name}-away")), desk.path(name)).unwrap());
+        [one, other].iter().for_each(|name| {
+            fs::rename(desk.path(&format!("{name}-away")), desk.path(name)).unwrap()
+        });
     }
 
-    // A node is lost; an empty directory in its place is not filled, a put asks before it goes on, and the node is replaced elsewhere.
+    // A node is lost; an empty directory in its place is not filled, a put asks before it goes on,
+    // and the node is replaced elsewhere.
     fs::rename(desk.path("n3"), desk.path("n3-lost")).unwrap();
     fs::create_dir(desk.path("n3")).unwrap();
     desk.fails("put a two file", 1, &["--degraded"]);
@@ -383,7 +428,10 @@ fn an_archive_on_several_nodes_survives_what_its_code_says() {
     rotten[10_000] ^= 1;
     fs::write(&segment, &rotten).unwrap();
     let scrubbed: serde_json::Value = serde_json::from_str(&desk.ok("scrub a --json")).unwrap();
-    assert_eq!((&scrubbed["bad_units"], &scrubbed["repaired_units"], &scrubbed["well"]), (&1.into(), &1.into(), &true.into()));
+    assert_eq!(
+        (&scrubbed["bad_units"], &scrubbed["repaired_units"], &scrubbed["well"]),
+        (&1.into(), &1.into(), &true.into())
+    );
     assert!(desk.ok("archive rebuild a").contains(": 0 bad"));
     ["n0", "n2"].iter().for_each(|name| fs::remove_dir_all(desk.path(name)).unwrap());
     assert!(["one", "two", "three"].iter().all(|name| get(&desk, name) == bytes));
@@ -413,12 +461,14 @@ fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
     desk.ok(&format!("archive create a {nodes} --placement rad --delay 1 --batch 1 --class-codes 6,4:5,3:4,2 --chunking static:4K"));
     let json = |verb: &str| -> serde_json::Value { serde_json::from_str(&desk.ok(verb)).unwrap() };
     let number = |value: &serde_json::Value, key: &str| value[key].as_u64().unwrap();
-    let versions: Vec<Vec<u8>> =
-        (0..4u64).map(|n| [noise(1, 40_960), noise(10 + n / 2, 409_600), noise(100 + n, 819_200)].concat()).collect();
+    let versions: Vec<Vec<u8>> = (0..4u64)
+        .map(|n| [noise(1, 40_960), noise(10 + n / 2, 409_600), noise(100 + n, 819_200)].concat())
+        .collect();
     for (n, version) in versions.iter().enumerate() {
         fs::write(desk.path("file"), version).unwrap();
         desk.ok(&format!("put a v{n} file"));
-        // A version is one container. The first one's counts change with each version, the second one's not with the third.
+        // A version is one container. The first one's counts change with each version, the second
+        // one's not with the third.
         let done = json("gc a --json");
         assert_eq!(number(&done, "settled_containers"), u64::from(n == 2), "{n}: {done}");
     }
@@ -427,11 +477,18 @@ fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
     assert!(number(&json("gc a --settle --json"), "settled_chunks") > 0);
     let stats = json("stats a --json");
     assert_eq!(number(&stats, "replicated_bytes"), 0);
-    let classes: Vec<(String, String)> =
-        stats["classes"].as_array().unwrap().iter().map(|line| (line["class"].to_string(), line["code"].to_string())).collect();
+    let classes: Vec<(String, String)> = stats["classes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| (line["class"].to_string(), line["code"].to_string()))
+        .collect();
     let expected = [("plain", "[6,4]"), ("cold", "[6,4]"), ("baseline", "[5,3]"), ("hot", "[4,2]")];
     assert_eq!(classes, expected.map(|(class, code)| (format!("\"{class}\""), code.to_owned())));
-    assert!(number(&stats["work"], "upload_written_bytes") > 3 * number(&stats["work"], "settled_chunk_bytes"));
+    assert!(
+        number(&stats["work"], "upload_written_bytes")
+            > 3 * number(&stats["work"], "settled_chunk_bytes")
+    );
     desk.ok("stats a");
     desk.ok("rm a v1");
     desk.ok("gc a");

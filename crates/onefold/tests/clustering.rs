@@ -1,4 +1,5 @@
-//! Stores of the cluster engine: objects that are put, volumes that are served, a server that is killed.
+//! Stores of the cluster engine: objects that are put, volumes that are served, a server that is
+//! killed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -23,7 +24,10 @@ fn what_is_put_twice_is_stored_once_and_comes_back() {
     assert_eq!(status(&desk)["dirty_bytes"], (6 << 20) + 500);
     assert!(desk.ok("cluster worker a --once --cold 0").starts_with("deduplicated"));
     let found = status(&desk);
-    assert_eq!((&found["dirty_bytes"], &found["backlog"], &found["cached_bytes"]), (&0.into(), &0.into(), &0.into()));
+    assert_eq!(
+        (&found["dirty_bytes"], &found["backlog"], &found["cached_bytes"]),
+        (&0.into(), &0.into(), &0.into())
+    );
     let stored = found["chunk_bytes"].as_u64().unwrap();
     assert!(((3 << 20)..(3 << 20) + (200 << 10)).contains(&stored), "{stored}");
     desk.ok("cluster get a two copy");
@@ -58,12 +62,24 @@ fn volumes_are_served_deduplicated_and_there_after_a_kill() {
     let serving = desk.serve("a --cold 0 --workers 2");
     desk.fails("cluster status a", 1, &["one owner"]);
     let write = |at: &str| format!("write -s {} {at} 4M", data.display());
-    qemu_io(&uri, &[&write("0"), &write("8M"), "write -P 0x11 1M 4k", "discard 9M 1M", "write -z 10M 64k"]);
+    qemu_io(
+        &uri,
+        &[&write("0"), &write("8M"), "write -P 0x11 1M 4k", "discard 9M 1M", "write -z 10M 64k"],
+    );
     std::thread::sleep(Duration::from_millis(500));
     qemu_io(&uri, &["write -P 0x22 2M 5000", "read -P 0x11 1M 4k"]);
     serving.kill();
     let serving = desk.serve("a --cold 0");
-    qemu_io(&uri, &["read -P 0x11 1M 4k", "read -P 0x22 2M 5000", "read -P 0 9M 1M", "read -P 0 10M 64k", "read -P 0 16M 1M"]);
+    qemu_io(
+        &uri,
+        &[
+            "read -P 0x11 1M 4k",
+            "read -P 0x22 2M 5000",
+            "read -P 0 9M 1M",
+            "read -P 0 10M 64k",
+            "read -P 0 16M 1M",
+        ],
+    );
     let (ended, log) = serving.terminate();
     assert!(ended.success() && log.contains("closed a"), "{log}");
     desk.ok("cluster worker a --once --cold 0");
@@ -88,14 +104,38 @@ fn a_server_deduplicates_by_itself_inline_or_flushing_through() {
         let uri = desk.uri("a", "v");
         let serving = desk.serve(&format!("a --workers 0 --dedup {way}"));
         let write = |at: &str| format!("write -s {} {at} 2M", data.display());
-        qemu_io(&uri, &[&write("0"), &write("8M"), "write -P 0x11 8M 20k", "write -P 0x22 9000k 5000", "write -z 9M 64k"]);
-        qemu_io(&uri, &["read -P 0x11 8M 20k", "read -P 0x22 9000k 5000", "read -P 0 9M 64k", "read -P 0 16M 1M"]);
+        qemu_io(
+            &uri,
+            &[
+                &write("0"),
+                &write("8M"),
+                "write -P 0x11 8M 20k",
+                "write -P 0x22 9000k 5000",
+                "write -z 9M 64k",
+            ],
+        );
+        qemu_io(
+            &uri,
+            &[
+                "read -P 0x11 8M 20k",
+                "read -P 0x22 9000k 5000",
+                "read -P 0 9M 64k",
+                "read -P 0 16M 1M",
+            ],
+        );
         serving.terminate();
         let found = status(&desk);
-        assert_eq!((&found["dirty_bytes"], &found["cached_bytes"]), (&0.into(), &0.into()), "{found}");
+        assert_eq!(
+            (&found["dirty_bytes"], &found["cached_bytes"]),
+            (&0.into(), &0.into()),
+            "{found}"
+        );
         assert!((found["chunk_bytes"].as_u64().unwrap() >> 10).abs_diff(2 << 10) < 200, "{found}");
         desk.ok("cluster worker a --once --cold 0");
-        assert!(desk.ok("cluster scrub a --deep").contains("repaired    0 stale and 0 missing references, 0 unused chunks"));
+        assert!(
+            desk.ok("cluster scrub a --deep")
+                .contains("repaired    0 stale and 0 missing references, 0 unused chunks")
+        );
         desk.ok("cluster volume delete a v");
         desk.ok("cluster worker a --once --cold 0");
         assert_eq!(status(&desk)["chunks"], 0);
@@ -115,7 +155,15 @@ fn volumes_cut_by_their_content_find_what_moved_by_blocks() {
     let write = |at: &str| format!("write -s {} {at} 3M", data.display());
     qemu_io(&uri, &[&write("0"), &write("8212k"), "write -P 0x11 1M 5000"]);
     std::thread::sleep(Duration::from_millis(700));
-    qemu_io(&uri, &["write -P 0x22 2000k 4k", "write -z 8256k 40k", "read -P 0x11 1M 5000", "read -P 0 16M 1M"]);
+    qemu_io(
+        &uri,
+        &[
+            "write -P 0x22 2000k 4k",
+            "write -z 8256k 40k",
+            "read -P 0x11 1M 5000",
+            "read -P 0 16M 1M",
+        ],
+    );
     serving.kill();
     let serving = desk.serve("a --workers 0");
     qemu_io(&uri, &["read -P 0x11 1M 5000", "read -P 0x22 2000k 4k", "read -P 0 8256k 40k"]);
@@ -124,7 +172,10 @@ fn volumes_cut_by_their_content_find_what_moved_by_blocks() {
     desk.ok("cluster worker a --once --cold 0");
     let found = status(&desk);
     assert!(found["chunk_bytes"].as_u64().unwrap() < (3 << 20) + (400 << 10), "{found}");
-    assert!(desk.ok("cluster scrub a --deep").contains("repaired    0 stale and 0 missing references, 0 unused chunks"));
+    assert!(
+        desk.ok("cluster scrub a --deep")
+            .contains("repaired    0 stale and 0 missing references, 0 unused chunks")
+    );
     desk.ok("cluster volume delete a v");
     desk.ok("cluster worker a --once --cold 0");
     assert_eq!(status(&desk)["chunks"], 0);

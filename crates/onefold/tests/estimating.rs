@@ -51,7 +51,8 @@ fn duplicates_zeroes_and_holes_are_found_in_all_files_of_a_directory() {
 fn compression_is_told() {
     let desk = Desk::new();
     // Half of each block is compressible.
-    let half: Vec<u8> = noise(4, 1 << 20).chunks(2048).flat_map(|part| [part, &[7; 2048]].concat()).collect();
+    let half: Vec<u8> =
+        noise(4, 1 << 20).chunks(2048).flat_map(|part| [part, &[7; 2048]].concat()).collect();
     fs::write(desk.path("half"), half).unwrap();
     fs::write(desk.path("none"), noise(5, 1 << 20)).unwrap();
     let half = estimate(&desk, "half");
@@ -71,7 +72,10 @@ fn with_little_memory_a_sample_is_counted_and_it_says_so() {
     assert!(found["sampled_one_of"].as_u64().unwrap() > 1);
     let different = found["different_blocks"].as_f64().unwrap() / (300.0 * 256.0);
     assert!((0.97..1.03).contains(&different), "{different}");
-    assert!(desk.ok("estimate --memory 1 data again").contains("note: the fingerprints did not fit into --memory"));
+    assert!(
+        desk.ok("estimate --memory 1 data again")
+            .contains("note: the fingerprints did not fit into --memory")
+    );
 }
 
 #[test]

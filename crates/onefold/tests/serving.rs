@@ -96,8 +96,12 @@ fn volumes_come_change_and_go_while_it_is_served() {
     desk.ok("volume critical a x 0-64K");
     desk.ok("volume delete a v");
     assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x  (64.0 KiB not deduplicated)\n");
-    // What repeats within the critical range and outside of it is stored three times: twice there, once for all others.
-    qemu_io(&desk.uri("a", "x"), &["write -P 9 0 8k", "write -P 9 128k 8k", "write -P 9 256k 8k", "flush"]);
+    // What repeats within the critical range and outside of it is stored three times: twice there,
+    // once for all others.
+    qemu_io(
+        &desk.uri("a", "x"),
+        &["write -P 9 0 8k", "write -P 9 128k 8k", "write -P 9 256k 8k", "flush"],
+    );
     let (status, log) = serving.terminate();
     assert!(status.success() && log.contains("deleted volume \"v\""), "{log}");
     assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x  (64.0 KiB not deduplicated)\n");
@@ -116,7 +120,10 @@ fn status_counts_what_happened() {
     fs::write(desk.path("data"), noise(2, 1 << 20)).unwrap();
     let data = desk.path("data");
     let write = |at: &str| format!("write -s {} {at} 1M", data.display());
-    qemu_io(&desk.uri("a", "v"), &[&write("0"), &write("1M"), &write("2M"), "write -P 0 3M 1M", "flush"]);
+    qemu_io(
+        &desk.uri("a", "v"),
+        &[&write("0"), &write("1M"), &write("2M"), "write -P 0 3M 1M", "flush"],
+    );
     let status = desk.status("a");
     let server = &status["server"];
     assert_eq!(server["pid"], serving.pid());
@@ -130,7 +137,16 @@ fn status_counts_what_happened() {
     assert_eq!(server["nbd"]["written_bytes"], 4 << 20);
     assert!(status["clean"].is_null());
     let text = desk.ok("status a");
-    for part in ["served by process", "strong persistence", "written", "4.00 MiB by clients", "duplicates", "windows", "index", "memory"] {
+    for part in [
+        "served by process",
+        "strong persistence",
+        "written",
+        "4.00 MiB by clients",
+        "duplicates",
+        "windows",
+        "index",
+        "memory",
+    ] {
         assert!(text.contains(part), "no '{part}' in {text}");
     }
     assert!(serving.terminate().0.success());
@@ -161,7 +177,10 @@ fn data_is_scrubbed_while_it_is_served_and_after() {
     let data = noise(3, 1 << 20);
     fs::write(desk.path("data"), &data).unwrap();
     let serving = desk.serve("a");
-    qemu_io(&desk.uri("a", "v"), &[&format!("write -s {} 4M 1M", desk.path("data").display()), "flush"]);
+    qemu_io(
+        &desk.uri("a", "v"),
+        &[&format!("write -s {} 4M 1M", desk.path("data").display()), "flush"],
+    );
     desk.ok("scrub a");
     assert!(serving.terminate().0.success());
     assert_eq!(desk.ok("scrub a"), "1.00 MiB of data were read\nall data of a is well\n");
@@ -178,7 +197,11 @@ fn data_is_scrubbed_while_it_is_served_and_after() {
     let said = desk.fails("scrub a --json", 1, &["a is damaged: 1 block"]);
     let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(report["bad"][0]["hit"][0]["volume"], "v");
-    assert!(!try_qemu_io(&desk.uri("a", "v"), &[&format!("read {} 4k", (4 << 20) + 4 * 4096)]).out.contains("read 4096/4096"));
+    assert!(
+        !try_qemu_io(&desk.uri("a", "v"), &[&format!("read {} 4k", (4 << 20) + 4 * 4096)])
+            .out
+            .contains("read 4096/4096")
+    );
     qemu_io(&desk.uri("a", "v"), &["read 4M 16k"]);
     assert!(serving.terminate().0.success());
 }
@@ -225,10 +248,16 @@ fn a_service_manager_is_told_and_its_sockets_are_used() {
     let listener = UnixListener::bind(desk.path("activated.sock")).unwrap();
     // The shell hands the socket over as descriptor 3, and its own number as that of the process.
     let mut command = Command::new("sh");
-    let script = format!("LISTEN_PID=$$ LISTEN_FDS=1 exec {} serve a", env!("CARGO_BIN_EXE_onefold"));
-    command.arg("-c").arg(format!("exec 3<&0 0</dev/null; {script}")).env("NOTIFY_SOCKET", desk.path("notify"));
+    let script =
+        format!("LISTEN_PID=$$ LISTEN_FDS=1 exec {} serve a", env!("CARGO_BIN_EXE_onefold"));
+    command
+        .arg("-c")
+        .arg(format!("exec 3<&0 0</dev/null; {script}"))
+        .env("NOTIFY_SOCKET", desk.path("notify"));
     command.env("RUNTIME_DIRECTORY", desk.runtime());
-    command.stdin(std::process::Stdio::from(std::os::fd::OwnedFd::from(listener))).current_dir(desk.path("."));
+    command
+        .stdin(std::process::Stdio::from(std::os::fd::OwnedFd::from(listener)))
+        .current_dir(desk.path("."));
     let serving = Serving::start(&mut command);
     let told = || {
         let mut message = [0; 1024];
@@ -237,7 +266,10 @@ fn a_service_manager_is_told_and_its_sockets_are_used() {
     };
     assert_eq!(told(), "STATUS=opening the store");
     let ready = told();
-    assert!(ready.starts_with("READY=1\nSTATUS=serving 1 volumes of a at nbd+unix:///?socket="), "{ready}");
+    assert!(
+        ready.starts_with("READY=1\nSTATUS=serving 1 volumes of a at nbd+unix:///?socket="),
+        "{ready}"
+    );
     assert!(!desk.path("a.sock").exists());
     let uri = format!("nbd+unix:///v?socket={}", desk.path("activated.sock").display());
     qemu_io(&uri, &["write -P 9 0 64k", "read -P 9 0 64k"]);
@@ -254,18 +286,31 @@ fn a_store_that_can_write_no_more_is_still_read() {
     desk.ok("volume create a v --size 64M");
     // Writes beyond 24 MiB of the file fail; the limit counts in 512 bytes.
     let mut command = Command::new("sh");
-    let script = format!("trap '' XFSZ; ulimit -f {}; exec {} serve a", 24 << 11, env!("CARGO_BIN_EXE_onefold"));
-    command.arg("-c").arg(script).current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
+    let script = format!(
+        "trap '' XFSZ; ulimit -f {}; exec {} serve a",
+        24 << 11,
+        env!("CARGO_BIN_EXE_onefold")
+    );
+    command
+        .arg("-c")
+        .arg(script)
+        .current_dir(desk.path("."))
+        .env("RUNTIME_DIRECTORY", desk.runtime());
     let mut serving = Serving::start(&mut command);
     let uri = desk.uri("a", "v");
     qemu_io(&uri, &["write -P 3 0 1M", "flush"]);
     fs::write(desk.path("data"), noise(5, 32 << 20)).unwrap();
     // The write may be acknowledged before it is on the disk; the flush can't be.
-    let said = try_qemu_io(&uri, &[&format!("write -s {} 1M 32M", desk.path("data").display()), "flush"]);
+    let said =
+        try_qemu_io(&uri, &[&format!("write -s {} 1M 32M", desk.path("data").display()), "flush"]);
     assert!(!said.status.success(), "{said:?}");
     serving.wait_for("the store takes no more writes until it is opened again");
     qemu_io(&uri, &["read -P 3 0 1M"]);
-    assert!(!try_qemu_io(&uri, &["write 0 4k", "flush"]).out.contains("wrote 4096/4096 bytes at offset 0\nflush"));
+    assert!(
+        !try_qemu_io(&uri, &["write 0 4k", "flush"])
+            .out
+            .contains("wrote 4096/4096 bytes at offset 0\nflush")
+    );
     let reason = desk.status("a")["stopped"].as_str().unwrap().to_owned();
     assert!(reason.contains("File too large"), "{reason}");
     assert!(desk.ok("status a").contains("STOPPED"));

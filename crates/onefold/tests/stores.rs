@@ -49,8 +49,14 @@ fn a_store_gets_its_space_as_asked() {
 fn a_store_that_is_given_up_while_it_is_made_is_removed() {
     use rustix::process::{Pid, Signal, kill_process};
     let desk = Desk::new();
-    let mut child = desk.command("create a --size 24G --preallocate full").stderr(Stdio::piped()).spawn().unwrap();
-    while child.try_wait().unwrap().is_none() && fs::metadata(desk.path("a")).map_or(0, |found| found.len()) == 0 {
+    let mut child = desk
+        .command("create a --size 24G --preallocate full")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while child.try_wait().unwrap().is_none()
+        && fs::metadata(desk.path("a")).map_or(0, |found| found.len()) == 0
+    {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     std::thread::sleep(std::time::Duration::from_millis(300));
@@ -83,7 +89,11 @@ fn what_cannot_be_created_leaves_nothing_behind() {
     desk.fails("create a --size 1M", 1, &["a can't be a store of 1.00 MiB", "at least 36 MiB"]);
     desk.fails("create a --size 8P", 1, &["4 PiB"]);
     desk.fails("create a --size lots", 2, &["invalid value 'lots' for '--size"]);
-    desk.fails("create a --size 64M --leftover tables", 2, &["invalid value 'tables'", "log", "table"]);
+    desk.fails(
+        "create a --size 64M --leftover tables",
+        2,
+        &["invalid value 'tables'", "log", "table"],
+    );
     desk.fails("create no/where --size 64M", 1, &["no directory"]);
     desk.fails("create . --size 64M", 1, &["directory"]);
     desk.fails("create a --size 8T", 1, &["free"]);
@@ -100,17 +110,29 @@ fn rule_12_limits_of_a_volume_are_kept_with_it() {
     let desk = Desk::new();
     desk.ok("create a --size 64M --preallocate none");
     desk.ok("volume create a v --size 1M --limit-iops 500 --limit-bytes 10M");
-    assert_eq!(desk.ok("volume list a"), " 1.00 MiB  v  (at most 500 requests and 10.0 MiB a second)\n");
+    assert_eq!(
+        desk.ok("volume list a"),
+        " 1.00 MiB  v  (at most 500 requests and 10.0 MiB a second)\n"
+    );
     desk.ok("volume critical a v 0-4K");
     desk.ok("volume rename a v w");
-    assert_eq!(desk.status("a")["volumes"][0]["limits"], serde_json::json!({ "iops": 500, "bytes": 10 << 20 }));
+    assert_eq!(
+        desk.status("a")["volumes"][0]["limits"],
+        serde_json::json!({ "iops": 500, "bytes": 10 << 20 })
+    );
     let serving = desk.serve("a --limit w=0,1G");
     desk.ok("volume limit a w --limit-iops 7");
-    assert_eq!(desk.status("a")["volumes"][0]["limits"], serde_json::json!({ "iops": 7, "bytes": 0 }));
+    assert_eq!(
+        desk.status("a")["volumes"][0]["limits"],
+        serde_json::json!({ "iops": 7, "bytes": 0 })
+    );
     serving.kill();
     desk.serve("a").terminate();
     assert_eq!(desk.status("a")["volumes"][0]["limits"]["iops"], 7, "also after a crash");
-    assert_eq!(desk.ok("volume limit a w"), "nothing limits the clients of volume \"w\" any more\n");
+    assert_eq!(
+        desk.ok("volume limit a w"),
+        "nothing limits the clients of volume \"w\" any more\n"
+    );
     assert!(desk.status("a")["volumes"][0].get("limits").is_none());
     desk.fails("volume limit a x --limit-iops 1", 1, &["no volume 'x'"]);
     desk.fails("volume limit a w --limit-bytes 0", 2, &["--limit-bytes"]);
@@ -135,8 +157,13 @@ fn volumes_come_change_and_go() {
     assert_eq!(desk.ok("volume list a"), " 8.00 KiB  drei\n 2.00 TiB  one\n");
     let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
     assert_eq!(list[1], serde_json::json!({ "name": "one", "bytes": 2_u64 << 40 }));
-    assert!(desk.ok("volume critical a drei 0-4K 6K-8K").starts_with("8.00 KiB of volume \"drei\""));
-    assert_eq!(desk.ok("volume list a"), " 8.00 KiB  drei  (8.00 KiB not deduplicated)\n 2.00 TiB  one\n");
+    assert!(
+        desk.ok("volume critical a drei 0-4K 6K-8K").starts_with("8.00 KiB of volume \"drei\"")
+    );
+    assert_eq!(
+        desk.ok("volume list a"),
+        " 8.00 KiB  drei  (8.00 KiB not deduplicated)\n 2.00 TiB  one\n"
+    );
     let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
     assert_eq!(list[0]["critical"], serde_json::json!([{ "start": 0, "end": 8192 }]));
     desk.fails("volume critical a drei 4K", 2, &["a start and an end"]);
@@ -185,7 +212,14 @@ fn what_is_no_store_gets_one_sentence() {
         // A bit of the version flipped in the first one.
         overwrite(&desk.path("flipped"), 8, &257_u32.to_le_bytes());
     }
-    let verbs = ["status X", "serve X", "volume list X", "volume create X v --size 1G", "check X", "scrub X"];
+    let verbs = [
+        "status X",
+        "serve X",
+        "volume list X",
+        "volume create X v --size 1G",
+        "check X",
+        "scrub X",
+    ];
     for (name, says) in [
         ("missing", "there is no file or device missing"),
         (".", "is a directory"),
@@ -266,7 +300,11 @@ fn a_wrong_command_line_is_one_sentence_and_status_two() {
     desk.fails("serve a --memory 1M", 2, &["--memory 1.00 MiB is too little"]);
     desk.fails("serve a --nbd udp:1", 2, &["an address is unix:PATH", "or tcp:ADDRESS:PORT"]);
     desk.fails("serve a --max-connections 0", 2, &["1 to 65536"]);
-    desk.fails("serve a --memory 64M --max-connections 1000", 2, &["--max-connections 1000 needs --memory 129 MiB"]);
+    desk.fails(
+        "serve a --memory 64M --max-connections 1000",
+        2,
+        &["--max-connections 1000 needs --memory 129 MiB"],
+    );
     desk.fails("serve a --max-request 1G", 2, &["--max-request"]);
     desk.fails("serve a --log verbose=all=1", 2, &["no level for the log"]);
 }
@@ -275,7 +313,9 @@ fn a_wrong_command_line_is_one_sentence_and_status_two() {
 fn help_and_version_are_on_standard_output() {
     let desk = Desk::new();
     assert!(desk.ok("--version").starts_with("onefold 0."));
-    for verb in ["create", "volume", "volume create", "serve", "status", "check", "scrub", "estimate"] {
+    for verb in
+        ["create", "volume", "volume create", "serve", "status", "check", "scrub", "estimate"]
+    {
         let help = desk.ok(&format!("{verb} --help"));
         assert!(help.contains("Examples:\n  onefold "), "{verb}: {help}");
     }
@@ -284,13 +324,21 @@ fn help_and_version_are_on_standard_output() {
 #[test]
 fn options_can_stand_in_a_file() {
     let desk = Desk::new();
-    fs::write(desk.path("c.toml"), "[create]\nsize = '64M'\npreallocate = 'none'\nfingerprint = 'sha256'\n").unwrap();
+    fs::write(
+        desk.path("c.toml"),
+        "[create]\nsize = '64M'\npreallocate = 'none'\nfingerprint = 'sha256'\n",
+    )
+    .unwrap();
     desk.ok("create a --config c.toml");
     assert_eq!(desk.status("a")["created"]["fingerprint"], "hmac-sha256");
     desk.ok("create b --config c.toml --fingerprint blake3");
     assert_eq!(desk.status("b")["created"]["fingerprint"], "blake3");
     fs::write(desk.path("d.toml"), "[create]\nsize = '64M'\nspeed = 'high'\n").unwrap();
-    desk.fails("create c --config d.toml", 2, &["configuration d.toml", "unknown key 'speed' in section [create]"]);
+    desk.fails(
+        "create c --config d.toml",
+        2,
+        &["configuration d.toml", "unknown key 'speed' in section [create]"],
+    );
     desk.fails("create c --config e.toml", 2, &["e.toml", "No such file"]);
     assert!(!desk.path("c").exists());
 }
@@ -300,7 +348,8 @@ fn a_reader_that_goes_away_is_no_panic() {
     let desk = Desk::new();
     desk.ok("create a --size 64M --preallocate none");
     for verb in ["status a", "status a --json", "check a", "--help", "estimate ."] {
-        let mut child = desk.command(verb).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            desk.command(verb).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let said = drain(child.stderr.take().unwrap());
         let status = child.wait().unwrap();

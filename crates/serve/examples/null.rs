@@ -1,10 +1,12 @@
 //! Serves a volume that stores nothing, to measure what the protocol alone costs.
 //!
-//! `cargo run --release -p onefold-serve --example null -- /tmp/null.sock [flush µs]`, then for example
-//! `fio --name=w --ioengine=nbd --uri='nbd+unix:///null?socket=/tmp/null.sock' --rw=randwrite --bs=4k --iodepth=32 --time_based --runtime=5`
+//! `cargo run --release -p onefold-serve --example null -- /tmp/null.sock [flush µs]`, then for
+//! example `fio --name=w --ioengine=nbd --uri='nbd+unix:///null?socket=/tmp/null.sock'
+//! --rw=randwrite --bs=4k --iodepth=32 --time_based --runtime=5`
 //!
-//! Reads give bytes that are not zero, because zeroes would travel as holes. The example prints its counters and its CPU time whenever a
-//! connection has closed, and ends at the end of its standard input.
+//! Reads give bytes that are not zero, because zeroes would travel as holes. The example prints its
+//! counters and its CPU time whenever a connection has closed, and ends at the end of its standard
+//! input.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,7 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onefold_core::block::bytes_mut;
-use onefold_core::{BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, Volume, VolumeInfo};
+use onefold_core::{
+    BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, Volume, VolumeInfo,
+};
 use onefold_serve::nbd::{Limits, Server, Statistics};
 
 /// 64 GiB of nothing.
@@ -86,12 +90,19 @@ fn cpu_us() -> u64 {
 }
 
 fn report(now: Statistics, before: Statistics, cpu_us: u64) {
-    let requests = |s: Statistics| s.reads + s.writes + s.flushes + s.trims + s.zeroes + s.caches + s.statuses;
+    let requests =
+        |s: Statistics| s.reads + s.writes + s.flushes + s.trims + s.zeroes + s.caches + s.statuses;
     let done = requests(now) - requests(before);
     if done > 0 {
         let each = cpu_us as f64 / done as f64;
-        let blocks = ((now.read_bytes + now.written_bytes) - (before.read_bytes + before.written_bytes)) as f64 / 4096.0;
-        println!("{done} requests, {:.2} µs CPU each, {:.2} µs per 4 KiB; {now:?}", each, cpu_us as f64 / blocks);
+        let blocks = ((now.read_bytes + now.written_bytes)
+            - (before.read_bytes + before.written_bytes)) as f64
+            / 4096.0;
+        println!(
+            "{done} requests, {:.2} µs CPU each, {:.2} µs per 4 KiB; {now:?}",
+            each,
+            cpu_us as f64 / blocks
+        );
     }
 }
 
@@ -111,7 +122,9 @@ fn main() -> Result<()> {
         let _ = ended.send(());
     });
     let (mut before, mut cpu) = (server.statistics(), cpu_us());
-    while wait.recv_timeout(Duration::from_millis(200)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+    while wait.recv_timeout(Duration::from_millis(200))
+        == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+    {
         let now = server.statistics();
         if now.connections == 0 && now != before {
             report(now, before, cpu_us() - cpu);

@@ -1,7 +1,8 @@
 //! Protocols under which Onefold's volumes are served.
 //!
-//! A server sees only the traits [`Exports`](onefold_core::Exports) and [`Volume`](onefold_core::Volume); which engine stands behind them
-//! it does not know. Concurrency lives here: one thread for each connection, and the engines take calls from all of them.
+//! A server sees only the traits [`Exports`](onefold_core::Exports) and
+//! [`Volume`](onefold_core::Volume); which engine stands behind them it does not know. Concurrency
+//! lives here: one thread for each connection, and the engines take calls from all of them.
 //!
 //! *Invariant:* a client, whatever it sends, costs at most its own connection.
 

@@ -34,7 +34,14 @@ fn served(limits: Limits) -> Served {
 fn requests(mode: Mode, list: &[(u16, u16, u64, &[u8])]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (i, &(flags, command, offset, payload)) in list.iter().enumerate() {
-        bytes.extend_from_slice(&request_bytes(mode, flags, command, i as u64, offset, payload.len() as u64));
+        bytes.extend_from_slice(&request_bytes(
+            mode,
+            flags,
+            command,
+            i as u64,
+            offset,
+            payload.len() as u64,
+        ));
         bytes.extend_from_slice(payload);
     }
     bytes
@@ -63,7 +70,8 @@ fn a_flush_and_a_forced_write_are_durable_when_answered() {
 #[test]
 fn a_flush_covers_what_was_answered_on_other_connections() {
     let served = served(Limits::default());
-    let mut writers: Vec<Raw> = MODES.iter().chain(&MODES).map(|&mode| Raw::go(&served.socket, mode)).collect();
+    let mut writers: Vec<Raw> =
+        MODES.iter().chain(&MODES).map(|&mode| Raw::go(&served.socket, mode)).collect();
     for round in 0..20 {
         for (i, writer) in writers.iter_mut().enumerate() {
             assert_eq!(writer.write(0, (i as u64) << 16, &[round; 5000]), 0);
@@ -85,7 +93,15 @@ fn a_slow_flush_does_not_keep_later_requests_waiting() {
         let mut raw = Raw::go(&served.socket, mode);
         served.volume.hold.store(true, SeqCst);
         let write = if mode == Mode::Extended { PAYLOAD_LEN } else { 0 };
-        raw.send(&requests(mode, &[(0, FLUSH, 0, &[]), (write | FUA, WRITE, 0, b"abc"), (0, READ, 0, &[]), (0, CACHE, 0, &[])]));
+        raw.send(&requests(
+            mode,
+            &[
+                (0, FLUSH, 0, &[]),
+                (write | FUA, WRITE, 0, b"abc"),
+                (0, READ, 0, &[]),
+                (0, CACHE, 0, &[]),
+            ],
+        ));
         let early = [raw.chunk(0).unwrap().cookie, raw.chunk(0).unwrap().cookie];
         assert_eq!(early, [2, 3]);
         // Requests that come while the helper waits are not held up either.
@@ -115,7 +131,8 @@ fn flushes_that_wait_together_are_one_flush() {
 fn more_waiting_requests_than_the_limit_are_answered_all_the_same() {
     let served = served(Limits { waits: 2, ..Limits::default() });
     let mut raw = Raw::go(&served.socket, Mode::Simple);
-    let list: Vec<(u16, u16, u64, &[u8])> = (0..200).map(|i| (FUA, WRITE, i * 512, &b"0123"[..])).collect();
+    let list: Vec<(u16, u16, u64, &[u8])> =
+        (0..200).map(|i| (FUA, WRITE, i * 512, &b"0123"[..])).collect();
     raw.send(&requests(Mode::Simple, &list));
     let mut answered: Vec<u64> = (0..200).map(|_| raw.chunk(0).unwrap().cookie).collect();
     answered.sort_unstable();
@@ -140,7 +157,10 @@ fn a_client_that_says_good_bye_after_a_flush_gets_its_answer() {
     let served = served(Limits::default());
     let mut raw = Raw::go(&served.socket, Mode::Simple);
     served.volume.flush_us.store(50_000, SeqCst);
-    raw.send(&requests(Mode::Simple, &[(0, WRITE, 0, b"x"), (0, FLUSH, 0, &[]), (0, DISC, 0, &[])]));
+    raw.send(&requests(
+        Mode::Simple,
+        &[(0, WRITE, 0, b"x"), (0, FLUSH, 0, &[]), (0, DISC, 0, &[])],
+    ));
     assert_eq!(raw.chunk(0).unwrap().cookie, 0);
     assert_eq!(raw.chunk(0).unwrap().cookie, 1);
     assert!(raw.closed());
@@ -152,7 +172,10 @@ fn stopping_answers_what_has_arrived() {
     let served = served(Limits::default());
     let mut raw = Raw::go(&served.socket, Mode::Simple);
     served.volume.flush_us.store(100_000, SeqCst);
-    raw.send(&requests(Mode::Simple, &[(0, WRITE, 0, b"x"), (0, FLUSH, 0, &[]), (FUA, WRITE, 1, b"y")]));
+    raw.send(&requests(
+        Mode::Simple,
+        &[(0, WRITE, 0, b"x"), (0, FLUSH, 0, &[]), (FUA, WRITE, 1, b"y")],
+    ));
     // The first answer shows that they are being worked on.
     assert_eq!(raw.chunk(0).unwrap().cookie, 0);
     let began = Instant::now();

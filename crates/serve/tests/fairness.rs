@@ -1,4 +1,5 @@
-//! Rule 12 of SECURITY.md: neither a peer nor, within a peer, a volume keeps another one from working.
+//! Rule 12 of SECURITY.md: neither a peer nor, within a peer, a volume keeps another one from
+//! working.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -15,7 +16,8 @@ use volumes::{MemoryExports, MemoryVolume};
 
 const SIZE: u64 = 8 << 20;
 
-/// A server of two volumes: `greedy` is attacked with, and `disk` belongs to somebody else. Both clients are one user, as the guests of one hypervisor are.
+/// A server of two volumes: `greedy` is attacked with, and `disk` belongs to somebody else. Both
+/// clients are one user, as the guests of one hypervisor are.
 struct Shared {
     server: Server,
     socket: PathBuf,
@@ -33,7 +35,8 @@ impl Shared {
         Shared { server, socket, _dir: dir }
     }
 
-    /// The other one comes, works, and goes; it waits for each answer, and for none longer than 20 s.
+    /// The other one comes, works, and goes; it waits for each answer, and for none longer than 20
+    /// s.
     fn neighbour_works(&self) {
         let mut raw = Raw::go(&self.socket, Mode::Structured);
         for round in 0..20u8 {
@@ -59,7 +62,10 @@ fn rule_12_idle_connections_to_one_volume_keep_no_client_of_another_out() {
     let mut idle: Vec<Raw> = (0..8).map(|_| greedy(&shared.socket, Mode::Simple)).collect();
     shared.neighbour_works();
     // One of them gave way, and the others go on.
-    let alive = idle.iter_mut().filter_map(|raw| (!raw.is_closed_now()).then(|| raw.act(0, FLUSH, 0, 0, &[]))).collect::<Vec<_>>();
+    let alive = idle
+        .iter_mut()
+        .filter_map(|raw| (!raw.is_closed_now()).then(|| raw.act(0, FLUSH, 0, 0, &[])))
+        .collect::<Vec<_>>();
     assert_eq!(alive, [0; 7]);
     shared.end();
 }
@@ -80,7 +86,10 @@ fn rule_12_idle_connections_give_their_working_places_back() {
     }
     assert_eq!(shared.server.statistics().connections, 12);
     for raw in &mut idle {
-        assert!(raw.read(0, 4096, data.len()).unwrap() == data, "it works again, and nothing was lost");
+        assert!(
+            raw.read(0, 4096, data.len()).unwrap() == data,
+            "it works again, and nothing was lost"
+        );
     }
     shared.end();
 }
@@ -92,7 +101,11 @@ fn rule_12_more_connections_than_places_all_work_in_turn() {
         for n in 0..9u8 {
             let socket = &shared.socket;
             scope.spawn(move || {
-                let mut raw = Raw::go_to(socket, MODES[usize::from(n) % 3], ["disk", "greedy"][usize::from(n) % 2]);
+                let mut raw = Raw::go_to(
+                    socket,
+                    MODES[usize::from(n) % 3],
+                    ["disk", "greedy"][usize::from(n) % 2],
+                );
                 let place = u64::from(n) * 400_000;
                 for round in 1..6 {
                     let data = vec![n ^ (round << 4); 200_000];
@@ -112,8 +125,11 @@ fn rule_12_a_flood_of_status_requests_lets_others_work() {
     let flood: Vec<Raw> = (0..8).map(|_| greedy(&shared.socket, Mode::Extended)).collect();
     std::thread::scope(|scope| {
         for raw in &flood {
-            let (mut asks, mut answers) = (raw.stream.try_clone().unwrap(), raw.stream.try_clone().unwrap());
-            let requests: Vec<u8> = (0..64).flat_map(|i| request_bytes(Mode::Extended, 0, BLOCK_STATUS, i, 0, SIZE)).collect();
+            let (mut asks, mut answers) =
+                (raw.stream.try_clone().unwrap(), raw.stream.try_clone().unwrap());
+            let requests: Vec<u8> = (0..64)
+                .flat_map(|i| request_bytes(Mode::Extended, 0, BLOCK_STATUS, i, 0, SIZE))
+                .collect();
             scope.spawn(move || while asks.write_all(&requests).is_ok() {});
             scope.spawn(move || while answers.read(&mut [0; 65_536]).is_ok_and(|n| n > 0) {});
         }
@@ -130,7 +146,11 @@ fn rule_12_a_flood_of_status_requests_lets_others_work() {
 
 #[test]
 fn rule_12_clients_that_stop_in_the_middle_of_a_request_keep_their_places_from_nobody() {
-    let shared = Shared::new(Limits { places: 4, patience: Duration::from_millis(300), ..Limits::default() });
+    let shared = Shared::new(Limits {
+        places: 4,
+        patience: Duration::from_millis(300),
+        ..Limits::default()
+    });
     let mut stuck: Vec<Raw> = (0..8).map(|_| greedy(&shared.socket, Mode::Simple)).collect();
     for raw in &mut stuck {
         raw.request(0, WRITE, 0, 1 << 20, &[1; 60_000]);
@@ -141,11 +161,16 @@ fn rule_12_clients_that_stop_in_the_middle_of_a_request_keep_their_places_from_n
 
 #[test]
 fn rule_12_clients_that_read_no_replies_keep_their_places_from_nobody() {
-    let shared = Shared::new(Limits { places: 4, patience: Duration::from_millis(300), ..Limits::default() });
+    let shared = Shared::new(Limits {
+        places: 4,
+        patience: Duration::from_millis(300),
+        ..Limits::default()
+    });
     assert_eq!(greedy(&shared.socket, Mode::Simple).write(0, 0, &[9; 4 << 20]), 0);
     let mut deaf: Vec<Raw> = (0..8).map(|n| greedy(&shared.socket, MODES[n % 3])).collect();
     for raw in &mut deaf {
-        let requests: Vec<u8> = (0..20).flat_map(|i| request_bytes(raw.mode, 0, READ, i, 0, 4 << 20)).collect();
+        let requests: Vec<u8> =
+            (0..20).flat_map(|i| request_bytes(raw.mode, 0, READ, i, 0, 4 << 20)).collect();
         raw.send(&requests);
     }
     shared.neighbour_works();

@@ -1,5 +1,6 @@
-//! Clients that mean harm: each costs at most its own connection. Beside every attack a witness goes on reading and writing, and a region
-//! that nobody else was allowed to touch must stay as it is.
+//! Clients that mean harm: each costs at most its own connection. Beside every attack a witness
+//! goes on reading and writing, and a region that nobody else was allowed to touch must stay as it
+//! is.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -36,12 +37,14 @@ impl Attacked {
         let mut server = Server::new(exports, limits);
         server.add_unix(&socket).unwrap();
         server.start().unwrap();
-        let pattern: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 | 1).collect();
+        let pattern: Vec<u8> =
+            (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 | 1).collect();
         assert_eq!(Raw::go(&socket, Mode::Simple).write(FUA, WITNESS, &pattern), 0);
         Attacked { server, volume, socket, pattern, _dir: dir }
     }
 
-    /// A newcomer is served; the witness region is intact. For an answer it waits 20 s, as long as a hang is told from a busy machine.
+    /// A newcomer is served; the witness region is intact. For an answer it waits 20 s, as long as
+    /// a hang is told from a busy machine.
     fn witness(&self) {
         for mode in MODES {
             let mut raw = Raw::go(&self.socket, mode);
@@ -95,7 +98,11 @@ fn lengths_of_options_are_limited_before_memory_is_taken() {
     }
     let mut raw = Raw::connect(&attacked.socket).unwrap();
     raw.send(&3u32.to_be_bytes());
-    assert_eq!(raw.option_end(99, &vec![0; nbd::limits::OPTION_BYTES as usize]), ERR_UNSUP, "the limit itself is allowed");
+    assert_eq!(
+        raw.option_end(99, &vec![0; nbd::limits::OPTION_BYTES as usize]),
+        ERR_UNSUP,
+        "the limit itself is allowed"
+    );
     for _ in 1..128 {
         assert_eq!(raw.option_end(99, &[]), ERR_UNSUP);
     }
@@ -105,7 +112,8 @@ fn lengths_of_options_are_limited_before_memory_is_taken() {
 
 #[test]
 fn truncated_and_random_handshakes() {
-    let attacked = Attacked::new(Limits { handshake: Duration::from_millis(200), ..Limits::default() });
+    let attacked =
+        Attacked::new(Limits { handshake: Duration::from_millis(200), ..Limits::default() });
     let mut whole = 3u32.to_be_bytes().to_vec();
     whole.extend_from_slice(&option_bytes(11, &[]));
     whole.extend_from_slice(&option_bytes(10, &meta_data("disk", &["base:allocation"])));
@@ -151,14 +159,33 @@ fn two_hundred_stalled_handshakes_keep_nobody_out() {
 #[test]
 fn ranges_that_wrap_and_lengths_of_four_gib() {
     let attacked = Attacked::new(Limits::default());
-    let edges = [0, 1, 4095, WITNESS, SIZE - 1, SIZE, 1 << 31, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, u64::MAX - 4095, u64::MAX];
+    let edges = [
+        0,
+        1,
+        4095,
+        WITNESS,
+        SIZE - 1,
+        SIZE,
+        1 << 31,
+        1 << 32,
+        1 << 62,
+        (1 << 63) - 1,
+        1 << 63,
+        u64::MAX - 4095,
+        u64::MAX,
+    ];
     for mode in MODES {
         let mut raw = Raw::go(&attacked.socket, mode);
         for command in [READ, TRIM, CACHE, WRITE_ZEROES, BLOCK_STATUS] {
             for offset in edges {
-                for length in
-                    [u64::from(u32::MAX), 1 << 31, (1 << 32) + 1, u64::MAX, u64::MAX - offset, (u64::MAX - offset).wrapping_add(2)]
-                {
+                for length in [
+                    u64::from(u32::MAX),
+                    1 << 31,
+                    (1 << 32) + 1,
+                    u64::MAX,
+                    u64::MAX - offset,
+                    (u64::MAX - offset).wrapping_add(2),
+                ] {
                     let length = if mode == Mode::Extended { length } else { length & 0xffff_ffff };
                     let legal = offset.checked_add(length).is_some_and(|end| end <= SIZE);
                     if legal {
@@ -190,13 +217,18 @@ fn random_command_streams() {
         let mut raw = Raw::go(&attacked.socket, mode);
         let mut bytes = Vec::new();
         for cookie in 0..dice.roll(40) {
-            let command = if dice.roll(10) == 0 { dice.roll(65_536) as u16 } else { dice.roll(9) as u16 };
-            let flags = if dice.roll(3) == 0 { dice.roll(65_536) as u16 } else { dice.roll(64) as u16 };
-            // Changes stay below the witness, whatever else is wrong with them; a payload may be missing.
+            let command =
+                if dice.roll(10) == 0 { dice.roll(65_536) as u16 } else { dice.roll(9) as u16 };
+            let flags =
+                if dice.roll(3) == 0 { dice.roll(65_536) as u16 } else { dice.roll(64) as u16 };
+            // Changes stay below the witness, whatever else is wrong with them; a payload may be
+            // missing.
             let offset = dice.roll(WITNESS - (1 << 20));
             let length = dice.roll(1 << 16);
             bytes.extend_from_slice(&request_bytes(mode, flags, command, cookie, offset, length));
-            if dice.roll(20) > 0 && (command == WRITE || (mode == Mode::Extended && flags & PAYLOAD_LEN != 0)) {
+            if dice.roll(20) > 0
+                && (command == WRITE || (mode == Mode::Extended && flags & PAYLOAD_LEN != 0))
+            {
                 bytes.extend(std::iter::repeat_n(dice.roll(256) as u8, length as usize));
             }
         }
@@ -238,7 +270,8 @@ fn readers_that_never_read_cost_only_their_own_connection() {
     for i in 0..24 {
         let mode = MODES[i % 3];
         let mut raw = Raw::go(&attacked.socket, mode);
-        let requests: Vec<u8> = (0..20).flat_map(|i| request_bytes(mode, 0, READ, i, 0, 32 << 20)).collect();
+        let requests: Vec<u8> =
+            (0..20).flat_map(|i| request_bytes(mode, 0, READ, i, 0, 32 << 20)).collect();
         raw.send(&requests);
         deaf.push(raw);
     }
@@ -257,7 +290,8 @@ fn two_hundred_resets_with_reads_in_flight() {
     for i in 0..200 {
         let mode = MODES[i % 3];
         let mut raw = Raw::go(&attacked.socket, mode);
-        let requests: Vec<u8> = (0..8).flat_map(|i| request_bytes(mode, 0, READ, i, i << 16, 65_536)).collect();
+        let requests: Vec<u8> =
+            (0..8).flat_map(|i| request_bytes(mode, 0, READ, i, i << 16, 65_536)).collect();
         raw.send(&requests);
         if i % 2 == 0 {
             let _ = raw.take(100);

@@ -51,7 +51,9 @@ fn served_with(limits: Limits) -> Served {
 
 fn three() -> Served {
     let volume = MemoryVolume::new(SIZE);
-    let volumes = ["a", "b", "disk"].map(|name| (name.to_owned(), if name == "disk" { volume.clone() } else { MemoryVolume::new(4096) }));
+    let volumes = ["a", "b", "disk"].map(|name| {
+        (name.to_owned(), if name == "disk" { volume.clone() } else { MemoryVolume::new(4096) })
+    });
     serve(MemoryExports::of(volumes), volume)
 }
 
@@ -112,7 +114,11 @@ fn info_tells_what_go_will_do_and_the_handshake_goes_on() {
     assert_eq!(replies[4..], [(ACK, vec![])]);
 
     assert_eq!(raw.option_end(6, &info_data("nothing", &[])), ERR_UNKNOWN);
-    assert_eq!(raw.option_end(7, &info_data("", &[])), ERR_UNKNOWN, "the empty name is ambiguous here");
+    assert_eq!(
+        raw.option_end(7, &info_data("", &[])),
+        ERR_UNKNOWN,
+        "the empty name is ambiguous here"
+    );
     assert_eq!(raw.option_end(7, &info_data(&"x".repeat(300), &[])), ERR_UNKNOWN);
     assert_eq!(raw.option_end(7, &info_data(&"x".repeat(5000), &[])), ERR_TOO_BIG);
     assert_eq!(raw.option_end(7, b"\0\0\0\x04disk"), ERR_INVALID);
@@ -135,7 +141,8 @@ fn the_empty_name_means_the_only_volume() {
 #[test]
 fn flags_follow_what_was_negotiated() {
     let served = served();
-    let flags = |raw: &mut Raw, option| be16(&raw.option(option, &info_data("disk", &[]))[0].1[10..]);
+    let flags =
+        |raw: &mut Raw, option| be16(&raw.option(option, &info_data("disk", &[]))[0].1[10..]);
     let mut raw = start(&served);
     assert_eq!(flags(&mut raw, 6), FLAGS);
     raw.negotiate(Mode::Structured);
@@ -166,7 +173,11 @@ fn modes_are_negotiated_once_and_never_down() {
 fn metadata_contexts_are_listed_and_set() {
     let served = three();
     let mut raw = start(&served);
-    assert_eq!(raw.option_end(9, &meta_data("disk", &[])), ERR_INVALID, "structured replies come first");
+    assert_eq!(
+        raw.option_end(9, &meta_data("disk", &[])),
+        ERR_INVALID,
+        "structured replies come first"
+    );
     assert_eq!(raw.option_end(10, &meta_data("disk", &[])), ERR_INVALID);
     raw.negotiate(Mode::Structured);
     let found = [(4, b"\0\0\0\0base:allocation".to_vec()), (ACK, vec![])];
@@ -175,7 +186,11 @@ fn metadata_contexts_are_listed_and_set() {
     assert_eq!(raw.option(9, &meta_data("disk", &["x:y", "base:allocation"])), found);
     assert_eq!(raw.option(9, &meta_data("disk", &["x:y"])), [(ACK, vec![])]);
     assert_eq!(raw.option_end(9, &meta_data("nothing", &[])), ERR_UNKNOWN);
-    assert_eq!(raw.option(10, &meta_data("disk", &["base:"])), [(ACK, vec![])], "a set takes whole names");
+    assert_eq!(
+        raw.option(10, &meta_data("disk", &["base:"])),
+        [(ACK, vec![])],
+        "a set takes whole names"
+    );
     assert_eq!(raw.option(10, &meta_data("disk", &["base:allocation"])).len(), 2);
     assert_eq!(raw.option_end(10, &meta_data("disk", &["q"; 65])), ERR_INVALID);
     assert_eq!(raw.option_end(10, b"\0\0\0\x04disk\0\0\0\x01\xff\xff\xff\xff"), ERR_INVALID);
@@ -211,7 +226,16 @@ fn reads_and_writes_of_any_alignment() {
     for mode in MODES {
         let mut raw = Raw::go(&served.socket, mode);
         let data: Vec<u8> = (1..=255).cycle().take(20_000).collect();
-        for (offset, length) in [(0, 1), (4095, 2), (1, 4096), (8192, 4096), (100, 20_000), (SIZE - 7, 7), (5, 0), (SIZE, 0)] {
+        for (offset, length) in [
+            (0, 1),
+            (4095, 2),
+            (1, 4096),
+            (8192, 4096),
+            (100, 20_000),
+            (SIZE - 7, 7),
+            (5, 0),
+            (SIZE, 0),
+        ] {
             assert_eq!(raw.write(0, offset, &data[..length]), 0);
             assert_eq!(served.volume.peek(offset, length), &data[..length]);
             assert_eq!(raw.read(0, offset, length).unwrap(), &data[..length]);
@@ -253,10 +277,16 @@ fn zeroes_travel_as_holes_unless_fragments_are_unwanted() {
         let cookie = raw.request(0, READ, start, 131_072, &[]);
         assert_eq!(
             raw.reply(cookie, 0),
-            [Content::Hole(start, 65536), Content::Data(1 << 20, vec![7; 4096]), Content::Hole((1 << 20) + 4096, 61440)]
+            [
+                Content::Hole(start, 65536),
+                Content::Data(1 << 20, vec![7; 4096]),
+                Content::Hole((1 << 20) + 4096, 61440)
+            ]
         );
         let cookie = raw.request(DF, READ, start, 131_072, &[]);
-        assert!(matches!(&raw.reply(cookie, 0)[..], [Content::Data(at, bytes)] if *at == start && bytes.len() == 131_072));
+        assert!(
+            matches!(&raw.reply(cookie, 0)[..], [Content::Data(at, bytes)] if *at == start && bytes.len() == 131_072)
+        );
         let cookie = raw.request(0, READ, 0, 0, &[]);
         assert_eq!(raw.reply(cookie, 0), [Content::None]);
         assert_eq!(raw.act(0, WRITE_ZEROES, 1 << 20, 4096, &[]), 0);
@@ -269,7 +299,8 @@ fn reads_of_a_pipeline_reach_the_volume_as_one_batch() {
     let mut raw = Raw::go(&served.socket, Mode::Simple);
     assert_eq!(raw.write(0, 0, &[1; 65536]), 0);
     let before = served.volume.read_batches.load(SeqCst);
-    let requests: Vec<u8> = (0..16).flat_map(|i| request_bytes(Mode::Simple, 0, READ, i, i * 4096, 4096)).collect();
+    let requests: Vec<u8> =
+        (0..16).flat_map(|i| request_bytes(Mode::Simple, 0, READ, i, i * 4096, 4096)).collect();
     raw.send(&requests);
     for i in 0..16 {
         let chunk = raw.chunk(4096).unwrap();
@@ -286,13 +317,18 @@ fn many_large_reads_under_way_are_each_answered_once_with_their_data() {
     let data: Vec<u8> = (0..64 * LENGTH as usize).map(|i| (i / 4096) as u8 | 1).collect();
     assert_eq!(raw.write(0, 0, &data), 0);
     for _ in 0..5 {
-        let requests: Vec<u8> = (0..64).flat_map(|i| request_bytes(Mode::Simple, 0, READ, i, i * LENGTH, LENGTH)).collect();
+        let requests: Vec<u8> = (0..64)
+            .flat_map(|i| request_bytes(Mode::Simple, 0, READ, i, i * LENGTH, LENGTH))
+            .collect();
         raw.send(&requests);
         let mut answered: Vec<u64> = Vec::new();
         for _ in 0..64 {
             let chunk = raw.chunk(LENGTH as usize).unwrap();
             let start = (chunk.cookie * LENGTH) as usize;
-            assert!(chunk.content == Content::Data(u64::MAX, data[start..start + LENGTH as usize].to_vec()));
+            assert!(
+                chunk.content
+                    == Content::Data(u64::MAX, data[start..start + LENGTH as usize].to_vec())
+            );
             answered.push(chunk.cookie);
         }
         answered.sort_unstable();
@@ -312,7 +348,15 @@ fn trims_and_zeroes_of_any_alignment_show_in_the_status() {
         assert_eq!(raw.act(0, WRITE_ZEROES, 100, 50, &[]), 0);
         assert_eq!(served.volume.peek(99, 52), [&[9][..], &[0; 50], &[9]].concat());
         let cookie = raw.request(0, BLOCK_STATUS, 0, SIZE, &[]);
-        let whole = vec![(4096, 0), (8192, 3), (4096, 0), (4096, 2), (4096, 3), (16384, 0), (SIZE - 40960, 3)];
+        let whole = vec![
+            (4096, 0),
+            (8192, 3),
+            (4096, 0),
+            (4096, 2),
+            (4096, 3),
+            (16384, 0),
+            (SIZE - 40960, 3),
+        ];
         assert_eq!(raw.reply(cookie, 0), [Content::Status(whole)]);
         let cookie = raw.request(REQ_ONE, BLOCK_STATUS, 4097, 100_000, &[]);
         assert_eq!(raw.reply(cookie, 0), [Content::Status(vec![(8191, 3)])]);
@@ -336,7 +380,14 @@ fn a_status_request_can_name_its_contexts_in_a_payload() {
     let good = payload(8192, &[1]);
     let cookie = raw.request(PAYLOAD_LEN, BLOCK_STATUS, 4096, good.len() as u64, &good);
     assert_eq!(raw.reply(cookie, 0), [Content::Status(vec![(8192, 3)])]);
-    for bad in [payload(8192, &[2]), payload(8192, &[]), payload(8192, &[1, 1]), payload(SIZE, &[1]), payload(0, &[1]), vec![1; 7]] {
+    for bad in [
+        payload(8192, &[2]),
+        payload(8192, &[]),
+        payload(8192, &[1, 1]),
+        payload(SIZE, &[1]),
+        payload(0, &[1]),
+        vec![1; 7],
+    ] {
         assert_eq!(raw.act(PAYLOAD_LEN, BLOCK_STATUS, 4096, bad.len() as u64, &bad), 22);
     }
     // Payloads of commands that take none are skipped.
@@ -377,9 +428,13 @@ fn errors_of_the_volume_reach_the_client() {
     assert_eq!(raw.write(0, 0, &[5; 3 * 4096]), 0);
     served.volume.set_bad(Some(1));
     let cookie = raw.request(0, READ, 100, 12_000, &[]);
-    assert_eq!(raw.reply(cookie, 0), [Content::Error(5, "block 1 fails its checksum".to_owned(), Some(100))]);
+    assert_eq!(
+        raw.reply(cookie, 0),
+        [Content::Error(5, "block 1 fails its checksum".to_owned(), Some(100))]
+    );
     // One bad read in a pipeline does not touch the others.
-    let requests: Vec<u8> = (0..3).flat_map(|i| request_bytes(Mode::Structured, 0, READ, i, i * 4096, 4096)).collect();
+    let requests: Vec<u8> =
+        (0..3).flat_map(|i| request_bytes(Mode::Structured, 0, READ, i, i * 4096, 4096)).collect();
     raw.send(&requests);
     for i in 0..3 {
         let chunk = raw.chunk(0).unwrap();
@@ -404,7 +459,9 @@ fn errors_of_the_volume_reach_the_client() {
 #[test]
 fn a_reply_that_has_begun_and_cannot_be_completed_ends_the_connection() {
     let served = served();
-    for (mode, flags, announced) in [(Mode::Simple, 0, 16), (Mode::Structured, DF, 28), (Mode::Extended, DF, 40)] {
+    for (mode, flags, announced) in
+        [(Mode::Simple, 0, 16), (Mode::Structured, DF, 28), (Mode::Extended, DF, 40)]
+    {
         let mut raw = Raw::go(&served.socket, mode);
         // 8 MiB are read once in 16 pieces, and the disk breaks in the middle of the second time.
         served.volume.fail_after.store(served.volume.read_batches.load(SeqCst) + 24, SeqCst);
@@ -421,12 +478,18 @@ fn with_no_memory_to_spare_large_requests_are_served_in_small_pieces() {
     let limits = Limits { connections: 4, places: 2, ..Limits::default() };
     let served = served_with(Limits { buffer_bytes: limits.needed_bytes(), ..limits });
     let data: Vec<u8> = (0..6 << 20).map(|n: u32| (n >> 9) as u8 | 1).collect();
-    for (mode, flags) in [(Mode::Simple, 0), (Mode::Structured, 0), (Mode::Structured, DF), (Mode::Extended, 0)] {
+    for (mode, flags) in
+        [(Mode::Simple, 0), (Mode::Structured, 0), (Mode::Structured, DF), (Mode::Extended, 0)]
+    {
         let mut raw = Raw::go(&served.socket, mode);
         assert_eq!(raw.write(0, 4096, &data), 0);
-        for (offset, length) in [(4096_u64, 6 << 20), (5000, 40_000), (4097, 1), (12_000, 1 << 20)] {
+        for (offset, length) in [(4096_u64, 6 << 20), (5000, 40_000), (4097, 1), (12_000, 1 << 20)]
+        {
             let from = offset as usize - 4096;
-            assert!(raw.read(flags, offset, length).unwrap() == data[from..from + length], "{mode:?} {offset} {length}");
+            assert!(
+                raw.read(flags, offset, length).unwrap() == data[from..from + length],
+                "{mode:?} {offset} {length}"
+            );
         }
     }
 }
@@ -436,7 +499,8 @@ fn replies_that_pile_up_are_sent_before_the_batch_ends() {
     let served = served();
     let mut raw = Raw::go(&served.socket, Mode::Structured);
     // An error is a reply with a text; a receive buffer holds thousands of requests.
-    let requests: Vec<u8> = (0..2_000).flat_map(|i| request_bytes(Mode::Structured, 0, READ, i, u64::MAX, 1)).collect();
+    let requests: Vec<u8> =
+        (0..2_000).flat_map(|i| request_bytes(Mode::Structured, 0, READ, i, u64::MAX, 1)).collect();
     raw.send(&requests);
     for i in 0..2_000 {
         assert_eq!(raw.chunk(0).unwrap().cookie, i);

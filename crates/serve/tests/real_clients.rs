@@ -1,5 +1,6 @@
-//! The clients that people use, against the server from outside: what they leave in a volume that can be looked into, and what of it is
-//! durable. The same clients on a store, with more jobs, are the workshop's.
+//! The clients that people use, against the server from outside: what they leave in a volume that
+//! can be looked into, and what of it is durable. The same clients on a store, with more jobs, are
+//! the workshop's.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -48,9 +49,11 @@ impl Served {
     }
 }
 
-/// Runs a command line whose parts have no spaces but in the last argument, and returns its output; it must succeed.
+/// Runs a command line whose parts have no spaces but in the last argument, and returns its output;
+/// it must succeed.
 fn run(program: &str, arguments: &[&str]) -> String {
-    let Output { status, stdout, stderr } = Command::new("timeout").arg("60").arg(program).args(arguments).output().unwrap();
+    let Output { status, stdout, stderr } =
+        Command::new("timeout").arg("60").arg(program).args(arguments).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     assert!(status.success(), "{program} {arguments:?} failed ({status}):\n{stdout}\n{stderr}");
     stdout.into_owned()
@@ -74,8 +77,17 @@ fn sample(bytes: usize) -> Vec<u8> {
 #[test]
 fn nbdinfo_sees_the_volume_and_what_it_holds() {
     let served = Served::new(1 << 30);
-    let list = run("nbdinfo", &["--list", &format!("nbd+unix:///?socket={}", served.file("nbd.sock").display())]);
-    for line in ["export=\"disk\"", "export-size: 1073741824", "can_multi_conn: true", "can_fast_zero: true", "base:allocation"] {
+    let list = run(
+        "nbdinfo",
+        &["--list", &format!("nbd+unix:///?socket={}", served.file("nbd.sock").display())],
+    );
+    for line in [
+        "export=\"disk\"",
+        "export-size: 1073741824",
+        "can_multi_conn: true",
+        "can_fast_zero: true",
+        "base:allocation",
+    ] {
         assert!(list.contains(line), "{line} is not in:\n{list}");
     }
     let script = "h.pwrite(b'x' * 8192, 4096); h.zero(4096, 16384, nbd.CMD_FLAG_NO_HOLE)";
@@ -107,7 +119,10 @@ fn nbdcopy_brings_an_image_in_and_out() {
 fn nbdsh_uses_every_command() {
     let served = Served::new(64 << 20);
     let script = format!("base, large = 0, 32 << 20\n{}", include_str!("clients/every-command.py"));
-    run("/usr/bin/python3", &["-m", "nbd", "--base-allocation", "-u", &served.uri(), "-c", &script]);
+    run(
+        "/usr/bin/python3",
+        &["-m", "nbd", "--base-allocation", "-u", &served.uri(), "-c", &script],
+    );
     served.stop();
 }
 
@@ -136,13 +151,18 @@ fn qemu_io_forces_trims_and_zeroes() {
     let served = Served::new(16 << 20);
     let uri = served.uri();
     let mut arguments = vec!["-f", "raw", "-t", "none", "--discard=unmap"];
-    include_str!("clients/qemu-io.txt").lines().for_each(|command| arguments.extend(["-c", command]));
+    include_str!("clients/qemu-io.txt")
+        .lines()
+        .for_each(|command| arguments.extend(["-c", command]));
     arguments.push(&uri);
     let output = run("qemu-io", &arguments);
     assert!(!output.contains("failed"), "{output}");
     assert_eq!(served.volume.volatile(), 0);
     let extents = served.volume.extents(0, 512 << 10, 100).unwrap();
-    assert_eq!(extents.iter().map(|extent| extent.bytes >> 10).collect::<Vec<_>>(), [64, 64, 64, 64, 64, 192]);
+    assert_eq!(
+        extents.iter().map(|extent| extent.bytes >> 10).collect::<Vec<_>>(),
+        [64, 64, 64, 64, 64, 192]
+    );
     served.stop();
 }
 
@@ -154,7 +174,15 @@ fn four_connections_of_one_client_share_a_volume() {
     let input = served.file("in");
     run(
         "nbdcopy",
-        &["--threads=4", "--connections=4", "--requests=16", "--request-size=65536", "--flush", input.to_str().unwrap(), &served.uri()],
+        &[
+            "--threads=4",
+            "--connections=4",
+            "--requests=16",
+            "--request-size=65536",
+            "--flush",
+            input.to_str().unwrap(),
+            &served.uri(),
+        ],
     );
     assert!(served.volume.peek(0, image.len()) == image);
     assert_eq!(served.volume.volatile(), 0);

@@ -72,8 +72,14 @@ fn a_stale_socket_is_replaced_and_nothing_else() {
     std::fs::write(&file, "precious").unwrap();
     assert_eq!(second.add_unix(&file).unwrap_err().kind(), Kind::Exists);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
-    assert_eq!(second.add_unix(&dir.path().join("x".repeat(120))).unwrap_err().kind(), Kind::InvalidInput);
-    assert_eq!(second.add_unix(&dir.path().join("no/such/dir")).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(
+        second.add_unix(&dir.path().join("x".repeat(120))).unwrap_err().kind(),
+        Kind::InvalidInput
+    );
+    assert_eq!(
+        second.add_unix(&dir.path().join("no/such/dir")).unwrap_err().kind(),
+        Kind::NotFound
+    );
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
 
     // A server removes its own file only.
@@ -100,14 +106,22 @@ fn of_many_servers_that_want_one_socket_one_gets_it() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
-    assert!(results.iter().filter_map(|result| result.as_ref().err()).all(|error| error.kind() == Kind::Busy));
+    assert!(
+        results
+            .iter()
+            .filter_map(|result| result.as_ref().err())
+            .all(|error| error.kind() == Kind::Busy)
+    );
 }
 
 #[test]
 fn rule_11_tcp_serves_only_on_demand() {
     let (mut server, volume) = server(Limits::default());
     for address in ["0.0.0.0:0", "127.0.0.1:0", "[::1]:0"] {
-        assert_eq!(server.add_tcp(address.parse().unwrap(), false).unwrap_err().kind(), Kind::Denied);
+        assert_eq!(
+            server.add_tcp(address.parse().unwrap(), false).unwrap_err().kind(),
+            Kind::Denied
+        );
     }
     assert_eq!(server.start().unwrap_err().kind(), Kind::InvalidInput, "it listens nowhere");
     let addr = server.add_tcp("127.0.0.1:0".parse().unwrap(), true).unwrap();
@@ -125,7 +139,10 @@ fn rule_11_tcp_serves_only_on_demand() {
         let mut drain = stream.try_clone().unwrap();
         std::thread::spawn(move || while drain.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {});
         while stream.write_all(&bytes).is_ok() {
-            bytes = request_bytes(Mode::Simple, 0, WRITE, 0, 0, 4).into_iter().chain(*b"data").collect();
+            bytes = request_bytes(Mode::Simple, 0, WRITE, 0, 0, 4)
+                .into_iter()
+                .chain(*b"data")
+                .collect();
         }
     });
     until(|| server.statistics().writes > 100);
@@ -144,7 +161,10 @@ fn listening_sockets_are_taken_over() {
     server.add_listener(UnixListener::bind(&socket).unwrap().into(), false).unwrap();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = tcp.local_addr().unwrap();
-    assert_eq!(server.add_listener(tcp.try_clone().unwrap().into(), false).unwrap_err().kind(), Kind::Denied);
+    assert_eq!(
+        server.add_listener(tcp.try_clone().unwrap().into(), false).unwrap_err().kind(),
+        Kind::Denied
+    );
     server.add_listener(tcp.into(), true).unwrap();
     let (silent, _other) = UnixStream::pair().unwrap();
     assert_eq!(server.add_listener(silent.into(), false).unwrap_err().kind(), Kind::InvalidInput);
@@ -173,7 +193,8 @@ fn newcomers_are_refused_at_the_limit_and_stalled_handshakes_keep_nobody_out() {
     drop((guests.pop(), stalled));
     until(|| server.statistics().connections == 3);
     Raw::go(&socket, Mode::Simple);
-    // Each handshake beyond the twelve connections that there may be ended another one, and the one that came late was refused.
+    // Each handshake beyond the twelve connections that there may be ended another one, and the one
+    // that came late was refused.
     assert_eq!(server.statistics().refused, (3 + 20 - 12) + 1 + 1 + 1);
     server.stop(GRACE).unwrap();
 }
@@ -181,7 +202,8 @@ fn newcomers_are_refused_at_the_limit_and_stalled_handshakes_keep_nobody_out() {
 #[test]
 fn a_handshake_has_one_deadline_however_busy_it_is() {
     let dir = tempfile::tempdir().unwrap();
-    let (server, _, socket) = started(Limits { handshake: Duration::from_millis(300), ..Limits::default() }, dir.path());
+    let (server, _, socket) =
+        started(Limits { handshake: Duration::from_millis(300), ..Limits::default() }, dir.path());
     let mut silent = Raw::connect(&socket).unwrap();
     let mut done = Raw::go(&socket, Mode::Simple);
     let began = Instant::now();
@@ -212,7 +234,10 @@ fn counters_tell_what_was_done() {
     let check = |connections| {
         let s = server.statistics();
         assert_eq!((s.connections, s.accepted, s.refused, s.panics), (connections, 1, 0, 0));
-        assert_eq!((s.writes, s.written_bytes, s.reads, s.read_bytes, s.flushes, s.errors), (1, 5000, 1, 3000, 1, 1));
+        assert_eq!(
+            (s.writes, s.written_bytes, s.reads, s.read_bytes, s.flushes, s.errors),
+            (1, 5000, 1, 3000, 1, 1)
+        );
         assert_eq!(s.in_flight, 0);
     };
     until(|| server.statistics().errors == 1);
@@ -234,7 +259,8 @@ fn a_bug_in_a_volume_ends_its_connection_only() {
     assert!(raw.closed());
     // Requests that wait aside are answered even so.
     let mut raw = Raw::go(&socket, Mode::Simple);
-    let flushes: Vec<u8> = (0..3).flat_map(|i| request_bytes(Mode::Simple, 0, FLUSH, i, 0, 0)).collect();
+    let flushes: Vec<u8> =
+        (0..3).flat_map(|i| request_bytes(Mode::Simple, 0, FLUSH, i, 0, 0)).collect();
     raw.send(&flushes);
     for _ in 0..3 {
         assert_eq!(raw.chunk(0).unwrap().content, Content::Error(5, String::new(), None));

@@ -1,4 +1,5 @@
-//! Sessions over bytes in memory: whatever a client sends, a session ends, without a panic, and answers in whole replies.
+//! Sessions over bytes in memory: whatever a client sends, a session ends, without a panic, and
+//! answers in whole replies.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -81,7 +82,14 @@ fn stream(mode: Mode, requests: &[(u16, u16, u64, u64, bool)]) -> Vec<u8> {
     let mut bytes = handshake(mode);
     for (cookie, &(flags, command, offset, length, payload)) in requests.iter().enumerate() {
         let length = if mode == Mode::Extended { length } else { length & 0xffff_ffff };
-        bytes.extend_from_slice(&request_bytes(mode, flags, command, cookie as u64, offset, length));
+        bytes.extend_from_slice(&request_bytes(
+            mode,
+            flags,
+            command,
+            cookie as u64,
+            offset,
+            length,
+        ));
         if payload && (command == WRITE || (mode == Mode::Extended && flags & PAYLOAD_LEN != 0)) {
             bytes.resize(bytes.len() + length.min(2 * SIZE) as usize, cookie as u8);
         }
@@ -100,7 +108,11 @@ fn answered(mode: Mode, requests: &[(u16, u16, u64, u64, bool)], mut replies: &[
         match (mode, be32(replies)) {
             (Mode::Simple | Mode::Structured, 0x6744_6698) => {
                 let (_, command, _, length, _) = requests[be64(&replies[8..]) as usize];
-                let data = if mode == Mode::Simple && be32(&replies[4..]) == 0 && command == READ { length as u32 as usize } else { 0 };
+                let data = if mode == Mode::Simple && be32(&replies[4..]) == 0 && command == READ {
+                    length as u32 as usize
+                } else {
+                    0
+                };
                 replies = &replies[16 + data..];
                 count += 1;
             }

@@ -1,4 +1,5 @@
-//! What is left at the end of a run, read a second time by the format's document, and what damage may have cost.
+//! What is left at the end of a run, read a second time by the format's document, and what damage
+//! may have cost.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -14,15 +15,28 @@ use crate::{
 };
 
 impl<S: Subject> Sim<S> {
-    /// Reads a store that was closed without the engine, and compares it with itself, and with the model when `model` is there.
-    pub(crate) fn read_again(&mut self, disk: &Arc<VirtualDisk>, model: Option<&Model>) -> Result<Reading, Failure> {
-        let Some(reading) = S::read_again(disk, &self.params.options) else { return Ok(Reading::default()) };
+    /// Reads a store that was closed without the engine, and compares it with itself, and with the
+    /// model when `model` is there.
+    pub(crate) fn read_again(
+        &mut self,
+        disk: &Arc<VirtualDisk>,
+        model: Option<&Model>,
+    ) -> Result<Reading, Failure> {
+        let Some(reading) = S::read_again(disk, &self.params.options) else {
+            return Ok(Reading::default());
+        };
         if let Some(problem) = reading.problems.first() {
             let more = reading.problems.len() - 1;
-            return Err(Failure::new(Checker::SecondReading, format!("{problem} (and {more} more)")));
+            return Err(Failure::new(
+                Checker::SecondReading,
+                format!("{problem} (and {more} more)"),
+            ));
         }
         if !reading.clean && disk.damaged().is_empty() {
-            return Err(Failure::new(Checker::SecondReading, "a store that was closed is not marked so"));
+            return Err(Failure::new(
+                Checker::SecondReading,
+                "a store that was closed is not marked so",
+            ));
         }
         self.reach.hit("verifier: second reading");
         if let Some(model) = model {
@@ -33,7 +47,8 @@ impl<S: Subject> Sim<S> {
 }
 
 impl<S: Subject> Sim<S> {
-    /// What damage has cost, on a copy of the disk that gets no more faults: every block that it did not hit must be there.
+    /// What damage has cost, on a copy of the disk that gets no more faults: every block that it
+    /// did not hit must be there.
     pub(crate) fn audit(&mut self) -> Result<(), Failure> {
         self.let_go();
         let clock = Arc::new(VirtualClock::default());
@@ -46,7 +61,9 @@ impl<S: Subject> Sim<S> {
             Ok(store) => store,
             Err(error) => return self.refusal(&disk, &error),
         };
-        let listed = store.volumes().map_err(|error| spreads(format!("the volumes can't be listed: {error:?}")))?;
+        let listed = store
+            .volumes()
+            .map_err(|error| spreads(format!("the volumes can't be listed: {error:?}")))?;
         if model.resolve(&listed).is_err() {
             self.reach.hit("damage: catalogue");
             return Ok(());
@@ -59,7 +76,9 @@ impl<S: Subject> Sim<S> {
                 self.reach.hit("damage: close refused");
                 return Ok(());
             }
-            Err(error) => return Err(spreads(format!("no damage was met, and yet: close: {error:?}"))),
+            Err(error) => {
+                return Err(spreads(format!("no damage was met, and yet: close: {error:?}")));
+            }
         }
         disk.next_session();
         let reading = self.read_again(&disk, Some(&model))?;
@@ -70,9 +89,11 @@ impl<S: Subject> Sim<S> {
     fn refusal(&mut self, disk: &VirtualDisk, error: &Error) -> Result<(), Failure> {
         let met = disk.met_in_session();
         let alone = |&at: &u64| match disk.class_of(at) {
-            // A block of a window that is not known to be durable: whether it was written can't be told from one that can't be read.
+            // A block of a window that is not known to be durable: whether it was written can't be
+            // told from one that can't be read.
             Some(Class::Data) => disk.unreadable().contains(&at),
-            // A superblock, or a page of the zone list, is there twice, but for the moment in which the other one is written.
+            // A superblock, or a page of the zone list, is there twice, but for the moment in which
+            // the other one is written.
             _ => !S::has_copy(disk, at),
         };
         if met.iter().any(alone) {
@@ -80,11 +101,18 @@ impl<S: Subject> Sim<S> {
             return Ok(());
         }
         let classes: Vec<_> = met.iter().map(|&at| (at, disk.class_of(at))).collect();
-        Err(spreads(format!("the store can't be opened, and nothing explains it: {error:?}; damage that was met: {classes:?}")))
+        Err(spreads(format!(
+            "the store can't be opened, and nothing explains it: {error:?}; damage that was met: {classes:?}"
+        )))
     }
 
     /// Reads each block by itself; gives those that can't be read.
-    fn read_all(&mut self, store: &S, disk: &VirtualDisk, model: &Model) -> Result<BTreeSet<(Key, u64)>, Failure> {
+    fn read_all(
+        &mut self,
+        store: &S,
+        disk: &VirtualDisk,
+        model: &Model,
+    ) -> Result<BTreeSet<(Key, u64)>, Failure> {
         let mut unreadable = BTreeSet::new();
         for (&key, volume) in model.volumes() {
             for lba in model.touched(key) {
@@ -98,7 +126,12 @@ impl<S: Subject> Sim<S> {
                     Err(_) if disk.met_damage() => {
                         unreadable.insert((key, lba));
                     }
-                    Err(error) => return Err(spreads(format!("block {lba} of volume '{}': {error:?}", volume.name))),
+                    Err(error) => {
+                        return Err(spreads(format!(
+                            "block {lba} of volume '{}': {error:?}",
+                            volume.name
+                        )));
+                    }
                 }
             }
         }
@@ -106,13 +139,22 @@ impl<S: Subject> Sim<S> {
     }
 
     /// What the second reading finds whole, the store must have been able to read.
-    fn none_needless(&mut self, reading: &Reading, model: &Model, unreadable: &BTreeSet<(Key, u64)>) -> Result<(), Failure> {
+    fn none_needless(
+        &mut self,
+        reading: &Reading,
+        model: &Model,
+        unreadable: &BTreeSet<(Key, u64)>,
+    ) -> Result<(), Failure> {
         let Some(volumes) = &reading.volumes else { return Ok(()) };
         for &(key, lba) in unreadable {
             let known = model.volumes().get(&key);
-            let found = known.and_then(|known| volumes.iter().find(|volume| VolumeId(volume.number) == known.id));
+            let found = known.and_then(|known| {
+                volumes.iter().find(|volume| VolumeId(volume.number) == known.id)
+            });
             if found.is_some_and(|volume| volume.held(lba) != Held::Dark) {
-                return Err(spreads(format!("block {lba} of volume {key} is whole on the disk, and can't be read")));
+                return Err(spreads(format!(
+                    "block {lba} of volume {key} is whole on the disk, and can't be read"
+                )));
             }
         }
         self.reach.hit("audit: only what was hit is lost");
@@ -129,11 +171,16 @@ fn agrees(reading: &Reading, model: &Model) -> Result<(), Failure> {
     let Some(volumes) = &reading.volumes else { return Ok(()) };
     let mut model = model.clone();
     let id = VolumeId;
-    let info = |volume: &verifier::Volume| VolumeInfo { name: volume.name.clone(), size: volume.blocks * BLOCK_BYTES as u64 };
+    let info = |volume: &verifier::Volume| VolumeInfo {
+        name: volume.name.clone(),
+        size: volume.blocks * BLOCK_BYTES as u64,
+    };
     let listing: Vec<_> = volumes.iter().map(|volume| (id(volume.number), info(volume))).collect();
     model.resolve(&listing)?;
     for (&key, known) in model.volumes() {
-        let Some(found) = volumes.iter().find(|volume| id(volume.number) == known.id) else { continue };
+        let Some(found) = volumes.iter().find(|volume| id(volume.number) == known.id) else {
+            continue;
+        };
         for lba in model.touched(key).into_iter().chain(found.mapped()) {
             match found.held(lba) {
                 Held::Dark => {}

@@ -1,4 +1,5 @@
-//! What administrators do while clients write: volumes come, grow, shrink, change their names and go.
+//! What administrators do while clients write: volumes come, grow, shrink, change their names and
+//! go.
 
 use onefold_core::{BLOCK_BYTES, Kind, Result, VolumeId};
 
@@ -48,7 +49,8 @@ impl<S: Subject> Sim<S> {
         if let Some(ticket) = self.model.pending_verb() {
             self.drive(ticket)?;
         }
-        let id = |key: &Key| self.model.volumes().get(key).map(|volume| volume.id).unwrap_or_default();
+        let id =
+            |key: &Key| self.model.volumes().get(key).map(|volume| volume.id).unwrap_or_default();
         let id = match &verb {
             Verb::Create(..) => VolumeId::default(),
             Verb::Resize(key, _) | Verb::Rename(key, _) | Verb::Delete(key) => id(key),
@@ -59,7 +61,9 @@ impl<S: Subject> Sim<S> {
             let Some(store) = &self.store else { return Ok(()) };
             let result: Result<(VolumeId, Ack)> = match &verb {
                 Verb::Create(name, blocks) => store.create_volume(name, blocks * BLOCK),
-                Verb::Resize(_, blocks) => store.resize_volume(id, blocks * BLOCK).map(|ack| (id, ack)),
+                Verb::Resize(_, blocks) => {
+                    store.resize_volume(id, blocks * BLOCK).map(|ack| (id, ack))
+                }
                 Verb::Rename(_, name) => store.rename_volume(id, name).map(|ack| (id, ack)),
                 Verb::Delete(_) => store.delete_volume(id).map(|ack| (id, ack)),
             };
@@ -71,7 +75,8 @@ impl<S: Subject> Sim<S> {
                         Ack::Later(ticket) => Some(ticket.0),
                     };
                     match self.model.taken(id, ticket) {
-                        // The volume that had the number before was lost with the damaged record that made it.
+                        // The volume that had the number before was lost with the damaged record
+                        // that made it.
                         Err(_) if self.disk.damage() > 0 => return Err(Stop::Ended),
                         taken => taken?,
                     }
@@ -85,7 +90,11 @@ impl<S: Subject> Sim<S> {
                     tries += 1;
                     self.make_room(tries)?;
                 }
-                Err(error) if error.kind() == Kind::NoSpace && !self.disk.is_down() && !self.disk.has_failed() => {
+                Err(error)
+                    if error.kind() == Kind::NoSpace
+                        && !self.disk.is_down()
+                        && !self.disk.has_failed() =>
+                {
                     self.reach.hit("store full: volume verb refused");
                     return self.look(false);
                 }
@@ -101,7 +110,8 @@ impl<S: Subject> Sim<S> {
     /// True when there are as many volumes as there may be.
     fn no_more_volumes(&self, verb: &Verb) -> bool {
         let most = self.params.options.tight.volumes.map(|volumes| volumes / 2);
-        matches!(verb, Verb::Create(..)) && most.is_some_and(|most| self.model.volumes().len() as u64 >= most)
+        matches!(verb, Verb::Create(..))
+            && most.is_some_and(|most| self.model.volumes().len() as u64 >= most)
     }
 
     /// A volume that has just grown, not durably yet, is sometimes used up to its new end.
@@ -110,7 +120,8 @@ impl<S: Subject> Sim<S> {
         if self.rng.percent(40) {
             return Ok(());
         }
-        // In a window of its own, and both written and not flushed: a crash may take the one and leave the other.
+        // In a window of its own, and both written and not flushed: a crash may take the one and
+        // leave the other.
         self.step(Step::Close)?;
         let first = self.rng.below(blocks);
         self.change(key, first * BLOCK, Change::Trim((blocks - first) * BLOCK))?;
@@ -136,12 +147,17 @@ impl<S: Subject> Sim<S> {
 
     /// A name that is taken is refused.
     fn taken_name(&mut self, key: Key) -> Flow<()> {
-        let Some(name) = self.model.volumes().get(&key).map(|volume| volume.name.clone()) else { return Ok(()) };
+        let Some(name) = self.model.volumes().get(&key).map(|volume| volume.name.clone()) else {
+            return Ok(());
+        };
         let Some(store) = &self.store else { return Ok(()) };
         match store.create_volume(&name, BLOCK) {
             Err(error) if error.kind() == Kind::Exists => self.look(true),
             Err(error) => Err(self.judge("volume of a name that is taken", &error)),
-            Ok(_) => Err(Failure::new(Checker::Volumes, format!("two volumes are called '{name}'")).into()),
+            Ok(_) => {
+                Err(Failure::new(Checker::Volumes, format!("two volumes are called '{name}'"))
+                    .into())
+            }
         }
     }
 }

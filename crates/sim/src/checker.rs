@@ -5,7 +5,8 @@ use std::fmt;
 /// The invariant or assertion that a failure belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Checker {
-    /// Invariant 1: what was flushed survives; an unflushed block is one of its later versions or the old one.
+    /// Invariant 1: what was flushed survives; an unflushed block is one of its later versions or
+    /// the old one.
     DurableSurvives,
     /// Invariant 2: wrong content is never returned.
     NeverWrong,
@@ -23,7 +24,8 @@ pub enum Checker {
     FailStop,
     /// Invariant 9: space is reserved before a write is acknowledged, and comes back by trimming.
     SpaceReserved,
-    /// Invariant 10: whatever the medium holds, the answer is a typed error or right; never a panic.
+    /// Invariant 10: whatever the medium holds, the answer is a typed error or right; never a
+    /// panic.
     NoPanic,
     /// An error without a fault that explains it.
     Unexplained,
@@ -37,7 +39,8 @@ pub enum Checker {
     Volumes,
     /// The whole-store verifier finds nothing.
     StoreCheck,
-    /// A second reading of the format, which shares no code with the engine, agrees with the model and with itself.
+    /// A second reading of the format, which shares no code with the engine, agrees with the model
+    /// and with itself.
     SecondReading,
     /// Damage costs what it hit, and nothing else.
     DamageSpreads,

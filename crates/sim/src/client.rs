@@ -87,7 +87,11 @@ impl<S: Subject> Sim<S> {
             Op::LongTrim => {
                 let blocks = self.blocks_of(key);
                 let first = if self.rng.percent(50) { 0 } else { self.rng.below(blocks) };
-                let n = if self.rng.percent(50) { blocks - first } else { self.rng.within(1, blocks - first) };
+                let n = if self.rng.percent(50) {
+                    blocks - first
+                } else {
+                    self.rng.within(1, blocks - first)
+                };
                 self.change(key, first * BLOCK, Change::Trim(n * BLOCK))?;
             }
             Op::Read => {
@@ -134,7 +138,8 @@ impl<S: Subject> Sim<S> {
         if self.rng.percent(25) {
             return (first * BLOCK, n * BLOCK);
         }
-        let skip = self.rng.below(BLOCK / 512) * 512 + if self.rng.percent(30) { self.rng.below(512) } else { 0 };
+        let skip = self.rng.below(BLOCK / 512) * 512
+            + if self.rng.percent(30) { self.rng.below(512) } else { 0 };
         (first * BLOCK + skip, self.rng.within(1, n * BLOCK - skip))
     }
 
@@ -149,23 +154,38 @@ impl<S: Subject> Sim<S> {
     }
 
     /// Changes a range of a volume; the ticket when it was taken, `None` when the store is full.
-    pub(crate) fn change(&mut self, key: Key, offset: u64, change: Change<'_>) -> Flow<Option<u64>> {
+    pub(crate) fn change(
+        &mut self,
+        key: Key,
+        offset: u64,
+        change: Change<'_>,
+    ) -> Flow<Option<u64>> {
         if !self.pin_edges(key, offset, change.bytes())? {
             return Ok(None);
         }
         let (mut tries, mut taken) = (0, 0);
         loop {
-            let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(None) };
+            let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else {
+                return Ok(None);
+            };
             let Some(store) = &self.store else { return Ok(None) };
             let before = taken;
             let result = match change {
                 Change::Write(data) => store.write(id, offset, data, &mut taken),
                 Change::Trim(bytes) => store.trim(id, offset, bytes),
-                Change::Zeroes(bytes, keep) => store.write_zeroes(id, offset, bytes, keep, &mut taken),
+                Change::Zeroes(bytes, keep) => {
+                    store.write_zeroes(id, offset, bytes, keep, &mut taken)
+                }
             };
             self.disk.fold(offset ^ change.bytes().rotate_left(40));
             self.say(|| {
-                format!("{} of {} bytes at block {} + {}: {result:?}", change.name(), change.bytes(), offset / BLOCK, offset % BLOCK)
+                format!(
+                    "{} of {} bytes at block {} + {}: {result:?}",
+                    change.name(),
+                    change.bytes(),
+                    offset / BLOCK,
+                    offset % BLOCK
+                )
             });
             let outcome = match &result {
                 Ok(Ticket(ticket)) => Outcome::Taken(*ticket),
@@ -208,7 +228,9 @@ impl<S: Subject> Sim<S> {
             let mut bytes = **self.model.contents.bytes(self.model.live(key, lba)[0]);
             let part = &mut bytes[(from - lba * BLOCK) as usize..(to - lba * BLOCK) as usize];
             match change {
-                Change::Write(data) => part.copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]),
+                Change::Write(data) => {
+                    part.copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize])
+                }
                 Change::Trim(_) | Change::Zeroes(..) => part.fill(0),
             }
             let content = self.model.contents.intern(&bytes);
@@ -216,11 +238,14 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// Reads the partly covered blocks of a range when the model is in doubt about them; false when it still is: then what a
-    /// write leaves there can't be foretold.
+    /// Reads the partly covered blocks of a range when the model is in doubt about them; false when
+    /// it still is: then what a write leaves there can't be foretold.
     fn pin_edges(&mut self, key: Key, offset: u64, bytes: u64) -> Flow<bool> {
         let end = offset + bytes;
-        for (lba, partial) in [(offset / BLOCK, !offset.is_multiple_of(BLOCK)), (end / BLOCK, !end.is_multiple_of(BLOCK))] {
+        for (lba, partial) in [
+            (offset / BLOCK, !offset.is_multiple_of(BLOCK)),
+            (end / BLOCK, !end.is_multiple_of(BLOCK)),
+        ] {
             if partial && (self.model.live(key, lba).len() > 1 || self.disk.damage() > 0) {
                 self.read(key, &[(lba, 1)])?;
                 if self.model.live(key, lba).len() > 1 {
@@ -246,7 +271,9 @@ impl<S: Subject> Sim<S> {
             if nearly_empty && !host {
                 self.idle()?;
                 self.must_fit(key, offset, data)?;
-            } else if matches!(self.params.profile, Profile::FullStore | Profile::Churn) && self.rng.percent(30) {
+            } else if matches!(self.params.profile, Profile::FullStore | Profile::Churn)
+                && self.rng.percent(30)
+            {
                 self.trim_and_write_again()?;
             }
             return Ok(());
@@ -261,7 +288,9 @@ impl<S: Subject> Sim<S> {
 
     /// A write to a store with so much room that it must be taken.
     fn must_fit(&mut self, key: Key, offset: u64, data: &[u8]) -> Flow<()> {
-        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(()) };
+        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else {
+            return Ok(());
+        };
         let (mut tries, mut taken) = (0, 0);
         loop {
             let Some(store) = &self.store else { return Ok(()) };
@@ -276,8 +305,11 @@ impl<S: Subject> Sim<S> {
                     self.make_room(tries)?;
                 }
                 Err(error) if error.kind() == Kind::NoSpace && !self.disk.has_failed() => {
-                    let message =
-                        format!("{} different blocks are live of {}, and yet: {error:?}", self.model.distinct(), self.disk_blocks());
+                    let message = format!(
+                        "{} different blocks are live of {}, and yet: {error:?}",
+                        self.model.distinct(),
+                        self.disk_blocks()
+                    );
                     return Err(Failure::new(Checker::SpaceReserved, message).into());
                 }
                 Err(error) => {
@@ -301,7 +333,11 @@ impl<S: Subject> Sim<S> {
             self.change(key, 0, Change::Trim(bytes))?;
         }
         self.idle()?;
-        let (Some(&key), true) = (keys.first(), self.model.distinct() < S::roomy(&self.params.options)) else { return Ok(()) };
+        let (Some(&key), true) =
+            (keys.first(), self.model.distinct() < S::roomy(&self.params.options))
+        else {
+            return Ok(());
+        };
         let (first, n) = self.block_range(key, 8);
         let mut data = vec![0; (n * BLOCK) as usize];
         self.rng.fill(&mut data);
@@ -310,7 +346,9 @@ impl<S: Subject> Sim<S> {
 
     /// Reads block ranges and compares.
     pub(crate) fn read(&mut self, key: Key, ranges: &[(u64, u64)]) -> Flow<()> {
-        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(()) };
+        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else {
+            return Ok(());
+        };
         let Some(store) = &self.store else { return Ok(()) };
         let total: u64 = ranges.iter().map(|range| range.1).sum();
         let mut blocks = Block::zeroed_vec(total as usize);
@@ -325,8 +363,10 @@ impl<S: Subject> Sim<S> {
         self.disk.forget_reads();
         store.read(id, &mut reads);
         let explained = self.disk.met_damage();
-        let seen: Vec<(u64, u64, Option<Error>)> =
-            reads.into_iter().map(|read| (read.first.0, read.into.len() as u64, read.result.err())).collect();
+        let seen: Vec<(u64, u64, Option<Error>)> = reads
+            .into_iter()
+            .map(|read| (read.first.0, read.into.len() as u64, read.result.err()))
+            .collect();
         let mut at = 0;
         for (first, n, error) in seen {
             match error {
@@ -342,8 +382,15 @@ impl<S: Subject> Sim<S> {
         Ok(())
     }
 
-    /// A read failed: right only when it met damage or a fault (`explained`), and its other blocks are still there.
-    fn unreadable(&mut self, key: Key, (first, n): (u64, u64), error: &Error, explained: bool) -> Flow<()> {
+    /// A read failed: right only when it met damage or a fault (`explained`), and its other blocks
+    /// are still there.
+    fn unreadable(
+        &mut self,
+        key: Key,
+        (first, n): (u64, u64),
+        error: &Error,
+        explained: bool,
+    ) -> Flow<()> {
         if self.disk.is_down() {
             return Err(self.judge("read", error));
         }
@@ -359,7 +406,10 @@ impl<S: Subject> Sim<S> {
             self.disk.forget_transient();
             self.read(key, &ones)?;
             if self.refused_reads == before && !self.disk.met_transient() && !transient {
-                let message = format!("blocks {first}..{} can't be read together, and each of them can alone: {error:?}", first + n);
+                let message = format!(
+                    "blocks {first}..{} can't be read together, and each of them can alone: {error:?}",
+                    first + n
+                );
                 return Err(Failure::new(Checker::DamageSpreads, message).into());
             }
         } else {
@@ -387,7 +437,9 @@ impl<S: Subject> Sim<S> {
 
     /// Asks for extents and compares them with the content.
     fn extents(&mut self, key: Key, first: u64, n: u64) -> Flow<()> {
-        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(()) };
+        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else {
+            return Ok(());
+        };
         let Some(store) = &self.store else { return Ok(()) };
         let limit = self.rng.within(1, 40) as usize;
         let extents = match store.extents(id, first * BLOCK, n * BLOCK, limit) {
@@ -397,16 +449,29 @@ impl<S: Subject> Sim<S> {
         let fail = |message: String| Err(Failure::new(Checker::Extents, message).into());
         let sum: u64 = extents.iter().map(|extent| extent.bytes).sum();
         let apart = extents.windows(2).all(|pair| pair[0].kind != pair[1].kind);
-        if extents.is_empty() || extents.len() > limit || sum > n * BLOCK || !apart || extents.iter().any(|extent| extent.bytes == 0) {
+        if extents.is_empty()
+            || extents.len() > limit
+            || sum > n * BLOCK
+            || !apart
+            || extents.iter().any(|extent| extent.bytes == 0)
+        {
             return fail(format!("extents of {n} blocks at {first}, at most {limit}: {extents:?}"));
         }
         let mut from = first * BLOCK;
         for extent in extents {
             let to = from + extent.bytes;
             if extent.kind != ExtentKind::Data {
-                for lba in self.model.touched(key).into_iter().filter(|lba| lba * BLOCK >= from && (lba + 1) * BLOCK <= to) {
+                for lba in self
+                    .model
+                    .touched(key)
+                    .into_iter()
+                    .filter(|lba| lba * BLOCK >= from && (lba + 1) * BLOCK <= to)
+                {
                     if !self.model.live(key, lba).contains(&ZEROES) && self.disk.damage() == 0 {
-                        return fail(format!("block {lba} is said to be a {:?} and holds data", extent.kind));
+                        return fail(format!(
+                            "block {lba} is said to be a {:?} and holds data",
+                            extent.kind
+                        ));
                     }
                 }
             }
@@ -415,16 +480,22 @@ impl<S: Subject> Sim<S> {
         Ok(())
     }
 
-    /// A client writes what looks like the store's own metadata: made with all that a client can know, or copied from the disk.
+    /// A client writes what looks like the store's own metadata: made with all that a client can
+    /// know, or copied from the disk.
     fn forge(&mut self, key: Key) -> Flow<()> {
-        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(()) };
+        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else {
+            return Ok(());
+        };
         let (first, _) = self.block_range(key, 1);
-        let bytes = match S::forge(&self.disk, &self.params.options, id, Lba(first), &mut self.rng) {
+        let bytes = match S::forge(&self.disk, &self.params.options, id, Lba(first), &mut self.rng)
+        {
             Some(block) if self.rng.percent(80) => block.0,
             _ => {
                 let view = self.disk.view();
                 let written: Vec<u64> = view.written().collect();
-                let Some(bytes) = self.rng.pick(&written).and_then(|&at| view.get(at)) else { return Ok(()) };
+                let Some(bytes) = self.rng.pick(&written).and_then(|&at| view.get(at)) else {
+                    return Ok(());
+                };
                 **bytes
             }
         };
@@ -436,7 +507,9 @@ impl<S: Subject> Sim<S> {
 
     /// Requests that must be refused and change nothing.
     fn wrong(&mut self, key: Key) -> Flow<()> {
-        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else { return Ok(()) };
+        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else {
+            return Ok(());
+        };
         let Some(store) = &self.store else { return Ok(()) };
         let end = self.blocks_of(key) * BLOCK;
         let results = [
@@ -447,9 +520,11 @@ impl<S: Subject> Sim<S> {
             store.write_zeroes(id, end - BLOCK, BLOCK + 1, true, &mut 0),
         ];
         match results.into_iter().position(|result| result.is_ok()) {
-            Some(which) => {
-                Err(Failure::new(Checker::Unexplained, format!("request {which} beyond the end of the volume was taken")).into())
-            }
+            Some(which) => Err(Failure::new(
+                Checker::Unexplained,
+                format!("request {which} beyond the end of the volume was taken"),
+            )
+            .into()),
             None => Ok(()),
         }
     }

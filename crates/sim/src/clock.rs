@@ -7,7 +7,8 @@ use std::{
 
 use onefold_core::Clock;
 
-/// A clock that stands still until it is [advanced](VirtualClock::advance) or [set](VirtualClock::set), back too.
+/// A clock that stands still until it is [advanced](VirtualClock::advance) or
+/// [set](VirtualClock::set), back too.
 #[derive(Debug, Default)]
 pub struct VirtualClock(AtomicU64);
 

@@ -1,4 +1,5 @@
-//! Contents of blocks as small numbers, so that the model compares numbers and the oracle compares bytes exactly.
+//! Contents of blocks as small numbers, so that the model compares numbers and the oracle compares
+//! bytes exactly.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -46,7 +47,10 @@ impl Contents {
     /// The number of these bytes when the run has used them.
     #[must_use]
     pub fn find(&self, bytes: &[u8; BLOCK_BYTES]) -> Option<Content> {
-        self.by_hash.get(&checksum::fast(1, bytes)).copied().filter(|content| self.is(*content, bytes))
+        self.by_hash
+            .get(&checksum::fast(1, bytes))
+            .copied()
+            .filter(|content| self.is(*content, bytes))
     }
 
     /// True when `bytes` are those of `content`.

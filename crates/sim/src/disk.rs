@@ -1,11 +1,14 @@
-//! The virtual disk: a volatile cache over a durable image, and everything that can go wrong with both.
+//! The virtual disk: a volatile cache over a durable image, and everything that can go wrong with
+//! both.
 //!
-//! A write goes to the *view*, which reads see, and to the list of unflushed block writes; a flush moves the list to the durable
-//! image; a durable write moves only itself. When the power fails, of each unflushed block write any subset of its eight sectors
-//! persists (see `crash.rs`). A crash can be armed to happen inside a call: that call's blocks join the unflushed ones, the call fails, and
-//! so does everything after it, until [`VirtualDisk::power_cycle`].
+//! A write goes to the *view*, which reads see, and to the list of unflushed block writes; a flush
+//! moves the list to the durable image; a durable write moves only itself. When the power fails, of
+//! each unflushed block write any subset of its eight sectors persists (see `crash.rs`). A crash
+//! can be armed to happen inside a call: that call's blocks join the unflushed ones, the call
+//! fails, and so does everything after it, until [`VirtualDisk::power_cycle`].
 //!
-//! Every call is folded, with a hash of what it wrote, into one number: two runs of one seed must agree in it.
+//! Every call is folded, with a hash of what it wrote, into one number: two runs of one seed must
+//! agree in it.
 //!
 //! *Invariant:* nothing here depends on wall-clock time, threads, or the order of a hash map.
 
@@ -53,7 +56,12 @@ impl VirtualDisk {
 
     /// A disk that holds `durable`.
     #[must_use]
-    pub fn from_image(durable: Image, blocks: u64, clock: Arc<VirtualClock>, rng: Rng) -> VirtualDisk {
+    pub fn from_image(
+        durable: Image,
+        blocks: u64,
+        clock: Arc<VirtualClock>,
+        rng: Rng,
+    ) -> VirtualDisk {
         VirtualDisk { clock, state: Mutex::new(State::new(durable, blocks, rng)) }
     }
 
@@ -83,7 +91,8 @@ impl VirtualDisk {
         self.state.lock().plan.clear();
     }
 
-    /// From now on the host has no space, or has it again: blocks that were never written nor allocated can't be.
+    /// From now on the host has no space, or has it again: blocks that were never written nor
+    /// allocated can't be.
     pub fn set_host_full(&self, full: bool) {
         self.state.lock().host_full = full;
     }
@@ -99,7 +108,8 @@ impl VirtualDisk {
         self.state.lock().down
     }
 
-    /// The power fails now, if it has not, and comes back; of each unflushed write a part persists that the disk's generator chooses.
+    /// The power fails now, if it has not, and comes back; of each unflushed write a part persists
+    /// that the disk's generator chooses.
     pub fn power_cycle(&self) {
         let mut state = self.state.lock();
         let State { unflushed, rng, .. } = &mut *state;
@@ -112,13 +122,15 @@ impl VirtualDisk {
         self.state.lock().power_cycle(masks);
     }
 
-    /// The process is killed and the power stays on: of the call that was under way any part happened, and what is unflushed stays
-    /// in the cache, where the next session sees it, and where the next power failure may lose it.
+    /// The process is killed and the power stays on: of the call that was under way any part
+    /// happened, and what is unflushed stays in the cache, where the next session sees it, and
+    /// where the next power failure may lose it.
     pub fn kill(&self) {
         self.state.lock().kill();
     }
 
-    /// The engine goes away in an orderly way and the power stays on: the cache stays, the session's failures are forgotten.
+    /// The engine goes away in an orderly way and the power stays on: the cache stays, the
+    /// session's failures are forgotten.
     pub fn next_session(&self) {
         self.state.lock().next_session();
     }
@@ -155,7 +167,8 @@ impl VirtualDisk {
         self.state.lock().failed
     }
 
-    /// Writes and flushes that were tried after the first failure of this session: there must be none.
+    /// Writes and flushes that were tried after the first failure of this session: there must be
+    /// none.
     #[must_use]
     pub fn calls_after_failure(&self) -> u64 {
         self.state.lock().calls_after_failure
@@ -167,7 +180,8 @@ impl VirtualDisk {
         self.state.lock().damage
     }
 
-    /// The blocks that are damaged now: that can't be read, or hold anything of what rot, a lost or a misdirected write left there.
+    /// The blocks that are damaged now: that can't be read, or hold anything of what rot, a lost or
+    /// a misdirected write left there.
     #[must_use]
     pub fn damaged(&self) -> BTreeSet<u64> {
         self.state.lock().damaged()
@@ -215,11 +229,13 @@ impl VirtualDisk {
         self.state.lock().classes.get(&at).copied()
     }
 
-    /// What a run leaves, as a disk of its own that has no more faults but those that are there already.
+    /// What a run leaves, as a disk of its own that has no more faults but those that are there
+    /// already.
     #[must_use]
     pub fn copy(&self, clock: Arc<VirtualClock>) -> VirtualDisk {
         let state = self.state.lock();
-        let copy = VirtualDisk::from_image(state.view.clone(), state.blocks, clock, Rng::new(state.trace));
+        let copy =
+            VirtualDisk::from_image(state.view.clone(), state.blocks, clock, Rng::new(state.trace));
         copy.state.lock().inherit(&state);
         copy
     }
@@ -236,7 +252,8 @@ impl VirtualDisk {
         self.state.lock().blocks_read
     }
 
-    /// Takes the list of what no user of a disk may do (outside of the capacity, one block twice in a batch) and yet was done.
+    /// Takes the list of what no user of a disk may do (outside of the capacity, one block twice in
+    /// a batch) and yet was done.
     #[must_use]
     pub fn take_abuse(&self) -> Vec<String> {
         std::mem::take(&mut self.state.lock().abuse)
@@ -324,7 +341,9 @@ impl Disk for VirtualDisk {
             return Err(power_failed());
         }
         state.bounds(at, blocks, "allocation")?;
-        if fault == Some(Fault::NoSpaceAllocate) || (state.host_full && (at.0..at.0 + blocks).any(|at| state.needs_space(at))) {
+        if fault == Some(Fault::NoSpaceAllocate)
+            || (state.host_full && (at.0..at.0 + blocks).any(|at| state.needs_space(at)))
+        {
             return Err(host_full());
         }
         if !state.allocated.contains(&(at.0, at.0 + blocks)) {

@@ -15,7 +15,8 @@ use onefold_block::{
     },
 };
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket, VolumeId, VolumeInfo, ZoneId,
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket,
+    VolumeId, VolumeInfo, ZoneId,
 };
 
 use crate::{
@@ -28,8 +29,9 @@ use crate::{
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Bits of a weak fingerprint: so many that a run of some hundred blocks has a few collisions, and that a block which a crash has lost
-/// does not collide with what lay in its place before, which recovery can't tell from it.
+/// Bits of a weak fingerprint: so many that a run of some hundred blocks has a few collisions, and
+/// that a block which a crash has lost does not collide with what lay in its place before, which
+/// recovery can't tell from it.
 const WEAK_BITS: u32 = 18;
 
 /// Blocks that are gathered or written but not flushed, in windows.
@@ -80,7 +82,12 @@ impl Thin {
             algorithm: options.fingerprint,
             verify_bytes: options.verify_bytes,
             grow: options.grow,
-            scheme: [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow, SchemeName::OrderMerge][options.scheme],
+            scheme: [
+                SchemeName::Thin,
+                SchemeName::Ordered,
+                SchemeName::Cow,
+                SchemeName::OrderMerge,
+            ][options.scheme],
             leftover: if options.leftover_table { Leftover::Table } else { Leftover::Log },
             layout: if options.layout_split { Layout::Split } else { Layout::Run },
             ..Format::new(options.id, options.secret, options.disk_blocks)
@@ -88,7 +95,8 @@ impl Thin {
     }
 
     fn geometry(options: &StoreOptions) -> Option<Geometry> {
-        let leftover = if options.scheme == 1 { Leftover::Table } else { Thin::format_of(options).leftover };
+        let leftover =
+            if options.scheme == 1 { Leftover::Table } else { Thin::format_of(options).leftover };
         Geometry::new(options.disk_blocks, options.zone_blocks, leftover).ok()
     }
 }
@@ -114,7 +122,9 @@ fn list_copies(view: &Image, fixed: &Fixed) -> Vec<[Option<(Pba, Box<zone_list::
         let block = Block(**view.get(at.0)?);
         Some((at, Box::new(zone_list::Page::decode(&identity, &block, page, at.0)?)))
     };
-    (0..fixed.geometry.list_pages).map(|page| fixed.geometry.list_page(page).map(|at| copy(page, at))).collect()
+    (0..fixed.geometry.list_pages)
+        .map(|page| fixed.geometry.list_page(page).map(|at| copy(page, at)))
+        .collect()
 }
 
 /// The names of the planted bugs.
@@ -128,17 +138,21 @@ const fn bug_names() -> [&'static str; PlantedBug::ALL.len()] {
     names
 }
 
-/// The planted bugs that break a rule of only some schemes, or that 2,000 seeds show in some schemes only, by these schemes: with records in carriers, with records in the leftover table,
+/// The planted bugs that break a rule of only some schemes, or that 2,000 seeds show in some
+/// schemes only, by these schemes: with records in carriers, with records in the leftover table,
 /// copy-on-write, or with leaves in place.
 const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
     use PlantedBug::{
-        AcknowledgedEarly, BelievedUnseen, CarriersUnlimited, ChecksumIgnored, CommitPastDurable, CutsUnlimited, DiscardsUnlimited,
-        DoubleDecrement, DroppedReturns, DuplicateOntoFree, EarlyReuse, FingerprintHalved, FingerprintStays, FlushRetried, ForgedCarrier,
-        LeftoverBusy, LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder, RangeOverWrite,
-        ReclaimedInUse, RecountBlind, RecoveryUnflushed, UnlinkedEarly, UnlistedZone, VolumesUnlimited,
+        AcknowledgedEarly, BelievedUnseen, CarriersUnlimited, ChecksumIgnored, CommitPastDurable,
+        CutsUnlimited, DiscardsUnlimited, DoubleDecrement, DroppedReturns, DuplicateOntoFree,
+        EarlyReuse, FingerprintHalved, FingerprintStays, FlushRetried, ForgedCarrier, LeftoverBusy,
+        LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder,
+        RangeOverWrite, ReclaimedInUse, RecountBlind, RecoveryUnflushed, UnlinkedEarly,
+        UnlistedZone, VolumesUnlimited,
     };
     [
-        // Elsewhere data is durable before a record that names it, so nothing is believed in vain, and windows end one by one.
+        // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
+        // and windows end one by one.
         (&[BelievedUnseen, OutOfOrder], &["thin"]),
         (
             &[
@@ -170,7 +184,17 @@ const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
         ),
         // A window is durable by what comes after its own blocks.
         (&[AcknowledgedEarly], &["cow", "ordermerge"]),
-        (&[LinkBeforeData, LinkBeforeCount, UnlinkedEarly, FingerprintStays, ReclaimedInUse, RecountBlind], &["ordermerge"]),
+        (
+            &[
+                LinkBeforeData,
+                LinkBeforeCount,
+                UnlinkedEarly,
+                FingerprintStays,
+                ReclaimedInUse,
+                RecountBlind,
+            ],
+            &["ordermerge"],
+        ),
     ]
 };
 
@@ -183,7 +207,10 @@ impl Subject for Thin {
 
     fn applies(bug: usize, scheme: usize) -> bool {
         let bug = PlantedBug::ALL[bug].1;
-        OF_SCHEMES.iter().find(|(bugs, _)| bugs.contains(&bug)).is_none_or(|(_, schemes)| schemes.contains(&Thin::SCHEMES[scheme]))
+        OF_SCHEMES
+            .iter()
+            .find(|(bugs, _)| bugs.contains(&bug))
+            .is_none_or(|(_, schemes)| schemes.contains(&Thin::SCHEMES[scheme]))
     }
 
     fn format(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
@@ -191,17 +218,21 @@ impl Subject for Thin {
     }
 
     fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Thin> {
-        Engine::open(disk, clock, Thin::settings(options)).map(|engine| Thin(engine, options.critical))
+        Engine::open(disk, clock, Thin::settings(options))
+            .map(|engine| Thin(engine, options.critical))
     }
 
     fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>> {
         let volumes = self.0.volumes().into_iter();
-        Ok(volumes.map(|(id, volume)| (id, VolumeInfo { name: volume.name, size: volume.blocks * BLOCK })).collect())
+        Ok(volumes
+            .map(|(id, volume)| (id, VolumeInfo { name: volume.name, size: volume.blocks * BLOCK }))
+            .collect())
     }
 
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
         let (start, blocks) = self.1;
-        let critical = Critical::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
+        let critical =
+            Critical::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
         let (id, ticket) = self.0.create_volume_with(name, size / BLOCK, critical)?;
         Ok((id, Ack::Later(ticket)))
     }
@@ -226,7 +257,14 @@ impl Subject for Thin {
         self.0.trim(volume, offset, bytes)
     }
 
-    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool, taken: &mut u64) -> Result<Ticket> {
+    fn write_zeroes(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        taken: &mut u64,
+    ) -> Result<Ticket> {
         self.0.write_zeroes_from(volume, offset, bytes, keep, taken)
     }
 
@@ -234,16 +272,27 @@ impl Subject for Thin {
         self.0.read(volume, reads);
     }
 
-    fn extents(&self, volume: VolumeId, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+    fn extents(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
         self.0.extents(volume, Lba(offset / BLOCK), bytes / BLOCK, limit)
     }
 
-    /// What one change adds may come on top of a limit: a window, the ranges of a write, the carriers of what is on its way.
+    /// What one change adds may come on top of a limit: a window, the ranges of a write, the
+    /// carriers of what is on its way.
     fn overfull(&self, options: &StoreOptions) -> Option<String> {
         let (filled, limits) = (self.0.filled(), Thin::limits(options));
         let on_its_way = (options.window_blocks as usize * (UNFLUSHED_WINDOWS + 1) + 16) as u64;
         let tables = [
-            ("windows on their way", filled.flights as u64, limits.flights as u64 + 64 / u64::from(options.window_blocks) + 6),
+            (
+                "windows on their way",
+                filled.flights as u64,
+                limits.flights as u64 + 64 / u64::from(options.window_blocks) + 6,
+            ),
             ("ranges of a window", filled.ranges as u64, limits.ranges as u64 + 8),
             ("carriers without a checkpoint", filled.carriers, limits.carriers + on_its_way),
         ];
@@ -279,14 +328,18 @@ impl Subject for Thin {
         options.scheme == 3
     }
 
-    /// No count may be lower than the links, plus one. Superblocks and zone list are always on their way.
+    /// No count may be lower than the links, plus one. Superblocks and zone list are always on
+    /// their way.
     fn truth(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report> {
         if options.weak_fingerprint {
             return Ok(Report::default());
         }
         let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
         let found = onefold_block::check::check(&disk, &mut |_| {})?;
-        let of_tables = found.problems.iter().filter(|problem| !matches!(problem.place, Place::Superblock(_) | Place::ZoneList(..)));
+        let of_tables = found
+            .problems
+            .iter()
+            .filter(|problem| !matches!(problem.place, Place::Superblock(_) | Place::ZoneList(..)));
         Ok(Report { problems: of_tables.map(ToString::to_string).collect(), leaked: 0 })
     }
 
@@ -305,19 +358,35 @@ impl Subject for Thin {
         Ok(Report { problems, leaked: found.leaked_blocks })
     }
 
-    /// A carrier with everything right but the secret: epoch and windows of now, for a place in a listed zone where blocks still go.
-    fn forge(disk: &Arc<VirtualDisk>, options: &StoreOptions, volume: VolumeId, lba: Lba, rng: &mut Rng) -> Option<Box<Block>> {
+    /// A carrier with everything right but the secret: epoch and windows of now, for a place in a
+    /// listed zone where blocks still go.
+    fn forge(
+        disk: &Arc<VirtualDisk>,
+        options: &StoreOptions,
+        volume: VolumeId,
+        lba: Lba,
+        rng: &mut Rng,
+    ) -> Option<Box<Block>> {
         let view = disk.view();
         let block = |at: Pba| view.get(at.0).map(|bytes| Block(**bytes));
         let Superblock { fixed, state } = superblock_of(&view)?;
         let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
         let mut open: Vec<(ZoneId, u64)> = Vec::new();
         for (_, page) in list_copies(&view, &fixed).into_iter().flatten().flatten() {
-            open.extend(page.entries.iter().flatten().filter(|entry| entry.carriers.is_none()).map(|e| (e.zone, e.generation)));
+            open.extend(
+                page.entries
+                    .iter()
+                    .flatten()
+                    .filter(|entry| entry.carriers.is_none())
+                    .map(|e| (e.zone, e.generation)),
+            );
         }
         let &(zone, generation) = rng.pick(&open)?;
         let start = fixed.geometry.start_of(zone);
-        let next = (0..fixed.geometry.zone_blocks).filter(|&n| view.get(start.0 + n).is_some()).max().map_or(0, |n| n + 1);
+        let next = (0..fixed.geometry.zone_blocks)
+            .filter(|&n| view.get(start.0 + n).is_some())
+            .max()
+            .map_or(0, |n| n + 1);
         let address = start.plus((next + rng.below(4)).min(fixed.geometry.zone_blocks - 1));
 
         let window = WindowNumber(state.last_window.0 + rng.within(1, 30));
@@ -328,7 +397,11 @@ impl Subject for Thin {
                 if options.weak_fingerprint {
                     fingerprinter = fingerprinter.shortened(WEAK_BITS);
                 }
-                Change::Block { pba: Pba(at), carried: false, fingerprint: fingerprinter.one(&block(Pba(at))?) }
+                Change::Block {
+                    pba: Pba(at),
+                    carried: false,
+                    fingerprint: fingerprinter.one(&block(Pba(at))?),
+                }
             }
             None => Change::Range { blocks: 1, keep: false },
         };
@@ -361,13 +434,17 @@ impl Subject for Thin {
             superblock::Found::Good(superblock) => Some(superblock.state.committed),
             _ => None,
         });
-        // With copy-on-write trees the newest superblock may be the only one of its version until the next window.
-        if committed.iter().all(Option::is_some) && (options.scheme != 2 || committed[0] == committed[1]) {
+        // With copy-on-write trees the newest superblock may be the only one of its version until
+        // the next window.
+        if committed.iter().all(Option::is_some)
+            && (options.scheme != 2 || committed[0] == committed[1])
+        {
             copies.extend(SUPERBLOCKS.map(|at| (at, "rot: one of two superblocks")));
         }
         for page in list_copies(&view, &fixed) {
             if let [Some((one, first)), Some((other, second))] = page {
-                let (newer, older) = if first.sequence > second.sequence { (one, other) } else { (other, one) };
+                let (newer, older) =
+                    if first.sequence > second.sequence { (one, other) } else { (other, one) };
                 copies.push((newer, "rot: newer copy of a list page"));
                 copies.push((older, "rot: older copy of a list page"));
             }
@@ -387,12 +464,14 @@ impl Subject for Thin {
         let whole = |other: u64| !unreadable.contains(&other);
         if let Some(place) = SUPERBLOCKS.iter().position(|place| place.0 == at) {
             let other = 1 - place;
-            return whole(SUPERBLOCKS[other].0) && matches!(found(&view)[other], superblock::Found::Good(_));
+            return whole(SUPERBLOCKS[other].0)
+                && matches!(found(&view)[other], superblock::Found::Good(_));
         }
         let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return false };
         let pages = 16..16 + 2 * u64::from(fixed.geometry.list_pages);
         let copies = list_copies(&view, &fixed).into_iter().flatten().flatten();
-        pages.contains(&at) && copies.into_iter().any(|(other, _)| other.0 == at ^ 1 && whole(other.0))
+        pages.contains(&at)
+            && copies.into_iter().any(|(other, _)| other.0 == at ^ 1 && whole(other.0))
     }
 
     fn branches() -> Vec<&'static str> {
@@ -403,16 +482,19 @@ impl Subject for Thin {
         self.0.reached().into_iter().map(|(branch, n)| (branch.name(), n)).collect()
     }
 
-    /// With leaves in place, blocks without links are found by a recount after a crash, which may not be at its end; the verifier itself says
-    /// when there should be none.
+    /// With leaves in place, blocks without links are found by a recount after a crash, which may
+    /// not be at its end; the verifier itself says when there should be none.
     fn leak_bound(options: &StoreOptions) -> u64 {
         if options.scheme == 3 { options.disk_blocks } else { 0 }
     }
 
-    /// Superblocks, zone list and all that the list has room for, twice over for what is read again, and the pages on the way.
+    /// Superblocks, zone list and all that the list has room for, twice over for what is read
+    /// again, and the pages on the way.
     fn recovery_bound(options: &StoreOptions) -> u64 {
         let Some(geometry) = Thin::geometry(options) else { return u64::MAX };
         let zones = (geometry.list_slots() as u64).min(geometry.zones);
-        2 + 2 * u64::from(geometry.list_pages) + 2 * u64::from(geometry.leftover_pages) + 3 * zones * geometry.zone_blocks
+        2 + 2 * u64::from(geometry.list_pages)
+            + 2 * u64::from(geometry.leftover_pages)
+            + 3 * zones * geometry.zone_blocks
     }
 }

@@ -1,8 +1,9 @@
 //! The small case, tried to the end: every crash point of a workload of a few overlapping windows.
 //!
-//! At each write call: every subset of the unflushed block writes; and for each of those, all 256 sector masks with the other
-//! writes all kept and all lost. What leaves out the call's own blocks was tried at the call before, so it is not tried again. Some of the crashed
-//! disks are recovered under record too, and the crash points of that recovery are tried as well.
+//! At each write call: every subset of the unflushed block writes; and for each of those, all 256
+//! sector masks with the other writes all kept and all lost. What leaves out the call's own blocks
+//! was tried at the call before, so it is not tried again. Some of the crashed disks are recovered
+//! under record too, and the crash points of that recovery are tried as well.
 
 use std::sync::{
     Arc,
@@ -30,7 +31,8 @@ pub struct Tried {
     pub points: u64,
     /// Those among them that lie in a recovery.
     pub recovery_points: u64,
-    /// Crash points with more unflushed blocks than all subsets are tried of; of these, subsets are sampled.
+    /// Crash points with more unflushed blocks than all subsets are tried of; of these, subsets
+    /// are sampled.
     pub sampled: u64,
     /// The most unflushed blocks of a point.
     pub widest: u64,
@@ -43,7 +45,8 @@ pub struct Tried {
 /// Unflushed blocks of which all subsets are tried.
 const ALL_SUBSETS: usize = 12;
 
-/// Of a recovery's crash points, and of what is wider than [`ALL_SUBSETS`], at most so many subsets.
+/// Of a recovery's crash points, and of what is wider than [`ALL_SUBSETS`], at most so many
+/// subsets.
 const SAMPLE: u64 = 1024;
 
 /// Blocks of the volume.
@@ -151,8 +154,12 @@ pub fn exhaust<S: Subject>(options: &StoreOptions, threads: usize) -> Tried {
     }
     tried.points = points.len() as u64;
     tried.recovery_points = points.iter().filter(|point| point.in_recovery).count() as u64;
-    tried.sampled = points.iter().filter(|point| !point.in_recovery && point.snapshot.unflushed.len() > ALL_SUBSETS).count() as u64;
-    tried.widest = points.iter().map(|point| point.snapshot.unflushed.len() as u64).max().unwrap_or(0);
+    tried.sampled = points
+        .iter()
+        .filter(|point| !point.in_recovery && point.snapshot.unflushed.len() > ALL_SUBSETS)
+        .count() as u64;
+    tried.widest =
+        points.iter().map(|point| point.snapshot.unflushed.len() as u64).max().unwrap_or(0);
     let next = AtomicU64::new(0);
     let cases = AtomicU64::new(0);
     let failure: Mutex<Option<(u64, Failure)>> = Mutex::new(None);
@@ -164,7 +171,10 @@ pub fn exhaust<S: Subject>(options: &StoreOptions, threads: usize) -> Tried {
             let result = choices(point, &mut |masks| {
                 number += 1;
                 guarded(|| recover::<S>(options, point, masks, number)).map_err(|failure| {
-                    Failure::new(failure.checker, format!("{} [point {index}, {}]", failure.message, show(point, masks)))
+                    Failure::new(
+                        failure.checker,
+                        format!("{} [point {index}, {}]", failure.message, show(point, masks)),
+                    )
                 })
             });
             cases.fetch_add(number, Ordering::Relaxed);
@@ -187,7 +197,8 @@ pub fn exhaust<S: Subject>(options: &StoreOptions, threads: usize) -> Tried {
     tried
 }
 
-/// A store for [`exhaust`]: small, with small windows; with metadata in the data, or, `in_place`, in tables and zones of its own.
+/// A store for [`exhaust`]: small, with small windows; with metadata in the data, or, `in_place`,
+/// in tables and zones of its own.
 #[must_use]
 pub fn small(in_place: bool) -> StoreOptions {
     StoreOptions {
@@ -231,10 +242,13 @@ fn play<S: Subject>(options: &StoreOptions) -> Result<Vec<Point>, Failure> {
     let clock = Arc::new(VirtualClock::default());
     let disk = Arc::new(VirtualDisk::new(options.disk_blocks, Arc::clone(&clock), Rng::new(1)));
     S::format(&*disk, options).map_err(|error| unexpected("format", &error))?;
-    let store = S::open(Arc::clone(&disk) as Arc<dyn Disk>, clock, options).map_err(|error| unexpected("open", &error))?;
+    let store = S::open(Arc::clone(&disk) as Arc<dyn Disk>, clock, options)
+        .map_err(|error| unexpected("open", &error))?;
     let mut model = Model::default();
     model.begin(Verb::Create("v".to_owned(), VOLUME_BLOCKS));
-    let (id, ack) = store.create_volume("v", VOLUME_BLOCKS * BLOCK_BYTES as u64).map_err(|error| unexpected("create", &error))?;
+    let (id, ack) = store
+        .create_volume("v", VOLUME_BLOCKS * BLOCK_BYTES as u64)
+        .map_err(|error| unexpected("create", &error))?;
     if ack != Ack::Durable {
         store.flush(id).map_err(|error| unexpected("flush", &error))?;
     }
@@ -272,19 +286,28 @@ fn perform<S: Subject>(
     points: &mut Vec<Point>,
 ) -> Result<(), Failure> {
     let (first, contents) = match act {
-        Act::Fresh(first, n) => (first, (0..n).map(|_| palette.draw(&mut model.contents, rng)).collect()),
+        Act::Fresh(first, n) => {
+            (first, (0..n).map(|_| palette.draw(&mut model.contents, rng)).collect())
+        }
         Act::Duplicate(to, from) => (to, vec![model.live(0, from)[0]]),
-        Act::Trim(first, n) | Act::Zeroes(first, n) => (first, vec![crate::content::ZEROES; n as usize]),
+        Act::Trim(first, n) | Act::Zeroes(first, n) => {
+            (first, vec![crate::content::ZEROES; n as usize])
+        }
         Act::Step(_) | Act::All(_) => (0, Vec::new()),
     };
     let key: Key = 0;
     let Some(id) = model.volumes().get(&key).map(|volume| volume.id) else { return Ok(()) };
     let (offset, bytes) = (first * BLOCK_BYTES as u64, contents.len() as u64 * BLOCK_BYTES as u64);
     let mut before = model.clone();
-    (first..).zip(&contents).for_each(|(lba, content)| before.write(key, lba, *content, Outcome::Failed));
+    (first..)
+        .zip(&contents)
+        .for_each(|(lba, content)| before.write(key, lba, *content, Outcome::Failed));
     let ticket = match act {
         Act::Fresh(..) | Act::Duplicate(..) => {
-            let data: Vec<u8> = contents.iter().flat_map(|content| model.contents.bytes(*content).to_vec()).collect();
+            let data: Vec<u8> = contents
+                .iter()
+                .flat_map(|content| model.contents.bytes(*content).to_vec())
+                .collect();
             store.write(id, offset, &data, &mut 0).map(Some)
         }
         Act::Trim(..) => store.trim(id, offset, bytes).map(Some),
@@ -306,7 +329,9 @@ fn perform<S: Subject>(
     let ticket: Option<Ticket> = ticket.map_err(|error| unexpected("act", &error))?;
     keep_points(disk, &before, points);
     if let Some(Ticket(ticket)) = ticket {
-        (first..).zip(&contents).for_each(|(lba, content)| model.write(key, lba, *content, Outcome::Taken(ticket)));
+        (first..)
+            .zip(&contents)
+            .for_each(|(lba, content)| model.write(key, lba, *content, Outcome::Taken(ticket)));
     }
     model.durable(store.durable().0)
 }
@@ -317,20 +342,34 @@ fn keep_points(disk: &VirtualDisk, model: &Model, points: &mut Vec<Point>) {
         return;
     }
     let model = Arc::new(model.clone());
-    points.extend(snapshots.into_iter().map(|snapshot| Point { snapshot, model: Arc::clone(&model), in_recovery: false }));
+    points.extend(snapshots.into_iter().map(|snapshot| Point {
+        snapshot,
+        model: Arc::clone(&model),
+        in_recovery: false,
+    }));
 }
 
 /// The crash points of the recovery from a few of the crashes at `point`.
-fn recovery_points<S: Subject>(options: &StoreOptions, point: &Point) -> Result<Vec<Point>, Failure> {
+fn recovery_points<S: Subject>(
+    options: &StoreOptions,
+    point: &Point,
+) -> Result<Vec<Point>, Failure> {
     let mut points = Vec::new();
-    for masks in [vec![u8::MAX; point.snapshot.unflushed.len()], alternating(point.snapshot.unflushed.len())] {
+    for masks in
+        [vec![u8::MAX; point.snapshot.unflushed.len()], alternating(point.snapshot.unflushed.len())]
+    {
         let disk = crashed(options, point, &masks);
         disk.record();
         let clock = Arc::new(VirtualClock::default());
-        let store = S::open(Arc::clone(&disk) as Arc<dyn Disk>, clock, options).map_err(|error| unexpected("recovery", &error))?;
+        let store = S::open(Arc::clone(&disk) as Arc<dyn Disk>, clock, options)
+            .map_err(|error| unexpected("recovery", &error))?;
         drop(store);
         let within = disk.take_snapshots();
-        points.extend(within.into_iter().map(|snapshot| Point { snapshot, model: Arc::clone(&point.model), in_recovery: true }));
+        points.extend(within.into_iter().map(|snapshot| Point {
+            snapshot,
+            model: Arc::clone(&point.model),
+            in_recovery: true,
+        }));
     }
     Ok(points)
 }
@@ -341,7 +380,10 @@ fn alternating(n: usize) -> Vec<u8> {
 }
 
 /// Calls `with` for every choice of masks at a point, until it fails.
-fn choices(point: &Point, with: &mut dyn FnMut(&[u8]) -> Result<(), Failure>) -> Result<(), Failure> {
+fn choices(
+    point: &Point,
+    with: &mut dyn FnMut(&[u8]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let unflushed = &point.snapshot.unflushed;
     let n = unflushed.len();
     let new = unflushed.iter().filter(|write| write.call != point.snapshot.call).count();
@@ -349,7 +391,9 @@ fn choices(point: &Point, with: &mut dyn FnMut(&[u8]) -> Result<(), Failure>) ->
     if n <= ALL_SUBSETS && (!point.in_recovery || 1 << n <= SAMPLE) {
         for subset in 0..1u64 << n {
             if subset >> new != 0 || n == 0 {
-                masks.iter_mut().enumerate().for_each(|(index, mask)| *mask = if subset >> index & 1 == 1 { u8::MAX } else { 0 });
+                masks.iter_mut().enumerate().for_each(|(index, mask)| {
+                    *mask = if subset >> index & 1 == 1 { u8::MAX } else { 0 }
+                });
                 with(&masks)?;
             }
         }
@@ -378,16 +422,32 @@ fn choices(point: &Point, with: &mut dyn FnMut(&[u8]) -> Result<(), Failure>) ->
 
 fn crashed(options: &StoreOptions, point: &Point, masks: &[u8]) -> Arc<VirtualDisk> {
     let mut image: Image = point.snapshot.durable.clone();
-    point.snapshot.unflushed.iter().zip(masks).for_each(|(write, &mask)| image.merge(write.at, &write.bytes, mask));
-    Arc::new(VirtualDisk::from_image(image, options.disk_blocks, Arc::new(VirtualClock::default()), Rng::new(3)))
+    point
+        .snapshot
+        .unflushed
+        .iter()
+        .zip(masks)
+        .for_each(|(write, &mask)| image.merge(write.at, &write.bytes, mask));
+    Arc::new(VirtualDisk::from_image(
+        image,
+        options.disk_blocks,
+        Arc::new(VirtualClock::default()),
+        Rng::new(3),
+    ))
 }
 
-/// One crash, the `number`-th: recovers, reads all, compares; sometimes verifies what the crash left, or crashes again at once and wants the
-/// same.
-fn recover<S: Subject>(options: &StoreOptions, point: &Point, masks: &[u8], number: u64) -> Result<(), Failure> {
+/// One crash, the `number`-th: recovers, reads all, compares; sometimes verifies what the crash
+/// left, or crashes again at once and wants the same.
+fn recover<S: Subject>(
+    options: &StoreOptions,
+    point: &Point,
+    masks: &[u8],
+    number: u64,
+) -> Result<(), Failure> {
     let disk = crashed(options, point, masks);
     if number.is_multiple_of(8) && S::tables_hold_at_any_time(options) {
-        let report = S::truth(&disk, options).map_err(|error| unexpected("the verifier", &error))?;
+        let report =
+            S::truth(&disk, options).map_err(|error| unexpected("the verifier", &error))?;
         if let Some(problem) = report.problems.first() {
             return Err(Failure::new(Checker::ReferenceCounts, problem.clone()));
         }
@@ -400,27 +460,43 @@ fn recover<S: Subject>(options: &StoreOptions, point: &Point, masks: &[u8], numb
         disk.power_cycle_with(&[]);
         let again = read_all::<S>(options, &disk, &point.model)?;
         if let Some(lba) = blocks.iter().zip(&again).position(|(one, two)| one.0 != two.0) {
-            return Err(Failure::new(Checker::RecoveryTwice, format!("block {lba} is another one after the second recovery")));
+            return Err(Failure::new(
+                Checker::RecoveryTwice,
+                format!("block {lba} is another one after the second recovery"),
+            ));
         }
     }
     Ok(())
 }
 
-fn read_all<S: Subject>(options: &StoreOptions, disk: &Arc<VirtualDisk>, model: &Model) -> Result<Vec<Block>, Failure> {
+fn read_all<S: Subject>(
+    options: &StoreOptions,
+    disk: &Arc<VirtualDisk>,
+    model: &Model,
+) -> Result<Vec<Block>, Failure> {
     let clock: Arc<dyn Clock> = Arc::new(VirtualClock::default());
-    let store = S::open(Arc::clone(disk) as Arc<dyn Disk>, clock, options).map_err(|error| unexpected("recovery", &error))?;
+    let store = S::open(Arc::clone(disk) as Arc<dyn Disk>, clock, options)
+        .map_err(|error| unexpected("recovery", &error))?;
     let mut blocks = Block::zeroed_vec(VOLUME_BLOCKS as usize);
     let id = model.volumes().get(&0).map(|volume| volume.id).unwrap_or_default();
     let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
     store.read(id, &mut reads);
     let [read] = reads;
-    read.result.map_err(|error| Failure::new(Checker::DurableSurvives, format!("the volume can't be read: {error:?}")))?;
+    read.result.map_err(|error| {
+        Failure::new(Checker::DurableSurvives, format!("the volume can't be read: {error:?}"))
+    })?;
     Ok(blocks)
 }
 
 /// A crash, for the report.
 fn show(point: &Point, masks: &[u8]) -> String {
     let writes = point.snapshot.unflushed.iter().zip(masks);
-    let writes: Vec<String> = writes.map(|(write, mask)| format!("{}.{}:{mask:02x}", write.call, write.at)).collect();
-    format!("{} call {}, call.block:mask {}", if point.in_recovery { "recovery," } else { "" }, point.snapshot.call, writes.join(" "))
+    let writes: Vec<String> =
+        writes.map(|(write, mask)| format!("{}.{}:{mask:02x}", write.call, write.at)).collect();
+    format!(
+        "{} call {}, call.block:mask {}",
+        if point.in_recovery { "recovery," } else { "" },
+        point.snapshot.call,
+        writes.join(" ")
+    )
 }

@@ -1,11 +1,12 @@
 //! The oracle: what every block of every volume may hold, now and after a crash.
 //!
-//! The model is plain: a map from block numbers to cells, each with a durable value and the versions since. A version becomes
-//! durable when the store says so by its ticket; after a crash any version since the durable one is right, and the first read of
-//! it pins which: from then on only that one is.
+//! The model is plain: a map from block numbers to cells, each with a durable value and the
+//! versions since. A version becomes durable when the store says so by its ticket; after a crash
+//! any version since the durable one is right, and the first read of it pins which: from then on
+//! only that one is.
 //!
-//! A change of the catalogue is durable before the next one begins, so that at most one is in doubt after a crash ([`Model::begin`],
-//! [`Model::resolve`]); requests go on while it is.
+//! A change of the catalogue is durable before the next one begins, so that at most one is in doubt
+//! after a crash ([`Model::begin`], [`Model::resolve`]); requests go on while it is.
 
 mod cell;
 mod verbs;
@@ -64,7 +65,8 @@ pub struct Model {
     pub damage: u64,
 }
 
-/// Windows that may be on their way at once: so many settles back, damage to the newest carriers can't be told from a crash.
+/// Windows that may be on their way at once: so many settles back, damage to the newest carriers
+/// can't be told from a crash.
 const TAIL_SETTLES: u64 = 6;
 
 impl Model {
@@ -83,7 +85,9 @@ impl Model {
     /// The blocks of a volume that were ever touched.
     #[must_use]
     pub fn touched(&self, key: Key) -> Vec<u64> {
-        self.volumes.get(&key).map_or(Vec::new(), |volume| volume.cells.range(..volume.blocks).map(|(lba, _)| *lba).collect())
+        self.volumes.get(&key).map_or(Vec::new(), |volume| {
+            volume.cells.range(..volume.blocks).map(|(lba, _)| *lba).collect()
+        })
     }
 
     /// What a read of the block may return now.
@@ -96,7 +100,11 @@ impl Model {
     #[must_use]
     pub fn distinct(&self) -> u64 {
         let cells = self.volumes.values().flat_map(|volume| volume.cells.values());
-        cells.flat_map(Cell::live).filter(|&content| content != ZEROES).collect::<BTreeSet<_>>().len() as u64
+        cells
+            .flat_map(Cell::live)
+            .filter(|&content| content != ZEROES)
+            .collect::<BTreeSet<_>>()
+            .len() as u64
     }
 
     fn cell(&self, key: Key, lba: u64) -> Option<&Cell> {
@@ -120,8 +128,12 @@ impl Model {
     /// The whole blocks of `first..end` became zeroes.
     pub fn clear(&mut self, key: Key, first: u64, end: u64, outcome: Outcome) {
         let Some(volume) = self.volumes.get(&key) else { return };
-        let touched: Vec<u64> =
-            volume.cells.range(first..end.max(first)).filter(|(_, cell)| !cell.is_clear()).map(|(lba, _)| *lba).collect();
+        let touched: Vec<u64> = volume
+            .cells
+            .range(first..end.max(first))
+            .filter(|(_, cell)| !cell.is_clear())
+            .map(|(lba, _)| *lba)
+            .collect();
         touched.into_iter().for_each(|lba| self.write(key, lba, ZEROES, outcome));
         if let Outcome::Taken(ticket) = outcome {
             self.highest = self.highest.max(ticket);
@@ -134,7 +146,10 @@ impl Model {
     /// It said more before.
     pub fn durable(&mut self, ticket: u64) -> Result<(), Failure> {
         if let Some(before) = self.durable.filter(|&before| before > ticket) {
-            return Err(Failure::new(Checker::Tickets, format!("the durable ticket went back from {before} to {ticket}")));
+            return Err(Failure::new(
+                Checker::Tickets,
+                format!("the durable ticket went back from {before} to {ticket}"),
+            ));
         }
         if self.durable != Some(ticket) {
             self.settles += 1;
@@ -143,7 +158,11 @@ impl Model {
         let later = self.undurable.split_off(&ticket.saturating_add(1));
         for (key, lba) in std::mem::replace(&mut self.undurable, later).into_values().flatten() {
             let settles = self.settles;
-            let volume = if self.volumes.contains_key(&key) { self.volumes.get_mut(&key) } else { self.deleted_in_doubt(key) };
+            let volume = if self.volumes.contains_key(&key) {
+                self.volumes.get_mut(&key)
+            } else {
+                self.deleted_in_doubt(key)
+            };
             if let Some(cell) = volume.and_then(|volume| volume.cells.get_mut(&lba)) {
                 cell.advance(ticket, settles);
             }
@@ -163,16 +182,24 @@ impl Model {
         if let Doubt::Taken(_, verbs::Undo::Delete(_, volume)) = &mut self.doubt {
             all.push(volume);
         }
-        all.into_iter().flat_map(|volume| volume.cells.values_mut()).for_each(|cell| cell.restart(settles, tail));
+        all.into_iter()
+            .flat_map(|volume| volume.cells.values_mut())
+            .for_each(|cell| cell.restart(settles, tail));
     }
 
     /// A read returned these bytes; from now on it must return them again.
     ///
     /// # Errors
     /// They are wrong.
-    pub fn observe(&mut self, key: Key, lba: u64, bytes: &[u8; BLOCK_BYTES]) -> Result<(), Failure> {
+    pub fn observe(
+        &mut self,
+        key: Key,
+        lba: u64,
+        bytes: &[u8; BLOCK_BYTES],
+    ) -> Result<(), Failure> {
         let content = self.judge(key, lba, bytes, &self.live(key, lba))?;
-        if let Some(cell) = self.volumes.get_mut(&key).and_then(|volume| volume.cells.get_mut(&lba)) {
+        if let Some(cell) = self.volumes.get_mut(&key).and_then(|volume| volume.cells.get_mut(&lba))
+        {
             cell.pin(content);
         }
         Ok(())
@@ -190,30 +217,45 @@ impl Model {
     ///
     /// # Errors
     /// It is wrong.
-    pub fn check_after_crash(&self, key: Key, lba: u64, bytes: &[u8; BLOCK_BYTES]) -> Result<(), Failure> {
+    pub fn check_after_crash(
+        &self,
+        key: Key,
+        lba: u64,
+        bytes: &[u8; BLOCK_BYTES],
+    ) -> Result<(), Failure> {
         let right = self.cell(key, lba).map_or(vec![ZEROES], Cell::after_crash);
         self.judge(key, lba, bytes, &right).map(|_| ())
     }
 
-    /// What became durable in this settle or a later one may go with the newest carriers, when these are damaged.
+    /// What became durable in this settle or a later one may go with the newest carriers, when
+    /// these are damaged.
     fn tail(&self) -> u64 {
         self.settles.saturating_sub(TAIL_SETTLES + self.damage)
     }
 
-    /// Which of `right` the bytes are, or which older version that damage to the newest carriers brought back.
-    fn judge(&self, key: Key, lba: u64, bytes: &[u8; BLOCK_BYTES], right: &[Content]) -> Result<Content, Failure> {
+    /// Which of `right` the bytes are, or which older version that damage to the newest carriers
+    /// brought back.
+    fn judge(
+        &self,
+        key: Key,
+        lba: u64,
+        bytes: &[u8; BLOCK_BYTES],
+        right: &[Content],
+    ) -> Result<Content, Failure> {
         if let Some(&content) = right.iter().find(|&&content| self.contents.is(content, bytes)) {
             return Ok(content);
         }
         let found = self.contents.find(bytes);
         let cell = self.cell(key, lba);
-        let old = found.is_some_and(|content| cell.is_some_and(|cell| cell.was(content) || content == ZEROES));
+        let old = found
+            .is_some_and(|content| cell.is_some_and(|cell| cell.was(content) || content == ZEROES));
         let recent = cell.is_some_and(|cell| cell.in_tail || cell.settled >= self.tail());
         if let Some(content) = found.filter(|_| old && recent && self.damage > 0) {
             return Ok(content);
         }
         let recovered = cell.is_some_and(|cell| cell.recoveries > 1);
-        let rejected = found.is_some_and(|content| cell.is_some_and(|cell| cell.was_rejected(content)));
+        let rejected =
+            found.is_some_and(|content| cell.is_some_and(|cell| cell.was_rejected(content)));
         let checker = match found {
             _ if right == [ZEROES] => Checker::ZeroesReadZero,
             Some(_) if rejected => Checker::RecoveryTwice,
@@ -229,14 +271,21 @@ impl Model {
             None => format!("bytes that nobody wrote{}", self.resemblance(bytes, right)),
         };
         let right: Vec<u32> = right.iter().map(|content| content.0).collect();
-        Err(Failure::new(checker, format!("block {lba} of volume '{name}' reads as {what}; right is any of {right:?}")))
+        Err(Failure::new(
+            checker,
+            format!("block {lba} of volume '{name}' reads as {what}; right is any of {right:?}"),
+        ))
     }
 
     /// Which sectors agree with which of the right contents, for the report.
     fn resemblance(&self, bytes: &[u8; BLOCK_BYTES], right: &[Content]) -> String {
         let agreeing = |content: &Content| {
             let mine = self.contents.bytes(*content).chunks(512);
-            bytes.chunks(512).zip(mine).map(|(a, b)| if a == b { '=' } else { '.' }).collect::<String>()
+            bytes
+                .chunks(512)
+                .zip(mine)
+                .map(|(a, b)| if a == b { '=' } else { '.' })
+                .collect::<String>()
         };
         right.iter().map(|content| format!(" [{}: {}]", content.0, agreeing(content))).collect()
     }

@@ -1,4 +1,5 @@
-//! What a seed stands for: all parameters of a run, drawn before it begins, and printed when it fails.
+//! What a seed stands for: all parameters of a run, drawn before it begins, and printed when it
+//! fails.
 
 use std::time::Duration;
 
@@ -128,7 +129,8 @@ pub struct Params {
 }
 
 impl Params {
-    /// The parameters that belong to `seed`; with `scheme`, an index of [`Subject::SCHEMES`](crate::subject::Subject::SCHEMES), those of that scheme.
+    /// The parameters that belong to `seed`; with `scheme`, an index of
+    /// [`Subject::SCHEMES`](crate::subject::Subject::SCHEMES), those of that scheme.
     #[must_use]
     pub fn draw(seed: u64, scheme: Option<usize>) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6400);
@@ -141,7 +143,8 @@ impl Params {
             (options.scheme, options.delay_ms) = (3, [0, 30_000, 30_000][apart.below(3) as usize]);
         }
         if let Some(scheme) = scheme {
-            (options.scheme, options.delay_ms) = (scheme, if scheme == 3 { [0, 30_000, 30_000][(seed % 3) as usize] } else { 0 });
+            (options.scheme, options.delay_ms) =
+                (scheme, if scheme == 3 { [0, 30_000, 30_000][(seed % 3) as usize] } else { 0 });
         }
         let volumes = rng.within(1, 3);
         let volume_blocks = [64, 200, 1024, 70_000, 1 << 22][rng.weighted(&[2, 2, 3, 2, 1])];
@@ -150,8 +153,8 @@ impl Params {
         } else {
             options.disk_blocks / [8, 5, 3, 2][rng.below(4) as usize]
         };
-        // Scattered over many pages of the map, what is discarded is more than one checkpoint works through.
-        // In place, leaves stay once they are made, and are few in a small store.
+        // Scattered over many pages of the map, what is discarded is more than one checkpoint works
+        // through. In place, leaves stay once they are made, and are few in a small store.
         let most = if profile == Profile::Churn && options.scheme != 3 { 60 } else { 3 };
         let spots = spots(rng, volume_blocks, (room / volumes).max(4), most);
         if apart.percent(15) {
@@ -162,7 +165,11 @@ impl Params {
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
-            duplicates: if matches!(profile, Profile::FullStore | Profile::Churn) { 10 } else { percent(rng, [0, 20, 50, 85]) },
+            duplicates: if matches!(profile, Profile::FullStore | Profile::Churn) {
+                10
+            } else {
+                percent(rng, [0, 20, 50, 85])
+            },
             zeroes: percent(rng, [0, 0, 5, 25]),
             compressible: percent(rng, [0, 50, 80, 100]),
             siblings: percent(rng, [0, 5, 20, 60]),
@@ -185,7 +192,11 @@ impl Params {
             recovery_crash: [0, 20, 50, 90][rng.weighted(&[2, 3, 3, 2])],
             depth: rng.within(1, 4),
             pace: Duration::from_micros([0, 300, 20_000, 3_000_000][rng.weighted(&[2, 3, 3, 2])]),
-            faults: faults(rng, profile, options.leftover_table || options.scheme == 1 || options.scheme == 3),
+            faults: faults(
+                rng,
+                profile,
+                options.leftover_table || options.scheme == 1 || options.scheme == 3,
+            ),
             verify_at_once: [0, 70, 100][rng.weighted(&[1, 2, 3])],
             options,
         };
@@ -286,7 +297,8 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         Profile::Churn => rng.within(20, 32),
         _ => rng.within(32, 96),
     };
-    let fingerprint = [Algorithm::Blake3, Algorithm::HmacSha256, Algorithm::Sha1, Algorithm::Md5][rng.weighted(&[8, 1, 1, 1])];
+    let fingerprint = [Algorithm::Blake3, Algorithm::HmacSha256, Algorithm::Sha1, Algorithm::Md5]
+        [rng.weighted(&[8, 1, 1, 1])];
     let verify_bytes = fingerprint.needs_bytes() || rng.percent(20);
     let mut id = [0; 16];
     let mut secret = [0; 32];
@@ -338,11 +350,13 @@ fn spots(rng: &mut Rng, volume_blocks: u64, room: u64, most: u64) -> Vec<(u64, u
         .collect()
 }
 
-/// Limits so low that a run comes to them, drawn from a source of their own: all other seeds stay what they were, those that are kept among them.
+/// Limits so low that a run comes to them, drawn from a source of their own: all other seeds stay
+/// what they were, those that are kept among them.
 fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 2] {
     // Where space is short, checkpoints leave discards.
     let crowded = matches!(profile, Profile::FullStore | Profile::Churn);
-    let mut tiny = |percent, choices: [u64; 3]| rng.percent(percent).then(|| choices[rng.below(3) as usize]);
+    let mut tiny =
+        |percent, choices: [u64; 3]| rng.percent(percent).then(|| choices[rng.below(3) as usize]);
     [tiny(if crowded { 30 } else { 2 }, [2, 3, 8]), tiny(4, [1, 1, 2])]
 }
 
@@ -397,14 +411,21 @@ fn steps(rng: &mut Rng) -> [u32; 7] {
     }
 }
 
-/// Pages that are written in place can't tell that a write was lost, or went elsewhere: the documents say so.
+/// Pages that are written in place can't tell that a write was lost, or went elsewhere: the
+/// documents say so.
 fn faults(rng: &mut Rng, profile: Profile, in_place: bool) -> Vec<Fault> {
     let choices: &[Fault] = match profile {
         Profile::Crashes | Profile::FullStore | Profile::Churn => &[Fault::Slow],
         Profile::StopFaults => &[Fault::WriteError, Fault::FlushError, Fault::NoSpaceWrite],
         Profile::ReadFaults => &[Fault::ReadOnce],
         Profile::Damage if in_place => &[Fault::Rot, Fault::MisdirectedRead, Fault::ReadForGood],
-        Profile::Damage => &[Fault::Rot, Fault::MisdirectedWrite, Fault::LostWrite, Fault::MisdirectedRead, Fault::ReadForGood],
+        Profile::Damage => &[
+            Fault::Rot,
+            Fault::MisdirectedWrite,
+            Fault::LostWrite,
+            Fault::MisdirectedRead,
+            Fault::ReadForGood,
+        ],
         Profile::HostFull => &[Fault::NoSpaceAllocate],
     };
     let n = match profile {

@@ -1,4 +1,5 @@
-//! Counters that prove that a run reached what it is there for: each fault, each kind of crash, each branch of recovery.
+//! Counters that prove that a run reached what it is there for: each fault, each kind of crash,
+//! each branch of recovery.
 
 use std::{collections::BTreeMap, fmt};
 

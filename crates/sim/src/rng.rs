@@ -1,7 +1,7 @@
 //! The only source of chance in a simulation: xoshiro256**, seeded by splitmix64.
 //!
-//! *Invariant:* the same seed gives the same numbers on every machine and in every version of the toolchain, so a seed and a commit
-//! are one run.
+//! *Invariant:* the same seed gives the same numbers on every machine and in every version of the
+//! toolchain, so a seed and a commit are one run.
 
 /// A small generator of pseudo-random numbers.
 #[derive(Clone, Debug)]
@@ -24,7 +24,8 @@ impl Rng {
         Rng(std::array::from_fn(|_| splitmix(&mut state)))
     }
 
-    /// A generator of its own for one purpose, so that more numbers drawn here change nothing there.
+    /// A generator of its own for one purpose, so that more numbers drawn here change nothing
+    /// there.
     #[must_use]
     pub fn fork(&mut self) -> Rng {
         Rng::new(self.next())
@@ -98,7 +99,10 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_numbers_for_ever() {
         let mut rng = Rng::new(1);
-        assert_eq!([rng.next(), rng.next(), rng.next()], [12966619160104079557, 9600361134598540522, 10590380919521690900]);
+        assert_eq!(
+            [rng.next(), rng.next(), rng.next()],
+            [12966619160104079557, 9600361134598540522, 10590380919521690900]
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! One run: lives of a store, each ended by a crash, and what must be true after each.
 //!
-//! A life is opened by recovery (which may crash, several times in a row), is checked against the model, serves requests between
-//! which the engine's steps come in any order, and ends inside a call to the disk, between two calls, or by a fault that stops the store.
-//! The last one ends in an orderly way, and the verifier finds nothing.
+//! A life is opened by recovery (which may crash, several times in a row), is checked against the
+//! model, serves requests between which the engine's steps come in any order, and ends inside a
+//! call to the disk, between two calls, or by a fault that stops the store. The last one ends in an
+//! orderly way, and the verifier finds nothing.
 
 use std::sync::Arc;
 
@@ -62,8 +63,20 @@ impl<S: Subject> Sim<S> {
     pub(crate) fn new(params: Params, loud: bool) -> Sim<S> {
         let mut rng = Rng::new(params.seed);
         let clock = Arc::new(VirtualClock::default());
-        let disk = Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));
-        Sim { params, rng, clock, disk, model: Model::default(), store: None, reach: Reach::default(), moments: 0, refused_reads: 0, loud }
+        let disk =
+            Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));
+        Sim {
+            params,
+            rng,
+            clock,
+            disk,
+            model: Model::default(),
+            store: None,
+            reach: Reach::default(),
+            moments: 0,
+            refused_reads: 0,
+            loud,
+        }
     }
 
     pub(crate) fn say(&self, what: impl FnOnce() -> String) {
@@ -131,8 +144,8 @@ impl<S: Subject> Sim<S> {
         Some(store)
     }
 
-    /// Power fails (unless `crash` is false: the store was closed), recovery, and all that must be true after it. False when damage
-    /// keeps the store from being opened.
+    /// Power fails (unless `crash` is false: the store was closed), recovery, and all that must be
+    /// true after it. False when damage keeps the store from being opened.
     fn reopen(&mut self, crash: bool) -> Result<bool, Failure> {
         self.let_go();
         // A superblock that is only in the cache is what a killed process leaves at its worst.
@@ -151,7 +164,8 @@ impl<S: Subject> Sim<S> {
             if self.rng.once_in(3) {
                 self.clock.set(std::time::Duration::from_millis(self.rng.below(100_000)));
             }
-            // What a killed process left in the cache is there to be read, and is not durable: a power failure now is the worst.
+            // What a killed process left in the cache is there to be read, and is not durable: a
+            // power failure now is the worst.
             let cached = depth == 0 && !self.disk.unflushed().is_empty();
             if cached && self.rng.percent(80) {
                 self.disk.arm_crash(1 + self.rng.below(3));
@@ -166,8 +180,11 @@ impl<S: Subject> Sim<S> {
             depth += 1;
             if self.disk.is_down() {
                 self.reach.hit(
-                    ["crash: in recovery", "crash: in recovery, twice", "crash: in recovery, three times and more"]
-                        [depth.min(3) as usize - 1],
+                    [
+                        "crash: in recovery",
+                        "crash: in recovery, twice",
+                        "crash: in recovery, three times and more",
+                    ][depth.min(3) as usize - 1],
                 );
                 self.store = None;
                 if self.rng.percent(20) {
@@ -180,15 +197,25 @@ impl<S: Subject> Sim<S> {
             self.disk.disarm_crash();
             match opened {
                 Ok(()) if self.disk.has_failed() => {
-                    return Err(Failure::new(Checker::FailStop, "recovery went on after a failed write or flush".to_owned()));
+                    return Err(Failure::new(
+                        Checker::FailStop,
+                        "recovery went on after a failed write or flush".to_owned(),
+                    ));
                 }
                 Ok(()) => break,
                 Err(_) if self.disk.damage() > 0 => {
                     self.reach.hit("damage: store refused");
                     return Ok(false);
                 }
-                Err(_) if (self.disk.read_faults() > 0 || self.disk.has_failed()) && depth < 12 => self.disk.power_cycle(),
-                Err(error) => return Err(Failure::new(Checker::Unexplained, format!("the store can't be opened: {error:?}"))),
+                Err(_) if (self.disk.read_faults() > 0 || self.disk.has_failed()) && depth < 12 => {
+                    self.disk.power_cycle()
+                }
+                Err(error) => {
+                    return Err(Failure::new(
+                        Checker::Unexplained,
+                        format!("the store can't be opened: {error:?}"),
+                    ));
+                }
             }
         }
         self.disk.disarm();
@@ -199,7 +226,9 @@ impl<S: Subject> Sim<S> {
     fn arm_recovery(&mut self) {
         let (fault, percent) = match self.params.profile {
             Profile::ReadFaults => (Fault::ReadOnce, 30),
-            Profile::StopFaults => (self.params.faults.first().copied().unwrap_or(Fault::WriteError), 20),
+            Profile::StopFaults => {
+                (self.params.faults.first().copied().unwrap_or(Fault::WriteError), 20)
+            }
             Profile::Damage if self.rng.percent(30) => return self.disk.rot(),
             _ => return,
         };
@@ -208,18 +237,25 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// What must be true when recovery is done. False when damage has cost a change of the catalogue: then the model can't follow.
+    /// What must be true when recovery is done. False when damage has cost a change of the
+    /// catalogue: then the model can't follow.
     fn recovered(&mut self) -> Result<bool, Failure> {
         let (read, bound) = (self.disk.blocks_read(), S::recovery_bound(&self.params.options));
         if read > bound {
-            return Err(Failure::new(Checker::RecoveryCost, format!("recovery read {read} blocks; the bound is {bound}")));
+            return Err(Failure::new(
+                Checker::RecoveryCost,
+                format!("recovery read {read} blocks; the bound is {bound}"),
+            ));
         }
         self.model.damage = self.disk.damage();
         self.model.restart();
         let Some(store) = &self.store else { return Ok(false) };
         let listed = match store.volumes() {
             Ok(volumes) => self.model.resolve(&volumes),
-            Err(error) => Err(Failure::new(Checker::Volumes, format!("the volumes can't be listed: {error:?}"))),
+            Err(error) => Err(Failure::new(
+                Checker::Volumes,
+                format!("the volumes can't be listed: {error:?}"),
+            )),
         };
         if let Err(failure) = listed {
             if self.disk.damage() == 0 {
@@ -242,11 +278,16 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// On a copy of the crashed disk: what must hold there already; then, now and then, recovery, close, and the verifier; sometimes on a disk
-    /// that is smaller than it was.
+    /// On a copy of the crashed disk: what must hold there already; then, now and then, recovery,
+    /// close, and the verifier; sometimes on a disk that is smaller than it was.
     fn sideways(&mut self) -> Result<(), Failure> {
         if self.disk.damage() == 0 && S::tables_hold_at_any_time(&self.params.options) {
-            let copy = VirtualDisk::from_image(self.disk.view(), self.params.options.disk_blocks, Arc::default(), Rng::new(0));
+            let copy = VirtualDisk::from_image(
+                self.disk.view(),
+                self.params.options.disk_blocks,
+                Arc::default(),
+                Rng::new(0),
+            );
             self.reach.hit("verifier: of what a crash left");
             self.judge_report(S::truth(&Arc::new(copy), &self.params.options))?;
         }
@@ -255,23 +296,41 @@ impl<S: Subject> Sim<S> {
         }
         let clock = Arc::new(VirtualClock::default());
         let blocks = self.params.options.disk_blocks;
-        let copy = Arc::new(VirtualDisk::from_image(self.disk.view(), blocks, Arc::clone(&clock), self.rng.fork()));
+        let copy = Arc::new(VirtualDisk::from_image(
+            self.disk.view(),
+            blocks,
+            Arc::clone(&clock),
+            self.rng.fork(),
+        ));
         let open = |blocks: u64| {
             copy.set_blocks(blocks);
-            S::open(Arc::clone(&copy) as Arc<dyn Disk>, Arc::clone(&clock) as Arc<dyn Clock>, &self.params.options)
+            S::open(
+                Arc::clone(&copy) as Arc<dyn Disk>,
+                Arc::clone(&clock) as Arc<dyn Clock>,
+                &self.params.options,
+            )
         };
         if self.rng.percent(30) {
             self.reach.hit("fault: device smaller than formatted");
             if open(blocks - self.rng.within(1, blocks / 2)).is_ok() {
-                return Err(Failure::new(Checker::NoPanic, "a store on a disk that is smaller than formatted was opened".to_owned()));
+                return Err(Failure::new(
+                    Checker::NoPanic,
+                    "a store on a disk that is smaller than formatted was opened".to_owned(),
+                ));
             }
             if !copy.take_abuse().is_empty() {
-                return Err(Failure::new(Checker::DiskContract, "I/O beyond the end of a disk that shrank".to_owned()));
+                return Err(Failure::new(
+                    Checker::DiskContract,
+                    "I/O beyond the end of a disk that shrank".to_owned(),
+                ));
             }
         }
         let closed = open(blocks).and_then(S::close);
         if let Err(error) = closed {
-            return Err(Failure::new(Checker::Unexplained, format!("open and close of a copy: {error:?}")));
+            return Err(Failure::new(
+                Checker::Unexplained,
+                format!("open and close of a copy: {error:?}"),
+            ));
         }
         copy.next_session();
         self.reach.hit("verifier: after recovery");
@@ -279,7 +338,8 @@ impl<S: Subject> Sim<S> {
         self.read_again(&copy, None).map(|_| ())
     }
 
-    /// One of two copies rots, sometimes. While something is unflushed the other copy may be torn yet.
+    /// One of two copies rots, sometimes. While something is unflushed the other copy may be torn
+    /// yet.
     fn rot_copy(&mut self) {
         if self.rng.percent(85) || self.disk.damage() > 0 || !self.disk.unflushed().is_empty() {
             return;
@@ -297,15 +357,26 @@ impl<S: Subject> Sim<S> {
     }
 
     fn judge_report(&self, report: Result<Report, Error>) -> Result<(), Failure> {
-        let report = report.map_err(|error| Failure::new(Checker::StoreCheck, format!("the verifier failed: {error:?}")))?;
+        let report = report.map_err(|error| {
+            Failure::new(Checker::StoreCheck, format!("the verifier failed: {error:?}"))
+        })?;
         if let Some(problem) = report.problems.first() {
-            let counts = report.problems.iter().any(|problem| problem.contains("reference") || problem.contains("count"));
+            let counts = report
+                .problems
+                .iter()
+                .any(|problem| problem.contains("reference") || problem.contains("count"));
             let checker = if counts { Checker::ReferenceCounts } else { Checker::StoreCheck };
-            return Err(Failure::new(checker, format!("{problem} (and {} more)", report.problems.len() - 1)));
+            return Err(Failure::new(
+                checker,
+                format!("{problem} (and {} more)", report.problems.len() - 1),
+            ));
         }
         let bound = S::leak_bound(&self.params.options);
         if report.leaked > bound {
-            return Err(Failure::new(Checker::ReferenceCounts, format!("{} blocks leaked; the bound is {bound}", report.leaked)));
+            return Err(Failure::new(
+                Checker::ReferenceCounts,
+                format!("{} blocks leaked; the bound is {bound}", report.leaked),
+            ));
         }
         Ok(())
     }
@@ -358,7 +429,8 @@ impl<S: Subject> Sim<S> {
         let fail = |message: &str| Err(Failure::new(Checker::FailStop, message.to_owned()));
         if let Some(volume) = self.model.volumes().values().next() {
             let (id, lba) = (volume.id, self.rng.below(volume.blocks));
-            // A write may still be taken into a window by an engine that has not looked; it must never become durable.
+            // A write may still be taken into a window by an engine that has not looked; it must
+            // never become durable.
             let _ = store.write(id, lba * 4096, &[1; 4096], &mut 0);
             if store.flush(id).is_ok() {
                 return fail("a flush succeeded after a failed write or flush");
@@ -384,7 +456,8 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// No faults any more: it works, it closes (perhaps not at the first try), and all of it is right.
+    /// No faults any more: it works, it closes (perhaps not at the first try), and all of it is
+    /// right.
     fn last_life(&mut self) -> Result<(), Failure> {
         self.disk.set_host_full(false);
         let mut closed = false;
@@ -437,7 +510,8 @@ impl<S: Subject> Sim<S> {
         if self.rng.percent(50) { self.idle() } else { Ok(()) }
     }
 
-    /// True when this session met damage of a table, or a fault of its read: what can't be read can't be changed either.
+    /// True when this session met damage of a table, or a fault of its read: what can't be read
+    /// can't be changed either.
     fn met_metadata(&self) -> bool {
         self.disk.met_in_session().iter().any(|&at| self.disk.class_of(at) == Some(Class::Table))
     }
@@ -448,7 +522,11 @@ impl<S: Subject> Sim<S> {
         if self.disk.is_down() {
             Stop::Down
         } else if error.kind() == Kind::Stopped && !self.disk.has_failed() && !self.met_metadata() {
-            Failure::new(Checker::DamageSpreads, format!("no write or flush has failed, and yet: {what}: {error:?}")).into()
+            Failure::new(
+                Checker::DamageSpreads,
+                format!("no write or flush has failed, and yet: {what}: {error:?}"),
+            )
+            .into()
         } else if self.disk.has_failed() || self.disk.damage() > 0 || self.disk.read_faults() > 0 {
             Stop::Ended
         } else if error.kind() == Kind::NoSpace {

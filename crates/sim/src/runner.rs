@@ -87,7 +87,9 @@ pub(crate) fn guarded(part: impl FnOnce() -> Result<(), Failure>) -> Result<(), 
     HOOK.call_once(|| {
         let usual = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            let ours = PANIC.with_borrow_mut(|slot| slot.as_mut().map(|text| *text = info.to_string()).is_some());
+            let ours = PANIC.with_borrow_mut(|slot| {
+                slot.as_mut().map(|text| *text = info.to_string()).is_some()
+            });
             if !ours {
                 usual(info);
             }
@@ -118,14 +120,19 @@ pub fn run_params<S: Subject>(params: Params, loud: bool) -> Outcome {
     Outcome { params, failure, trace: sim.disk.trace(), reach }
 }
 
-/// Smaller parameters that fail the same checker: fewer lives and requests, fewer kinds of them, fewer volumes and faults.
+/// Smaller parameters that fail the same checker: fewer lives and requests, fewer kinds of them,
+/// fewer volumes and faults.
 #[must_use]
 pub fn shrink<S: Subject>(outcome: &Outcome) -> Outcome {
     let mut least = outcome.clone();
     loop {
-        let smaller = least.params.smaller().into_iter().map(|params| run_params::<S>(params, false));
+        let smaller =
+            least.params.smaller().into_iter().map(|params| run_params::<S>(params, false));
         let checker = |outcome: &Outcome| outcome.failure.as_ref().map(|failure| failure.checker);
-        match smaller.into_iter().find(|tried| checker(tried).is_some() && checker(tried) == checker(outcome)) {
+        match smaller
+            .into_iter()
+            .find(|tried| checker(tried).is_some() && checker(tried) == checker(outcome))
+        {
             Some(found) => least = found,
             None => return least,
         }
@@ -138,15 +145,21 @@ fn run_checked<S: Subject>(seed: u64, config: &Config) -> Outcome {
     if config.repeat_every != 0 && seed.is_multiple_of(config.repeat_every) {
         let again = run_seed::<S>(seed, config, false);
         if again.trace != outcome.trace || again.failure != outcome.failure {
-            let message = format!("two runs differ: trace {:016x} and {:016x}", outcome.trace, again.trace);
+            let message =
+                format!("two runs differ: trace {:016x} and {:016x}", outcome.trace, again.trace);
             outcome.failure = Some(Failure::new(Checker::Deterministic, message));
         }
     }
     outcome
 }
 
-/// Runs all seeds of a range, lowest first, on worker threads. `progress` is told now and then how many are done.
-pub fn run_seeds<S: Subject>(seeds: Range<u64>, config: &Config, progress: impl Fn(u64) + Sync) -> Summary {
+/// Runs all seeds of a range, lowest first, on worker threads. `progress` is told now and then how
+/// many are done.
+pub fn run_seeds<S: Subject>(
+    seeds: Range<u64>,
+    config: &Config,
+    progress: impl Fn(u64) + Sync,
+) -> Summary {
     let next = AtomicU64::new(seeds.start);
     let summary = Mutex::new(Summary::default());
     let worker = || {
@@ -177,14 +190,25 @@ pub fn run_seeds<S: Subject>(seeds: Range<u64>, config: &Config, progress: impl 
     summary
 }
 
-/// Plants each bug in turn, or each that breaks a rule of the scheme that is asked for, and looks for the first seed of `0..limit` that finds it.
-pub fn bugs<S: Subject>(limit: u64, of: &Config, mut report: impl FnMut(&BugReport)) -> Vec<BugReport> {
+/// Plants each bug in turn, or each that breaks a rule of the scheme that is asked for, and looks
+/// for the first seed of `0..limit` that finds it.
+pub fn bugs<S: Subject>(
+    limit: u64,
+    of: &Config,
+    mut report: impl FnMut(&BugReport),
+) -> Vec<BugReport> {
     let mut reports = Vec::new();
-    for (index, bug) in S::BUGS.iter().enumerate().filter(|&(index, _)| of.scheme.is_none_or(|scheme| S::applies(index, scheme))) {
+    for (index, bug) in S::BUGS
+        .iter()
+        .enumerate()
+        .filter(|&(index, _)| of.scheme.is_none_or(|scheme| S::applies(index, scheme)))
+    {
         let config = Config { bug: Some(index), repeat_every: 0, stop_after: 1, ..*of };
         // Workers end the seeds that they have begun, so that the lowest failure is the first one.
         let found = run_seeds::<S>(0..limit, &config, |_| {}).failures.into_iter().next();
-        let without = found.as_ref().and_then(|outcome| run_seed::<S>(outcome.params.seed, &Config { bug: None, ..config }, false).failure);
+        let without = found.as_ref().and_then(|outcome| {
+            run_seed::<S>(outcome.params.seed, &Config { bug: None, ..config }, false).failure
+        });
         let one = BugReport { bug, found, without };
         report(&one);
         reports.push(one);

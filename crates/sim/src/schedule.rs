@@ -1,4 +1,5 @@
-//! The engine's steps, in the order that the seed wants: windows overlap, checkpoints and idle work come in between.
+//! The engine's steps, in the order that the seed wants: windows overlap, checkpoints and idle work
+//! come in between.
 
 use onefold_core::Kind;
 
@@ -57,16 +58,26 @@ impl<S: Subject> Sim<S> {
             }
             let reached = self.store.as_ref().is_none_or(|store| store.durable().0 >= ticket);
             if !moved && !reached {
-                return Err(Failure::new(Checker::Progress, format!("ticket {ticket} does not become durable")).into());
+                return Err(Failure::new(
+                    Checker::Progress,
+                    format!("ticket {ticket} does not become durable"),
+                )
+                .into());
             }
         }
-        Err(Failure::new(Checker::Progress, format!("ticket {ticket} is not durable after {STEP_LIMIT} rounds of steps")).into())
+        Err(Failure::new(
+            Checker::Progress,
+            format!("ticket {ticket} is not durable after {STEP_LIMIT} rounds of steps"),
+        )
+        .into())
     }
 
     /// What a server does when a write is told to wait: it lets the engine work.
     pub(crate) fn make_room(&mut self, tries: u64) -> Flow<()> {
         if tries > 400 {
-            return Err(Failure::new(Checker::Progress, "a request is told to wait for ever").into());
+            return Err(
+                Failure::new(Checker::Progress, "a request is told to wait for ever").into()
+            );
         }
         for step in [Step::Close, Step::Prepare, Step::Write, Step::Settle, Step::Checkpoint] {
             self.step(step)?;
@@ -79,7 +90,9 @@ impl<S: Subject> Sim<S> {
 
     /// The store's own flush, and what it promises.
     pub(crate) fn flush(&mut self) -> Flow<()> {
-        let Some(id) = self.model.volumes().values().next().map(|volume| volume.id) else { return Ok(()) };
+        let Some(id) = self.model.volumes().values().next().map(|volume| volume.id) else {
+            return Ok(());
+        };
         let Some(store) = &self.store else { return Ok(()) };
         let before = self.model.highest_ticket();
         let result = store.flush(id);
@@ -92,7 +105,11 @@ impl<S: Subject> Sim<S> {
         }
         let durable = self.store.as_ref().map_or(before, |store| store.durable().0);
         if durable < before {
-            return Err(Failure::new(Checker::Tickets, format!("after a flush ticket {durable} is durable, and {before} is not")).into());
+            return Err(Failure::new(
+                Checker::Tickets,
+                format!("after a flush ticket {durable} is durable, and {before} is not"),
+            )
+            .into());
         }
         Ok(())
     }
@@ -109,6 +126,10 @@ impl<S: Subject> Sim<S> {
                 return Ok(());
             }
         }
-        Err(Failure::new(Checker::Progress, format!("an idle engine still has work after {STEP_LIMIT} rounds of steps")).into())
+        Err(Failure::new(
+            Checker::Progress,
+            format!("an idle engine still has work after {STEP_LIMIT} rounds of steps"),
+        )
+        .into())
     }
 }

@@ -1,8 +1,12 @@
-//! What is simulated: a store behind a trait, so that the same workloads, crashes and checks serve every engine.
+//! What is simulated: a store behind a trait, so that the same workloads, crashes and checks serve
+//! every engine.
 
 use std::sync::Arc;
 
-use onefold_core::{Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Pba, Result, Ticket, VolumeId, VolumeInfo};
+use onefold_core::{
+    Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Pba, Result, Ticket, VolumeId,
+    VolumeInfo,
+};
 
 use crate::{VirtualDisk, rng::Rng, verifier::Reading};
 
@@ -27,8 +31,8 @@ pub struct StoreOptions {
     pub layout_split: bool,
     /// Records that find no room go to tables in place.
     pub leftover_table: bool,
-    /// How records become durable: 0 in the data, 1 in place after a flush of the data, 2 by copy-on-write trees, 3 by ordered changes of the
-    /// tables themselves.
+    /// How records become durable: 0 in the data, 1 in place after a flush of the data, 2 by
+    /// copy-on-write trees, 3 by ordered changes of the tables themselves.
     pub scheme: usize,
     /// With the last: how long changes that nobody waits for wait to be merged.
     pub delay_ms: u64,
@@ -48,8 +52,8 @@ pub struct StoreOptions {
     pub critical: (u64, u64),
     /// Recovery finds no block to append records to, as on a store that is full and aged.
     pub no_room: bool,
-    /// Ranges that a checkpoint leaves for later, and recoveries that a superblock remembers, at most; `None` where the format's own bound
-    /// stays, which no run comes to.
+    /// Ranges that a checkpoint leaves for later, and recoveries that a superblock remembers, at
+    /// most; `None` where the format's own bound stays, which no run comes to.
     pub limits: [Option<u64>; 2],
     /// More limits that a run comes to.
     pub tight: Tight,
@@ -57,7 +61,8 @@ pub struct StoreOptions {
     pub bug: Option<usize>,
 }
 
-/// Limits of tables and queues, each so low that a run comes to it; `None` where the usual one stays.
+/// Limits of tables and queues, each so low that a run comes to it; `None` where the usual one
+/// stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tight {
     /// Entries of the catalogue; clients get half of them.
@@ -79,7 +84,8 @@ pub enum Step {
     Prepare,
     /// Write the oldest prepared window.
     Write,
-    /// Write the oldest prepared window durably without a flush, when that can be done; else nothing.
+    /// Write the oldest prepared window durably without a flush, when that can be done; else
+    /// nothing.
     WriteDurably,
     /// Flush once; publish and acknowledge the written windows in order.
     Settle,
@@ -91,7 +97,15 @@ pub enum Step {
 
 impl Step {
     /// All of them, in the order in which a write meets them.
-    pub const ALL: [Step; 7] = [Step::Close, Step::Prepare, Step::WriteDurably, Step::Write, Step::Settle, Step::Checkpoint, Step::Tidy];
+    pub const ALL: [Step; 7] = [
+        Step::Close,
+        Step::Prepare,
+        Step::WriteDurably,
+        Step::Write,
+        Step::Settle,
+        Step::Checkpoint,
+        Step::Tidy,
+    ];
 
     /// The steps that make what was written durable.
     pub const DURABLE: [Step; 4] = [Step::Close, Step::Prepare, Step::Write, Step::Settle];
@@ -125,13 +139,16 @@ pub trait Subject: Sized {
     /// Names of the schemes that [`StoreOptions::scheme`] chooses from.
     const SCHEMES: &'static [&'static str] = &[];
 
-    /// False for a store that does not promise to notice damage: it is spared the faults that need it.
+    /// False for a store that does not promise to notice damage: it is spared the faults that need
+    /// it.
     const NOTICES_DAMAGE: bool = true;
 
-    /// True when a trim zeroes the blocks that it covers in part, too; false when it leaves them as they are.
+    /// True when a trim zeroes the blocks that it covers in part, too; false when it leaves them as
+    /// they are.
     const TRIMS_EDGES: bool = true;
 
-    /// True when the bug with this index of [`BUGS`](Subject::BUGS) breaks a rule that this scheme keeps.
+    /// True when the bug with this index of [`BUGS`](Subject::BUGS) breaks a rule that this scheme
+    /// keeps.
     #[must_use]
     fn applies(bug: usize, scheme: usize) -> bool {
         let _ = (bug, scheme);
@@ -180,7 +197,8 @@ pub trait Subject: Sized {
     /// As [`create_volume`](Subject::create_volume).
     fn delete_volume(&self, volume: VolumeId) -> Result<Ack>;
 
-    /// As [`Volume::write`](onefold_core::Volume::write). `taken`, at first 0, is what a call that was `Busy` leaves for the next try.
+    /// As [`Volume::write`](onefold_core::Volume::write). `taken`, at first 0, is what a call that
+    /// was `Busy` leaves for the next try.
     ///
     /// # Errors
     /// As there, and `Busy`.
@@ -192,11 +210,19 @@ pub trait Subject: Sized {
     /// As there, and `Busy`.
     fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket>;
 
-    /// As [`Volume::write_zeroes`](onefold_core::Volume::write_zeroes); `taken` as in [`write`](Subject::write).
+    /// As [`Volume::write_zeroes`](onefold_core::Volume::write_zeroes); `taken` as in
+    /// [`write`](Subject::write).
     ///
     /// # Errors
     /// As there, and `Busy`.
-    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool, taken: &mut u64) -> Result<Ticket>;
+    fn write_zeroes(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        taken: &mut u64,
+    ) -> Result<Ticket>;
 
     /// As [`Volume::read`](onefold_core::Volume::read).
     fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]);
@@ -205,7 +231,13 @@ pub trait Subject: Sized {
     ///
     /// # Errors
     /// As there.
-    fn extents(&self, volume: VolumeId, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>>;
+    fn extents(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>>;
 
     /// What is fuller than its limit lets it be.
     fn overfull(&self, options: &StoreOptions) -> Option<String> {
@@ -240,7 +272,8 @@ pub trait Subject: Sized {
     /// It could not be verified.
     fn check(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report>;
 
-    /// True when the tables on the disk must hold after any crash, before anything is recovered: then [`truth`](Subject::truth) looks at them.
+    /// True when the tables on the disk must hold after any crash, before anything is recovered:
+    /// then [`truth`](Subject::truth) looks at them.
     fn tables_hold_at_any_time(options: &StoreOptions) -> bool {
         let _ = options;
         false
@@ -254,14 +287,22 @@ pub trait Subject: Sized {
         Self::check(disk, options)
     }
 
-    /// A block that a client could make to be taken for one of the store's own, knowing all but the secret: it may claim that
-    /// `lba` of `volume` holds something else. The client is lucky enough to guess everything that it can't know.
-    fn forge(disk: &Arc<VirtualDisk>, options: &StoreOptions, volume: VolumeId, lba: Lba, rng: &mut Rng) -> Option<Box<Block>> {
+    /// A block that a client could make to be taken for one of the store's own, knowing all but the
+    /// secret: it may claim that `lba` of `volume` holds something else. The client is lucky
+    /// enough to guess everything that it can't know.
+    fn forge(
+        disk: &Arc<VirtualDisk>,
+        options: &StoreOptions,
+        volume: VolumeId,
+        lba: Lba,
+        rng: &mut Rng,
+    ) -> Option<Box<Block>> {
         let _ = (disk, options, volume, lba, rng);
         None
     }
 
-    /// Blocks of a disk of which another place has a whole copy: when one of them rots, that must cost nothing. With what they are.
+    /// Blocks of a disk of which another place has a whole copy: when one of them rots, that must
+    /// cost nothing. With what they are.
     fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let _ = (disk, options);
         Vec::new()
@@ -279,7 +320,8 @@ pub trait Subject: Sized {
         false
     }
 
-    /// Names of all branches that [`reached`](Subject::reached) may give: an ordinary run must reach each of them.
+    /// Names of all branches that [`reached`](Subject::reached) may give: an ordinary run must
+    /// reach each of them.
     fn branches() -> Vec<&'static str> {
         Vec::new()
     }

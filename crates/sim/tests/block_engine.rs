@@ -1,4 +1,5 @@
-//! The block engine passes seeds and the exhaustive case, and does the same twice. The command runs more of them.
+//! The block engine passes seeds and the exhaustive case, and does the same twice. The command runs
+//! more of them.
 
 use onefold_sim::{
     engine::Thin,
@@ -8,7 +9,8 @@ use onefold_sim::{
 
 #[test]
 fn the_block_engine_survives_and_every_kind_of_fault_is_reached() {
-    let summary = run_seeds::<Thin>(0..400, &Config { repeat_every: 10, ..Config::default() }, |_| {});
+    let summary =
+        run_seeds::<Thin>(0..400, &Config { repeat_every: 10, ..Config::default() }, |_| {});
     assert!(summary.failures.is_empty(), "{:#?}", summary.failures);
     for what in [
         "client forges metadata",
@@ -31,7 +33,10 @@ fn the_block_engine_survives_and_every_kind_of_fault_is_reached() {
 #[test]
 fn the_same_seed_is_the_same_run_of_the_block_engine() {
     for seed in 0..20 {
-        assert_eq!(run_seed::<Thin>(seed, &Config::default(), false).trace, run_seed::<Thin>(seed, &Config::default(), false).trace);
+        assert_eq!(
+            run_seed::<Thin>(seed, &Config::default(), false).trace,
+            run_seed::<Thin>(seed, &Config::default(), false).trace
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! The simulator against a toy: it passes when the toy is right, and finds each bug that is planted in it.
+//! The simulator against a toy: it passes when the toy is right, and finds each bug that is planted
+//! in it.
 
 mod toy;
 
@@ -10,7 +11,8 @@ use toy::Toy;
 
 #[test]
 fn a_right_store_passes_and_every_kind_of_crash_is_reached() {
-    let summary = run_seeds::<Toy>(0..300, &Config { repeat_every: 10, ..Config::default() }, |_| {});
+    let summary =
+        run_seeds::<Toy>(0..300, &Config { repeat_every: 10, ..Config::default() }, |_| {});
     assert!(summary.failures.is_empty(), "{:#?}", summary.failures);
     for what in [
         "crash: in a write",
@@ -38,9 +40,15 @@ fn a_right_store_passes_and_every_kind_of_crash_is_reached() {
 #[test]
 fn the_same_seed_is_the_same_run() {
     for seed in 0..20 {
-        assert_eq!(run_seed::<Toy>(seed, &Config::default(), false).trace, run_seed::<Toy>(seed, &Config::default(), false).trace);
+        assert_eq!(
+            run_seed::<Toy>(seed, &Config::default(), false).trace,
+            run_seed::<Toy>(seed, &Config::default(), false).trace
+        );
     }
-    assert_ne!(run_seed::<Toy>(1, &Config::default(), false).trace, run_seed::<Toy>(2, &Config::default(), false).trace);
+    assert_ne!(
+        run_seed::<Toy>(1, &Config::default(), false).trace,
+        run_seed::<Toy>(2, &Config::default(), false).trace
+    );
 }
 
 #[test]

@@ -77,7 +77,10 @@ fn other_blocks_contents_and_old_zeroes_are_told_apart() {
 fn a_verb_in_doubt_happened_or_not_and_nothing_else() {
     let (mut model, [a, ..]) = model();
     let listing = |names: &[(&str, u64)]| -> Vec<(VolumeId, VolumeInfo)> {
-        let info = |(name, blocks): &(&str, u64)| VolumeInfo { name: (*name).to_owned(), size: blocks * 4096 };
+        let info = |(name, blocks): &(&str, u64)| VolumeInfo {
+            name: (*name).to_owned(),
+            size: blocks * 4096,
+        };
         names.iter().map(|row| (VolumeId(1), info(row))).collect()
     };
     model.write(0, 6, a, Outcome::Taken(1));
@@ -92,7 +95,10 @@ fn a_verb_in_doubt_happened_or_not_and_nothing_else() {
 #[test]
 fn a_verb_that_was_taken_and_not_durable_is_there_or_undone() {
     let listing = |blocks: Option<u64>| -> Vec<(VolumeId, VolumeInfo)> {
-        blocks.iter().map(|blocks| (VolumeId(1), VolumeInfo { name: "v".to_owned(), size: blocks * 4096 })).collect()
+        blocks
+            .iter()
+            .map(|blocks| (VolumeId(1), VolumeInfo { name: "v".to_owned(), size: blocks * 4096 }))
+            .collect()
     };
     let (mut model, [a, ..]) = model();
     model.write(0, 6, a, Outcome::Taken(1));

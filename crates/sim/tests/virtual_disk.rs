@@ -14,11 +14,17 @@ fn block(fill: u8) -> Block {
 }
 
 fn write(disk: &VirtualDisk, at: u64, fill: u8) -> onefold_core::Result<()> {
-    disk.write(&[Run { at: Pba(at), blocks: &[BlockRef { block: &block(fill), class: Class::Data }] }])
+    disk.write(&[Run {
+        at: Pba(at),
+        blocks: &[BlockRef { block: &block(fill), class: Class::Data }],
+    }])
 }
 
 fn write_durable(disk: &VirtualDisk, at: u64, fill: u8) -> onefold_core::Result<()> {
-    disk.write_durable(&Run { at: Pba(at), blocks: &[BlockRef { block: &block(fill), class: Class::Data }] })
+    disk.write_durable(&Run {
+        at: Pba(at),
+        blocks: &[BlockRef { block: &block(fill), class: Class::Data }],
+    })
 }
 
 fn sectors(disk: &VirtualDisk, at: u64) -> onefold_core::Result<[u8; 8]> {
@@ -118,7 +124,10 @@ fn each_fault_happens_in_the_call_it_waits_for() {
     disk.arm(Fault::MisdirectedWrite, 0);
     write_durable(&disk, 1, 5).unwrap();
     assert_eq!(sectors(&disk, 1).unwrap(), [3; 8]);
-    assert!((2..64).any(|at| sectors(&disk, at).unwrap() == [5; 8]) || sectors(&disk, 0).unwrap() == [5; 8]);
+    assert!(
+        (2..64).any(|at| sectors(&disk, at).unwrap() == [5; 8])
+            || sectors(&disk, 0).unwrap() == [5; 8]
+    );
     disk.arm(Fault::NoSpaceAllocate, 0);
     assert_eq!(disk.allocate(Pba(0), 1).map_err(|error| error.kind()), Err(Kind::NoSpace));
     disk.arm(Fault::WriteError, 0);

@@ -32,13 +32,20 @@ impl Clock for Steps {
 /// A new store.
 pub(crate) fn store(disk: Arc<dyn Disk>) -> Arc<Store> {
     let blocks = disk.blocks();
-    Engine::format(&*disk, &Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], blocks) }).unwrap();
+    Engine::format(&*disk, &Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], blocks) })
+        .unwrap();
     open(disk)
 }
 
-/// The store that is on a disk, with settings under which windows fill and checkpoints are made soon.
+/// The store that is on a disk, with settings under which windows fill and checkpoints are made
+/// soon.
 pub(crate) fn open(disk: Arc<dyn Disk>) -> Arc<Store> {
-    let settings = Settings { records_max: 60, window_blocks: 4, unflushed_blocks: 16, ..Settings::for_memory(32 << 20) };
+    let settings = Settings {
+        records_max: 60,
+        window_blocks: 4,
+        unflushed_blocks: 16,
+        ..Settings::for_memory(32 << 20)
+    };
     Store::open(disk, Arc::new(Steps::default()), settings).unwrap()
 }
 
@@ -56,7 +63,8 @@ fn config() -> Config {
     config
 }
 
-/// Runs it under so many schedules of each kind: any thread next, and one thread long until it is another's turn.
+/// Runs it under so many schedules of each kind: any thread next, and one thread long until it is
+/// another's turn.
 pub(crate) fn schedules(n: usize, does: fn()) {
     Runner::new(RandomScheduler::new_from_seed(7, n), config()).run(does);
     Runner::new(PctScheduler::new_from_seed(7, 3, n), config()).run(does);

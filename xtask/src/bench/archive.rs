@@ -1,8 +1,10 @@
-//! The archive beside restic, rustic and borg: megabytes for each second of processor time and of wall time, and what the repository takes.
+//! The archive beside restic, rustic and borg: megabytes for each second of processor time and of
+//! wall time, and what the repository takes.
 //!
-//! Sources and repositories lie in memory where there is enough of it, so that no disk is measured. All tools take turns in each round. Every restore
-//! verifies what it reads: restic, rustic and borg do so by themselves, ours is `get --verify`; ours without it is shown beside, and judged by nobody.
-//! A repository counts with all that its files take, also what ours holds in reserve.
+//! Sources and repositories lie in memory where there is enough of it, so that no disk is measured.
+//! All tools take turns in each round. Every restore verifies what it reads: restic, rustic and
+//! borg do so by themselves, ours is `get --verify`; ours without it is shown beside, and judged by
+//! nobody. A repository counts with all that its files take, also what ours holds in reserve.
 
 mod data;
 mod tool;
@@ -45,9 +47,11 @@ struct Set {
 /// A tool of ours and those that it is compared with.
 struct Contest {
     ours: Tool,
-    /// MB for each CPU second that we must reach: first version, second, restore, restore with every chunk verified.
+    /// MB for each CPU second that we must reach: first version, second, restore, restore with
+    /// every chunk verified.
     least: [f64; 4],
-    /// The peers, and how many times as fast as they we must be by wall time: first version, second, verified restore.
+    /// The peers, and how many times as fast as they we must be by wall time: first version,
+    /// second, verified restore.
     peers: &'static [(Tool, f64)],
 }
 
@@ -87,7 +91,10 @@ const TREE: &[Contest] = &[
     Contest {
         ours: Tool::Onefold(LZ4),
         least: [300.0, 300.0, NONE, NONE],
-        peers: &[(Tool::Borg { compression: "lz4", chunks: ITS_OWN }, 2.0), (Tool::Borg { compression: "lz4", chunks: FINE }, NONE)],
+        peers: &[
+            (Tool::Borg { compression: "lz4", chunks: ITS_OWN }, 2.0),
+            (Tool::Borg { compression: "lz4", chunks: FINE }, NONE),
+        ],
     },
 ];
 
@@ -101,7 +108,10 @@ const IMAGE: &[Contest] = &[
     Contest {
         ours: Tool::Onefold(LZ4),
         least: [NONE; 4],
-        peers: &[(Tool::Borg { compression: "lz4", chunks: ITS_OWN }, 1.3), (Tool::Borg { compression: "lz4", chunks: FINE }, NONE)],
+        peers: &[
+            (Tool::Borg { compression: "lz4", chunks: ITS_OWN }, 1.3),
+            (Tool::Borg { compression: "lz4", chunks: FINE }, NONE),
+        ],
     },
 ];
 
@@ -142,13 +152,28 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let mut reached = true;
     for set in wanted.sets(&place.0)? {
         println!("\n{}: {}", set.name, sizes(&set)?);
-        println!("{:<34} {:>28} {:>29} {:>11}", "", "MB per CPU second", "MB per second", "repository");
+        println!(
+            "{:<34} {:>28} {:>29} {:>11}",
+            "", "MB per CPU second", "MB per second", "repository"
+        );
         println!(
             "{:<34} {:>6} {:>6} {:>7} {:>6} {:>7} {:>6} {:>7} {:>6} {:>8}",
-            "", "first", "second", "restore", "verify", "first", "second", "restore", "verify", "MB"
+            "",
+            "first",
+            "second",
+            "restore",
+            "verify",
+            "first",
+            "second",
+            "restore",
+            "verify",
+            "MB"
         );
         reached &= hold(&onefold, &place.0, &set, wanted.quick)?;
-        set.versions.iter().filter(|version| version.starts_with(&place.0)).try_for_each(fs::remove_file)?;
+        set.versions
+            .iter()
+            .filter(|version| version.starts_with(&place.0))
+            .try_for_each(fs::remove_file)?;
     }
     Ok(reached)
 }
@@ -204,8 +229,11 @@ struct Place(PathBuf, #[expect(dead_code, reason = "removes it")] crate::cleanup
 impl Place {
     fn new() -> Result<Place> {
         let memory = Path::new("/dev/shm");
-        let parent =
-            if machine::free_bytes(memory).is_ok_and(|free| free > 8 << 30) { memory.to_owned() } else { machine::root().join("target") };
+        let parent = if machine::free_bytes(memory).is_ok_and(|free| free > 8 << 30) {
+            memory.to_owned()
+        } else {
+            machine::root().join("target")
+        };
         let place = parent.join(format!("onefold-bench-{}", std::process::id()));
         fs::create_dir_all(&place)?;
         let gone = place.clone();
@@ -219,7 +247,9 @@ impl Place {
 fn first_line(name: &str, argument: &str) -> String {
     let mut command = program(name);
     command.arg(argument);
-    run_program(command, LIMIT).map_or("not installed".into(), |output| output.lines().next().unwrap_or_default().to_owned())
+    run_program(command, LIMIT).map_or("not installed".into(), |output| {
+        output.lines().next().unwrap_or_default().to_owned()
+    })
 }
 
 fn sizes(set: &Set) -> Result<String> {
@@ -230,7 +260,9 @@ fn sizes(set: &Set) -> Result<String> {
 /// All tools on one set, in turns; false when a bar is missed.
 fn hold(onefold: &Onefold, place: &Path, set: &Set, quick: bool) -> Result<bool> {
     let mut tools: Vec<(Tool, Score)> = Vec::new();
-    for tool in set.contests.iter().flat_map(|contest| std::iter::once(contest.ours).chain(contest.peers.iter().map(|(peer, _)| *peer))) {
+    for tool in set.contests.iter().flat_map(|contest| {
+        std::iter::once(contest.ours).chain(contest.peers.iter().map(|(peer, _)| *peer))
+    }) {
         if tool.is_here() {
             tools.push((tool, Score::default()));
         } else {
@@ -246,8 +278,10 @@ fn hold(onefold: &Onefold, place: &Path, set: &Set, quick: bool) -> Result<bool>
         tools.rotate_right(first);
     }
     tools.iter().for_each(|(tool, score)| score.show(*tool));
-    let score_of = |tool: Tool| tools.iter().find(|(other, _)| *other == tool).map(|(_, score)| score);
-    let missed: Vec<String> = set.contests.iter().flat_map(|contest| contest.missed(&score_of)).collect();
+    let score_of =
+        |tool: Tool| tools.iter().find(|(other, _)| *other == tool).map(|(_, score)| score);
+    let missed: Vec<String> =
+        set.contests.iter().flat_map(|contest| contest.missed(&score_of)).collect();
     // A short run measures too little to be judged.
     if !quick {
         missed.iter().for_each(|what| println!("    MISSED: {what}"));
@@ -263,7 +297,10 @@ impl Contest {
         for (n, what) in ["first", "second", "restore", "verified restore"].iter().enumerate() {
             let (found, least) = (median(&ours.cpu[n]), self.least[n]);
             if found < least {
-                missed.push(format!("{}: {what} {found:.0} MB per CPU second, asked {least:.0}", self.ours));
+                missed.push(format!(
+                    "{}: {what} {found:.0} MB per CPU second, asked {least:.0}",
+                    self.ours
+                ));
             }
         }
         for (peer, times) in self.peers {
@@ -271,7 +308,10 @@ impl Contest {
             for (what, n) in [("first", 0), ("second", 1), ("verified restore", 3)] {
                 let ratio = median(&ours.wall[n]) / median(&theirs.wall[n]);
                 if ratio < *times {
-                    missed.push(format!("{}: {what} {ratio:.1} times as fast as {peer}, asked {times}", self.ours));
+                    missed.push(format!(
+                        "{}: {what} {ratio:.1} times as fast as {peer}, asked {times}",
+                        self.ours
+                    ));
                 }
             }
         }
@@ -306,10 +346,18 @@ impl Score {
     }
 
     fn show(&self, tool: Tool) {
-        let number = |all: &Vec<f64>| if all.is_empty() { "-".into() } else { format!("{:.0}", median(all)) };
-        let ([c, w], mb) = ([self.cpu.each_ref().map(number), self.wall.each_ref().map(number)], median(&self.repository_mb));
+        let number = |all: &Vec<f64>| {
+            if all.is_empty() { "-".into() } else { format!("{:.0}", median(all)) }
+        };
+        let ([c, w], mb) = (
+            [self.cpu.each_ref().map(number), self.wall.each_ref().map(number)],
+            median(&self.repository_mb),
+        );
         let name = tool.to_string();
-        println!("{name:<34} {:>6} {:>6} {:>7} {:>6} {:>7} {:>6} {:>7} {:>6} {mb:>8.1}", c[0], c[1], c[2], c[3], w[0], w[1], w[2], w[3]);
+        println!(
+            "{name:<34} {:>6} {:>6} {:>7} {:>6} {:>7} {:>6} {:>7} {:>6} {mb:>8.1}",
+            c[0], c[1], c[2], c[3], w[0], w[1], w[2], w[3]
+        );
     }
 }
 
@@ -339,7 +387,10 @@ fn took(mut command: Command) -> Result<Took> {
 fn children_cpu() -> Result<f64> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     // Behind the name in parentheses: user and system time of children are the 14th and 15th.
-    let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
-    let ticks = |n: usize| fields.get(n).and_then(|field| field.parse::<f64>().ok()).context("/proc/self/stat");
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+    let ticks = |n: usize| {
+        fields.get(n).and_then(|field| field.parse::<f64>().ok()).context("/proc/self/stat")
+    };
     Ok((ticks(13)? + ticks(14)?) / rustix::param::clock_ticks_per_second() as f64)
 }

@@ -1,6 +1,8 @@
-//! The product through NBD against qemu-nbd on a raw file, which was written once: same socket kind, same fio jobs, in turns.
+//! The product through NBD against qemu-nbd on a raw file, which was written once: same socket
+//! kind, same fio jobs, in turns.
 //!
-//! While the peer is measured our server is stopped by SIGSTOP: whatever it still has to do in the background, it does in its own time.
+//! While the peer is measured our server is stopped by SIGSTOP: whatever it still has to do in the
+//! background, it does in its own time.
 
 use std::{
     fs,
@@ -29,7 +31,8 @@ const RANGE_MIB: u64 = 4096;
 /// Range of the sequential jobs.
 const SEQUENTIAL_MIB: u64 = 2048;
 
-/// Size of our store: what the three volumes hold, and as much again for what is overwritten before it is free.
+/// Size of our store: what the three volumes hold, and as much again for what is overwritten before
+/// it is free.
 const STORE: &str = "16G";
 
 /// Free space that a full run needs.
@@ -75,7 +78,14 @@ struct Job {
     cold: bool,
 }
 
-const WRITE: Pattern = Pattern { rw: "randwrite", request: 4 * KIB, depth: 1, clients: 1, flush_every: 1, data: Data::Compressible };
+const WRITE: Pattern = Pattern {
+    rw: "randwrite",
+    request: 4 * KIB,
+    depth: 1,
+    clients: 1,
+    flush_every: 1,
+    data: Data::Compressible,
+};
 const READ: Pattern = Pattern { rw: "randread", ..WRITE };
 /// A flush every 32 MiB.
 const STREAM: Pattern = Pattern { rw: "write", request: 128 * KIB, flush_every: 256, ..WRITE };
@@ -88,25 +98,81 @@ const fn job(name: &'static str, on: On, pattern: Pattern, aim: f64) -> Job {
 /// All writes come before the reads.
 const JOBS: [Job; 15] = [
     job("random 4 KiB writes, each flushed, compressible", On::Random, WRITE, 0.95),
-    job("random 4 KiB writes, each flushed, incompressible", On::Random, Pattern { data: Data::Random, ..WRITE }, 0.9),
-    job("random 4 KiB writes, each flushed, 32 clients", On::Random, Pattern { clients: 32, ..WRITE }, 1.3),
-    job("random 4 KiB writes, depth 32, flush every 32", On::Random, Pattern { depth: 32, flush_every: 32, ..WRITE }, 1.3),
-    job("random 4 KiB writes, depth 32, flush every 256", On::Random, Pattern { depth: 32, flush_every: 256, ..WRITE }, 1.3),
+    job(
+        "random 4 KiB writes, each flushed, incompressible",
+        On::Random,
+        Pattern { data: Data::Random, ..WRITE },
+        0.9,
+    ),
+    job(
+        "random 4 KiB writes, each flushed, 32 clients",
+        On::Random,
+        Pattern { clients: 32, ..WRITE },
+        1.3,
+    ),
+    job(
+        "random 4 KiB writes, depth 32, flush every 32",
+        On::Random,
+        Pattern { depth: 32, flush_every: 32, ..WRITE },
+        1.3,
+    ),
+    job(
+        "random 4 KiB writes, depth 32, flush every 256",
+        On::Random,
+        Pattern { depth: 32, flush_every: 256, ..WRITE },
+        1.3,
+    ),
     job("sequential 128 KiB writes, unique, depth 1", On::Sequential, STREAM, 0.8),
     job("sequential 128 KiB writes, duplicates, depth 1", On::Duplicates, STREAM, 1.5),
-    job("sequential 128 KiB writes, unique, depth 8", On::Sequential, Pattern { depth: 8, ..STREAM }, 0.8),
-    job("sequential 128 KiB writes, duplicates, depth 8", On::Duplicates, Pattern { depth: 8, ..STREAM }, 1.0),
+    job(
+        "sequential 128 KiB writes, unique, depth 8",
+        On::Sequential,
+        Pattern { depth: 8, ..STREAM },
+        0.8,
+    ),
+    job(
+        "sequential 128 KiB writes, duplicates, depth 8",
+        On::Duplicates,
+        Pattern { depth: 8, ..STREAM },
+        1.0,
+    ),
     job("random 4 KiB reads, depth 1", On::Random, READ, 0.9),
     job("random 4 KiB reads, depth 32", On::Random, Pattern { depth: 32, ..READ }, 0.9),
-    Job { cold: true, ..job("sequential 128 KiB reads, cold, depth 1, written in order", On::Sequential, STREAM_READ, 0.8) },
     Job {
         cold: true,
-        ..job("sequential 128 KiB reads, cold, depth 8, written in order", On::Sequential, Pattern { depth: 8, ..STREAM_READ }, 0.8)
+        ..job(
+            "sequential 128 KiB reads, cold, depth 1, written in order",
+            On::Sequential,
+            STREAM_READ,
+            0.8,
+        )
     },
-    Job { cold: true, ..job("sequential 128 KiB reads, cold, depth 1, written at random", On::Random, STREAM_READ, 0.0) },
     Job {
         cold: true,
-        ..job("sequential 128 KiB reads, cold, depth 8, written at random", On::Random, Pattern { depth: 8, ..STREAM_READ }, 0.0)
+        ..job(
+            "sequential 128 KiB reads, cold, depth 8, written in order",
+            On::Sequential,
+            Pattern { depth: 8, ..STREAM_READ },
+            0.8,
+        )
+    },
+    Job {
+        cold: true,
+        ..job(
+            "sequential 128 KiB reads, cold, depth 1, written at random",
+            On::Random,
+            STREAM_READ,
+            0.0,
+        )
+    },
+    Job {
+        cold: true,
+        ..job(
+            "sequential 128 KiB reads, cold, depth 8, written at random",
+            On::Random,
+            Pattern { depth: 8, ..STREAM_READ },
+            0.0,
+        )
     },
 ];
 
@@ -130,7 +196,8 @@ struct Bench {
     store: PathBuf,
     socket: PathBuf,
     server: Option<Server>,
-    /// The last status of a server to which clients had written something: counts begin anew with each start.
+    /// The last status of a server to which clients had written something: counts begin anew with
+    /// each start.
     written: Option<Value>,
     effort: Effort,
 }
@@ -152,17 +219,29 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let onefold = Onefold::build(Build::Release)?;
     let scratch = Scratch::new("bench")?;
     let free = machine::free_bytes(scratch.path())?;
-    ensure!(free >= SPACE_BYTES, "the bench needs {} GiB free below target/, there are {}", SPACE_BYTES >> 30, free >> 30);
+    ensure!(
+        free >= SPACE_BYTES,
+        "the bench needs {} GiB free below target/, there are {}",
+        SPACE_BYTES >> 30,
+        free >> 30
+    );
     let (store, socket) = (scratch.file("bench.store"), scratch.file("bench.sock"));
     let mut bench = Bench { onefold, scratch, store, socket, server: None, written: None, effort };
     bench.prepare()?;
 
     println!("{}", machine_facts(bench.scratch.path(), &["fio", "qemu-nbd"]));
-    println!("{} rounds of each job, in turns with the peer; medians. Ratio: ours to the peer's.\n", bench.effort.rounds);
-    println!("| job | onefold | qemu-nbd | ratio | from–to | aim | CPU µs per 4 KiB: onefold | qemu-nbd |");
+    println!(
+        "{} rounds of each job, in turns with the peer; medians. Ratio: ours to the peer's.\n",
+        bench.effort.rounds
+    );
+    println!(
+        "| job | onefold | qemu-nbd | ratio | from–to | aim | CPU µs per 4 KiB: onefold | qemu-nbd |"
+    );
     println!("|---|---|---|---|---|---|---|---|");
     let mut reached = true;
-    for job in JOBS.iter().filter(|job| only.as_ref().is_none_or(|only| job.name.contains(only.as_str()))) {
+    for job in
+        JOBS.iter().filter(|job| only.as_ref().is_none_or(|only| job.name.contains(only.as_str())))
+    {
         reached &= bench.row(job)?;
     }
     bench.stop()?;
@@ -187,7 +266,14 @@ impl Bench {
             let length = Length::Mebibytes(on.mebibytes());
             fio::run(&self.scratch, &peer.uri(), on.mebibytes(), &fill, length, 1000 + n)?;
             drop(peer);
-            fio::run(&self.scratch, &uri(&self.socket, on.name()), on.mebibytes(), &fill, length, 1000 + n)?;
+            fio::run(
+                &self.scratch,
+                &uri(&self.socket, on.name()),
+                on.mebibytes(),
+                &fill,
+                length,
+                1000 + n,
+            )?;
         }
         Ok(())
     }
@@ -197,7 +283,11 @@ impl Bench {
     }
 
     fn start(&mut self) -> Result<()> {
-        self.server = Some(self.onefold.serve(&self.store, &[format!("unix:{}", self.socket.display())], &[])?);
+        self.server = Some(self.onefold.serve(
+            &self.store,
+            &[format!("unix:{}", self.socket.display())],
+            &[],
+        )?);
         Ok(())
     }
 
@@ -214,7 +304,9 @@ impl Bench {
     fn device_writes(&self) -> Result<String> {
         let server = &self.written.as_ref().context("no server counted any writes")?["server"];
         let (writes, memory) = (&server["writes"], &server["memory"]);
-        let number = |value: &Value, name: &str| value[name].as_u64().with_context(|| format!("the status tells no {name}"));
+        let number = |value: &Value, name: &str| {
+            value[name].as_u64().with_context(|| format!("the status tells no {name}"))
+        };
         Ok(format!(
             "{:.1} GiB written, the first fill among them: {:.3} device bytes for each byte; {} flushes for {} windows; {} checkpoints; resident \
              {} MiB, {} MiB at most, with --memory {}M.",
@@ -256,7 +348,12 @@ impl Bench {
                         self.stop()?;
                         self.start()?;
                     }
-                    let found = self.measure(job, &uri(&self.socket, job.on.name()), self.server()?.id(), seed)?;
+                    let found = self.measure(
+                        job,
+                        &uri(&self.socket, job.on.name()),
+                        self.server()?.id(),
+                        seed,
+                    )?;
                     ours.push(found);
                 }
             }
@@ -266,12 +363,22 @@ impl Bench {
         if job.on == On::Duplicates {
             let written = (self.effort.rounds * self.effort.stream_mib) << 8;
             let share = (self.duplicates()? - before) as f64 / written as f64;
-            ensure!(share > 0.95, "only {:.0} % of what should be duplicates were found as such", share * 100.0);
+            ensure!(
+                share > 0.95,
+                "only {:.0} % of what should be duplicates were found as such",
+                share * 100.0
+            );
         }
         let rates = |side: &[Side]| side.iter().map(|one| one.per_second).collect::<Vec<_>>();
-        let cpu = |side: &[Side]| median(&side.iter().map(|one| one.cpu_us_per_block).collect::<Vec<_>>());
+        let cpu = |side: &[Side]| {
+            median(&side.iter().map(|one| one.cpu_us_per_block).collect::<Vec<_>>())
+        };
         let ratio = median(&rates(&ours)) / median(&rates(&theirs));
-        let mut ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(ours, theirs)| ours.per_second / theirs.per_second).collect();
+        let mut ratios: Vec<f64> = ours
+            .iter()
+            .zip(&theirs)
+            .map(|(ours, theirs)| ours.per_second / theirs.per_second)
+            .collect();
         ratios.sort_by(f64::total_cmp);
         println!(
             "| {} | {} | {} ({mode}) | {ratio:.2} | {:.2}–{:.2} | {} | {:.1} | {:.1} |",
@@ -289,7 +396,9 @@ impl Bench {
 
     /// Blocks that the server found to be stored already.
     fn duplicates(&self) -> Result<u64> {
-        Ok(self.onefold.status(&self.store)?["server"]["writes"]["duplicate_blocks"].as_u64().unwrap_or(0))
+        Ok(self.onefold.status(&self.store)?["server"]["writes"]["duplicate_blocks"]
+            .as_u64()
+            .unwrap_or(0))
     }
 
     /// The peer in the mode that is best for this job, by a short trial of each.
@@ -300,7 +409,8 @@ impl Bench {
             // A kernel may have no io_uring.
             let Ok(peer) = Peer::start(&self.scratch, raw, mode) else { continue };
             let length = Length::Seconds(self.effort.trial);
-            let found = fio::run(&self.scratch, &peer.uri(), job.on.mebibytes(), &job.pattern, length, 7)?;
+            let found =
+                fio::run(&self.scratch, &peer.uri(), job.on.mebibytes(), &job.pattern, length, 7)?;
             if best.is_none_or(|(rate, _)| found.per_second > rate) {
                 best = Some((found.per_second, mode));
             }
@@ -311,11 +421,19 @@ impl Bench {
     }
 
     fn measure(&self, job: &Job, uri: &str, server: u32, seed: u64) -> Result<Side> {
-        let length =
-            if job.pattern.request > 4 * KIB { Length::Mebibytes(self.effort.stream_mib) } else { Length::Seconds(self.effort.seconds) };
-        let seed = if job.pattern.request > 4 * KIB { seed * 100 + job.pattern.depth } else { unique_seed(job, seed) };
+        let length = if job.pattern.request > 4 * KIB {
+            Length::Mebibytes(self.effort.stream_mib)
+        } else {
+            Length::Seconds(self.effort.seconds)
+        };
+        let seed = if job.pattern.request > 4 * KIB {
+            seed * 100 + job.pattern.depth
+        } else {
+            unique_seed(job, seed)
+        };
         let before = cpu_time(server)?;
-        let Measured { per_second, bytes, .. } = fio::run(&self.scratch, uri, job.on.mebibytes(), &job.pattern, length, seed)?;
+        let Measured { per_second, bytes, .. } =
+            fio::run(&self.scratch, uri, job.on.mebibytes(), &job.pattern, length, seed)?;
         let cpu = cpu_time(server)?.saturating_sub(before);
         Ok(Side { per_second, cpu_us_per_block: cpu.as_secs_f64() * 1e6 / (bytes as f64 / 4096.0) })
     }
@@ -323,13 +441,15 @@ impl Bench {
 
 /// A seed that no other job has.
 fn unique_seed(job: &Job, seed: u64) -> u64 {
-    job.name.bytes().fold(seed, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte))) % 1_000_000_007
+    job.name.bytes().fold(seed, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)))
+        % 1_000_000_007
 }
 
 /// CPU time that a process took so far, all threads together.
 fn cpu_time(process: u32) -> Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let fields: Vec<&str> =
+        stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks: u64 = [11, 12].into_iter().filter_map(|n| fields.get(n)?.parse::<u64>().ok()).sum();
     Ok(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
 }

@@ -1,4 +1,5 @@
-//! What is counted and not timed: three parts in process, by the bench of the engine's crate, and the server's memory through NBD.
+//! What is counted and not timed: three parts in process, by the bench of the engine's crate, and
+//! the server's memory through NBD.
 
 use anyhow::{Result, ensure};
 
@@ -24,7 +25,8 @@ const BESIDE_MIB: u64 = 64;
 /// Runs the parts named, or all.
 pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let quick = arguments.iter().any(|argument| argument == "--quick");
-    let named: Vec<&str> = arguments.iter().map(String::as_str).filter(|&argument| argument != "--quick").collect();
+    let named: Vec<&str> =
+        arguments.iter().map(String::as_str).filter(|&argument| argument != "--quick").collect();
     if let Some(other) = named.iter().find(|part| !PARTS.contains(part)) {
         anyhow::bail!("unknown argument '{other}'; the parts are {}", PARTS.join(", "));
     }
@@ -39,7 +41,11 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
             through_nbd(&scratch, quick)?
         } else {
             let quick = quick.then_some("--quick");
-            in_crate("onefold-block", "counted", &[part, "--file", path(&file)].into_iter().chain(quick).collect::<Vec<_>>())?
+            in_crate(
+                "onefold-block",
+                "counted",
+                &[part, "--file", path(&file)].into_iter().chain(quick).collect::<Vec<_>>(),
+            )?
         };
     }
     Ok(reached)
@@ -50,10 +56,33 @@ fn through_nbd(scratch: &Scratch, quick: bool) -> Result<bool> {
     let (gib, memory) = if quick { (1, 32) } else { (16, 512) };
     let onefold = Onefold::build(Build::Release)?;
     let (store, socket) = (scratch.file("nbd.store"), scratch.file("nbd.sock"));
-    onefold.create(&store, &format!("{}G", gib * 2), &["--preallocate", "none"], &[("random", format!("{gib}G"))])?;
-    let server = onefold.serve(&store, &[format!("unix:{}", socket.display())], &["--memory", &format!("{memory}M")])?;
-    let pattern = Pattern { rw: "randwrite", request: 128 << 10, depth: 8, clients: 1, flush_every: 256, data: Data::Compressible };
-    let written = fio::run(scratch, &uri(&socket, "random"), gib << 10, &pattern, Length::Mebibytes(gib << 10), 77)?;
+    onefold.create(
+        &store,
+        &format!("{}G", gib * 2),
+        &["--preallocate", "none"],
+        &[("random", format!("{gib}G"))],
+    )?;
+    let server = onefold.serve(
+        &store,
+        &[format!("unix:{}", socket.display())],
+        &["--memory", &format!("{memory}M")],
+    )?;
+    let pattern = Pattern {
+        rw: "randwrite",
+        request: 128 << 10,
+        depth: 8,
+        clients: 1,
+        flush_every: 256,
+        data: Data::Compressible,
+    };
+    let written = fio::run(
+        scratch,
+        &uri(&socket, "random"),
+        gib << 10,
+        &pattern,
+        Length::Mebibytes(gib << 10),
+        77,
+    )?;
     let status = &onefold.status(&store)?["server"];
     server.stop()?;
     let mib = |name: &str| status["memory"][name].as_u64().unwrap_or(u64::MAX) >> 20;

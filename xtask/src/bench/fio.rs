@@ -1,9 +1,11 @@
 //! One fio run over NBD, and what it measured.
 //!
-//! Data: `refill_buffers` makes every block different, and each run has a seed of its own, since fio would otherwise write in each run
-//! what it wrote in the one before: all duplicates. `buffer_compress_percentage=20` with a chunk of 4 KiB makes each block compress to
-//! 0.8. fio can't leave one block in five incompressible within one job, so the job of 32 clients has 26 whose blocks compress and 6 whose
-//! blocks do not, and the others compress all blocks: a window needs two carriers for 32 records, and has enough candidates either way.
+//! Data: `refill_buffers` makes every block different, and each run has a seed of its own, since
+//! fio would otherwise write in each run what it wrote in the one before: all duplicates.
+//! `buffer_compress_percentage=20` with a chunk of 4 KiB makes each block compress to 0.8. fio can'
+//! t leave one block in five incompressible within one job, so the job of 32 clients has 26 whose
+//! blocks compress and 6 whose blocks do not, and the others compress all blocks: a window needs
+//! two carriers for 32 records, and has enough candidates either way.
 
 use std::{process::Stdio, time::Duration};
 
@@ -39,7 +41,8 @@ pub(super) struct Pattern {
     pub(super) depth: u64,
     /// Clients.
     pub(super) clients: u64,
-    /// Writes between two flushes. fio does not count a flush at the end, so that without any, memory would be measured.
+    /// Writes between two flushes. fio does not count a flush at the end, so that without any,
+    /// memory would be measured.
     pub(super) flush_every: u64,
     /// What is written.
     pub(super) data: Data,
@@ -52,17 +55,36 @@ pub(super) struct Measured {
     pub(super) per_second: f64,
     /// Bytes read or written.
     pub(super) bytes: u64,
-    /// Microseconds within which 99 of 100 requests were answered, flushes not counted; of the slowest client.
+    /// Microseconds within which 99 of 100 requests were answered, flushes not counted; of the
+    /// slowest client.
     pub(super) p99_us: f64,
 }
 
 /// Runs the pattern on `mebibytes` of an export.
-pub(super) fn run(scratch: &Scratch, uri: &str, mebibytes: u64, pattern: &Pattern, length: Length, seed: u64) -> Result<Measured> {
+pub(super) fn run(
+    scratch: &Scratch,
+    uri: &str,
+    mebibytes: u64,
+    pattern: &Pattern,
+    length: Length,
+    seed: u64,
+) -> Result<Measured> {
     let writes = pattern.rw.ends_with("write");
     let mut command = program("fio");
-    command.current_dir(scratch.path()).args(["--output-format=json", "--ioengine=nbd", "--group_reporting", "--refill_buffers"]);
-    command.arg(format!("--uri={uri}")).arg(format!("--rw={}", pattern.rw)).arg(format!("--bs={}", pattern.request));
-    command.arg(format!("--size={mebibytes}m")).arg(format!("--iodepth={}", pattern.depth)).arg(format!("--randseed={seed}"));
+    command.current_dir(scratch.path()).args([
+        "--output-format=json",
+        "--ioengine=nbd",
+        "--group_reporting",
+        "--refill_buffers",
+    ]);
+    command
+        .arg(format!("--uri={uri}"))
+        .arg(format!("--rw={}", pattern.rw))
+        .arg(format!("--bs={}", pattern.request));
+    command
+        .arg(format!("--size={mebibytes}m"))
+        .arg(format!("--iodepth={}", pattern.depth))
+        .arg(format!("--randseed={seed}"));
     command.args(["--norandommap", "--randrepeat=1"]);
     match length {
         Length::Seconds(seconds) => command.args(["--time_based", &format!("--runtime={seconds}")]),
@@ -74,8 +96,14 @@ pub(super) fn run(scratch: &Scratch, uri: &str, mebibytes: u64, pattern: &Patter
     let compressible = ["--buffer_compress_percentage=20", "--buffer_compress_chunk=4096"];
     if pattern.clients > 1 && pattern.data == Data::Compressible {
         let random = pattern.clients / 5;
-        command.args(["--name=compressible", &format!("--numjobs={}", pattern.clients - random)]).args(compressible);
-        command.args(["--name=random", &format!("--numjobs={random}"), "--buffer_compress_percentage=0"]);
+        command
+            .args(["--name=compressible", &format!("--numjobs={}", pattern.clients - random)])
+            .args(compressible);
+        command.args([
+            "--name=random",
+            &format!("--numjobs={random}"),
+            "--buffer_compress_percentage=0",
+        ]);
     } else {
         command.args(["--name=bench", &format!("--numjobs={}", pattern.clients)]);
         if pattern.data == Data::Compressible {
@@ -87,7 +115,9 @@ pub(super) fn run(scratch: &Scratch, uri: &str, mebibytes: u64, pattern: &Patter
     crate::program::run(command, Duration::from_secs(1800))?;
     let report = std::fs::read_to_string(&file)?;
     // fio may print notes before the report.
-    let report: Value = serde_json::from_str(report.get(report.find('{').unwrap_or(0)..).unwrap_or_default()).context("fio's report")?;
+    let report: Value =
+        serde_json::from_str(report.get(report.find('{').unwrap_or(0)..).unwrap_or_default())
+            .context("fio's report")?;
     let direction = if writes { "write" } else { "read" };
     let mut measured = Measured { per_second: 0.0, bytes: 0, p99_us: 0.0 };
     for job in report["jobs"].as_array().into_iter().flatten() {

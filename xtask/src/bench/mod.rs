@@ -66,9 +66,11 @@ fn engine(arguments: &[String]) -> Result<bool> {
     in_crate("onefold-block", "engine", &all)
 }
 
-/// Runs a bench of a crate and passes on what it prints; false when a bar is missed, which it says itself.
+/// Runs a bench of a crate and passes on what it prints; false when a bar is missed, which it says
+/// itself.
 fn in_crate(package: &str, bench: &str, arguments: &[&str]) -> Result<bool> {
-    let mut command = cargo(["bench", "--quiet", "--locked", "--package", package, "--bench", bench, "--"]);
+    let mut command =
+        cargo(["bench", "--quiet", "--locked", "--package", package, "--bench", bench, "--"]);
     command.args(arguments);
     let ended = show(command, LIMIT)?;
     ensure!(ended.status.success(), "the bench failed ({})", ended.status);
@@ -77,7 +79,12 @@ fn in_crate(package: &str, bench: &str, arguments: &[&str]) -> Result<bool> {
 
 fn needs_space(scratch: &Scratch, bytes: u64) -> Result<()> {
     let free = machine::free_bytes(scratch.path())?;
-    ensure!(free >= bytes, "the bench needs {} GiB free below target/, there are {}", bytes >> 30, free >> 30);
+    ensure!(
+        free >= bytes,
+        "the bench needs {} GiB free below target/, there are {}",
+        bytes >> 30,
+        free >> 30
+    );
     Ok(())
 }
 
@@ -92,7 +99,10 @@ fn median(figures: &[f64]) -> f64 {
 fn machine_facts(place: &Path, programs: &[&str]) -> String {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map_or("?", |(_, model)| model.trim());
+    let model = cpu
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map_or("?", |(_, model)| model.trim());
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let says = |name: &str, arguments: &[&str]| -> String {
         let mut command = program(name);
@@ -100,7 +110,11 @@ fn machine_facts(place: &Path, programs: &[&str]) -> String {
         let output = crate::program::run(command, Duration::from_secs(20)).unwrap_or_default();
         output.lines().next().unwrap_or_default().trim().to_owned()
     };
-    let memory = read("/proc/meminfo").lines().next().and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0);
+    let memory = read("/proc/meminfo")
+        .lines()
+        .next()
+        .and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .unwrap_or(0);
     let versions: String = programs.iter().map(|name| says(name, &["--version"]) + ", ").collect();
     format!(
         "Machine: {model}, {cores} cores, {} GiB, kernel {}, {versions}file system {}, commit {}, load {}.",

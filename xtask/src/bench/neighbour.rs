@@ -1,5 +1,5 @@
-//! What an attack of one peer leaves to another (rule 12 of SECURITY.md): idle connections and a flood of BLOCK_STATUS over TCP, beside a client on a UNIX
-//! socket.
+//! What an attack of one peer leaves to another (rule 12 of SECURITY.md): idle connections and a
+//! flood of BLOCK_STATUS over TCP, beside a client on a UNIX socket.
 
 use std::{
     io::{BufReader, Read, Write},
@@ -28,14 +28,23 @@ const FLOOD: usize = 8;
 /// Size of each volume.
 const MEBIBYTES: u64 = 256;
 
-/// The attacker's volume has data in every other block of so many: as many extents as one answer tells.
+/// The attacker's volume has data in every other block of so many: as many extents as one answer
+/// tells.
 const FRAGMENTS: u64 = 2048;
 
-/// The least share of its rate that is left to the neighbour, and the most by which its slowest requests are delayed.
+/// The least share of its rate that is left to the neighbour, and the most by which its slowest
+/// requests are delayed.
 const RATE_LEFT: f64 = 0.8;
 const DELAY: f64 = 3.0;
 
-const READS: Pattern = Pattern { rw: "randread", request: 4096, depth: 1, clients: 1, flush_every: 1, data: Data::Compressible };
+const READS: Pattern = Pattern {
+    rw: "randread",
+    request: 4096,
+    depth: 1,
+    clients: 1,
+    flush_every: 1,
+    data: Data::Compressible,
+};
 
 /// What the neighbour does.
 const JOBS: [(&str, Pattern); 3] = [
@@ -60,7 +69,14 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let listeners = [format!("unix:{}", socket.display()), format!("tcp:{address}")];
     let server = onefold.serve(&store, &listeners, &["--memory", "64M"])?;
-    let fill = Pattern { rw: "write", request: 128 << 10, depth: 8, clients: 1, flush_every: 64, data: Data::Compressible };
+    let fill = Pattern {
+        rw: "write",
+        request: 128 << 10,
+        depth: 8,
+        clients: 1,
+        flush_every: 64,
+        data: Data::Compressible,
+    };
     let target = uri(&socket, "neighbour");
     fio::run(&scratch, &target, MEBIBYTES, &fill, Length::Mebibytes(MEBIBYTES), 1)?;
     let mut greedy = Client::connect(&socket, "greedy")?;
@@ -72,11 +88,14 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     println!(
         "{IDLE} idle connections and {FLOOD} that flood with BLOCK_STATUS, of another peer; --memory 64M; {rounds} rounds in turns, medians.\n"
     );
-    println!("| the neighbour | alone: requests/s | p99 µs | attacked: requests/s | p99 µs | rate left | p99 times | statuses/s | |");
+    println!(
+        "| the neighbour | alone: requests/s | p99 µs | attacked: requests/s | p99 µs | rate left | p99 times | statuses/s | |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|");
     let mut reached = true;
     for (name, pattern) in JOBS {
-        let measure = |seed| fio::run(&scratch, &target, MEBIBYTES, &pattern, Length::Seconds(seconds), seed);
+        let measure =
+            |seed| fio::run(&scratch, &target, MEBIBYTES, &pattern, Length::Seconds(seconds), seed);
         let (mut alone, mut attacked, mut statuses) = (Vec::new(), Vec::new(), 0.0);
         for round in 0..rounds {
             alone.push(measure(100 + round)?);
@@ -123,7 +142,8 @@ fn under_attack<T>(address: SocketAddr, what: impl FnOnce() -> Result<T>) -> Res
     })
 }
 
-/// Opens the attacker's volume, with structured replies and the context that tells what is allocated.
+/// Opens the attacker's volume, with structured replies and the context that tells what is
+/// allocated.
 fn connect(address: SocketAddr) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -137,7 +157,13 @@ fn connect(address: SocketAddr) -> Result<TcpStream> {
     stream.read_exact(&mut [0; 18]).context("the greeting")?;
     stream.write_all(&3_u32.to_be_bytes())?;
     for (option, data, replies) in options {
-        let header = [&b"IHAVEOPT"[..], &u32::to_be_bytes(option), &(data.len() as u32).to_be_bytes(), &data].concat();
+        let header = [
+            &b"IHAVEOPT"[..],
+            &u32::to_be_bytes(option),
+            &(data.len() as u32).to_be_bytes(),
+            &data,
+        ]
+        .concat();
         stream.write_all(&header)?;
         for _ in 0..replies {
             let mut reply = [0; 20];
@@ -164,7 +190,10 @@ fn ask(mut stream: &TcpStream, answered: &AtomicU64) -> Result<()> {
         for _ in 0..64 {
             let mut header = [0; 20];
             replies.read_exact(&mut header)?;
-            payload.resize(u32::from_be_bytes([header[16], header[17], header[18], header[19]]) as usize, 0);
+            payload.resize(
+                u32::from_be_bytes([header[16], header[17], header[18], header[19]]) as usize,
+                0,
+            );
             replies.read_exact(&mut payload)?;
             answered.fetch_add(1, Relaxed);
         }

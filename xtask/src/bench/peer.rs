@@ -30,7 +30,8 @@ pub(super) struct Peer {
 /// Makes a raw file of `mebibytes`, whose space is reserved; the first fill writes it.
 pub(super) fn create(file: &Path, mebibytes: u64) -> Result<()> {
     let file = File::create(file)?;
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mebibytes << 20).context("space for the raw file")
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mebibytes << 20)
+        .context("space for the raw file")
 }
 
 impl Peer {
@@ -39,14 +40,28 @@ impl Peer {
         let socket = scratch.file("peer.sock");
         let _ = fs::remove_file(&socket);
         let mut command = program("qemu-nbd");
-        command.args(["-t", "-e", "64", "--cache=none", &format!("--aio={mode}"), "-f", "raw", "-k", path(&socket), path(file)]);
+        command.args([
+            "-t",
+            "-e",
+            "64",
+            "--cache=none",
+            &format!("--aio={mode}"),
+            "-f",
+            "raw",
+            "-k",
+            path(&socket),
+            path(file),
+        ]);
         let log = File::create(scratch.file("peer.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let mut running = spawn(&mut command)?;
         let begun = Instant::now();
         while UnixStream::connect(&socket).is_err() {
             let ended = running.wait(Duration::ZERO)?;
-            ensure!(ended.is_none() && begun.elapsed() < Duration::from_secs(10), "qemu-nbd --aio={mode} does not start");
+            ensure!(
+                ended.is_none() && begun.elapsed() < Duration::from_secs(10),
+                "qemu-nbd --aio={mode} does not start"
+            );
             thread::sleep(Duration::from_millis(5));
         }
         Ok(Peer { running, socket, mode })

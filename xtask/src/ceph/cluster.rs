@@ -1,10 +1,13 @@
-//! A real Ceph cluster on this host: one monitor, one manager, some OSDs, all on the loopback address, with all they have below one folder.
+//! A real Ceph cluster on this host: one monitor, one manager, some OSDs, all on the loopback
+//! address, with all they have below one folder.
 //!
-//! Debian's packages, no systemd, no containers. OSDs are small sparse files. Daemons are ended by the process id that each wrote down,
-//! after a check that the process is ours by its configuration.
+//! Debian's packages, no systemd, no containers. OSDs are small sparse files. Daemons are ended by
+//! the process id that each wrote down, after a check that the process is ours by its
+//! configuration.
 //!
-//! Everybody needs a key (cephx), as on a cluster that people use. The daemons' keys are in the file `keyring`, in which the monitor finds all that it
-//! begins with; each client has a file of its own, `client.NAME.keyring`. Ceph's own commands are `client.admin`.
+//! Everybody needs a key (cephx), as on a cluster that people use. The daemons' keys are in the
+//! file `keyring`, in which the monitor finds all that it begins with; each client has a file of
+//! its own, `client.NAME.keyring`. Ceph's own commands are `client.admin`.
 
 use std::{
     fmt::Write as _,
@@ -42,7 +45,12 @@ const END: Duration = Duration::from_secs(15);
 const FOLDER_MAX: usize = 80;
 
 /// Programs of Ceph and the Debian packages that have them.
-const PROGRAMS: [(&str, &str); 4] = [("ceph-mon", "ceph-mon"), ("ceph-mgr", "ceph-mgr"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")];
+const PROGRAMS: [(&str, &str); 4] = [
+    ("ceph-mon", "ceph-mon"),
+    ("ceph-mgr", "ceph-mgr"),
+    ("ceph-osd", "ceph-osd"),
+    ("ceph", "ceph-common"),
+];
 
 /// The user that Ceph's commands are, unless they are told otherwise.
 const ADMIN: &str = "client.admin";
@@ -56,7 +64,12 @@ pub(crate) struct Cluster {
 
 /// Sees to it that Ceph is installed: the superuser gets it from Debian, about 62 MB.
 pub(crate) fn ensure_installed() -> Result<String> {
-    let missing = || PROGRAMS.iter().filter(|(program, _)| machine::find(program).is_none()).map(|&(_, package)| package);
+    let missing = || {
+        PROGRAMS
+            .iter()
+            .filter(|(program, _)| machine::find(program).is_none())
+            .map(|&(_, package)| package)
+    };
     if missing().next().is_none() {
         return Ok("Ceph is installed".into());
     }
@@ -78,15 +91,20 @@ pub(crate) fn ensure_installed() -> Result<String> {
 }
 
 impl Cluster {
-    /// Makes a cluster with so many OSDs of `gigabytes` each in a folder that is empty or not there, and waits until it is up. It is stopped
-    /// when the value goes, unless it is [kept](Self::keep).
+    /// Makes a cluster with so many OSDs of `gigabytes` each in a folder that is empty or not
+    /// there, and waits until it is up. It is stopped when the value goes, unless it is
+    /// [kept](Self::keep).
     pub(crate) fn create(folder: &Path, osds: usize, gigabytes: usize) -> Result<Cluster> {
         ensure!(
             path(folder).len() <= FOLDER_MAX,
             "{} is too long for UNIX sockets in it: {FOLDER_MAX} characters at most",
             folder.display()
         );
-        ensure!(!folder.exists() || fs::read_dir(folder)?.next().is_none(), "{} is not empty", folder.display());
+        ensure!(
+            !folder.exists() || fs::read_dir(folder)?.next().is_none(),
+            "{} is not empty",
+            folder.display()
+        );
         for name in ["run", "log", "crash", "mon.a", "mgr.x"] {
             fs::create_dir_all(folder.join(name))?;
         }
@@ -97,7 +115,10 @@ impl Cluster {
         });
         let cluster = Cluster { folder, guard: Some(guard) };
         cluster.start(osds, gigabytes).map_err(|error| {
-            error.context(format!("the cluster did not start; its logs are in {}", cluster.folder.join("log").display()))
+            error.context(format!(
+                "the cluster did not start; its logs are in {}",
+                cluster.folder.join("log").display()
+            ))
         })?;
         Ok(cluster)
     }
@@ -125,9 +146,31 @@ impl Cluster {
         let (port, fsid) = (free_port()?, uuid()?);
         fs::write(self.configuration(), configuration(&self.folder, &fsid, port, gigabytes))?;
         let map = self.folder.join("monmap");
-        self.tool("monmaptool", &["--create", "--fsid", &fsid, "--addv", "a", &format!("[v2:127.0.0.1:{port}]"), path(&map)])?;
+        self.tool(
+            "monmaptool",
+            &[
+                "--create",
+                "--fsid",
+                &fsid,
+                "--addv",
+                "a",
+                &format!("[v2:127.0.0.1:{port}]"),
+                path(&map),
+            ],
+        )?;
         self.make_keys(osds)?;
-        self.tool("ceph-mon", &["-i", "a", "--mkfs", "--monmap", path(&map), "--keyring", path(&self.folder.join("keyring"))])?;
+        self.tool(
+            "ceph-mon",
+            &[
+                "-i",
+                "a",
+                "--mkfs",
+                "--monmap",
+                path(&map),
+                "--keyring",
+                path(&self.folder.join("keyring")),
+            ],
+        )?;
         self.daemon("mon.a")?;
         self.daemon("mgr.x")?;
         thread::scope(|scope| {
@@ -136,9 +179,13 @@ impl Cluster {
                 let uuid = uuid()?;
                 let given = self.ceph(&["osd", "new", &uuid])?;
                 ensure!(given.trim() == id.to_string(), "osd new gave {given:?} instead of {id}");
-                started.push(scope.spawn(move || self.make_osd(id, &uuid).and_then(|()| self.daemon(&format!("osd.{id}")))));
+                started.push(scope.spawn(move || {
+                    self.make_osd(id, &uuid).and_then(|()| self.daemon(&format!("osd.{id}")))
+                }));
             }
-            started.into_iter().try_for_each(|osd| osd.join().unwrap_or_else(|_| bail!("a thread panicked")))
+            started
+                .into_iter()
+                .try_for_each(|osd| osd.join().unwrap_or_else(|_| bail!("a thread panicked")))
         })?;
         self.wait("up", UP, |status| {
             let map = &status["osdmap"];
@@ -147,10 +194,15 @@ impl Cluster {
         })
     }
 
-    /// Keys of all daemons and of the administrator, with their rights; the monitor takes them over as it is made.
+    /// Keys of all daemons and of the administrator, with their rights; the monitor takes them over
+    /// as it is made.
     fn make_keys(&self, osds: usize) -> Result<()> {
         let daemon = |kind: &str| {
-            [("mon", format!("allow profile {kind}")), ("mgr", format!("allow profile {kind}")), ("osd", "allow *".to_owned())]
+            [
+                ("mon", format!("allow profile {kind}")),
+                ("mgr", format!("allow profile {kind}")),
+                ("osd", "allow *".to_owned()),
+            ]
         };
         let all = || ["mon", "mgr", "osd"].map(|whose| (whose, "allow *".to_owned()));
         let admin = self.make_key(ADMIN, &all())?;
@@ -178,7 +230,8 @@ impl Cluster {
         self.folder.join(format!("{client}.keyring"))
     }
 
-    /// Makes the user `client.NAME` with rights as `ceph auth` takes them, or gives it these instead of those that it had.
+    /// Makes the user `client.NAME` with rights as `ceph auth` takes them, or gives it these
+    /// instead of those that it had.
     pub(crate) fn user(&self, name: &str, rights: &[&str]) -> Result<()> {
         let client = format!("client.{name}");
         let key = self.ceph(&["auth", "get-or-create", &client])?;
@@ -193,7 +246,11 @@ impl Cluster {
 
     fn command(&self, name: &str, arguments: &[&str]) -> Command {
         let mut command = program(name);
-        command.args(["-c", path(&self.configuration())]).args(arguments).env("CEPH_ARGS", "").env_remove("CEPH_CONF");
+        command
+            .args(["-c", path(&self.configuration())])
+            .args(arguments)
+            .env("CEPH_ARGS", "")
+            .env_remove("CEPH_CONF");
         command
     }
 
@@ -239,7 +296,10 @@ impl Cluster {
         }
         let (kind, id) = name.split_once('.').context("a daemon is called KIND.ID")?;
         let mut command = self.bounded(&format!("ceph-{kind}"), &["-i", id]);
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.folder.join("log/start.log"))?;
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.folder.join("log/start.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let status = command.status().with_context(|| format!("starting {name}"))?;
         ensure!(status.success(), "{name} did not start ({status})");
@@ -248,7 +308,11 @@ impl Cluster {
 
     /// The process of a daemon, when it runs and is ours.
     fn process(&self, name: &str) -> Option<Pid> {
-        let pid: i32 = fs::read_to_string(self.folder.join(format!("run/{name}.pid"))).ok()?.trim().parse().ok()?;
+        let pid: i32 = fs::read_to_string(self.folder.join(format!("run/{name}.pid")))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()?;
         self.is_ours(pid).then(|| Pid::from_raw(pid)).flatten()
     }
 
@@ -256,7 +320,10 @@ impl Cluster {
     fn is_ours(&self, pid: i32) -> bool {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let mut words = line.split(|byte| *byte == 0);
-        let daemon = words.next().and_then(|word| word.rsplit(|byte| *byte == b'/').next()).is_some_and(|name| name.starts_with(b"ceph-"));
+        let daemon = words
+            .next()
+            .and_then(|word| word.rsplit(|byte| *byte == b'/').next())
+            .is_some_and(|name| name.starts_with(b"ceph-"));
         daemon && words.any(|word| word == path(&self.configuration()).as_bytes())
     }
 
@@ -275,7 +342,9 @@ impl Cluster {
 
     fn osds(&self) -> Vec<usize> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let mut osds: Vec<usize> = entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("osd.")?.parse().ok()).collect();
+        let mut osds: Vec<usize> = entries
+            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("osd.")?.parse().ok())
+            .collect();
         osds.sort_unstable();
         osds
     }
@@ -294,13 +363,18 @@ impl Cluster {
         for process in processes().filter(|pid| self.is_ours(*pid)).filter_map(Pid::from_raw) {
             let _ = kill_process(process, Signal::KILL);
         }
-        fs::remove_dir_all(&self.folder).with_context(|| format!("removing {}", self.folder.display()))
+        fs::remove_dir_all(&self.folder)
+            .with_context(|| format!("removing {}", self.folder.display()))
     }
 
     /// Which daemons run, with their processes.
     pub(crate) fn daemons(&self) -> Vec<(String, Option<Pid>)> {
         let osds = self.osds().into_iter().map(|id| format!("osd.{id}"));
-        ["mon.a".to_owned(), "mgr.x".to_owned()].into_iter().chain(osds).map(|name| (name.clone(), self.process(&name))).collect()
+        ["mon.a".to_owned(), "mgr.x".to_owned()]
+            .into_iter()
+            .chain(osds)
+            .map(|name| (name.clone(), self.process(&name)))
+            .collect()
     }
 
     fn wait(&self, what: &str, limit: Duration, done: impl Fn(&Value) -> bool) -> Result<()> {
@@ -324,7 +398,9 @@ impl Cluster {
         self.wait("clean", UP, |status| {
             let map = &status["pgmap"];
             let states = map["pgs_by_state"].as_array().into_iter().flatten();
-            let clean = states.filter(|state| state["state_name"].as_str().is_some_and(|name| name.starts_with("active+clean")));
+            let clean = states.filter(|state| {
+                state["state_name"].as_str().is_some_and(|name| name.starts_with("active+clean"))
+            });
             map["num_pgs"].as_u64() == Some(clean.filter_map(|state| state["count"].as_u64()).sum())
         })
     }
@@ -340,7 +416,15 @@ impl Cluster {
     pub(crate) fn erasure(&self, name: &str, data: usize, parity: usize) -> Result<()> {
         let profile = format!("ec-{data}-{parity}");
         let parts = [format!("k={data}"), format!("m={parity}")];
-        self.ceph(&["osd", "erasure-code-profile", "set", &profile, &parts[0], &parts[1], "crush-failure-domain=osd"])?;
+        self.ceph(&[
+            "osd",
+            "erasure-code-profile",
+            "set",
+            &profile,
+            &parts[0],
+            &parts[1],
+            "crush-failure-domain=osd",
+        ])?;
         self.ceph(&["osd", "pool", "create", name, "8", "8", "erasure", &profile]).map(|_| ())
     }
 
@@ -372,7 +456,11 @@ impl Cluster {
             if osds.any(|osd| osd["osd"] == id && osd["up"] == up) {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < UP, "osd.{id} does not get {}", if up == 1 { "up" } else { "down" });
+            ensure!(
+                begun.elapsed() < UP,
+                "osd.{id} does not get {}",
+                if up == 1 { "up" } else { "down" }
+            );
             thread::sleep(Duration::from_millis(200));
         }
     }
@@ -380,7 +468,8 @@ impl Cluster {
 
 /// Writes a file that its owner alone may read.
 fn write_secret(file: &Path, text: &str) -> Result<()> {
-    let mut file = fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(file)?;
+    let mut file =
+        fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(file)?;
     Ok(file.write_all(text.as_bytes())?)
 }
 
@@ -393,8 +482,8 @@ fn uuid() -> Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned())
 }
 
-/// The configuration of daemons and clients. Failures are seen soon and repaired fast: Ceph takes a sparse file for a slow disk, and would rest
-/// between two objects.
+/// The configuration of daemons and clients. Failures are seen soon and repaired fast: Ceph takes a
+/// sparse file for a slow disk, and would rest between two objects.
 fn configuration(folder: &Path, fsid: &str, port: u16, gigabytes: usize) -> String {
     let folder = path(folder);
     format!(

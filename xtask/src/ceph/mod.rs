@@ -60,7 +60,10 @@ impl ForPaper {
     /// Says what Ceph's own deduplication comes to.
     pub(crate) fn show_own_deduplication(&self) {
         let said = own::deduplication(&self.cluster, self.scratch.path());
-        println!("{}", said.unwrap_or_else(|error| format!("Ceph's own deduplication was not run: {error:#}")));
+        println!(
+            "{}",
+            said.unwrap_or_else(|error| format!("Ceph's own deduplication was not run: {error:#}"))
+        );
     }
 
     /// The configuration for clients.
@@ -96,9 +99,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             cluster.wait_clean()?;
             rights::daily(&cluster, &["meta"], &["chunks"])?;
             let configuration = cluster.configuration();
-            println!("a cluster with {OSDS} OSDs is up, with pools meta and chunks; try\n    export CEPH_CONF={}", configuration.display());
-            println!("    onefold cluster create rados: --metadata-pool meta --chunk-pool chunks --force");
-            println!("that was client.admin; the user of every day is\n    export CEPH_ARGS=\"--id {}\"", rights::DAILY);
+            println!(
+                "a cluster with {OSDS} OSDs is up, with pools meta and chunks; try\n    export CEPH_CONF={}",
+                configuration.display()
+            );
+            println!(
+                "    onefold cluster create rados: --metadata-pool meta --chunk-pool chunks --force"
+            );
+            println!(
+                "that was client.admin; the user of every day is\n    export CEPH_ARGS=\"--id {}\"",
+                rights::DAILY
+            );
             cluster.keep();
             Ok(true)
         }
@@ -111,7 +122,13 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             let cluster = Cluster::at(&folder())?;
             println!("{}", cluster.ceph(&["-s"])?);
             for (name, process) in cluster.daemons() {
-                println!("{name:<8} {}", process.map_or_else(|| "does not run".into(), |process| format!("process {process}")));
+                println!(
+                    "{name:<8} {}",
+                    process.map_or_else(
+                        || "does not run".into(),
+                        |process| format!("process {process}")
+                    )
+                );
             }
             Ok(true)
         }
@@ -124,12 +141,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     }
 }
 
-/// The contract of object stores on every kind of pool, then the proof of the engine; on a cluster of its own.
+/// The contract of object stores on every kind of pool, then the proof of the engine; on a cluster
+/// of its own.
 pub(crate) fn test() -> Result<Tally> {
     println!("    {}", cluster::ensure_installed()?);
     let scratch = scratch()?;
     let cluster = Cluster::create(&scratch.file("c"), OSDS, GIGABYTES)?;
-    let (metadata, chunks) = (["meta", "meta-2", "meta-ec"], ["chunks-2", "chunks-ec21", "chunks-ec42"]);
+    let (metadata, chunks) =
+        (["meta", "meta-2", "meta-ec"], ["chunks-2", "chunks-ec21", "chunks-ec42"]);
     for pool in metadata.into_iter().chain(["chunks-2"]) {
         cluster.replicated(pool, 2)?;
     }
@@ -145,10 +164,25 @@ pub(crate) fn test() -> Result<Tally> {
 }
 
 fn contract(cluster: &Cluster) -> Result<Tally> {
-    let mut command =
-        cargo(["test", "--quiet", "--locked", "--package", "onefold-backend", "--test", "rados", "--", "--ignored", "--test-threads", "1"]);
+    let mut command = cargo([
+        "test",
+        "--quiet",
+        "--locked",
+        "--package",
+        "onefold-backend",
+        "--test",
+        "rados",
+        "--",
+        "--ignored",
+        "--test-threads",
+        "1",
+    ]);
     let (variable, user) = rights::arguments(rights::DAILY);
     command.env("ONEFOLD_TEST_CEPH", path(&cluster.configuration())).env(variable, user);
     let ended = show(command, LIMIT)?;
-    Ok(if ended.status.success() { Tally::pass("") } else { Tally::fail("the contract of object stores on RADOS") })
+    Ok(if ended.status.success() {
+        Tally::pass("")
+    } else {
+        Tally::fail("the contract of object stores on RADOS")
+    })
 }

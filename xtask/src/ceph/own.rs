@@ -1,6 +1,7 @@
-//! Ceph's own deduplication (the manifests and tiers of its OSDs, by the command `rados`), on equal objects of which each repeats itself: what it saves, and what one
-//! read makes of that. `ceph-dedup-tool`, which would do it for a pool, is in none of the packages that a cluster of Debian 12 needs, nor in `ceph-test`; others were not
-//! looked at.
+//! Ceph's own deduplication (the manifests and tiers of its OSDs, by the command `rados`), on equal
+//! objects of which each repeats itself: what it saves, and what one read makes of that.
+//! `ceph-dedup-tool`, which would do it for a pool, is in none of the packages that a cluster of
+//! Debian 12 needs, nor in `ceph-test`; others were not looked at.
 
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -27,7 +28,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs it, and says in a sentence what came out.
 pub(super) fn deduplication(cluster: &Cluster, folder: &Path) -> Result<String> {
-    let tool = if machine::find("ceph-dedup-tool").is_some() { "installed, not used here" } else { "not installed" };
+    let tool = if machine::find("ceph-dedup-tool").is_some() {
+        "installed, not used here"
+    } else {
+        "not installed"
+    };
     for pool in ["own", "own-chunks"] {
         cluster.replicated(pool, 2)?;
     }
@@ -51,7 +56,20 @@ pub(super) fn deduplication(cluster: &Cluster, folder: &Path) -> Result<String> 
         rados("own", &["put", &name, path(&file)])?;
         // An object has a manifest once one of its chunks was set by hand.
         rados("own-chunks", &["put", &seed, path(&file)])?;
-        rados("own", &["set-chunk", &name, "0", "32768", "--target-pool", "own-chunks", &seed, "0", "--with-reference"])?;
+        rados(
+            "own",
+            &[
+                "set-chunk",
+                &name,
+                "0",
+                "32768",
+                "--target-pool",
+                "own-chunks",
+                &seed,
+                "0",
+                "--with-reference",
+            ],
+        )?;
         rados("own", &["tier-flush", &name])?;
         rados("own", &["tier-evict", &name])?;
         // Flushed, its chunks are others; without the reference it may be gone already.
@@ -78,7 +96,12 @@ fn stored(cluster: &Cluster) -> Result<u64> {
     thread::sleep(FIGURES);
     let figures = cluster.ask(&["df"])?;
     let pools = figures["pools"].as_array().context("ceph df names no pools")?;
-    let of = |name: &str| pools.iter().find(|pool| pool["name"] == name).and_then(|pool| pool["stats"]["stored"].as_u64());
+    let of = |name: &str| {
+        pools
+            .iter()
+            .find(|pool| pool["name"] == name)
+            .and_then(|pool| pool["stats"]["stored"].as_u64())
+    };
     let found = [of("own"), of("own-chunks")];
     ensure!(found[0].is_some(), "ceph df does not name the pools");
     Ok(found.iter().flatten().sum())

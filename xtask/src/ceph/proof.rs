@@ -1,5 +1,5 @@
-//! What the cluster engine must do on a real cluster: nothing is lost while disks, workers and servers are killed, stopped and continued, and the
-//! cluster gets full.
+//! What the cluster engine must do on a real cluster: nothing is lost while disks, workers and
+//! servers are killed, stopped and continued, and the cluster gets full.
 
 use std::{
     fs,
@@ -64,15 +64,22 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch) -> Result<Tally> {
     other.iter_mut().for_each(|byte| *byte ^= 0x5a);
     fs::write(scratch.file("new"), &other)?;
     check(&mut tally, "estimate of a plain pool", || estimate(cluster, &onefold, scratch));
-    for (metadata, chunks, user) in [("meta-2", "chunks-2", rights::DAILY), ("meta-ec", "chunks-ec21", rights::BY_PROFILE)] {
+    for (metadata, chunks, user) in
+        [("meta-2", "chunks-2", rights::DAILY), ("meta-ec", "chunks-ec21", rights::BY_PROFILE)]
+    {
         let store = format!("rados:{}#{metadata}", cluster.configuration().display());
         let folder = scratch.path().to_owned();
-        let (daily, maker) = (rights::as_user(&onefold, user), rights::as_user(&onefold, rights::MAKER));
+        let (daily, maker) =
+            (rights::as_user(&onefold, user), rights::as_user(&onefold, rights::MAKER));
         let site = Site { cluster, onefold: daily, maker, store, folder };
-        let mut step = |name: &str, run: &dyn Fn() -> Result<()>| check(&mut tally, &format!("{chunks}: {name}"), run);
+        let mut step = |name: &str, run: &dyn Fn() -> Result<()>| {
+            check(&mut tally, &format!("{chunks}: {name}"), run)
+        };
         step("a store is made once", &|| site.create(metadata, chunks));
         if chunks == "chunks-2" {
-            step("who lacks a right is told which one, and nothing changes", &|| site.lack([metadata, chunks]));
+            step("who lacks a right is told which one, and nothing changes", &|| {
+                site.lack([metadata, chunks])
+            });
         }
         step("images and fio while disk and worker are killed", &|| site.load());
         step("all is deduplicated, and scrubbed clean", &|| site.settle());
@@ -101,11 +108,19 @@ impl Site<'_> {
 
     fn create(&self, metadata: &str, chunks: &str) -> Result<()> {
         let store = self.store.split('#').next().unwrap_or_default();
-        let pools = ["cluster", "create", store, "--metadata-pool", metadata, "--chunk-pool", chunks];
+        let pools =
+            ["cluster", "create", store, "--metadata-pool", metadata, "--chunk-pool", chunks];
         let careful = self.maker.verb(pools);
-        ensure!(careful.is_err_and(|error| format!("{error:#}").contains("--force")), "a pool with min_size 1 was taken without --force");
+        ensure!(
+            careful.is_err_and(|error| format!("{error:#}").contains("--force")),
+            "a pool with min_size 1 was taken without --force"
+        );
         let forced = [&pools[..], &["--force"]].concat();
-        rights::refused(&self.onefold, &forced, &["osd pool application enable", "it needs the right mon 'allow command"])?;
+        rights::refused(
+            &self.onefold,
+            &forced,
+            &["osd pool application enable", "it needs the right mon 'allow command"],
+        )?;
         self.maker.verb(&forced)?;
         let again = self.maker.verb(&forced);
         ensure!(
@@ -119,7 +134,14 @@ impl Site<'_> {
     }
 
     fn lack(&self, pools: [&str; 2]) -> Result<()> {
-        Lacking { cluster: self.cluster, onefold: &self.onefold, store: &self.store, pools, folder: &self.folder }.run()
+        Lacking {
+            cluster: self.cluster,
+            onefold: &self.onefold,
+            store: &self.store,
+            pools,
+            folder: &self.folder,
+        }
+        .run()
     }
 
     /// A server of its own socket.
@@ -128,13 +150,22 @@ impl Site<'_> {
         let _ = fs::remove_file(&socket);
         let listeners = [format!("unix:{}", socket.display())];
         let more = [&["--workers", "0"], more].concat();
-        Ok((self.onefold.serve_to(&self.store, &self.file(&format!("{name}.log")), &listeners, &more)?, socket))
+        Ok((
+            self.onefold.serve_to(
+                &self.store,
+                &self.file(&format!("{name}.log")),
+                &listeners,
+                &more,
+            )?,
+            socket,
+        ))
     }
 
     /// A worker that load does not slow down.
     fn worker(&self) -> Result<Running> {
         let fast = ["--cold", "1", "--low-iops", "1000000", "--low-bytes", "100G"];
-        let mut command = self.onefold.command([&["cluster", "worker", &self.store], &fast[..]].concat());
+        let mut command =
+            self.onefold.command([&["cluster", "worker", &self.store], &fast[..]].concat());
         let log = fs::OpenOptions::new().create(true).append(true).open(self.file("worker.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         spawn(&mut command)
@@ -151,14 +182,31 @@ impl Site<'_> {
         let mut workers = [self.worker()?, self.worker()?];
         let mut fio = program("fio");
         let target = format!("--uri={}", uri(&socket, "load"));
-        fio.args(["--name=load", "--ioengine=nbd", &target, "--rw=randwrite", "--bsrange=4k-64k", "--bs_unaligned=0", "--size=128m"]);
-        fio.args(["--iodepth=8", "--loops=2", "--rate=12m", "--dedupe_percentage=30", "--verify=crc32c", "--do_verify=1"]);
+        fio.args([
+            "--name=load",
+            "--ioengine=nbd",
+            &target,
+            "--rw=randwrite",
+            "--bsrange=4k-64k",
+            "--bs_unaligned=0",
+            "--size=128m",
+        ]);
+        fio.args([
+            "--iodepth=8",
+            "--loops=2",
+            "--rate=12m",
+            "--dedupe_percentage=30",
+            "--verify=crc32c",
+            "--do_verify=1",
+        ]);
         fio.args(["--verify_fatal=1", "--output-format=terse"]).current_dir(&self.folder);
         thread::scope(|scope| {
             let fio = scope.spawn(|| run_program(fio, LIMIT));
             self.wait_for_load()?;
-            let copies: Vec<_> =
-                ["one", "two"].map(|name| scope.spawn(|| self.copy_in("image", &uri(&socket, name)))).into_iter().collect();
+            let copies: Vec<_> = ["one", "two"]
+                .map(|name| scope.spawn(|| self.copy_in("image", &uri(&socket, name))))
+                .into_iter()
+                .collect();
             thread::sleep(Duration::from_secs(4));
             self.cluster.kill_osd(1)?;
             workers[0].kill();
@@ -175,7 +223,11 @@ impl Site<'_> {
         for mut worker in workers {
             worker.signal(Signal::TERM);
             let ended = worker.wait(PATIENCE)?.context("a worker does not end")?;
-            ensure!(ended.success(), "a worker ended with {ended}:\n{}", fs::read_to_string(self.file("worker.log"))?);
+            ensure!(
+                ended.success(),
+                "a worker ended with {ended}:\n{}",
+                fs::read_to_string(self.file("worker.log"))?
+            );
         }
         server.stop()
     }
@@ -189,7 +241,10 @@ impl Site<'_> {
             if all && status["operations_per_second"].as_f64() > Some(1.0) {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < PATIENCE, "one server, two workers and their clients are not in {status}");
+            ensure!(
+                begun.elapsed() < PATIENCE,
+                "one server, two workers and their clients are not in {status}"
+            );
             thread::sleep(Duration::from_millis(500));
         }
     }
@@ -215,14 +270,22 @@ impl Site<'_> {
         ensure!(report.contains(quiet), "the second scrub had something to do:\n{report}");
         let status = self.status()?;
         let number = |key: &str| status[key].as_u64().unwrap_or(u64::MAX);
-        ensure!(number("dirty_bytes") == 0 && number("backlog") == 0, "something is left to do: {status}");
+        ensure!(
+            number("dirty_bytes") == 0 && number("backlog") == 0,
+            "something is left to do: {status}"
+        );
         // One half of the image is stored once, for both volumes; what fio wrote stands for itself.
         let most = (IMAGE / 2 + (128 << 20)) as u64 * 105 / 100;
         let (stored, cached) = (number("chunk_bytes"), number("cached_bytes"));
         ensure!(stored <= most, "{stored} bytes are stored, more than {most}");
         // What was read again and again is kept beside its chunks.
         ensure!(cached <= CACHE_BYTES, "{cached} bytes are cached, more than {CACHE_BYTES}");
-        println!("        {} MiB of content in {} MiB of chunks, {} MiB cached", number("logical_bytes") >> 20, stored >> 20, cached >> 20);
+        println!(
+            "        {} MiB of content in {} MiB of chunks, {} MiB cached",
+            number("logical_bytes") >> 20,
+            stored >> 20,
+            cached >> 20
+        );
         Ok(())
     }
 
@@ -233,7 +296,10 @@ impl Site<'_> {
         self.same(&socket, &["one", "two"], "image")?;
         server.stop()?;
         let report = self.cluster_verb(&["scrub"], &["--deep"])?;
-        ensure!(report.contains(" 0 stale and 0 missing references"), "the scrub after a disk was lost:\n{report}");
+        ensure!(
+            report.contains(" 0 stale and 0 missing references"),
+            "the scrub after a disk was lost:\n{report}"
+        );
         Ok(())
     }
 
@@ -263,12 +329,16 @@ impl Site<'_> {
         ensure!(found[..SMALL / 4] == new[..SMALL / 4], "something that was flushed is lost");
         for (n, block) in found.chunks(4096).enumerate() {
             let range = n * 4096..n * 4096 + block.len();
-            ensure!(block == &old[range.clone()] || block == &new[range], "block {n} is neither old nor new");
+            ensure!(
+                block == &old[range.clone()] || block == &new[range],
+                "block {n} is neither old nor new"
+            );
         }
         server.stop()
     }
 
-    /// A server that was stopped in the middle of writes is taken over; when it goes on, nothing of it is applied, and it ends by itself.
+    /// A server that was stopped in the middle of writes is taken over; when it goes on, nothing of
+    /// it is applied, and it ends by itself.
     fn take_over(&self) -> Result<()> {
         let (old, new) = (fs::read(self.file("old"))?, fs::read(self.file("new"))?);
         let (mut first, socket) = self.serve("first", &[])?;
@@ -315,10 +385,16 @@ impl Site<'_> {
         self.cluster.ceph(&["osd", "set-full-ratio", "0.95"])?;
         set("0.95", "0.9")?;
         let told = told.context("writes to a full cluster are taken")?;
-        ensure!(format!("{told:#}").contains("ENOSPC"), "a full cluster gives another error: {told:#}");
+        ensure!(
+            format!("{told:#}").contains("ENOSPC"),
+            "a full cluster gives another error: {told:#}"
+        );
         let begun = Instant::now();
         while let Err(error) = write(&socket, &new, 0..1 << 20) {
-            ensure!(begun.elapsed() < FULL, "the cluster has room again, and writes still fail: {error:#}");
+            ensure!(
+                begun.elapsed() < FULL,
+                "the cluster has room again, and writes still fail: {error:#}"
+            );
             thread::sleep(Duration::from_millis(500));
         }
         server.stop()
@@ -350,12 +426,21 @@ fn estimate(cluster: &Cluster, onefold: &Onefold, scratch: &Scratch) -> Result<(
     let store = format!("rados:{}", cluster.configuration().display());
     // Rights on another pool are none on this one.
     let parts = ["may not read pool \"plain\"", "osd 'allow r pool=plain'"];
-    rights::refused(&rights::looker(cluster, onefold, "meta")?, &["cluster", "estimate", &store, "plain"], &parts)?;
+    rights::refused(
+        &rights::looker(cluster, onefold, "meta")?,
+        &["cluster", "estimate", &store, "plain"],
+        &parts,
+    )?;
     let onefold = rights::looker(cluster, onefold, "plain")?;
     let output = onefold.command(["cluster", "estimate", &store, "plain", "--json"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let found: Value = serde_json::from_slice(&output.stdout)?;
-    for (key, value) in [("bytes", 2 * BYTES), ("zero_bytes", BYTES / 2), ("different_bytes", BYTES / 2), ("packed_bytes", BYTES / 2)] {
+    for (key, value) in [
+        ("bytes", 2 * BYTES),
+        ("zero_bytes", BYTES / 2),
+        ("different_bytes", BYTES / 2),
+        ("packed_bytes", BYTES / 2),
+    ] {
         ensure!(found[key] == value, "{key} is not {value} in {found}");
     }
     ensure!(found["copies"] == 2.0, "{found}");
@@ -366,7 +451,10 @@ fn estimate(cluster: &Cluster, onefold: &Onefold, scratch: &Scratch) -> Result<(
 fn write(socket: &Path, data: &[u8], range: std::ops::Range<usize>) -> Result<()> {
     let mut client = Client::connect(socket, "small")?;
     let start = range.start as u64;
-    let pieces = data[range].chunks(REQUEST_BYTES).enumerate().map(|(n, piece)| (start + (n * REQUEST_BYTES) as u64, piece));
+    let pieces = data[range]
+        .chunks(REQUEST_BYTES)
+        .enumerate()
+        .map(|(n, piece)| (start + (n * REQUEST_BYTES) as u64, piece));
     client.write_all(pieces)?;
     client.flush()?;
     client.disconnect()

@@ -1,4 +1,5 @@
-//! Users with the rights that docs/operating.md tells to give them, and what is said to those who lack one.
+//! Users with the rights that docs/operating.md tells to give them, and what is said to those who
+//! lack one.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -101,7 +102,11 @@ pub(super) struct Lacking<'a> {
 
 impl Lacking<'_> {
     fn refused(&self, user: &str, verb: &[&str], more: &[&str], parts: &[&str]) -> Result<()> {
-        refused(&as_user(self.onefold, user), &[&["cluster"], verb, &[self.store], more].concat(), parts)
+        refused(
+            &as_user(self.onefold, user),
+            &[&["cluster"], verb, &[self.store], more].concat(),
+            parts,
+        )
     }
 
     fn daily(&self, verb: &[&str], more: &[&str]) -> Result<String> {
@@ -123,8 +128,15 @@ impl Lacking<'_> {
         self.keys(&both)?;
 
         let client = format!("client.{LESS}");
-        let reading = |pool: &str| [format!("{client} may not read pool {pool:?}"), format!("osd 'allow r pool={pool}'")];
-        let writing = |pool: &str| [format!("{client} may not write to pool {pool:?}"), format!("osd 'allow rw pool={pool}'")];
+        let reading = |pool: &str| {
+            [format!("{client} may not read pool {pool:?}"), format!("osd 'allow r pool={pool}'")]
+        };
+        let writing = |pool: &str| {
+            [
+                format!("{client} may not write to pool {pool:?}"),
+                format!("osd 'allow rw pool={pool}'"),
+            ]
+        };
         let told = |verb: &[&str], more: &[&str], parts: &[String]| {
             self.refused(LESS, verb, more, &parts.iter().map(String::as_str).collect::<Vec<_>>())
         };
@@ -140,7 +152,11 @@ impl Lacking<'_> {
         self.set(MON_DAILY, &format!("{}, {}", on("rwx", &[metadata]), on("r", &[chunks])))?;
         told(&["worker"], &["--once", "--cold", "0"], &writing(chunks))?;
         self.set(MON_DAILY, &on("rw", &self.pools))?;
-        told(&["put"], &["again", file], &[format!("{client} may not take locks in pool {metadata:?}"), "osd 'allow rwx".into()])?;
+        told(
+            &["put"],
+            &["again", file],
+            &[format!("{client} may not take locks in pool {metadata:?}"), "osd 'allow rwx".into()],
+        )?;
         self.no_takeover(&both)?;
 
         self.daily(&["worker"], &["--once", "--cold", "0"])?;
@@ -154,14 +170,25 @@ impl Lacking<'_> {
 
     /// No key, one that the cluster does not know, that of somebody else, and no right to ask.
     fn keys(&self, both: &str) -> Result<()> {
-        self.refused("nobody", &["status"], &[], &["there is no key of user client.nobody in ", "nobody.keyring"])?;
+        self.refused(
+            "nobody",
+            &["status"],
+            &[],
+            &["there is no key of user client.nobody in ", "nobody.keyring"],
+        )?;
         let keyring = |user: &str| self.cluster.keyring(&format!("client.{user}"));
         let others = fs::read_to_string(keyring(DAILY))?;
-        fs::write(keyring("unknown"), others.replace(&format!("client.{DAILY}"), "client.unknown"))?;
+        fs::write(
+            keyring("unknown"),
+            others.replace(&format!("client.{DAILY}"), "client.unknown"),
+        )?;
         self.refused("unknown", &["status"], &[], &["does not let user client.unknown in"])?;
         self.set(MON_DAILY, both)?;
         let mine = fs::read(keyring(LESS))?;
-        fs::write(keyring(LESS), others.replace(&format!("client.{DAILY}"), &format!("client.{LESS}")))?;
+        fs::write(
+            keyring(LESS),
+            others.replace(&format!("client.{DAILY}"), &format!("client.{LESS}")),
+        )?;
         self.refused(LESS, &["status"], &[], &["does not let user client.less in"])?;
         fs::write(keyring(LESS), mine)?;
         self.can(LESS)?;
@@ -199,8 +226,15 @@ impl Lacking<'_> {
             Ok(_) => bail!("a volume was taken over without the right to fence"),
             Err(error) => {
                 let said = format!("{error:#}");
-                ensure!(said.contains("may not shut out") && said.contains("osd blocklist"), "the refused takeover says: {said}");
-                ensure!(second.said().contains("may not shut out"), "the server without rights does not log that:\n{}", second.said());
+                ensure!(
+                    said.contains("may not shut out") && said.contains("osd blocklist"),
+                    "the refused takeover says: {said}"
+                );
+                ensure!(
+                    second.said().contains("may not shut out"),
+                    "the server without rights does not log that:\n{}",
+                    second.said()
+                );
             }
         }
         second.stop()?;
@@ -210,13 +244,22 @@ impl Lacking<'_> {
         first.stop()?;
         // Also a volume that was closed: late operations of the owner before may still come.
         let (third, other) = serve(&as_user(self.onefold, LESS), "without", &[])?;
-        let said = Client::connect(&other, "small").err().map(|error| format!("{error:#}")).unwrap_or_default();
-        ensure!(said.contains("may not shut out"), "a volume was attached without the right to fence: {said}");
+        let said = Client::connect(&other, "small")
+            .err()
+            .map(|error| format!("{error:#}"))
+            .unwrap_or_default();
+        ensure!(
+            said.contains("may not shut out"),
+            "a volume was attached without the right to fence: {said}"
+        );
         third.stop()?;
         let (fourth, socket) = serve(self.onefold, "rightful", &[])?;
         let mut client = Client::connect(&socket, "small")?;
         client.read_all(131_072, |offset, found| {
-            let right = found.iter().enumerate().all(|(n, byte)| usize::from(*byte) == 1 + (offset as usize + n) / 65536);
+            let right = found
+                .iter()
+                .enumerate()
+                .all(|(n, byte)| usize::from(*byte) == 1 + (offset as usize + n) / 65536);
             ensure!(right, "what was written is not there");
             Ok(())
         })?;

@@ -1,4 +1,5 @@
-//! A served archive: nbdcopy both ways, fio with verification and flushes, a server that is killed, puts beside all that.
+//! A served archive: nbdcopy both ways, fio with verification and flushes, a server that is killed,
+//! puts beside all that.
 
 use std::{path::PathBuf, process::Command};
 
@@ -31,7 +32,15 @@ impl Served {
         let (archive, socket) = (scratch.file("archive"), scratch.file("archive.sock"));
         onefold.verb([&["archive", "create", path(&archive)], options].concat())?;
         for volume in ["disk", "other"] {
-            onefold.verb(["archive", "volume", "create", path(&archive), volume, "--size", "64M"])?;
+            onefold.verb([
+                "archive",
+                "volume",
+                "create",
+                path(&archive),
+                volume,
+                "--size",
+                "64M",
+            ])?;
         }
         let mut served = Served { onefold, scratch, archive, socket, server: None };
         served.start()?;
@@ -39,7 +48,11 @@ impl Served {
     }
 
     fn start(&mut self) -> Result<()> {
-        self.server = Some(self.onefold.serve(&self.archive, &[format!("unix:{}", self.socket.display())], &[])?);
+        self.server = Some(self.onefold.serve(
+            &self.archive,
+            &[format!("unix:{}", self.socket.display())],
+            &[],
+        )?);
         Ok(())
     }
 
@@ -73,12 +86,23 @@ impl Served {
 
     fn copy_in(&self, volume: &str) -> Result<()> {
         let image = self.scratch.file("image.raw");
-        self.client("nbdcopy", &["--flush", "--connections=4", "--requests=16", path(&image), &self.uri(volume)]).map(|_| ())
+        self.client(
+            "nbdcopy",
+            &["--flush", "--connections=4", "--requests=16", path(&image), &self.uri(volume)],
+        )
+        .map(|_| ())
     }
 
     fn fio(&self, arguments: &[&str]) -> Result<()> {
         let uri = format!("--uri={}", self.uri("other"));
-        let always = ["--name=check", "--ioengine=nbd", "--output-format=terse", "--verify=crc32c", "--verify_fatal=1", &uri];
+        let always = [
+            "--name=check",
+            "--ioengine=nbd",
+            "--output-format=terse",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            &uri,
+        ];
         self.client("fio", &[&always[..], arguments].concat()).map(|_| ())
     }
 }
@@ -87,14 +111,17 @@ impl Served {
 pub(super) fn run(tally: &mut Tally) -> Result<()> {
     use_one(tally, "archive", &["--compress", "lz4"])?;
     let nodes = Scratch::new("nodes")?;
-    let directories: Vec<String> = (0..3).map(|n| path(&nodes.file(&format!("n{n}"))).to_owned()).collect();
+    let directories: Vec<String> =
+        (0..3).map(|n| path(&nodes.file(&format!("n{n}"))).to_owned()).collect();
     use_one(tally, "archive on three nodes", &["--nodes", &directories.join(","), "--code", "3,2"])
 }
 
 fn use_one(tally: &mut Tally, what: &str, options: &[&str]) -> Result<()> {
     let mut served = Served::new(options)?;
     sample(&served.scratch.file("image.raw"), IMAGE_BYTES)?;
-    check(tally, &format!("{what}: nbdcopy in and out"), || served.copy_in("disk").and_then(|()| served.has_image("disk")));
+    check(tally, &format!("{what}: nbdcopy in and out"), || {
+        served.copy_in("disk").and_then(|()| served.has_image("disk"))
+    });
     check(tally, &format!("{what}: fio with crc32c and flushes"), || {
         let limits = ["--do_verify=1", "--size=32m", "--io_size=8m"];
         for job in [
@@ -108,19 +135,35 @@ fn use_one(tally: &mut Tally, what: &str, options: &[&str]) -> Result<()> {
     });
     check(tally, &format!("{what}: a put beside writes"), || {
         let image = served.scratch.file("image.raw");
-        let mut put = served.onefold.command(["put", path(&served.archive), "image", path(&image)]).spawn()?;
+        let mut put = served
+            .onefold
+            .command(["put", path(&served.archive), "image", path(&image)])
+            .spawn()?;
         served.copy_in("other")?;
         ensure!(put.wait()?.success(), "the put failed");
         let back = served.scratch.file("stream.raw");
         served.onefold.verb(["get", path(&served.archive), "image", "--output", path(&back)])?;
-        ensure!(std::fs::read(&image)? == std::fs::read(back)?, "the stream came back with other bytes");
+        ensure!(
+            std::fs::read(&image)? == std::fs::read(back)?,
+            "the stream came back with other bytes"
+        );
         Ok(())
     });
     check(tally, &format!("{what}: a killed server keeps what was flushed"), || {
         // Written and flushed; then it dies while others write.
         served.copy_in("disk")?;
         let uri = format!("--uri={}", served.uri("other"));
-        let mut fio = served.command("fio", &["--name=load", "--ioengine=nbd", "--rw=randwrite", "--bs=64k", "--size=64m", "--time_based"]);
+        let mut fio = served.command(
+            "fio",
+            &[
+                "--name=load",
+                "--ioengine=nbd",
+                "--rw=randwrite",
+                "--bs=64k",
+                "--size=64m",
+                "--time_based",
+            ],
+        );
         fio.args(["--runtime=30", "--iodepth=16", "--fsync=32", "--output-format=terse", &uri]);
         fio.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let mut fio = fio.spawn()?;

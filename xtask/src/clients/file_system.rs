@@ -1,5 +1,6 @@
-//! A real file system: nbdfuse, a loop device, ext4 and XFS. Files are copied and synced, the server is killed while they are written,
-//! and afterwards the file system must be clean and every file that was synced must be whole.
+//! A real file system: nbdfuse, a loop device, ext4 and XFS. Files are copied and synced, the
+//! server is killed while they are written, and afterwards the file system must be clean and every
+//! file that was synced must be whole.
 
 use std::{
     collections::BTreeMap,
@@ -28,21 +29,32 @@ const FILES_MIN: usize = 40;
 /// Longest that writing them may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Least time that files are written before the server is killed: long enough for flushes of its own in between.
+/// Least time that files are written before the server is killed: long enough for flushes of its
+/// own in between.
 const WRITING: Duration = Duration::from_secs(3);
 
 /// Runs all checks.
 pub(super) fn run() -> Result<Tally> {
     let mut tally = Tally::default();
     if !machine::is_root() {
-        println!("    file systems: FAILED: loop devices and mounting need root; run this step as root");
-        return Ok(Tally { passed: 0, failed: 2 + SCHEMES.len(), note: "needs root (loop devices, mount)".into() });
+        println!(
+            "    file systems: FAILED: loop devices and mounting need root; run this step as root"
+        );
+        return Ok(Tally {
+            passed: 0,
+            failed: 2 + SCHEMES.len(),
+            note: "needs root (loop devices, mount)".into(),
+        });
     }
     for kind in [Kind::Ext4, Kind::Xfs] {
-        check(&mut tally, &format!("{kind:?}: copied, synced, killed, checked"), || survive(kind, &[]));
+        check(&mut tally, &format!("{kind:?}: copied, synced, killed, checked"), || {
+            survive(kind, &[])
+        });
     }
     for (scheme, options) in SCHEMES {
-        check(&mut tally, &format!("{scheme}: ext4: copied, synced, killed, checked"), || survive(Kind::Ext4, options));
+        check(&mut tally, &format!("{scheme}: ext4: copied, synced, killed, checked"), || {
+            survive(Kind::Ext4, options)
+        });
     }
     Ok(tally)
 }
@@ -120,7 +132,10 @@ impl Attached {
         }
         let mut command = program("losetup");
         command.args(["--find", "--show", path(&file)]);
-        let device = run_program(command, LIMIT).context("a loop device (is /dev/loop-control there?)")?.trim().to_owned();
+        let device = run_program(command, LIMIT)
+            .context("a loop device (is /dev/loop-control there?)")?
+            .trim()
+            .to_owned();
         let detach = Guard::new({
             let device = device.clone();
             move || quietly("losetup", &["--detach", &device])
@@ -155,7 +170,8 @@ fn quietly(name: &str, arguments: &[&str]) {
 fn succeeds(name: &str, arguments: &[&str]) -> bool {
     let mut command = program(name);
     command.args(arguments);
-    crate::program::finish(command, Duration::from_secs(30), false).is_ok_and(|ended| ended.status.success())
+    crate::program::finish(command, Duration::from_secs(30), false)
+        .is_ok_and(|ended| ended.status.success())
 }
 
 fn survive(kind: Kind, options: &[&str]) -> Result<()> {
@@ -185,15 +201,25 @@ fn survive(kind: Kind, options: &[&str]) -> Result<()> {
     kind.check(&attached.device)?;
     attached.mount(kind, &mount_point)?;
     for (file, original) in &copied {
-        ensure!(fs::read(file).ok() == fs::read(original).ok(), "{} differs from {}", file.display(), original.display());
+        ensure!(
+            fs::read(file).ok() == fs::read(original).ok(),
+            "{} differs from {}",
+            file.display(),
+            original.display()
+        );
     }
     for (file, &bytes) in &synced {
-        let found = fs::read(file).with_context(|| format!("a synced file is missing: {}", file.display()))?;
+        let found = fs::read(file)
+            .with_context(|| format!("a synced file is missing: {}", file.display()))?;
         ensure!(found == content(file, bytes), "the synced file {} is damaged", file.display());
     }
     attached.unmount(&mount_point)?;
     drop(attached);
-    println!("    {kind:?}: {} files copied, {} synced before the kill", copied.len(), synced.len());
+    println!(
+        "    {kind:?}: {} files copied, {} synced before the kill",
+        copied.len(),
+        synced.len()
+    );
     served.finish()
 }
 
@@ -210,7 +236,12 @@ pub(crate) fn churn(place: &Path, socket: &Path, volume: &str) -> Result<()> {
     attached.unmount(&mount_point)?;
     attached.mount(Kind::Ext4, &mount_point)?;
     for (file, original) in copied.iter().skip(1).step_by(2) {
-        ensure!(fs::read(file).ok() == fs::read(original).ok(), "{} differs from {}", file.display(), original.display());
+        ensure!(
+            fs::read(file).ok() == fs::read(original).ok(),
+            "{} differs from {}",
+            file.display(),
+            original.display()
+        );
     }
     attached.unmount(&mount_point)?;
     Kind::Ext4.check(&attached.device)
@@ -221,7 +252,8 @@ fn copy_files(into: &Path) -> Result<BTreeMap<PathBuf, PathBuf>> {
     fs::create_dir_all(into)?;
     let mut copied = BTreeMap::new();
     let mut left: u64 = 48 << 20;
-    let mut entries: Vec<PathBuf> = fs::read_dir("/usr/bin")?.flatten().map(|entry| entry.path()).collect();
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir("/usr/bin")?.flatten().map(|entry| entry.path()).collect();
     entries.sort();
     for original in entries {
         let Ok(meta) = fs::symlink_metadata(&original) else { continue };
@@ -237,7 +269,8 @@ fn copy_files(into: &Path) -> Result<BTreeMap<PathBuf, PathBuf>> {
     Ok(copied)
 }
 
-/// Writes and syncs files, one after the other, until the server is killed; returns those whose sync was answered, with their lengths.
+/// Writes and syncs files, one after the other, until the server is killed; returns those whose
+/// sync was answered, with their lengths.
 fn write_until_killed(served: &mut Served, mount_point: &Path) -> Result<BTreeMap<PathBuf, usize>> {
     let synced: Arc<Mutex<BTreeMap<PathBuf, usize>>> = Arc::default();
     let directory = mount_point.join("synced");
@@ -277,7 +310,9 @@ fn write_until_killed(served: &mut Served, mount_point: &Path) -> Result<BTreeMa
 /// What a file holds, from its name.
 fn content(file: &Path, bytes: usize) -> Vec<u8> {
     let name = file.file_name().unwrap_or_default().as_encoded_bytes();
-    let mut state = name.iter().fold(0xcbf2_9ce4_8422_2325u64, |state, &byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)) | 1;
+    let mut state = name.iter().fold(0xcbf2_9ce4_8422_2325u64, |state, &byte| {
+        (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    }) | 1;
     let mut content = Vec::with_capacity(bytes + 8);
     while content.len() < bytes {
         state ^= state << 13;

@@ -1,4 +1,5 @@
-//! The clients that people use, against the product from outside: libnbd's tools, qemu's, fio, and real file systems.
+//! The clients that people use, against the product from outside: libnbd's tools, qemu's, fio, and
+//! real file systems.
 
 mod archive;
 mod file_system;
@@ -47,13 +48,25 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Creates a store with volumes, and serves it. `options` are those of `onefold create`, beside its size.
-    pub(crate) fn new(name: &str, store_size: &str, options: &[&str], volumes: &[(&str, &str)]) -> Result<Served> {
+    /// Creates a store with volumes, and serves it. `options` are those of `onefold create`, beside
+    /// its size.
+    pub(crate) fn new(
+        name: &str,
+        store_size: &str,
+        options: &[&str],
+        volumes: &[(&str, &str)],
+    ) -> Result<Served> {
         let onefold = Onefold::build(Build::Test)?;
         let scratch = Scratch::new(name)?;
         let store = scratch.file("onefold.store");
-        let volumes: Vec<(&str, String)> = volumes.iter().map(|&(name, size)| (name, size.to_owned())).collect();
-        onefold.create(&store, store_size, &[&["--preallocate", "none"], options].concat(), &volumes)?;
+        let volumes: Vec<(&str, String)> =
+            volumes.iter().map(|&(name, size)| (name, size.to_owned())).collect();
+        onefold.create(
+            &store,
+            store_size,
+            &[&["--preallocate", "none"], options].concat(),
+            &volumes,
+        )?;
         let socket = scratch.file("onefold.sock");
         // A port that was free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
@@ -64,7 +77,8 @@ impl Served {
 
     /// Serves the store, which must not be served.
     pub(crate) fn start(&mut self) -> Result<()> {
-        let listeners = [format!("unix:{}", self.socket.display()), format!("tcp:{}", self.address)];
+        let listeners =
+            [format!("unix:{}", self.socket.display()), format!("tcp:{}", self.address)];
         self.server = Some(self.onefold.serve(&self.store, &listeners, &[])?);
         Ok(())
     }
@@ -89,7 +103,10 @@ impl Served {
 
     /// The URI of a volume on each kind of socket.
     pub(crate) fn uris(&self, volume: &str) -> [(&'static str, String); 2] {
-        [("unix", crate::product::uri(&self.socket, volume)), ("tcp", format!("nbd://{}/{volume}", self.address))]
+        [
+            ("unix", crate::product::uri(&self.socket, volume)),
+            ("tcp", format!("nbd://{}/{volume}", self.address)),
+        ]
     }
 }
 
@@ -120,7 +137,8 @@ pub(crate) fn file_systems() -> Result<Tally> {
     file_system::run()
 }
 
-/// Bytes of which no two blocks are the same, with a hole in the second quarter; the last quarter repeats the first.
+/// Bytes of which no two blocks are the same, with a hole in the second quarter; the last quarter
+/// repeats the first.
 pub(crate) fn sample(file: &Path, bytes: usize) -> Result<()> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut sample: Vec<u8> = Vec::with_capacity(bytes);

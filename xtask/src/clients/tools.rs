@@ -12,7 +12,8 @@ use crate::{
     test::Tally,
 };
 
-/// Bytes of the image that the clients copy; its parts of a quarter are data, a hole, data, and the first part again.
+/// Bytes of the image that the clients copy; its parts of a quarter are data, a hole, data, and the
+/// first part again.
 const IMAGE_BYTES: usize = 48 << 20;
 
 /// Runs all checks.
@@ -25,13 +26,22 @@ pub(super) fn run() -> Result<Tally> {
     Ok(tally)
 }
 
-/// Uses a store with all clients; that of a `scheme` which is not the default on UNIX sockets alone.
+/// Uses a store with all clients; that of a `scheme` which is not the default on UNIX sockets
+/// alone.
 fn use_all(tally: &mut Tally, scheme: &str, options: &[&str]) -> Result<()> {
-    let named = |what: &str| if scheme.is_empty() { what.to_owned() } else { format!("{scheme}: {what}") };
+    let named =
+        |what: &str| if scheme.is_empty() { what.to_owned() } else { format!("{scheme}: {what}") };
     let mut served = Served::new("clients", "1G", options, &[("disk", "64M"), ("other", "64M")])?;
     sample(&served.file("image.raw"), IMAGE_BYTES)?;
-    for (kind, uri) in served.uris("disk").into_iter().filter(|(kind, _)| scheme.is_empty() || *kind == "unix") {
-        let other = served.uris("other").into_iter().find(|(other, _)| *other == kind).map(|(_, uri)| uri).unwrap_or_default();
+    for (kind, uri) in
+        served.uris("disk").into_iter().filter(|(kind, _)| scheme.is_empty() || *kind == "unix")
+    {
+        let other = served
+            .uris("other")
+            .into_iter()
+            .find(|(other, _)| *other == kind)
+            .map(|(_, uri)| uri)
+            .unwrap_or_default();
         let served = &served;
         let checks: [(&str, &dyn Fn() -> Result<()>); 9] = [
             ("nbdcopy in and out", &|| nbdcopy(served, &uri)),
@@ -80,15 +90,28 @@ fn nbdcopy(served: &Served, uri: &str) -> Result<()> {
 
 fn nbdinfo(uri: &str) -> Result<()> {
     let info = client("nbdinfo", &[uri])?;
-    for line in ["export-size: 67108864", "is_read_only: false", "can_multi_conn: true", "can_fua: true", "base:allocation"] {
+    for line in [
+        "export-size: 67108864",
+        "is_read_only: false",
+        "can_multi_conn: true",
+        "can_fua: true",
+        "base:allocation",
+    ] {
         ensure!(info.contains(line), "'{line}' is not in:\n{info}");
     }
     let list = client("nbdinfo", &["--list", &uri.replace("/disk", "/")])?;
-    ensure!(list.contains("export=\"disk\"") && list.contains("export=\"other\""), "volumes are missing in:\n{list}");
+    ensure!(
+        list.contains("export=\"disk\"") && list.contains("export=\"other\""),
+        "volumes are missing in:\n{list}"
+    );
     let map = client("nbdinfo", &["--map", uri])?;
     // 12 MiB each of data, nothing, data and data; nothing beyond the image.
     let rows: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
-    let data: u64 = rows.iter().filter(|row| row.get(2) == Some(&"0")).filter_map(|row| row[1].parse::<u64>().ok()).sum();
+    let data: u64 = rows
+        .iter()
+        .filter(|row| row.get(2) == Some(&"0"))
+        .filter_map(|row| row[1].parse::<u64>().ok())
+        .sum();
     ensure!(data == (IMAGE_BYTES / 4 * 3) as u64, "{data} bytes of data in:\n{map}");
     Ok(())
 }
@@ -134,25 +157,58 @@ fn python() -> &'static str {
 
 fn qemu_img(served: &Served, uri: &str) -> Result<()> {
     let (image, copy) = (served.file("image.raw"), served.file("copy.qcow2"));
-    client("qemu-img", &["convert", "-n", "-m", "8", "-W", "-f", "raw", "-O", "raw", path(&image), uri])?;
+    client(
+        "qemu-img",
+        &["convert", "-n", "-m", "8", "-W", "-f", "raw", "-O", "raw", path(&image), uri],
+    )?;
     client("qemu-img", &["compare", "-f", "raw", "-F", "raw", path(&image), uri])?;
     client("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", uri, path(&copy)])?;
     client("qemu-img", &["compare", "-f", "raw", "-F", "qcow2", uri, path(&copy)])?;
-    let map: serde_json::Value = serde_json::from_str(&client("qemu-img", &["map", "-f", "raw", "--output=json", uri])?)?;
-    let zero: u64 =
-        map.as_array().into_iter().flatten().filter(|part| part["zero"] == true).filter_map(|part| part["length"].as_u64()).sum();
+    let map: serde_json::Value =
+        serde_json::from_str(&client("qemu-img", &["map", "-f", "raw", "--output=json", uri])?)?;
+    let zero: u64 = map
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|part| part["zero"] == true)
+        .filter_map(|part| part["length"].as_u64())
+        .sum();
     ensure!(zero == (64 << 20) - (IMAGE_BYTES / 4 * 3) as u64, "{zero} bytes of zeroes in {map}");
     Ok(())
 }
 
 fn qemu_img_bench(uri: &str) -> Result<()> {
-    client("qemu-img", &["bench", "-f", "raw", "-t", "none", "-w", "-c", "4000", "-d", "32", "-s", "4096", "--flush-interval=32", uri])?;
-    client("qemu-img", &["bench", "-f", "raw", "-t", "none", "-c", "4000", "-d", "32", "-s", "4096", uri]).map(|_| ())
+    client(
+        "qemu-img",
+        &[
+            "bench",
+            "-f",
+            "raw",
+            "-t",
+            "none",
+            "-w",
+            "-c",
+            "4000",
+            "-d",
+            "32",
+            "-s",
+            "4096",
+            "--flush-interval=32",
+            uri,
+        ],
+    )?;
+    client(
+        "qemu-img",
+        &["bench", "-f", "raw", "-t", "none", "-c", "4000", "-d", "32", "-s", "4096", uri],
+    )
+    .map(|_| ())
 }
 
 fn qemu_io(uri: &str) -> Result<()> {
     let mut arguments = vec!["-f", "raw", "-t", "none", "--discard=unmap"];
-    include_str!("../../../crates/serve/tests/clients/qemu-io.txt").lines().for_each(|command| arguments.extend(["-c", command]));
+    include_str!("../../../crates/serve/tests/clients/qemu-io.txt")
+        .lines()
+        .for_each(|command| arguments.extend(["-c", command]));
     arguments.push(uri);
     let output = client("qemu-io", &arguments)?;
     ensure!(!output.contains("failed") && !output.contains("verification"), "{output}");
@@ -162,13 +218,19 @@ fn qemu_io(uri: &str) -> Result<()> {
 /// One fio run in the scratch directory, where it leaves its state.
 fn fio_run(served: &Served, uri: &str, arguments: &[&str]) -> Result<()> {
     let mut command = with("fio", arguments);
-    command.args(["--name=check", "--ioengine=nbd", "--output-format=terse", &format!("--uri={uri}")]);
+    command.args([
+        "--name=check",
+        "--ioengine=nbd",
+        "--output-format=terse",
+        &format!("--uri={uri}"),
+    ]);
     command.current_dir(served.scratch.path());
     run_program(command, LIMIT).map(|_| ())
 }
 
 fn fio(served: &Served, uri: &str) -> Result<()> {
-    let verify = ["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--size=64m", "--io_size=16m"];
+    let verify =
+        ["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--size=64m", "--io_size=16m"];
     for job in [
         ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--fsync=16"],
         ["--rw=randwrite", "--bs=512-64k", "--iodepth=16", "--bs_unaligned=1"],

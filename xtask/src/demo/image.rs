@@ -26,7 +26,13 @@ const EDITED_EVERY: usize = 20;
 const DELETED_EVERY: usize = 50;
 
 /// Builds both images and says in a few words what they are.
-pub(crate) fn build(scratch: &Scratch, tools: Tools, first: &Path, later: &Path, bytes: u64) -> Result<String> {
+pub(crate) fn build(
+    scratch: &Scratch,
+    tools: Tools,
+    first: &Path,
+    later: &Path,
+    bytes: u64,
+) -> Result<String> {
     let files = collect(bytes)?;
     let taken: u64 = files.iter().map(|(_, size)| size).sum();
     let about = format!("{} files, {} MiB, of this machine", files.len(), taken >> 20);
@@ -69,11 +75,15 @@ pub(crate) fn data_bytes(image: &Path) -> Result<u64> {
         if n == 0 {
             return Ok(bytes);
         }
-        bytes += buffer[..n].chunks(4096).filter(|block| block.iter().any(|&byte| byte != 0)).count() as u64 * 4096;
+        bytes +=
+            buffer[..n].chunks(4096).filter(|block| block.iter().any(|&byte| byte != 0)).count()
+                as u64
+                * 4096;
     }
 }
 
-/// Readable files that every machine with Rust has, up to `bytes` bytes together, always in the same order.
+/// Readable files that every machine with Rust has, up to `bytes` bytes together, always in the
+/// same order.
 fn collect(bytes: u64) -> Result<Vec<(PathBuf, u64)>> {
     let sysroot = run(
         {
@@ -108,7 +118,11 @@ fn walk(directory: &Path, left: &mut u64, files: &mut Vec<(PathBuf, u64)>) {
         let Ok(meta) = fs::symlink_metadata(entry.path()) else { continue };
         if meta.is_dir() {
             walk(&entry.path(), left, files);
-        } else if meta.is_file() && meta.len() > 0 && meta.len() <= FILE_BYTES_MAX.min(*left) && File::open(entry.path()).is_ok() {
+        } else if meta.is_file()
+            && meta.len() > 0
+            && meta.len() <= FILE_BYTES_MAX.min(*left)
+            && File::open(entry.path()).is_ok()
+        {
             *left -= meta.len();
             files.push((entry.path(), meta.len()));
         }
@@ -127,7 +141,19 @@ fn edit(content: &[u8]) -> Vec<u8> {
 
 fn file_system(tree: &Path, image: &Path, mebibytes: u64) -> Result<()> {
     let mut command = program("mke2fs");
-    command.args(["-q", "-t", "ext4", "-b", "4096", "-m", "0", "-d", path(tree), path(image), &format!("{mebibytes}M")]);
+    command.args([
+        "-q",
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-m",
+        "0",
+        "-d",
+        path(tree),
+        path(image),
+        &format!("{mebibytes}M"),
+    ]);
     run(command, Duration::from_secs(120)).map(|_| ())
 }
 

@@ -1,4 +1,5 @@
-//! A client that writes and flushes in rounds, a server that is killed in the middle, and what must be there afterwards.
+//! A client that writes and flushes in rounds, a server that is killed in the middle, and what must
+//! be there afterwards.
 
 use std::{
     path::Path,
@@ -49,7 +50,12 @@ pub(crate) fn write_and_kill(served: Server, socket: &Path) -> Result<Crash> {
                 let pieces: Vec<(u64, Vec<u8>)> = (0..BLOCKS / PER_REQUEST)
                     .map(|piece| {
                         let first = piece * PER_REQUEST;
-                        (first * 4096, (first..first + PER_REQUEST).flat_map(|block| content(round, block)).collect())
+                        (
+                            first * 4096,
+                            (first..first + PER_REQUEST)
+                                .flat_map(|block| content(round, block))
+                                .collect(),
+                        )
                     })
                     .collect();
                 client.write_all(pieces.iter().map(|(offset, piece)| (*offset, &piece[..])))?;
@@ -80,7 +86,8 @@ pub(crate) fn write_and_kill(served: Server, socket: &Path) -> Result<Crash> {
     Ok(Crash { flushed: flushed.load(SeqCst), begun: begun.load(SeqCst) })
 }
 
-/// Every block must be of the last flushed round or of a later one that was begun. Returns how many are of a later one.
+/// Every block must be of the last flushed round or of a later one that was begun. Returns how many
+/// are of a later one.
 pub(crate) fn verify(socket: &Path, crash: &Crash) -> Result<u64> {
     let mut client = Client::connect(socket, "busy")?;
     let mut newer = 0;

@@ -1,7 +1,8 @@
-//! `cargo xtask demo`: the main job on real data. Needs Rust and git, no root, and leaves nothing behind.
+//! `cargo xtask demo`: the main job on real data. Needs Rust and git, no root, and leaves nothing
+//! behind.
 //!
-//! Two disk images of this machine's files go into one store over NBD and come back the same; the server is killed while a client
-//! writes, and everything that was flushed is still there.
+//! Two disk images of this machine's files go into one store over NBD and come back the same; the
+//! server is killed while a client writes, and everything that was flushed is still there.
 
 pub(crate) mod image;
 mod killed;
@@ -65,11 +66,18 @@ pub(crate) fn show(build: Build, tools: Tools) -> Result<()> {
     let (first, later) = (scratch.file("first.img"), scratch.file("later.img"));
     let about = image::build(&scratch, tools, &first, &later, FILES_BYTES)?;
     say(&format!("Two disk images were made: {about}"));
-    let data = [&first, &later].map(|image| image::data_bytes(image)).into_iter().sum::<Result<u64>>()?;
+    let data =
+        [&first, &later].map(|image| image::data_bytes(image)).into_iter().sum::<Result<u64>>()?;
 
     let store = scratch.file("demo.store");
-    let size = |image: &Path| -> Result<String> { Ok(fs::metadata(image)?.len().next_multiple_of(4096).to_string()) };
-    let volumes = [("first", size(&first)?), ("later", size(&later)?), ("busy", killed::VOLUME_BYTES.to_string())];
+    let size = |image: &Path| -> Result<String> {
+        Ok(fs::metadata(image)?.len().next_multiple_of(4096).to_string())
+    };
+    let volumes = [
+        ("first", size(&first)?),
+        ("later", size(&later)?),
+        ("busy", killed::VOLUME_BYTES.to_string()),
+    ];
     onefold.create(&store, "2G", &["--preallocate", "none"], &volumes)?;
     let (served, socket) = serve(&onefold, &store)?;
     say("A store was created in one file, and is served over NBD on a UNIX socket.");
@@ -89,7 +97,10 @@ pub(crate) fn show(build: Build, tools: Tools) -> Result<()> {
     }
 
     let crash = killed::write_and_kill(served, &socket)?;
-    say(&format!("The server was killed (SIGKILL) while a client wrote: {} flushes had been answered.", crash.flushed));
+    say(&format!(
+        "The server was killed (SIGKILL) while a client wrote: {} flushes had been answered.",
+        crash.flushed
+    ));
     let started = Instant::now();
     let (served, socket) = serve(&onefold, &store)?;
     let opened = started.elapsed();
@@ -108,9 +119,20 @@ pub(crate) fn show(build: Build, tools: Tools) -> Result<()> {
     say("`onefold check` finds every table, reference and block in order.");
 
     println!("\n`onefold status` of the store, now that it is closed:\n{}", indent(&status));
-    println!("Written: {} of data in two images, of which the second is an edited copy of the first.", mib(data));
-    println!("On disk: {} after the first image, {} after the second.", mib(stored[0]), mib(stored[1]));
-    println!("Saved:   {:.0} % of the space. It took {:.0} s.", saved(data, stored[1]), begun.elapsed().as_secs_f64());
+    println!(
+        "Written: {} of data in two images, of which the second is an edited copy of the first.",
+        mib(data)
+    );
+    println!(
+        "On disk: {} after the first image, {} after the second.",
+        mib(stored[0]),
+        mib(stored[1])
+    );
+    println!(
+        "Saved:   {:.0} % of the space. It took {:.0} s.",
+        saved(data, stored[1]),
+        begun.elapsed().as_secs_f64()
+    );
     println!("\n`onefold --help` shows how to have your own; docs/operating.md tells more.");
     Ok(())
 }
@@ -122,7 +144,8 @@ fn serve(onefold: &Onefold, store: &Path) -> Result<(Server, std::path::PathBuf)
     Ok((served, socket))
 }
 
-/// Copies an image into a volume with the best tool that is installed, flushes, and says which it was.
+/// Copies an image into a volume with the best tool that is installed, flushes, and says which it
+/// was.
 fn copy_in(image: &Path, tools: Tools, socket: &Path, volume: &str) -> Result<&'static str> {
     let target = uri(socket, volume);
     if tools.have("nbdcopy") {
@@ -139,7 +162,10 @@ fn copy_in(image: &Path, tools: Tools, socket: &Path, volume: &str) -> Result<&'
     }
     let image = fs::read(image).context("the image")?;
     let mut client = Client::connect(socket, volume)?;
-    let pieces = image.chunks(REQUEST_BYTES).enumerate().map(|(n, piece)| ((n * REQUEST_BYTES) as u64, piece));
+    let pieces = image
+        .chunks(REQUEST_BYTES)
+        .enumerate()
+        .map(|(n, piece)| ((n * REQUEST_BYTES) as u64, piece));
     // A new volume is all zeroes: what is zero need not be sent.
     client.write_all(pieces.filter(|(_, piece)| piece.iter().any(|&byte| byte != 0)))?;
     client.flush()?;

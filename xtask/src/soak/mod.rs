@@ -1,7 +1,9 @@
-//! `cargo xtask soak`: everything that clients and operators do to a server, at full size and by chance, and `check` in the end.
+//! `cargo xtask soak`: everything that clients and operators do to a server, at full size and by
+//! chance, and `check` in the end.
 //!
-//! One large volume has a model: what each of its blocks must hold. Kills come behind a flush, so that the model is exact. Other volumes are made,
-//! renamed, resized, given a file system and deleted beside it.
+//! One large volume has a model: what each of its blocks must hold. Kills come behind a flush, so
+//! that the model is exact. Other volumes are made, renamed, resized, given a file system and
+//! deleted beside it.
 
 mod model;
 mod site;
@@ -32,11 +34,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let (mut engines, mut minutes, mut seed) = (Vec::new(), MINUTES, 1);
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
-        let mut number = || rest.next().and_then(|text| text.parse::<u64>().ok()).with_context(|| format!("{argument} needs a number"));
+        let mut number = || {
+            rest.next()
+                .and_then(|text| text.parse::<u64>().ok())
+                .with_context(|| format!("{argument} needs a number"))
+        };
         match argument.as_str() {
             "--minutes" => minutes = number()?,
             "--seed" => seed = number()?,
-            name => engines.push(Engine::named(name).with_context(|| format!("'{name}'?\n\n{USAGE}"))?),
+            name => {
+                engines.push(Engine::named(name).with_context(|| format!("'{name}'?\n\n{USAGE}"))?)
+            }
         }
     }
     if engines.is_empty() {
@@ -45,11 +53,20 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let mut well = true;
     for engine in engines {
         let begun = Instant::now();
-        let result = Soak::new(engine, seed).and_then(|soak| soak.run(Duration::from_secs(minutes * 60)));
+        let result =
+            Soak::new(engine, seed).and_then(|soak| soak.run(Duration::from_secs(minutes * 60)));
         match result {
-            Ok(said) => println!("{}: {said}, {} s, seed {seed}: nothing wrong", engine.name(), begun.elapsed().as_secs()),
+            Ok(said) => println!(
+                "{}: {said}, {} s, seed {seed}: nothing wrong",
+                engine.name(),
+                begun.elapsed().as_secs()
+            ),
             Err(error) => {
-                println!("{}: FAILED after {} s, seed {seed}: {error:#}", engine.name(), begun.elapsed().as_secs());
+                println!(
+                    "{}: FAILED after {} s, seed {seed}: {error:#}",
+                    engine.name(),
+                    begun.elapsed().as_secs()
+                );
                 well = false;
             }
         }
@@ -128,9 +145,15 @@ impl Soak {
     }
 
     fn said(&self) -> String {
-        let verbs = VERBS.iter().zip(self.done).map(|((verb, _), times)| format!("{verb:?} {times}"));
+        let verbs =
+            VERBS.iter().zip(self.done).map(|((verb, _), times)| format!("{verb:?} {times}"));
         let verbs: Vec<String> = verbs.collect();
-        format!("{} requests, {} extents written; {}", self.requests, self.model.extents(), verbs.join(", "))
+        format!(
+            "{} requests, {} extents written; {}",
+            self.requests,
+            self.model.extents(),
+            verbs.join(", ")
+        )
     }
 
     fn next(&mut self) -> Verb {
@@ -192,8 +215,10 @@ impl Soak {
                 places.push((at, blocks));
             }
         }
-        let pieces: Vec<(u64, Vec<u8>)> =
-            places.into_iter().map(|(at, blocks)| (at * BLOCK as u64, self.model.write(at, blocks))).collect();
+        let pieces: Vec<(u64, Vec<u8>)> = places
+            .into_iter()
+            .map(|(at, blocks)| (at * BLOCK as u64, self.model.write(at, blocks)))
+            .collect();
         self.requests += pieces.len() as u64;
         self.client.write_all(pieces.iter().map(|(at, bytes)| (*at, &bytes[..])))
     }
@@ -213,9 +238,13 @@ impl Soak {
     fn trim_in_pieces(&mut self) -> Result<()> {
         let (step, blocks) = (2 + self.model.below(600), 1 + self.model.below(2));
         let at = self.model.place(BURST * 8 * step);
-        let pieces: Vec<(u64, u64)> = (0..BURST * 8).map(|n| (at + n * step, blocks.min(step))).collect();
+        let pieces: Vec<(u64, u64)> =
+            (0..BURST * 8).map(|n| (at + n * step, blocks.min(step))).collect();
         self.requests += pieces.len() as u64;
-        let wanted: Vec<(u64, u32)> = pieces.iter().map(|(at, blocks)| (at * BLOCK as u64, (blocks * BLOCK as u64) as u32)).collect();
+        let wanted: Vec<(u64, u32)> = pieces
+            .iter()
+            .map(|(at, blocks)| (at * BLOCK as u64, (blocks * BLOCK as u64) as u32))
+            .collect();
         pieces.into_iter().for_each(|(at, blocks)| self.model.zero(at, blocks));
         self.client.trim(wanted.into_iter())
     }

@@ -3,7 +3,8 @@
 /// Bytes of a block.
 pub(super) const BLOCK: usize = 4096;
 
-/// Tokens below it stand for one content wherever they are; the others for one of some thousand, by the place.
+/// Tokens below it stand for one content wherever they are; the others for one of some thousand, by
+/// the place.
 const SHARED: u8 = 128;
 
 /// Different contents of one token at different places.
@@ -26,7 +27,13 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn new(blocks: u64, seed: u64) -> Model {
         let count = blocks as usize;
-        Model { tokens: vec![0; count], touched: vec![false; count.div_ceil(STRETCH)], state: seed, extents: 0, near: 0 }
+        Model {
+            tokens: vec![0; count],
+            touched: vec![false; count.div_ceil(STRETCH)],
+            state: seed,
+            extents: 0,
+            near: 0,
+        }
     }
 
     pub(super) fn blocks(&self) -> u64 {
@@ -59,7 +66,8 @@ impl Model {
     }
 
     fn touch(&mut self, at: u64, blocks: u64) {
-        (at as usize / STRETCH..=(at + blocks - 1) as usize / STRETCH).for_each(|stretch| self.touched[stretch] = true);
+        (at as usize / STRETCH..=(at + blocks - 1) as usize / STRETCH)
+            .for_each(|stretch| self.touched[stretch] = true);
     }
 
     /// Blocks get new contents.
@@ -104,8 +112,15 @@ impl Model {
 
     /// Stretches that were ever written to: first block and blocks.
     pub(super) fn touched(&self) -> Vec<(u64, u64)> {
-        let stretch = |(n, touched): (usize, &bool)| touched.then(|| (n * STRETCH, STRETCH.min(self.tokens.len() - n * STRETCH)));
-        self.touched.iter().enumerate().filter_map(stretch).map(|(at, blocks)| (at as u64, blocks as u64)).collect()
+        let stretch = |(n, touched): (usize, &bool)| {
+            touched.then(|| (n * STRETCH, STRETCH.min(self.tokens.len() - n * STRETCH)))
+        };
+        self.touched
+            .iter()
+            .enumerate()
+            .filter_map(stretch)
+            .map(|(at, blocks)| (at as u64, blocks as u64))
+            .collect()
     }
 }
 

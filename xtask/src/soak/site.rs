@@ -61,7 +61,8 @@ impl Engine {
         [words, &[verb, store, name]].concat()
     }
 
-    /// A folder has no control socket: its volumes are managed while it is not served, and have no other names.
+    /// A folder has no control socket: its volumes are managed while it is not served, and have no
+    /// other names.
     fn is_managed_while_served(self) -> bool {
         self != Engine::Cluster
     }
@@ -98,7 +99,12 @@ impl Site {
 
     fn start(&mut self) -> Result<()> {
         let listener = format!("unix:{}", path(&self.socket));
-        self.server = Some(self.onefold.serve_to(path(&self.store), &self.scratch.file("server.log"), &[listener], &[])?);
+        self.server = Some(self.onefold.serve_to(
+            path(&self.store),
+            &self.scratch.file("server.log"),
+            &[listener],
+            &[],
+        )?);
         Ok(())
     }
 
@@ -124,7 +130,8 @@ impl Site {
         }
         let name = format!("other{turn}");
         self.volume("create", &name, &["--size", "1G"])?;
-        Client::connect(&self.socket, &name)?.write_all([(0, &[7; 65536][..]), (1 << 29, &[8; 4096][..])].into_iter())?;
+        Client::connect(&self.socket, &name)?
+            .write_all([(0, &[7; 65536][..]), (1 << 29, &[8; 4096][..])].into_iter())?;
         self.volume("resize", &name, &["--size", "256M"])?;
         self.volume("resize", &name, &["--size", "2G"])?;
         self.volume("rename", &name, &["renamed"])?;
@@ -155,7 +162,9 @@ impl Site {
     pub(super) fn check(&mut self) -> Result<()> {
         self.server.take().context("the server does not run")?.stop()?;
         match self.engine {
-            Engine::Cluster => self.onefold.verb(["cluster", "scrub", path(&self.store)]).map(|_| ()),
+            Engine::Cluster => {
+                self.onefold.verb(["cluster", "scrub", path(&self.store)]).map(|_| ())
+            }
             _ => self.onefold.check(&self.store).map(|_| ()),
         }
     }

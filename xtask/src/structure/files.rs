@@ -53,17 +53,24 @@ pub(super) struct Crate {
 impl Crate {
     pub(super) fn read(name: &str, source: &Path) -> Result<Crate> {
         let mut read = Crate { name: name.to_owned(), ..Crate::default() };
-        let root = ["lib.rs", "main.rs"].iter().map(|file| source.join(file)).find(|file| file.is_file());
+        let root =
+            ["lib.rs", "main.rs"].iter().map(|file| source.join(file)).find(|file| file.is_file());
         let root = root.with_context(|| format!("{} has no root", source.display()))?;
         read.file(source, &root, Names::new())?;
         Ok(read)
     }
 
     /// Lines that are wanted, of files that are wanted, with where they stand.
-    pub(super) fn lines(&self, wanted: impl Fn(&str) -> bool, file: impl Fn(&Path) -> bool) -> Vec<String> {
+    pub(super) fn lines(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+        file: impl Fn(&Path) -> bool,
+    ) -> Vec<String> {
         let of = |(path, lines): (&PathBuf, &Vec<(usize, String)>)| {
             let lines = lines.iter().filter(|(_, line)| wanted(line.trim_end()));
-            lines.map(|(number, line)| format!("{}:{number}: {}", path.display(), line.trim())).collect::<Vec<_>>()
+            lines
+                .map(|(number, line)| format!("{}:{number}: {}", path.display(), line.trim()))
+                .collect::<Vec<_>>()
         };
         self.text.iter().filter(|(path, _)| file(path)).flat_map(of).collect()
     }
@@ -75,8 +82,13 @@ impl Crate {
         let end = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
         let lines = text[..end].lines().enumerate().map(|(n, line)| (n + 1, line.to_owned()));
         self.text.insert(own.clone(), lines.collect());
-        self.examples +=
-            text.lines().filter(|line| matches!(line.trim(), "/// ```" | "//! ```" | "/// ```no_run" | "//! ```no_run")).count() / 2;
+        self.examples += text
+            .lines()
+            .filter(|line| {
+                matches!(line.trim(), "/// ```" | "//! ```" | "/// ```no_run" | "//! ```no_run")
+            })
+            .count()
+            / 2;
         let folder = match path.file_stem().and_then(|stem| stem.to_str()) {
             Some("lib" | "main" | "mod") => path.parent().unwrap_or(source).to_owned(),
             _ => path.with_extension(""),
@@ -84,7 +96,14 @@ impl Crate {
         self.items(source, &own, &folder, module, &syntax.items)
     }
 
-    fn items(&mut self, source: &Path, own: &Path, folder: &Path, module: Names, items: &[Item]) -> Result<()> {
+    fn items(
+        &mut self,
+        source: &Path,
+        own: &Path,
+        folder: &Path,
+        module: Names,
+        items: &[Item],
+    ) -> Result<()> {
         let mut here = Module { file: own.to_owned(), ..Module::default() };
         let mut inside = Vec::new();
         for item in items.iter().filter(|item| !is_test(item)) {
@@ -134,9 +153,14 @@ impl Crate {
             Item::Struct(found) => self.open_fields += found.fields.iter().filter(opens).count(),
             Item::Impl(found) => {
                 let syn::Type::Path(of) = &*found.self_ty else { return };
-                let Some(of) = of.path.segments.last().map(|name| name.ident.to_string()) else { return };
-                let functions = found.items.iter().filter(|item| matches!(item, syn::ImplItem::Fn(_))).count();
-                self.methods.extend((0..functions).map(|_| Method { of: of.clone(), file: file.to_owned() }));
+                let Some(of) = of.path.segments.last().map(|name| name.ident.to_string()) else {
+                    return;
+                };
+                let functions =
+                    found.items.iter().filter(|item| matches!(item, syn::ImplItem::Fn(_))).count();
+                self.methods.extend(
+                    (0..functions).map(|_| Method { of: of.clone(), file: file.to_owned() }),
+                );
             }
             _ => {}
         }
@@ -170,8 +194,12 @@ fn taken_over(tree: &UseTree, before: &mut Names, all: &mut Vec<(String, Names)>
         UseTree::Name(name) if name.ident == "self" => {
             all.push((before.last().cloned().unwrap_or_default(), before.clone()));
         }
-        UseTree::Name(name) => all.push((name.ident.to_string(), [&before[..], &[name.ident.to_string()]].concat())),
-        UseTree::Rename(name) => all.push((name.rename.to_string(), [&before[..], &[name.ident.to_string()]].concat())),
+        UseTree::Name(name) => {
+            all.push((name.ident.to_string(), [&before[..], &[name.ident.to_string()]].concat()))
+        }
+        UseTree::Rename(name) => {
+            all.push((name.rename.to_string(), [&before[..], &[name.ident.to_string()]].concat()))
+        }
         UseTree::Glob(_) => all.push((format!("* of {}", before.join("::")), before.clone())),
         UseTree::Group(group) => group.items.iter().for_each(|tree| taken_over(tree, before, all)),
     }

@@ -1,6 +1,8 @@
-//! The block index filter (dedupv1 3.2): a block that is written again often has the same chunks as before, at the same place.
+//! The block index filter (dedupv1 3.2): a block that is written again often has the same chunks as
+//! before, at the same place.
 //!
-//! The mappings of the blocks that are written again were read before the batch is looked up; what they name needs no look into the chunk index.
+//! The mappings of the blocks that are written again were read before the batch is looked up; what
+//! they name needs no look into the chunk index.
 
 use onefold_core::Result;
 
@@ -15,6 +17,9 @@ impl Filter for BlockIndex {
     }
 
     fn check(&mut self, query: &Query<'_>, known: &mut Known<'_>) -> Result<Answer> {
-        Ok(known.placed.get(&query.fingerprint).map_or(Answer::WeakMaybe, |&address| Answer::StrongMaybe(address)))
+        Ok(known
+            .placed
+            .get(&query.fingerprint)
+            .map_or(Answer::WeakMaybe, |&address| Answer::StrongMaybe(address)))
     }
 }

@@ -1,7 +1,8 @@
 //! The Bloom filter (dedupv1 3.2, after Zhu et al.): tells most new chunks without a read.
 //!
-//! The bits are in the files of the chunk index, behind the pages that they speak for, so that they are never older than these. What is not imported is
-//! in the auxiliary index, which is asked before.
+//! The bits are in the files of the chunk index, behind the pages that they speak for, so that they
+//! are never older than these. What is not imported is in the auxiliary index, which is asked
+//! before.
 
 use onefold_core::Result;
 
@@ -16,6 +17,10 @@ impl Filter for Bloom {
     }
 
     fn check(&mut self, query: &Query<'_>, known: &mut Known<'_>) -> Result<Answer> {
-        Ok(if known.index.may_hold(&query.fingerprint) { Answer::WeakMaybe } else { Answer::NonExisting })
+        Ok(if known.index.may_hold(&query.fingerprint) {
+            Answer::WeakMaybe
+        } else {
+            Answer::NonExisting
+        })
     }
 }

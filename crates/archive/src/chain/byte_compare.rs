@@ -1,4 +1,5 @@
-//! The byte compare filter (dedupv1 3.2): compares the chunk with the stored one, so that no collision goes unnoticed.
+//! The byte compare filter (dedupv1 3.2): compares the chunk with the stored one, so that no
+//! collision goes unnoticed.
 
 use onefold_core::{Kind, Result};
 
@@ -18,7 +19,9 @@ impl Filter for ByteCompare {
 
     fn check(&mut self, query: &Query<'_>, known: &mut Known<'_>) -> Result<Answer> {
         let Some(address) = address_of(query.answer) else { return Ok(Answer::WeakMaybe) };
-        let judge = |stored: &[u8]| if stored == query.bytes { Answer::Existing(address) } else { Answer::NonExisting };
+        let judge = |stored: &[u8]| {
+            if stored == query.bytes { Answer::Existing(address) } else { Answer::NonExisting }
+        };
         if let Some(open) = known.unwritten.iter().find(|open| open.id == address.container) {
             return Ok(open.bytes_of(address.slot).map_or(Answer::NonExisting, judge));
         }
@@ -26,7 +29,9 @@ impl Filter for ByteCompare {
         match reader.chunk(&known.archive.tables(), known.shelves, address) {
             Ok(bytes) => Ok(judge(bytes)),
             // What can't be read is stored again.
-            Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => Ok(Answer::NonExisting),
+            Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
+                Ok(Answer::NonExisting)
+            }
             Err(error) => Err(error),
         }
     }

@@ -1,4 +1,5 @@
-//! The chunk index filter (dedupv1 3.2): the basic one. It reads a page of the index for each check.
+//! The chunk index filter (dedupv1 3.2): the basic one. It reads a page of the index for each
+//! check.
 
 use onefold_core::Result;
 
@@ -20,6 +21,9 @@ impl Filter for IndexFilter {
     }
 
     fn check(&mut self, query: &Query<'_>, known: &mut Known<'_>) -> Result<Answer> {
-        Ok(known.index.look_up(&query.fingerprint, self.filtered)?.map_or(Answer::NonExisting, Answer::StrongMaybe))
+        Ok(known
+            .index
+            .look_up(&query.fingerprint, self.filtered)?
+            .map_or(Answer::NonExisting, Answer::StrongMaybe))
     }
 }

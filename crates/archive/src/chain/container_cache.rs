@@ -1,5 +1,5 @@
-//! The container cache (dedupv1 3.2, after Zhu et al.): the fingerprints of containers that were found lately. Where one chunk of a container comes
-//! back, its neighbours do too.
+//! The container cache (dedupv1 3.2, after Zhu et al.): the fingerprints of containers that were
+//! found lately. Where one chunk of a container comes back, its neighbours do too.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -17,7 +17,8 @@ const CHUNKS_USUAL: usize = 512;
 /// Fingerprints of the containers read last.
 pub struct ContainerCache {
     most: usize,
-    /// Fingerprints in it: as many as containers of usual chunks have, so that small chunks take no more memory.
+    /// Fingerprints in it: as many as containers of usual chunks have, so that small chunks take
+    /// no more memory.
     chunks: usize,
     /// The containers' chunks that can be taken, by their addresses.
     containers: HashMap<ContainerId, Vec<(Address, Fingerprint)>>,
@@ -46,16 +47,29 @@ impl ContainerCache {
         self.containers.contains_key(&container)
     }
 
-    /// Takes in the chunks of a container that are not `closed` to puts: maps with a bit for each chunk.
-    pub(super) fn insert(&mut self, metadata: Metadata, closed: &[Option<&BTreeMap<ContainerId, Vec<u8>>>]) {
+    /// Takes in the chunks of a container that are not `closed` to puts: maps with a bit for each
+    /// chunk.
+    pub(super) fn insert(
+        &mut self,
+        metadata: Metadata,
+        closed: &[Option<&BTreeMap<ContainerId, Vec<u8>>>],
+    ) {
         let more = metadata.chunks.len();
-        while self.containers.len() >= self.most || (self.chunks + more > self.most * CHUNKS_USUAL && self.chunks > 0) {
+        while self.containers.len() >= self.most
+            || (self.chunks + more > self.most * CHUNKS_USUAL && self.chunks > 0)
+        {
             self.evict();
         }
         let id = metadata.id;
-        let bits: Vec<&Vec<u8>> = closed.iter().flatten().filter_map(|closed| closed.get(&id)).collect();
-        let open = metadata.chunks.iter().enumerate().filter(|(n, _)| !bits.iter().any(|bits| is_condemned(bits, *n)));
-        let chunks: Vec<(Address, Fingerprint)> = open.map(|(_, chunk)| (chunk.first, chunk.fingerprint)).collect();
+        let bits: Vec<&Vec<u8>> =
+            closed.iter().flatten().filter_map(|closed| closed.get(&id)).collect();
+        let open = metadata
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(n, _)| !bits.iter().any(|bits| is_condemned(bits, *n)));
+        let chunks: Vec<(Address, Fingerprint)> =
+            open.map(|(_, chunk)| (chunk.first, chunk.fingerprint)).collect();
         for &(address, fingerprint) in &chunks {
             self.by_fingerprint.insert(fingerprint, (id, address));
         }
@@ -88,7 +102,8 @@ impl ContainerCache {
         let gone = self.containers.remove(&id).unwrap_or_default();
         self.chunks -= gone.len();
         for (_, fingerprint) in gone {
-            if self.by_fingerprint.get(&fingerprint).is_some_and(|(container, _)| *container == id) {
+            if self.by_fingerprint.get(&fingerprint).is_some_and(|(container, _)| *container == id)
+            {
                 self.by_fingerprint.remove(&fingerprint);
             }
         }
@@ -100,9 +115,16 @@ impl ContainerCache {
     }
 
     /// True when the container shows the fingerprint at the address, and the chunk may be taken.
-    pub(super) fn shows(&self, home: ContainerId, fingerprint: &Fingerprint, address: Address) -> bool {
+    pub(super) fn shows(
+        &self,
+        home: ContainerId,
+        fingerprint: &Fingerprint,
+        address: Address,
+    ) -> bool {
         let Some(chunks) = self.containers.get(&home) else { return false };
-        chunks.binary_search_by_key(&address, |chunk| chunk.0).is_ok_and(|n| chunks[n].1 == *fingerprint)
+        chunks
+            .binary_search_by_key(&address, |chunk| chunk.0)
+            .is_ok_and(|n| chunks[n].1 == *fingerprint)
     }
 
     fn find(&mut self, fingerprint: &Fingerprint) -> Option<Address> {

@@ -11,12 +11,14 @@
 //!
 //! What turns out to be new is shown to all filters a second time, so that they learn it.
 //!
-//! The chain works on a batch of chunks. A filter that reads the disk is asked in rounds, for a few of those that are undecided, spread evenly; after each
-//! round the containers that were found are loaded into the container cache, and the filters before it are asked again: where chunks come back in
-//! their old order, one index read and one metadata read answer for a whole container.
+//! The chain works on a batch of chunks. A filter that reads the disk is asked in rounds, for a few
+//! of those that are undecided, spread evenly; after each round the containers that were found are
+//! loaded into the container cache, and the filters before it are asked again: where chunks come
+//! back in their old order, one index read and one metadata read answer for a whole container.
 //!
-//! *Invariant:* no answer becomes a reference before the container's metadata shows the fingerprint at the address, unless this session made the
-//! container itself. A condemned chunk is no duplicate.
+//! *Invariant:* no answer becomes a reference before the container's metadata shows the fingerprint
+//! at the address, unless this session made the container itself. A condemned chunk is no
+//! duplicate.
 
 mod block_index;
 mod bloom;
@@ -29,7 +31,10 @@ use std::sync::Arc;
 use onefold_core::{Fingerprint, Result};
 use parking_lot::Mutex;
 
-use self::{block_index::BlockIndex, bloom::Bloom, byte_compare::ByteCompare, chunk_index::IndexFilter, container_cache::ContainerCache};
+use self::{
+    block_index::BlockIndex, bloom::Bloom, byte_compare::ByteCompare, chunk_index::IndexFilter,
+    container_cache::ContainerCache,
+};
 use crate::{
     archive::Archive,
     check::is_damage,
@@ -182,7 +187,16 @@ impl Chain {
         });
         let filters = filters.collect();
         let cache = ContainerCache::new(archive.settings.cached_containers);
-        Ok(Chain { archive, tables, filters, index, cache, shelves, auxiliary, counts: Counts::default() })
+        Ok(Chain {
+            archive,
+            tables,
+            filters,
+            index,
+            cache,
+            shelves,
+            auxiliary,
+            counts: Counts::default(),
+        })
     }
 
     /// The figures so far.
@@ -202,14 +216,16 @@ impl Chain {
     /// Sees the archive as it is now: what was seen before may be condemned or damaged by now.
     fn follow(&mut self) {
         let tables = self.archive.tables();
-        let same = Arc::ptr_eq(&tables, &self.tables) || (tables.epoch == self.tables.epoch && tables.damaged == self.tables.damaged);
+        let same = Arc::ptr_eq(&tables, &self.tables)
+            || (tables.epoch == self.tables.epoch && tables.damaged == self.tables.damaged);
         if !same {
             self.cache = ContainerCache::new(self.archive.settings.cached_containers);
         }
         self.tables = tables;
     }
 
-    /// Looks up a batch for a session: the address of each duplicate. Later chunks of a batch may be duplicates of earlier ones: that is for the caller.
+    /// Looks up a batch for a session: the address of each duplicate. Later chunks of a batch may
+    /// be duplicates of earlier ones: that is for the caller.
     pub(crate) fn look_up(
         &mut self,
         queries: &mut [Query<'_>],
@@ -223,7 +239,8 @@ impl Chain {
         let compares = self.filters.iter().any(|filter| filter.best() == Best::Existing);
         let mut round = FIRST_ROUND;
         loop {
-            let undecided: Vec<usize> = (0..queries.len()).filter(|&n| is_undecided(&queries[n], compares)).collect();
+            let undecided: Vec<usize> =
+                (0..queries.len()).filter(|&n| is_undecided(&queries[n], compares)).collect();
             if undecided.is_empty() {
                 break;
             }
@@ -234,7 +251,8 @@ impl Chain {
             }
             round *= 2;
         }
-        self.counts.duplicates += queries.iter().filter(|query| address_of(query.answer).is_some()).count() as u64;
+        self.counts.duplicates +=
+            queries.iter().filter(|query| address_of(query.answer).is_some()).count() as u64;
         Ok(())
     }
 
@@ -249,7 +267,8 @@ impl Chain {
         }
     }
 
-    /// Asks the filters about one chunk; those that read only when it is its turn, and then to the end.
+    /// Asks the filters about one chunk; those that read only when it is its turn, and then to the
+    /// end.
     fn ask(
         &mut self,
         query: &mut Query<'_>,
@@ -290,7 +309,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Looks into the container before a hit becomes a reference. This is the chain's last, artificial step too: it loads the container into the cache.
+    /// Looks into the container before a hit becomes a reference. This is the chain's last,
+    /// artificial step too: it loads the container into the cache.
     fn confirm(
         query: &mut Query<'_>,
         known: &mut Known<'_>,
@@ -317,9 +337,18 @@ impl Chain {
 }
 
 impl Known<'_> {
-    /// True when the chunk at `address` has this fingerprint, is there, and is neither condemned nor damaged.
-    fn confirms(&mut self, fingerprint: &Fingerprint, address: Address, counts: &mut Counts) -> Result<bool> {
-        let closed = [(&self.tables.condemned, PlantedBug::CondemnedTaken), (&self.tables.damaged, PlantedBug::DamagedTaken)];
+    /// True when the chunk at `address` has this fingerprint, is there, and is neither condemned
+    /// nor damaged.
+    fn confirms(
+        &mut self,
+        fingerprint: &Fingerprint,
+        address: Address,
+        counts: &mut Counts,
+    ) -> Result<bool> {
+        let closed = [
+            (&self.tables.condemned, PlantedBug::CondemnedTaken),
+            (&self.tables.damaged, PlantedBug::DamagedTaken),
+        ];
         let closed = closed.map(|(bits, bug)| (!self.archive.settings.has(bug)).then_some(bits));
         for container in self.tables.places(address.container) {
             let home = container.stored.id;

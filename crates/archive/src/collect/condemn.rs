@@ -19,11 +19,14 @@ use crate::{
 const ID_BYTES: usize = 16;
 
 impl Collection {
-    /// Condemns dead chunks of containers that are dead or less than half full; false when there are none.
+    /// Condemns dead chunks of containers that are dead or less than half full; false when there
+    /// are none.
     pub(super) fn condemn(&mut self) -> Result<bool> {
         let tables = self.archive.tables();
         let (mut counts, counted) = match &self.in_memory {
-            Some((file, upto)) => (CountsReader::over(&self.archive, file.clone(), tables.counts + 1)?, *upto),
+            Some((file, upto)) => {
+                (CountsReader::over(&self.archive, file.clone(), tables.counts + 1)?, *upto)
+            }
             None => (CountsReader::open(&self.archive, tables.counts)?, tables.counted),
         };
         // Which chunks are dead, as bits, by home; merged containers have several ids.
@@ -33,15 +36,16 @@ impl Collection {
                 continue;
             }
             for home in tables.places(id) {
-                let spared = tables
-                    .unfinished
-                    .get(&home.stored.id)
-                    .is_some_and(|at| at.saturating_add(self.options.keep_partial) > self.options.now);
+                let spared = tables.unfinished.get(&home.stored.id).is_some_and(|at| {
+                    at.saturating_add(self.options.keep_partial) > self.options.now
+                });
                 if spared {
                     continue;
                 }
                 let chunks = home.stored.chunks;
-                let (number, bits) = dead.entry(home.stored.id).or_insert_with(|| (0, vec![0; (chunks as usize).div_ceil(8)]));
+                let (number, bits) = dead
+                    .entry(home.stored.id)
+                    .or_insert_with(|| (0, vec![0; (chunks as usize).div_ceil(8)]));
                 for n in self.unused(home, id, &counts)? {
                     bits[n / 8] |= 1 << (n % 8);
                     *number += 1;
@@ -50,17 +54,25 @@ impl Collection {
         }
         // What a killed put listed since the counts were made: no recipe that came since names it.
         for (id, at) in &tables.unfinished {
-            let Some(container) = tables.containers.get(id).filter(|container| container.logged > counted) else { continue };
+            let Some(container) =
+                tables.containers.get(id).filter(|container| container.logged > counted)
+            else {
+                continue;
+            };
             if at.saturating_add(self.options.keep_partial) <= self.options.now {
                 let chunks = container.stored.chunks;
-                dead.entry(*id).or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
+                dead.entry(*id)
+                    .or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
             }
         }
         // Of what is about to be settled every dead chunk is left behind.
         let settling: BTreeSet<ContainerId> = self.settling(&tables).into_iter().collect();
         let (mut containers, mut bytes) = (Vec::new(), 0);
         for (id, (number, bits)) in dead {
-            let live = tables.containers.get(&id).map_or(0, |container| container.stored.chunks.saturating_sub(number));
+            let live = tables
+                .containers
+                .get(&id)
+                .map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
             // Half full or more: their dead chunks may live again.
             let leaves = live * 2 < all || (number > 0 && settling.contains(&id));
@@ -85,15 +97,25 @@ impl Collection {
     }
 
     /// The places in their container of the chunks of `id` without references.
-    pub(super) fn unused(&mut self, home: &Container, id: ContainerId, counts: &[u16]) -> Result<Vec<usize>> {
+    pub(super) fn unused(
+        &mut self,
+        home: &Container,
+        id: ContainerId,
+        counts: &[u16],
+    ) -> Result<Vec<usize>> {
         let unused = |slot: u16| counts.get(usize::from(slot)).is_some_and(|&count| count == 0);
         if home.merged.is_empty() {
-            return Ok((0..counts.len().min(home.stored.chunks as usize)).filter(|&slot| unused(slot as u16)).collect());
+            return Ok((0..counts.len().min(home.stored.chunks as usize))
+                .filter(|&slot| unused(slot as u16))
+                .collect());
         }
         match self.reader.metadata(&self.shelves, home) {
             Ok(metadata) => {
                 let chunks = metadata.chunks.iter().enumerate();
-                Ok(chunks.filter(|(_, chunk)| chunk.first.container == id && unused(chunk.first.slot)).map(|(n, _)| n).collect())
+                Ok(chunks
+                    .filter(|(_, chunk)| chunk.first.container == id && unused(chunk.first.slot))
+                    .map(|(n, _)| n)
+                    .collect())
             }
             // Nothing is known of it: nothing is condemned.
             Err(error) if error.kind() == Kind::Corrupt => Ok(Vec::new()),
@@ -109,7 +131,8 @@ impl Collection {
         }
     }
 
-    /// When all have left that began before: spares what was referenced meanwhile, drops containers that are dead. False when somebody is still there.
+    /// When all have left that began before: spares what was referenced meanwhile, drops containers
+    /// that are dead. False when somebody is still there.
     pub(super) fn recheck(&mut self) -> Result<bool> {
         if !self.others_left(self.archive.refresh()?.epoch)? {
             return Ok(false);
@@ -118,14 +141,24 @@ impl Collection {
             let tables = self.archive.refresh()?;
             let mut spared: Vec<ContainerId> = Vec::new();
             let skip = self.archive.settings.has(PlantedBug::NoRecheck);
-            for difference in tables.differences.iter().filter(|difference| difference.added && !skip) {
+            for difference in
+                tables.differences.iter().filter(|difference| difference.added && !skip)
+            {
                 let mut runs = Vec::new();
-                self.walk(&tables, &difference.recipe, &mut |first, count| runs.push((first, count)))?;
+                self.walk(&tables, &difference.recipe, &mut |first, count| {
+                    runs.push((first, count))
+                })?;
                 self.spare(&tables, &runs, &mut spared)?;
             }
-            // What was removed since the counts on the disk were made, and counted in memory only, is read once more.
+            // What was removed since the counts on the disk were made, and counted in memory only,
+            // is read once more.
             for difference in tables.differences.iter().filter(|difference| !difference.added) {
-                let own = |pieces: &Pieces| (Address { container: pieces.container, slot: pieces.first }, usize::from(pieces.count));
+                let own = |pieces: &Pieces| {
+                    (
+                        Address { container: pieces.container, slot: pieces.first },
+                        usize::from(pieces.count),
+                    )
+                };
                 let runs: Vec<_> = difference.recipe.iter().map(own).collect();
                 match self.spare(&tables, &runs, &mut spared) {
                     // What can't be read will not be counted either.
@@ -136,7 +169,10 @@ impl Collection {
             spared.sort_unstable();
             spared.dedup();
             let dead = tables.condemned.iter().filter(|(id, bits)| {
-                let chunks = tables.containers.get(id).map_or(0, |container| container.stored.chunks as usize);
+                let chunks = tables
+                    .containers
+                    .get(id)
+                    .map_or(0, |container| container.stored.chunks as usize);
                 spared.binary_search(id).is_err() && (0..chunks).all(|n| is_condemned(bits, n))
             });
             let containers: Vec<ContainerId> = dead.map(|(&id, _)| id).collect();
@@ -147,7 +183,8 @@ impl Collection {
             let mut again = false;
             self.archive.commit(true, |now| {
                 // More came meanwhile, or a put gave up what it had listed.
-                again = now.differences.len() != looked_at || containers.iter().any(|id| !now.containers.contains_key(id));
+                again = now.differences.len() != looked_at
+                    || containers.iter().any(|id| !now.containers.contains_key(id));
                 Ok(if again { Vec::new() } else { vec![Record::Dropped { containers, spared }] })
             })?;
             if !again {
@@ -158,7 +195,12 @@ impl Collection {
     }
 
     /// Notes the condemned containers of which chunks in these runs are needed.
-    fn spare(&mut self, tables: &Tables, runs: &[(Address, usize)], spared: &mut Vec<ContainerId>) -> Result<()> {
+    fn spare(
+        &mut self,
+        tables: &Tables,
+        runs: &[(Address, usize)],
+        spared: &mut Vec<ContainerId>,
+    ) -> Result<()> {
         for &(first, count) in runs {
             let slots = usize::from(first.slot)..usize::from(first.slot) + count;
             for home in tables.places(first.container) {
@@ -167,8 +209,15 @@ impl Collection {
                     slots.clone().any(|slot| is_condemned(bits, slot))
                 } else {
                     let metadata = self.reader.metadata(&self.shelves, home)?;
-                    let place = |slot| metadata.chunks.binary_search_by_key(&Address { slot, ..first }, |chunk| chunk.first);
-                    let needed = |slot: usize| u16::try_from(slot).is_ok_and(|slot| place(slot).is_ok_and(|n| is_condemned(bits, n)));
+                    let place = |slot| {
+                        metadata
+                            .chunks
+                            .binary_search_by_key(&Address { slot, ..first }, |chunk| chunk.first)
+                    };
+                    let needed = |slot: usize| {
+                        u16::try_from(slot)
+                            .is_ok_and(|slot| place(slot).is_ok_and(|n| is_condemned(bits, n)))
+                    };
                     slots.clone().any(needed)
                 };
                 if needed {

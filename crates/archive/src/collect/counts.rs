@@ -1,4 +1,5 @@
-//! Usage counts (dedupv1 3.7): a file of them, brought up to the log's end from what came and went since.
+//! Usage counts (dedupv1 3.7): a file of them, brought up to the log's end from what came and went
+//! since.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -45,7 +46,8 @@ impl Collection {
                     if !self.archive.spend_reserve()? {
                         // Not even the reserve is left: counted in memory, for this time.
                         let file: Arc<dyn onefold_core::File> = Arc::new(MemoryFile::default());
-                        let writer = CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
+                        let writer =
+                            CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
                         self.write_counts(&tables, old.is_some(), writer)?;
                         self.in_memory = Some((file, tables.sequence));
                         return Ok(());
@@ -67,9 +69,16 @@ impl Collection {
         }
     }
 
-    /// Writes new counts, durable on return. `on` goes on from the counts there are; else all streams are counted.
-    pub(super) fn write_counts(&mut self, tables: &Tables, on: bool, mut writer: CountsWriter) -> Result<()> {
-        let mut old = if on { Some(CountsReader::open(&self.archive, tables.counts)?) } else { None };
+    /// Writes new counts, durable on return. `on` goes on from the counts there are; else all
+    /// streams are counted.
+    pub(super) fn write_counts(
+        &mut self,
+        tables: &Tables,
+        on: bool,
+        mut writer: CountsWriter,
+    ) -> Result<()> {
+        let mut old =
+            if on { Some(CountsReader::open(&self.archive, tables.counts)?) } else { None };
         let mut fresh = numbers(tables).into_iter().peekable();
         let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
         loop {
@@ -78,7 +87,9 @@ impl Collection {
             while slots < self.archive.settings.count_slots {
                 let old_id = next_old.as_ref().map(|entry| entry.0);
                 let fresh_id = fresh.peek().copied();
-                if let Some((id, counts)) = next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh)) {
+                if let Some((id, counts)) =
+                    next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh))
+                {
                     // The counts of containers that are gone go too.
                     if tables.places(id).next().is_some() {
                         slots += counts.len();
@@ -105,7 +116,8 @@ impl Collection {
         writer.finish()
     }
 
-    /// Slots of a container that has no counts yet: where it was merged, up to the last one that its home has.
+    /// Slots of a container that has no counts yet: where it was merged, up to the last one that
+    /// its home has.
     fn slots(&mut self, tables: &Tables, id: ContainerId) -> Result<usize> {
         let mut slots = 0;
         for container in tables.places(id) {
@@ -115,7 +127,8 @@ impl Collection {
             match self.reader.metadata(&self.shelves, container) {
                 Ok(metadata) => {
                     let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
-                    slots = slots.max(own.map(|chunk| usize::from(chunk.first.slot) + 1).max().unwrap_or(0));
+                    slots = slots
+                        .max(own.map(|chunk| usize::from(chunk.first.slot) + 1).max().unwrap_or(0));
                 }
                 // Nothing is known of it: nothing is counted, and nothing condemned.
                 Err(error) if error.kind() == Kind::Corrupt => {}
@@ -126,13 +139,24 @@ impl Collection {
     }
 
     /// Applies to a range what came and went.
-    pub(super) fn add_up(&mut self, tables: &Tables, on: bool, range: &mut BTreeMap<ContainerId, Vec<u16>>) -> Result<()> {
-        let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) = (Vec::new(), Vec::new());
-        let mappings: Vec<Vec<Pieces>> = if on { Vec::new() } else { tables.volumes.values().map(Volume::recipe).collect() };
+    pub(super) fn add_up(
+        &mut self,
+        tables: &Tables,
+        on: bool,
+        range: &mut BTreeMap<ContainerId, Vec<u16>>,
+    ) -> Result<()> {
+        let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) =
+            (Vec::new(), Vec::new());
+        let mappings: Vec<Vec<Pieces>> =
+            if on { Vec::new() } else { tables.volumes.values().map(Volume::recipe).collect() };
         if on {
             // What comes first is counted first, so that no count falls below zero on the way.
             for difference in &tables.differences {
-                if difference.added { added.push(&difference.recipe) } else { removed.push(&difference.recipe) }
+                if difference.added {
+                    added.push(&difference.recipe)
+                } else {
+                    removed.push(&difference.recipe)
+                }
             }
         } else {
             added.extend(tables.streams.values().flat_map(|stream| stream.recipes()));
@@ -147,7 +171,9 @@ impl Collection {
         for recipe in removed {
             let walked = self.walk(tables, recipe, &mut |first, count| {
                 // What is saturated may be more than it says.
-                change(range, first, count, |n| if n == MOST { n } else { n.saturating_sub(1 + u16::from(twice)) });
+                change(range, first, count, |n| {
+                    if n == MOST { n } else { n.saturating_sub(1 + u16::from(twice)) }
+                });
             });
             match walked {
                 // What can't be read any more is a leak, and no reason to keep everything.
@@ -159,9 +185,17 @@ impl Collection {
     }
 
     /// Tells of all that a recipe names: its own pieces, and its chunks.
-    pub(super) fn walk(&mut self, tables: &Tables, recipe: &[Pieces], each: &mut dyn FnMut(Address, usize)) -> Result<()> {
+    pub(super) fn walk(
+        &mut self,
+        tables: &Tables,
+        recipe: &[Pieces],
+        each: &mut dyn FnMut(Address, usize),
+    ) -> Result<()> {
         for pieces in recipe {
-            each(Address { container: pieces.container, slot: pieces.first }, usize::from(pieces.count));
+            each(
+                Address { container: pieces.container, slot: pieces.first },
+                usize::from(pieces.count),
+            );
             for address in addresses(pieces) {
                 for part in parts(self.reader.chunk(tables, &self.shelves, address?)?)? {
                     match part {
@@ -178,14 +212,23 @@ impl Collection {
 
 /// The numbers by which recipes name containers, in their order.
 fn numbers(tables: &Tables) -> Vec<ContainerId> {
-    let own = tables.containers.iter().filter(|(_, container)| container.merged.is_empty()).map(|(&id, _)| id);
+    let own = tables
+        .containers
+        .iter()
+        .filter(|(_, container)| container.merged.is_empty())
+        .map(|(&id, _)| id);
     let mut numbers: Vec<ContainerId> = own.chain(tables.homes.keys().copied()).collect();
     numbers.sort_unstable();
     numbers
 }
 
 /// Changes the counts of a run of chunks, as far as they are in the range.
-fn change(range: &mut BTreeMap<ContainerId, Vec<u16>>, first: Address, count: usize, to: impl Fn(u16) -> u16) {
+fn change(
+    range: &mut BTreeMap<ContainerId, Vec<u16>>,
+    first: Address,
+    count: usize,
+    to: impl Fn(u16) -> u16,
+) {
     let Some(counts) = range.get_mut(&first.container) else { return };
     counts.iter_mut().skip(usize::from(first.slot)).take(count).for_each(|n| *n = to(*n));
 }

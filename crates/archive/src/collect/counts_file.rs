@@ -1,4 +1,5 @@
-//! The file of usage counts: blocks, each with its length and checksum, of containers in the order of their numbers.
+//! The file of usage counts: blocks, each with its length and checksum, of containers in the order
+//! of their numbers.
 
 use std::sync::Arc;
 
@@ -24,7 +25,8 @@ pub(super) fn counts_name(number: u64) -> String {
 /// Bytes of counts with one checksum.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Writes a file of counts: blocks, each with its length and checksum, of containers in the order of their numbers.
+/// Writes a file of counts: blocks, each with its length and checksum, of containers in the order
+/// of their numbers.
 pub(super) struct CountsWriter {
     archive: Arc<Archive>,
     file: Arc<dyn onefold_core::File>,
@@ -37,11 +39,20 @@ impl CountsWriter {
         CountsWriter::over(archive, fresh(&*archive.files, &counts_name(number))?, number)
     }
 
-    pub(super) fn over(archive: &Arc<Archive>, file: Arc<dyn onefold_core::File>, number: u64) -> Result<CountsWriter> {
+    pub(super) fn over(
+        archive: &Arc<Archive>,
+        file: Arc<dyn onefold_core::File>,
+        number: u64,
+    ) -> Result<CountsWriter> {
         let mut w = Writer::default();
         w.raw(COUNTS_MAGIC).u64(number);
         file.write_at(0, &w.0)?;
-        Ok(CountsWriter { archive: archive.clone(), file, at: w.0.len() as u64, block: Writer::default() })
+        Ok(CountsWriter {
+            archive: archive.clone(),
+            file,
+            at: w.0.len() as u64,
+            block: Writer::default(),
+        })
     }
 
     pub(super) fn push(&mut self, id: ContainerId, counts: &[u16]) -> Result<()> {
@@ -83,18 +94,30 @@ pub(super) struct CountsReader {
 }
 
 impl CountsReader {
-    /// Opens it; all blocks are looked at once, so that damage is known before anything is made of it.
+    /// Opens it; all blocks are looked at once, so that damage is known before anything is made of
+    /// it.
     pub(super) fn open(archive: &Arc<Archive>, number: u64) -> Result<CountsReader> {
         CountsReader::over(archive, archive.files.open(&counts_name(number))?, number)
     }
 
-    pub(super) fn over(archive: &Arc<Archive>, file: Arc<dyn onefold_core::File>, number: u64) -> Result<CountsReader> {
+    pub(super) fn over(
+        archive: &Arc<Archive>,
+        file: Arc<dyn onefold_core::File>,
+        number: u64,
+    ) -> Result<CountsReader> {
         let mut header = [0; 16];
         file.read_at(0, &mut header)?;
         if header[..8] != *COUNTS_MAGIC || header[8..] != number.to_le_bytes() {
             return Err(corrupt("the file of usage counts is another one"));
         }
-        let reader = |file| CountsReader { archive: archive.clone(), file, at: 16, block: Vec::new(), taken: 0, ended: false };
+        let reader = |file| CountsReader {
+            archive: archive.clone(),
+            file,
+            at: 16,
+            block: Vec::new(),
+            taken: 0,
+            ended: false,
+        };
         let mut look = reader(file.clone());
         while look.next_block()? {}
         Ok(reader(file))
@@ -116,7 +139,9 @@ impl CountsReader {
             return Err(damaged());
         }
         self.block.resize(length, 0);
-        if self.file.read_at(self.at + 12, &mut self.block)? < length || self.archive.identity.checksum(&self.block) != checksum {
+        if self.file.read_at(self.at + 12, &mut self.block)? < length
+            || self.archive.identity.checksum(&self.block) != checksum
+        {
             return Err(damaged());
         }
         self.at += 12 + length as u64;

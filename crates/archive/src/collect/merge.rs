@@ -1,4 +1,5 @@
-//! Containers less than half full become one: their live chunks are verified, copied and synced, then one record says where they lie.
+//! Containers less than half full become one: their live chunks are verified, copied and synced,
+//! then one record says where they lie.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,8 @@ use crate::{
 };
 
 impl Collection {
-    /// Copies the live chunks of some containers into a new one; false when there are no more candidates.
+    /// Copies the live chunks of some containers into a new one; false when there are no more
+    /// candidates.
     pub(super) fn merge(&mut self) -> Result<bool> {
         let tables = self.archive.refresh()?;
         // What is settled is not merged before.
@@ -28,7 +30,8 @@ impl Collection {
         let live = |id: &ContainerId, bits: &Vec<u8>| {
             let container = tables.containers.get(id).filter(|_| !settling.contains(id))?;
             let dead = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
-            let kind = (container.stored.holds == Holds::Recipes, tables.class(&container.stored.place).0);
+            let kind =
+                (container.stored.holds == Holds::Recipes, tables.class(&container.stored.place).0);
             Some((kind, container.stored.chunks.saturating_sub(dead), *id))
         };
         let mut candidates: Vec<((bool, Class), u32, ContainerId)> =
@@ -42,7 +45,8 @@ impl Collection {
             match self.live_chunks(&tables, container) {
                 Ok(live) => {
                     let more: usize = live.iter().map(|(_, bytes)| bytes.len()).sum();
-                    let full = bytes + more > self.archive.settings.container_bytes || chunks.len() + live.len() > SLOTS_MAX;
+                    let full = bytes + more > self.archive.settings.container_bytes
+                        || chunks.len() + live.len() > SLOTS_MAX;
                     if !chunks.is_empty() && full {
                         break;
                     }
@@ -53,7 +57,9 @@ impl Collection {
                 Err(error) if error.kind() == Kind::Corrupt => {
                     // It stays, with what can still be read of it.
                     self.done.damaged += 1;
-                    self.archive.commit(true, |_| Ok(vec![Record::Dropped { containers: Vec::new(), spared: vec![id] }]))?;
+                    self.archive.commit(true, |_| {
+                        Ok(vec![Record::Dropped { containers: Vec::new(), spared: vec![id] }])
+                    })?;
                     return Ok(true);
                 }
                 Err(error) => return Err(error),
@@ -62,7 +68,9 @@ impl Collection {
         chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
         let id = self.ids.next()?;
         let mut open = Open::new(id, if kind.0 { Holds::Recipes } else { Holds::Data }, bytes);
-        chunks.iter().for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
+        chunks
+            .iter()
+            .for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
         let packed = put::pack(&self.archive, open, &mut Packer::new(self.archive.settings.level));
         let stored = loop {
             match self.appender.write(&packed, kind.1) {
@@ -79,7 +87,8 @@ impl Collection {
         let (merged, copied) = (from.len() as u64, chunks.len() as u64);
         let mut gone = false;
         self.archive.commit(true, |now| {
-            // A put may have given up what it had listed: then the copy is garbage behind the segment's end.
+            // A put may have given up what it had listed: then the copy is garbage behind the
+            // segment's end.
             gone = from.iter().any(|id| !now.condemned.contains_key(id));
             Ok(if gone { Vec::new() } else { vec![Record::Merged { from, to: stored }] })
         })?;
@@ -93,21 +102,33 @@ impl Collection {
     }
 
     /// The chunks of a container that are not condemned, verified.
-    pub(super) fn live_chunks(&mut self, tables: &Tables, container: &Container) -> Result<Vec<(Chunk, Vec<u8>)>> {
+    pub(super) fn live_chunks(
+        &mut self,
+        tables: &Tables,
+        container: &Container,
+    ) -> Result<Vec<(Chunk, Vec<u8>)>> {
         let id = container.stored.id;
         let bits = tables.condemned.get(&id).cloned().unwrap_or_default();
         let metadata = self.shelves.metadata(container)?;
         let mut live = Vec::new();
-        for (n, chunk) in metadata.chunks.iter().enumerate().filter(|(n, _)| !is_condemned(&bits, *n)) {
+        for (n, chunk) in
+            metadata.chunks.iter().enumerate().filter(|(n, _)| !is_condemned(&bits, *n))
+        {
             let bytes = match self.reader.chunk(tables, &self.shelves, chunk.first) {
-                Err(error) if error.kind() == Kind::Corrupt && self.archive.settings.has(PlantedBug::RotCopied) => {
+                Err(error)
+                    if error.kind() == Kind::Corrupt
+                        && self.archive.settings.has(PlantedBug::RotCopied) =>
+                {
                     self.reader.rotten(&self.shelves, container, &metadata, n)?
                 }
                 read => read?.to_vec(),
             };
             let rot = self.archive.settings.has(PlantedBug::RotCopied);
             if !rot && self.archive.fingerprinter.bytes(&bytes) != chunk.fingerprint {
-                return Err(corrupt(format!("chunk {} of container {} is damaged", chunk.first.slot, chunk.first.container)));
+                return Err(corrupt(format!(
+                    "chunk {} of container {} is damaged",
+                    chunk.first.slot, chunk.first.container
+                )));
             }
             live.push((*chunk, bytes));
         }

@@ -1,11 +1,14 @@
-//! Garbage collection (dedupv1 3.7): counts from what came and went, chunks condemned, rechecked, dropped; containers merged; space freed.
+//! Garbage collection (dedupv1 3.7): counts from what came and went, chunks condemned, rechecked,
+//! dropped; containers merged; space freed.
 //!
-//! The order is in `docs/decisions/0013`, with what a crash between two steps leaves: each step begins from what the log says, so that the next
-//! collector goes on where one was killed.
+//! The order is in `docs/decisions/0013`, with what a crash between two steps leaves: each step
+//! begins from what the log says, so that the next collector goes on where one was killed.
 //!
-//! *Invariants.* A count is never lower than the truth. A chunk is dropped only when no recipe of the log names it and nobody who could name it is under way.
-//! A removed recipe is dropped only when counts without it are durable: until then it says what they must lose.
-//! Space is freed when nobody reads there any more. A chunk that fails its check is not copied, and its container stays.
+//! *Invariants.* A count is never lower than the truth. A chunk is dropped only when no recipe of
+//! the log names it and nobody who could name it is under way. A removed recipe is dropped only
+//! when counts without it are durable: until then it says what they must lose. Space is freed when
+//! nobody reads there any more. A chunk that fails its check is not copied, and its container
+//! stays.
 //!
 //! Memory: counts of one range of containers at a time, two bytes a chunk.
 
@@ -38,7 +41,8 @@ pub struct Options {
     pub now: u64,
     /// Seconds that unfinished containers are spared.
     pub keep_partial: u64,
-    /// Waits for puts and readers that began before; without, what they hold back is left to the next collection.
+    /// Waits for puts and readers that began before; without, what they hold back is left to the
+    /// next collection.
     pub wait: bool,
     /// Bytes of the reserve when all is done.
     pub reserve_bytes: u64,
@@ -129,10 +133,13 @@ impl Collection {
     /// # Errors
     /// `Busy` when another one is at work, and those of the system.
     pub fn begin(archive: &Arc<Archive>, options: Options) -> Result<Collection> {
-        let lock = archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| match error.kind() {
-            Kind::Busy => Error::new(Kind::Busy, "another gc is running"),
-            _ => error,
-        })?;
+        let lock =
+            archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| {
+                match error.kind() {
+                    Kind::Busy => Error::new(Kind::Busy, "another gc is running"),
+                    _ => error,
+                }
+            })?;
         let collection = Collection {
             shelves: Shelves::new(archive.clone()),
             reader: ChunkReader::default(),
@@ -240,10 +247,16 @@ impl Collection {
         }
         let early = self.archive.settings.has(PlantedBug::FreedUnderReader);
         let newest = tables.leaving.iter().map(|leaving| leaving.1).max().unwrap_or(0);
-        // The epoch turned only when nobody stayed in the one before the last. In the last one somebody may.
+        // The epoch turned only when nobody stayed in the one before the last. In the last one
+        // somebody may.
         let all = newest.saturating_add(1) < tables.epoch || self.others_left(tables.epoch)?;
         let limit = if all { tables.epoch } else { tables.epoch.saturating_sub(1) };
-        let places: Vec<_> = tables.leaving.iter().filter(|(_, epoch)| early || *epoch < limit).map(|(place, _)| *place).collect();
+        let places: Vec<_> = tables
+            .leaving
+            .iter()
+            .filter(|(_, epoch)| early || *epoch < limit)
+            .map(|(place, _)| *place)
+            .collect();
         if places.is_empty() {
             return Ok(());
         }
@@ -268,9 +281,11 @@ impl Collection {
         self.appender.trim()?;
         let (now, before) = (self.archive.tables().work, self.before);
         self.done.merge_bytes = now.merge_bytes.saturating_sub(before.merge_bytes);
-        self.done.copied_chunk_bytes = now.reencoded_chunk_bytes.saturating_sub(before.reencoded_chunk_bytes);
+        self.done.copied_chunk_bytes =
+            now.reencoded_chunk_bytes.saturating_sub(before.reencoded_chunk_bytes);
         self.done.settled_chunks = now.settled_chunks.saturating_sub(before.settled_chunks);
-        self.done.settled_chunk_bytes = now.settled_chunk_bytes.saturating_sub(before.settled_chunk_bytes);
+        self.done.settled_chunk_bytes =
+            now.settled_chunk_bytes.saturating_sub(before.settled_chunk_bytes);
         self.done.settle_bytes = now.settle_bytes.saturating_sub(before.settle_bytes);
         self.done.held_back = self.archive.tables().leaving.len() as u64;
         self.archive.restore_reserve(self.options.reserve_bytes)
@@ -283,9 +298,11 @@ impl Collection {
         let tables = self.archive.refresh()?;
         let mut removed = false;
         for name in names {
-            let segment = name.strip_prefix("segment-").and_then(|digits| digits.parse::<u32>().ok());
+            let segment =
+                name.strip_prefix("segment-").and_then(|digits| digits.parse::<u32>().ok());
             let counts = name.strip_prefix("counts-").and_then(|digits| digits.parse::<u64>().ok());
-            let orphan = segment.is_some_and(|n| !tables.segments.contains_key(&n) && segment_name(n) == name)
+            let orphan = segment
+                .is_some_and(|n| !tables.segments.contains_key(&n) && segment_name(n) == name)
                 || counts.is_some_and(|n| n != tables.counts);
             if orphan {
                 self.archive.files.remove(&name)?;

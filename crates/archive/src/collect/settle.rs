@@ -1,12 +1,15 @@
-//! Late encoding (RAD): chunks that stood replicated, and whose counts have stood still, are sorted by their counts into classes and encoded, each class with
-//! its own code.
+//! Late encoding (RAD): chunks that stood replicated, and whose counts have stood still, are sorted
+//! by their counts into classes and encoded, each class with its own code.
 //!
-//! What is settled together is a batch; it is done in rounds of a few containers. Classes are told apart by the counts of the whole batch: *cold* chunks have one
-//! reference (or none, when they lost it since they could last be condemned), *hot* ones at least three and as many as no more than a tenth of the batch has, the
-//! *baseline* is all between. Counts may lag; only a chunk's place depends on them.
+//! What is settled together is a batch; it is done in rounds of a few containers. Classes are told
+//! apart by the counts of the whole batch: *cold* chunks have one reference (or none, when they
+//! lost it since they could last be condemned), *hot* ones at least three and as many as no more
+//! than a tenth of the batch has, the *baseline* is all between. Counts may lag; only a chunk's
+//! place depends on them.
 //!
-//! *Crash argument:* a round is one merge. Chunks that nobody needs were condemned and looked at again before; all others are verified and copied, the new
-//! containers are synced, and one record says where the old ones' chunks lie. Before it the copies are bytes behind a segment's end.
+//! *Crash argument:* a round is one merge. Chunks that nobody needs were condemned and looked at
+//! again before; all others are verified and copied, the new containers are synced, and one record
+//! says where the old ones' chunks lie. Before it the copies are bytes behind a segment's end.
 
 use std::{
     cmp::Reverse,
@@ -71,7 +74,11 @@ impl Batch {
     }
 
     fn count(&self, address: Address) -> u16 {
-        self.counts.get(&address.container).and_then(|counts| counts.get(usize::from(address.slot))).copied().unwrap_or(0)
+        self.counts
+            .get(&address.container)
+            .and_then(|counts| counts.get(usize::from(address.slot)))
+            .copied()
+            .unwrap_or(0)
     }
 }
 
@@ -110,18 +117,24 @@ impl Collection {
         if self.is_full || self.in_memory.is_some() {
             return Vec::new();
         }
-        let mut found =
-            tables.settling(self.archive.label().late, self.options.settle_all, self.options.now.saturating_sub(self.options.keep_partial));
+        let mut found = tables.settling(
+            self.archive.label().late,
+            self.options.settle_all,
+            self.options.now.saturating_sub(self.options.keep_partial),
+        );
         found.retain(|id| !self.stays.contains(id));
         found
     }
 
-    /// When the counts of containers that stand replicated changed last, as the differences say that are about to be counted.
+    /// When the counts of containers that stand replicated changed last, as the differences say
+    /// that are about to be counted.
     pub(super) fn changed(&mut self, tables: &Tables) -> Result<Vec<(ContainerId, u64)>> {
         let mut changed = BTreeMap::new();
         for difference in tables.differences.iter().filter(|_| tables.late) {
             let walked = self.walk(tables, &difference.recipe, &mut |first, _| {
-                for home in tables.places(first.container).filter(|home| home.changed < difference.at) {
+                for home in
+                    tables.places(first.container).filter(|home| home.changed < difference.at)
+                {
                     if tables.class(&home.stored.place).0 == Class::Replicated {
                         changed.insert(home.stored.id, difference.at);
                     }
@@ -161,7 +174,10 @@ impl Collection {
             let mut counts = CountsReader::open(&self.archive, tables.counts)?;
             while let Some((id, counts)) = counts.next()? {
                 if known.contains(&id) {
-                    counts.into_iter().filter(|&count| count > 0).for_each(|count| *chunks.entry(count).or_default() += 1);
+                    counts
+                        .into_iter()
+                        .filter(|&count| count > 0)
+                        .for_each(|count| *chunks.entry(count).or_default() += 1);
                 }
             }
         }
@@ -172,7 +188,8 @@ impl Collection {
     fn read_counts(&mut self, tables: &Tables, batch: &mut Batch) -> Result<()> {
         let mut slots = 0;
         while let Some(id) = batch.rest.front().copied() {
-            let chunks = tables.containers.get(&id).map_or(0, |container| container.stored.chunks as usize);
+            let chunks =
+                tables.containers.get(&id).map_or(0, |container| container.stored.chunks as usize);
             if slots > 0 && slots + chunks > self.archive.settings.count_slots {
                 break;
             }
@@ -204,8 +221,15 @@ impl Collection {
                 Ok(live) => {
                     moving.extend(live.into_iter().filter_map(|(chunk, bytes)| {
                         let count = batch.count(chunk.first);
-                        let left = count == 0 && self.archive.settings.has(PlantedBug::SettledUnchecked);
-                        (!left).then(|| Moving { class: batch.class(count), count, from: from.len(), chunk, bytes })
+                        let left =
+                            count == 0 && self.archive.settings.has(PlantedBug::SettledUnchecked);
+                        (!left).then(|| Moving {
+                            class: batch.class(count),
+                            count,
+                            from: from.len(),
+                            chunk,
+                            bytes,
+                        })
                     }));
                     from.push(id);
                 }
@@ -216,7 +240,9 @@ impl Collection {
         if moving.is_empty() {
             return Ok(true);
         }
-        moving.sort_unstable_by_key(|moving| (moving.class, Reverse(moving.count), moving.chunk.first));
+        moving.sort_unstable_by_key(|moving| {
+            (moving.class, Reverse(moving.count), moving.chunk.first)
+        });
         let mut starts = containers(&moving, self.archive.settings.container_bytes);
         // The chunks of one container lie in few places: those of its round.
         while starts.len() > PLACES_MAX && from.len() > 1 {
@@ -232,7 +258,8 @@ impl Collection {
             let Some(class) = chunks.first().map(|moving| moving.class) else { continue };
             packed.push((class, self.pack(chunks, &mut known, &mut packer)?));
         }
-        let planned: Vec<_> = from.iter().map(|&id| (id, tables.condemned.get(&id).cloned())).collect();
+        let planned: Vec<_> =
+            from.iter().map(|&id| (id, tables.condemned.get(&id).cloned())).collect();
         let Some(stored) = self.write_settled(&packed)? else { return Ok(false) };
         if self.archive.settings.has(PlantedBug::SettledElsewhere) {
             let mut seen = BTreeSet::new();
@@ -248,8 +275,11 @@ impl Collection {
         let to: Vec<(Stored, Vec<ContainerId>)> = stored.into_iter().zip(known).collect();
         let mut gone = false;
         self.archive.commit(true, |now| {
-            // Only collection changes what is settled; what changed all the same is left to the next one.
-            gone = planned.iter().any(|(id, bits)| !now.containers.contains_key(id) || now.condemned.get(id) != bits.as_ref());
+            // Only collection changes what is settled; what changed all the same is left to the
+            // next one.
+            gone = planned.iter().any(|(id, bits)| {
+                !now.containers.contains_key(id) || now.condemned.get(id) != bits.as_ref()
+            });
             Ok(if gone { Vec::new() } else { vec![Record::Settled { from, to }] })
         })?;
         if !gone {
@@ -260,7 +290,12 @@ impl Collection {
     }
 
     /// Packs chunks of one class, and notes under which numbers they are known.
-    fn pack(&mut self, mut chunks: Vec<Moving>, known: &mut Vec<Vec<ContainerId>>, packer: &mut Packer) -> Result<Packed> {
+    fn pack(
+        &mut self,
+        mut chunks: Vec<Moving>,
+        known: &mut Vec<Vec<ContainerId>>,
+        packer: &mut Packer,
+    ) -> Result<Packed> {
         chunks.sort_unstable_by_key(|moving| moving.chunk.first);
         let bytes = chunks.iter().map(|moving| moving.bytes.len()).sum();
         let mut open = Open::new(self.ids.next()?, Holds::Data, bytes);
@@ -296,7 +331,10 @@ impl Collection {
         for class in [Class::Cold, Class::Baseline, Class::Hot] {
             self.appender.make_room(packed, class)?;
         }
-        let stored = packed.iter().map(|(class, packed)| self.appender.append(packed, *class)).collect::<Result<_>>()?;
+        let stored = packed
+            .iter()
+            .map(|(class, packed)| self.appender.append(packed, *class))
+            .collect::<Result<_>>()?;
         if !self.archive.settings.has(PlantedBug::SettledBeforeSync) {
             self.appender.sync()?;
         }
@@ -310,12 +348,19 @@ impl Collection {
         if !tables.condemned.contains_key(&id) {
             return Ok(());
         }
-        self.archive.commit(true, |_| Ok(vec![Record::Dropped { containers: Vec::new(), spared: vec![id] }])).map(|_| ())
+        self.archive
+            .commit(true, |_| {
+                Ok(vec![Record::Dropped { containers: Vec::new(), spared: vec![id] }])
+            })
+            .map(|_| ())
     }
 }
 
 /// The numbers under which the chunks of containers are known.
-fn numbers<'a>(tables: &Tables, containers: impl Iterator<Item = &'a ContainerId>) -> BTreeSet<ContainerId> {
+fn numbers<'a>(
+    tables: &Tables,
+    containers: impl Iterator<Item = &'a ContainerId>,
+) -> BTreeSet<ContainerId> {
     containers.filter_map(|id| tables.containers.get(id)).flat_map(Tables::numbers_of).collect()
 }
 
@@ -351,8 +396,13 @@ mod tests {
             },
             bytes: vec![0; bytes],
         };
-        let all =
-            [moving(Class::Cold, 60), moving(Class::Cold, 60), moving(Class::Cold, 40), moving(Class::Hot, 1), moving(Class::Hot, 200)];
+        let all = [
+            moving(Class::Cold, 60),
+            moving(Class::Cold, 60),
+            moving(Class::Cold, 40),
+            moving(Class::Hot, 1),
+            moving(Class::Hot, 200),
+        ];
         assert_eq!(containers(&all, 100), [0, 1, 3, 4]);
         let tiny: Vec<Moving> = (0..SLOTS_MAX * 2 + 1).map(|_| moving(Class::Cold, 0)).collect();
         assert_eq!(containers(&tiny, 100), [0, SLOTS_MAX, SLOTS_MAX * 2]);

@@ -1,6 +1,8 @@
-//! Cutting streams into chunks (dedupv1 3.1). Cuts depend on the bytes alone, never on how they arrive.
+//! Cutting streams into chunks (dedupv1 3.1). Cuts depend on the bytes alone, never on how they
+//! arrive.
 //!
-//! A run of zeroes of at least a largest chunk is no chunk: it becomes a part of the recipe, and the chunk before it ends where it begins.
+//! A run of zeroes of at least a largest chunk is no chunk: it becomes a part of the recipe, and
+//! the chunk before it ends where it begins.
 
 mod rabin;
 
@@ -39,7 +41,8 @@ impl Cutter {
         2 * self.chunking.most()
     }
 
-    /// The next piece of `bytes`, which go on where the last piece ended. `None` when more must be seen first; with `last` nothing follows.
+    /// The next piece of `bytes`, which go on where the last piece ended. `None` when more must be
+    /// seen first; with `last` nothing follows.
     pub fn next(&mut self, bytes: &[u8], last: bool) -> Option<Piece> {
         if bytes.is_empty() {
             self.in_zeroes &= !last;
@@ -66,17 +69,24 @@ impl Cutter {
 
     /// The length of the chunk that `bytes` begin with.
     fn cut(&self, bytes: &[u8]) -> usize {
-        let (least, mean, most) = (self.chunking.least(), self.chunking.mean(), self.chunking.most());
+        let (least, mean, most) =
+            (self.chunking.least(), self.chunking.mean(), self.chunking.most());
         match (&self.chunking, &self.rabin) {
             (Chunking::Rabin(_), Some(rabin)) => rabin.cut(bytes, least, mean),
-            (Chunking::FastCdc(_), _) => FastCDC::with_level(bytes, least, normal(mean), most, Normalization::Level1).cut(0, bytes.len()).1,
+            (Chunking::FastCdc(_), _) => {
+                FastCDC::with_level(bytes, least, normal(mean), most, Normalization::Level1)
+                    .cut(0, bytes.len())
+                    .1
+            }
             _ => bytes.len(),
         }
     }
 }
 
-/// FastCDC's normal point, where its mask gets easier, for chunks of about `mean` bytes. Normalization of level 1 finds its cuts again sooner after
-/// a change than level 3, which stores 4 % less of a changed stream, but makes larger chunks; at three quarters of the mean they average 1.09 of it.
+/// FastCDC's normal point, where its mask gets easier, for chunks of about `mean` bytes.
+/// Normalization of level 1 finds its cuts again sooner after a change than level 3, which stores 4
+/// % less of a changed stream, but makes larger chunks; at three quarters of the mean they average
+/// 1.09 of it.
 fn normal(mean: usize) -> usize {
     mean / 4 * 3
 }
@@ -88,7 +98,8 @@ fn zeroes(bytes: &[u8]) -> usize {
     whole + bytes[whole..].iter().take_while(|&&byte| byte == 0).count()
 }
 
-/// The run of at least `most` zeroes that begins in the first `most` bytes: its start and the length that is seen.
+/// The run of at least `most` zeroes that begins in the first `most` bytes: its start and the
+/// length that is seen.
 fn long_run(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
     // Such a run covers this byte, wherever it begins.
     if *bytes.get(most - 1)? != 0 {
@@ -115,7 +126,8 @@ mod tests {
         std::iter::repeat_with(next).take(bytes).collect()
     }
 
-    /// Pieces of a stream that arrives in parts of `part` bytes; neighbouring runs of zeroes are one.
+    /// Pieces of a stream that arrives in parts of `part` bytes; neighbouring runs of zeroes are
+    /// one.
     fn pieces(chunking: Chunking, bytes: &[u8], part: usize) -> Vec<Piece> {
         let mut cutter = Cutter::new(chunking);
         let (mut held, mut all): (Vec<u8>, Vec<Piece>) = (Vec::new(), Vec::new());
@@ -135,7 +147,8 @@ mod tests {
         all
     }
 
-    const ALL: [Chunking; 3] = [Chunking::Static(4096), Chunking::Rabin(8192), Chunking::FastCdc(8192)];
+    const ALL: [Chunking; 3] =
+        [Chunking::Static(4096), Chunking::Rabin(8192), Chunking::FastCdc(8192)];
 
     #[test]
     fn cuts_depend_on_the_bytes_alone() {
@@ -155,8 +168,14 @@ mod tests {
                 })
                 .sum();
             assert_eq!(total, bytes.len());
-            assert!(whole.iter().all(|piece| !matches!(piece, Piece::Chunk(n) if *n > chunking.most())));
-            assert!(whole.contains(&Piece::Zeroes(70_000)) && whole.last() == Some(&Piece::Zeroes(200_000)), "{chunking}");
+            assert!(
+                whole.iter().all(|piece| !matches!(piece, Piece::Chunk(n) if *n > chunking.most()))
+            );
+            assert!(
+                whole.contains(&Piece::Zeroes(70_000))
+                    && whole.last() == Some(&Piece::Zeroes(200_000)),
+                "{chunking}"
+            );
         }
     }
 
@@ -198,7 +217,11 @@ mod tests {
             };
             let (a, b) = (chunks(&bytes), chunks(&other));
             let changed = b.difference(&a).count();
-            assert!(changed <= 12 && a.len() > 100 && a.len() < 400, "{chunking}: {changed} of {}", a.len());
+            assert!(
+                changed <= 12 && a.len() > 100 && a.len() < 400,
+                "{chunking}: {changed} of {}",
+                a.len()
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Rabin's fingerprint of a sliding window: the remainder of the window, seen as a polynomial over GF(2), by one that can't be divided.
+//! Rabin's fingerprint of a sliding window: the remainder of the window, seen as a polynomial over
+//! GF(2), by one that can't be divided.
 
 /// Bytes of the window.
 const WINDOW: usize = 48;
@@ -37,7 +38,8 @@ impl Rabin {
         (hash << 8 | u64::from(byte)) ^ self.enter[(high & 0xff) as usize]
     }
 
-    /// The length of the chunk that `bytes` begin with: at least `least` where there are so many; a cut comes once in `mean` places.
+    /// The length of the chunk that `bytes` begin with: at least `least` where there are so many; a
+    /// cut comes once in `mean` places.
     pub(super) fn cut(&self, bytes: &[u8], least: usize, mean: usize) -> usize {
         if bytes.len() <= least {
             return bytes.len();
@@ -74,8 +76,10 @@ mod tests {
         let bytes: Vec<u8> = (0..500u32).map(|n| ((n * n) >> 3) as u8).collect();
         let mut rolling = bytes[..WINDOW].iter().fold(0, |hash, &byte| rabin.append(hash, byte));
         for at in WINDOW..bytes.len() {
-            rolling = rabin.append(rolling ^ rabin.leave[usize::from(bytes[at - WINDOW])], bytes[at]);
-            let fresh = bytes[at + 1 - WINDOW..=at].iter().fold(0, |hash, &byte| rabin.append(hash, byte));
+            rolling =
+                rabin.append(rolling ^ rabin.leave[usize::from(bytes[at - WINDOW])], bytes[at]);
+            let fresh =
+                bytes[at + 1 - WINDOW..=at].iter().fold(0, |hash, &byte| rabin.append(hash, byte));
             assert_eq!(rolling, fresh);
             assert!(rolling >> DEGREE == 0);
         }

@@ -37,12 +37,16 @@ impl Writer {
     }
 }
 
-/// Takes fields off; with a second value, counts and lengths are drawn there before memory is taken for them.
+/// Takes fields off; with a second value, counts and lengths are drawn there before memory is taken
+/// for them.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8], pub(crate) Option<&'a Drawn>);
 
 impl<'a> Reader<'a> {
     pub(crate) fn take(&mut self, n: usize) -> Result<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(n).ok_or_else(|| Error::new(Kind::Corrupt, "it ends too early"))?;
+        let (head, rest) = self
+            .0
+            .split_at_checked(n)
+            .ok_or_else(|| Error::new(Kind::Corrupt, "it ends too early"))?;
         self.0 = rest;
         Ok(head)
     }
@@ -72,7 +76,11 @@ impl<'a> Reader<'a> {
     /// A number that grows by one at a time: none ever comes near the end of 64 bits.
     pub(crate) fn counter(&mut self) -> Result<u64> {
         let n = self.u64()?;
-        if n < 1 << 62 { Ok(n) } else { Err(Error::new(Kind::Corrupt, "a counter can't be so high")) }
+        if n < 1 << 62 {
+            Ok(n)
+        } else {
+            Err(Error::new(Kind::Corrupt, "a counter can't be so high"))
+        }
     }
 
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8]> {
@@ -87,22 +95,30 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn text(&mut self) -> Result<String> {
-        String::from_utf8(self.bytes()?.to_vec()).map_err(|_| Error::new(Kind::Corrupt, "a name is no UTF-8"))
+        String::from_utf8(self.bytes()?.to_vec())
+            .map_err(|_| Error::new(Kind::Corrupt, "a name is no UTF-8"))
     }
 
-    /// So many things of at least `least` bytes each, which take about `memory` bytes each in tables; a count that can't be true is damage, before memory
-    /// is taken for it.
+    /// So many things of at least `least` bytes each, which take about `memory` bytes each in
+    /// tables; a count that can't be true is damage, before memory is taken for it.
     pub(crate) fn count(&mut self, least: usize, memory: usize) -> Result<usize> {
         let n = self.u32()? as usize;
         if n.saturating_mul(least) > self.0.len() {
-            return Err(Error::new(Kind::Corrupt, format!("{n} entries can't be in {} bytes", self.0.len())));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("{n} entries can't be in {} bytes", self.0.len()),
+            ));
         }
         self.draw(n.saturating_mul(memory))?;
         Ok(n)
     }
 
     pub(crate) fn end(&self) -> Result<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(Error::new(Kind::Corrupt, format!("{} bytes too many", self.0.len()))) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::new(Kind::Corrupt, format!("{} bytes too many", self.0.len())))
+        }
     }
 }
 

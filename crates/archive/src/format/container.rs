@@ -1,7 +1,9 @@
-//! The container (dedupv1 3.3): a header, metadata for each group and chunk, and the groups, which are compressed each by itself.
+//! The container (dedupv1 3.3): a header, metadata for each group and chunk, and the groups, which
+//! are compressed each by itself.
 //!
-//! Chunks stand in the order of their addresses, so that an address is found by halving. In a container that was filled by a put the address is
-//! this container and the slot; in one that collection merged, it is the one under which each chunk was stored first.
+//! Chunks stand in the order of their addresses, so that an address is found by halving. In a
+//! container that was filled by a put the address is this container and the slot; in one that
+//! collection merged, it is the one under which each chunk was stored first.
 
 use onefold_core::{Fingerprint, Result};
 
@@ -21,7 +23,8 @@ pub const GROUP_ENTRY_BYTES: usize = 24;
 /// Bytes of a chunk's entry.
 pub const CHUNK_ENTRY_BYTES: usize = 32;
 /// Metadata of the fullest container.
-pub const META_BYTES_MAX: usize = HEADER_BYTES + 256 * GROUP_ENTRY_BYTES + SLOTS_MAX * CHUNK_ENTRY_BYTES;
+pub const META_BYTES_MAX: usize =
+    HEADER_BYTES + 256 * GROUP_ENTRY_BYTES + SLOTS_MAX * CHUNK_ENTRY_BYTES;
 /// Chunk bytes of the fullest container: its last chunk may be larger than what was left.
 pub const RAW_BYTES_MAX: usize = 8 << 20;
 
@@ -117,7 +120,13 @@ impl Open {
     /// An empty one.
     #[must_use]
     pub fn new(id: ContainerId, holds: Holds, capacity: usize) -> Open {
-        Open { id, holds, chunks: Vec::new(), groups: Vec::new(), raw: Vec::with_capacity(capacity) }
+        Open {
+            id,
+            holds,
+            chunks: Vec::new(),
+            groups: Vec::new(),
+            raw: Vec::with_capacity(capacity),
+        }
     }
 
     /// An empty one in memory that was used before.
@@ -131,7 +140,9 @@ impl Open {
     #[must_use]
     pub fn is_full(&self, bytes: usize, capacity: usize) -> bool {
         !self.chunks.is_empty()
-            && (self.raw.len() + bytes > capacity || self.chunks.len() == SLOTS_MAX || (self.groups.len() == 255 && self.closes(bytes)))
+            && (self.raw.len() + bytes > capacity
+                || self.chunks.len() == SLOTS_MAX
+                || (self.groups.len() == 255 && self.closes(bytes)))
     }
 
     /// True when nothing is in it.
@@ -160,7 +171,13 @@ impl Open {
         let group = self.groups.len() - 1;
         let at = self.groups[group];
         self.groups[group] += bytes.len() as u32;
-        self.chunks.push(Chunk { fingerprint, first, group: group as u8, at, bytes: bytes.len() as u32 });
+        self.chunks.push(Chunk {
+            fingerprint,
+            first,
+            group: group as u8,
+            at,
+            bytes: bytes.len() as u32,
+        });
         self.raw.extend_from_slice(bytes);
     }
 
@@ -174,7 +191,8 @@ impl Open {
     #[must_use]
     pub fn bytes_of(&self, slot: u16) -> Option<&[u8]> {
         let chunk = self.chunks.get(usize::from(slot))?;
-        let group: usize = self.groups[..usize::from(chunk.group)].iter().map(|&bytes| bytes as usize).sum();
+        let group: usize =
+            self.groups[..usize::from(chunk.group)].iter().map(|&bytes| bytes as usize).sum();
         self.raw.get(group + chunk.at as usize..)?.get(..chunk.bytes as usize)
     }
 
@@ -184,13 +202,23 @@ impl Open {
         self.raw.len()
     }
 
-    /// Compresses the groups and makes the metadata. Takes what may be long: can be done on any thread.
+    /// Compresses the groups and makes the metadata. Takes what may be long: can be done on any
+    /// thread.
     #[must_use]
-    pub(crate) fn pack(self, identity: &Identity, epoch: u32, compression: Compression, packer: &mut Packer, spare: &Spare) -> Packed {
+    pub(crate) fn pack(
+        self,
+        identity: &Identity,
+        epoch: u32,
+        compression: Compression,
+        packer: &mut Packer,
+        spare: &Spare,
+    ) -> Packed {
         let Open { id, holds, chunks, groups: lengths, raw } = self;
-        let meta_bytes = HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
+        let meta_bytes =
+            HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
         let mut groups = Vec::with_capacity(lengths.len());
-        let (mut body, mut from) = (if compression == Compression::None { Vec::new() } else { spare.take() }, 0);
+        let (mut body, mut from) =
+            (if compression == Compression::None { Vec::new() } else { spare.take() }, 0);
         body.clear();
         for &length in &lengths {
             let bytes = &raw[from..from + length as usize];
@@ -207,7 +235,13 @@ impl Open {
                 }
             };
             let checksum = identity.checksum(stored);
-            groups.push(Group { at: (meta_bytes + at) as u32, stored: stored.len() as u32, raw: length, compression: used, checksum });
+            groups.push(Group {
+                at: (meta_bytes + at) as u32,
+                stored: stored.len() as u32,
+                raw: length,
+                compression: used,
+                checksum,
+            });
             from += length as usize;
         }
         let raw_bytes = raw.len() as u32;
@@ -218,7 +252,9 @@ impl Open {
         }
         let bytes = (meta_bytes + body.len()) as u32;
         let count = chunks.len() as u32;
-        let meta = Metadata { id, epoch, holds, groups, chunks, meta_bytes: meta_bytes as u32, bytes }.encode(identity);
+        let meta =
+            Metadata { id, epoch, holds, groups, chunks, meta_bytes: meta_bytes as u32, bytes }
+                .encode(identity);
         Packed { id, holds, meta, body, chunks: count, raw_bytes }
     }
 }
@@ -239,14 +275,25 @@ impl Metadata {
         w.raw(MAGIC).raw(&identity.id).u64(self.id.0).u32(self.epoch);
         // Shard 0 of one data shard, no parity.
         w.u8(if self.holds == Holds::Data { 1 } else { 2 }).u8(0).u8(1).u8(0);
-        w.u32(self.chunks.len() as u32).u32(self.groups.len() as u32).u32(self.meta_bytes).u32(self.bytes);
+        w.u32(self.chunks.len() as u32)
+            .u32(self.groups.len() as u32)
+            .u32(self.meta_bytes)
+            .u32(self.bytes);
         w.0.resize(HEADER_BYTES - 8, 0);
         w.u64(0);
         for group in &self.groups {
-            w.u32(group.at).u32(group.stored).u32(group.raw).u8(group.compression.code()).raw(&[0; 3]).u64(group.checksum);
+            w.u32(group.at)
+                .u32(group.stored)
+                .u32(group.raw)
+                .u8(group.compression.code())
+                .raw(&[0; 3])
+                .u64(group.checksum);
         }
         for chunk in &self.chunks {
-            w.raw(&chunk.fingerprint.0).raw(&chunk.first.container.0.to_le_bytes()[..5]).u16(chunk.first.slot).u8(chunk.group);
+            w.raw(&chunk.fingerprint.0)
+                .raw(&chunk.first.container.0.to_le_bytes()[..5])
+                .u16(chunk.first.slot)
+                .u8(chunk.group);
             w.u32(chunk.at).u32(chunk.bytes);
         }
         let checksum = identity.checksum(&w.0);
@@ -270,7 +317,9 @@ impl Metadata {
         }
         let (epoch, holds, shard) = (r.u32()?, r.u8()?, [r.u8()?, r.u8()?, r.u8()?]);
         let (chunks, groups, meta_bytes, all) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
-        let needed = HEADER_BYTES as u64 + u64::from(groups) * GROUP_ENTRY_BYTES as u64 + u64::from(chunks) * CHUNK_ENTRY_BYTES as u64;
+        let needed = HEADER_BYTES as u64
+            + u64::from(groups) * GROUP_ENTRY_BYTES as u64
+            + u64::from(chunks) * CHUNK_ENTRY_BYTES as u64;
         if u64::from(meta_bytes) != needed
             || bytes.len() as u64 != needed
             || shard != [0, 1, 0]
@@ -290,13 +339,21 @@ impl Metadata {
             _ => return Err(what("it holds something unknown")),
         };
         let mut r = Reader(&bytes[HEADER_BYTES..], None);
-        let mut read =
-            Metadata { id, epoch, holds, groups: Vec::new(), chunks: Vec::with_capacity(chunks as usize), meta_bytes, bytes: all };
+        let mut read = Metadata {
+            id,
+            epoch,
+            holds,
+            groups: Vec::new(),
+            chunks: Vec::with_capacity(chunks as usize),
+            meta_bytes,
+            bytes: all,
+        };
         let mut end = meta_bytes;
         for _ in 0..groups {
             let (at, stored, raw, code) = (r.u32()?, r.u32()?, r.u32()?, r.u8()?);
             r.take(3)?;
-            let compression = Compression::from_code(code).ok_or_else(|| what("a group has an unknown compression"))?;
+            let compression = Compression::from_code(code)
+                .ok_or_else(|| what("a group has an unknown compression"))?;
             if at != end || stored > raw || (compression == Compression::None && raw != stored) {
                 return Err(what("its groups do not follow one another"));
             }
@@ -311,15 +368,20 @@ impl Metadata {
             let fingerprint = Fingerprint(r.array()?);
             let mut number = [0; 8];
             number[..5].copy_from_slice(r.take(5)?);
-            let first = Address { container: ContainerId(u64::from_le_bytes(number)), slot: r.u16()? };
+            let first =
+                Address { container: ContainerId(u64::from_le_bytes(number)), slot: r.u16()? };
             let chunk = Chunk { fingerprint, first, group: r.u8()?, at: r.u32()?, bytes: r.u32()? };
-            if !tiles.lay(&chunk) || read.chunks.last().is_some_and(|last: &Chunk| last.first >= first) {
+            if !tiles.lay(&chunk)
+                || read.chunks.last().is_some_and(|last: &Chunk| last.first >= first)
+            {
                 return Err(what("its chunks do not follow one another"));
             }
             read.chunks.push(chunk);
         }
         if !tiles.are_whole() {
-            return Err(what("its groups have more than its chunks, or more than a container holds"));
+            return Err(what(
+                "its groups have more than its chunks, or more than a container holds",
+            ));
         }
         Ok(read)
     }
@@ -327,19 +389,28 @@ impl Metadata {
     /// Memory that it takes.
     #[must_use]
     pub(crate) fn memory(&self) -> usize {
-        size_of::<Metadata>() + self.groups.len() * size_of::<Group>() + self.chunks.len() * size_of::<Chunk>()
+        size_of::<Metadata>()
+            + self.groups.len() * size_of::<Group>()
+            + self.chunks.len() * size_of::<Chunk>()
     }
 
     /// The chunk with this address.
     #[must_use]
     pub fn find(&self, address: Address) -> Option<&Chunk> {
         // In most containers the slot is the place.
-        let guess = self.chunks.get(usize::from(address.slot)).filter(|chunk| chunk.first == address);
-        guess.or_else(|| self.chunks.binary_search_by_key(&address, |chunk| chunk.first).ok().map(|n| &self.chunks[n]))
+        let guess =
+            self.chunks.get(usize::from(address.slot)).filter(|chunk| chunk.first == address);
+        guess.or_else(|| {
+            self.chunks
+                .binary_search_by_key(&address, |chunk| chunk.first)
+                .ok()
+                .map(|n| &self.chunks[n])
+        })
     }
 }
 
-/// Looks that chunks tile their groups, and that no group is longer than one chunk or [`GROUP_BYTES`].
+/// Looks that chunks tile their groups, and that no group is longer than one chunk or
+/// [`GROUP_BYTES`].
 struct Tiles<'a> {
     groups: &'a [Group],
     /// The group that is being tiled, and how far.
@@ -361,7 +432,11 @@ impl Tiles<'_> {
         if usize::from(chunk.group) == self.group + 1 && self.is_full() {
             (self.group, self.filled) = (self.group + 1, 0);
         }
-        let Some(group) = self.groups.get(self.group).filter(|_| usize::from(chunk.group) == self.group) else { return false };
+        let Some(group) =
+            self.groups.get(self.group).filter(|_| usize::from(chunk.group) == self.group)
+        else {
+            return false;
+        };
         let alone = chunk.at == 0 && chunk.bytes == group.raw;
         let follows = chunk.at == self.filled && (alone || group.raw as usize <= GROUP_BYTES);
         self.filled = self.filled.saturating_add(chunk.bytes);
@@ -421,7 +496,13 @@ impl Packer {
     ///
     /// # Errors
     /// `Corrupt`.
-    pub fn expand(&mut self, identity: &Identity, group: &Group, stored: &[u8], into: &mut Vec<u8>) -> Result<()> {
+    pub fn expand(
+        &mut self,
+        identity: &Identity,
+        group: &Group,
+        stored: &[u8],
+        into: &mut Vec<u8>,
+    ) -> Result<()> {
         if identity.checksum(stored) != group.checksum {
             return Err(corrupt("a group of chunks fails its checksum"));
         }
@@ -429,24 +510,41 @@ impl Packer {
     }
 
     /// The same without the look.
-    pub(crate) fn expand_unchecked(&mut self, group: &Group, stored: &[u8], into: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn expand_unchecked(
+        &mut self,
+        group: &Group,
+        stored: &[u8],
+        into: &mut Vec<u8>,
+    ) -> Result<()> {
         into.resize(group.raw as usize, 0);
         let n = match group.compression {
             Compression::None => {
                 into.copy_from_slice(stored);
                 stored.len()
             }
-            Compression::Lz4 => lz4_flex::block::decompress_into(stored, into).map_err(|e| corrupt(format!("a group is damaged: {e}")))?,
+            Compression::Lz4 => lz4_flex::block::decompress_into(stored, into)
+                .map_err(|e| corrupt(format!("a group is damaged: {e}")))?,
             Compression::Zstd => {
                 if self.unzstd.is_none() {
                     let made = zstd::bulk::Decompressor::new();
-                    self.unzstd = Some(made.map_err(|e| onefold_core::Error::from_io("zstd can't be set up", e))?);
+                    self.unzstd =
+                        Some(made.map_err(|e| {
+                            onefold_core::Error::from_io("zstd can't be set up", e)
+                        })?);
                 }
-                let Some(unzstd) = self.unzstd.as_mut() else { return Err(corrupt("zstd is not there")) };
-                unzstd.decompress_to_buffer(stored, &mut into[..]).map_err(|e| corrupt(format!("a group is damaged: {e}")))?
+                let Some(unzstd) = self.unzstd.as_mut() else {
+                    return Err(corrupt("zstd is not there"));
+                };
+                unzstd
+                    .decompress_to_buffer(stored, &mut into[..])
+                    .map_err(|e| corrupt(format!("a group is damaged: {e}")))?
             }
         };
-        if n == group.raw as usize { Ok(()) } else { Err(corrupt(format!("a group expands to {n} bytes instead of {}", group.raw))) }
+        if n == group.raw as usize {
+            Ok(())
+        } else {
+            Err(corrupt(format!("a group expands to {n} bytes instead of {}", group.raw)))
+        }
     }
 }
 
@@ -462,21 +560,31 @@ mod tests {
     fn a_container_is_read_as_it_was_written() {
         for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
             let mut open = Open::new(ContainerId(77), Holds::Data, 0);
-            let chunk = |n: usize| (0..n * 700 + 1).map(|b| (b / 50 * n) as u8).collect::<Vec<u8>>();
+            let chunk =
+                |n: usize| (0..n * 700 + 1).map(|b| (b / 50 * n) as u8).collect::<Vec<u8>>();
             for n in 0..90 {
                 let address = open.push(Fingerprint([n as u8; 16]), &chunk(n));
                 assert_eq!((address.container, address.slot), (ContainerId(77), n as u16));
             }
             assert_eq!(open.bytes_of(50), Some(&chunk(50)[..]));
-            let packed = open.pack(&identity(), 5, compression, &mut Packer::default(), &Spare::default());
+            let packed =
+                open.pack(&identity(), 5, compression, &mut Packer::default(), &Spare::default());
             let meta = Metadata::decode(&identity(), ContainerId(77), &packed.meta).unwrap();
             let mut packer = Packer::default();
             for n in 0..90 {
-                let found = meta.find(Address { container: ContainerId(77), slot: n as u16 }).unwrap();
+                let found =
+                    meta.find(Address { container: ContainerId(77), slot: n as u16 }).unwrap();
                 let group = &meta.groups[usize::from(found.group)];
                 let at = (group.at - meta.meta_bytes) as usize;
                 let mut raw = Vec::new();
-                packer.expand(&identity(), group, &packed.body[at..at + group.stored as usize], &mut raw).unwrap();
+                packer
+                    .expand(
+                        &identity(),
+                        group,
+                        &packed.body[at..at + group.stored as usize],
+                        &mut raw,
+                    )
+                    .unwrap();
                 assert_eq!(raw[found.at as usize..][..found.bytes as usize], chunk(n));
             }
             assert_eq!(u64::from(meta.bytes), packed.bytes());
@@ -484,7 +592,10 @@ mod tests {
             for at in (0..packed.meta.len()).step_by(7) {
                 let mut rotten = packed.meta.clone();
                 rotten[at] ^= 1;
-                assert!(Metadata::decode(&identity(), ContainerId(77), &rotten).is_err(), "byte {at}");
+                assert!(
+                    Metadata::decode(&identity(), ContainerId(77), &rotten).is_err(),
+                    "byte {at}"
+                );
             }
         }
     }

@@ -1,7 +1,8 @@
 //! A frame of the operations log: what one append says, whole or not at all.
 //!
-//! Frames follow each other at multiples of 64 bytes. Each bears the sequence number, the checksum of the frame before, and its own, keyed with the
-//! archive's secret: nobody can write one into a stream's name.
+//! Frames follow each other at multiples of 64 bytes. Each bears the sequence number, the checksum
+//! of the frame before, and its own, keyed with the archive's secret: nobody can write one into a
+//! stream's name.
 
 use super::{
     Identity,
@@ -34,16 +35,30 @@ pub struct Frame<'a> {
 
 /// The bytes of a frame, and its checksum.
 #[must_use]
-pub fn encode(identity: &Identity, sequence: u64, epoch: u32, before: u64, payload: &[u8]) -> (Vec<u8>, u64) {
+pub fn encode(
+    identity: &Identity,
+    sequence: u64,
+    epoch: u32,
+    before: u64,
+    payload: &[u8],
+) -> (Vec<u8>, u64) {
     let mut w = Writer(Vec::with_capacity(FRAME_HEADER_BYTES + payload.len() + 64));
-    w.u32(MAGIC).u32(payload.len() as u32).u64(sequence).u32(epoch).u32(0).u64(before).u64(0).raw(payload);
+    w.u32(MAGIC)
+        .u32(payload.len() as u32)
+        .u64(sequence)
+        .u32(epoch)
+        .u32(0)
+        .u64(before)
+        .u64(0)
+        .raw(payload);
     let checksum = identity.checksum(&w.0);
     w.0[FRAME_HEADER_BYTES - 8..FRAME_HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
     w.0.resize(w.0.len().next_multiple_of(FRAME_ALIGN as usize), 0);
     (w.0, checksum)
 }
 
-/// Bytes of the frame that begins with this header, as it says itself, without padding; `None` where no frame begins.
+/// Bytes of the frame that begins with this header, as it says itself, without padding; `None`
+/// where no frame begins.
 #[must_use]
 pub(crate) fn claimed(header: &[u8]) -> Option<usize> {
     let mut r = Reader(header, None);
@@ -59,7 +74,8 @@ pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option
         return None;
     }
     let length = r.u32().ok()? as usize;
-    let (sequence, epoch, _, before, checksum) = (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?, r.u64().ok()?, r.u64().ok()?);
+    let (sequence, epoch, _, before, checksum) =
+        (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?, r.u64().ok()?, r.u64().ok()?);
     if length > FRAME_PAYLOAD_MAX {
         return None;
     }
@@ -87,7 +103,10 @@ mod tests {
         let (bytes, checksum) = encode(&identity, 9, 3, 55, &[7; 100]);
         assert_eq!(bytes.len(), 192);
         let (frame, before) = decode(&identity, &bytes, false).unwrap();
-        assert_eq!((frame.sequence, frame.epoch, frame.checksum, frame.payload, before), (9, 3, checksum, &[7; 100][..], 55));
+        assert_eq!(
+            (frame.sequence, frame.epoch, frame.checksum, frame.payload, before),
+            (9, 3, checksum, &[7; 100][..], 55)
+        );
         for at in 0..140 {
             let mut torn = bytes.clone();
             torn[at] ^= 4;

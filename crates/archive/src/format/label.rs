@@ -1,4 +1,5 @@
-//! The label: what kind of archive this is, and which snapshot and log are true. Two places, written by turns.
+//! The label: what kind of archive this is, and which snapshot and log are true. Two places,
+//! written by turns.
 
 use onefold_core::{Error, Kind, Result};
 
@@ -81,7 +82,15 @@ impl Label {
         w.raw(MAGIC).u32(version).u32(0).raw(&self.id).raw(&self.secret).raw(&self.node);
         let (kind, mean) = self.chunking.code();
         let [nodes, data, parity] = self.spread;
-        w.u8(kind).u8(self.compression.code()).u8(0).u8(nodes).u8(data).u8(parity).u16(0).u32(mean).u32(0);
+        w.u8(kind)
+            .u8(self.compression.code())
+            .u8(0)
+            .u8(nodes)
+            .u8(data)
+            .u8(parity)
+            .u16(0)
+            .u32(mean)
+            .u32(0);
         w.u64(self.segment_bytes).u64(self.generation).u64(self.snapshot);
         if let Some(Rad { delay, batch, classes }) = self.late {
             w.u32(delay).u32(batch).raw(&classes);
@@ -107,12 +116,16 @@ impl Label {
         if ![VERSION, VERSION_LATE].contains(&version) {
             return Err(Error::new(
                 Kind::Unsupported,
-                format!("the archive has format {version}; this program knows {VERSION} and {VERSION_LATE}"),
+                format!(
+                    "the archive has format {version}; this program knows {VERSION} and {VERSION_LATE}"
+                ),
             ));
         }
         r.u32()?;
         let (id, secret, node) = (r.array()?, r.array()?, r.array()?);
-        if Identity::new(id, &secret).checksum(&bytes[..LABEL_BYTES - 8]).to_le_bytes() != bytes[LABEL_BYTES - 8..] {
+        if Identity::new(id, &secret).checksum(&bytes[..LABEL_BYTES - 8]).to_le_bytes()
+            != bytes[LABEL_BYTES - 8..]
+        {
             return Err(corrupt("the label fails its checksum"));
         }
         let (kind, compression) = (r.u8()?, r.u8()?);
@@ -120,13 +133,17 @@ impl Label {
         r.u16()?;
         let mean = r.u32()?;
         r.u32()?;
-        let [0, nodes, data, parity] = code else { return Err(corrupt("the label's code can't be true")) };
+        let [0, nodes, data, parity] = code else {
+            return Err(corrupt("the label's code can't be true"));
+        };
         let mut label = Label {
             id,
             secret,
             node,
-            chunking: Chunking::from_code(kind, mean).ok_or_else(|| corrupt("an unknown chunker"))?,
-            compression: Compression::from_code(compression).ok_or_else(|| corrupt("an unknown compression"))?,
+            chunking: Chunking::from_code(kind, mean)
+                .ok_or_else(|| corrupt("an unknown chunker"))?,
+            compression: Compression::from_code(compression)
+                .ok_or_else(|| corrupt("an unknown compression"))?,
             segment_bytes: r.u64()?,
             generation: r.counter()?,
             snapshot: r.counter()?,
@@ -145,7 +162,8 @@ impl Label {
 /// The label that counts of the two places.
 ///
 /// # Errors
-/// `NotFound` when there is none, `Corrupt` when no place is whole, `Unsupported` when it is too new.
+/// `NotFound` when there is none, `Corrupt` when no place is whole, `Unsupported` when it is too
+/// new.
 pub fn choose(first: Found, second: Found) -> Result<Label> {
     match (first, second) {
         (Found::Good(a), Found::Good(b)) => Ok(if a.generation > b.generation { a } else { b }),

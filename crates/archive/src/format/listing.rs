@@ -1,5 +1,6 @@
-//! The listing of a tree: its entries one after the other, each behind its length. Parents come before what is in them, names of one directory in the order
-//! of their bytes, and what is in a directory directly behind it.
+//! The listing of a tree: its entries one after the other, each behind its length. Parents come
+//! before what is in them, names of one directory in the order of their bytes, and what is in a
+//! directory directly behind it.
 
 use std::cmp::Ordering;
 
@@ -28,8 +29,9 @@ pub fn compare(one: &[u8], other: &[u8]) -> Ordering {
     parts(one).cmp(parts(other))
 }
 
-/// Checks, entry by entry, that a listing is one that a walk can give: the root first, names of a directory strictly rising, so that no path comes twice, each
-/// entry in a directory that came before, none deeper than [`LEVELS_MAX`]. Holds one path.
+/// Checks, entry by entry, that a listing is one that a walk can give: the root first, names of a
+/// directory strictly rising, so that no path comes twice, each entry in a directory that came
+/// before, none deeper than [`LEVELS_MAX`]. Holds one path.
 #[derive(Debug, Default)]
 pub struct Order {
     last: Vec<u8>,
@@ -44,7 +46,12 @@ impl Order {
     /// `Corrupt`, with the path.
     pub fn next(&mut self, entry: &Entry) -> Result<()> {
         let path = &entry.path[..];
-        let bad = |why: &str| corrupt(format!("the listing of the tree has '{}' {why}", String::from_utf8_lossy(path)));
+        let bad = |why: &str| {
+            corrupt(format!(
+                "the listing of the tree has '{}' {why}",
+                String::from_utf8_lossy(path)
+            ))
+        };
         if !self.has_begun {
             if !path.is_empty() || entry.what != What::Directory {
                 return Err(bad("before its root"));
@@ -54,7 +61,10 @@ impl Order {
         } else if path.split(|&byte| byte == b'/').count() > LEVELS_MAX {
             return Err(bad(&format!("more than {LEVELS_MAX} levels deep")));
         } else if compare(&self.last, path) != Ordering::Less {
-            return Err(bad(&format!("behind '{}', twice or out of order", String::from_utf8_lossy(&self.last))));
+            return Err(bad(&format!(
+                "behind '{}', twice or out of order",
+                String::from_utf8_lossy(&self.last)
+            )));
         } else if !self.is_inside(path) {
             return Err(bad("in what is no directory that came before"));
         }
@@ -76,8 +86,9 @@ impl Order {
     }
 }
 
-/// Checks that hard links name entries that came before them and are no directories. Since entries and targets have one order, it holds a part of the targets
-/// only, and looks for these while the listing is read once more; it wants another pass as long as targets are left.
+/// Checks that hard links name entries that came before them and are no directories. Since entries
+/// and targets have one order, it holds a part of the targets only, and looks for these while the
+/// listing is read once more; it wants another pass as long as targets are left.
 #[derive(Debug, Default)]
 pub struct Links {
     /// Targets that are looked for in this pass, in order, each with its link.
@@ -133,13 +144,21 @@ impl Links {
 }
 
 fn nowhere(link: &[u8]) -> onefold_core::Error {
-    corrupt(format!("the listing of the tree has a hard link '{}' to what is no file before it", String::from_utf8_lossy(link)))
+    corrupt(format!(
+        "the listing of the tree has a hard link '{}' to what is no file before it",
+        String::from_utf8_lossy(link)
+    ))
 }
 
 /// Appends an entry.
 pub fn encode(entry: &Entry, out: &mut Vec<u8>) {
     let mut w = Writer::default();
-    w.bytes(&entry.path).u32(entry.mode).u32(entry.uid).u32(entry.gid).u64(entry.seconds as u64).u32(entry.nanoseconds);
+    w.bytes(&entry.path)
+        .u32(entry.mode)
+        .u32(entry.uid)
+        .u32(entry.gid)
+        .u64(entry.seconds as u64)
+        .u32(entry.nanoseconds);
     w.u32(entry.attributes.len() as u32);
     for (name, value) in &entry.attributes {
         w.bytes(name).bytes(value);
@@ -186,7 +205,8 @@ pub fn decode(held: &mut Vec<u8>, each: &mut dyn FnMut(Entry) -> Result<()>) -> 
 fn one(bytes: &[u8]) -> Result<Entry> {
     let r = &mut Reader(bytes, None);
     let path = r.bytes()?.to_vec();
-    let (mode, uid, gid, seconds, nanoseconds) = (r.u32()?, r.u32()?, r.u32()?, r.u64()? as i64, r.u32()?);
+    let (mode, uid, gid, seconds, nanoseconds) =
+        (r.u32()?, r.u32()?, r.u32()?, r.u64()? as i64, r.u32()?);
     let mut attributes = Vec::new();
     let count = r.count(8, 0)?;
     if count > ATTRIBUTES_MAX {
@@ -267,7 +287,16 @@ mod tests {
     }
 
     fn named(path: &str, what: What) -> Entry {
-        Entry { path: path.into(), what, mode: 0, uid: 0, gid: 0, seconds: 0, nanoseconds: 0, attributes: Vec::new() }
+        Entry {
+            path: path.into(),
+            what,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            seconds: 0,
+            nanoseconds: 0,
+            attributes: Vec::new(),
+        }
     }
 
     #[test]
@@ -291,7 +320,12 @@ mod tests {
         let long = "x".repeat(100_000);
         let mut all = vec![named("", What::Directory), named("a", What::Directory)];
         all.extend((100..200).map(|n| named(&format!("a/{n}{long}"), What::Fifo)));
-        all.extend((100..200).map(|n| named(&format!("b{n}"), What::HardLink { target: format!("a/{}{long}", 299 - n).into() })));
+        all.extend((100..200).map(|n| {
+            named(
+                &format!("b{n}"),
+                What::HardLink { target: format!("a/{}{long}", 299 - n).into() },
+            )
+        }));
         let passes = |all: &[Entry]| -> Result<usize> {
             let (mut links, mut passes) = (Links::default(), 0);
             loop {

@@ -1,7 +1,7 @@
 //! The bytes of an archive: `docs/archive-format.md` has the tables.
 //!
-//! *Invariant:* a decoder takes hostile bytes and returns a typed value or `Corrupt`; it never panics and takes no memory that the bytes do not
-//! justify.
+//! *Invariant:* a decoder takes hostile bytes and returns a typed value or `Corrupt`; it never
+//! panics and takes no memory that the bytes do not justify.
 
 pub(crate) mod bytes;
 pub mod container;
@@ -34,7 +34,8 @@ impl fmt::Debug for ContainerId {
     }
 }
 
-/// Where a chunk was first stored. Valid for ever: the container table says where that container lies now.
+/// Where a chunk was first stored. Valid for ever: the container table says where that container
+/// lies now.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Address {
     /// The container.

@@ -1,6 +1,8 @@
-//! Recipes (dedupv1 3.5): which chunks make a stream, with their fingerprints, so that what was lost can be told and healed.
+//! Recipes (dedupv1 3.5): which chunks make a stream, with their fingerprints, so that what was
+//! lost can be told and healed.
 //!
-//! A recipe is parts one after the other, cut into pieces that are chunks of their own in containers of recipes. No part spans pieces.
+//! A recipe is parts one after the other, cut into pieces that are chunks of their own in
+//! containers of recipes. No part spans pieces.
 
 use onefold_core::{Fingerprint, Result};
 
@@ -83,7 +85,10 @@ impl Summary {
                 self.bytes = self.bytes.wrapping_add(*bytes);
             }
             Part::Slice { fingerprint, skip, bytes, .. } => {
-                self.hasher.update(&fingerprint.0).update(&skip.to_le_bytes()).update(&bytes.to_le_bytes());
+                self.hasher
+                    .update(&fingerprint.0)
+                    .update(&skip.to_le_bytes())
+                    .update(&bytes.to_le_bytes());
                 self.bytes = self.bytes.wrapping_add(u64::from(*bytes));
                 self.chunks += 1;
             }
@@ -122,7 +127,9 @@ impl RecipeWriter {
         if let Some((first, length, fingerprints)) = &mut self.run {
             let next = usize::from(first.slot) + fingerprints.len();
             let room = PIECE_BYTES.saturating_sub(self.piece.0.len() + RUN_HEADER_BYTES) / 16;
-            let follows = first.container == address.container && next == usize::from(address.slot) && fingerprints.len() < room;
+            let follows = first.container == address.container
+                && next == usize::from(address.slot)
+                && fingerprints.len() < room;
             if follows && length.checked_add(bytes).is_some() {
                 *length += bytes;
                 fingerprints.push(fingerprint);
@@ -135,7 +142,11 @@ impl RecipeWriter {
     }
 
     /// The next run of zeroes; neighbours are one.
-    pub fn zeroes(&mut self, bytes: u64, full: &mut impl FnMut(Vec<u8>) -> Result<()>) -> Result<()> {
+    pub fn zeroes(
+        &mut self,
+        bytes: u64,
+        full: &mut impl FnMut(Vec<u8>) -> Result<()>,
+    ) -> Result<()> {
         if self.run.is_some() {
             self.close(full)?;
         }
@@ -236,7 +247,11 @@ pub fn parts(piece: &[u8]) -> Result<Vec<Part>> {
                     return Err(corrupt("a run of chunks is too long"));
                 }
                 let (fingerprints, _) = r.take(16 * usize::from(count))?.as_chunks::<16>();
-                Part::Run { first, bytes, fingerprints: fingerprints.iter().map(|bytes| Fingerprint(*bytes)).collect() }
+                Part::Run {
+                    first,
+                    bytes,
+                    fingerprints: fingerprints.iter().map(|bytes| Fingerprint(*bytes)).collect(),
+                }
             }
             SLICE => {
                 let (chunk, skip, bytes) = (address(&mut r)?, r.u32()?, r.u32()?);
@@ -274,16 +289,22 @@ mod tests {
             writer.chunk(address, fingerprint, 1000, &mut full).unwrap();
             expected.push((address, fingerprint));
         }
-        assert_eq!(writer.bytes(), 20_000_000 + (0..20_000u64).filter(|n| n % 700 == 0).map(|n| n + 5).sum::<u64>());
+        assert_eq!(
+            writer.bytes(),
+            20_000_000 + (0..20_000u64).filter(|n| n % 700 == 0).map(|n| n + 5).sum::<u64>()
+        );
         let end = writer.end(&mut full).unwrap();
         assert!(pieces.len() > 4 && pieces.iter().all(|piece| piece.len() <= PIECE_BYTES));
         let (mut summary, mut found, mut ended) = (Summary::default(), Vec::new(), None);
         for part in pieces.iter().flat_map(|piece| parts(piece).unwrap()) {
             summary.add(&part);
             match part {
-                Part::Run { first, fingerprints, .. } => {
-                    found.extend(fingerprints.into_iter().enumerate().map(|(n, f)| (Address { slot: first.slot + n as u16, ..first }, f)))
-                }
+                Part::Run { first, fingerprints, .. } => found.extend(
+                    fingerprints
+                        .into_iter()
+                        .enumerate()
+                        .map(|(n, f)| (Address { slot: first.slot + n as u16, ..first }, f)),
+                ),
                 Part::Zeroes(_) | Part::Slice { .. } => {}
                 Part::End(end) => ended = Some(end),
             }

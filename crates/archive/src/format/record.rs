@@ -82,7 +82,8 @@ pub struct IndexFile {
 pub enum Shape {
     /// Bytes.
     Bytes,
-    /// A directory: the listing names what is in it, and the data is that of all files, one after the other.
+    /// A directory: the listing names what is in it, and the data is that of all files, one after
+    /// the other.
     Tree,
 }
 
@@ -101,8 +102,9 @@ pub struct Stream {
     pub chunks: u64,
     /// The recipe of its data.
     pub recipe: Vec<Pieces>,
-    /// The recipe of a tree's listing. It ends with no piece at all, in the container of the last one, when the tree is incomplete: so programs from before
-    /// this existed read it as any other.
+    /// The recipe of a tree's listing. It ends with no piece at all, in the container of the last
+    /// one, when the tree is incomplete: so programs from before this existed read it as any
+    /// other.
     pub listing: Vec<Pieces>,
 }
 
@@ -178,7 +180,8 @@ pub enum Record {
         /// Where they lie, and a bit for each chunk of the container.
         containers: Vec<(ContainerId, Vec<u8>)>,
     },
-    /// Chunks whose bytes are not what they were: no more duplicates of them, as soon as the log is read.
+    /// Chunks whose bytes are not what they were: no more duplicates of them, as soon as the log is
+    /// read.
     Damaged {
         /// Where they lie, and a bit for each chunk of the container.
         containers: Vec<(ContainerId, Vec<u8>)>,
@@ -197,7 +200,8 @@ pub enum Record {
         /// The new one.
         to: Stored,
     },
-    /// The live chunks of containers that stood replicated lie in new ones, each with its code. Their old places are to be freed.
+    /// The live chunks of containers that stood replicated lie in new ones, each with its code.
+    /// Their old places are to be freed.
     Settled {
         /// The old ones.
         from: Vec<ContainerId>,
@@ -295,7 +299,11 @@ pub(crate) fn unpacked(number: u64) -> Option<Address> {
 
 fn unpacked_of(r: &mut Reader<'_>) -> Result<Option<Address>> {
     let number = r.u64()?;
-    if number > ContainerId::END << 16 { Err(corrupt("the place of a mapping can't be true")) } else { Ok(unpacked(number)) }
+    if number > ContainerId::END << 16 {
+        Err(corrupt("the place of a mapping can't be true"))
+    } else {
+        Ok(unpacked(number))
+    }
 }
 
 impl Place {
@@ -304,7 +312,8 @@ impl Place {
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Place> {
-        let place = Place { segment: r.u32()?, at: r.u64()?, bytes: r.u32()?, meta_bytes: r.u32()? };
+        let place =
+            Place { segment: r.u32()?, at: r.u64()?, bytes: r.u32()?, meta_bytes: r.u32()? };
         if place.meta_bytes > place.bytes || place.at > 1 << 48 {
             return Err(corrupt("the place of a container can't be true"));
         }
@@ -317,7 +326,12 @@ impl Stored {
 
     pub(crate) fn encode(&self, w: &mut Writer) {
         // One data shard, no parity.
-        w.u64(self.id.0).u8(if self.holds == Holds::Data { 1 } else { 2 }).u8(1).u8(0).u32(self.chunks).u32(self.raw_bytes);
+        w.u64(self.id.0)
+            .u8(if self.holds == Holds::Data { 1 } else { 2 })
+            .u8(1)
+            .u8(0)
+            .u32(self.chunks)
+            .u32(self.raw_bytes);
         self.place.encode(w);
     }
 
@@ -331,9 +345,13 @@ impl Stored {
         if [r.u8()?, r.u8()?] != [1, 0] {
             return Err(corrupt("a container has shards that this version does not know"));
         }
-        let stored = Stored { id, holds, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? };
+        let stored =
+            Stored { id, holds, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? };
         let meta_bytes = stored.place.meta_bytes as usize;
-        if stored.chunks as usize > SLOTS_MAX || stored.raw_bytes as usize > RAW_BYTES_MAX || meta_bytes > META_BYTES_MAX {
+        if stored.chunks as usize > SLOTS_MAX
+            || stored.raw_bytes as usize > RAW_BYTES_MAX
+            || meta_bytes > META_BYTES_MAX
+        {
             return Err(corrupt(format!("container {id} can't be so large")));
         }
         Ok(stored)
@@ -342,7 +360,11 @@ impl Stored {
 
 impl Stream {
     pub(crate) fn encode(&self, w: &mut Writer) {
-        w.u8(if self.shape == Shape::Bytes { 1 } else { 2 }).u64(self.created).u64(self.bytes).u64(self.added).u64(self.chunks);
+        w.u8(if self.shape == Shape::Bytes { 1 } else { 2 })
+            .u64(self.created)
+            .u64(self.bytes)
+            .u64(self.added)
+            .u64(self.chunks);
         pieces(w, &self.recipe);
         pieces(w, &self.listing);
     }
@@ -354,7 +376,15 @@ impl Stream {
             _ => return Err(corrupt("a stream is something unknown")),
         };
         let (created, bytes, added, chunks) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
-        Ok(Stream { shape, created, bytes, added, chunks, recipe: pieces_of(r)?, listing: pieces_of(r)? })
+        Ok(Stream {
+            shape,
+            created,
+            bytes,
+            added,
+            chunks,
+            recipe: pieces_of(r)?,
+            listing: pieces_of(r)?,
+        })
     }
 
     /// True for a tree of which something could not be read when it was stored.
@@ -391,7 +421,11 @@ pub(crate) fn pieces_of(r: &mut Reader<'_>) -> Result<Vec<Pieces>> {
 
 pub(crate) fn id(r: &mut Reader<'_>) -> Result<ContainerId> {
     let id = r.u64()?;
-    if id < ContainerId::END { Ok(ContainerId(id)) } else { Err(corrupt("a container's number is too large")) }
+    if id < ContainerId::END {
+        Ok(ContainerId(id))
+    } else {
+        Err(corrupt("a container's number is too large"))
+    }
 }
 
 pub(crate) fn index_files(w: &mut Writer, files: &[IndexFile]) {
@@ -403,7 +437,16 @@ pub(crate) fn index_files(w: &mut Writer, files: &[IndexFile]) {
 
 pub(crate) fn index_files_of(r: &mut Reader<'_>) -> Result<Vec<IndexFile>> {
     let n = r.count(24, size_of::<IndexFile>())?;
-    (0..n).map(|_| Ok(IndexFile { number: r.u64()?, pages: r.u32()?, filter_pages: r.u32()?, entries: r.u64()? })).collect()
+    (0..n)
+        .map(|_| {
+            Ok(IndexFile {
+                number: r.u64()?,
+                pages: r.u32()?,
+                filter_pages: r.u32()?,
+                entries: r.u64()?,
+            })
+        })
+        .collect()
 }
 
 /// A bit for each chunk of containers.
@@ -483,7 +526,10 @@ impl Record {
             Record::Reserved { owner, first, count, segment, class } => {
                 // The archive's own code is not told: as it was before there were others.
                 w.u8(if class.0 == Class::Plain { 1 } else { 21 });
-                w.u8(if *owner == Owner::Ingest { 1 } else { 2 }).u64(first.0).u64(*count).u32(segment.map_or(0, |n| n + 1));
+                w.u8(if *owner == Owner::Ingest { 1 } else { 2 })
+                    .u64(first.0)
+                    .u64(*count)
+                    .u32(segment.map_or(0, |n| n + 1));
                 if class.0 != Class::Plain {
                     w.u8(class.0.code()).u8(class.1);
                 }
@@ -605,24 +651,34 @@ impl Record {
                 Record::Freed { places: (0..n).map(|_| Place::decode(r)).collect::<Result<_>>()? }
             }
             13 => Record::Turned,
-            14 => Record::VolumeCreated { id: r.u64()?, name: r.text()?, bytes: r.u64()?, created: r.u64()? },
+            14 => Record::VolumeCreated {
+                id: r.u64()?,
+                name: r.text()?,
+                bytes: r.u64()?,
+                created: r.u64()?,
+            },
             15 => Record::VolumeResized { id: r.u64()?, bytes: r.u64()? },
             16 => Record::VolumeRenamed { id: r.u64()?, name: r.text()? },
             17 => Record::VolumeDeleted { id: r.u64()? },
             18 => Record::Unmapped { id: r.u64()?, first: r.u64()?, count: r.u64()? },
             19 => {
                 let (id, n) = (r.u64()?, r.count(24, size_of::<Remapped>())?);
-                let changes = (0..n).map(|_| Ok(Remapped { block: r.u64()?, old: unpacked_of(r)?, new: unpacked_of(r)? }));
+                let changes = (0..n).map(|_| {
+                    Ok(Remapped { block: r.u64()?, old: unpacked_of(r)?, new: unpacked_of(r)? })
+                });
                 Record::Mapped { id, changes: changes.collect::<Result<_>>()? }
             }
             22 => {
                 let from = ids_of(r)?;
-                let to = (0..r.count(Stored::BYTES + 4, CONTAINER_MEMORY)?).map(|_| Ok((Stored::decode(r)?, ids_of(r)?)));
+                let to = (0..r.count(Stored::BYTES + 4, CONTAINER_MEMORY)?)
+                    .map(|_| Ok((Stored::decode(r)?, ids_of(r)?)));
                 Record::Settled { from, to: to.collect::<Result<_>>()? }
             }
             23 => {
                 let n = r.count(16, 16)?;
-                Record::Changed { containers: (0..n).map(|_| Ok((id(r)?, r.u64()?))).collect::<Result<_>>()? }
+                Record::Changed {
+                    containers: (0..n).map(|_| Ok((id(r)?, r.u64()?))).collect::<Result<_>>()?,
+                }
             }
             20 => Record::Finished { containers: stored_of(r)?, finished: ids_of(r)? },
             other => return Err(corrupt(format!("a record of unknown kind {other}"))),

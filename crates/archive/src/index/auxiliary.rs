@@ -1,6 +1,8 @@
-//! The auxiliary index: chunks whose containers are not listed yet, and those that are not imported yet.
+//! The auxiliary index: chunks whose containers are not listed yet, and those that are not imported
+//! yet.
 //!
-//! *Invariant:* an entry of a container that is not listed is never dropped and never written to the disk.
+//! *Invariant:* an entry of a container that is not listed is never dropped and never written to
+//! the disk.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -56,7 +58,8 @@ struct Making {
 }
 
 impl Auxiliary {
-    /// The address of a chunk, and whether it is certain for this session. What another session has not written yet is not found.
+    /// The address of a chunk, and whether it is certain for this session. What another session has
+    /// not written yet is not found.
     #[must_use]
     pub fn find(&self, fingerprint: &Fingerprint, session: u64) -> Option<(Address, bool)> {
         let address = *self.entries.get(fingerprint)?;
@@ -64,7 +67,9 @@ impl Auxiliary {
             None => Some((address, false)),
             Some(making) if making.session == session => Some((address, true)),
             // Once it is listed it may be condemned.
-            Some(making) => making.written.then(|| (address, !self.listed.contains_key(&address.container))),
+            Some(making) => {
+                making.written.then(|| (address, !self.listed.contains_key(&address.container)))
+            }
         }
     }
 
@@ -82,7 +87,11 @@ impl Auxiliary {
 
     /// Learns a new chunk of a session.
     pub fn insert(&mut self, fingerprint: Fingerprint, address: Address, session: u64) {
-        self.making.entry(address.container).or_insert(Making { session, written: false, named: false });
+        self.making.entry(address.container).or_insert(Making {
+            session,
+            written: false,
+            named: false,
+        });
         self.entries.insert(fingerprint, address);
     }
 
@@ -103,18 +112,34 @@ impl Auxiliary {
     /// A session is over. What it did not write is lost.
     pub(crate) fn end(&mut self, session: u64) {
         let own = |making: &Making| making.session == session;
-        let gone: BTreeSet<_> = self.making.iter().filter(|(_, making)| own(making) && !making.written).map(|(&id, _)| id).collect();
+        let gone: BTreeSet<_> = self
+            .making
+            .iter()
+            .filter(|(_, making)| own(making) && !making.written)
+            .map(|(&id, _)| id)
+            .collect();
         self.making.retain(|_, making| !own(making));
         if !gone.is_empty() {
             self.forget(&gone);
         }
     }
 
-    /// A session gives up what it made: nobody finds it any more. Gives the containers that others took duplicates from, which stay.
+    /// A session gives up what it made: nobody finds it any more. Gives the containers that others
+    /// took duplicates from, which stay.
     pub(crate) fn abandon(&mut self, session: u64) -> Vec<ContainerId> {
         let own = |making: &Making| making.session == session;
-        let named = self.making.iter().filter(|(_, making)| own(making) && making.named).map(|(&id, _)| id).collect();
-        let gone: Vec<ContainerId> = self.making.iter().filter(|(_, making)| own(making) && !making.named).map(|(&id, _)| id).collect();
+        let named = self
+            .making
+            .iter()
+            .filter(|(_, making)| own(making) && making.named)
+            .map(|(&id, _)| id)
+            .collect();
+        let gone: Vec<ContainerId> = self
+            .making
+            .iter()
+            .filter(|(_, making)| own(making) && !making.named)
+            .map(|(&id, _)| id)
+            .collect();
         self.forget(&gone.into_iter().collect());
         named
     }
@@ -128,11 +153,20 @@ impl Auxiliary {
     fn forget(&mut self, gone: &BTreeSet<ContainerId>) {
         self.entries.retain(|_, address| !gone.contains(&address.container));
         self.listed.retain(|id, _| !gone.contains(id));
-        self.listed_entries = self.entries.values().filter(|address| self.listed.contains_key(&address.container)).count();
+        self.listed_entries = self
+            .entries
+            .values()
+            .filter(|address| self.listed.contains_key(&address.container))
+            .count();
     }
 
     /// Takes in what an earlier session listed.
-    pub(crate) fn load(&mut self, container: ContainerId, logged: u64, entries: impl Iterator<Item = Entry>) {
+    pub(crate) fn load(
+        &mut self,
+        container: ContainerId,
+        logged: u64,
+        entries: impl Iterator<Item = Entry>,
+    ) {
         for (fingerprint, address) in entries {
             self.entries.insert(fingerprint, address);
             self.listed_entries += 1;
@@ -143,7 +177,11 @@ impl Auxiliary {
     }
 
     /// The containers are listed, by the frame `sequence`.
-    pub(crate) fn list(&mut self, containers: impl Iterator<Item = (ContainerId, u32)>, sequence: u64) {
+    pub(crate) fn list(
+        &mut self,
+        containers: impl Iterator<Item = (ContainerId, u32)>,
+        sequence: u64,
+    ) {
         for (id, chunks) in containers {
             self.listed.insert(id, sequence);
             self.listed_entries += chunks as usize;
@@ -171,7 +209,8 @@ impl Auxiliary {
     /// The entries that may be written, and the place in the log up to which they are all.
     pub(crate) fn listed(&self) -> (Vec<Entry>, u64) {
         let upto = self.listed.values().copied().max().unwrap_or(0);
-        let entries = self.entries.iter().filter(|(_, address)| self.listed.contains_key(&address.container));
+        let entries =
+            self.entries.iter().filter(|(_, address)| self.listed.contains_key(&address.container));
         (entries.map(|(&fingerprint, &address)| (fingerprint, address)).collect(), upto)
     }
 

@@ -1,7 +1,9 @@
-//! A file of the chunk index: pages of entries in the order of their fingerprints' prefixes, and behind them the pages of a Bloom filter.
+//! A file of the chunk index: pages of entries in the order of their fingerprints' prefixes, and
+//! behind them the pages of a Bloom filter.
 //!
-//! A page is chosen by the prefix, so that all pages together are sorted, and files are merged by reading them once. What finds its page full goes
-//! to the next one; a page from which that happened says so.
+//! A page is chosen by the prefix, so that all pages together are sorted, and files are merged by
+//! reading them once. What finds its page full goes to the next one; a page from which that
+//! happened says so.
 
 use std::sync::Arc;
 
@@ -98,13 +100,18 @@ impl Filter {
     /// Bytes of its page `page` on the disk; the last is short.
     fn page_bytes(&self, page: u32, into: &mut [u8]) {
         let words = self.lines.as_flattened().iter().skip(page as usize * FILTER_PAGE_WORDS);
-        words.zip(into.as_chunks_mut::<8>().0).for_each(|(word, bytes)| *bytes = word.to_le_bytes());
+        words
+            .zip(into.as_chunks_mut::<8>().0)
+            .for_each(|(word, bytes)| *bytes = word.to_le_bytes());
     }
 
     /// Takes them.
     fn set_page(&mut self, page: u32, bytes: &[u8]) {
-        let words = self.lines.as_flattened_mut().iter_mut().skip(page as usize * FILTER_PAGE_WORDS);
-        words.zip(bytes.as_chunks::<8>().0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
+        let words =
+            self.lines.as_flattened_mut().iter_mut().skip(page as usize * FILTER_PAGE_WORDS);
+        words
+            .zip(bytes.as_chunks::<8>().0)
+            .for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
     }
 }
 
@@ -145,19 +152,29 @@ fn entries(page: &[u8]) -> impl Iterator<Item = Entry> {
         fingerprint.copy_from_slice(&bytes[..16]);
         number[..5].copy_from_slice(&bytes[16..21]);
         let slot = u16::from_le_bytes([bytes[21], bytes[22]]);
-        (Fingerprint(fingerprint), Address { container: ContainerId(u64::from_le_bytes(number)), slot })
+        (
+            Fingerprint(fingerprint),
+            Address { container: ContainerId(u64::from_le_bytes(number)), slot },
+        )
     })
 }
 
-/// A cache that gives most of its room to what was read lately: fingerprints spread evenly over the pages, so that none is read more often than others,
-/// but data that repeat soon ask for the same ones.
+/// A cache that gives most of its room to what was read lately: fingerprints spread evenly over the
+/// pages, so that none is read more often than others, but data that repeat soon ask for the same
+/// ones.
 fn page_cache(pages: usize) -> quick_cache::unsync::Cache<u32, Arc<[u8]>> {
     let mut options = quick_cache::OptionsBuilder::new();
     options.estimated_items_capacity(pages).weight_capacity(pages as u64).hot_allocation(PAGES_HOT);
     match options.build() {
         Ok(options) => {
-            let (weighter, hasher) = (quick_cache::UnitWeighter, quick_cache::DefaultHashBuilder::default());
-            quick_cache::unsync::Cache::with_options(options, weighter, hasher, quick_cache::unsync::DefaultLifecycle::default())
+            let (weighter, hasher) =
+                (quick_cache::UnitWeighter, quick_cache::DefaultHashBuilder::default());
+            quick_cache::unsync::Cache::with_options(
+                options,
+                weighter,
+                hasher,
+                quick_cache::unsync::DefaultLifecycle::default(),
+            )
         }
         Err(_) => quick_cache::unsync::Cache::new(pages),
     }
@@ -177,7 +194,9 @@ impl OpenIndex {
     pub(super) fn open(archive: &Archive, named: &IndexFile, cache: u64) -> Result<OpenIndex> {
         let file = archive.files.open(&index_name(named.number))?;
         let lines = (named.entries * FILTER_BITS).div_ceil(512).max(1) as usize;
-        if named.pages == 0 || (named.filter_pages as usize) < (lines * 64).div_ceil(FILTER_PAGE_BYTES) {
+        if named.pages == 0
+            || (named.filter_pages as usize) < (lines * 64).div_ceil(FILTER_PAGE_BYTES)
+        {
             return Err(corrupt("an index file's sizes can't be true"));
         }
         let mut filter = Filter { lines: vec![[0; 8]; lines] };
@@ -198,7 +217,12 @@ impl OpenIndex {
         Ok(OpenIndex { named: *named, file, filter, cached: page_cache(pages) })
     }
 
-    fn page(&mut self, archive: &Archive, number: u32, reads: &mut u64) -> Result<Option<Arc<[u8]>>> {
+    fn page(
+        &mut self,
+        archive: &Archive,
+        number: u32,
+        reads: &mut u64,
+    ) -> Result<Option<Arc<[u8]>>> {
         if let Some(page) = self.cached.get(&number) {
             return Ok(Some(page.clone()));
         }
@@ -213,7 +237,12 @@ impl OpenIndex {
         Ok(Some(page))
     }
 
-    pub(super) fn look_up(&mut self, archive: &Archive, fingerprint: &Fingerprint, reads: &mut u64) -> Result<Option<Address>> {
+    pub(super) fn look_up(
+        &mut self,
+        archive: &Archive,
+        fingerprint: &Fingerprint,
+        reads: &mut u64,
+    ) -> Result<Option<Address>> {
         let own = page_of(fingerprint.prefix(), self.named.pages);
         for number in own..(own + REACH).min(self.named.pages) {
             let Some(page) = self.page(archive, number, reads)? else { return Ok(None) };
@@ -246,11 +275,24 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn create(archive: &Arc<Archive>, number: u64, entries: u64) -> Result<Writer> {
-        let pages = u32::try_from(entries.div_ceil(FILL).max(1)).map_err(|_| corrupt("the chunk index is too large"))?;
+        let pages = u32::try_from(entries.div_ceil(FILL).max(1))
+            .map_err(|_| corrupt("the chunk index is too large"))?;
         let file = fresh(&*archive.files, &index_name(number))?;
         let (archive, filter) = (archive.clone(), Filter::new(entries));
         let page = vec![0; PAGE_BYTES];
-        Ok(Writer { archive, number, pages, file, filter, out: Vec::new(), page, at: 0, written: 0, entries: 0, expected: entries })
+        Ok(Writer {
+            archive,
+            number,
+            pages,
+            file,
+            filter,
+            out: Vec::new(),
+            page,
+            at: 0,
+            written: 0,
+            entries: 0,
+            expected: entries,
+        })
     }
 
     pub(super) fn push(&mut self, (fingerprint, address): &Entry) -> Result<()> {
@@ -260,7 +302,8 @@ impl Writer {
         }
         while usize::from(self.page[12]) == PAGE_ENTRIES {
             if self.at + 1 >= self.pages || self.at + 1 >= own + REACH {
-                // So crowded a place is never met by chance. The entry is lost, which costs a duplicate.
+                // So crowded a place is never met by chance. The entry is lost, which costs a
+                // duplicate.
                 return Ok(());
             }
             self.page[13] = 1;
@@ -309,7 +352,12 @@ impl Writer {
             self.file.sync()?;
             self.archive.files.sync_names()?;
         }
-        Ok(IndexFile { number: self.number, pages: self.pages, filter_pages: self.filter.pages(), entries: self.expected })
+        Ok(IndexFile {
+            number: self.number,
+            pages: self.pages,
+            filter_pages: self.filter.pages(),
+            entries: self.expected,
+        })
     }
 }
 
@@ -327,7 +375,8 @@ impl Scan<'_> {
     fn peek(&mut self) -> Result<Option<Entry>> {
         while self.held.is_empty() && self.next_page < self.named.pages {
             let Some(file) = &self.file else { break };
-            let mut bytes = vec![0; WRITE_PAGES.min((self.named.pages - self.next_page) as usize) * PAGE_BYTES];
+            let mut bytes =
+                vec![0; WRITE_PAGES.min((self.named.pages - self.next_page) as usize) * PAGE_BYTES];
             read_pages(&**file, self.next_page, &mut bytes)?;
             for page in bytes.chunks(PAGE_BYTES) {
                 if is_sealed(&self.archive.identity, self.named.number, self.next_page, page) {
@@ -342,8 +391,15 @@ impl Scan<'_> {
     }
 }
 
-/// Writes the entries of all `files` and `new`, sorted, the newest of each fingerprint, without those of containers that are gone.
-pub(super) fn merge(archive: &Archive, tables: &Tables, files: &[IndexFile], new: &[Entry], writer: &mut Writer) -> Result<()> {
+/// Writes the entries of all `files` and `new`, sorted, the newest of each fingerprint, without
+/// those of containers that are gone.
+pub(super) fn merge(
+    archive: &Archive,
+    tables: &Tables,
+    files: &[IndexFile],
+    new: &[Entry],
+    writer: &mut Writer,
+) -> Result<()> {
     let mut scans: Vec<Scan<'_>> = Vec::new();
     for named in files {
         let file = archive.files.open(&index_name(named.number)).ok();
@@ -372,7 +428,10 @@ pub(super) fn merge(archive: &Archive, tables: &Tables, files: &[IndexFile], new
         for n in 0..same.len() {
             let (fingerprint, address) = same[n];
             let first = !same[..n].iter().any(|(other, _)| *other == fingerprint);
-            if first && (tables.places(address.container).next().is_some() || address.container.0 >= tables.next_id) {
+            if first
+                && (tables.places(address.container).next().is_some()
+                    || address.container.0 >= tables.next_id)
+            {
                 writer.push(&(fingerprint, address))?;
             }
         }
@@ -387,10 +446,18 @@ mod tests {
     fn the_filter_lets_in_what_was_put_in_and_little_else() {
         let print = |n: u64| {
             let mut bytes = [0; 16];
-            bytes[..8]
-                .copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes());
-            bytes[8..]
-                .copy_from_slice(&n.wrapping_mul(0x94d0_49bb_1331_11eb).rotate_left(31).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+            bytes[..8].copy_from_slice(
+                &n.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .rotate_left(29)
+                    .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+                    .to_le_bytes(),
+            );
+            bytes[8..].copy_from_slice(
+                &n.wrapping_mul(0x94d0_49bb_1331_11eb)
+                    .rotate_left(31)
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .to_le_bytes(),
+            );
             Fingerprint(bytes)
         };
         let mut filter = Filter::new(10_000);

@@ -1,13 +1,16 @@
 //! The chunk index (dedupv1 3.4): fingerprint → address, larger than memory.
 //!
-//! New entries are in the *auxiliary index* in memory. At its limit, and at the end of a put, those whose containers are listed are written as a
-//! *run*: one sequential file, a hash table of its own with its Bloom filter. The importer merges index and runs into a new file, sequentially too.
+//! New entries are in the *auxiliary index* in memory. At its limit, and at the end of a put, those
+//! whose containers are listed are written as a *run*: one sequential file, a hash table of its own
+//! with its Bloom filter. The importer merges index and runs into a new file, sequentially too.
 //! No page is ever written twice.
 //!
-//! *Invariant:* it advises. An entry may be stale; who takes it looks into the container first. A lost or damaged page costs duplicates.
+//! *Invariant:* it advises. An entry may be stale; who takes it looks into the container first. A
+//! lost or damaged page costs duplicates.
 //!
-//! *Crash argument:* a file is synced, its name too, before the record that names it. Containers that were listed after that record's place in the
-//! log come back into the auxiliary index from their metadata.
+//! *Crash argument:* a file is synced, its name too, before the record that names it. Containers
+//! that were listed after that record's place in the log come back into the auxiliary index from
+//! their metadata.
 
 pub mod auxiliary;
 pub mod file;
@@ -33,7 +36,8 @@ use crate::{
 /// Runs beside the index; with more, the importer must merge.
 pub const RUNS_MAX: usize = 8;
 
-/// Entries for which a run is written at the end of a put: fewer are found again in their containers' metadata.
+/// Entries for which a run is written at the end of a put: fewer are found again in their
+/// containers' metadata.
 const RUN_LEAST: usize = 16 << 10;
 
 /// The files of the index.
@@ -69,11 +73,16 @@ impl ChunkIndex {
         self.files.iter().any(|file| file.filter.may_hold(fingerprint))
     }
 
-    /// Where the index says that the chunk is. Without `filtered` the filter of the index itself is not asked, only those of the runs.
+    /// Where the index says that the chunk is. Without `filtered` the filter of the index itself is
+    /// not asked, only those of the runs.
     ///
     /// # Errors
     /// Those of the system.
-    pub fn look_up(&mut self, fingerprint: &Fingerprint, filtered: bool) -> Result<Option<Address>> {
+    pub fn look_up(
+        &mut self,
+        fingerprint: &Fingerprint,
+        filtered: bool,
+    ) -> Result<Option<Address>> {
         // The newest run knows best.
         for n in (0..self.files.len()).rev() {
             let file = &mut self.files[n];
@@ -98,8 +107,13 @@ impl ChunkIndex {
 ///
 /// # Errors
 /// Those of the system; a damaged container is left out.
-pub(crate) fn load_recent(shelves: &Shelves, tables: &Tables, auxiliary: &mut Auxiliary) -> Result<()> {
-    let recent = tables.containers.values().filter(|container| container.logged > tables.index.upto);
+pub(crate) fn load_recent(
+    shelves: &Shelves,
+    tables: &Tables,
+    auxiliary: &mut Auxiliary,
+) -> Result<()> {
+    let recent =
+        tables.containers.values().filter(|container| container.logged > tables.index.upto);
     for container in recent {
         match shelves.metadata(container) {
             Ok(metadata) => {
@@ -113,17 +127,24 @@ pub(crate) fn load_recent(shelves: &Shelves, tables: &Tables, auxiliary: &mut Au
     Ok(())
 }
 
-/// Writes what is listed of the auxiliary index as a run, and with `merge` index and runs as a new index. Never in the path of a put's chunks.
-/// `all` writes a run for few entries too. Gives the tables as they then are, and the place in the log up to which the auxiliary index may forget;
+/// Writes what is listed of the auxiliary index as a run, and with `merge` index and runs as a new
+/// index. Never in the path of a put's chunks. `all` writes a run for few entries too. Gives the
+/// tables as they then are, and the place in the log up to which the auxiliary index may forget;
 /// `None` when there was nothing to do, or another process does it.
 ///
 /// # Errors
 /// Those of the system; a full disk only puts it off.
-pub(crate) fn import(archive: &Arc<Archive>, auxiliary: &parking_lot::Mutex<Auxiliary>, all: bool) -> Result<Option<(Arc<Tables>, u64)>> {
+pub(crate) fn import(
+    archive: &Arc<Archive>,
+    auxiliary: &parking_lot::Mutex<Auxiliary>,
+    all: bool,
+) -> Result<Option<(Arc<Tables>, u64)>> {
     let Ok(_lock) = archive.files.lock(IMPORTER, Hold::Alone, false) else { return Ok(None) };
     let tables = archive.tables();
     let (entries, upto) = auxiliary.lock().listed();
-    if entries.is_empty() || (!all && entries.len() < RUN_LEAST.min(archive.settings.auxiliary_entries / 2)) {
+    if entries.is_empty()
+        || (!all && entries.len() < RUN_LEAST.min(archive.settings.auxiliary_entries / 2))
+    {
         return Ok(None);
     }
     match import_entries(archive, &tables, entries, upto) {
@@ -133,12 +154,19 @@ pub(crate) fn import(archive: &Arc<Archive>, auxiliary: &parking_lot::Mutex<Auxi
     }
 }
 
-fn import_entries(archive: &Arc<Archive>, tables: &Tables, mut entries: Vec<Entry>, upto: u64) -> Result<Arc<Tables>> {
+fn import_entries(
+    archive: &Arc<Archive>,
+    tables: &Tables,
+    mut entries: Vec<Entry>,
+    upto: u64,
+) -> Result<Arc<Tables>> {
     entries.sort_unstable_by_key(|entry| entry.0.prefix());
     let old = &tables.index.files;
-    let in_runs: u64 = old.iter().skip(1).map(|file| file.entries).sum::<u64>() + entries.len() as u64;
+    let in_runs: u64 =
+        old.iter().skip(1).map(|file| file.entries).sum::<u64>() + entries.len() as u64;
     // Merging costs as much as the index is long: it waits for runs that are worth it.
-    let merges = old.len() > RUNS_MAX || old.first().is_none_or(|index| in_runs * 4 >= index.entries);
+    let merges =
+        old.len() > RUNS_MAX || old.first().is_none_or(|index| in_runs * 4 >= index.entries);
     let number = next_number(archive, tables)?;
     let (file, kept) = if merges {
         let count = old.iter().map(|file| file.entries).sum::<u64>() + entries.len() as u64;
@@ -152,7 +180,8 @@ fn import_entries(archive: &Arc<Archive>, tables: &Tables, mut entries: Vec<Entr
     };
     let files: Vec<_> = kept.into_iter().chain([file]).collect();
     let before = old.clone();
-    let now = archive.commit(false, |_| Ok(vec![Record::Imported { files: files.clone(), upto }]))?;
+    let now =
+        archive.commit(false, |_| Ok(vec![Record::Imported { files: files.clone(), upto }]))?;
     for gone in before.iter().filter(|gone| !files.contains(gone)) {
         match archive.files.remove(&index_name(gone.number)) {
             Err(error) if error.kind() != Kind::NotFound => return Err(error),
@@ -166,7 +195,11 @@ fn import_entries(archive: &Arc<Archive>, tables: &Tables, mut entries: Vec<Entr
 fn next_number(archive: &Archive, tables: &Tables) -> Result<u64> {
     let mut highest = 0;
     for name in archive.files.names()? {
-        let Some(number) = name.strip_prefix("index-").and_then(|digits| digits.parse::<u64>().ok()) else { continue };
+        let Some(number) =
+            name.strip_prefix("index-").and_then(|digits| digits.parse::<u64>().ok())
+        else {
+            continue;
+        };
         highest = highest.max(number);
         if tables.index.files.iter().all(|file| file.number != number) {
             archive.files.remove(&name)?;
@@ -186,7 +219,11 @@ pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Re
     let (mut entries, total) = (Vec::new(), tables.containers.len() as u64);
     for (n, container) in tables.containers.values().enumerate() {
         if let Ok(metadata) = shelves.metadata(container) {
-            let whole = metadata.chunks.iter().enumerate().filter(|(n, _)| !is_damaged(&tables, container.stored.id, *n));
+            let whole = metadata
+                .chunks
+                .iter()
+                .enumerate()
+                .filter(|(n, _)| !is_damaged(&tables, container.stored.id, *n));
             entries.extend(whole.map(|(_, chunk)| (chunk.fingerprint, chunk.first)));
         }
         progress(n as u64 + 1, total);

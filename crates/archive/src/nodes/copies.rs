@@ -24,12 +24,18 @@ pub(super) fn create(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> 
     for n in shared.writable_copies()? {
         match shared.directory(n)?.create(name) {
             Ok(file) => drop(copies.insert(n, file)),
-            Err(error) if matches!(error.kind(), Kind::Exists | Kind::NoSpace) => return Err(error),
+            Err(error) if matches!(error.kind(), Kind::Exists | Kind::NoSpace) => {
+                return Err(error);
+            }
             Err(_) => shared.lose(n),
         }
     }
     shared.writable_copies()?;
-    Ok(Arc::new(Copies { shared: shared.clone(), name: name.to_owned(), copies: Mutex::new(copies) }))
+    Ok(Arc::new(Copies {
+        shared: shared.clone(),
+        name: name.to_owned(),
+        copies: Mutex::new(copies),
+    }))
 }
 
 /// Opens the file on the copy that is read; on others when they are written.
@@ -127,12 +133,12 @@ impl File for Copies {
     }
 }
 
-/// How far a copy is: the label's generation, and the last change of its log; with the label's bytes, and the length of the log and its last checksum,
-/// which all frames before went into.
+/// How far a copy is: the label's generation, and the last change of its log; with the label's
+/// bytes, and the length of the log and its last checksum, which all frames before went into.
 type Reached = ((u64, u64), (Vec<u8>, u64, u64));
 
-/// Makes the copies equal after a crash: the one that is farthest is read from now on, and with `alone` the others get what they lack. The commit lock is
-/// held.
+/// Makes the copies equal after a crash: the one that is farthest is read from now on, and with
+/// `alone` the others get what they lack. The commit lock is held.
 pub(super) fn compare(shared: &Shared, alone: bool) -> Result<()> {
     let mut reached: Vec<(usize, Reached)> = Vec::new();
     for n in bits(shared.here() & shared.copies_mask()) {
@@ -140,7 +146,10 @@ pub(super) fn compare(shared: &Shared, alone: bool) -> Result<()> {
         // Damaged copies are behind all others.
         reached.push((n, how_far(shared, &**files).unwrap_or_default()));
     }
-    let Some(best) = reached.iter().max_by_key(|(n, reached)| (reached.0, std::cmp::Reverse(*n))) else { return Ok(()) };
+    let Some(best) = reached.iter().max_by_key(|(n, reached)| (reached.0, std::cmp::Reverse(*n)))
+    else {
+        return Ok(());
+    };
     shared.state.lock().primary = best.0;
     if !alone {
         return Ok(());
@@ -160,7 +169,9 @@ fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
     let mut frames = LogReader::new(&*log, 0, Drawn::free())?;
     let (mut end, mut chain) = (0, None);
     while let Some((frame, before)) = frames.frame(&shared.identity, false)? {
-        if chain.is_some_and(|(sequence, checksum): (u64, u64)| (sequence.checked_add(1), checksum) != (Some(frame.sequence), before)) {
+        if chain.is_some_and(|(sequence, checksum): (u64, u64)| {
+            (sequence.checked_add(1), checksum) != (Some(frame.sequence), before)
+        }) {
             break;
         }
         chain = Some((frame.sequence, frame.checksum));
@@ -172,7 +183,8 @@ fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
     Ok(((label.generation, last), (label.encode(), end, checksum)))
 }
 
-/// Makes bytes of a file durable on all copies that have them; true when a change needs no more copies than these, or no more are there.
+/// Makes bytes of a file durable on all copies that have them; true when a change needs no more
+/// copies than these, or no more are there.
 pub(super) fn keeps(shared: &Shared, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
     let here: Vec<usize> = bits(shared.here() & shared.copies_mask()).collect();
     let mut keeping = 0;
@@ -190,8 +202,10 @@ fn is_lock(name: &str) -> bool {
 /// Copies log and tables to another node; durable on return. The label comes last.
 pub(super) fn copy_all(from: &dyn Files, to: &dyn Files) -> Result<()> {
     let wanted = |name: &String| !is_segment(name) && name != NODE && name != CURSOR;
-    let (mut names, old): (Vec<String>, Vec<String>) =
-        (from.names()?.into_iter().filter(wanted).collect(), to.names()?.into_iter().filter(wanted).collect());
+    let (mut names, old): (Vec<String>, Vec<String>) = (
+        from.names()?.into_iter().filter(wanted).collect(),
+        to.names()?.into_iter().filter(wanted).collect(),
+    );
     names.sort_by_key(|name| (name == crate::archive::LABEL, name.clone()));
     for name in old.iter().filter(|name| !names.contains(name)) {
         to.remove(name)?;

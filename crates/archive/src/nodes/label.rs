@@ -1,8 +1,11 @@
-//! A node's label: which archive and which number it is, and who was current when it was written. Two places of 4,096 bytes, written by turns.
+//! A node's label: which archive and which number it is, and who was current when it was written.
+//! Two places of 4,096 bytes, written by turns.
 //!
-//! Whoever misses a write is left out by the next labels: those of all others name a higher epoch and the members without it. A new label is written
-//! twice to each member, *proposed* first and *settled* when all have it. So a label that is settled anywhere was read by all its members, and who of them
-//! shows an older one is an old copy; one that is nowhere settled may not have reached everybody, and nothing was written since.
+//! Whoever misses a write is left out by the next labels: those of all others name a higher epoch
+//! and the members without it. A new label is written twice to each member, *proposed* first and
+//! *settled* when all have it. So a label that is settled anywhere was read by all its members, and
+//! who of them shows an older one is an old copy; one that is nowhere settled may not have reached
+//! everybody, and nothing was written since.
 
 use onefold_core::{Error, File, Files, Kind, Result};
 
@@ -93,7 +96,12 @@ impl NodeLabel {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         w.raw(MAGIC).u32(VERSION).raw(&self.archive).raw(&self.secret);
-        w.u8(self.number).u8(self.view.ids.len() as u8).u8(self.n).u8(self.k).u8(u8::from(self.settled)).raw(&[0; 3]);
+        w.u8(self.number)
+            .u8(self.view.ids.len() as u8)
+            .u8(self.n)
+            .u8(self.k)
+            .u8(u8::from(self.settled))
+            .raw(&[0; 3]);
         w.u64(self.view.epoch).u64(self.view.members);
         self.view.ids.iter().for_each(|id| {
             w.raw(id);
@@ -115,10 +123,15 @@ impl NodeLabel {
         let mut r = Reader(&bytes[8..], None);
         let version = r.u32()?;
         if version != VERSION {
-            return Err(Error::new(Kind::Unsupported, format!("the node has format {version}; this program knows {VERSION}")));
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!("the node has format {version}; this program knows {VERSION}"),
+            ));
         }
         let (archive, secret) = (r.array()?, r.array()?);
-        if Identity::new(archive, &secret).checksum(&bytes[..PLACE_BYTES - 8]).to_le_bytes() != bytes[PLACE_BYTES - 8..] {
+        if Identity::new(archive, &secret).checksum(&bytes[..PLACE_BYTES - 8]).to_le_bytes()
+            != bytes[PLACE_BYTES - 8..]
+        {
             return Err(corrupt("the label of a node fails its checksum"));
         }
         let (number, nodes, n, k, settled) = (r.u8()?, r.u8()?, r.u8()?, r.u8()?, r.u8()? == 1);
@@ -128,7 +141,15 @@ impl NodeLabel {
             return Err(corrupt("the label of a node can't be true"));
         }
         let ids = (0..nodes).map(|_| r.array()).collect::<Result<_>>()?;
-        Ok(Some(NodeLabel { archive, secret, number, n, k, view: View { epoch, members, ids }, settled }))
+        Ok(Some(NodeLabel {
+            archive,
+            secret,
+            number,
+            n,
+            k,
+            view: View { epoch, members, ids },
+            settled,
+        }))
     }
 
     /// Reads the label of a directory.
@@ -145,20 +166,29 @@ impl NodeLabel {
     fn newest(file: &dyn File) -> Result<Option<(usize, NodeLabel)>> {
         let mut bytes = vec![0; 2 * PLACE_BYTES];
         let n = file.read_at(0, &mut bytes)?;
-        let place =
-            |at: usize| NodeLabel::decode(bytes[..n].get(at * PLACE_BYTES..(at + 1) * PLACE_BYTES).unwrap_or_default()).ok().flatten();
+        let place = |at: usize| {
+            NodeLabel::decode(
+                bytes[..n].get(at * PLACE_BYTES..(at + 1) * PLACE_BYTES).unwrap_or_default(),
+            )
+            .ok()
+            .flatten()
+        };
         let found = [0, 1].into_iter().filter_map(|at| Some((at, place(at)?)));
         Ok(found.max_by_key(|(_, label)| label.generation()))
     }
 
-    /// Writes the label where the older of the two places is, so that the newest one is never torn; durable on return.
+    /// Writes the label where the older of the two places is, so that the newest one is never torn;
+    /// durable on return.
     pub(super) fn write(&self, files: &dyn Files) -> Result<()> {
         let file = match files.open(NODE) {
             Err(error) if error.kind() == Kind::NotFound => files.create(NODE)?,
             opened => opened?,
         };
-        let (newest, known) = NodeLabel::newest(&*file)?.map_or((1, None), |(place, label)| (place, Some(label)));
-        if known.is_some_and(|known| known.view == self.view && known.number == self.number && known.settled >= self.settled) {
+        let (newest, known) =
+            NodeLabel::newest(&*file)?.map_or((1, None), |(place, label)| (place, Some(label)));
+        if known.is_some_and(|known| {
+            known.view == self.view && known.number == self.number && known.settled >= self.settled
+        }) {
             // It may be in memory only, and so may its name.
             file.sync()?;
             return files.sync_names();
@@ -174,7 +204,11 @@ pub(super) fn current(found: &[Option<NodeLabel>]) -> Option<(View, u64)> {
     let mut views: Vec<&NodeLabel> = found.iter().flatten().collect();
     views.sort_by_key(|label| std::cmp::Reverse(label.generation()));
     let refuted = |label: &NodeLabel| {
-        let other = |n: usize| found[n].as_ref().is_some_and(|other| other.view.epoch == label.view.epoch && other.view != label.view);
+        let other = |n: usize| {
+            found[n].as_ref().is_some_and(|other| {
+                other.view.epoch == label.view.epoch && other.view != label.view
+            })
+        };
         (0..found.len()).any(|n| label.view.members >> n & 1 == 1 && other(n))
     };
     let view = &views.into_iter().find(|label| !refuted(label))?.view;
@@ -219,7 +253,12 @@ mod tests {
             self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             self.0.sync_names()
         }
-        fn lock(&self, name: &str, hold: onefold_core::Hold, wait: bool) -> Result<Box<dyn onefold_core::Lock>> {
+        fn lock(
+            &self,
+            name: &str,
+            hold: onefold_core::Hold,
+            wait: bool,
+        ) -> Result<Box<dyn onefold_core::Lock>> {
             self.0.lock(name, hold, wait)
         }
     }
@@ -227,7 +266,8 @@ mod tests {
     #[test]
     fn the_name_of_a_label_is_made_durable_also_when_who_wrote_it_was_killed() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Names(onefold_backend::Directory::create(&dir.path().join("node")).unwrap(), 0.into());
+        let files =
+            Names(onefold_backend::Directory::create(&dir.path().join("node")).unwrap(), 0.into());
         // Written and synced, and its writer killed before the name was.
         let one = label(0, 5, 0b011, true);
         let file = files.create(NODE).unwrap();
@@ -258,7 +298,11 @@ mod tests {
     #[test]
     fn who_missed_a_change_is_not_current() {
         // 2 was left out: its label is older.
-        let settled = [Some(label(0, 5, 0b011, true)), Some(label(1, 5, 0b011, true)), Some(label(2, 4, 0b111, true))];
+        let settled = [
+            Some(label(0, 5, 0b011, true)),
+            Some(label(1, 5, 0b011, true)),
+            Some(label(2, 4, 0b111, true)),
+        ];
         assert_eq!(here(&settled), Some((5, 0b011)));
         // The new label reached 0 only: 1 has missed nothing yet.
         let proposed = [Some(label(0, 5, 0b011, false)), Some(label(1, 4, 0b111, true)), None];

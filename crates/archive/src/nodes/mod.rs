@@ -1,15 +1,19 @@
-//! Several nodes as one: containers in stripes with parity (RAD), log and tables in copies, so that `f = n - k` nodes may be lost.
+//! Several nodes as one: containers in stripes with parity (RAD), log and tables in copies, so that
+//! `f = n - k` nodes may be lost.
 //!
-//! To the engine [`Nodes`] is one directory of files. A segment file is a [`stripe`]: each container is cut into `k` columns, to which `f` of parity are
-//! computed, on `n` nodes. All other files have a copy on each of the first `2f + 1` nodes, of which `f + 1` must take every change.
+//! To the engine [`Nodes`] is one directory of files. A segment file is a [`stripe`]: each
+//! container is cut into `k` columns, to which `f` of parity are computed, on `n` nodes. All other
+//! files have a copy on each of the first `2f + 1` nodes, of which `f + 1` must take every change.
 //!
-//! *Who is current* is what [`label`]s say. A directory without label, of another archive, of another number, or that missed a change is absent; only
-//! [`rebuild`] fills one.
+//! *Who is current* is what [`label`]s say. A directory without label, of another archive, of
+//! another number, or that missed a change is absent; only [`rebuild`] fills one.
 //!
-//! *Crash argument:* a change is acknowledged when all nodes that are current have it, and who missed a part of it is no longer named as
-//! current by any other ([`confirm`](onefold_core::Files::confirm)). So every current copy has all that was acknowledged; what else a crash left in them may
-//! differ, and the first process that changes something makes them equal. Any two groups of `f + 1` copies have one in common: locks and labels of two
-//! processes meet there.
+//! *Crash argument:* a change is acknowledged when all nodes that are current have it, and who
+//! missed a part of it is no longer named as current by any other
+//! ([`confirm`](onefold_core::Files::confirm)). So every current copy has all that was
+//! acknowledged; what else a crash left in them may differ, and the first process that changes
+//! something makes them equal. Any two groups of `f + 1` copies have one in common: locks and
+//! labels of two processes meet there.
 
 pub mod code;
 mod copies;
@@ -53,7 +57,8 @@ struct State {
     view: View,
     /// Nodes that are there, and current.
     here: u64,
-    /// Of those, which failed or missed something since; and members that are absent and missed something.
+    /// Of those, which failed or missed something since; and members that are absent and missed
+    /// something.
     missed: u64,
     /// The copy that is read.
     primary: usize,
@@ -86,11 +91,22 @@ impl Nodes {
     /// Labels empty directories as the nodes of a new archive; durable on return.
     ///
     /// # Errors
-    /// `InvalidInput` for a code that can't be; `Exists` when something is in a directory; those of the system.
-    pub fn create(directories: Vec<Arc<dyn Files>>, spread: &Spread, archive: [u8; 16], secret: [u8; 32]) -> Result<Nodes> {
+    /// `InvalidInput` for a code that can't be; `Exists` when something is in a directory; those of
+    /// the system.
+    pub fn create(
+        directories: Vec<Arc<dyn Files>>,
+        spread: &Spread,
+        archive: [u8; 16],
+        secret: [u8; 32],
+    ) -> Result<Nodes> {
         let (nodes, Spread { n, k, ids }) = (directories.len(), spread);
         let code = Code::new(*n, *k)?;
-        if *n > nodes || nodes > NODES_MAX || ids.len() != nodes || 2 * code.parity() + 1 > nodes || code.parity() == 0 {
+        if *n > nodes
+            || nodes > NODES_MAX
+            || ids.len() != nodes
+            || 2 * code.parity() + 1 > nodes
+            || code.parity() == 0
+        {
             let copies = 2 * code.parity() + 1;
             let why = format!(
                 "the code {n},{k} needs parity, and from {} to {NODES_MAX} nodes: {copies} for the log alone; these are {nodes}",
@@ -100,12 +116,23 @@ impl Nodes {
         }
         for (number, files) in directories.iter().enumerate() {
             if !files.names()?.is_empty() {
-                return Err(Error::new(Kind::Exists, format!("the directory of node {number} is not empty")));
+                return Err(Error::new(
+                    Kind::Exists,
+                    format!("the directory of node {number} is not empty"),
+                ));
             }
         }
         let view = View { epoch: 1, members: u64::MAX >> (NODES_MAX - nodes), ids: ids.clone() };
         for (number, files) in directories.iter().enumerate() {
-            let label = NodeLabel { archive, secret, number: number as u8, n: *n as u8, k: *k as u8, view: view.clone(), settled: true };
+            let label = NodeLabel {
+                archive,
+                secret,
+                number: number as u8,
+                n: *n as u8,
+                k: *k as u8,
+                view: view.clone(),
+                settled: true,
+            };
             label.write(&**files)?;
         }
         Nodes::open(directories.into_iter().map(Some).collect(), false)
@@ -119,19 +146,32 @@ impl Nodes {
         Nodes::open_with(directories, degraded, &Settings::default())
     }
 
-    /// Looks which of the directories are nodes of one archive, and current. With `degraded`, puts go on while `k + 1` columns of a stripe can be written.
+    /// Looks which of the directories are nodes of one archive, and current. With `degraded`, puts
+    /// go on while `k + 1` columns of a stripe can be written.
     ///
     /// # Errors
     /// `NotFound` when there is no node, `Corrupt` when the labels contradict each other.
-    pub fn open_with(directories: Vec<Option<Arc<dyn Files>>>, degraded: bool, settings: &Settings) -> Result<Nodes> {
+    pub fn open_with(
+        directories: Vec<Option<Arc<dyn Files>>>,
+        degraded: bool,
+        settings: &Settings,
+    ) -> Result<Nodes> {
         let labels: Vec<_> = directories.iter().map(|files| read_label(files.as_deref())).collect();
         // The archive of most of them.
-        let count = |label: &NodeLabel| labels.iter().flatten().filter(|other| other.archive == label.archive).count();
-        let Some(first) = labels.iter().flatten().max_by_key(|label| (count(label), label.view.epoch)).cloned() else {
+        let count = |label: &NodeLabel| {
+            labels.iter().flatten().filter(|other| other.archive == label.archive).count()
+        };
+        let Some(first) =
+            labels.iter().flatten().max_by_key(|label| (count(label), label.view.epoch)).cloned()
+        else {
             return Err(Error::new(Kind::NotFound, "no archive"));
         };
         if directories.len() != first.view.ids.len() {
-            let why = format!("the archive has {} nodes, and {} directories were given", first.view.ids.len(), directories.len());
+            let why = format!(
+                "the archive has {} nodes, and {} directories were given",
+                first.view.ids.len(),
+                directories.len()
+            );
             return Err(Error::new(Kind::InvalidInput, why));
         }
         let shared = Shared {
@@ -140,7 +180,14 @@ impl Nodes {
             identity: first.identity(),
             secret: first.secret,
             degraded,
-            state: Mutex::new(State { view: first.view, here: 0, missed: 0, primary: 0, compared: false, absent: Vec::new() }),
+            state: Mutex::new(State {
+                view: first.view,
+                here: 0,
+                missed: 0,
+                primary: 0,
+                compared: false,
+                absent: Vec::new(),
+            }),
             settings: settings.clone(),
         };
         shared.look()?;
@@ -177,7 +224,10 @@ impl Nodes {
 }
 
 fn read_label(files: Option<&dyn Files>) -> std::result::Result<NodeLabel, Absent> {
-    files.map_or(Err(Absent::Gone("its directory is not there, or is another user's".into())), NodeLabel::read)
+    files.map_or(
+        Err(Absent::Gone("its directory is not there, or is another user's".into())),
+        NodeLabel::read,
+    )
 }
 
 impl Shared {
@@ -201,8 +251,13 @@ impl Shared {
         let mut found = Vec::new();
         for (n, files) in self.directories.iter().enumerate() {
             let label = read_label(files.as_deref()).and_then(|label| {
-                let same = label.identity().key == self.identity.key && label.view.ids.len() == self.directories.len();
-                if same && usize::from(label.number) == n { Ok(label) } else { Err(Absent::Foreign) }
+                let same = label.identity().key == self.identity.key
+                    && label.view.ids.len() == self.directories.len();
+                if same && usize::from(label.number) == n {
+                    Ok(label)
+                } else {
+                    Err(Absent::Foreign)
+                }
             });
             found.push(label.map_err(|why| absent.push((n, why))).ok());
         }
@@ -226,7 +281,10 @@ impl Shared {
 
     /// The directory of a node that is there.
     pub(crate) fn directory(&self, n: usize) -> Result<&Arc<dyn Files>> {
-        self.directories.get(n).and_then(Option::as_ref).ok_or_else(|| Error::new(Kind::NotFound, format!("node {n} is not there")))
+        self.directories
+            .get(n)
+            .and_then(Option::as_ref)
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("node {n} is not there")))
     }
 
     /// Nodes that are there, current, and did not fail.
@@ -237,7 +295,8 @@ impl Shared {
     /// Copies that take changes. Those that are not there miss this one.
     fn writable_copies(&self) -> Result<Vec<usize>> {
         let mut state = self.state.lock();
-        let (here, members) = (state.readable() & self.copies_mask(), state.view.members & self.copies_mask());
+        let (here, members) =
+            (state.readable() & self.copies_mask(), state.view.members & self.copies_mask());
         state.missed |= members & !here;
         if here.count_ones() < self.quorum() {
             return Err(too_few(here.count_ones(), self.quorum()));
@@ -250,7 +309,9 @@ impl Shared {
         let mut state = self.state.lock();
         let copies = state.readable() & self.copies_mask();
         if copies >> state.primary & 1 == 0 {
-            state.primary = bits(copies).next().ok_or_else(|| Error::new(Kind::Corrupt, "no node with the archive's log is there"))?;
+            state.primary = bits(copies).next().ok_or_else(|| {
+                Error::new(Kind::Corrupt, "no node with the archive's log is there")
+            })?;
         }
         Ok(state.primary)
     }
@@ -269,10 +330,14 @@ impl Shared {
         if missed == 0 {
             return Ok(());
         }
-        self.change_view(View { epoch: view.epoch + 1, members: view.members & !missed, ..view }, None)
+        self.change_view(
+            View { epoch: view.epoch + 1, members: view.members & !missed, ..view },
+            None,
+        )
     }
 
-    /// Gives all members a new view: proposed, then settled; and so to a node that joins them. Who can't be written is left out of the next one.
+    /// Gives all members a new view: proposed, then settled; and so to a node that joins them. Who
+    /// can't be written is left out of the next one.
     fn change_view(&self, mut view: View, joining: Option<(usize, &dyn Files)>) -> Result<()> {
         // Nobody may be two views behind: who is current gets the present one first.
         let (now, here) = {
@@ -280,7 +345,9 @@ impl Shared {
             (state.view.clone(), state.here & !state.missed & view.members)
         };
         for n in bits(here & !joining.map_or(0, |(n, _)| 1 << n)) {
-            self.label(n, &now, false).write(&**self.directory(n)?).unwrap_or_else(|_| self.lose(n));
+            self.label(n, &now, false)
+                .write(&**self.directory(n)?)
+                .unwrap_or_else(|_| self.lose(n));
         }
         view.members &= !self.state.lock().missed | joining.map_or(0, |(n, _)| 1 << n);
         loop {
@@ -324,7 +391,15 @@ impl Shared {
 
     fn label(&self, n: usize, view: &View, settled: bool) -> NodeLabel {
         let (columns, data) = (self.code.columns() as u8, self.code.data() as u8);
-        NodeLabel { archive: self.identity.id, secret: self.secret, number: n as u8, n: columns, k: data, view: view.clone(), settled }
+        NodeLabel {
+            archive: self.identity.id,
+            secret: self.secret,
+            number: n as u8,
+            n: columns,
+            k: data,
+            view: view.clone(),
+            settled,
+        }
     }
 }
 
@@ -356,9 +431,9 @@ impl Files for Nodes {
         let here = self.shared.here();
         for n in bits(here) {
             match self.shared.directory(n)?.names() {
-                Ok(names) => all.extend(
-                    names.into_iter().filter(|name| name != NODE && name != CURSOR && (is_segment(name) || n < self.shared.copies())),
-                ),
+                Ok(names) => all.extend(names.into_iter().filter(|name| {
+                    name != NODE && name != CURSOR && (is_segment(name) || n < self.shared.copies())
+                })),
                 Err(_) => self.shared.lose(n),
             }
         }
@@ -372,11 +447,19 @@ impl Files for Nodes {
     }
 
     fn create_wide(&self, name: &str, data: u8) -> Result<Arc<dyn File>> {
-        if is_segment(name) { stripe::create(&self.shared, name, data) } else { copies::create(&self.shared, name) }
+        if is_segment(name) {
+            stripe::create(&self.shared, name, data)
+        } else {
+            copies::create(&self.shared, name)
+        }
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
-        if is_segment(name) { stripe::open(&self.shared, name) } else { copies::open(&self.shared, name) }
+        if is_segment(name) {
+            stripe::open(&self.shared, name)
+        } else {
+            copies::open(&self.shared, name)
+        }
     }
 
     fn remove(&self, name: &str) -> Result<()> {
@@ -414,14 +497,19 @@ impl Files for Nodes {
                 Err(_) => self.shared.lose(n),
             }
         }
-        if locks.is_empty() || (hold == Hold::Alone && (locks.len() as u32) < self.shared.quorum()) {
+        if locks.is_empty() || (hold == Hold::Alone && (locks.len() as u32) < self.shared.quorum())
+        {
             return Err(too_few(locks.len() as u32, self.shared.quorum()));
         }
         Ok(Box::new(Locks(locks)))
     }
 
     fn spread(&self) -> [u8; 3] {
-        [self.shared.directories.len() as u8, self.shared.code.data() as u8, self.shared.code.parity() as u8]
+        [
+            self.shared.directories.len() as u8,
+            self.shared.code.data() as u8,
+            self.shared.code.parity() as u8,
+        ]
     }
 
     fn is_whole(&self, name: &str) -> Result<bool> {
@@ -451,7 +539,9 @@ impl Files for Nodes {
 
     fn another_copy(&self) -> bool {
         let mut state = self.shared.state.lock();
-        let later = state.readable() & self.shared.copies_mask() & !(u64::MAX >> (NODES_MAX - 1 - state.primary));
+        let later = state.readable()
+            & self.shared.copies_mask()
+            & !(u64::MAX >> (NODES_MAX - 1 - state.primary));
         match bits(later).next() {
             Some(n) => {
                 state.primary = n;

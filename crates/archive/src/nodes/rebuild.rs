@@ -51,11 +51,16 @@ fn places(archive: &Archive) -> BTreeMap<u32, Vec<Place>> {
     places
 }
 
-/// Looks at every unit of all containers, parity included, and makes bad ones anew on nodes that are there; durable on return.
+/// Looks at every unit of all containers, parity included, and makes bad ones anew on nodes that
+/// are there; durable on return.
 ///
 /// # Errors
 /// Those of the system; what is lost is in the report.
-pub fn repair(archive: &Arc<Archive>, nodes: &Nodes, progress: &mut Progress<'_>) -> Result<Rebuilt> {
+pub fn repair(
+    archive: &Arc<Archive>,
+    nodes: &Nodes,
+    progress: &mut Progress<'_>,
+) -> Result<Rebuilt> {
     // Nothing that is looked at moves away.
     let _stay = archive.stay()?;
     let (places, mut done) = (places(archive), Rebuilt::default());
@@ -82,21 +87,36 @@ impl Rebuilt {
     }
 }
 
-/// Fills a directory with all that node `number` must have, and makes it the node; durable on return. No put and no collection runs meanwhile. A rebuild that
-/// was killed goes on behind the last segment that was filled.
+/// Fills a directory with all that node `number` must have, and makes it the node; durable on
+/// return. No put and no collection runs meanwhile. A rebuild that was killed goes on behind the
+/// last segment that was filled.
 ///
 /// # Errors
-/// `InvalidInput` when the directory is a node that counts, `Corrupt` when other nodes can't give what it needs, `NoSpace`, those of the system.
-pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement, progress: &mut Progress<'_>) -> Result<Rebuilt> {
+/// `InvalidInput` when the directory is a node that counts, `Corrupt` when other nodes can't give
+/// what it needs, `NoSpace`, those of the system.
+pub fn replace(
+    archive: &Arc<Archive>,
+    nodes: &Nodes,
+    replacement: &Replacement,
+    progress: &mut Progress<'_>,
+) -> Result<Rebuilt> {
     let (shared, &Replacement { number, ref files, id }) = (nodes.shared(), replacement);
     if number >= nodes.count() {
-        return Err(Error::new(Kind::InvalidInput, format!("there is no node {number}: the archive has {}, from 0 on", nodes.count())));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("there is no node {number}: the archive has {}, from 0 on", nodes.count()),
+        ));
     }
     if shared.here() >> number & 1 == 1 {
-        return Err(Error::new(Kind::InvalidInput, format!("node {number} is there, and whole: only a node that is absent is replaced")));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("node {number} is there, and whole: only a node that is absent is replaced"),
+        ));
     }
-    let _locks =
-        [WRITER, COLLECTOR, IMPORTER].into_iter().map(|name| archive.files.lock(name, Hold::Alone, true)).collect::<Result<Vec<_>>>()?;
+    let _locks = [WRITER, COLLECTOR, IMPORTER]
+        .into_iter()
+        .map(|name| archive.files.lock(name, Hold::Alone, true))
+        .collect::<Result<Vec<_>>>()?;
     archive.refresh()?;
     let cursor = begin(nodes, replacement)?;
     let epoch = shared.state.lock().view.epoch;
@@ -125,7 +145,10 @@ pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement,
         Cursor { segment, epoch }.write(nodes, &**files)?;
     }
     if done.lost_containers > 0 {
-        let why = format!("{} containers can't be made from the nodes that are there", done.lost_containers);
+        let why = format!(
+            "{} containers can't be made from the nodes that are there",
+            done.lost_containers
+        );
         return Err(Error::new(Kind::Corrupt, why));
     }
     archive.exclusively(|| {
@@ -135,9 +158,14 @@ pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement,
         }
         let mut view: View = shared.state.lock().view.clone();
         view.ids[number] = id;
-        // Who is a member and absent, and missed nothing so far, stays one only if it gets the new view: it can't.
+        // Who is a member and absent, and missed nothing so far, stays one only if it gets the new
+        // view: it can't.
         let here = shared.here();
-        view = View { epoch: view.epoch + 1, members: (view.members & here) | 1 << number, ids: view.ids };
+        view = View {
+            epoch: view.epoch + 1,
+            members: (view.members & here) | 1 << number,
+            ids: view.ids,
+        };
         shared.change_view(view, Some((number, &**files)))
     })?;
     files.remove(CURSOR)?;
@@ -147,15 +175,20 @@ pub fn replace(archive: &Arc<Archive>, nodes: &Nodes, replacement: &Replacement,
 
 /// Clears a directory unless it was being filled already; gives the last segment that is filled.
 ///
-/// The cursor is there before anything else, and names the view of who is current: with another one, shards may be missing that were there.
+/// The cursor is there before anything else, and names the view of who is current: with another
+/// one, shards may be missing that were there.
 fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
     let (shared, files) = (nodes.shared(), &replacement.files);
     let view = shared.state.lock().view.clone();
-    let label = NodeLabel::read(&**files).ok().filter(|label| label.identity().key == shared.identity.key);
+    let label =
+        NodeLabel::read(&**files).ok().filter(|label| label.identity().key == shared.identity.key);
     if let Some(label) = &label {
         let number = usize::from(label.number);
         if shared.here() >> number & 1 == 1 && view.ids.get(number) == label.view.ids.get(number) {
-            return Err(Error::new(Kind::InvalidInput, format!("this directory is node {number}, which counts")));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("this directory is node {number}, which counts"),
+            ));
         }
     }
     let cursor = Cursor::read(nodes, &**files)?;
@@ -163,17 +196,22 @@ fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
         && cursor.epoch == view.epoch
         && label.is_none()
     {
-        // Who wrote it may have been killed before it was durable, and what follows must not outlive it.
+        // Who wrote it may have been killed before it was durable, and what follows must not
+        // outlive it.
         Cursor::settle(&**files)?;
         return Ok(cursor.segment);
     }
     let names = files.names()?;
     if label.is_none() && cursor.is_none() && !names.is_empty() {
-        return Err(Error::new(Kind::Exists, "the directory is not empty, and no node of this archive"));
+        return Err(Error::new(
+            Kind::Exists,
+            "the directory is not empty, and no node of this archive",
+        ));
     }
     Cursor { segment: 0, epoch: view.epoch }.write(nodes, &**files)?;
     // The label goes first: what is half cleared is no node.
-    let (first, rest): (Vec<&String>, Vec<&String>) = names.iter().filter(|name| *name != CURSOR).partition(|name| *name == NODE);
+    let (first, rest): (Vec<&String>, Vec<&String>) =
+        names.iter().filter(|name| *name != CURSOR).partition(|name| *name == NODE);
     for names in [first, rest] {
         names.into_iter().try_for_each(|name| files.remove(name))?;
         files.sync_names()?;

@@ -1,12 +1,16 @@
-//! What the streams of one ingesting process share: the filter chain, the ids, the segment that is filled, and the importer's results.
+//! What the streams of one ingesting process share: the filter chain, the ids, the segment that is
+//! filled, and the importer's results.
 //!
-//! Each stream has a session of its own, in an epoch of its own, and fills its own containers. A commit of one stream makes all containers durable that were
-//! written so far, since its chunks may be duplicates of theirs.
+//! Each stream has a session of its own, in an epoch of its own, and fills its own containers. A
+//! commit of one stream makes all containers durable that were written so far, since its chunks may
+//! be duplicates of theirs.
 //!
-//! *Locks:* in the order `desk`, `rear`, the archive's, `auxiliary`. None is held while a stream waits for its source.
+//! *Locks:* in the order `desk`, `rear`, the archive's, `auxiliary`. None is held while a stream
+//! waits for its source.
 //!
-//! *Failures:* when a write or a sync fails for another reason than a full disk, what was written and is not listed counts as lost: all sessions of that
-//! time end, and later ones write anew, to other places.
+//! *Failures:* when a write or a sync fails for another reason than a full disk, what was written
+//! and is not listed counts as lost: all sessions of that time end, and later ones write anew, to
+//! other places.
 
 use std::sync::{
     Arc,
@@ -65,15 +69,20 @@ pub(super) struct Rear {
 }
 
 impl Ingest {
-    /// Becomes the ingesting process. Waits for another one when `wait` is set. `lasting` says that streams come and go.
+    /// Becomes the ingesting process. Waits for another one when `wait` is set. `lasting` says that
+    /// streams come and go.
     ///
     /// # Errors
     /// `Busy`, and those of the system.
     pub fn begin(archive: &Arc<Archive>, wait: bool, lasting: bool) -> Result<Arc<Ingest>> {
-        let writer = archive.files.lock(WRITER, Hold::Alone, wait).map_err(|error| match error.kind() {
-            Kind::Busy => Error::new(Kind::Busy, "another put is running; wait for it, or leave out --no-wait"),
-            _ => error,
-        })?;
+        let writer =
+            archive.files.lock(WRITER, Hold::Alone, wait).map_err(|error| match error.kind() {
+                Kind::Busy => Error::new(
+                    Kind::Busy,
+                    "another put is running; wait for it, or leave out --no-wait",
+                ),
+                _ => error,
+            })?;
         let stay = archive.stay()?;
         let shelves = Arc::new(Shelves::new(archive.clone()));
         let mut auxiliary = Auxiliary::default();
@@ -82,7 +91,13 @@ impl Ingest {
         let chain = Chain::new(archive.clone(), stay.tables.clone(), shelves, auxiliary.clone())?;
         let desk = Desk { chain, ids: Ids::new(archive.clone(), Owner::Ingest) };
         let appender = Appender::new(archive.clone(), Owner::Ingest);
-        let rear = Rear { appender, written: Vec::new(), written_bytes: 0, listed: Vec::new(), failures: 0 };
+        let rear = Rear {
+            appender,
+            written: Vec::new(),
+            written_bytes: 0,
+            listed: Vec::new(),
+            failures: 0,
+        };
         Ok(Arc::new(Ingest {
             archive: archive.clone(),
             _writer: writer,
@@ -121,7 +136,8 @@ impl Ingest {
         self.auxiliary.lock().listed_len() > self.archive.settings.auxiliary_entries
     }
 
-    /// Imports what is listed into the chunk index, for later look-ups, few entries only with `all`; false when there was nothing to do, or an import waits to be taken over.
+    /// Imports what is listed into the chunk index, for later look-ups, few entries only with
+    /// `all`; false when there was nothing to do, or an import waits to be taken over.
     ///
     /// # Errors
     /// Those of the system.
@@ -151,11 +167,20 @@ impl Rear {
         if self.failures == failures {
             return Ok(());
         }
-        Err(Error::new(Kind::Stopped, "a write to the archive failed, of this stream or of another one"))
+        Err(Error::new(
+            Kind::Stopped,
+            "a write to the archive failed, of this stream or of another one",
+        ))
     }
 
     /// Writes a container, and lists all of them now and then.
-    pub(super) fn write(&mut self, ingest: &Ingest, session: u64, packed: &Packed, now: u64) -> Result<u64> {
+    pub(super) fn write(
+        &mut self,
+        ingest: &Ingest,
+        session: u64,
+        packed: &Packed,
+        now: u64,
+    ) -> Result<u64> {
         let class = ingest.archive.class_of(packed.holds);
         if self.appender.turns(packed, class) {
             self.list(ingest, now)?;
@@ -176,7 +201,9 @@ impl Rear {
     pub(super) fn sync(&mut self, ingest: &Ingest) -> Result<()> {
         let synced = match self.appender.sync() {
             // A disk that was full at a sync has lost what it should have kept.
-            Err(error) if error.kind() == Kind::NoSpace => Err(Error::new(Kind::Io, error.to_string())),
+            Err(error) if error.kind() == Kind::NoSpace => {
+                Err(Error::new(Kind::Io, error.to_string()))
+            }
             synced => synced,
         };
         self.judge(ingest, synced)
@@ -202,8 +229,9 @@ impl Rear {
         self.commit(ingest, 0, now, &mut |_, _, _| Ok(Vec::new())).map(|_| ())
     }
 
-    /// Commits what `decide` says of the tables, this session's containers that are not listed, and those that it listed. Containers that it leaves are listed
-    /// as unfinished by the same frame, so that it may name them. All are durable.
+    /// Commits what `decide` says of the tables, this session's containers that are not listed, and
+    /// those that it listed. Containers that it leaves are listed as unfinished by the same
+    /// frame, so that it may name them. All are durable.
     #[allow(clippy::type_complexity)]
     pub(super) fn commit(
         &mut self,
@@ -212,9 +240,15 @@ impl Rear {
         now: u64,
         decide: &mut dyn FnMut(&Tables, &[Stored], &[ContainerId]) -> Result<Vec<Record>>,
     ) -> Result<Arc<Tables>> {
-        let of = |own: bool| self.written.iter().filter(move |(of, _)| (*of == session) == own).map(|(_, stored)| stored.clone());
+        let of = |own: bool| {
+            self.written
+                .iter()
+                .filter(move |(of, _)| (*of == session) == own)
+                .map(|(_, stored)| stored.clone())
+        };
         let (own, others): (Vec<Stored>, Vec<Stored>) = (of(true).collect(), of(false).collect());
-        let finished: Vec<ContainerId> = self.listed.iter().filter(|(of, _)| *of == session).map(|(_, id)| *id).collect();
+        let finished: Vec<ContainerId> =
+            self.listed.iter().filter(|(of, _)| *of == session).map(|(_, id)| *id).collect();
         // What changes no containers frees some: it may use what is held back.
         let urgent = self.written.is_empty() && session > 0 && finished.is_empty();
         let tables = ingest.archive.commit(urgent, |tables| {
@@ -229,7 +263,12 @@ impl Rear {
         let written = std::mem::take(&mut self.written);
         self.written_bytes = 0;
         let all: Vec<Stored> = written.iter().map(|(_, stored)| stored.clone()).collect();
-        self.listed.extend(written.into_iter().filter(|(of, _)| *of != session).map(|(of, stored)| (of, stored.id)));
+        self.listed.extend(
+            written
+                .into_iter()
+                .filter(|(of, _)| *of != session)
+                .map(|(of, stored)| (of, stored.id)),
+        );
         ingest.auxiliary.lock().list(data_of(&all), tables.sequence);
         Ok(tables)
     }

@@ -1,10 +1,13 @@
-//! A stream on its way in: cut and fingerprint ([`Cutting`]), look up and place ([`Session`]), pack and write ([`Stower`]), and at its end one record.
+//! A stream on its way in: cut and fingerprint ([`Cutting`]), look up and place ([`Session`]), pack
+//! and write ([`Stower`]), and at its end one record.
 //!
-//! Each stage is a value with methods that return, so that a simulation can do one after the other; [`pipeline`](crate::pipeline) gives them
-//! threads. What several streams of one process share is its [`Ingest`].
+//! Each stage is a value with methods that return, so that a simulation can do one after the other;
+//! [`pipeline`](crate::pipeline) gives them threads. What several streams of one process share is
+//! its [`Ingest`].
 //!
-//! *Crash argument:* chunks and recipe are durable before the record that names them. Every 64 MiB the containers so far are made durable and
-//! listed as unfinished, so that a repeat after a kill finds them. What a session took as a duplicate can't be freed before it ends: it stays in its
+//! *Crash argument:* chunks and recipe are durable before the record that names them. Every 64 MiB
+//! the containers so far are made durable and listed as unfinished, so that a repeat after a kill
+//! finds them. What a session took as a duplicate can't be freed before it ends: it stays in its
 //! epoch.
 
 mod ingest;
@@ -78,7 +81,16 @@ impl Cutting {
     pub fn new(chunking: Chunking) -> Cutting {
         let cutter = Cutter::new(chunking);
         let held = vec![0; BATCH_BYTES + cutter.sees()];
-        Cutting { chunking, cutter, held, filled: 0, cut: 0, pieces: Vec::new(), chunks: 0, spare: Arc::default() }
+        Cutting {
+            chunking,
+            cutter,
+            held,
+            filled: 0,
+            cut: 0,
+            pieces: Vec::new(),
+            chunks: 0,
+            spare: Arc::default(),
+        }
     }
 
     /// Where the next bytes go; never empty.
@@ -146,7 +158,12 @@ impl Cutting {
         rest[..self.filled - self.cut].copy_from_slice(&self.held[self.cut..self.filled]);
         let bytes = std::mem::replace(&mut self.held, rest);
         (self.filled, self.cut, self.chunks) = (self.filled - self.cut, 0, 0);
-        Batch { bytes, pieces: std::mem::take(&mut self.pieces), fingerprints: Vec::new(), spare: self.spare.clone() }
+        Batch {
+            bytes,
+            pieces: std::mem::take(&mut self.pieces),
+            fingerprints: Vec::new(),
+            spare: self.spare.clone(),
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! One stream's view of the ingesting process: chunks are looked up, new ones get a place in its containers, and what names them is written on.
+//! One stream's view of the ingesting process: chunks are looked up, new ones get a place in its
+//! containers, and what names them is written on.
 
 use std::sync::Arc;
 
@@ -37,16 +38,30 @@ pub(crate) type Pen<'a> = dyn FnMut(Vec<u8>) -> Result<Address> + 'a;
 /// What is written of the chunks of a stream, in their order.
 pub(crate) trait Target {
     /// The next chunk.
-    fn chunk(&mut self, address: Address, fingerprint: Fingerprint, bytes: u32, pen: &mut Pen<'_>) -> Result<()>;
+    fn chunk(
+        &mut self,
+        address: Address,
+        fingerprint: Fingerprint,
+        bytes: u32,
+        pen: &mut Pen<'_>,
+    ) -> Result<()>;
 
     /// The next zeroes.
     fn zeroes(&mut self, bytes: u64, pen: &mut Pen<'_>) -> Result<()>;
 }
 
 impl Target for Writing {
-    fn chunk(&mut self, address: Address, fingerprint: Fingerprint, bytes: u32, pen: &mut Pen<'_>) -> Result<()> {
+    fn chunk(
+        &mut self,
+        address: Address,
+        fingerprint: Fingerprint,
+        bytes: u32,
+        pen: &mut Pen<'_>,
+    ) -> Result<()> {
         let Writing { recipe, pieces } = self;
-        recipe.chunk(address, fingerprint, bytes, &mut |piece| pen(piece).map(|address| follow(pieces, address)))
+        recipe.chunk(address, fingerprint, bytes, &mut |piece| {
+            pen(piece).map(|address| follow(pieces, address))
+        })
     }
 
     fn zeroes(&mut self, bytes: u64, pen: &mut Pen<'_>) -> Result<()> {
@@ -57,7 +72,11 @@ impl Target for Writing {
 
 fn follow(pieces: &mut Vec<Pieces>, address: Address) {
     match pieces.last_mut() {
-        Some(last) if last.container == address.container && last.first + last.count == address.slot => last.count += 1,
+        Some(last)
+            if last.container == address.container && last.first + last.count == address.slot =>
+        {
+            last.count += 1
+        }
         _ => pieces.push(Pieces { container: address.container, first: address.slot, count: 1 }),
     }
 }
@@ -136,7 +155,12 @@ impl Session {
     ///
     /// # Errors
     /// Those of the sink and the system.
-    pub fn take(&mut self, batch: &Batch, writing: &mut Writing, sink: &mut Sink<'_>) -> Result<()> {
+    pub fn take(
+        &mut self,
+        batch: &Batch,
+        writing: &mut Writing,
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
         self.place(batch, writing, &ByFingerprint::default(), sink)
     }
 
@@ -154,7 +178,12 @@ impl Session {
         let mut at = 0;
         let mut queries: Vec<Query<'_>> = Vec::with_capacity(batch.fingerprints.len());
         for (n, &fingerprint) in batch.lengths().zip(&batch.fingerprints) {
-            queries.push(Query { fingerprint, bytes: &batch.bytes[at..at + n], answer: Answer::WeakMaybe, certain: false });
+            queries.push(Query {
+                fingerprint,
+                bytes: &batch.bytes[at..at + n],
+                answer: Answer::WeakMaybe,
+                certain: false,
+            });
             at += n;
         }
         let near = self.near();
@@ -179,7 +208,9 @@ impl Session {
                         None => self.store(desk, query, sink)?,
                     };
                     let length = query.bytes.len() as u32;
-                    target.chunk(address, query.fingerprint, length, &mut |piece| self.piece(desk, &piece, sink))?;
+                    target.chunk(address, query.fingerprint, length, &mut |piece| {
+                        self.piece(desk, &piece, sink)
+                    })?;
                 }
             }
         }
@@ -193,30 +224,49 @@ impl Session {
         }
         let auxiliary = self.ingest.auxiliary.lock();
         self.unwritten.retain(|open| !auxiliary.is_listed(open.id));
-        self.unwritten.iter().cloned().chain(self.data.iter().map(|open| Arc::new(open.clone()))).collect()
+        self.unwritten
+            .iter()
+            .cloned()
+            .chain(self.data.iter().map(|open| Arc::new(open.clone())))
+            .collect()
     }
 
     /// The address of the same chunk earlier in the batch.
     fn earlier(&self, query: &Query<'_>) -> Option<Address> {
-        let (address, certain) = self.ingest.auxiliary.lock().find(&query.fingerprint, self.number)?;
+        let (address, certain) =
+            self.ingest.auxiliary.lock().find(&query.fingerprint, self.number)?;
         if !certain {
             return None;
         }
         if self.compares {
-            let open = self.data.iter().chain(self.unwritten.iter().map(|open| &**open)).find(|open| open.id == address.container)?;
+            let open = self
+                .data
+                .iter()
+                .chain(self.unwritten.iter().map(|open| &**open))
+                .find(|open| open.id == address.container)?;
             return (open.bytes_of(address.slot)? == query.bytes).then_some(address);
         }
         Some(address)
     }
 
-    fn store(&mut self, desk: &mut Desk, query: &Query<'_>, sink: &mut Sink<'_>) -> Result<Address> {
+    fn store(
+        &mut self,
+        desk: &mut Desk,
+        query: &Query<'_>,
+        sink: &mut Sink<'_>,
+    ) -> Result<Address> {
         let capacity = self.archive().settings.container_bytes;
         if self.data.as_ref().is_some_and(|open| open.is_full(query.bytes.len(), capacity)) {
             self.seal_data(sink)?;
         }
         let open = match &mut self.data {
             Some(open) => open,
-            none => none.insert(Open::over(desk.ids.next()?, Holds::Data, self.ingest.archive.spare.take(), capacity)),
+            none => none.insert(Open::over(
+                desk.ids.next()?,
+                Holds::Data,
+                self.ingest.archive.spare.take(),
+                capacity,
+            )),
         };
         let address = open.push(query.fingerprint, query.bytes);
         self.new_bytes += query.bytes.len() as u64;
@@ -257,11 +307,17 @@ impl Session {
     ///
     /// # Errors
     /// Those of the sink and the system.
-    pub fn end_recipe(&mut self, writing: Writing, sink: &mut Sink<'_>) -> Result<(Vec<Pieces>, End)> {
+    pub fn end_recipe(
+        &mut self,
+        writing: Writing,
+        sink: &mut Sink<'_>,
+    ) -> Result<(Vec<Pieces>, End)> {
         let ingest = self.ingest.clone();
         let desk = &mut *ingest.desk.lock();
         let Writing { recipe, mut pieces } = writing;
-        let end = recipe.end(&mut |piece| self.piece(desk, &piece, sink).map(|address| follow(&mut pieces, address)))?;
+        let end = recipe.end(&mut |piece| {
+            self.piece(desk, &piece, sink).map(|address| follow(&mut pieces, address))
+        })?;
         Ok((pieces, end))
     }
 

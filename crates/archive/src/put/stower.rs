@@ -1,4 +1,5 @@
-//! The end of a stream's way in: containers packed and written, and one record that says that it is there.
+//! The end of a stream's way in: containers packed and written, and one record that says that it is
+//! there.
 
 use std::{ops::Range, sync::Arc};
 
@@ -95,7 +96,8 @@ impl Stower {
         self.added
     }
 
-    /// Makes the stream durable, with its record: it is there when this returns. The session has been sealed and all containers stowed.
+    /// Makes the stream durable, with its record: it is there when this returns. The session has
+    /// been sealed and all containers stowed.
     ///
     /// # Errors
     /// `InvalidInput` for the name, `NoSpace`, and those of the system.
@@ -115,15 +117,20 @@ impl Stower {
             listing: ended.listing,
         };
         rear.commit(&self.ingest, self.session, self.now, &mut |_, own, finished| {
-            let put =
-                Record::Put { name: ended.name.clone(), stream: stream.clone(), containers: own.to_vec(), finished: finished.to_vec() };
+            let put = Record::Put {
+                name: ended.name.clone(),
+                stream: stream.clone(),
+                containers: own.to_vec(),
+                finished: finished.to_vec(),
+            };
             Ok(vec![put])
         })?;
         self.added = 0;
         Ok(stream)
     }
 
-    /// Makes mappings durable, all of them at once: they count when this returns. The session has been sealed and all containers stowed.
+    /// Makes mappings durable, all of them at once: they count when this returns. The session has
+    /// been sealed and all containers stowed.
     ///
     /// # Errors
     /// `NoSpace`, and those of the system.
@@ -134,22 +141,27 @@ impl Stower {
         if !early {
             rear.sync(&self.ingest)?;
         }
-        let tables = rear.commit(&self.ingest, self.session, self.now, &mut |tables, own, finished| {
-            let mut records = Vec::new();
-            for remaps in all {
-                // A volume that was deleted meanwhile takes nothing any more.
-                if let Some(volume) = tables.volumes.get(&remaps.volume) {
-                    changes(remaps, volume, &mut records);
+        let tables =
+            rear.commit(&self.ingest, self.session, self.now, &mut |tables, own, finished| {
+                let mut records = Vec::new();
+                for remaps in all {
+                    // A volume that was deleted meanwhile takes nothing any more.
+                    if let Some(volume) = tables.volumes.get(&remaps.volume) {
+                        changes(remaps, volume, &mut records);
+                    }
                 }
-            }
-            let mapped = records.iter().any(|record| matches!(record, Record::Mapped { .. }));
-            if mapped && !(own.is_empty() && finished.is_empty()) {
-                records.insert(0, Record::Finished { containers: own.to_vec(), finished: finished.to_vec() });
-            } else if !own.is_empty() {
-                records.insert(0, Record::Unfinished { containers: own.to_vec(), at: self.now });
-            }
-            Ok(records)
-        })?;
+                let mapped = records.iter().any(|record| matches!(record, Record::Mapped { .. }));
+                if mapped && !(own.is_empty() && finished.is_empty()) {
+                    records.insert(
+                        0,
+                        Record::Finished { containers: own.to_vec(), finished: finished.to_vec() },
+                    );
+                } else if !own.is_empty() {
+                    records
+                        .insert(0, Record::Unfinished { containers: own.to_vec(), at: self.now });
+                }
+                Ok(records)
+            })?;
         if early {
             rear.sync(&self.ingest)?;
         }
@@ -172,7 +184,8 @@ impl Stower {
         if rear.written.is_empty() {
             rear.appender.give_back()?;
         }
-        let listed: Vec<ContainerId> = rear.listed.iter().filter(|(of, id)| own(of, id)).map(|(_, id)| *id).collect();
+        let listed: Vec<ContainerId> =
+            rear.listed.iter().filter(|(of, id)| own(of, id)).map(|(_, id)| *id).collect();
         rear.listed.retain(|(of, _)| *of != self.session);
         if listed.is_empty() {
             return Ok(());
@@ -180,7 +193,10 @@ impl Stower {
         let mut places = Vec::new();
         archive.commit(true, |tables| {
             // The collector may have been there before.
-            let there = listed.iter().filter_map(|id| tables.containers.get(id)).map(|container| &container.stored);
+            let there = listed
+                .iter()
+                .filter_map(|id| tables.containers.get(id))
+                .map(|container| &container.stored);
             places = there.clone().map(|stored| stored.place).collect();
             Ok(vec![Record::Abandoned { containers: there.map(|stored| stored.id).collect() }])
         })?;
@@ -234,10 +250,19 @@ fn changes(remaps: &Remaps, volume: &Volume, records: &mut Vec<Record>) {
 
 /// Packs a container. Takes what may be long: can be done on any thread.
 pub(crate) fn pack(archive: &Archive, open: Open, packer: &mut Packer) -> Packed {
-    open.pack(&archive.identity, archive.tables().epoch, archive.label().compression, packer, &archive.spare)
+    open.pack(
+        &archive.identity,
+        archive.tables().epoch,
+        archive.label().compression,
+        packer,
+        &archive.spare,
+    )
 }
 
 /// The containers of chunks, as the auxiliary index wants them.
 pub(super) fn data_of(containers: &[Stored]) -> impl Iterator<Item = (ContainerId, u32)> {
-    containers.iter().filter(|stored| stored.holds == Holds::Data).map(|stored| (stored.id, stored.chunks))
+    containers
+        .iter()
+        .filter(|stored| stored.holds == Holds::Data)
+        .map(|stored| (stored.id, stored.chunks))
 }

@@ -1,4 +1,5 @@
-//! What is in memory becomes durable: chunked, looked up, written; then one frame names all new mappings.
+//! What is in memory becomes durable: chunked, looked up, written; then one frame names all new
+//! mappings.
 //!
 //! | a crash after | leaves |
 //! |---|---|
@@ -7,9 +8,10 @@
 //! | the frame was written, not synced | all of the drain or nothing |
 //! | the frame was synced | all of the drain |
 //!
-//! A drain that finds the disk full gives back what it wrote; its blocks stay in memory, below what was written since, and zeroes are made durable without
-//! it. Any other failure ends all writing. A block that was written in part, and whose rest can't be read, is lost with the drain that needed it: all who wait
-//! for that drain hear of it, and the other blocks are drained.
+//! A drain that finds the disk full gives back what it wrote; its blocks stay in memory, below what
+//! was written since, and zeroes are made durable without it. Any other failure ends all writing. A
+//! block that was written in part, and whose rest can't be read, is lost with the drain that needed
+//! it: all who wait for that drain hear of it, and the other blocks are drained.
 
 use std::{
     ops::Range,
@@ -44,11 +46,14 @@ const THREADS_FROM: u64 = 4 << 20;
 type Work = Vec<(u64, Drained)>;
 
 impl Volumes {
-    /// Makes all changes up to a ticket durable, for a client: it hears of what any drain since lost that nobody was told of.
+    /// Makes all changes up to a ticket durable, for a client: it hears of what any drain since
+    /// lost that nobody was told of.
     pub(super) fn flush_to(&self, ticket: Ticket) -> Result<()> {
         let done = self.drain_to(ticket);
         let mut state = self.state.lock();
-        let untold = state.lost.as_mut().and_then(|lost| (!std::mem::replace(&mut lost.told, true)).then(|| lost.error.clone()));
+        let untold = state.lost.as_mut().and_then(|lost| {
+            (!std::mem::replace(&mut lost.told, true)).then(|| lost.error.clone())
+        });
         done.and(untold.map_or(Ok(()), Err))
     }
 
@@ -102,7 +107,8 @@ impl Volumes {
         let (work, upto) = {
             let mut state = self.state.lock();
             if state.volumes.values().any(|layers| layers.draining.is_some()) {
-                // Nobody else drains now: one of the stages panicked, and what it was to make durable is not.
+                // Nobody else drains now: one of the stages panicked, and what it was to make
+                // durable is not.
                 state.stopped = Some(Error::new(Kind::Stopped, "a drain ended halfway"));
             }
             Volumes::going(&state)?;
@@ -118,7 +124,10 @@ impl Volumes {
         };
         let done = match self.drain_work(&work) {
             // A node that fails now does not count any more; there may be others.
-            Err(error) if !matches!(error.kind(), Kind::NoSpace | Kind::Corrupt) && self.archive.label().spread[0] > 1 => {
+            Err(error)
+                if !matches!(error.kind(), Kind::NoSpace | Kind::Corrupt)
+                    && self.archive.label().spread[0] > 1 =>
+            {
                 self.drain_work(&work)
             }
             done => done,
@@ -132,7 +141,11 @@ impl Volumes {
         match &done {
             Ok(lost) => {
                 state.volumes.values_mut().for_each(|layers| layers.draining = None);
-                for patch in work.into_iter().filter_map(|(_, layer)| Arc::into_inner(layer)).flat_map(|layer| layer.blocks.into_values()) {
+                for patch in work
+                    .into_iter()
+                    .filter_map(|(_, layer)| Arc::into_inner(layer))
+                    .flat_map(|layer| layer.blocks.into_values())
+                {
                     self.spare.give(patch.bytes);
                 }
                 state.drained = upto;
@@ -145,7 +158,8 @@ impl Volumes {
                 drop(work);
                 for (id, layers) in &mut state.volumes {
                     if let Some(below) = layers.draining.take() {
-                        let below = Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
+                        let below =
+                            Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
                         layers.upper.absorb(below, tables.volumes.get(id));
                     }
                 }
@@ -156,7 +170,10 @@ impl Volumes {
         }
         let there = self.archive.tables();
         // What was written to a volume that is gone is gone too.
-        state.volumes.retain(|id, layers| there.volumes.contains_key(id) && !(layers.upper.is_empty() && layers.draining.is_none()));
+        state.volumes.retain(|id, layers| {
+            there.volumes.contains_key(id)
+                && !(layers.upper.is_empty() && layers.draining.is_none())
+        });
         state.bytes = state.volumes.values().map(|layers| layers.upper.bytes()).sum();
         done.and_then(|lost| lost.map_or(Ok(()), Err))
     }
@@ -184,13 +201,26 @@ impl Volumes {
         done
     }
 
-    fn write_out(&self, work: &Work, session: &mut Session, stower: &mut Stower) -> Result<Option<Error>> {
+    fn write_out(
+        &self,
+        work: &Work,
+        session: &mut Session,
+        stower: &mut Stower,
+    ) -> Result<Option<Error>> {
         let tables = session.tables().clone();
         let mut lost = None;
         let mut cut = |emit: &mut Emit<'_>| {
             for (id, layer) in work {
                 let (waiting, placed) = (Vec::new(), Vec::new());
-                let mut chunking = Chunking { volumes: self, tables: &tables, id: *id, layer, waiting, placed, lost: &mut lost };
+                let mut chunking = Chunking {
+                    volumes: self,
+                    tables: &tables,
+                    id: *id,
+                    layer,
+                    waiting,
+                    placed,
+                    lost: &mut lost,
+                };
                 chunking.blocks(emit)?;
                 emit(Item::End { volume: *id, zeroed: layer.zeroed.iter().collect() })?;
             }
@@ -201,7 +231,9 @@ impl Volumes {
             let mut stow = |open| stower.stow(open);
             placing.all(session, &mut stow, cut)?;
         } else {
-            let source = move |out: SyncSender<Item>| cut(&mut |item| out.send(item).map_err(|_| pipeline::stopped()));
+            let source = move |out: SyncSender<Item>| {
+                cut(&mut |item| out.send(item).map_err(|_| pipeline::stopped()))
+            };
             pipeline::staged(&self.ingest, stower, source, |items, sink| {
                 placing.all(session, sink, |emit| items.into_iter().try_for_each(emit))
             })?;
@@ -214,7 +246,11 @@ impl Volumes {
     fn drain_zeroes(&self, work: &Work) -> Result<()> {
         let all: Vec<Remaps> = work
             .iter()
-            .map(|(id, layer)| Remaps { volume: *id, zeroed: layer.zeroed.iter().collect(), blocks: Vec::new() })
+            .map(|(id, layer)| Remaps {
+                volume: *id,
+                zeroed: layer.zeroed.iter().collect(),
+                blocks: Vec::new(),
+            })
             .filter(|remaps| !remaps.zeroed.is_empty())
             .collect();
         if all.is_empty() {
@@ -260,16 +296,21 @@ impl Chunking<'_> {
         let chunking = self.volumes.archive.label().chunking;
         let mut cutting: Option<Cutting> = None;
         let mut next = 0;
-        for (&block, patch) in self.layer.blocks.iter().filter(|(block, patch)| !volume.was_cut(**block, patch.since)) {
+        for (&block, patch) in
+            self.layer.blocks.iter().filter(|(block, patch)| !volume.was_cut(**block, patch.since))
+        {
             if block != next {
                 self.end(cutting.take(), emit)?;
             }
             next = block + 1;
-            let mapped = Mapped { tables: self.tables, shelves: &self.volumes.shelves, volume, block };
+            let mapped =
+                Mapped { tables: self.tables, shelves: &self.volumes.shelves, volume, block };
             let mut whole = None;
             if patch.have != Have::ALL {
                 let mut base = Patch::new(false, patch.since, &self.volumes.spare);
-                let read = self.volumes.with_reader(|reader| mapped.read(reader, 0..BLOCK, &mut base.bytes));
+                let read = self
+                    .volumes
+                    .with_reader(|reader| mapped.read(reader, 0..BLOCK, &mut base.bytes));
                 match read {
                     Err(error) if error.kind() == Kind::Corrupt => {
                         self.lost.get_or_insert(error);
@@ -321,7 +362,11 @@ impl Chunking<'_> {
 
     fn emit(&mut self, mut batch: Batch, emit: &mut Emit<'_>) -> Result<()> {
         batch.fingerprint(&self.volumes.archive);
-        emit(Item::Batch { blocks: std::mem::take(&mut self.waiting), placed: std::mem::take(&mut self.placed), batch })
+        emit(Item::Batch {
+            blocks: std::mem::take(&mut self.waiting),
+            placed: std::mem::take(&mut self.placed),
+            batch,
+        })
     }
 }
 
@@ -336,7 +381,12 @@ struct Placing {
 
 impl Placing {
     /// Places what `source` emits, to the end.
-    fn all(&mut self, session: &mut Session, sink: &mut Sink<'_>, source: impl FnOnce(&mut Emit<'_>) -> Result<()>) -> Result<()> {
+    fn all(
+        &mut self,
+        session: &mut Session,
+        sink: &mut Sink<'_>,
+        source: impl FnOnce(&mut Emit<'_>) -> Result<()>,
+    ) -> Result<()> {
         source(&mut |item| self.take(item, session, sink))?;
         session.seal(sink)
     }

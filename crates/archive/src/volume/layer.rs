@@ -27,7 +27,8 @@ impl Have {
 
     /// True when all of a range of bytes are there.
     pub(super) fn covers(&self, bytes: &Range<usize>) -> bool {
-        *self == Have::ALL || (bytes.start / SECTOR..bytes.end.div_ceil(SECTOR)).all(|sector| self.has(sector))
+        *self == Have::ALL
+            || (bytes.start / SECTOR..bytes.end.div_ceil(SECTOR)).all(|sector| self.has(sector))
     }
 }
 
@@ -75,8 +76,13 @@ pub(super) struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
     pub(super) fn insert(&mut self, mut new: Range<u64>) {
-        let touching: Vec<u64> =
-            self.0.range(..=new.end).rev().take_while(|(_, end)| **end >= new.start).map(|(&start, _)| start).collect();
+        let touching: Vec<u64> = self
+            .0
+            .range(..=new.end)
+            .rev()
+            .take_while(|(_, end)| **end >= new.start)
+            .map(|(&start, _)| start)
+            .collect();
         for start in touching {
             if let Some(end) = self.0.remove(&start) {
                 new = new.start.min(start)..new.end.max(end);
@@ -96,7 +102,11 @@ impl Ranges {
 
     /// The first block from `block` on that is in a range.
     pub(super) fn next(&self, block: u64) -> Option<u64> {
-        if self.contains(block) { Some(block) } else { self.0.range(block..).next().map(|(&start, _)| start) }
+        if self.contains(block) {
+            Some(block)
+        } else {
+            self.0.range(block..).next().map(|(&start, _)| start)
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -130,7 +140,13 @@ impl Layer {
     }
 
     /// The block's patch, to be written to.
-    pub(super) fn open(&mut self, volume: &Volume, block: u64, since: u64, spare: &Spare) -> &mut Patch {
+    pub(super) fn open(
+        &mut self,
+        volume: &Volume,
+        block: u64,
+        since: u64,
+        spare: &Spare,
+    ) -> &mut Patch {
         let zero = self.zeroed.contains(block);
         let patch = self.blocks.entry(block).or_insert_with(|| Patch::new(zero, since, spare));
         if volume.was_cut(block, patch.since) {
@@ -151,7 +167,9 @@ impl Layer {
     /// Takes in what lay below it and could not be drained, of a volume that may be gone.
     pub(super) fn absorb(&mut self, below: Layer, volume: Option<&Volume>) {
         for (block, patch) in below.blocks {
-            if self.zeroed.contains(block) || volume.is_none_or(|volume| volume.was_cut(block, patch.since)) {
+            if self.zeroed.contains(block)
+                || volume.is_none_or(|volume| volume.was_cut(block, patch.since))
+            {
                 continue;
             }
             match self.blocks.get_mut(&block) {
@@ -181,15 +199,23 @@ mod tests {
             ranges.insert(range);
         }
         assert_eq!(ranges.iter().collect::<Vec<_>>(), [1..2, 5..9, 20..40]);
-        assert_eq!((ranges.next(2), ranges.next(6), ranges.next(40), ranges.end_of(39)), (Some(5), Some(6), None, Some(40)));
+        assert_eq!(
+            (ranges.next(2), ranges.next(6), ranges.next(40), ranges.end_of(39)),
+            (Some(5), Some(6), None, Some(40))
+        );
         ranges.insert(0..50);
         assert_eq!(ranges.iter().collect::<Vec<_>>(), std::iter::once(0..50).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_layer_that_comes_back_lies_below_what_was_written_since() {
-        let volume =
-            Volume { name: String::new(), bytes: 100 * BLOCK as u64, created: 0, cuts: Vec::new(), map: std::sync::Arc::default() };
+        let volume = Volume {
+            name: String::new(),
+            bytes: 100 * BLOCK as u64,
+            created: 0,
+            cuts: Vec::new(),
+            map: std::sync::Arc::default(),
+        };
         let spare = Spare::default();
         let mut below = Layer::default();
         below.zero(10..20);
@@ -201,9 +227,20 @@ mod tests {
         upper.open(&volume, 3, 0, &spare).write(SECTOR, &[2; SECTOR]);
         upper.open(&volume, 12, 0, &spare).write(0, &[3; SECTOR]);
         upper.absorb(below, Some(&volume));
-        assert!(upper.zeroed.contains(2) && upper.zeroed.contains(15) && !upper.blocks.contains_key(&2));
+        assert!(
+            upper.zeroed.contains(2) && upper.zeroed.contains(15) && !upper.blocks.contains_key(&2)
+        );
         let of = |block: u64| &upper.blocks[&block];
-        assert_eq!((of(1).bytes[0], of(3).bytes[0], of(3).bytes[SECTOR], of(12).bytes[0], of(12).bytes[SECTOR]), (1, 1, 2, 3, 0));
+        assert_eq!(
+            (
+                of(1).bytes[0],
+                of(3).bytes[0],
+                of(3).bytes[SECTOR],
+                of(12).bytes[0],
+                of(12).bytes[SECTOR]
+            ),
+            (1, 1, 2, 3, 0)
+        );
         assert!(of(12).have == Have::ALL && of(3).have.has(1) && !of(3).have.has(2));
     }
 }

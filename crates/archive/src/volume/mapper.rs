@@ -1,4 +1,5 @@
-//! Chunks to mappings: what is chunked across blocks is cut where a block ends, and each block gets a piece of its own.
+//! Chunks to mappings: what is chunked across blocks is cut where a block ends, and each block gets
+//! a piece of its own.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,8 @@ use crate::{
 /// Writes the mappings of blocks that come one after the other.
 #[derive(Default)]
 pub(super) struct Mapper {
-    /// The blocks whose bytes are on their way, and the last frame that was known when each was written.
+    /// The blocks whose bytes are on their way, and the last frame that was known when each was
+    /// written.
     blocks: VecDeque<(u64, u64)>,
     /// Bytes of the first of them that are mapped, and by what.
     at: usize,
@@ -39,8 +41,11 @@ impl Mapper {
     fn part(&mut self, part: Part, bytes: usize, pen: &mut Pen<'_>) -> Result<()> {
         match (self.parts.last_mut(), part) {
             (Some(Part::Zeroes(before)), Part::Zeroes(more)) => *before += more,
-            (Some(Part::Run { first, bytes, fingerprints }), Part::Run { first: next, bytes: more, fingerprints: new })
-                if first.container == next.container && usize::from(first.slot) + fingerprints.len() == usize::from(next.slot) =>
+            (
+                Some(Part::Run { first, bytes, fingerprints }),
+                Part::Run { first: next, bytes: more, fingerprints: new },
+            ) if first.container == next.container
+                && usize::from(first.slot) + fingerprints.len() == usize::from(next.slot) =>
             {
                 *bytes += more;
                 fingerprints.extend(new);
@@ -68,7 +73,13 @@ impl Mapper {
 }
 
 impl Target for Mapper {
-    fn chunk(&mut self, address: Address, fingerprint: Fingerprint, bytes: u32, pen: &mut Pen<'_>) -> Result<()> {
+    fn chunk(
+        &mut self,
+        address: Address,
+        fingerprint: Fingerprint,
+        bytes: u32,
+        pen: &mut Pen<'_>,
+    ) -> Result<()> {
         let mut skip = 0;
         while skip < bytes {
             let n = (bytes - skip).min((BLOCK - self.at) as u32);
@@ -115,12 +126,23 @@ mod tests {
         mapper.chunk(at(2), print(2), 700, &mut pen).unwrap();
         mapper.zeroes(2 * BLOCK as u64 - 200, &mut pen).unwrap();
         mapper.chunk(at(3), print(3), size, &mut pen).unwrap();
-        let done: Vec<_> = mapper.done().iter().map(|remap| (remap.block, remap.since, remap.new.map(|at| at.slot))).collect();
+        let done: Vec<_> = mapper
+            .done()
+            .iter()
+            .map(|remap| (remap.block, remap.since, remap.new.map(|at| at.slot)))
+            .collect();
         assert_eq!(done, [(10, 3, Some(0)), (11, 3, Some(1)), (12, 3, None), (13, 3, Some(2))]);
-        let run = |first, bytes, prints: &[u8]| Part::Run { first, bytes, fingerprints: prints.iter().map(|&n| print(n)).collect() };
+        let run = |first, bytes, prints: &[u8]| Part::Run {
+            first,
+            bytes,
+            fingerprints: prints.iter().map(|&n| print(n)).collect(),
+        };
         let slice = |skip, bytes| Part::Slice { chunk: at(2), fingerprint: print(2), skip, bytes };
         assert_eq!(parts(&pieces[0]).unwrap(), [run(at(0), size - 500, &[0, 1]), slice(0, 500)]);
-        assert_eq!(parts(&pieces[1]).unwrap(), [slice(500, 200), Part::Zeroes(u64::from(size) - 200)]);
+        assert_eq!(
+            parts(&pieces[1]).unwrap(),
+            [slice(500, 200), Part::Zeroes(u64::from(size) - 200)]
+        );
         assert_eq!(parts(&pieces[2]).unwrap(), [run(at(3), size, &[3])]);
     }
 }

@@ -1,4 +1,5 @@
-//! Backup volumes: writes gather in memory, and are drained into containers when somebody asks for durability.
+//! Backup volumes: writes gather in memory, and are drained into containers when somebody asks for
+//! durability.
 //!
 //! | module | what |
 //! |---|---|
@@ -9,13 +10,16 @@
 //! | [`read`](self::read) | layers over mappings |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
 //!
-//! A block's content is its mapping, below what is being drained, below what was written since. A drain takes all of the upper layer at once; runs of neighbouring
-//! blocks are chunked across their borders, and each block gets a mapping of its own, which is a piece in a container of recipes.
+//! A block's content is its mapping, below what is being drained, below what was written since. A
+//! drain takes all of the upper layer at once; runs of neighbouring blocks are chunked across their
+//! borders, and each block gets a mapping of its own, which is a piece in a container of recipes.
 //!
-//! *Crash argument:* containers with chunks and mappings are durable before the one frame that names the mappings, for all blocks of the drain: each block changes as
-//! a whole, and what a FLUSH covers is there when it is answered. What was not drained is lost, as a disk's cache is.
+//! *Crash argument:* containers with chunks and mappings are durable before the one frame that
+//! names the mappings, for all blocks of the drain: each block changes as a whole, and what a FLUSH
+//! covers is there when it is answered. What was not drained is lost, as a disk's cache is.
 //!
-//! *Locks:* in the order `draining`, `order`, `state`. None of them is held by a read while it reads the disk.
+//! *Locks:* in the order `draining`, `order`, `state`. None of them is held by a read while it
+//! reads the disk.
 
 mod drain;
 mod layer;
@@ -178,7 +182,8 @@ impl Volumes {
         &self.archive
     }
 
-    /// Does what is due about once a second: sees what other processes changed, lets places go that were read, drains what lies idle, and imports.
+    /// Does what is due about once a second: sees what other processes changed, lets places go that
+    /// were read, drains what lies idle, and imports.
     ///
     /// # Errors
     /// Those of the system, and of a drain.
@@ -188,7 +193,9 @@ impl Volumes {
         self.archive.refresh()?;
         let idle = {
             let mut state = self.state.lock();
-            let idle = state.seen == state.changes && state.drained < state.changes && state.stopped.is_none();
+            let idle = state.seen == state.changes
+                && state.drained < state.changes
+                && state.stopped.is_none();
             state.seen = state.changes;
             idle
         };
@@ -212,7 +219,8 @@ impl Volumes {
         self.ingest.close()
     }
 
-    /// Drains in the background whatever is much, until [`stop`](Self::stop): for a thread of its own.
+    /// Drains in the background whatever is much, until [`stop`](Self::stop): for a thread of its
+    /// own.
     pub fn run_drainer(&self) {
         while !self.stopping.load(Relaxed) {
             let mut state = self.state.lock();

@@ -45,7 +45,9 @@ impl Volumes {
             let tables = self.archive.tables();
             let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
             let layers = state.volumes.get(&id);
-            let layers = layers.into_iter().flat_map(|layers| [Some(&layers.upper), layers.draining.as_deref()]);
+            let layers = layers
+                .into_iter()
+                .flat_map(|layers| [Some(&layers.upper), layers.draining.as_deref()]);
             let patch = over(layers.flatten(), volume, block, &range);
             (tables, patch)
         };
@@ -65,7 +67,13 @@ impl Volumes {
     }
 
     /// What a range holds, from `offset` on.
-    pub(super) fn extents(&self, id: u64, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+    pub(super) fn extents(
+        &self,
+        id: u64,
+        offset: u64,
+        bytes: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
         self.within(id, offset, bytes)?;
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
         let state = self.state.lock();
@@ -74,7 +82,9 @@ impl Volumes {
         let layers: Vec<&Layer> = state
             .volumes
             .get(&id)
-            .map(|layers| [Some(&layers.upper), layers.draining.as_deref()].into_iter().flatten().collect())
+            .map(|layers| {
+                [Some(&layers.upper), layers.draining.as_deref()].into_iter().flatten().collect()
+            })
             .unwrap_or_default();
         while at < end {
             let (until, kind) = kind_of(&layers, volume, at / BLOCK as u64);
@@ -109,12 +119,22 @@ fn kind_of(layers: &[&Layer], volume: &Volume, block: u64) -> (u64, ExtentKind) 
         let patch = layer.blocks.range(block..).next().map(|(&block, _)| block);
         patch.into_iter().chain(layer.zeroed.next(block)).min()
     };
-    let next = layers.iter().filter_map(of_layer).chain(volume.map.next_leaf(block)).min().unwrap_or(u64::MAX);
+    let next = layers
+        .iter()
+        .filter_map(of_layer)
+        .chain(volume.map.next_leaf(block))
+        .min()
+        .unwrap_or(u64::MAX);
     (next.max(block + 1), ExtentKind::Hole)
 }
 
 /// What layers know of a block, the upper ones first, as far as the range needs.
-fn over<'a>(layers: impl Iterator<Item = &'a Layer>, volume: &Volume, block: u64, range: &Range<usize>) -> Option<Patch> {
+fn over<'a>(
+    layers: impl Iterator<Item = &'a Layer>,
+    volume: &Volume,
+    block: u64,
+    range: &Range<usize>,
+) -> Option<Patch> {
     let mut known: Option<Patch> = None;
     for layer in layers {
         if known.as_ref().is_some_and(|known| known.have.covers(range)) {
@@ -127,7 +147,9 @@ fn over<'a>(layers: impl Iterator<Item = &'a Layer>, volume: &Volume, block: u64
             }
         }
         if layer.zeroed.contains(block) {
-            known.get_or_insert_with(|| Patch::new(true, 0, &Spare::default())).fill(&[0; BLOCK], &Have::ALL);
+            known
+                .get_or_insert_with(|| Patch::new(true, 0, &Spare::default()))
+                .fill(&[0; BLOCK], &Have::ALL);
         }
     }
     known
@@ -135,8 +157,11 @@ fn over<'a>(layers: impl Iterator<Item = &'a Layer>, volume: &Volume, block: u64
 
 /// Copies the sectors that a patch has over what was read.
 fn overlay(patch: &Patch, range: Range<usize>, into: &mut [u8]) {
-    for sector in (range.start / SECTOR..range.end.div_ceil(SECTOR)).filter(|&sector| patch.have.has(sector)) {
-        let (from, to) = ((sector * SECTOR).max(range.start), ((sector + 1) * SECTOR).min(range.end));
+    for sector in
+        (range.start / SECTOR..range.end.div_ceil(SECTOR)).filter(|&sector| patch.have.has(sector))
+    {
+        let (from, to) =
+            ((sector * SECTOR).max(range.start), ((sector + 1) * SECTOR).min(range.end));
         into[from - range.start..to - range.start].copy_from_slice(&patch.bytes[from..to]);
     }
 }
@@ -153,7 +178,10 @@ impl Mapped<'_> {
     /// The parts of its mapping; none for zeroes.
     pub(crate) fn parts(&self, reader: &mut ChunkReader) -> Result<Vec<Part>> {
         let Some(address) = self.volume.map.get(self.block) else { return Ok(Vec::new()) };
-        let all = reader.chunk(self.tables, self.shelves, address).and_then(parts).map_err(|e| self.name(e))?;
+        let all = reader
+            .chunk(self.tables, self.shelves, address)
+            .and_then(parts)
+            .map_err(|e| self.name(e))?;
         if all.iter().map(length).sum::<u64>() != BLOCK as u64 {
             return Err(self.name(corrupt("its mapping does not add up")));
         }
@@ -162,13 +190,22 @@ impl Mapped<'_> {
 
     fn name(&self, error: Error) -> Error {
         match error.kind() {
-            Kind::Corrupt => error.context(format!("block {} of volume '{}'", self.block, self.volume.name.escape_debug())),
+            Kind::Corrupt => error.context(format!(
+                "block {} of volume '{}'",
+                self.block,
+                self.volume.name.escape_debug()
+            )),
             _ => error,
         }
     }
 
     /// Reads a range of it.
-    pub(super) fn read(&self, reader: &mut ChunkReader, range: Range<usize>, into: &mut [u8]) -> Result<()> {
+    pub(super) fn read(
+        &self,
+        reader: &mut ChunkReader,
+        range: Range<usize>,
+        into: &mut [u8],
+    ) -> Result<()> {
         into.fill(0);
         let mut at = 0;
         for part in self.parts(reader)? {
@@ -185,24 +222,42 @@ impl Mapped<'_> {
     fn read_part(&self, reader: &mut ChunkReader, part: &Part, copy: &mut Copy<'_>) -> Result<()> {
         let check = |chunk: &Chunk, expected: Option<&Fingerprint>| match expected {
             Some(fingerprint) if chunk.fingerprint == *fingerprint => Ok(()),
-            _ => Err(corrupt(format!("chunk {} of container {} is not the one that was stored", chunk.first.slot, chunk.first.container))),
+            _ => Err(corrupt(format!(
+                "chunk {} of container {} is not the one that was stored",
+                chunk.first.slot, chunk.first.container
+            ))),
         };
         match part {
             Part::Run { first, bytes, fingerprints } => {
                 let (mut expected, end) = (fingerprints.iter(), copy.at + *bytes as usize);
-                reader.run(self.tables, self.shelves, *first, fingerprints.len(), &mut |chunk, bytes| {
-                    check(chunk, expected.next())?;
-                    copy.push(bytes);
+                reader.run(
+                    self.tables,
+                    self.shelves,
+                    *first,
+                    fingerprints.len(),
+                    &mut |chunk, bytes| {
+                        check(chunk, expected.next())?;
+                        copy.push(bytes);
+                        Ok(())
+                    },
+                )?;
+                if copy.at == end {
                     Ok(())
-                })?;
-                if copy.at == end { Ok(()) } else { Err(corrupt("its chunks have other lengths than its mapping says")) }
+                } else {
+                    Err(corrupt("its chunks have other lengths than its mapping says"))
+                }
             }
-            Part::Slice { chunk, fingerprint, skip, bytes } => reader.run(self.tables, self.shelves, *chunk, 1, &mut |chunk, all| {
-                check(chunk, Some(fingerprint))?;
-                let slice = all.get(*skip as usize..).and_then(|rest| rest.get(..*bytes as usize));
-                copy.push(slice.ok_or_else(|| corrupt("a chunk is shorter than its mapping says"))?);
-                Ok(())
-            }),
+            Part::Slice { chunk, fingerprint, skip, bytes } => {
+                reader.run(self.tables, self.shelves, *chunk, 1, &mut |chunk, all| {
+                    check(chunk, Some(fingerprint))?;
+                    let slice =
+                        all.get(*skip as usize..).and_then(|rest| rest.get(..*bytes as usize));
+                    copy.push(
+                        slice.ok_or_else(|| corrupt("a chunk is shorter than its mapping says"))?,
+                    );
+                    Ok(())
+                })
+            }
             Part::Zeroes(_) | Part::End(_) => Ok(()),
         }
     }
@@ -226,9 +281,11 @@ struct Copy<'a> {
 
 impl Copy<'_> {
     fn push(&mut self, bytes: &[u8]) {
-        let (from, to) = (self.at.max(self.range.start), (self.at + bytes.len()).min(self.range.end));
+        let (from, to) =
+            (self.at.max(self.range.start), (self.at + bytes.len()).min(self.range.end));
         if from < to {
-            self.into[from - self.range.start..to - self.range.start].copy_from_slice(&bytes[from - self.at..to - self.at]);
+            self.into[from - self.range.start..to - self.range.start]
+                .copy_from_slice(&bytes[from - self.at..to - self.at]);
         }
         self.at += bytes.len();
     }
@@ -242,7 +299,9 @@ pub(crate) fn chunks_of(parts: &[Part]) -> impl Iterator<Item = (Fingerprint, Ad
             Part::Slice { chunk, fingerprint, .. } => (*chunk, std::slice::from_ref(fingerprint)),
             _ => (Address::default(), &[]),
         };
-        fingerprints.iter().enumerate().map(move |(n, &fingerprint)| (fingerprint, Address { slot: first.slot + n as u16, ..first }))
+        fingerprints.iter().enumerate().map(move |(n, &fingerprint)| {
+            (fingerprint, Address { slot: first.slot + n as u16, ..first })
+        })
     })
 }
 

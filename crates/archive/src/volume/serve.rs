@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use onefold_core::{BLOCK_BYTES, BlockRead, Exports, Extent, Result, Ticket, Volume, VolumeInfo, block::bytes_mut};
+use onefold_core::{
+    BLOCK_BYTES, BlockRead, Exports, Extent, Result, Ticket, Volume, VolumeInfo, block::bytes_mut,
+};
 
 use super::Volumes;
 
@@ -19,7 +21,11 @@ impl Volume for ArchiveVolume {
 
     fn read(&self, reads: &mut [BlockRead<'_>]) {
         for read in reads {
-            read.result = self.volumes.read_bytes(self.id, read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into));
+            read.result = self.volumes.read_bytes(
+                self.id,
+                read.first.0 * BLOCK_BYTES as u64,
+                bytes_mut(read.into),
+            );
         }
     }
 
@@ -59,14 +65,18 @@ impl Exports for ArchiveExports {
     fn list(&self) -> Vec<VolumeInfo> {
         // Made by another process a moment ago, perhaps; what can't be read on is as it was.
         let tables = self.0.archive.refresh().unwrap_or_else(|_| self.0.archive.tables());
-        let mut volumes: Vec<VolumeInfo> =
-            tables.volumes.values().map(|volume| VolumeInfo { name: volume.name.clone(), size: volume.bytes }).collect();
+        let mut volumes: Vec<VolumeInfo> = tables
+            .volumes
+            .values()
+            .map(|volume| VolumeInfo { name: volume.name.clone(), size: volume.bytes })
+            .collect();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         volumes
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
-        let (id, _) = self.0.archive.refresh()?.volume(name).map(|(id, volume)| (id, volume.bytes))?;
+        let (id, _) =
+            self.0.archive.refresh()?.volume(name).map(|(id, volume)| (id, volume.bytes))?;
         Ok(Arc::new(ArchiveVolume { volumes: self.0.clone(), id }))
     }
 }

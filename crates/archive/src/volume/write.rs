@@ -10,7 +10,9 @@ impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
         self.within(id, offset, data.len() as u64)?;
         // What is large goes part by part, so that it finds room.
-        let most = (self.archive.settings.dirty_bytes / 2).saturating_sub(2 * BLOCK as u64).max(BLOCK as u64) as usize;
+        let most = (self.archive.settings.dirty_bytes / 2)
+            .saturating_sub(2 * BLOCK as u64)
+            .max(BLOCK as u64) as usize;
         let (mut at, mut ticket) = (0, Ticket(0));
         while at < data.len() || ticket.0 == 0 {
             let n = (data.len() - at).min(most);
@@ -38,7 +40,8 @@ impl Volumes {
         }
         let _order = self.order.write();
         // Who changes a sector in part must know the rest of it.
-        let (start, stop) = (offset / SECTOR as u64 * SECTOR as u64, end.next_multiple_of(SECTOR as u64));
+        let (start, stop) =
+            (offset / SECTOR as u64 * SECTOR as u64, end.next_multiple_of(SECTOR as u64));
         let mut whole = vec![0; (stop - start) as usize];
         self.read_bytes(id, start, &mut whole)?;
         whole[(offset - start) as usize..][..data.len()].copy_from_slice(data);
@@ -89,7 +92,11 @@ impl Volumes {
     fn zero(&self, id: u64, bytes: Range<u64>) -> Result<Ticket> {
         let size = BLOCK as u64;
         let (first, last) = (bytes.start.next_multiple_of(size), bytes.end / size * size);
-        let edges = if first <= last { [bytes.start..first, last..bytes.end] } else { [bytes.clone(), 0..0] };
+        let edges = if first <= last {
+            [bytes.start..first, last..bytes.end]
+        } else {
+            [bytes.clone(), 0..0]
+        };
         let mut ticket = Ticket(0);
         for edge in edges.iter().filter(|edge| edge.start < edge.end) {
             ticket = self.write(id, edge.start, &vec![0; (edge.end - edge.start) as usize])?;
@@ -110,9 +117,11 @@ impl Volumes {
         Ok(ticket)
     }
 
-    /// Drains when there are as many trimmed ranges as there may be: all of them go into one frame of the log.
+    /// Drains when there are as many trimmed ranges as there may be: all of them go into one frame
+    /// of the log.
     fn drain_ranges(&self) -> Result<()> {
-        let ranges: usize = self.state.lock().volumes.values().map(|layers| layers.upper.zeroed.len()).sum();
+        let ranges: usize =
+            self.state.lock().volumes.values().map(|layers| layers.upper.zeroed.len()).sum();
         if ranges < self.archive.settings.zeroed_ranges { Ok(()) } else { self.drain_all() }
     }
 

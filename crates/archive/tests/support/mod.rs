@@ -1,5 +1,10 @@
-//! What the tests of the engine share: noise, streams in and out, and files whose calls are watched.
-#![allow(dead_code, clippy::unwrap_used, reason = "each test binary uses its own part, and panics where it fails")]
+//! What the tests of the engine share: noise, streams in and out, and files whose calls are
+//! watched.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test binary uses its own part, and panics where it fails"
+)]
 
 use std::sync::Arc;
 
@@ -52,8 +57,10 @@ pub(crate) enum Call {
     Change,
 }
 
-/// What is done about a call to the file of this name (none for the directory itself): the last argument does it.
-pub(crate) type Watch = Arc<dyn Fn(&str, &Call, &mut dyn FnMut() -> Result<()>) -> Result<()> + Send + Sync>;
+/// What is done about a call to the file of this name (none for the directory itself): the last
+/// argument does it.
+pub(crate) type Watch =
+    Arc<dyn Fn(&str, &Call, &mut dyn FnMut() -> Result<()>) -> Result<()> + Send + Sync>;
 
 /// A directory whose calls are watched.
 pub(crate) struct Watched {
@@ -87,7 +94,8 @@ impl Files for Watched {
         self.files.names()
     }
     fn create(&self, name: &str) -> Result<Arc<dyn File>> {
-        watched(&self.watch, name, &Call::Change, || self.files.create(name)).map(|file| self.over(name, file))
+        watched(&self.watch, name, &Call::Change, || self.files.create(name))
+            .map(|file| self.over(name, file))
     }
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
         self.files.open(name).map(|file| self.over(name, file))

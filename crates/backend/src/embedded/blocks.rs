@@ -1,4 +1,5 @@
-//! The data file of an embedded store, in blocks of 4 KiB: which are free, writing, and giving back to the host.
+//! The data file of an embedded store, in blocks of 4 KiB: which are free, writing, and giving back
+//! to the host.
 
 use std::{fs::File, os::unix::fs::FileExt};
 
@@ -31,12 +32,27 @@ impl Blocks {
     /// # Errors
     /// `Corrupt` when the file does not have them, and those of the system.
     pub(super) fn of(file: File, used: &[u32]) -> Result<Blocks> {
-        // What a folder names was written before it was named. A number beyond the file would ask for memory for all blocks before it.
-        let end = file.metadata().map_err(|e| Error::from_io("the data file of the store", e))?.len().div_ceil(BLOCK_BYTES as u64);
+        // What a folder names was written before it was named. A number beyond the file would ask
+        // for memory for all blocks before it.
+        let end = file
+            .metadata()
+            .map_err(|e| Error::from_io("the data file of the store", e))?
+            .len()
+            .div_ceil(BLOCK_BYTES as u64);
         if let Some(block) = used.iter().find(|block| u64::from(**block) >= end) {
-            return Err(Error::new(Kind::Corrupt, format!("the tables of the store name block {block}, and its data file has {end}")));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("the tables of the store name block {block}, and its data file has {end}"),
+            ));
         }
-        let mut blocks = Blocks { file, used: Vec::new(), taken: 0, cursor: 0, leaving: Vec::new(), dirty: false };
+        let mut blocks = Blocks {
+            file,
+            used: Vec::new(),
+            taken: 0,
+            cursor: 0,
+            leaving: Vec::new(),
+            dirty: false,
+        };
         used.iter().for_each(|block| blocks.take(*block));
         Ok(blocks)
     }
@@ -95,10 +111,16 @@ impl Blocks {
                 to += 1;
             }
             let run = contents[from..to].concat();
-            if let Err(e) = self.file.write_all_at(&run, u64::from(places[from]) * BLOCK_BYTES as u64) {
+            if let Err(e) =
+                self.file.write_all_at(&run, u64::from(places[from]) * BLOCK_BYTES as u64)
+            {
                 places.iter().for_each(|block| self.free(*block));
                 let error = Error::from_io("the data file of the store", e);
-                return Err(if error.kind() == Kind::NoSpace { Refusal::Full } else { Refusal::Failed(error) });
+                return Err(if error.kind() == Kind::NoSpace {
+                    Refusal::Full
+                } else {
+                    Refusal::Failed(error)
+                });
             }
             from = to;
         }
@@ -135,9 +157,15 @@ impl Blocks {
         leaving.iter().for_each(|block| self.free(*block));
         for run in leaving.chunk_by(|one, next| *next == *one + 1) {
             if run.len() >= PUNCH as usize {
-                let (at, bytes) = (u64::from(run[0]) * BLOCK_BYTES as u64, (run.len() * BLOCK_BYTES) as u64);
+                let (at, bytes) =
+                    (u64::from(run[0]) * BLOCK_BYTES as u64, (run.len() * BLOCK_BYTES) as u64);
                 // A file system that can't keeps the space for later blocks.
-                let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, bytes);
+                let _ = fallocate(
+                    &self.file,
+                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                    at,
+                    bytes,
+                );
             }
         }
         Ok(())
@@ -149,7 +177,8 @@ impl Blocks {
 
     /// Bytes that the host has left.
     pub(super) fn host_free(&self) -> Result<u64> {
-        let there = fstatvfs(&self.file).map_err(|e| Error::from_io("the file system of the store", e.into()))?;
+        let there = fstatvfs(&self.file)
+            .map_err(|e| Error::from_io("the file system of the store", e.into()))?;
         Ok(there.f_bavail * there.f_frsize)
     }
 }

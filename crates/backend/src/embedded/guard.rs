@@ -1,4 +1,5 @@
-//! Panics of `redb`, which takes its own file's word for much: on a damaged file some of its assertions fail. Here a panic becomes an error that says so.
+//! Panics of `redb`, which takes its own file's word for much: on a damaged file some of its
+//! assertions fail. Here a panic becomes an error that says so.
 
 use std::{
     cell::Cell,
@@ -35,7 +36,9 @@ impl Guarded {
     }
 
     pub(super) fn get(&self) -> Result<&Database> {
-        self.0.as_ref().ok_or_else(|| Error::new(Kind::Stopped, "the tables of the store are closed"))
+        self.0
+            .as_ref()
+            .ok_or_else(|| Error::new(Kind::Stopped, "the tables of the store are closed"))
     }
 }
 

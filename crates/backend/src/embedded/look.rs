@@ -1,4 +1,5 @@
-//! The file of `redb` for who only looks: what `redb` writes to open a database, and to repair one that was not closed, stays in memory.
+//! The file of `redb` for who only looks: what `redb` writes to open a database, and to repair one
+//! that was not closed, stays in memory.
 
 use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt};
 
@@ -41,7 +42,8 @@ impl Look {
     }
 }
 
-/// The blocks that a range touches: each with its number, where the part in the range begins in the block, and where in the range, and how long it is.
+/// The blocks that a range touches: each with its number, where the part in the range begins in the
+/// block, and where in the range, and how long it is.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -70,7 +72,10 @@ impl StorageBackend for Look {
             return Ok(bytes);
         }
         for (number, from, to, n) in parts(offset, len) {
-            let block = changed.blocks.get(&number).map_or_else(|| self.block(number), |block| Ok(block.clone()))?;
+            let block = changed
+                .blocks
+                .get(&number)
+                .map_or_else(|| self.block(number), |block| Ok(block.clone()))?;
             bytes[to..to + n].copy_from_slice(&block[from..from + n]);
         }
         Ok(bytes)
@@ -88,7 +93,8 @@ impl StorageBackend for Look {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut changed = self.changed.lock();
         for (number, to, from, n) in parts(offset, data.len()) {
-            let mut block = changed.blocks.remove(&number).map_or_else(|| self.block(number), Ok)?;
+            let mut block =
+                changed.blocks.remove(&number).map_or_else(|| self.block(number), Ok)?;
             block[to..to + n].copy_from_slice(&data[from..from + n]);
             changed.blocks.insert(number, block);
         }

@@ -1,4 +1,5 @@
-//! An object store in a folder, for one machine: `redb` holds objects, keys and where data lies, a plain file holds the data.
+//! An object store in a folder, for one machine: `redb` holds objects, keys and where data lies, a
+//! plain file holds the data.
 //!
 //! | module | what |
 //! |---|---|
@@ -9,13 +10,16 @@
 //! | [`look`] | the same file for who only looks |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
-//! *Threads:* one thread takes all operations that wait, applies each whole or not at all, writes their data into free blocks, makes the data durable,
-//! commits one transaction, and then replies to all of them (group commit). Reads see what is committed.
+//! *Threads:* one thread takes all operations that wait, applies each whole or not at all, writes
+//! their data into free blocks, makes the data durable, commits one transaction, and then replies
+//! to all of them (group commit). Reads see what is committed.
 //!
-//! *Crash argument:* data goes into blocks that nothing names, and is durable before the commit that names it. Blocks that a commit lets go are used
-//! again only after it is durable and no read that began before it is left. What lay in blocks that no commit names is lost, as it should be.
+//! *Crash argument:* data goes into blocks that nothing names, and is durable before the commit
+//! that names it. Blocks that a commit lets go are used again only after it is durable and no read
+//! that began before it is left. What lay in blocks that no commit names is lost, as it should be.
 //!
-//! *Invariant:* one process owns the folder, and belongs to the user who owns it; the file of `redb` is locked. Locks and fences of sessions are in memory, since no session outlives the
+//! *Invariant:* one process owns the folder, and belongs to the user who owns it; the file of
+//! `redb` is locked. Locks and fences of sessions are in memory, since no session outlives the
 //! process.
 
 mod blocks;
@@ -39,7 +43,10 @@ use std::{
 
 use onefold_core::{
     Error, Hold, Kind, Result,
-    object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write},
+    object::{
+        Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space,
+        Version, Write,
+    },
 };
 use parking_lot::{Mutex, RwLock};
 
@@ -89,7 +96,8 @@ struct Lock {
 struct Shared {
     tables: Tables,
     blocks: Mutex<Blocks>,
-    /// Held for reading while data of a committed state is read; taken for writing before blocks are used again.
+    /// Held for reading while data of a committed state is read; taken for writing before blocks
+    /// are used again.
     reading: RwLock<()>,
     kind: PoolKind,
     fenced: Mutex<BTreeSet<String>>,
@@ -124,7 +132,8 @@ pub struct EmbeddedObjects {
 }
 
 impl EmbeddedStore {
-    /// Makes an empty store in a folder that is not there yet, or empty; nobody else can enter what is made.
+    /// Makes an empty store in a folder that is not there yet, or empty; nobody else can enter what
+    /// is made.
     ///
     /// # Errors
     /// `Exists` when something is in it, and those of the system.
@@ -166,7 +175,8 @@ impl EmbeddedStore {
     /// Opens the store in a folder.
     ///
     /// # Errors
-    /// `NotFound`, `Busy` when another process owns it, `Denied` when it is another user's, `Corrupt`, and those of the system.
+    /// `NotFound`, `Busy` when another process owns it, `Denied` when it is another user's,
+    /// `Corrupt`, and those of the system.
     pub fn open(folder: &Path) -> Result<EmbeddedStore> {
         EmbeddedStore::open_as(folder, Word::default())
     }
@@ -179,15 +189,21 @@ impl EmbeddedStore {
         EmbeddedStore::open_for(folder, word, Use::Work(None))
     }
 
-    /// The same, written only while its owner stands, as `claim` makes it when the folder is locked and nothing is changed yet.
+    /// The same, written only while its owner stands, as `claim` makes it when the folder is locked
+    /// and nothing is changed yet.
     ///
     /// # Errors
     /// As [`open`](Self::open), and those of `claim`.
-    pub fn open_while(folder: &Path, word: Word, claim: &mut dyn FnMut() -> Result<Stands>) -> Result<EmbeddedStore> {
+    pub fn open_while(
+        folder: &Path,
+        word: Word,
+        claim: &mut dyn FnMut() -> Result<Stands>,
+    ) -> Result<EmbeddedStore> {
         EmbeddedStore::open_for(folder, word, Use::Work(Some(claim)))
     }
 
-    /// Opens the store in a folder for looking, which may be another user's: nothing on the disk changes, and others may look too.
+    /// Opens the store in a folder for looking, which may be another user's: nothing on the disk
+    /// changes, and others may look too.
     ///
     /// # Errors
     /// As [`open`](Self::open), but for `Denied`; and `Denied` for each change.
@@ -197,7 +213,8 @@ impl EmbeddedStore {
 
     fn open_for(folder: &Path, word: Word, use_: Use<'_>) -> Result<EmbeddedStore> {
         let writes = !matches!(use_, Use::Look);
-        let found = Beneath::open(folder, word).and_then(|own| Ok((own.file(TABLES, writes)?, own)));
+        let found =
+            Beneath::open(folder, word).and_then(|own| Ok((own.file(TABLES, writes)?, own)));
         let (tables, own) = found.map_err(|error| match error.kind() {
             Kind::NotFound => {
                 let why = "there is no store in this folder; onefold cluster create makes one";
@@ -218,7 +235,8 @@ impl EmbeddedStore {
         };
         let data = own.file(DATA, writes)?;
         let again = data.try_clone().map_err(|e| Error::from_io(own.at(DATA), e))?;
-        let (tables, kind) = Tables::open(tables, again, writes).map_err(|e| e.context(folder.display()))?;
+        let (tables, kind) =
+            Tables::open(tables, again, writes).map_err(|e| e.context(folder.display()))?;
         let used = tables.used_blocks()?;
         let blocks = Blocks::of(data, &used)?;
         let shared = Arc::new(Shared {
@@ -229,13 +247,18 @@ impl EmbeddedStore {
             fenced: Mutex::default(),
             locks: Mutex::default(),
             sessions: AtomicU64::new(0),
-            broken: Mutex::new((!writes).then(|| Error::new(Kind::Denied, "the store is open for looking only"))),
+            broken: Mutex::new(
+                (!writes).then(|| Error::new(Kind::Denied, "the store is open for looking only")),
+            ),
             stands,
         });
         let (queue, jobs) = mpsc::channel();
         let committer = shared.clone();
-        let thread = std::thread::Builder::new().name("commit".into()).spawn(move || committer.commit_all(&jobs));
-        let thread = thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?;
+        let thread = std::thread::Builder::new()
+            .name("commit".into())
+            .spawn(move || committer.commit_all(&jobs));
+        let thread =
+            thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?;
         Ok(EmbeddedStore { shared, queue, thread: Some(thread) })
     }
 
@@ -280,12 +303,15 @@ impl Shared {
         }
     }
 
-    /// Applies the operations of a group in one transaction, and replies to all of them once it is durable.
+    /// Applies the operations of a group in one transaction, and replies to all of them once it is
+    /// durable.
     fn commit(&self, group: &[Job]) {
         let broken = self.broken.lock().clone();
         let results = match broken {
             Some(error) => Err(error),
-            None => self.standing(|| guarded(|| self.apply(group))).inspect_err(|error| *self.broken.lock() = Some(error.clone())),
+            None => self
+                .standing(|| guarded(|| self.apply(group)))
+                .inspect_err(|error| *self.broken.lock() = Some(error.clone())),
         };
         match results {
             Ok(results) => {
@@ -293,13 +319,16 @@ impl Shared {
                 for job in group {
                     for n in 0..job.ops.len() {
                         // Who asked may be gone.
-                        let _ = job.answer.send((n, results.next().unwrap_or(Err(Refusal::Unknown))));
+                        let _ =
+                            job.answer.send((n, results.next().unwrap_or(Err(Refusal::Unknown))));
                     }
                 }
             }
             Err(error) => {
                 for job in group {
-                    (0..job.ops.len()).for_each(|n| drop(job.answer.send((n, Err(Refusal::Failed(error.clone()))))));
+                    (0..job.ops.len()).for_each(|n| {
+                        drop(job.answer.send((n, Err(Refusal::Failed(error.clone())))))
+                    });
                 }
             }
         }
@@ -345,7 +374,11 @@ impl Shared {
 
 impl EmbeddedObjects {
     fn check(&self) -> Result<(), Refusal> {
-        if self.shared.fenced.lock().contains(&self.identity) { Err(Refusal::Fenced) } else { Ok(()) }
+        if self.shared.fenced.lock().contains(&self.identity) {
+            Err(Refusal::Fenced)
+        } else {
+            Ok(())
+        }
     }
 
     fn me(&self, cookie: &str) -> Holder {
@@ -359,9 +392,18 @@ impl ObjectStore for EmbeddedObjects {
     }
 
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
-        let mut results: Vec<Result<Version, Refusal>> = batch.iter().map(|_| Err(Refusal::Unknown)).collect();
+        let mut results: Vec<Result<Version, Refusal>> =
+            batch.iter().map(|_| Err(Refusal::Unknown)).collect();
         let (answer, answers) = mpsc::channel();
-        if self.queue.send(Message::Job(Job { identity: self.identity.clone(), ops: batch.to_vec(), answer })).is_err() {
+        if self
+            .queue
+            .send(Message::Job(Job {
+                identity: self.identity.clone(),
+                ops: batch.to_vec(),
+                answer,
+            }))
+            .is_err()
+        {
             return results;
         }
         for (n, result) in answers.iter().take(batch.len()) {
@@ -384,20 +426,34 @@ impl ObjectStore for EmbeddedObjects {
         self.shared.tables.list(pool, from, most)
     }
 
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
         self.check()?;
         let (now, me) = (wall_time(), self.me(cookie));
         {
             let mut locks = self.shared.locks.lock();
             let key = (object.clone(), lock);
-            if locks.get(&key).is_some_and(|lock| lock.holder != me && lock.until.is_none_or(|until| now < until)) {
+            if locks
+                .get(&key)
+                .is_some_and(|lock| lock.holder != me && lock.until.is_none_or(|until| now < until))
+            {
                 return Err(Refusal::Busy);
             }
             locks.insert(key, Lock { holder: me, until: lease.map(|lease| now + lease) });
         }
         let there = self.read(&[Read { object: object.clone(), looks: Vec::new() }]).remove(0);
         if matches!(there, Err(Refusal::Missing)) {
-            self.write(&[Write { object: object.clone(), guards: Vec::new(), changes: Vec::new() }]).remove(0)?;
+            self.write(&[Write {
+                object: object.clone(),
+                guards: Vec::new(),
+                changes: Vec::new(),
+            }])
+            .remove(0)?;
         }
         Ok(())
     }
@@ -408,13 +464,23 @@ impl ObjectStore for EmbeddedObjects {
 
     fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
         let locks = self.shared.locks.lock();
-        let lock = locks.get(&(object.clone(), lock)).filter(|lock| lock.until.is_none_or(|until| wall_time() < until));
+        let lock = locks
+            .get(&(object.clone(), lock))
+            .filter(|lock| lock.until.is_none_or(|until| wall_time() < until));
         Ok(lock.map(|lock| lock.holder.clone()))
     }
 
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal> {
         self.check()?;
-        self.shared.locks.lock().retain(|key, lock_| key.0 != *object || key.1 != lock || lock_.holder != *holder);
+        self.shared
+            .locks
+            .lock()
+            .retain(|key, lock_| key.0 != *object || key.1 != lock || lock_.holder != *holder);
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! The file of `redb` for its owner, who has locked it. A damaged file may name pages longer than itself: no memory is taken for these.
+//! The file of `redb` for its owner, who has locked it. A damaged file may name pages longer than
+//! itself: no memory is taken for these.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
@@ -16,7 +17,11 @@ impl StorageBackend for Own {
     }
 
     fn read(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-        if len > LONG && offset.checked_add(len as u64).is_none_or(|end| self.0.metadata().is_ok_and(|file| end > file.len())) {
+        if len > LONG
+            && offset
+                .checked_add(len as u64)
+                .is_none_or(|end| self.0.metadata().is_ok_and(|file| end > file.len()))
+        {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let mut bytes = vec![0; len];

@@ -1,12 +1,17 @@
-//! What `redb` holds: objects by pool and name, and by the object's number its keys, attributes, and for each 64 KiB where its blocks lie.
+//! What `redb` holds: objects by pool and name, and by the object's number its keys, attributes,
+//! and for each 64 KiB where its blocks lie.
 
 use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, time::Duration};
 
 use onefold_core::{
     BLOCK_BYTES, Error, Kind, Result, checksum,
-    object::{Change, Guard, Look, Page, Pool, PoolKind, Read, Refusal, Seen, Sight, Version, Write},
+    object::{
+        Change, Guard, Look, Page, Pool, PoolKind, Read, Refusal, Seen, Sight, Version, Write,
+    },
 };
-use redb::{Database, Durability, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
+use redb::{
+    Database, Durability, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction,
+};
 
 use super::{
     blocks::Blocks,
@@ -102,7 +107,12 @@ impl Tables {
         let transaction = database.begin_write().map_err(failed)?;
         {
             let mut meta = transaction.open_table(META).map_err(failed)?;
-            for (key, value) in [("format", FORMAT), ("erasure", u64::from(chunks == PoolKind::Erasure)), ("version", 0), ("number", 0)] {
+            for (key, value) in [
+                ("format", FORMAT),
+                ("erasure", u64::from(chunks == PoolKind::Erasure)),
+                ("version", 0),
+                ("number", 0),
+            ] {
                 meta.insert(key, value).map_err(failed)?;
             }
             transaction.open_table(OBJECTS).map_err(failed)?;
@@ -113,7 +123,8 @@ impl Tables {
         transaction.commit().map_err(failed)
     }
 
-    /// Opens the tables in a file that we have locked; `data` has the blocks that they name. Unless it `writes`, nothing reaches the file.
+    /// Opens the tables in a file that we have locked; `data` has the blocks that they name. Unless
+    /// it `writes`, nothing reaches the file.
     pub(super) fn open(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
         guarded(|| Tables::open_trusting(own, data, writes))
     }
@@ -136,7 +147,9 @@ impl Tables {
         let tables = Tables { database: Guarded::of(database), own: again, data };
         let reading = tables.database.get()?.begin_read().map_err(failed)?;
         let meta = reading.open_table(META).map_err(failed)?;
-        let number = |key: &str| -> Result<u64> { Ok(meta.get(key).map_err(failed)?.map_or(0, |value| value.value())) };
+        let number = |key: &str| -> Result<u64> {
+            Ok(meta.get(key).map_err(failed)?.map_or(0, |value| value.value()))
+        };
         if number("format")? != FORMAT {
             return Err(Error::new(Kind::Unsupported, "the store was made by a newer version"));
         }
@@ -173,24 +186,36 @@ impl Tables {
         inner.set_durability(Durability::Immediate);
         let (version, number) = {
             let meta = inner.open_table(META).map_err(failed)?;
-            let of = |key: &str| -> Result<u64> { Ok(meta.get(key).map_err(failed)?.map_or(0, |value| value.value())) };
+            let of = |key: &str| -> Result<u64> {
+                Ok(meta.get(key).map_err(failed)?.map_or(0, |value| value.value()))
+            };
             (of("version")?, of("number")?)
         };
-        let data = self.data.try_clone().map_err(|e| Error::from_io("the data file of the store", e))?;
+        let data =
+            self.data.try_clone().map_err(|e| Error::from_io("the data file of the store", e))?;
         Ok(Transaction { inner, version, number, data })
     }
 
     pub(super) fn read(&self, op: &Read, chunks: PoolKind) -> Result<Sight, Refusal> {
         let omap = |look: &Look| matches!(look, Look::Keys(_) | Look::Page(..));
-        if op.object.pool == Pool::Chunks && chunks == PoolKind::Erasure && op.looks.iter().any(omap) {
+        if op.object.pool == Pool::Chunks
+            && chunks == PoolKind::Erasure
+            && op.looks.iter().any(omap)
+        {
             return Err(Refusal::Unsupported);
         }
         let seen = guarded(|| {
             let reading = self.reading()?;
             let objects = reading.open_table(OBJECTS).map_err(failed)?;
-            let row = objects.get((pool_number(op.object.pool), op.object.name.as_str())).map_err(failed)?;
+            let row = objects
+                .get((pool_number(op.object.pool), op.object.name.as_str()))
+                .map_err(failed)?;
             let Some(object) = row.map(|row| Object::of(row.value())) else { return Ok(None) };
-            let seen = op.looks.iter().map(|look| self.see(&reading, object, look)).collect::<Result<_>>()?;
+            let seen = op
+                .looks
+                .iter()
+                .map(|look| self.see(&reading, object, look))
+                .collect::<Result<_>>()?;
             Ok(Some(Sight { version: Version(object.version), seen }))
         });
         seen.map_err(Refusal::Failed)?.ok_or(Refusal::Missing)
@@ -198,7 +223,9 @@ impl Tables {
 
     fn see(&self, reading: &ReadTransaction, object: Object, look: &Look) -> Result<Seen> {
         Ok(match look {
-            Look::Stat => Seen::Stat { bytes: object.bytes, changed: Duration::from_nanos(object.changed) },
+            Look::Stat => {
+                Seen::Stat { bytes: object.bytes, changed: Duration::from_nanos(object.changed) }
+            }
             Look::Data(at, bytes) => {
                 let extents = reading.open_table(EXTENTS).map_err(failed)?;
                 let from = (*at).min(object.bytes);
@@ -209,7 +236,9 @@ impl Tables {
                 let keys = reading.open_table(KEYS).map_err(failed)?;
                 let mut found = BTreeMap::new();
                 for key in wanted {
-                    if let Some(value) = keys.get((object.number, key.as_slice())).map_err(failed)? {
+                    if let Some(value) =
+                        keys.get((object.number, key.as_slice())).map_err(failed)?
+                    {
                         found.insert(key.clone(), value.value().to_vec());
                     }
                 }
@@ -237,17 +266,29 @@ impl Tables {
             }
             Look::Xattr(name) => {
                 let xattrs = reading.open_table(XATTRS).map_err(failed)?;
-                Seen::Xattr(xattrs.get((object.number, *name)).map_err(failed)?.map(|value| value.value().to_vec()))
+                Seen::Xattr(
+                    xattrs
+                        .get((object.number, *name))
+                        .map_err(failed)?
+                        .map(|value| value.value().to_vec()),
+                )
             }
         })
     }
 
-    pub(super) fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
+    pub(super) fn list(
+        &self,
+        pool: Pool,
+        from: Option<&str>,
+        most: usize,
+    ) -> Result<Page, Refusal> {
         let list = || -> Result<Page> {
             let reading = self.reading()?;
             let objects = reading.open_table(OBJECTS).map_err(failed)?;
             let mut page = Page::default();
-            for row in objects.range((pool_number(pool), from.unwrap_or_default())..).map_err(failed)? {
+            for row in
+                objects.range((pool_number(pool), from.unwrap_or_default())..).map_err(failed)?
+            {
                 let (key, _) = row.map_err(failed)?;
                 let (there, name) = key.value();
                 if there != pool_number(pool) {
@@ -271,7 +312,8 @@ impl Tables {
 /// Places and checksums of an extent.
 fn slots(value: &[u8]) -> impl Iterator<Item = (Option<u32>, u32)> + '_ {
     value.chunks_exact(SLOT).map(|slot| {
-        let number = |at: usize| u32::from_le_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]);
+        let number =
+            |at: usize| u32::from_le_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]);
         (number(0).checked_sub(1), number(4))
     })
 }
@@ -281,12 +323,20 @@ fn check(block: &[u8]) -> u32 {
 }
 
 /// Reads blocks that lie side by side, from `place` on, with these checksums.
-fn read_blocks(data: &File, place: u32, expected: impl ExactSizeIterator<Item = u32>) -> Result<Vec<u8>> {
+fn read_blocks(
+    data: &File,
+    place: u32,
+    expected: impl ExactSizeIterator<Item = u32>,
+) -> Result<Vec<u8>> {
     let mut blocks = vec![0; expected.len() * BLOCK_BYTES];
-    data.read_exact_at(&mut blocks, u64::from(place) * BLOCK_BYTES as u64).map_err(|e| Error::from_io("the data file of the store", e))?;
+    data.read_exact_at(&mut blocks, u64::from(place) * BLOCK_BYTES as u64)
+        .map_err(|e| Error::from_io("the data file of the store", e))?;
     for (n, (block, expected)) in blocks.chunks(BLOCK_BYTES).zip(expected).enumerate() {
         if check(block) != expected {
-            return Err(Error::new(Kind::Corrupt, format!("block {} of the store's data file is damaged", place as usize + n)));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("block {} of the store's data file is damaged", place as usize + n),
+            ));
         }
     }
     Ok(blocks)
@@ -295,10 +345,19 @@ fn read_blocks(data: &File, place: u32, expected: impl ExactSizeIterator<Item = 
 /// Reads one block where it lies.
 fn read_block(data: &File, place: u32, expected: u32) -> Result<Box<[u8; BLOCK_BYTES]>> {
     let block = read_blocks(data, place, [expected].into_iter())?;
-    block.into_boxed_slice().try_into().map_err(|_| Error::new(Kind::Io, "the data file of the store is short"))
+    block
+        .into_boxed_slice()
+        .try_into()
+        .map_err(|_| Error::new(Kind::Io, "the data file of the store is short"))
 }
 
-fn read_data(extents: &impl ReadableTable<(u64, u32), &'static [u8]>, data: &File, number: u64, from: u64, to: u64) -> Result<Vec<u8>> {
+fn read_data(
+    extents: &impl ReadableTable<(u64, u32), &'static [u8]>,
+    data: &File,
+    number: u64,
+    from: u64,
+    to: u64,
+) -> Result<Vec<u8>> {
     let mut bytes = vec![0; (to - from) as usize];
     if bytes.is_empty() {
         return Ok(bytes);
@@ -316,11 +375,13 @@ fn read_data(extents: &impl ReadableTable<(u64, u32), &'static [u8]>, data: &Fil
             .filter_map(|(start, place, sum)| Some((start, place?, sum)))
             .collect();
         // Neighbours come together.
-        for run in wanted.chunk_by(|one, next| next.0 == one.0 + block_bytes && next.1 == one.1 + 1) {
+        for run in wanted.chunk_by(|one, next| next.0 == one.0 + block_bytes && next.1 == one.1 + 1)
+        {
             let blocks = read_blocks(data, run[0].1, run.iter().map(|(_, _, sum)| *sum))?;
             let start = run[0].0;
             let (low, high) = (start.max(from), (start + blocks.len() as u64).min(to));
-            bytes[(low - from) as usize..(high - from) as usize].copy_from_slice(&blocks[(low - start) as usize..(high - start) as usize]);
+            bytes[(low - from) as usize..(high - from) as usize]
+                .copy_from_slice(&blocks[(low - start) as usize..(high - start) as usize]);
         }
     }
     Ok(bytes)
@@ -336,9 +397,17 @@ impl Transaction {
         now: Duration,
         full: bool,
     ) -> Result<Result<Version, Refusal>> {
-        let part = |change: &Change| matches!(change, Change::SetOmap(_) | Change::DropOmap(_) | Change::Write(..) | Change::Zero(..));
+        let part = |change: &Change| {
+            matches!(
+                change,
+                Change::SetOmap(_) | Change::DropOmap(_) | Change::Write(..) | Change::Zero(..)
+            )
+        };
         let erasure = op.object.pool == Pool::Chunks && chunks == PoolKind::Erasure;
-        if erasure && (op.changes.iter().any(part) || op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..)))) {
+        if erasure
+            && (op.changes.iter().any(part)
+                || op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..))))
+        {
             return Ok(Err(Refusal::Unsupported));
         }
         let row = (pool_number(op.object.pool), op.object.name.as_str());
@@ -357,12 +426,14 @@ impl Transaction {
                 Guard::Absent => return Ok(Err(Refusal::Exists)),
                 Guard::Exists => true,
                 Guard::Version(version) => object.version == version.0,
-                Guard::Omap(key, value) => {
-                    keys.get((object.number, key.as_slice())).map_err(failed)?.map_or(value.is_empty(), |found| found.value() == value)
-                }
-                Guard::Xattr(name, value) => {
-                    xattrs.get((object.number, *name)).map_err(failed)?.map_or(value.is_empty(), |found| found.value() == value)
-                }
+                Guard::Omap(key, value) => keys
+                    .get((object.number, key.as_slice()))
+                    .map_err(failed)?
+                    .map_or(value.is_empty(), |found| found.value() == value),
+                Guard::Xattr(name, value) => xattrs
+                    .get((object.number, *name))
+                    .map_err(failed)?
+                    .map_or(value.is_empty(), |found| found.value() == value),
             };
             if !holds {
                 return Ok(Err(Refusal::Mismatch));
@@ -372,11 +443,16 @@ impl Transaction {
         if op.changes.contains(&Change::Remove) {
             let Some(object) = there else { return Ok(Err(Refusal::Missing)) };
             objects.remove(row).map_err(failed)?;
-            keys.retain_in((object.number, &[][..])..(object.number + 1, &[][..]), |_, _| false).map_err(failed)?;
-            xattrs.retain_in((object.number, "")..(object.number + 1, ""), |_, _| false).map_err(failed)?;
+            keys.retain_in((object.number, &[][..])..(object.number + 1, &[][..]), |_, _| false)
+                .map_err(failed)?;
+            xattrs
+                .retain_in((object.number, "")..(object.number + 1, ""), |_, _| false)
+                .map_err(failed)?;
             let whole = (object.number, 0)..(object.number + 1, 0);
             for row in extents.range(whole.clone()).map_err(failed)? {
-                slots(row.map_err(failed)?.1.value()).filter_map(|(place, _)| place).for_each(|place| blocks.let_go(place));
+                slots(row.map_err(failed)?.1.value())
+                    .filter_map(|(place, _)| place)
+                    .for_each(|place| blocks.let_go(place));
             }
             extents.retain_in(whole, |_, _| false).map_err(failed)?;
             self.version += 1;
@@ -400,7 +476,8 @@ impl Transaction {
             match change {
                 Change::SetOmap(pairs) => {
                     for (key, value) in pairs {
-                        keys.insert((object.number, key.as_slice()), value.as_slice()).map_err(failed)?;
+                        keys.insert((object.number, key.as_slice()), value.as_slice())
+                            .map_err(failed)?;
                     }
                 }
                 Change::DropOmap(gone) => {
@@ -446,7 +523,8 @@ fn write_data(
             Change::Write(at, fill) => (*at, Some(fill.as_slice()), fill.len() as u64),
             Change::Full(fill) => {
                 // What was there before goes.
-                (0..bytes.div_ceil(BLOCK_BYTES as u64) as u32).for_each(|block| drop(overlay.insert(block, None)));
+                (0..bytes.div_ceil(BLOCK_BYTES as u64) as u32)
+                    .for_each(|block| drop(overlay.insert(block, None)));
                 bytes = 0;
                 (0, Some(fill.as_slice()), fill.len() as u64)
             }
@@ -465,17 +543,24 @@ fn write_data(
         .filter_map(|(block, content)| Some((*block, &content.as_ref()?[..])))
         .filter(|(_, content)| !onefold_core::block::is_zero(content))
         .collect();
-    let places = match blocks.write(&contents.iter().map(|(_, content)| *content).collect::<Vec<_>>()) {
-        Ok(places) => places,
-        Err(Refusal::Failed(error)) => return Err(error),
-        Err(refusal) => return Ok(Err(refusal)),
-    };
-    let written: BTreeMap<u32, (u32, u32)> =
-        contents.iter().zip(places).map(|((block, content), place)| (*block, (place, check(content)))).collect();
+    let places =
+        match blocks.write(&contents.iter().map(|(_, content)| *content).collect::<Vec<_>>()) {
+            Ok(places) => places,
+            Err(Refusal::Failed(error)) => return Err(error),
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+    let written: BTreeMap<u32, (u32, u32)> = contents
+        .iter()
+        .zip(places)
+        .map(|((block, content), place)| (*block, (place, check(content))))
+        .collect();
     let mut touched: Vec<u32> = overlay.keys().map(|block| block / EXTENT).collect();
     touched.dedup();
     for extent in touched {
-        let old: Vec<u8> = extents.get((object.number, extent)).map_err(failed)?.map_or_else(Vec::new, |value| value.value().to_vec());
+        let old: Vec<u8> = extents
+            .get((object.number, extent))
+            .map_err(failed)?
+            .map_or_else(Vec::new, |value| value.value().to_vec());
         let mut new = old.clone();
         new.resize(EXTENT as usize * SLOT, 0);
         for (block, _) in overlay.range(extent * EXTENT..(extent + 1) * EXTENT) {
@@ -522,7 +607,8 @@ fn overlay_range(
                 None => stored(extents, data, number, block)?,
             };
             match fill {
-                Some(fill) => content[within..within + part].copy_from_slice(&fill[done as usize..done as usize + part]),
+                Some(fill) => content[within..within + part]
+                    .copy_from_slice(&fill[done as usize..done as usize + part]),
                 None => content[within..within + part].fill(0),
             }
             overlay.insert(block, Some(content));
@@ -533,7 +619,12 @@ fn overlay_range(
 }
 
 /// A block as the object has it.
-fn stored(extents: &Table<'_, (u64, u32), &'static [u8]>, data: &File, number: u64, block: u32) -> Result<Box<[u8; BLOCK_BYTES]>> {
+fn stored(
+    extents: &Table<'_, (u64, u32), &'static [u8]>,
+    data: &File,
+    number: u64,
+    block: u32,
+) -> Result<Box<[u8; BLOCK_BYTES]>> {
     let row = extents.get((number, block / EXTENT)).map_err(failed)?;
     let slot = row.and_then(|value| slots(value.value()).nth((block % EXTENT) as usize));
     match slot {

@@ -1,4 +1,5 @@
-//! Keeping other processes of this machine away from a store: the locks on its file, and on the file below its loop device (rule 16 of SECURITY.md).
+//! Keeping other processes of this machine away from a store: the locks on its file, and on the
+//! file below its loop device (rule 16 of SECURITY.md).
 //!
 //! | what | kept out |
 //! |---|---|
@@ -6,7 +7,8 @@
 //! | a lock on the whole range of a file, owned by the descriptor | clients of an NFS server on this machine, whose `flock` becomes such a range |
 //! | `flock` on the files below loop devices | who opens the same file by its own name, or by another loop device |
 //!
-//! The range is locked on local file systems only: on NFS both locks would be ranges at the server, and the second one would be refused.
+//! The range is locked on local file systems only: on NFS both locks would be ranges at the server,
+//! and the second one would be refused.
 
 use std::{
     fs::{self, File},
@@ -37,14 +39,16 @@ pub(super) struct Backing {
 /// # Errors
 /// `Busy` when somebody else has it open, `Unsupported` where locks are not offered.
 pub(super) fn lock(file: &File, path: &Path, access: Access) -> Result<()> {
-    let by_range = file.metadata().is_ok_and(|found| found.is_file()) && Locality::of(file.as_fd()) == Ok(Locality::Local);
+    let by_range = file.metadata().is_ok_and(|found| found.is_file())
+        && Locality::of(file.as_fd()) == Ok(Locality::Local);
     take(file, path, access, by_range)
 }
 
 /// Takes the lock that an access needs, by `flock` and where asked for by range too.
 fn take(file: &File, path: &Path, access: Access, by_range: bool) -> Result<()> {
     let hold = if access == Access::ReadWrite { Hold::Alone } else { Hold::Shared };
-    lock::once(file, hold, by_range).map_err(|errno| if errno == Errno::WOULDBLOCK { busy(path) } else { refused(path, errno) })
+    lock::once(file, hold, by_range)
+        .map_err(|errno| if errno == Errno::WOULDBLOCK { busy(path) } else { refused(path, errno) })
 }
 
 fn busy(path: &Path) -> Error {
@@ -52,12 +56,13 @@ fn busy(path: &Path) -> Error {
 }
 
 fn refused(path: &Path, errno: Errno) -> Error {
-    let message = format!("store {} cannot be locked against other processes ({errno})", path.display());
+    let message =
+        format!("store {} cannot be locked against other processes ({errno})", path.display());
     Error::new(Kind::Unsupported, message).caused_by(io::Error::from(errno))
 }
 
-/// Locks the files below a device. One that is not reached by the name that the kernel knows (it was removed, or is in another mount namespace, or
-/// not ours to open) is left to the claim.
+/// Locks the files below a device. One that is not reached by the name that the kernel knows (it
+/// was removed, or is in another mount namespace, or not ours to open) is left to the claim.
 ///
 /// # Errors
 /// `Busy` when one of them is a store that somebody has open.
@@ -67,18 +72,28 @@ pub(super) fn lock_backing(device: u64, path: &Path, access: Access) -> Result<V
     let mut locked: Vec<Backing> = Vec::new();
     for name in files {
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
-        let Ok(file) = File::options().read(true).custom_flags(flags.bits() as i32).open(&name) else { continue };
+        let Ok(file) = File::options().read(true).custom_flags(flags.bits() as i32).open(&name)
+        else {
+            continue;
+        };
         let Some(found) = file.metadata().ok().filter(fs::Metadata::is_file) else { continue };
-        take(&file, path, access, false).map_err(|e| e.context(format!("{}, the file below {}", name.display(), path.display())))?;
+        take(&file, path, access, false).map_err(|e| {
+            e.context(format!("{}, the file below {}", name.display(), path.display()))
+        })?;
         let standing = Standing::of(&file, &name, false, found.len());
-        locked.push(Backing { standing, name: format!("{}, the file below store {}", name.display(), path.display()), file });
+        locked.push(Backing {
+            standing,
+            name: format!("{}, the file below store {}", name.display(), path.display()),
+            file,
+        });
     }
     Ok(locked)
 }
 
 /// Where the kernel describes a device.
 fn sysfs(device: u64) -> PathBuf {
-    let link = format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let link =
+        format!("/sys/dev/block/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     fs::canonicalize(&link).unwrap_or_else(|_| link.into())
 }
 
@@ -90,7 +105,8 @@ fn collect(at: &Path, depth: u32, files: &mut Vec<PathBuf>) {
     let whole = if at.join("partition").exists() { at.parent().unwrap_or(at) } else { at };
     if let Ok(name) = fs::read(whole.join("loop/backing_file")) {
         let name = name.strip_suffix(b"\n").unwrap_or(&name);
-        let name = PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
+        let name =
+            PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
         if !files.contains(&name) {
             files.push(name);
         }

@@ -20,14 +20,19 @@ pub struct Medium {
     pub inode: u64,
     /// A regular file on a file system that other machines do not reach.
     pub local_file: bool,
-    /// What is read comes from the medium, whatever other machines do: it is local, or the page cache is passed by.
+    /// What is read comes from the medium, whatever other machines do: it is local, or the page
+    /// cache is passed by.
     pub sees_others: bool,
 }
 
 /// Sixteen bytes in hexadecimal digits, with or without dashes.
 fn id(path: &str) -> [u8; 16] {
-    let digits: String = fs::read_to_string(path).unwrap_or_default().trim().chars().filter(|c| *c != '-').collect();
-    u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32).map_or([0; 16], u128::to_be_bytes)
+    let digits: String =
+        fs::read_to_string(path).unwrap_or_default().trim().chars().filter(|c| *c != '-').collect();
+    u128::from_str_radix(&digits, 16)
+        .ok()
+        .filter(|_| digits.len() == 32)
+        .map_or([0; 16], u128::to_be_bytes)
 }
 
 impl FileDisk {
@@ -35,10 +40,15 @@ impl FileDisk {
     #[must_use]
     pub fn medium(&self) -> Medium {
         let stat = rustix::fs::fstat(self.fd());
-        let (device, inode) = stat.map_or((0, 0), |stat| (if self.device { stat.st_rdev } else { stat.st_dev }, stat.st_ino));
+        let (device, inode) = stat.map_or((0, 0), |stat| {
+            (if self.device { stat.st_rdev } else { stat.st_dev }, stat.st_ino)
+        });
         let local_file = !self.device && Locality::of(self.fd()) == Ok(Locality::Local);
         Medium {
-            host: fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned(),
+            host: fs::read_to_string("/proc/sys/kernel/hostname")
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
             machine: id("/etc/machine-id"),
             boot: id("/proc/sys/kernel/random/boot_id"),
             device,

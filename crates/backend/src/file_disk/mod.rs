@@ -1,7 +1,7 @@
 //! [`FileDisk`]: a regular file or a block device as a [`Disk`].
 //!
-//! Place in the data flow: below the engines, above the kernel. `open` gets the descriptor, `locks` locks it, `ring` and `transfer`
-//! move bytes, and this file decides which of them does what:
+//! Place in the data flow: below the engines, above the kernel. `open` gets the descriptor, `locks`
+//! locks it, `ring` and `transfer` move bytes, and this file decides which of them does what:
 //!
 //! | request | how |
 //! |---|---|
@@ -11,11 +11,12 @@
 //! | a durable run | `pwritev2` with `RWF_DSYNC`; more than `IOV_MAX` blocks are written, then `fdatasync` |
 //! | a flush | `fdatasync`, once |
 //!
-//! *Invariants:* the descriptor that does the I/O holds the lock, so that nobody else's lock can be released by closing another
-//! descriptor. No request reaches past the size found when the disk was opened. A flush or a durable write succeeds only while the file is whole
-//! and has its name (`standing`). A failed flush is never retried: the kernel
-//! reports a lost write once and then calls the pages clean, so a second `fdatasync` would succeed over lost data.
-//! Remembering the first failure is left to the engine, which stops at it.
+//! *Invariants:* the descriptor that does the I/O holds the lock, so that nobody else's lock can be
+//! released by closing another descriptor. No request reaches past the size found when the disk was
+//! opened. A flush or a durable write succeeds only while the file is whole and has its name
+//! (`standing`). A failed flush is never retried: the kernel reports a lost write once and then
+//! calls the pages clean, so a second `fdatasync` would succeed over lost data. Remembering the
+//! first failure is left to the engine, which stops at it.
 //!
 //! Threads: any number at once; the only shared state is the descriptor and the counters.
 
@@ -33,7 +34,9 @@ use std::{
     thread,
 };
 
-use onefold_core::{BLOCK_BYTES, Block, BlockRef, Disk, Error, Kind, Pba, Read, Result, Run, block};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRef, Disk, Error, Kind, Pba, Read, Result, Run, block,
+};
 use parking_lot::Mutex;
 use rustix::{
     fs::FallocateFlags,
@@ -49,10 +52,12 @@ use transfer::{Failure, GATHER_MAX};
 
 use crate::{Counters, range};
 
-/// Threads that share a batch where io_uring is refused. More would cost more to start than the depth gains.
+/// Threads that share a batch where io_uring is refused. More would cost more to start than the
+/// depth gains.
 const FALLBACK_THREADS: usize = 8;
 
-/// Transfers for each of those threads, at least: starting a thread costs about a third of a transfer.
+/// Transfers for each of those threads, at least: starting a thread costs about a third of a
+/// transfer.
 const TRANSFERS_PER_THREAD_MIN: usize = 2;
 
 /// A regular file or block device, locked while open.
@@ -73,8 +78,8 @@ pub struct FileDisk {
 }
 
 impl FileDisk {
-    /// Whether I/O bypasses the page cache (`O_DIRECT`). Without it everything works, but slower and with a second copy of
-    /// the data in memory.
+    /// Whether I/O bypasses the page cache (`O_DIRECT`). Without it everything works, but slower
+    /// and with a second copy of the data in memory.
     #[must_use]
     pub fn direct(&self) -> bool {
         self.direct
@@ -115,7 +120,9 @@ impl FileDisk {
     fn writable(&self) -> Result<()> {
         match self.access {
             Access::ReadWrite => Ok(()),
-            Access::ReadOnly => Err(Error::new(Kind::Denied, format!("{} is open for reading only", self.name))),
+            Access::ReadOnly => {
+                Err(Error::new(Kind::Denied, format!("{} is open for reading only", self.name)))
+            }
         }
     }
 
@@ -127,7 +134,12 @@ impl FileDisk {
                 Ok(bytes) if bytes / BLOCK_BYTES as u64 >= self.blocks => {
                     Error::new(Kind::Io, format!("{context} moves only a part of them"))
                 }
-                size => range::smaller(&self.name, size.unwrap_or(0) / BLOCK_BYTES as u64, at, blocks as u64),
+                size => range::smaller(
+                    &self.name,
+                    size.unwrap_or(0) / BLOCK_BYTES as u64,
+                    at,
+                    blocks as u64,
+                ),
             },
             Failure::System(errno) => explain_errno(&context, errno),
         }
@@ -140,7 +152,11 @@ impl FileDisk {
         if batched {
             ring::run(self.fd(), transfers);
         }
-        let threads = if batched { 1 } else { (transfers.len() / TRANSFERS_PER_THREAD_MIN).clamp(1, FALLBACK_THREADS) };
+        let threads = if batched {
+            1
+        } else {
+            (transfers.len() / TRANSFERS_PER_THREAD_MIN).clamp(1, FALLBACK_THREADS)
+        };
         let left = Mutex::new(transfers.iter_mut().zip(&mut ends));
         let work = || {
             loop {
@@ -162,7 +178,8 @@ impl FileDisk {
     fn read_one(&self, at: Pba, into: &mut [Block]) -> Result<()> {
         let (offset, blocks) = (self.offset(at, into.len())?, into.len());
         self.counters.read(blocks);
-        transfer::read(self.fd(), offset, block::bytes_mut(into), 0).map_err(|failure| self.explain("reading", at, blocks, failure))
+        transfer::read(self.fd(), offset, block::bytes_mut(into), 0)
+            .map_err(|failure| self.explain("reading", at, blocks, failure))
     }
 
     fn write_one(&self, run: &Run<'_>) -> Result<()> {
@@ -172,7 +189,8 @@ impl FileDisk {
     }
 
     fn write_batch(&self, runs: &[Run<'_>]) -> Result<()> {
-        let slices: Vec<IoSlice<'_>> = runs.iter().flat_map(|run| run.blocks).map(|b| IoSlice::new(&b.block.0)).collect();
+        let slices: Vec<IoSlice<'_>> =
+            runs.iter().flat_map(|run| run.blocks).map(|b| IoSlice::new(&b.block.0)).collect();
         let mut rest = &slices[..];
         let mut transfers = Vec::with_capacity(runs.len());
         let mut places = Vec::with_capacity(runs.len());
@@ -181,7 +199,10 @@ impl FileDisk {
             let (own, others) = rest.split_at(run.blocks.len());
             rest = others;
             for (i, part) in own.chunks(GATHER_MAX).enumerate() {
-                transfers.push(Transfer::new(offset + (i * GATHER_MAX * BLOCK_BYTES) as u64, Buffer::From(part)));
+                transfers.push(Transfer::new(
+                    offset + (i * GATHER_MAX * BLOCK_BYTES) as u64,
+                    Buffer::From(part),
+                ));
                 places.push((run.at.plus((i * GATHER_MAX) as u64), part.len()));
             }
         }
@@ -193,14 +214,17 @@ impl FileDisk {
 
     fn sync(&self) -> Result<()> {
         self.counters.flush();
-        rustix::fs::fdatasync(self.fd()).map_err(|errno| explain_errno(&format!("{}: flushing", self.name), errno))?;
+        rustix::fs::fdatasync(self.fd())
+            .map_err(|errno| explain_errno(&format!("{}: flushing", self.name), errno))?;
         self.look_around()
     }
 
     /// What is durable in a file that nobody will find again is lost.
     fn look_around(&self) -> Result<()> {
         self.standing.look(self.fd(), &self.name)?;
-        self.backing.iter().try_for_each(|below| below.standing.look(below.file.as_fd(), &below.name))
+        self.backing
+            .iter()
+            .try_for_each(|below| below.standing.look(below.file.as_fd(), &below.name))
     }
 }
 
@@ -227,7 +251,9 @@ impl Disk for FileDisk {
                 Err(error) => *result = Err(error),
             }
         }
-        for (end, (at, blocks, result)) in self.transfer_all(&mut transfers).into_iter().zip(results) {
+        for (end, (at, blocks, result)) in
+            self.transfer_all(&mut transfers).into_iter().zip(results)
+        {
             *result = end.map_err(|failure| self.explain("reading", at, blocks, failure));
         }
     }
@@ -246,11 +272,14 @@ impl Disk for FileDisk {
         self.counters.durable_write(run.blocks);
         if run.blocks.len() <= GATHER_MAX {
             let offset = self.offset(run.at, run.blocks.len())?;
-            match transfer::write(self.fd(), offset, &gather(run.blocks), 0, ReadWriteFlags::DSYNC) {
+            match transfer::write(self.fd(), offset, &gather(run.blocks), 0, ReadWriteFlags::DSYNC)
+            {
                 // Some sandboxes' kernels know no flags of single writes.
                 Err(Failure::System(Errno::OPNOTSUPP | Errno::NOSYS)) => {}
                 end => {
-                    end.map_err(|failure| self.explain("writing", run.at, run.blocks.len(), failure))?;
+                    end.map_err(|failure| {
+                        self.explain("writing", run.at, run.blocks.len(), failure)
+                    })?;
                     return self.look_around();
                 }
             }
@@ -259,7 +288,8 @@ impl Disk for FileDisk {
         self.sync()
     }
 
-    /// As the trait says. On a disk that is open for reading only there is nothing to make durable, and nothing is done.
+    /// As the trait says. On a disk that is open for reading only there is nothing to make durable,
+    /// and nothing is done.
     fn flush(&self) -> Result<()> {
         match self.access {
             Access::ReadWrite => self.sync(),
@@ -267,8 +297,9 @@ impl Disk for FileDisk {
         }
     }
 
-    /// As the trait says, for regular files. A block device has its space. On a file system that cannot reserve space this
-    /// succeeds without reserving, and a later write may still find it full.
+    /// As the trait says, for regular files. A block device has its space. On a file system that
+    /// cannot reserve space this succeeds without reserving, and a later write may still find
+    /// it full.
     fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
         self.writable()?;
         let offset = range::offset(&self.name, self.blocks, at, blocks)?;
@@ -276,10 +307,20 @@ impl Disk for FileDisk {
             return Ok(());
         }
         loop {
-            match rustix::fs::fallocate(self.fd(), FallocateFlags::empty(), offset, blocks * BLOCK_BYTES as u64) {
+            match rustix::fs::fallocate(
+                self.fd(),
+                FallocateFlags::empty(),
+                offset,
+                blocks * BLOCK_BYTES as u64,
+            ) {
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(explain_errno(&format!("{}: allocating {blocks} blocks at block {at}", self.name), errno)),
+                Err(errno) => {
+                    return Err(explain_errno(
+                        &format!("{}: allocating {blocks} blocks at block {at}", self.name),
+                        errno,
+                    ));
+                }
             }
         }
     }
@@ -290,7 +331,8 @@ pub(crate) fn gather<'a>(blocks: &[BlockRef<'a>]) -> Vec<IoSlice<'a>> {
     blocks.iter().map(|b| IoSlice::new(&b.block.0)).collect()
 }
 
-/// Completes what the ring left of a transfer: nothing, the rest of a short one, or all of one that did not run.
+/// Completes what the ring left of a transfer: nothing, the rest of a short one, or all of one that
+/// did not run.
 fn finish(fd: BorrowedFd<'_>, transfer: &mut Transfer<'_>) -> Result<(), Failure> {
     let done = match transfer.result {
         Ok(done) => done,

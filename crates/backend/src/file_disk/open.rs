@@ -1,7 +1,9 @@
-//! Getting a [`FileDisk`]: create or open, lock, choose the way of I/O; and a sentence for each way in which this fails.
+//! Getting a [`FileDisk`]: create or open, lock, choose the way of I/O; and a sentence for each way
+//! in which this fails.
 //!
-//! Order for a new file: create, lock, size, take space, make the file and its name durable. A failure on the way removes what
-//! was created. The lock comes before anything is looked at or changed, so that two creators cannot both succeed.
+//! Order for a new file: create, lock, size, take space, make the file and its name durable. A
+//! failure on the way removes what was created. The lock comes before anything is looked at or
+//! changed, so that two creators cannot both succeed.
 
 use std::{
     fs::{self, File},
@@ -19,10 +21,14 @@ use rustix::{
     io::Errno,
 };
 
-use super::{FileDisk, explain_errno, locks, locks::lock, ring, standing::Standing, transfer, transfer::Failure};
+use super::{
+    FileDisk, explain_errno, locks, locks::lock, ring, standing::Standing, transfer,
+    transfer::Failure,
+};
 use crate::{Counters, beneath};
 
-/// Size of the writes that fill a new store with zeroes: large enough for full bandwidth, small enough for a smooth progress bar.
+/// Size of the writes that fill a new store with zeroes: large enough for full bandwidth, small
+/// enough for a smooth progress bar.
 const FILL_BLOCKS: usize = 1024;
 
 /// What a disk is opened for.
@@ -49,12 +55,13 @@ pub enum Io {
 /// How a new file gets its space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preallocate {
-    /// All space is reserved and nothing is written (`fallocate`). Writes never fail for lack of space; the first write of
-    /// each place also costs the file system a metadata update.
+    /// All space is reserved and nothing is written (`fallocate`). Writes never fail for lack of
+    /// space; the first write of each place also costs the file system a metadata update.
     Reserve,
     /// No space is taken before [`allocate`](onefold_core::Disk::allocate) asks for it.
     None,
-    /// All space is reserved and written with zeroes once: slow to create, and the fastest durable writes after.
+    /// All space is reserved and written with zeroes once: slow to create, and the fastest durable
+    /// writes after.
     Full,
 }
 
@@ -78,7 +85,12 @@ impl FileDisk {
     ///
     /// # Errors
     /// As [`Options::create`].
-    pub fn create(path: &Path, blocks: Option<u64>, preallocate: Preallocate, progress: &mut dyn FnMut(u64, u64)) -> Result<FileDisk> {
+    pub fn create(
+        path: &Path,
+        blocks: Option<u64>,
+        preallocate: Preallocate,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<FileDisk> {
         Options::default().create(path, blocks, preallocate, progress)
     }
 
@@ -92,14 +104,16 @@ impl FileDisk {
 }
 
 impl Options {
-    /// Creates a regular file of `blocks` blocks at `path` with mode 0600, or takes the block device that is there; then
-    /// `None` blocks are all of it. A device keeps its content unless `preallocate` is [`Preallocate::Full`]. What was created
-    /// is durable on return. `progress` hears bytes done and bytes in all while zeroes are written.
+    /// Creates a regular file of `blocks` blocks at `path` with mode 0600, or takes the block
+    /// device that is there; then `None` blocks are all of it. A device keeps its content
+    /// unless `preallocate` is [`Preallocate::Full`]. What was created is durable on return.
+    /// `progress` hears bytes done and bytes in all while zeroes are written.
     ///
     /// # Errors
-    /// [`Kind::Exists`] for a file that is not empty, [`Kind::Busy`] while somebody has it open, [`Kind::NoSpace`],
-    /// [`Kind::InvalidInput`] for a size that cannot be, [`Kind::Unsupported`] when the file system cannot reserve space,
-    /// [`Kind::Denied`]. A file that was created is removed again; one that was empty is empty again.
+    /// [`Kind::Exists`] for a file that is not empty, [`Kind::Busy`] while somebody has it open,
+    /// [`Kind::NoSpace`], [`Kind::InvalidInput`] for a size that cannot be,
+    /// [`Kind::Unsupported`] when the file system cannot reserve space, [`Kind::Denied`]. A
+    /// file that was created is removed again; one that was empty is empty again.
     pub fn create(
         self,
         path: &Path,
@@ -113,12 +127,25 @@ impl Options {
             Err(error) => return Err(error),
         };
         if !device && blocks.is_none() {
-            return Err(Error::new(Kind::InvalidInput, format!("the new file {} needs a size", path.display())));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("the new file {} needs a size", path.display()),
+            ));
         }
-        let file = if existed { open_existing(path, Access::ReadWrite, device)? } else { create_new(path)? };
+        let file = if existed {
+            open_existing(path, Access::ReadWrite, device)?
+        } else {
+            create_new(path)?
+        };
         lock(&file, path, Access::ReadWrite)?;
         if !device && size(file.as_fd()).map_err(|e| Error::from_io(path.display(), e))? != 0 {
-            return Err(Error::new(Kind::Exists, format!("{} exists and is not empty; choose another path or remove it", path.display())));
+            return Err(Error::new(
+                Kind::Exists,
+                format!(
+                    "{} exists and is not empty; choose another path or remove it",
+                    path.display()
+                ),
+            ));
         }
         // A duplicate shares the lock, so nobody sees the file between the failure and its removal.
         let undo = file.try_clone().map_err(|e| Error::from_io(path.display(), e))?;
@@ -130,12 +157,14 @@ impl Options {
         made
     }
 
-    /// Opens the regular file or block device at `path`. A size that is no multiple of 4096 bytes is rounded down.
+    /// Opens the regular file or block device at `path`. A size that is no multiple of 4096 bytes
+    /// is rounded down.
     ///
     /// # Errors
-    /// [`Kind::NotFound`], [`Kind::Busy`] while somebody else has it open for writing (or, to write, at all),
-    /// [`Kind::Denied`] for lack of permission or on a read-only file system, [`Kind::InvalidInput`] for what is neither file
-    /// nor device or is shorter than a block, [`Kind::Unsupported`] when it cannot be locked or io_uring was demanded in vain.
+    /// [`Kind::NotFound`], [`Kind::Busy`] while somebody else has it open for writing (or, to
+    /// write, at all), [`Kind::Denied`] for lack of permission or on a read-only file system,
+    /// [`Kind::InvalidInput`] for what is neither file nor device or is shorter than a block,
+    /// [`Kind::Unsupported`] when it cannot be locked or io_uring was demanded in vain.
     pub fn open(self, path: &Path, access: Access) -> Result<FileDisk> {
         let Found { device } = look(path)?;
         let file = open_existing(path, access, device)?;
@@ -143,14 +172,22 @@ impl Options {
         self.finish(file, path, device, access, None)
     }
 
-    /// The disk in a regular file that was opened for writing and is called `path`, which gets `bytes` bytes at least.
+    /// The disk in a regular file that was opened for writing and is called `path`, which gets
+    /// `bytes` bytes at least.
     ///
     /// # Errors
     /// `Busy` while somebody else has it open, and those of the system.
     pub(crate) fn take(self, file: File, path: &Path, bytes: u64) -> Result<FileDisk> {
         lock(&file, path, Access::ReadWrite)?;
-        if file.metadata().and_then(|found| if found.len() < bytes { file.set_len(bytes) } else { Ok(()) }).is_err() {
-            return Err(Error::new(Kind::Io, format!("{} can't be given {bytes} bytes", path.display())));
+        if file
+            .metadata()
+            .and_then(|found| if found.len() < bytes { file.set_len(bytes) } else { Ok(()) })
+            .is_err()
+        {
+            return Err(Error::new(
+                Kind::Io,
+                format!("{} can't be given {bytes} bytes", path.display()),
+            ));
         }
         self.finish(file, path, false, Access::ReadWrite, None)
     }
@@ -171,7 +208,9 @@ impl Options {
         if preallocate == Preallocate::Full {
             fill(&disk, progress)?;
         }
-        disk.file.sync_all().map_err(|e| Error::from_io(format!("cannot make {} durable", path.display()), e))?;
+        disk.file
+            .sync_all()
+            .map_err(|e| Error::from_io(format!("cannot make {} durable", path.display()), e))?;
         if !device {
             sync_parent(path)?;
         }
@@ -179,27 +218,55 @@ impl Options {
     }
 
     /// The disk around a locked descriptor.
-    fn finish(self, file: File, path: &Path, device: bool, access: Access, blocks: Option<u64>) -> Result<FileDisk> {
+    fn finish(
+        self,
+        file: File,
+        path: &Path,
+        device: bool,
+        access: Access,
+        blocks: Option<u64>,
+    ) -> Result<FileDisk> {
         let shown = path.display();
-        let bytes = size(file.as_fd()).map_err(|e| Error::from_io(format!("cannot learn the size of {shown}"), e))?;
+        let bytes = size(file.as_fd())
+            .map_err(|e| Error::from_io(format!("cannot learn the size of {shown}"), e))?;
         let there = bytes / BLOCK_BYTES as u64;
         let blocks = blocks.unwrap_or(there);
         if blocks > there {
-            let message = format!("device {shown} has {there} blocks of {BLOCK_BYTES} bytes; {blocks} were asked for");
+            let message = format!(
+                "device {shown} has {there} blocks of {BLOCK_BYTES} bytes; {blocks} were asked for"
+            );
             return Err(Error::new(Kind::InvalidInput, message));
         }
         if blocks == 0 {
-            return Err(Error::new(Kind::InvalidInput, format!("{shown} has {bytes} bytes, less than one block of {BLOCK_BYTES}")));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{shown} has {bytes} bytes, less than one block of {BLOCK_BYTES}"),
+            ));
         }
         let uring = self.io != Io::Syscalls && ring::available();
         if self.io == Io::Uring && !uring {
-            return Err(Error::new(Kind::Unsupported, "the kernel refuses io_uring to this process; use io = auto or syscalls"));
+            return Err(Error::new(
+                Kind::Unsupported,
+                "the kernel refuses io_uring to this process; use io = auto or syscalls",
+            ));
         }
         let direct = self.direct && make_direct(file.as_fd());
-        let backing = if device { locks::lock_backing(number(&file), path, access)? } else { Vec::new() };
+        let backing =
+            if device { locks::lock_backing(number(&file), path, access)? } else { Vec::new() };
         let name = format!("store {shown}");
         let standing = Standing::of(&file, path, device, blocks * BLOCK_BYTES as u64);
-        Ok(FileDisk { file, name, blocks, standing, backing, device, access, direct, uring, counters: Counters::default() })
+        Ok(FileDisk {
+            file,
+            name,
+            blocks,
+            standing,
+            backing,
+            device,
+            access,
+            direct,
+            uring,
+            counters: Counters::default(),
+        })
     }
 }
 
@@ -215,11 +282,13 @@ fn number(file: &File) -> u64 {
 pub fn device_bytes(path: &Path) -> Result<u64> {
     let Found { device } = look(path)?;
     let file = open_existing(path, Access::ReadOnly, device)?;
-    size(file.as_fd()).map_err(|e| Error::from_io(format!("cannot learn the size of {}", path.display()), e))
+    size(file.as_fd())
+        .map_err(|e| Error::from_io(format!("cannot learn the size of {}", path.display()), e))
 }
 
-/// One block of the regular file or block device at `path`, or `None` when it ends before. It takes no lock, so that it works while
-/// somebody has the store open; a block that is being written may then come torn.
+/// One block of the regular file or block device at `path`, or `None` when it ends before. It takes
+/// no lock, so that it works while somebody has the store open; a block that is being written may
+/// then come torn.
 ///
 /// # Errors
 /// As [`Options::open`] for reading, without its locks.
@@ -227,16 +296,20 @@ pub fn peek(path: &Path, at: Pba) -> Result<Option<Box<Block>>> {
     let Found { device } = look(path)?;
     let file = open_existing(path, Access::ReadOnly, device)?;
     let mut block = Block::zeroed();
-    let offset = at.0.checked_mul(BLOCK_BYTES as u64).filter(|&offset| i64::try_from(offset).is_ok());
+    let offset =
+        at.0.checked_mul(BLOCK_BYTES as u64).filter(|&offset| i64::try_from(offset).is_ok());
     let Some(offset) = offset else { return Ok(None) };
     match transfer::read(file.as_fd(), offset, &mut block.0, 0) {
         Ok(()) => Ok(Some(block)),
         Err(Failure::Ended | Failure::Stalled) => Ok(None),
-        Err(Failure::System(errno)) => Err(explain_errno(&format!("reading block {at} of {}", path.display()), errno)),
+        Err(Failure::System(errno)) => {
+            Err(explain_errno(&format!("reading block {at} of {}", path.display()), errno))
+        }
     }
 }
 
-/// Size in bytes of an open file or block device. The end of a device is where `BLKGETSIZE64` says; `stat` shows zero there.
+/// Size in bytes of an open file or block device. The end of a device is where `BLKGETSIZE64` says;
+/// `stat` shows zero there.
 pub(super) fn size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::seek(fd, SeekFrom::End(0))?)
 }
@@ -245,15 +318,22 @@ struct Found {
     device: bool,
 }
 
-/// What is at `path`, before it is opened: opening a pipe would wait, and devices take flags of their own.
+/// What is at `path`, before it is opened: opening a pipe would wait, and devices take flags of
+/// their own.
 fn look(path: &Path) -> Result<Found> {
     let kind = fs::metadata(path).map_err(|e| explain_open(path, Access::ReadOnly, e))?.file_type();
     let shown = path.display();
     if kind.is_dir() {
-        return Err(Error::new(Kind::InvalidInput, format!("{shown} is a directory; a store is a regular file or a block device")));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("{shown} is a directory; a store is a regular file or a block device"),
+        ));
     }
     if !kind.is_file() && !kind.is_block_device() {
-        return Err(Error::new(Kind::InvalidInput, format!("{shown} is neither a regular file nor a block device")));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("{shown} is neither a regular file nor a block device"),
+        ));
     }
     Ok(Found { device: kind.is_block_device() })
 }
@@ -262,11 +342,16 @@ fn create_new(path: &Path) -> Result<File> {
     // The standard library adds O_CLOEXEC to every descriptor.
     let opened = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
     let file = opened.map_err(|e| match Errno::from_io_error(&e) {
-        Some(Errno::NOENT) => Error::new(Kind::NotFound, format!("there is no directory to create {} in", path.display())).caused_by(e),
+        Some(Errno::NOENT) => Error::new(
+            Kind::NotFound,
+            format!("there is no directory to create {} in", path.display()),
+        )
+        .caused_by(e),
         _ => explain_open(path, Access::ReadWrite, e),
     })?;
     // A default list of access rights adds to what was asked for.
-    beneath::settle_mode(file.as_fd(), Mode::RUSR | Mode::WUSR).map_err(|errno| explain_open(path, Access::ReadWrite, errno.into()))?;
+    beneath::settle_mode(file.as_fd(), Mode::RUSR | Mode::WUSR)
+        .map_err(|errno| explain_open(path, Access::ReadWrite, errno.into()))?;
     Ok(file)
 }
 
@@ -276,7 +361,12 @@ fn open_existing(path: &Path, access: Access, device: bool) -> Result<File> {
         // On a device this claims it against mounts and other claimants.
         flags |= OFlags::EXCL;
     }
-    let replaced = || Error::new(Kind::Busy, format!("{} was replaced while it was being opened; try again", path.display()));
+    let replaced = || {
+        Error::new(
+            Kind::Busy,
+            format!("{} was replaced while it was being opened; try again", path.display()),
+        )
+    };
     match beneath::file_or_block_device(path, flags) {
         Ok((file, kind)) if (kind == FileType::BlockDevice) == device => Ok(file),
         Ok(_) | Err(Errno::INVAL | Errno::STALE) => Err(replaced()),
@@ -287,11 +377,16 @@ fn open_existing(path: &Path, access: Access, device: bool) -> Result<File> {
 /// Sizes a new regular file and takes its space.
 fn take_space(file: &File, path: &Path, blocks: u64, preallocate: Preallocate) -> Result<()> {
     let shown = path.display();
-    let bytes = blocks.checked_mul(BLOCK_BYTES as u64).filter(|&bytes| i64::try_from(bytes).is_ok());
+    let bytes =
+        blocks.checked_mul(BLOCK_BYTES as u64).filter(|&bytes| i64::try_from(bytes).is_ok());
     let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else {
-        return Err(Error::new(Kind::InvalidInput, format!("a file of {blocks} blocks cannot be made at {shown}")));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("a file of {blocks} blocks cannot be made at {shown}"),
+        ));
     };
-    file.set_len(bytes).map_err(|e| Error::from_io(format!("cannot make {shown} {bytes} bytes long"), e))?;
+    file.set_len(bytes)
+        .map_err(|e| Error::from_io(format!("cannot make {shown} {bytes} bytes long"), e))?;
     if preallocate == Preallocate::None {
         return Ok(());
     }
@@ -300,7 +395,10 @@ fn take_space(file: &File, path: &Path, blocks: u64, preallocate: Preallocate) -
         && let free = stat.f_bavail.saturating_mul(stat.f_frsize)
         && bytes > free
     {
-        return Err(Error::new(Kind::NoSpace, format!("{shown} needs {bytes} bytes, and its file system has {free} free")));
+        return Err(Error::new(
+            Kind::NoSpace,
+            format!("{shown} needs {bytes} bytes, and its file system has {free} free"),
+        ));
     }
     let reserved = loop {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
@@ -313,10 +411,14 @@ fn take_space(file: &File, path: &Path, blocks: u64, preallocate: Preallocate) -
         // The zeroes will take the space.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) if preallocate == Preallocate::Full => Ok(()),
         Err(errno @ (Errno::OPNOTSUPP | Errno::NOSYS)) => {
-            let message = format!("the file system of {shown} cannot reserve space; use preallocate = full or none");
+            let message = format!(
+                "the file system of {shown} cannot reserve space; use preallocate = full or none"
+            );
             Err(Error::new(Kind::Unsupported, message).caused_by(io::Error::from(errno)))
         }
-        Err(errno) => Err(explain_errno(&format!("cannot reserve {bytes} bytes for {shown}"), errno)),
+        Err(errno) => {
+            Err(explain_errno(&format!("cannot reserve {bytes} bytes for {shown}"), errno))
+        }
     }
 }
 
@@ -344,11 +446,14 @@ fn sync_parent(path: &Path) -> Result<()> {
     match synced {
         // Some network file systems have no such thing for directories.
         Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(()),
-        other => other.map_err(|e| Error::from_io(format!("cannot make the name {} durable", path.display()), e)),
+        other => other.map_err(|e| {
+            Error::from_io(format!("cannot make the name {} durable", path.display()), e)
+        }),
     }
 }
 
-/// Turns the page cache off for the descriptor; false when the file system cannot, or wants larger alignment than a block.
+/// Turns the page cache off for the descriptor; false when the file system cannot, or wants larger
+/// alignment than a block.
 fn make_direct(fd: BorrowedFd<'_>) -> bool {
     let Ok(flags) = rustix::fs::fcntl_getfl(fd) else { return false };
     if rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT).is_err() {
@@ -368,12 +473,26 @@ fn explain_open(path: &Path, access: Access, error: io::Error) -> Error {
         Access::ReadOnly => "reading",
     };
     let (kind, message) = match Errno::from_io_error(&error) {
-        Some(Errno::NOENT | Errno::NOTDIR) => (Kind::NotFound, format!("there is no file or device {shown}")),
-        Some(Errno::ACCESS | Errno::PERM) => (Kind::Denied, format!("no permission to open {shown} for {aim}")),
-        Some(Errno::ROFS) => (Kind::Denied, format!("{shown} is on a read-only file system; it can be opened for reading only")),
-        Some(Errno::BUSY | Errno::TXTBSY) => (Kind::Busy, format!("{shown} is mounted, or in use by another program")),
-        Some(Errno::NXIO | Errno::NODEV) => (Kind::NotFound, format!("there is no device behind {shown}")),
-        Some(Errno::ISDIR) => (Kind::InvalidInput, format!("{shown} is a directory; a store is a regular file or a block device")),
+        Some(Errno::NOENT | Errno::NOTDIR) => {
+            (Kind::NotFound, format!("there is no file or device {shown}"))
+        }
+        Some(Errno::ACCESS | Errno::PERM) => {
+            (Kind::Denied, format!("no permission to open {shown} for {aim}"))
+        }
+        Some(Errno::ROFS) => (
+            Kind::Denied,
+            format!("{shown} is on a read-only file system; it can be opened for reading only"),
+        ),
+        Some(Errno::BUSY | Errno::TXTBSY) => {
+            (Kind::Busy, format!("{shown} is mounted, or in use by another program"))
+        }
+        Some(Errno::NXIO | Errno::NODEV) => {
+            (Kind::NotFound, format!("there is no device behind {shown}"))
+        }
+        Some(Errno::ISDIR) => (
+            Kind::InvalidInput,
+            format!("{shown} is a directory; a store is a regular file or a block device"),
+        ),
         _ => return Error::from_io(format!("cannot open {shown} for {aim}"), error),
     };
     Error::new(kind, message).caused_by(error)

@@ -1,12 +1,18 @@
-//! Batches by io_uring: many transfers in flight from one thread, with one or two system calls for all of them.
+//! Batches by io_uring: many transfers in flight from one thread, with one or two system calls for
+//! all of them.
 //!
-//! Each thread that makes a batch has a ring of its own, made at its first batch and dropped with the thread; so no lock is
-//! taken, and a ring never sees a second submitter. Nothing is registered with the kernel.
+//! Each thread that makes a batch has a ring of its own, made at its first batch and dropped with
+//! the thread; so no lock is taken, and a ring never sees a second submitter. Nothing is registered
+//! with the kernel.
 //!
-//! *Invariant:* [`run`] does not return while the kernel may still touch a buffer. Every way out passes through a state in
-//! which each submitted transfer has completed, and a ring with entries that were never submitted is dropped first. That is
-//! why deferred task work is not used: completions must arrive without a call that may fail.
-#![allow(unsafe_code, reason = "the kernel is given pointers into borrowed buffers; only this module keeps them alive for it")]
+//! *Invariant:* [`run`] does not return while the kernel may still touch a buffer. Every way out
+//! passes through a state in which each submitted transfer has completed, and a ring with entries
+//! that were never submitted is dropped first. That is why deferred task work is not used:
+//! completions must arrive without a call that may fail.
+#![allow(
+    unsafe_code,
+    reason = "the kernel is given pointers into borrowed buffers; only this module keeps them alive for it"
+)]
 
 use std::{
     cell::RefCell,
@@ -19,10 +25,12 @@ use std::{
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
-/// Transfers in flight from one thread: past this, disks gain nothing from depth, and rings of many threads would add up.
+/// Transfers in flight from one thread: past this, disks gain nothing from depth, and rings of many
+/// threads would add up.
 pub(super) const RING_ENTRIES: u32 = 256;
 
-/// Largest single transfer handed to the kernel, which itself stops a little below 2 GiB; the rest is finished by system calls.
+/// Largest single transfer handed to the kernel, which itself stops a little below 2 GiB; the rest
+/// is finished by system calls.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
 /// Pause before asking again when the kernel is short of memory for requests.
@@ -51,10 +59,14 @@ impl<'a> Transfer<'a> {
         let fd = types::Fd(fd.as_raw_fd());
         match &mut self.buffer {
             Buffer::Into(into) => {
-                opcode::Read::new(fd, into.as_mut_ptr(), into.len().min(TRANSFER_BYTES_MAX) as u32).offset(self.at).build()
+                opcode::Read::new(fd, into.as_mut_ptr(), into.len().min(TRANSFER_BYTES_MAX) as u32)
+                    .offset(self.at)
+                    .build()
             }
             // `IoSlice` has the layout of `iovec` by its documentation.
-            Buffer::From(from) => opcode::Writev::new(fd, from.as_ptr().cast(), from.len() as u32).offset(self.at).build(),
+            Buffer::From(from) => opcode::Writev::new(fd, from.as_ptr().cast(), from.len() as u32)
+                .offset(self.at)
+                .build(),
         }
     }
 }
@@ -71,10 +83,15 @@ thread_local! {
 
 fn open() -> io::Result<IoUring> {
     // Kernels before 6.0 do not know these hints, which only save interrupts and locks.
-    IoUring::builder().setup_coop_taskrun().setup_single_issuer().build(RING_ENTRIES).or_else(|_| IoUring::new(RING_ENTRIES))
+    IoUring::builder()
+        .setup_coop_taskrun()
+        .setup_single_issuer()
+        .build(RING_ENTRIES)
+        .or_else(|_| IoUring::new(RING_ENTRIES))
 }
 
-/// Whether this thread has a ring; makes it when it was never tried. Containers often forbid io_uring.
+/// Whether this thread has a ring; makes it when it was never tried. Containers often forbid
+/// io_uring.
 pub(super) fn available() -> bool {
     RING.try_with(|slot| {
         let mut slot = slot.borrow_mut();
@@ -86,8 +103,8 @@ pub(super) fn available() -> bool {
     .unwrap_or(false)
 }
 
-/// Runs all `transfers`, in any order. What did not run, because this thread has no ring or it broke, keeps
-/// [`Errno::AGAIN`] as its result.
+/// Runs all `transfers`, in any order. What did not run, because this thread has no ring or it
+/// broke, keeps [`Errno::AGAIN`] as its result.
 pub(super) fn run(fd: BorrowedFd<'_>, transfers: &mut [Transfer<'_>]) {
     if !available() {
         return;
@@ -98,7 +115,8 @@ pub(super) fn run(fd: BorrowedFd<'_>, transfers: &mut [Transfer<'_>]) {
         if let Slot::Open(ring) = &mut *slot
             && drive(ring, fd, transfers).is_err()
         {
-            // Its queue still holds entries that point into `transfers`; they die with it, unsubmitted.
+            // Its queue still holds entries that point into `transfers`; they die with it,
+            // unsubmitted.
             *slot = Slot::Refused;
         }
     });
@@ -107,14 +125,19 @@ pub(super) fn run(fd: BorrowedFd<'_>, transfers: &mut [Transfer<'_>]) {
 /// The ring broke; every submitted transfer has completed, others may still lie in its queue.
 struct Broken;
 
-fn drive(ring: &mut IoUring, fd: BorrowedFd<'_>, transfers: &mut [Transfer<'_>]) -> Result<(), Broken> {
+fn drive(
+    ring: &mut IoUring,
+    fd: BorrowedFd<'_>,
+    transfers: &mut [Transfer<'_>],
+) -> Result<(), Broken> {
     let (mut queued, mut submitted, mut completed) = (0, 0, 0);
     while completed < transfers.len() {
         let mut queue = ring.submission();
         while queued < transfers.len() && queued - completed < RING_ENTRIES as usize {
             let entry = transfers[queued].entry(fd).user_data(queued as u64);
-            // SAFETY: the entry points into buffers borrowed by `transfers` for longer than this call, which returns only
-            // after the entry completed, or could no longer be submitted. The completion queue is twice as large as what
+            // SAFETY: the entry points into buffers borrowed by `transfers` for longer than this
+            // call, which returns only after the entry completed, or could no longer be
+            // submitted. The completion queue is twice as large as what
             // can be in flight.
             if unsafe { queue.push(&entry) }.is_err() {
                 break;
@@ -157,7 +180,8 @@ fn reap(ring: &mut IoUring, transfers: &mut [Transfer<'_>]) -> usize {
     let mut reaped = 0;
     for completion in ring.completion() {
         let result = completion.result();
-        transfers[completion.user_data() as usize].result = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+        transfers[completion.user_data() as usize].result =
+            usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
         reaped += 1;
     }
     reaped
@@ -174,7 +198,8 @@ mod tests {
         assert!(available(), "this machine refuses io_uring");
         let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
         let mut buffers = vec![[1_u8; 4096]; RING_ENTRIES as usize * 3 + 1];
-        let mut transfers: Vec<_> = buffers.iter_mut().map(|b| Transfer::new(0, Buffer::Into(b))).collect();
+        let mut transfers: Vec<_> =
+            buffers.iter_mut().map(|b| Transfer::new(0, Buffer::Into(b))).collect();
         run(zero.as_fd(), &mut transfers);
         assert!(transfers.iter().all(|t| t.result == Ok(4096)));
         drop(transfers);
@@ -182,7 +207,8 @@ mod tests {
 
         let full = File::options().write(true).open("/dev/full").unwrap();
         let slices: Vec<_> = buffers.iter().map(|b| IoSlice::new(b)).collect();
-        let mut transfers: Vec<_> = slices.chunks(1).map(|s| Transfer::new(0, Buffer::From(s))).collect();
+        let mut transfers: Vec<_> =
+            slices.chunks(1).map(|s| Transfer::new(0, Buffer::From(s))).collect();
         run(full.as_fd(), &mut transfers);
         assert!(transfers.iter().all(|t| t.result == Err(Errno::NOSPC)));
     }

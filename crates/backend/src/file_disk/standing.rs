@@ -1,10 +1,11 @@
 //! Whether the file below a disk is still all there, under its name (rule 17 of SECURITY.md).
 //!
-//! A file that somebody cut off, removed or replaced takes writes and flushes without error, and gives nothing back later. So each flush is
-//! followed by one `fstat` of the descriptor and one `stat` of the path, about 2 µs beside a flush, outside of all locks.
+//! A file that somebody cut off, removed or replaced takes writes and flushes without error, and
+//! gives nothing back later. So each flush is followed by one `fstat` of the descriptor and one
+//! `stat` of the path, about 2 µs beside a flush, outside of all locks.
 //!
-//! *Not noticed:* a file that was cut off and has grown to its full length again between two looks. The checksums and fingerprints of what is
-//! read tell it.
+//! *Not noticed:* a file that was cut off and has grown to its full length again between two looks.
+//! The checksums and fingerprints of what is read tell it.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -51,13 +52,17 @@ impl Standing {
     /// `Io`, with what became of the file.
     pub(super) fn look(&self, fd: BorrowedFd<'_>, name: &str) -> Result<()> {
         let gone = |what: String| Err(Error::new(Kind::Io, format!("{name} {what}")));
-        let cut = |bytes: u64| gone(format!("was cut off: it has {bytes} bytes, and had {}", self.bytes));
+        let cut =
+            |bytes: u64| gone(format!("was cut off: it has {bytes} bytes, and had {}", self.bytes));
         let Kept::File(kept) = &self.kind else {
             // `stat` shows no size of a device.
-            let bytes = open::size(fd).map_err(|e| Error::from_io(format!("{name}: looking at its size"), e))?;
+            let bytes = open::size(fd)
+                .map_err(|e| Error::from_io(format!("{name}: looking at its size"), e))?;
             return if bytes < self.bytes { cut(bytes) } else { Ok(()) };
         };
-        let stat = rustix::fs::fstat(fd).map_err(|errno| super::explain_errno(&format!("{name}: looking at its size"), errno))?;
+        let stat = rustix::fs::fstat(fd).map_err(|errno| {
+            super::explain_errno(&format!("{name}: looking at its size"), errno)
+        })?;
         if (stat.st_size as u64) < self.bytes {
             return cut(stat.st_size as u64);
         }
@@ -66,8 +71,12 @@ impl Standing {
         }
         let Some((path, inode)) = kept else { return Ok(()) };
         match rustix::fs::stat(path) {
-            Ok(stat) if self::inode(&stat) != *inode => gone("is another file now: it was moved and replaced while it was open".to_owned()),
-            Err(Errno::NOENT | Errno::NOTDIR) => gone("is not at its path any more: it was moved while it was open".to_owned()),
+            Ok(stat) if self::inode(&stat) != *inode => {
+                gone("is another file now: it was moved and replaced while it was open".to_owned())
+            }
+            Err(Errno::NOENT | Errno::NOTDIR) => {
+                gone("is not at its path any more: it was moved while it was open".to_owned())
+            }
             // A path that cannot be looked at says nothing.
             _ => Ok(()),
         }

@@ -1,7 +1,7 @@
 //! Whole transfers by plain system calls: short ones are continued, interrupted ones repeated.
 //!
-//! Continuation starts at a whole block, since direct I/O takes no other: a block that was moved in part is moved again,
-//! which harms neither a read nor a write.
+//! Continuation starts at a whole block, since direct I/O takes no other: a block that was moved in
+//! part is moved again, which harms neither a read nor a write.
 
 use std::{io::IoSlice, os::fd::BorrowedFd, thread, time::Duration};
 
@@ -11,8 +11,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 /// Blocks gathered into one write by the kernel (`IOV_MAX`).
 pub(crate) const GATHER_MAX: usize = 1024;
 
-/// Attempts that may move nothing (interrupted, try again, part of a block) before a transfer counts as failed: enough for
-/// signals that keep coming, and still an end.
+/// Attempts that may move nothing (interrupted, try again, part of a block) before a transfer
+/// counts as failed: enough for signals that keep coming, and still an end.
 const STALLS_MAX: u32 = 100;
 
 /// Pause before a request that the kernel asked to repeat.
@@ -30,7 +30,12 @@ pub(crate) enum Failure {
 }
 
 /// Reads `into.len()` bytes from `at`, of which the first `done` are there already.
-pub(crate) fn read(fd: BorrowedFd<'_>, at: u64, into: &mut [u8], done: usize) -> Result<(), Failure> {
+pub(crate) fn read(
+    fd: BorrowedFd<'_>,
+    at: u64,
+    into: &mut [u8],
+    done: usize,
+) -> Result<(), Failure> {
     let total = into.len();
     complete(total, done, |done| match rustix::io::pread(fd, &mut into[done..], at + done as u64) {
         Ok(0) => Err(Failure::Ended),
@@ -40,23 +45,39 @@ pub(crate) fn read(fd: BorrowedFd<'_>, at: u64, into: &mut [u8], done: usize) ->
 }
 
 /// Writes whole blocks, one in each of `from`, at `at`; the first `done` bytes are there already.
-pub(crate) fn write(fd: BorrowedFd<'_>, at: u64, from: &[IoSlice<'_>], done: usize, flags: ReadWriteFlags) -> Result<(), Failure> {
+pub(crate) fn write(
+    fd: BorrowedFd<'_>,
+    at: u64,
+    from: &[IoSlice<'_>],
+    done: usize,
+    flags: ReadWriteFlags,
+) -> Result<(), Failure> {
     complete(from.len() * BLOCK_BYTES, done, |done| {
         let rest = &from[done / BLOCK_BYTES..];
         let rest = &rest[..rest.len().min(GATHER_MAX)];
         let offset = at + done as u64;
-        let result = if flags.is_empty() { rustix::io::pwritev(fd, rest, offset) } else { rustix::io::pwritev2(fd, rest, offset, flags) };
+        let result = if flags.is_empty() {
+            rustix::io::pwritev(fd, rest, offset)
+        } else {
+            rustix::io::pwritev2(fd, rest, offset, flags)
+        };
         result.map_err(Failure::System)
     })
 }
 
 /// Writes `from`, whole blocks that lie one after the other in memory, at `at`.
 pub(crate) fn write_bytes(fd: BorrowedFd<'_>, at: u64, from: &[u8]) -> Result<(), Failure> {
-    complete(from.len(), 0, |done| rustix::io::pwrite(fd, &from[done..], at + done as u64).map_err(Failure::System))
+    complete(from.len(), 0, |done| {
+        rustix::io::pwrite(fd, &from[done..], at + done as u64).map_err(Failure::System)
+    })
 }
 
 /// Calls `step` with the bytes done, a whole number of blocks, until `total` are.
-fn complete(total: usize, done: usize, mut step: impl FnMut(usize) -> Result<usize, Failure>) -> Result<(), Failure> {
+fn complete(
+    total: usize,
+    done: usize,
+    mut step: impl FnMut(usize) -> Result<usize, Failure>,
+) -> Result<(), Failure> {
     let whole = |bytes: usize| bytes - bytes % BLOCK_BYTES;
     let mut done = whole(done);
     let mut stalls = 0;
@@ -93,7 +114,11 @@ mod tests {
     const BLOCK: usize = BLOCK_BYTES;
 
     /// Runs `complete` over scripted results and returns what it asked for.
-    fn script(total: usize, done: usize, answers: &[Result<usize, Failure>]) -> (Vec<usize>, Result<(), Failure>) {
+    fn script(
+        total: usize,
+        done: usize,
+        answers: &[Result<usize, Failure>],
+    ) -> (Vec<usize>, Result<(), Failure>) {
         let mut asked = Vec::new();
         let mut answers = answers.iter().copied();
         let result = complete(total, done, |from| {
@@ -115,7 +140,8 @@ mod tests {
 
     #[test]
     fn an_interrupted_transfer_is_repeated() {
-        let again = [Err(Failure::System(Errno::INTR)), Err(Failure::System(Errno::AGAIN)), Ok(BLOCK)];
+        let again =
+            [Err(Failure::System(Errno::INTR)), Err(Failure::System(Errno::AGAIN)), Ok(BLOCK)];
         let (asked, result) = script(BLOCK, 0, &again);
         assert_eq!(asked, [0, 0, 0]);
         assert_eq!(result, Ok(()));
@@ -124,7 +150,10 @@ mod tests {
     #[test]
     fn a_transfer_that_never_moves_a_whole_block_fails() {
         assert_eq!(complete(BLOCK, 0, |_| Ok(512)), Err(Failure::Stalled));
-        assert_eq!(complete(BLOCK, 0, |_| Err(Failure::System(Errno::INTR))), Err(Failure::Stalled));
+        assert_eq!(
+            complete(BLOCK, 0, |_| Err(Failure::System(Errno::INTR))),
+            Err(Failure::Stalled)
+        );
         assert_eq!(complete(BLOCK, 0, |_| Ok(0)), Err(Failure::Stalled));
     }
 
@@ -142,6 +171,9 @@ mod tests {
         let from = [IoSlice::new(&block)];
         let failure = write(full.as_fd(), 0, &from, 0, ReadWriteFlags::empty()).unwrap_err();
         assert_eq!(failure, Failure::System(Errno::NOSPC));
-        assert_eq!(super::super::explain_errno("writing", Errno::NOSPC).kind(), onefold_core::Kind::NoSpace);
+        assert_eq!(
+            super::super::explain_errno("writing", Errno::NOSPC).kind(),
+            onefold_core::Kind::NoSpace
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Who we are, as the variable `CEPH_ARGS` says it.
 //!
-//! librados takes options of the configuration from there by itself, but not what must be known before it begins: the user, and the configuration.
+//! librados takes options of the configuration from there by itself, but not what must be known
+//! before it begins: the user, and the configuration.
 
 use std::path::PathBuf;
 
@@ -19,7 +20,8 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// Reads `--id NAME`, `--user NAME`, `--name client.NAME` and `--conf FILE`, in the ways that Ceph's commands know; the last one counts.
+    /// Reads `--id NAME`, `--user NAME`, `--name client.NAME` and `--conf FILE`, in the ways that
+    /// Ceph's commands know; the last one counts.
     ///
     /// # Errors
     /// `InvalidInput` for a user that is no client.
@@ -27,17 +29,25 @@ impl Said {
         let mut said = Said { user: USER.into(), configuration: None };
         let mut words = arguments.split_ascii_whitespace();
         while let Some(word) = words.next() {
-            let (option, value) = word.split_once('=').map_or((word, None), |(option, value)| (option, Some(value)));
+            let (option, value) =
+                word.split_once('=').map_or((word, None), |(option, value)| (option, Some(value)));
             if !["--id", "-i", "--user", "--name", "-n", "--conf", "-c"].contains(&option) {
                 continue;
             }
             let value = value.or_else(|| words.next()).filter(|value| !value.is_empty());
-            let value = value.ok_or_else(|| Error::new(Kind::InvalidInput, format!("CEPH_ARGS: nothing follows {option}")))?;
+            let value = value.ok_or_else(|| {
+                Error::new(Kind::InvalidInput, format!("CEPH_ARGS: nothing follows {option}"))
+            })?;
             match option {
                 "--conf" | "-c" => said.configuration = Some(value.into()),
                 "--name" | "-n" => match value.strip_prefix("client.") {
                     Some(user) => said.user = user.into(),
-                    None => return Err(Error::new(Kind::InvalidInput, format!("CEPH_ARGS: {option} is client.NAME, not {value}"))),
+                    None => {
+                        return Err(Error::new(
+                            Kind::InvalidInput,
+                            format!("CEPH_ARGS: {option} is client.NAME, not {value}"),
+                        ));
+                    }
                 },
                 _ => said.user = value.into(),
             }
@@ -52,14 +62,26 @@ mod tests {
 
     #[test]
     fn the_user_is_said_in_the_ways_of_ceph() {
-        let said = |user: &str, file: Option<&str>| Said { user: user.into(), configuration: file.map(PathBuf::from) };
+        let said = |user: &str, file: Option<&str>| Said {
+            user: user.into(),
+            configuration: file.map(PathBuf::from),
+        };
         assert_eq!(Said::of("").unwrap(), said("admin", None));
-        for arguments in
-            ["--id one", "--id=one", "-i one", "--user one", "--name client.one", "-n client.one", "--id two --debug-ms=1 --id  one"]
-        {
+        for arguments in [
+            "--id one",
+            "--id=one",
+            "-i one",
+            "--user one",
+            "--name client.one",
+            "-n client.one",
+            "--id two --debug-ms=1 --id  one",
+        ] {
             assert_eq!(Said::of(arguments).unwrap(), said("one", None), "{arguments}");
         }
-        assert_eq!(Said::of("--debug_ms 1 -c /a/b.conf --name=client.a.b").unwrap(), said("a.b", Some("/a/b.conf")));
+        assert_eq!(
+            Said::of("--debug_ms 1 -c /a/b.conf --name=client.a.b").unwrap(),
+            said("a.b", Some("/a/b.conf"))
+        );
         for wrong in ["--id", "--id=", "-n osd.1"] {
             assert_eq!(Said::of(wrong).unwrap_err().kind(), Kind::InvalidInput, "{wrong}");
         }

@@ -52,7 +52,11 @@ unsafe impl Sync for Connection {}
 
 /// A text for librados; those with a zero byte inside are refused.
 pub(super) fn text(what: impl Into<Vec<u8>>) -> Result<CString, Refusal> {
-    CString::new(what).map_err(|e| Refusal::Failed(Error::new(Kind::InvalidInput, "a name or key with a zero byte").caused_by(e)))
+    CString::new(what).map_err(|e| {
+        Refusal::Failed(
+            Error::new(Kind::InvalidInput, "a name or key with a zero byte").caused_by(e),
+        )
+    })
 }
 
 /// The error of a call that gave a negative number.
@@ -89,12 +93,13 @@ fn is_denied(code: c_int) -> bool {
 }
 
 impl Connection {
-    /// Connects with a configuration file, or with the one that Ceph's own commands would take; `CEPH_ARGS` counts too, also for who we are
-    /// (`--id`, or `--name`).
+    /// Connects with a configuration file, or with the one that Ceph's own commands would take;
+    /// `CEPH_ARGS` counts too, also for who we are (`--id`, or `--name`).
     /// An operation without a reply is given up after `timeout`, as not known.
     ///
     /// # Errors
-    /// `Unsupported` without librados, `Denied` without a key that the cluster takes, and those of the cluster.
+    /// `Unsupported` without librados, `Denied` without a key that the cluster takes, and those of
+    /// the cluster.
     pub fn open(configuration: Option<&Path>, timeout: Duration) -> Result<Arc<Connection>> {
         let library = library()?;
         let said = Said::of(&std::env::var("CEPH_ARGS").unwrap_or_default())?;
@@ -108,10 +113,19 @@ impl Connection {
         }
         // From here on it is shut down when it goes.
         let connection = Connection { library, cluster, user: said.user };
-        let path = configuration.map(|path| text(path.as_os_str().as_encoded_bytes())).transpose().map_err(as_error)?;
-        let shown = configuration.map_or_else(|| "Ceph's configuration".to_owned(), |path| path.display().to_string());
+        let path = configuration
+            .map(|path| text(path.as_os_str().as_encoded_bytes()))
+            .transpose()
+            .map_err(as_error)?;
+        let shown = configuration
+            .map_or_else(|| "Ceph's configuration".to_owned(), |path| path.display().to_string());
         // SAFETY: a path or null, which means the usual places.
-        let code = unsafe { (library.conf_read_file)(cluster, path.as_ref().map_or(ptr::null(), |path| path.as_ptr())) };
+        let code = unsafe {
+            (library.conf_read_file)(
+                cluster,
+                path.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
+            )
+        };
         if code < 0 {
             return Err(failed(shown, code));
         }
@@ -135,13 +149,20 @@ impl Connection {
     /// Why the cluster did not let us in.
     fn no_entry(&self, shown: &str, code: c_int) -> Error {
         let (user, keyring) = (&self.user, self.setting("keyring"));
-        let denied = |what: String| Error::new(Kind::Denied, what).caused_by(io::Error::from_raw_os_error(-code));
+        let denied = |what: String| {
+            Error::new(Kind::Denied, what).caused_by(io::Error::from_raw_os_error(-code))
+        };
         let missing = rustix::io::Errno::from_raw_os_error(-code) == rustix::io::Errno::NOENT;
         if missing && self.setting("mon_host").is_empty() {
-            return failed(format_args!("{shown} names no monitor of a Ceph cluster (mon_host)"), code);
+            return failed(
+                format_args!("{shown} names no monitor of a Ceph cluster (mon_host)"),
+                code,
+            );
         }
         if missing {
-            return denied(format!("there is no key of user client.{user} in {keyring}; CEPH_ARGS=\"--id NAME\" takes another user"));
+            return denied(format!(
+                "there is no key of user client.{user} in {keyring}; CEPH_ARGS=\"--id NAME\" takes another user"
+            ));
         }
         if is_denied(code) {
             return denied(format!(
@@ -157,18 +178,29 @@ impl Connection {
         let Ok(name) = text(option) else { return String::new() };
         let mut value = vec![0u8; SETTING];
         // SAFETY: the buffer has so many bytes; what is written into it ends with a zero byte.
-        let code = unsafe { (self.library.conf_get)(self.cluster, name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+        let code = unsafe {
+            (self.library.conf_get)(
+                self.cluster,
+                name.as_ptr(),
+                value.as_mut_ptr().cast(),
+                value.len(),
+            )
+        };
         let end = value.iter().position(|byte| *byte == 0).unwrap_or(0);
         if code < 0 { String::new() } else { String::from_utf8_lossy(&value[..end]).into_owned() }
     }
 
-    /// The refusal of who may not do `what`, and needs the right `right`; any other one for other codes.
+    /// The refusal of who may not do `what`, and needs the right `right`; any other one for other
+    /// codes.
     fn refused(&self, code: c_int, what: &str, right: impl std::fmt::Display) -> Refusal {
         if !is_denied(code) {
             return refusal(code);
         }
-        let sentence = format!("user client.{} may not {what}; it needs the right {right}", self.user);
-        Refusal::Denied(Error::new(Kind::Denied, sentence).caused_by(io::Error::from_raw_os_error(-code)))
+        let sentence =
+            format!("user client.{} may not {what}; it needs the right {right}", self.user);
+        Refusal::Denied(
+            Error::new(Kind::Denied, sentence).caused_by(io::Error::from_raw_os_error(-code)),
+        )
     }
 
     fn set(&self, option: &str, value: &str) -> Result<()> {
@@ -199,11 +231,25 @@ impl Connection {
     /// The cluster's, with the sentence that the monitors gave.
     pub fn command(&self, command: &Value) -> Result<Value> {
         let line = text(command.to_string()).map_err(as_error)?;
-        let (mut out, mut out_bytes, mut said, mut said_bytes) = (ptr::null_mut(), 0usize, ptr::null_mut(), 0usize);
+        let (mut out, mut out_bytes, mut said, mut said_bytes) =
+            (ptr::null_mut(), 0usize, ptr::null_mut(), 0usize);
         let lines = [line.as_ptr()];
-        let (outs, says) = ((&raw mut out, &raw mut out_bytes), (&raw mut said, &raw mut said_bytes));
+        let (outs, says) =
+            ((&raw mut out, &raw mut out_bytes), (&raw mut said, &raw mut said_bytes));
         // SAFETY: one command, no input, and places for two buffers that are given back below.
-        let code = unsafe { (self.library.mon_command)(self.cluster, lines.as_ptr(), 1, ptr::null(), 0, outs.0, outs.1, says.0, says.1) };
+        let code = unsafe {
+            (self.library.mon_command)(
+                self.cluster,
+                lines.as_ptr(),
+                1,
+                ptr::null(),
+                0,
+                outs.0,
+                outs.1,
+                says.0,
+                says.1,
+            )
+        };
         let take = |buffer: *mut c_char, bytes: usize| {
             if buffer.is_null() {
                 return Vec::new();
@@ -219,19 +265,34 @@ impl Connection {
             let prefix = command["prefix"].as_str().unwrap_or("a command");
             if is_denied(code) {
                 // What only looks is what everybody may who may read.
-                let right = if prefix.contains("application") { format!("allow command \"{prefix}\"") } else { "allow r".to_owned() };
-                return Err(as_error(self.refused(code, &format!("ask the monitors for {prefix:?}"), format_args!("mon '{right}'"))));
+                let right = if prefix.contains("application") {
+                    format!("allow command \"{prefix}\"")
+                } else {
+                    "allow r".to_owned()
+                };
+                return Err(as_error(self.refused(
+                    code,
+                    &format!("ask the monitors for {prefix:?}"),
+                    format_args!("mon '{right}'"),
+                )));
             }
             return Err(failed(format_args!("{prefix}: {}", String::from_utf8_lossy(&said)), code));
         }
         Ok(serde_json::from_slice(&out).unwrap_or(Value::Null))
     }
 
-    /// Shuts a client out by its address, and waits until nothing of it can be applied to what we look at from now on.
+    /// Shuts a client out by its address, and waits until nothing of it can be applied to what we
+    /// look at from now on.
     pub(super) fn fence(&self, address: &str) -> Result<(), Refusal> {
         let address = text(address)?;
         // SAFETY: the text lives until the call returns; it is not written to.
-        let code = unsafe { (self.library.blocklist_add)(self.cluster, address.as_ptr().cast_mut(), FENCE.as_secs() as u32) };
+        let code = unsafe {
+            (self.library.blocklist_add)(
+                self.cluster,
+                address.as_ptr().cast_mut(),
+                FENCE.as_secs() as u32,
+            )
+        };
         if code < 0 {
             return Err(self.refused(
                 code,
@@ -239,8 +300,8 @@ impl Connection {
                 "mon 'allow command \"osd blocklist\"', or mon 'profile rbd'",
             ));
         }
-        // Our own operations carry the new map's number: a disk that takes one of them knows the fence.
-        // SAFETY: the cluster is connected.
+        // Our own operations carry the new map's number: a disk that takes one of them knows the
+        // fence. SAFETY: the cluster is connected.
         done(unsafe { (self.library.wait_for_latest_osdmap)(self.cluster) })
     }
 }
@@ -255,9 +316,14 @@ pub(super) fn as_error(refusal: Refusal) -> Error {
 
 /// An address as lockers show it: without brackets and without the protocol's name.
 fn plain_address(address: &str) -> String {
-    let inner = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+    let inner =
+        address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
     let first = inner.split(',').next().unwrap_or_default();
-    ["v2:", "v1:", "any:"].iter().find_map(|kind| first.strip_prefix(kind)).unwrap_or(first).to_owned()
+    ["v2:", "v1:", "any:"]
+        .iter()
+        .find_map(|kind| first.strip_prefix(kind))
+        .unwrap_or(first)
+        .to_owned()
 }
 
 impl Drop for Connection {
@@ -275,7 +341,8 @@ pub(super) struct PoolIo {
     connection: Arc<Connection>,
 }
 
-// SAFETY: librados takes calls on an I/O context from any thread; what belongs to it as a whole, as its last version, is not used.
+// SAFETY: librados takes calls on an I/O context from any thread; what belongs to it as a whole, as
+// its last version, is not used.
 unsafe impl Send for PoolIo {}
 // SAFETY: as above.
 unsafe impl Sync for PoolIo {}
@@ -307,18 +374,25 @@ impl PoolIo {
     /// A pool of a library that stands in for librados.
     #[cfg(test)]
     pub(super) fn over(library: &'static Library) -> Arc<PoolIo> {
-        let connection = Arc::new(Connection { library, cluster: ptr::null_mut(), user: String::new() });
+        let connection =
+            Arc::new(Connection { library, cluster: ptr::null_mut(), user: String::new() });
         Arc::new(PoolIo { library, io: ptr::null_mut(), name: String::new(), connection })
     }
 
     pub(super) fn open(connection: &Arc<Connection>, pool: &PoolInfo) -> Result<Arc<PoolIo>> {
         let mut io = ptr::null_mut();
         // SAFETY: the handle is written before it is read.
-        let code = unsafe { (connection.library.ioctx_create2)(connection.cluster, pool.id, &raw mut io) };
+        let code =
+            unsafe { (connection.library.ioctx_create2)(connection.cluster, pool.id, &raw mut io) };
         if code < 0 {
             return Err(failed(format_args!("pool {:?}", pool.name), code));
         }
-        Ok(Arc::new(PoolIo { library: connection.library, io, name: pool.name.clone(), connection: connection.clone() }))
+        Ok(Arc::new(PoolIo {
+            library: connection.library,
+            io,
+            name: pool.name.clone(),
+            connection: connection.clone(),
+        }))
     }
 
     /// Why an operation was refused that is done with `rights`, as `rwx`.
@@ -328,36 +402,62 @@ impl PoolIo {
             "rw" => "write to",
             _ => "take locks in",
         };
-        self.connection.refused(code, &format!("{what} pool {:?}", self.name), format_args!("osd 'allow {rights} pool={}'", self.name))
+        self.connection.refused(
+            code,
+            &format!("{what} pool {:?}", self.name),
+            format_args!("osd 'allow {rights} pool={}'", self.name),
+        )
     }
 
     fn locked(&self, code: c_int) -> Result<(), Refusal> {
         if code < 0 { Err(self.refused(code, "rwx")) } else { Ok(()) }
     }
 
-    pub(super) fn lock(&self, object: &str, lock: &str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
-        let (object, lock, cookie, about) = (text(object)?, text(lock)?, text(cookie)?, text("onefold")?);
-        let mut lease = lease.map(|lease| TimeVal { seconds: lease.as_secs() as i64, microseconds: lease.subsec_micros().into() });
+    pub(super) fn lock(
+        &self,
+        object: &str,
+        lock: &str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
+        let (object, lock, cookie, about) =
+            (text(object)?, text(lock)?, text(cookie)?, text("onefold")?);
+        let mut lease = lease.map(|lease| TimeVal {
+            seconds: lease.as_secs() as i64,
+            microseconds: lease.subsec_micros().into(),
+        });
         let lease = lease.as_mut().map_or(ptr::null_mut(), |lease| &raw mut *lease);
-        let (object, lock, cookie, about) = (object.as_ptr(), lock.as_ptr(), cookie.as_ptr(), about.as_ptr());
+        let (object, lock, cookie, about) =
+            (object.as_ptr(), lock.as_ptr(), cookie.as_ptr(), about.as_ptr());
         // SAFETY: texts and time live until the call returns.
-        self.locked(unsafe { (self.library.lock_exclusive)(self.io, object, lock, cookie, about, lease, MAY_RENEW) })
+        self.locked(unsafe {
+            (self.library.lock_exclusive)(self.io, object, lock, cookie, about, lease, MAY_RENEW)
+        })
     }
 
     pub(super) fn unlock(&self, object: &str, lock: &str, cookie: &str) -> Result<(), Refusal> {
         let (object, lock, cookie) = (text(object)?, text(lock)?, text(cookie)?);
         // SAFETY: the texts live until the call returns.
-        self.locked(unsafe { (self.library.unlock)(self.io, object.as_ptr(), lock.as_ptr(), cookie.as_ptr()) })
+        self.locked(unsafe {
+            (self.library.unlock)(self.io, object.as_ptr(), lock.as_ptr(), cookie.as_ptr())
+        })
     }
 
     /// The holder of an exclusive lock, and the name under which Ceph knows it.
-    pub(super) fn locker(&self, object: &str, lock: &str) -> Result<Option<(Holder, String)>, Refusal> {
+    pub(super) fn locker(
+        &self,
+        object: &str,
+        lock: &str,
+    ) -> Result<Option<(Holder, String)>, Refusal> {
         let (object, lock) = (text(object)?, text(lock)?);
         let mut exclusive = 0;
         let mut buffers: [Vec<u8>; 4] = std::array::from_fn(|_| vec![0u8; LOCKERS]);
         let mut lengths = [LOCKERS; 4];
-        let at: Vec<(*mut c_char, *mut usize)> =
-            buffers.iter_mut().zip(&mut lengths).map(|(buffer, length)| (buffer.as_mut_ptr().cast(), &raw mut *length)).collect();
+        let at: Vec<(*mut c_char, *mut usize)> = buffers
+            .iter_mut()
+            .zip(&mut lengths)
+            .map(|(buffer, length)| (buffer.as_mut_ptr().cast(), &raw mut *length))
+            .collect();
         // SAFETY: four buffers with their lengths, and texts that live until the call returns.
         let count = unsafe {
             (self.library.list_lockers)(
@@ -378,25 +478,50 @@ impl PoolIo {
         if count <= 0 {
             return if count == 0 { Ok(None) } else { Err(self.refused(count as c_int, "rwx")) };
         }
-        // A tag, then clients, cookies and addresses, each ended by a zero byte; the first of each is the one.
+        // A tag, then clients, cookies and addresses, each ended by a zero byte; the first of each
+        // is the one.
         let first = |n: usize| {
             let bytes = &buffers[n];
-            String::from_utf8_lossy(&bytes[..bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len())]).into_owned()
+            String::from_utf8_lossy(
+                &bytes[..bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len())],
+            )
+            .into_owned()
         };
         Ok(Some((Holder { identity: plain_address(&first(3)), cookie: first(2) }, first(1))))
     }
 
-    pub(super) fn break_lock(&self, object: &str, lock: &str, client: &str, cookie: &str) -> Result<(), Refusal> {
-        let (object, lock, client, cookie) = (text(object)?, text(lock)?, text(client)?, text(cookie)?);
+    pub(super) fn break_lock(
+        &self,
+        object: &str,
+        lock: &str,
+        client: &str,
+        cookie: &str,
+    ) -> Result<(), Refusal> {
+        let (object, lock, client, cookie) =
+            (text(object)?, text(lock)?, text(client)?, text(cookie)?);
         // SAFETY: the texts live until the call returns.
-        self.locked(unsafe { (self.library.break_lock)(self.io, object.as_ptr(), lock.as_ptr(), client.as_ptr(), cookie.as_ptr()) })
+        self.locked(unsafe {
+            (self.library.break_lock)(
+                self.io,
+                object.as_ptr(),
+                lock.as_ptr(),
+                client.as_ptr(),
+                cookie.as_ptr(),
+            )
+        })
     }
 
     /// Some names from a cursor on, and the cursor behind them.
-    pub(super) fn list(self: &Arc<Self>, from: Option<&Cursor>, most: usize) -> Result<(Vec<String>, Option<Cursor>), Refusal> {
+    pub(super) fn list(
+        self: &Arc<Self>,
+        from: Option<&Cursor>,
+        most: usize,
+    ) -> Result<(Vec<String>, Option<Cursor>), Refusal> {
         let cursor = |cursor| Cursor { pool: self.clone(), cursor };
         // SAFETY: each call gives a new cursor, freed by its owner.
-        let (begin, end) = unsafe { ((self.library.object_list_begin)(self.io), (self.library.object_list_end)(self.io)) };
+        let (begin, end) = unsafe {
+            ((self.library.object_list_begin)(self.io), (self.library.object_list_end)(self.io))
+        };
         let (begin, end) = (cursor(begin), cursor(end));
         let empty = || ListItem {
             name_bytes: 0,
@@ -416,7 +541,18 @@ impl PoolIo {
         let start = from.unwrap_or(&begin).cursor;
         let (room, items_at) = (items.len(), items.as_mut_ptr());
         // SAFETY: so many items, all cursors of this context.
-        let count = unsafe { (self.library.object_list)(self.io, start, end.cursor, room, ptr::null(), 0, items_at, &raw mut place) };
+        let count = unsafe {
+            (self.library.object_list)(
+                self.io,
+                start,
+                end.cursor,
+                room,
+                ptr::null(),
+                0,
+                items_at,
+                &raw mut place,
+            )
+        };
         if count < 0 {
             return Err(self.refused(count, "r"));
         }
@@ -425,7 +561,10 @@ impl PoolIo {
                 return String::new();
             }
             // SAFETY: the library gave so many bytes.
-            String::from_utf8_lossy(unsafe { std::slice::from_raw_parts(item.name.cast::<u8>(), item.name_bytes) }).into_owned()
+            String::from_utf8_lossy(unsafe {
+                std::slice::from_raw_parts(item.name.cast::<u8>(), item.name_bytes)
+            })
+            .into_owned()
         };
         let names = items[..count as usize].iter().map(name).collect();
         // SAFETY: the items that the call filled; the names were copied.
@@ -442,9 +581,17 @@ mod tests {
 
     #[test]
     fn addresses_are_shown_one_way() {
-        for shown in ["127.0.0.1:0/42", "v2:127.0.0.1:0/42", "[v2:127.0.0.1:0/42,v1:127.0.0.1:0/42]", "any:127.0.0.1:0/42"] {
+        for shown in [
+            "127.0.0.1:0/42",
+            "v2:127.0.0.1:0/42",
+            "[v2:127.0.0.1:0/42,v1:127.0.0.1:0/42]",
+            "any:127.0.0.1:0/42",
+        ] {
             assert_eq!(plain_address(shown), "127.0.0.1:0/42");
         }
-        assert_eq!((plain_address("v2:[::1]:0/7"), plain_address("[::1]:0/7")), ("[::1]:0/7".into(), "[::1]:0/7".into()));
+        assert_eq!(
+            (plain_address("v2:[::1]:0/7"), plain_address("[::1]:0/7")),
+            ("[::1]:0/7".into(), "[::1]:0/7".into())
+        );
     }
 }

@@ -1,7 +1,11 @@
 //! The functions of librados that we use, found in the library when the first connection is made.
 //!
-//! *Invariant:* the library stays loaded until the process ends, so that its functions and threads never lose their code.
-#![allow(unsafe_code, reason = "the library is loaded and its functions are taken by name, with the types of its C header, version 2")]
+//! *Invariant:* the library stays loaded until the process ends, so that its functions and threads
+//! never lose their code.
+#![allow(
+    unsafe_code,
+    reason = "the library is loaded and its functions are taken by name, with the types of its C header, version 2"
+)]
 
 use std::{
     ffi::{c_char, c_int, c_void},
@@ -13,7 +17,8 @@ use onefold_core::{Error, Kind, Result};
 /// What Debian and others call the library.
 const NAME: &str = "librados.so.2";
 
-/// Pointers that only librados looks behind: a cluster, an I/O context, operations, a completion, iterators, a cursor.
+/// Pointers that only librados looks behind: a cluster, an I/O context, operations, a completion,
+/// iterators, a cursor.
 pub(super) type Handle = *mut c_void;
 
 pub(super) type Text = *const c_char;

@@ -1,4 +1,5 @@
-//! An object store in two pools of a Ceph cluster, through librados, which is found when the program runs.
+//! An object store in two pools of a Ceph cluster, through librados, which is found when the
+//! program runs.
 //!
 //! | module | what |
 //! |---|---|
@@ -9,9 +10,11 @@
 //! | [`operation`] | compound operations in flight |
 //! | [`pools`] | what the cluster says about its pools, and where a store is |
 //!
-//! How the trait's words are said to RADOS: [`Guard::Absent`](onefold_core::object::Guard) is an exclusive create, a version is the object's user
-//! version as *assert-version* compares it, a fence is an entry of the blocklist. A batch is sent whole before its first reply is waited for;
-//! librados keeps the order of operations on one object. An operation without a reply for so long as was said is [`Refusal::Unknown`].
+//! How the trait's words are said to RADOS: [`Guard::Absent`](onefold_core::object::Guard) is an
+//! exclusive create, a version is the object's user version as *assert-version* compares it, a
+//! fence is an entry of the blocklist. A batch is sent whole before its first reply is waited for;
+//! librados keeps the order of operations on one object. An operation without a reply for so long
+//! as was said is [`Refusal::Unknown`].
 //!
 //! *Threads:* librados has its own; ours only wait.
 
@@ -29,7 +32,10 @@ use std::{
 
 use onefold_core::{
     Error, Kind, Result,
-    object::{Change, Holder, Look, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write},
+    object::{
+        Change, Holder, Look, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight,
+        Space, Version, Write,
+    },
 };
 use parking_lot::Mutex;
 
@@ -45,7 +51,8 @@ use crate::memory_objects::wall_time;
 /// Listings that can go on, for each session; the oldest is forgotten.
 const LISTINGS: usize = 64;
 
-/// Bytes in flight that one batch has at most; the rest of it waits for replies. A worker has one batch at a time: with [`FLIGHT`] these are its bounds.
+/// Bytes in flight that one batch has at most; the rest of it waits for replies. A worker has one
+/// batch at a time: with [`FLIGHT`] these are its bounds.
 const FLIGHT_BYTES: usize = 32 << 20;
 
 /// Operations of a batch in flight together, at most.
@@ -57,7 +64,8 @@ const SPACE_AGE: Duration = Duration::from_secs(2);
 /// How old what is known of recovery may be.
 const RECOVERY_AGE: Duration = Duration::from_secs(5);
 
-/// Clients' writes are refused when less is left: a hundredth of the cluster, and 1 GiB at least, for what makes room.
+/// Clients' writes are refused when less is left: a hundredth of the cluster, and 1 GiB at least,
+/// for what makes room.
 const RESERVE: u64 = 1 << 30;
 
 /// What is known of the free space.
@@ -93,9 +101,16 @@ impl RadosObjects {
     ///
     /// # Errors
     /// `Unsupported` when a pool can't hold a store, and the cluster's.
-    pub fn new(connection: Arc<Connection>, metadata: &PoolInfo, chunks: &PoolInfo) -> Result<RadosObjects> {
+    pub fn new(
+        connection: Arc<Connection>,
+        metadata: &PoolInfo,
+        chunks: &PoolInfo,
+    ) -> Result<RadosObjects> {
         if metadata.kind != PoolKind::Replicated {
-            let what = format!("the metadata pool {:?} is erasure-coded, and has no omap; it must be replicated", metadata.name);
+            let what = format!(
+                "the metadata pool {:?} is erasure-coded, and has no omap; it must be replicated",
+                metadata.name
+            );
             return Err(Error::new(Kind::Unsupported, what));
         }
         Ok(RadosObjects {
@@ -116,7 +131,11 @@ impl RadosObjects {
     /// # Errors
     /// The cluster's.
     pub fn reader(connection: Arc<Connection>, pool: &PoolInfo) -> Result<RadosObjects> {
-        RadosObjects::new(connection, &PoolInfo { kind: PoolKind::Replicated, ..pool.clone() }, pool)
+        RadosObjects::new(
+            connection,
+            &PoolInfo { kind: PoolKind::Replicated, ..pool.clone() },
+            pool,
+        )
     }
 
     fn pool(&self, pool: Pool) -> &Arc<PoolIo> {
@@ -127,7 +146,12 @@ impl RadosObjects {
     }
 
     /// The pool of an operation, when it can do that.
-    fn pool_for(&self, object: &ObjectName, omap: bool, partial: bool) -> Result<&Arc<PoolIo>, Refusal> {
+    fn pool_for(
+        &self,
+        object: &ObjectName,
+        omap: bool,
+        partial: bool,
+    ) -> Result<&Arc<PoolIo>, Refusal> {
         if (omap || partial) && self.kind(object.pool) == PoolKind::Erasure {
             return Err(Refusal::Unsupported);
         }
@@ -137,8 +161,12 @@ impl RadosObjects {
     fn send(&self, op: &Write) -> Result<Flight, Refusal> {
         use onefold_core::object::Guard;
         let omap = op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..)))
-            || op.changes.iter().any(|change| matches!(change, Change::SetOmap(_) | Change::DropOmap(_)));
-        let partial = op.changes.iter().any(|change| matches!(change, Change::Write(..) | Change::Zero(..)));
+            || op
+                .changes
+                .iter()
+                .any(|change| matches!(change, Change::SetOmap(_) | Change::DropOmap(_)));
+        let partial =
+            op.changes.iter().any(|change| matches!(change, Change::Write(..) | Change::Zero(..)));
         let pool = self.pool_for(&op.object, omap, partial)?;
         // Chunks are what makes room in the end.
         let grows = op.object.pool == Pool::Metadata && bytes(op) > 0;
@@ -176,7 +204,8 @@ fn bytes(op: &Write) -> usize {
     op.changes.iter().map(of).sum()
 }
 
-/// Sends a batch, so much in flight together that the bounds hold, and collects the replies in order: each reply makes room for the next operations.
+/// Sends a batch, so much in flight together that the bounds hold, and collects the replies in
+/// order: each reply makes room for the next operations.
 fn fly<O, F, T>(
     batch: &[O],
     weight: impl Fn(&O) -> usize,
@@ -223,15 +252,24 @@ impl ObjectStore for RadosObjects {
     }
 
     fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
-        let wanted = |look: &Look| if let Look::Data(_, bytes) = look { *bytes as usize } else { 0 };
+        let wanted =
+            |look: &Look| if let Look::Data(_, bytes) = look { *bytes as usize } else { 0 };
         let weight = |op: &Read| op.looks.iter().map(wanted).fold(0, usize::saturating_add);
         fly(batch, weight, |op| self.ask(op), Flight::seen)
     }
 
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
         let begin = from.map(|from| {
-            let token = from.parse::<u64>().ok().and_then(|token| self.listings.lock().cursors.get(&token).cloned());
-            token.ok_or_else(|| Refusal::Failed(Error::new(Kind::NotFound, "the listing was given up, and must begin anew")))
+            let token = from
+                .parse::<u64>()
+                .ok()
+                .and_then(|token| self.listings.lock().cursors.get(&token).cloned());
+            token.ok_or_else(|| {
+                Refusal::Failed(Error::new(
+                    Kind::NotFound,
+                    "the listing was given up, and must begin anew",
+                ))
+            })
         });
         let begin = begin.transpose()?;
         let (names, next) = match &begin {
@@ -251,7 +289,13 @@ impl ObjectStore for RadosObjects {
         Ok(Page { names, next })
     }
 
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
         self.pool(object.pool).lock(&object.name, lock, cookie, lease)
     }
 
@@ -269,7 +313,12 @@ impl ObjectStore for RadosObjects {
         }
     }
 
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal> {
         let pool = self.pool(object.pool);
         let locker = match pool.locker(&object.name, lock) {
             Err(Refusal::Missing) => None,
@@ -317,7 +366,8 @@ mod tests {
     #[test]
     fn a_batch_keeps_its_bounds_and_its_order() {
         // (size, refused); the second half weighs too much for 32 of them.
-        let ops: Vec<(usize, bool)> = (0..200).map(|n| (if n < 100 { 10 } else { 3 << 20 }, n % 50 == 7)).collect();
+        let ops: Vec<(usize, bool)> =
+            (0..200).map(|n| (if n < 100 { 10 } else { 3 << 20 }, n % 50 == 7)).collect();
         let (now, seen) = (RefCell::new(VecDeque::new()), RefCell::new((0, 0)));
         let send = |op: &(usize, bool)| {
             if op.1 {
@@ -338,7 +388,12 @@ mod tests {
         assert_eq!(results.into_iter().map(Result::ok).collect::<Vec<_>>(), expected);
         assert_eq!(*seen.borrow(), (FLIGHT, 10 * (3 << 20)));
         // One that is too large by itself goes alone.
-        let large = fly(&[(1, false), (usize::MAX, false), (FLIGHT_BYTES + 1, false)], |op| op.0, |op| Ok(op.0), Ok);
+        let large = fly(
+            &[(1, false), (usize::MAX, false), (FLIGHT_BYTES + 1, false)],
+            |op| op.0,
+            |op| Ok(op.0),
+            Ok,
+        );
         assert!(matches!(large[..], [Ok(_), Ok(_), Ok(_)]));
     }
 }

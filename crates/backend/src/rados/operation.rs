@@ -1,9 +1,14 @@
 //! Compound operations in flight: built, sent, waited for.
 //!
-//! *Invariant:* what an operation reads from or writes to belongs to its [`Flight`], which waits for the reply before it goes. Replies are written to
-//! raw allocations ([`Place`]): a `Box` or a `Vec` claims its memory for itself alone whenever it moves, so none holds what librados has the address
-//! of. Miri judges that with a library that stands in for librados: `cargo +nightly miri test -p onefold-backend --lib rados::operation`.
-#![allow(unsafe_code, reason = "librados builds operations behind handles, and writes replies into places that a flight owns")]
+//! *Invariant:* what an operation reads from or writes to belongs to its [`Flight`], which waits
+//! for the reply before it goes. Replies are written to raw allocations ([`Place`]): a `Box` or a
+//! `Vec` claims its memory for itself alone whenever it moves, so none holds what librados has the
+//! address of. Miri judges that with a library that stands in for librados: `cargo +nightly miri
+//! test -p onefold-backend --lib rados::operation`.
+#![allow(
+    unsafe_code,
+    reason = "librados builds operations behind handles, and writes replies into places that a flight owns"
+)]
 
 #[cfg(test)]
 mod tests;
@@ -44,7 +49,8 @@ pub(super) struct Flight {
     looks: Vec<Eye>,
 }
 
-/// Memory that librados may write to until the reply is there. It has no owner but this, which can move while its memory stays.
+/// Memory that librados may write to until the reply is there. It has no owner but this, which can
+/// move while its memory stays.
 struct Place<T: ?Sized>(NonNull<T>);
 
 impl<T: ?Sized> Place<T> {
@@ -92,7 +98,8 @@ impl<T: Copy> Answer<T> {
 
     /// What it wrote, after the reply; or why this look failed.
     fn read(&self) -> Result<T, Refusal> {
-        // SAFETY: the place is there, was filled when it was made, and nobody writes to it after the reply.
+        // SAFETY: the place is there, was filled when it was made, and nobody writes to it after
+        // the reply.
         let (value, result) = unsafe { *self.0.at() };
         if result < 0 { Err(refusal(result)) } else { Ok(value) }
     }
@@ -116,13 +123,24 @@ impl Flight {
     fn new(pool: &Arc<PoolIo>, reads: bool) -> Result<Flight, Refusal> {
         let mut completion = ptr::null_mut();
         // SAFETY: no callback; the handle is written before it is read.
-        let code = unsafe { (pool.library.aio_create_completion2)(ptr::null_mut(), None, &raw mut completion) };
+        let code = unsafe {
+            (pool.library.aio_create_completion2)(ptr::null_mut(), None, &raw mut completion)
+        };
         if code < 0 {
             return Err(refusal(code));
         }
         // SAFETY: no conditions.
-        let operation = unsafe { if reads { (pool.library.create_read_op)() } else { (pool.library.create_write_op)() } };
-        Ok(Flight { pool: pool.clone(), completion, operation, reads, sent: false, looks: Vec::new() })
+        let operation = unsafe {
+            if reads { (pool.library.create_read_op)() } else { (pool.library.create_write_op)() }
+        };
+        Ok(Flight {
+            pool: pool.clone(),
+            completion,
+            operation,
+            reads,
+            sent: false,
+            looks: Vec::new(),
+        })
     }
 
     fn library(&self) -> &'static Library {
@@ -165,8 +183,16 @@ impl Flight {
         }
         let (io, completion) = (pool.io, flight.completion);
         // SAFETY: the operation has copies of all bytes; the name is copied too.
-        let code =
-            unsafe { (library.aio_write_op_operate)(operation, io, completion, name.as_ptr(), ptr::null_mut(), when_full(&op.changes)) };
+        let code = unsafe {
+            (library.aio_write_op_operate)(
+                operation,
+                io,
+                completion,
+                name.as_ptr(),
+                ptr::null_mut(),
+                when_full(&op.changes),
+            )
+        };
         flight.sent(code)
     }
 
@@ -180,7 +206,8 @@ impl Flight {
         let name = text(op.object.name.as_str())?;
         let mut flight = Flight::new(pool, true)?;
         let (library, operation) = (flight.library(), flight.operation);
-        // SAFETY: the operation is being built. Without it a read of nothing does not tell that the object is missing.
+        // SAFETY: the operation is being built. Without it a read of nothing does not tell that the
+        // object is missing.
         unsafe { (library.read_op_assert_exists)(operation) };
         for look in &op.looks {
             let eye = look_at(library, operation, look)?;
@@ -188,7 +215,8 @@ impl Flight {
         }
         let (io, completion) = (pool.io, flight.completion);
         // SAFETY: replies go to places on the heap that the flight owns; the name is copied.
-        let code = unsafe { (library.aio_read_op_operate)(operation, io, completion, name.as_ptr(), 0) };
+        let code =
+            unsafe { (library.aio_read_op_operate)(operation, io, completion, name.as_ptr(), 0) };
         flight.sent(code)
     }
 
@@ -196,7 +224,11 @@ impl Flight {
     pub(super) fn seen(mut self) -> Result<Sight, Refusal> {
         let version = self.wait()?;
         let library = self.library();
-        let seen = self.looks.iter_mut().map(|eye| see(library, eye)).collect::<Result<Vec<Seen>, Refusal>>()?;
+        let seen = self
+            .looks
+            .iter_mut()
+            .map(|eye| see(library, eye))
+            .collect::<Result<Vec<Seen>, Refusal>>()?;
         Ok(Sight { version, seen })
     }
 }
@@ -210,7 +242,11 @@ impl Drop for Flight {
                 (library.aio_wait_for_complete)(self.completion);
             }
             (library.aio_release)(self.completion);
-            if self.reads { (library.release_read_op)(self.operation) } else { (library.release_write_op)(self.operation) }
+            if self.reads {
+                (library.release_read_op)(self.operation)
+            } else {
+                (library.release_write_op)(self.operation)
+            }
         }
         self.looks.drain(..).for_each(|eye| end(library, &eye));
     }
@@ -218,12 +254,14 @@ impl Drop for Flight {
 
 /// Removals and what makes room are taken by a full cluster.
 fn when_full(changes: &[Change]) -> c_int {
-    let room = |change: &Change| matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));
+    let room =
+        |change: &Change| matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));
     let data = |change: &Change| matches!(change, Change::Write(..) | Change::Full(_));
     if changes.iter().any(room) && !changes.iter().any(data) { FULL_FORCE } else { FULL_TRY }
 }
 
-/// What must hold. The order decides which refusal is given: first that the object is there, or is not.
+/// What must hold. The order decides which refusal is given: first that the object is there, or is
+/// not.
 fn guard(library: &Library, operation: Handle, op: &Write) -> Result<(), Refusal> {
     let absent = op.guards.contains(&Guard::Absent);
     let removes = op.changes.contains(&Change::Remove);
@@ -241,18 +279,35 @@ fn guard(library: &Library, operation: Handle, op: &Write) -> Result<(), Refusal
         match guard {
             Guard::Absent | Guard::Exists => {}
             // SAFETY: as above.
-            Guard::Version(version) => unsafe { (library.write_op_assert_version)(operation, version.0) },
+            Guard::Version(version) => unsafe {
+                (library.write_op_assert_version)(operation, version.0)
+            },
             Guard::Omap(key, value) => {
                 let key = text(key.as_slice())?;
                 // SAFETY: as above; nobody looks at the single result.
                 unsafe {
-                    (library.write_op_omap_cmp)(operation, key.as_ptr(), EQUAL, value.as_ptr().cast(), value.len(), ptr::null_mut());
+                    (library.write_op_omap_cmp)(
+                        operation,
+                        key.as_ptr(),
+                        EQUAL,
+                        value.as_ptr().cast(),
+                        value.len(),
+                        ptr::null_mut(),
+                    );
                 }
             }
             Guard::Xattr(name, value) => {
                 let name = text(*name)?;
                 // SAFETY: as above.
-                unsafe { (library.write_op_cmpxattr)(operation, name.as_ptr(), EQUAL, value.as_ptr().cast(), value.len()) };
+                unsafe {
+                    (library.write_op_cmpxattr)(
+                        operation,
+                        name.as_ptr(),
+                        EQUAL,
+                        value.as_ptr().cast(),
+                        value.len(),
+                    )
+                };
             }
         }
     }
@@ -260,23 +315,39 @@ fn guard(library: &Library, operation: Handle, op: &Write) -> Result<(), Refusal
 }
 
 fn apply(library: &Library, operation: Handle, change: &Change) -> Result<(), Refusal> {
-    let keys = |keys: &mut dyn Iterator<Item = &Vec<u8>>| keys.map(|key| text(key.as_slice())).collect::<Result<Vec<CString>, Refusal>>();
+    let keys = |keys: &mut dyn Iterator<Item = &Vec<u8>>| {
+        keys.map(|key| text(key.as_slice())).collect::<Result<Vec<CString>, Refusal>>()
+    };
     let pointers = |keys: &[CString]| keys.iter().map(|key| key.as_ptr()).collect::<Vec<Text>>();
     // SAFETY of all: the operation is being built; it copies what it is given.
     match change {
         // SAFETY: see above.
-        Change::Write(offset, bytes) => unsafe { (library.write_op_write)(operation, bytes.as_ptr().cast(), bytes.len(), *offset) },
+        Change::Write(offset, bytes) => unsafe {
+            (library.write_op_write)(operation, bytes.as_ptr().cast(), bytes.len(), *offset)
+        },
         // SAFETY: see above.
-        Change::Full(bytes) => unsafe { (library.write_op_write_full)(operation, bytes.as_ptr().cast(), bytes.len()) },
+        Change::Full(bytes) => unsafe {
+            (library.write_op_write_full)(operation, bytes.as_ptr().cast(), bytes.len())
+        },
         // SAFETY: see above.
-        Change::Zero(offset, bytes) => unsafe { (library.write_op_zero)(operation, *offset, *bytes) },
+        Change::Zero(offset, bytes) => unsafe {
+            (library.write_op_zero)(operation, *offset, *bytes)
+        },
         Change::SetOmap(pairs) => {
             let names = keys(&mut pairs.iter().map(|(key, _)| key))?;
             let values: Vec<Text> = pairs.iter().map(|(_, value)| value.as_ptr().cast()).collect();
             let lengths: Vec<usize> = pairs.iter().map(|(_, value)| value.len()).collect();
             let names = (pointers(&names), names);
             // SAFETY: see above; three arrays of one length.
-            unsafe { (library.write_op_omap_set)(operation, names.0.as_ptr(), values.as_ptr(), lengths.as_ptr(), lengths.len()) };
+            unsafe {
+                (library.write_op_omap_set)(
+                    operation,
+                    names.0.as_ptr(),
+                    values.as_ptr(),
+                    lengths.as_ptr(),
+                    lengths.len(),
+                )
+            };
         }
         Change::DropOmap(dropped) => {
             let names = keys(&mut dropped.iter())?;
@@ -287,7 +358,14 @@ fn apply(library: &Library, operation: Handle, change: &Change) -> Result<(), Re
         Change::SetXattr(name, value) => {
             let name = text(*name)?;
             // SAFETY: see above.
-            unsafe { (library.write_op_setxattr)(operation, name.as_ptr(), value.as_ptr().cast(), value.len()) };
+            unsafe {
+                (library.write_op_setxattr)(
+                    operation,
+                    name.as_ptr(),
+                    value.as_ptr().cast(),
+                    value.len(),
+                )
+            };
         }
         // SAFETY: see above.
         Change::Remove => unsafe { (library.write_op_remove)(operation) },
@@ -297,7 +375,8 @@ fn apply(library: &Library, operation: Handle, change: &Change) -> Result<(), Re
 
 /// Adds a look to an operation.
 ///
-/// SAFETY of all: replies go to places that keep still and that the flight keeps until the reply; texts are copied.
+/// SAFETY of all: replies go to places that keep still and that the flight keeps until the reply;
+/// texts are copied.
 fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Refusal> {
     Ok(match look {
         Look::Data(offset, bytes) => {
@@ -305,15 +384,28 @@ fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Ref
             let (bytes, got) = (Place::new(vec![0u8; length].into_boxed_slice()), Answer::new(0));
             let at = got.places();
             // SAFETY: see above.
-            unsafe { (library.read_op_read)(operation, *offset, length, bytes.at().cast(), at.0, at.1) };
+            unsafe {
+                (library.read_op_read)(operation, *offset, length, bytes.at().cast(), at.0, at.1)
+            };
             Eye::Data { bytes: Some(bytes), got }
         }
         Look::Keys(keys) => {
-            let keys = keys.iter().map(|key| text(key.as_slice())).collect::<Result<Vec<CString>, Refusal>>()?;
+            let keys = keys
+                .iter()
+                .map(|key| text(key.as_slice()))
+                .collect::<Result<Vec<CString>, Refusal>>()?;
             let pointers: Vec<Text> = keys.iter().map(|key| key.as_ptr()).collect();
             let (iterator, _, result) = pairs_at();
             // SAFETY: see above.
-            unsafe { (library.read_op_omap_get_vals_by_keys)(operation, pointers.as_ptr(), pointers.len(), iterator.1, result) };
+            unsafe {
+                (library.read_op_omap_get_vals_by_keys)(
+                    operation,
+                    pointers.as_ptr(),
+                    pointers.len(),
+                    iterator.1,
+                    result,
+                )
+            };
             Eye::Pairs { iterator: iterator.0 }
         }
         Look::Page(after, most) => {
@@ -321,7 +413,17 @@ fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Ref
             let none = c"";
             let (iterator, more, result) = pairs_at();
             // SAFETY: see above.
-            unsafe { (library.read_op_omap_get_vals2)(operation, after.as_ptr(), none.as_ptr(), *most as u64, iterator.1, more, result) };
+            unsafe {
+                (library.read_op_omap_get_vals2)(
+                    operation,
+                    after.as_ptr(),
+                    none.as_ptr(),
+                    *most as u64,
+                    iterator.1,
+                    more,
+                    result,
+                )
+            };
             Eye::Pairs { iterator: iterator.0 }
         }
         Look::Xattr(name) => {
@@ -335,13 +437,16 @@ fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Ref
             let stat = Answer::new((0, 0));
             let (at, result) = stat.places();
             // SAFETY: see above; the parts of one place.
-            unsafe { (library.read_op_stat)(operation, &raw mut (*at).0, &raw mut (*at).1, result) };
+            unsafe {
+                (library.read_op_stat)(operation, &raw mut (*at).0, &raw mut (*at).1, result)
+            };
             Eye::Stat { at: stat }
         }
     })
 }
 
-/// A place for an iterator over pairs, and where librados writes it, whether there are more, and the result.
+/// A place for an iterator over pairs, and where librados writes it, whether there are more, and
+/// the result.
 fn pairs_at() -> ((Answer<(Handle, u8)>, *mut Handle), *mut u8, *mut c_int) {
     let answer = Answer::new((ptr::null_mut(), 0));
     let (at, result) = answer.places();
@@ -371,7 +476,8 @@ fn see(library: &Library, eye: &mut Eye) -> Result<Seen, Refusal> {
         Eye::Data { bytes, got } => {
             let got = got.read()?;
             // SAFETY: the reply is there.
-            let mut bytes = bytes.take().map_or_else(Vec::new, |place| unsafe { place.into_box() }.into_vec());
+            let mut bytes =
+                bytes.take().map_or_else(Vec::new, |place| unsafe { place.into_box() }.into_vec());
             bytes.truncate(got);
             Seen::Data(bytes)
         }
@@ -401,7 +507,9 @@ fn pairs(library: &Library, iterator: Handle) -> Result<Vec<(Vec<u8>, Vec<u8>)>,
     loop {
         let (mut key, mut value, mut bytes) = (ptr::null_mut(), ptr::null_mut(), 0);
         // SAFETY: the iterator was filled by the reply.
-        let code = unsafe { (library.omap_get_next)(iterator, &raw mut key, &raw mut value, &raw mut bytes) };
+        let code = unsafe {
+            (library.omap_get_next)(iterator, &raw mut key, &raw mut value, &raw mut bytes)
+        };
         if code < 0 {
             return Err(refusal(code));
         }
@@ -417,7 +525,9 @@ fn xattr(library: &Library, iterator: Handle, wanted: &str) -> Result<Option<Vec
     loop {
         let (mut name, mut value, mut bytes) = (ptr::null(), ptr::null(), 0);
         // SAFETY: the iterator was filled by the reply.
-        let code = unsafe { (library.getxattrs_next)(iterator, &raw mut name, &raw mut value, &raw mut bytes) };
+        let code = unsafe {
+            (library.getxattrs_next)(iterator, &raw mut name, &raw mut value, &raw mut bytes)
+        };
         if code < 0 {
             return Err(refusal(code));
         }

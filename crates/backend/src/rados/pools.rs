@@ -1,7 +1,8 @@
 //! What a cluster says about its pools, and where a store is among them.
 //!
-//! A store is found by what its metadata pool is tagged with: application `onefold`, with the number of the chunk pool. Tags are in the cluster's
-//! map, so that nothing has to be remembered outside.
+//! A store is found by what its metadata pool is tagged with: application `onefold`, with the
+//! number of the chunk pool. Tags are in the cluster's map, so that nothing has to be remembered
+//! outside.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -40,9 +41,13 @@ impl Location {
     #[must_use]
     pub fn parse(text: &str) -> Option<Location> {
         let rest = text.strip_prefix("rados:")?;
-        let (path, pool) = rest.split_once('#').map_or((rest, None), |(path, pool)| (path, Some(pool)));
+        let (path, pool) =
+            rest.split_once('#').map_or((rest, None), |(path, pool)| (path, Some(pool)));
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        Some(Location { configuration: some(path).map(PathBuf::from), metadata: pool.and_then(some) })
+        Some(Location {
+            configuration: some(path).map(PathBuf::from),
+            metadata: pool.and_then(some),
+        })
     }
 }
 
@@ -92,11 +97,17 @@ impl PoolInfo {
             size: pool["size"].as_u64()?,
             min_size: pool["min_size"].as_u64()?,
             // A stripe has a unit of 4 KiB in each data part.
-            data_parts: if kind == PoolKind::Erasure { pool["stripe_width"].as_u64()? / STRIPE_UNIT } else { 1 },
+            data_parts: if kind == PoolKind::Erasure {
+                pool["stripe_width"].as_u64()? / STRIPE_UNIT
+            } else {
+                1
+            },
             has_snapshots: some(&pool["pool_snaps"]),
             is_tiered: some(&pool["tiers"]) || pool["tier_of"].as_i64().is_some_and(|of| of >= 0),
             enabled: pool["application_metadata"][APPLICATION].is_object(),
-            chunks: pool["application_metadata"][APPLICATION][CHUNKS].as_str().and_then(|id| id.parse().ok()),
+            chunks: pool["application_metadata"][APPLICATION][CHUNKS]
+                .as_str()
+                .and_then(|id| id.parse().ok()),
         })
     }
 
@@ -137,25 +148,42 @@ impl Connection {
     /// `NotFound` when there is none, or several and none was named.
     pub fn find(&self, location: &Location) -> Result<(PoolInfo, PoolInfo)> {
         let pools = self.pools()?;
-        let stores: Vec<&PoolInfo> =
-            pools.iter().filter(|pool| pool.chunks.is_some() && location.metadata.as_ref().is_none_or(|name| pool.name == *name)).collect();
+        let stores: Vec<&PoolInfo> = pools
+            .iter()
+            .filter(|pool| {
+                pool.chunks.is_some()
+                    && location.metadata.as_ref().is_none_or(|name| pool.name == *name)
+            })
+            .collect();
         let metadata = match stores[..] {
             [one] => one,
-            [] => return Err(Error::new(Kind::NotFound, "there is no store in the cluster; onefold cluster create makes one")),
+            [] => {
+                return Err(Error::new(
+                    Kind::NotFound,
+                    "there is no store in the cluster; onefold cluster create makes one",
+                ));
+            }
             _ => {
                 let names: Vec<&str> = stores.iter().map(|pool| pool.name.as_str()).collect();
-                let what =
-                    format!("the cluster has several stores; name one by its metadata pool, as rados:#{}", names.join(" or rados:#"));
+                let what = format!(
+                    "the cluster has several stores; name one by its metadata pool, as rados:#{}",
+                    names.join(" or rados:#")
+                );
                 return Err(Error::new(Kind::NotFound, what));
             }
         };
         let chunks = pools.iter().find(|pool| Some(pool.id) == metadata.chunks);
-        let chunks = chunks.ok_or_else(|| Error::new(Kind::NotFound, format!("the chunk pool of store {:?} is gone", metadata.name)))?;
+        let chunks = chunks.ok_or_else(|| {
+            Error::new(
+                Kind::NotFound,
+                format!("the chunk pool of store {:?} is gone", metadata.name),
+            )
+        })?;
         Ok((metadata.clone(), chunks.clone()))
     }
 
-    /// Refuses pools that would lose what a store has: with snapshots, whose rollback names chunks that were removed, with tiers, and those that go on
-    /// with a single copy, unless `force`.
+    /// Refuses pools that would lose what a store has: with snapshots, whose rollback names chunks
+    /// that were removed, with tiers, and those that go on with a single copy, unless `force`.
     ///
     /// # Errors
     /// `Unsupported`, with the reason.
@@ -163,7 +191,10 @@ impl Connection {
         let refused = |what: String| Err(Error::new(Kind::Unsupported, what));
         for pool in pools {
             if pool.has_snapshots {
-                return refused(format!("pool {:?} has snapshots; a rollback would name chunks that were removed", pool.name));
+                return refused(format!(
+                    "pool {:?} has snapshots; a rollback would name chunks that were removed",
+                    pool.name
+                ));
             }
             if pool.is_tiered {
                 return refused(format!("pool {:?} has a cache tier", pool.name));
@@ -178,14 +209,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Tags two pools as those of a store, so that [`find`](Self::find) finds it. What is tagged already needs no right to tag.
+    /// Tags two pools as those of a store, so that [`find`](Self::find) finds it. What is tagged
+    /// already needs no right to tag.
     ///
     /// # Errors
     /// The cluster's.
     pub fn tag(&self, metadata: &PoolInfo, chunks: &PoolInfo) -> Result<()> {
         for pool in [metadata, chunks].iter().filter(|pool| !pool.enabled) {
-            let enable =
-                json!({"prefix": "osd pool application enable", "pool": pool.name, "app": APPLICATION, "yes_i_really_mean_it": true});
+            let enable = json!({"prefix": "osd pool application enable", "pool": pool.name, "app": APPLICATION, "yes_i_really_mean_it": true});
             self.command(&enable)?;
         }
         if metadata.chunks == Some(chunks.id) {
@@ -203,13 +234,20 @@ impl Connection {
     pub(super) fn recovers(&self) -> Result<bool> {
         let status = self.command(&json!({"prefix": "status", "format": "json"}))?;
         let count = |key: &str| status["pgmap"][key].as_u64().unwrap_or(0);
-        Ok(["degraded_objects", "misplaced_objects", "recovering_objects_per_sec"].into_iter().any(|key| count(key) > 0))
+        Ok(["degraded_objects", "misplaced_objects", "recovering_objects_per_sec"]
+            .into_iter()
+            .any(|key| count(key) > 0))
     }
 
     /// What is left for a pool, in its copies.
     pub(super) fn left(&self, pool: &str) -> Result<Left> {
         let df = self.df()?;
-        let stats = df["pools"].as_array().into_iter().flatten().find(|found| found["name"] == pool).map(|found| &found["stats"]);
+        let stats = df["pools"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|found| found["name"] == pool)
+            .map(|found| &found["stats"]);
         let number = |key: &str| stats.and_then(|stats| stats[key].as_u64());
         match (number("max_avail"), number("stored")) {
             (Some(free), Some(stored)) => Ok(Left { free, total: free + stored }),
@@ -220,7 +258,11 @@ impl Connection {
     /// Space of pools together and of the cluster, all copies counted.
     pub(super) fn space(&self, pools: &[String]) -> Result<Space> {
         let df = self.df()?;
-        let mine = df["pools"].as_array().into_iter().flatten().filter(|pool| pools.iter().any(|name| pool["name"] == name.as_str()));
+        let mine = df["pools"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|pool| pools.iter().any(|name| pool["name"] == name.as_str()));
         let used = mine.filter_map(|pool| pool["stats"]["bytes_used"].as_u64()).sum();
         Ok(Space { total: used + df["stats"]["total_avail_bytes"].as_u64().unwrap_or(0), used })
     }
@@ -236,7 +278,10 @@ mod tests {
     #[test]
     fn locations_name_a_configuration_and_a_pool() {
         let at = |configuration: Option<&str>, pool: Option<&str>| {
-            Some(Location { configuration: configuration.map(PathBuf::from), metadata: pool.map(str::to_owned) })
+            Some(Location {
+                configuration: configuration.map(PathBuf::from),
+                metadata: pool.map(str::to_owned),
+            })
         };
         assert_eq!(Location::parse("rados:"), at(None, None));
         assert_eq!(Location::parse("rados:/etc/ceph/a.conf"), at(Some("/etc/ceph/a.conf"), None));
@@ -250,7 +295,10 @@ mod tests {
         let pool = json!({"pool": 7, "pool_name": "m", "type": 1, "size": 2, "min_size": 1, "pool_snaps": [], "tiers": [], "tier_of": -1,
             "application_metadata": {"onefold": {"chunk-pool": "9"}}});
         let found = PoolInfo::parse(&pool).unwrap();
-        assert_eq!((found.id, found.kind, found.chunks, found.survives()), (7, PoolKind::Replicated, Some(9), false));
+        assert_eq!(
+            (found.id, found.kind, found.chunks, found.survives()),
+            (7, PoolKind::Replicated, Some(9), false)
+        );
         assert!(found.enabled);
         assert_eq!((found.has_snapshots, found.is_tiered, found.copies()), (false, false, 2.0));
         assert!(PoolInfo::parse(&json!({"pool": 7})).is_none());

@@ -1,7 +1,7 @@
 //! The directories from a root down to the one at hand.
 //!
-//! Those near the root and those near the end stay open. One between them is closed, and opened again as the parent of the one below it; it counts only
-//! when it is still the same directory.
+//! Those near the root and those near the end stay open. One between them is closed, and opened
+//! again as the parent of the one below it; it counts only when it is still the same directory.
 
 use std::os::fd::OwnedFd;
 
@@ -12,10 +12,12 @@ use rustix::{
 
 use super::Identity;
 
-/// Directories near the root that stay open: a user who moves deep directories about spoils none of those above their own.
+/// Directories near the root that stay open: a user who moves deep directories about spoils none of
+/// those above their own.
 const HEAD: usize = 120;
 
-/// Directories near the one at hand that stay open. With [`HEAD`], and what is open beside them, fewer than 256.
+/// Directories near the one at hand that stay open. With [`HEAD`], and what is open beside them,
+/// fewer than 256.
 const TAIL: usize = 120;
 
 struct Level<T> {
@@ -45,16 +47,19 @@ impl<T> Levels<T> {
         }
     }
 
-    /// Leaves the last one; gives it, and what belongs to it. The one above is opened again if it was closed and is still the same.
+    /// Leaves the last one; gives it, and what belongs to it. The one above is opened again if it
+    /// was closed and is still the same.
     pub(super) fn pop(&mut self) -> Option<(Option<OwnedFd>, T)> {
         let left = self.0.pop()?;
         if let Some(above) = self.0.last_mut().filter(|above| above.directory.is_none()) {
-            above.directory = left.directory.as_ref().and_then(|below| parent(below, above.identity).ok());
+            above.directory =
+                left.directory.as_ref().and_then(|below| parent(below, above.identity).ok());
         }
         Some((left.directory, left.with))
     }
 
-    /// The last one and what belongs to it; `None` for the directory when it was closed, and its place is another's by now.
+    /// The last one and what belongs to it; `None` for the directory when it was closed, and its
+    /// place is another's by now.
     pub(super) fn last(&mut self) -> Option<(Option<&OwnedFd>, &mut T)> {
         self.0.last_mut().map(|level| (level.directory.as_ref(), &mut level.with))
     }
@@ -69,5 +74,9 @@ impl<T> Levels<T> {
 fn parent(below: &OwnedFd, expected: Identity) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let above = rustix::fs::openat(below, "..", flags, Mode::empty())?;
-    if Identity::of(&rustix::fs::fstat(&above)?) == expected { Ok(above) } else { Err(Errno::STALE) }
+    if Identity::of(&rustix::fs::fstat(&above)?) == expected {
+        Ok(above)
+    } else {
+        Err(Errno::STALE)
+    }
 }

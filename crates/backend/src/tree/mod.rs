@@ -6,8 +6,10 @@
 //! | `restore` | makes it again, as a listing says |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
 //!
-//! *Invariant:* nothing here follows a path: each name is opened below the descriptor of its directory, no link is followed, and what is opened is
-//! looked at before it is used. Another user who renames or replaces things meanwhile changes what is found, never where it is looked for or made.
+//! *Invariant:* nothing here follows a path: each name is opened below the descriptor of its
+//! directory, no link is followed, and what is opened is looked at before it is used. Another user
+//! who renames or replaces things meanwhile changes what is found, never where it is looked for or
+//! made.
 
 mod levels;
 mod restore;

@@ -1,7 +1,9 @@
 //! Makes a tree again, as a listing says that was checked before.
 //!
-//! All is created anew, below the descriptor of its directory, and finished through a descriptor of its own. Directories are entered by nobody else until
-//! all is there. Only names in a directory that others can write to can be exchanged meanwhile, and what was made under these is remembered and compared.
+//! All is created anew, below the descriptor of its directory, and finished through a descriptor of
+//! its own. Directories are entered by nobody else until all is there. Only names in a directory
+//! that others can write to can be exchanged meanwhile, and what was made under these is remembered
+//! and compared.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -70,8 +72,8 @@ struct Place {
     device: u64,
 }
 
-/// Makes a tree below a directory: first [`make`](Self::make) for each entry of a checked listing, then [`finish`](Self::finish) for each, then
-/// [`end`](Self::end).
+/// Makes a tree below a directory: first [`make`](Self::make) for each entry of a checked listing,
+/// then [`finish`](Self::finish) for each, then [`end`](Self::end).
 pub struct Restorer {
     shown: PathBuf,
     choices: Choices,
@@ -94,8 +96,8 @@ impl Drop for Restorer {
 }
 
 impl Restorer {
-    /// Below `root`, which is made, for its user alone, when it is not there. Until the end the process has no file mode mask: pipes get their mode as they
-    /// are made.
+    /// Below `root`, which is made, for its user alone, when it is not there. Until the end the
+    /// process has no file mode mask: pipes get their mode as they are made.
     ///
     /// # Errors
     /// Those of the system.
@@ -132,7 +134,13 @@ impl Restorer {
     }
 
     fn replaced(&self, path: &[u8]) -> Error {
-        Error::new(Kind::Busy, format!("{}: somebody replaced it while the tree was restored", shown(&self.shown, path)))
+        Error::new(
+            Kind::Busy,
+            format!(
+                "{}: somebody replaced it while the tree was restored",
+                shown(&self.shown, path)
+            ),
+        )
     }
 
     fn enter(&mut self, directory: OwnedFd, stat: &Stat, path: Vec<u8>, entry: Option<Entry>) {
@@ -141,9 +149,11 @@ impl Restorer {
         self.levels.push(directory, Identity::of(stat), place);
     }
 
-    /// The directory that `path` lies in, which is one of those that are open: listings are in order.
+    /// The directory that `path` lies in, which is one of those that are open: listings are in
+    /// order.
     fn parent(&mut self, path: &[u8]) -> Result<(&OwnedFd, &mut Place)> {
-        let parent = path.iter().rposition(|&byte| byte == b'/').map_or(&path[..0], |at| &path[..at]);
+        let parent =
+            path.iter().rposition(|&byte| byte == b'/').map_or(&path[..0], |at| &path[..at]);
         while self.levels.last().is_some_and(|(_, place)| place.path != parent) {
             self.leave()?;
         }
@@ -156,7 +166,8 @@ impl Restorer {
         }
     }
 
-    /// Makes what is at an entry; gives a file that the caller fills, and hands to [`finish_file`](Self::finish_file). Directories stay closed to others.
+    /// Makes what is at an entry; gives a file that the caller fills, and hands to
+    /// [`finish_file`](Self::finish_file). Directories stay closed to others.
     ///
     /// # Errors
     /// `Exists` when there is something of this name, with both names, and those of the system.
@@ -170,7 +181,9 @@ impl Restorer {
         let name = last_part(&entry.path);
         match &entry.what {
             What::Socket => self.left_out.sockets += 1,
-            What::CharacterDevice(_) | What::BlockDevice(_) if !self.choices.privileged => self.left_out.devices += 1,
+            What::CharacterDevice(_) | What::BlockDevice(_) if !self.choices.privileged => {
+                self.left_out.devices += 1
+            }
             What::Directory => self.make_directory(entry, name)?,
             What::File { bytes, .. } => return self.make_file(entry, name, *bytes).map(Some),
             What::HardLink { target } => self.make_link(entry, name, target)?,
@@ -181,8 +194,12 @@ impl Restorer {
                 self.made(entry, name, made)?;
             }
             What::Fifo => self.make_node(entry, name, FileType::Fifo, 0)?,
-            What::CharacterDevice(device) => self.make_node(entry, name, FileType::CharacterDevice, *device)?,
-            What::BlockDevice(device) => self.make_node(entry, name, FileType::BlockDevice, *device)?,
+            What::CharacterDevice(device) => {
+                self.make_node(entry, name, FileType::CharacterDevice, *device)?
+            }
+            What::BlockDevice(device) => {
+                self.make_node(entry, name, FileType::BlockDevice, *device)?
+            }
         }
         Ok(None)
     }
@@ -213,7 +230,8 @@ impl Restorer {
     fn make_file(&mut self, entry: &Entry, name: &[u8], bytes: u64) -> Result<File> {
         self.clear(&entry.path, name)?;
         let (directory, _) = self.parent(&entry.path)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600));
         let file = File::from(made.map_err(|errno| self.not_made(entry, errno))?);
         let stat = rustix::fs::fstat(&file).map_err(|errno| self.wrong(&entry.path, errno))?;
@@ -265,10 +283,12 @@ impl Restorer {
         self.note(entry, &again.1)
     }
 
-    /// The directory of an earlier entry, a descriptor of what is there, and which file it is. `STALE` when it is not what was made.
+    /// The directory of an earlier entry, a descriptor of what is there, and which file it is.
+    /// `STALE` when it is not what was made.
     fn find(&self, path: &[u8]) -> Result<(OwnedFd, OwnedFd, Stat), Errno> {
         let root = self.levels.first().ok_or(Errno::STALE)?;
-        let mut at = rustix::fs::openat(root, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut at =
+            rustix::fs::openat(root, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let mut length = 0;
         for part in path.split(|&byte| byte == b'/') {
             length += part.len();
@@ -285,17 +305,23 @@ impl Restorer {
     }
 
     fn is_known(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
-        if self.known.get(path).is_none_or(|known| *known == Identity::of(stat)) { Ok(()) } else { Err(Errno::STALE) }
+        if self.known.get(path).is_none_or(|known| *known == Identity::of(stat)) {
+            Ok(())
+        } else {
+            Err(Errno::STALE)
+        }
     }
 
     /// Finishes a link, pipe or device that was just made, through a descriptor of its own.
     fn made(&mut self, entry: &Entry, name: &[u8], made: Result<(), Errno>) -> Result<()> {
         made.map_err(|errno| self.not_made(entry, errno))?;
         let (directory, _) = self.parent(&entry.path)?;
-        let (place, stat) = open_path(directory, name).map_err(|errno| self.wrong(&entry.path, errno))?;
+        let (place, stat) =
+            open_path(directory, name).map_err(|errno| self.wrong(&entry.path, errno))?;
         let same = match (&entry.what, FileType::from_raw_mode(stat.st_mode)) {
             (What::Symlink { target }, FileType::Symlink) => {
-                rustix::fs::readlinkat(&place, "", Vec::new()).is_ok_and(|read| read.as_bytes() == target)
+                rustix::fs::readlinkat(&place, "", Vec::new())
+                    .is_ok_and(|read| read.as_bytes() == target)
             }
             (What::Fifo, FileType::Fifo) => true,
             (What::CharacterDevice(device), FileType::CharacterDevice) => stat.st_rdev == *device,
@@ -317,10 +343,15 @@ impl Restorer {
 
     /// It was made by this user, as far as the file system knows users.
     fn is_ours(&self, entry: &Entry, stat: &Stat) -> Result<()> {
-        if stat.st_uid == self.user.0 || stat.st_uid == self.owner { Ok(()) } else { Err(self.replaced(&entry.path)) }
+        if stat.st_uid == self.user.0 || stat.st_uid == self.owner {
+            Ok(())
+        } else {
+            Err(self.replaced(&entry.path))
+        }
     }
 
-    /// Remembers what was made where others could exchange it, and where two entries could be one file.
+    /// Remembers what was made where others could exchange it, and where two entries could be one
+    /// file.
     fn note(&mut self, entry: &Entry, stat: &Stat) -> Result<()> {
         let (identity, in_place) = (Identity::of(stat), self.choices.in_place);
         let (_, place) = self.parent(&entry.path)?;
@@ -346,7 +377,11 @@ impl Restorer {
             there => there,
         };
         let meets = there.is_ok_and(|there| place.made.contains(&Identity::of(&there)));
-        let removed = if meets { Err(Errno::EXIST) } else { rustix::fs::unlinkat(directory, name, AtFlags::empty()) };
+        let removed = if meets {
+            Err(Errno::EXIST)
+        } else {
+            rustix::fs::unlinkat(directory, name, AtFlags::empty())
+        };
         match removed {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(Errno::EXIST) if meets => Err(self.meets(path)),
@@ -356,14 +391,24 @@ impl Restorer {
 
     fn meets(&mut self, path: &[u8]) -> Error {
         let there = self.there(path);
-        Error::new(Kind::Exists, format!("'{}' of the tree and {there}, which it has too, are one file here", text(path)))
+        Error::new(
+            Kind::Exists,
+            format!(
+                "'{}' of the tree and {there}, which it has too, are one file here",
+                text(path)
+            ),
+        )
     }
 
     fn no_directory(&self, path: &[u8], errno: Errno) -> Error {
         match errno {
-            Errno::LOOP | Errno::NOTDIR => {
-                Error::new(Kind::Exists, format!("{} is there and no directory; links are not followed", shown(&self.shown, path)))
-            }
+            Errno::LOOP | Errno::NOTDIR => Error::new(
+                Kind::Exists,
+                format!(
+                    "{} is there and no directory; links are not followed",
+                    shown(&self.shown, path)
+                ),
+            ),
             errno => self.wrong(path, errno),
         }
     }
@@ -381,7 +426,8 @@ impl Restorer {
         Error::new(Kind::Exists, sentence)
     }
 
-    /// What stands under a name, by the name that its directory has for it: file systems may fold names.
+    /// What stands under a name, by the name that its directory has for it: file systems may fold
+    /// names.
     fn there(&mut self, path: &[u8]) -> String {
         let name = last_part(path);
         let found = self.parent(path).ok().and_then(|(directory, _)| twin(directory, name));
@@ -423,7 +469,10 @@ impl Restorer {
         self.is_known(&entry.path, &stat).map_err(|_| self.replaced(&entry.path))?;
         self.held += weight(entry);
         if self.held > HELD_BYTES {
-            return Err(Error::new(Kind::Unsupported, "the directories of the tree have more attributes than fit into memory"));
+            return Err(Error::new(
+                Kind::Unsupported,
+                "the directories of the tree have more attributes than fit into memory",
+            ));
         }
         self.enter(opened, &stat, entry.path.clone(), Some(entry.clone()));
         Ok(())
@@ -445,7 +494,8 @@ impl Restorer {
         }
     }
 
-    /// Finishes the last directories, and makes all durable: when this returns, the tree survives a power failure.
+    /// Finishes the last directories, and makes all durable: when this returns, the tree survives a
+    /// power failure.
     ///
     /// # Errors
     /// Those of the system.
@@ -453,8 +503,11 @@ impl Restorer {
         self.made_all()?;
         let root = self.levels.first().ok_or_else(|| self.replaced(b""))?;
         rustix::fs::syncfs(root).map_err(|errno| self.wrong(b"", errno))?;
-        match rustix::fs::openat(root, "..", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(rustix::fs::fsync) {
-            // It is not for us to read, or is no directory that is synced by itself: then its file system was.
+        match rustix::fs::openat(root, "..", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .and_then(rustix::fs::fsync)
+        {
+            // It is not for us to read, or is no directory that is synced by itself: then its file
+            // system was.
             Ok(()) | Err(Errno::ACCESS | Errno::INVAL) => Ok(self.left_out),
             Err(errno) => Err(self.wrong(b"..", errno)),
         }
@@ -488,7 +541,11 @@ impl Restorer {
 
     fn finish_fd(&mut self, entry: &Entry, fd: &impl AsFd) -> Result<(), Errno> {
         if self.owners(entry) {
-            let owned = rustix::fs::fchown(fd, Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)));
+            let owned = rustix::fs::fchown(
+                fd,
+                Some(Uid::from_raw(entry.uid)),
+                Some(Gid::from_raw(entry.gid)),
+            );
             self.owned(owned)?;
         }
         for (name, value) in &entry.attributes {
@@ -499,7 +556,14 @@ impl Restorer {
             match rustix::fs::fsetxattr(fd, &name[..], value, XattrFlags::empty()) {
                 Ok(()) => {}
                 // Not for us, or not on this file system.
-                Err(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE | Errno::TOOBIG) => {
+                Err(
+                    Errno::PERM
+                    | Errno::ACCESS
+                    | Errno::OPNOTSUPP
+                    | Errno::INVAL
+                    | Errno::RANGE
+                    | Errno::TOOBIG,
+                ) => {
                     self.left_out.attributes += 1;
                 }
                 Err(errno) => return Err(errno),
@@ -513,11 +577,14 @@ impl Restorer {
 
 /// True for attributes that give nobody a privilege: those of users, and POSIX ACLs.
 fn is_plain(name: &[u8]) -> bool {
-    name.starts_with(b"user.") || name == b"system.posix_acl_access" || name == b"system.posix_acl_default"
+    name.starts_with(b"user.")
+        || name == b"system.posix_acl_access"
+        || name == b"system.posix_acl_default"
 }
 
 fn weight(entry: &Entry) -> usize {
-    entry.path.len() + entry.attributes.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+    entry.path.len()
+        + entry.attributes.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
 }
 
 fn last_part(path: &[u8]) -> &[u8] {
@@ -536,18 +603,29 @@ fn open_directory(above: &OwnedFd, name: &[u8]) -> Result<(OwnedFd, Stat), Errno
 }
 
 fn open_path(directory: &OwnedFd, name: &[u8]) -> Result<(OwnedFd, Stat), Errno> {
-    let opened = rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let opened = rustix::fs::openat(
+        directory,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let stat = rustix::fs::fstat(&opened)?;
     Ok((opened, stat))
 }
 
 fn is_empty(directory: &OwnedFd) -> bool {
-    rustix::fs::Dir::read_from(directory).is_ok_and(|names| names.flatten().all(|name| matches!(name.file_name().to_bytes(), b"." | b"..")))
+    rustix::fs::Dir::read_from(directory).is_ok_and(|names| {
+        names.flatten().all(|name| matches!(name.file_name().to_bytes(), b"." | b".."))
+    })
 }
 
 /// The name that a directory has for what is found there under `name`.
 fn twin(directory: &OwnedFd, name: &[u8]) -> Option<Vec<u8>> {
-    let stat = |name: &[u8]| rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok().map(|stat| Identity::of(&stat));
+    let stat = |name: &[u8]| {
+        rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+            .ok()
+            .map(|stat| Identity::of(&stat))
+    };
     let wanted = stat(name)?;
     let mut same = None;
     for other in rustix::fs::Dir::read_from(directory).ok()?.flatten() {
@@ -570,7 +648,13 @@ fn times(entry: &Entry) -> Timestamps {
 /// Owner of a link, pipe or device, through its descriptor.
 #[allow(clippy::disallowed_methods, reason = "the path is empty: it is the descriptor's own")]
 fn chown_place(place: &OwnedFd, entry: &Entry) -> Result<(), Errno> {
-    rustix::fs::chownat(place, "", Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)), AtFlags::EMPTY_PATH)
+    rustix::fs::chownat(
+        place,
+        "",
+        Some(Uid::from_raw(entry.uid)),
+        Some(Gid::from_raw(entry.gid)),
+        AtFlags::EMPTY_PATH,
+    )
 }
 
 /// Its time. Before Linux 5.8 it stays that of now.

@@ -28,8 +28,8 @@ use rustix::{
 use super::{Identity, levels::Levels, shown};
 use crate::sparse::next_data;
 
-/// Longest time that all leases of other processes together hold a walk up. The system waits for 45 s for each, and a user can have many; who holds one in
-/// good faith gives it back at once.
+/// Longest time that all leases of other processes together hold a walk up. The system waits for 45
+/// s for each, and a user can have many; who holds one in good faith gives it back at once.
 const LEASES_WAIT: Duration = Duration::from_secs(10);
 
 /// Between two looks whether a lease was given back.
@@ -91,8 +91,9 @@ struct Rest {
     length: usize,
 }
 
-/// Tells of everything below a directory, which comes first: parents before what is in them, in the order of names. What vanishes meanwhile is left out; an
-/// error is one of something that can't be read, and the walk goes on behind it.
+/// Tells of everything below a directory, which comes first: parents before what is in them, in the
+/// order of names. What vanishes meanwhile is left out; an error is one of something that can't be
+/// read, and the walk goes on behind it.
 pub struct Walk {
     root: PathBuf,
     options: Options,
@@ -117,10 +118,14 @@ impl Walk {
     pub fn new(root: &Path, options: Options) -> Result<Walk> {
         let wrong = |errno: Errno| Error::from_io(root.display(), errno.into());
         let no_follow = if options.follows_root { OFlags::empty() } else { OFlags::NOFOLLOW };
-        let at = rustix::fs::open(root, OFlags::PATH | OFlags::CLOEXEC | no_follow, Mode::empty()).map_err(wrong)?;
+        let at = rustix::fs::open(root, OFlags::PATH | OFlags::CLOEXEC | no_follow, Mode::empty())
+            .map_err(wrong)?;
         let stat = rustix::fs::fstat(&at).map_err(wrong)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-            return Err(Error::new(Kind::InvalidInput, format!("{} is no directory", root.display())));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{} is no directory", root.display()),
+            ));
         }
         let mut walk = Walk {
             root: root.to_owned(),
@@ -146,10 +151,14 @@ impl Walk {
     }
 
     fn changed(&self) -> Error {
-        Error::new(Kind::Busy, format!("{} was replaced while it was read", shown(&self.root, &self.path)))
+        Error::new(
+            Kind::Busy,
+            format!("{} was replaced while it was read", shown(&self.root, &self.path)),
+        )
     }
 
-    /// Looks at the next name; `None` when it is not wanted or not there any more, and then there may be more.
+    /// Looks at the next name; `None` when it is not wanted or not there any more, and then there
+    /// may be more.
     fn step(&mut self) -> Option<Option<Result<Found>>> {
         let (directory, rest) = self.levels.last()?;
         self.path.truncate(rest.length);
@@ -181,7 +190,11 @@ impl Walk {
             return Ok(None);
         }
         if self.levels.depth() > self.options.levels_max {
-            let sentence = format!("{} lies more than {} levels deep", shown(&self.root, &self.path), self.options.levels_max);
+            let sentence = format!(
+                "{} lies more than {} levels deep",
+                shown(&self.root, &self.path),
+                self.options.levels_max
+            );
             return Err(Error::new(Kind::Unsupported, sentence));
         }
         if is_directory {
@@ -241,7 +254,11 @@ impl Walk {
     /// A directory, which is entered. When it can't be, the error comes behind it.
     fn directory(&mut self, at: &OwnedFd, stat: &Stat) -> Result<Found> {
         let attributes = self.attributes(&Holder::Path(at))?;
-        let found = Found { entry: self.entry(stat, What::Directory, attributes), file: None, linked: None };
+        let found = Found {
+            entry: self.entry(stat, What::Directory, attributes),
+            file: None,
+            linked: None,
+        };
         if !(self.options.one_file_system && stat.st_dev != self.device) {
             match self.enter(at) {
                 Ok((directory, names)) => {
@@ -272,7 +289,9 @@ impl Walk {
     }
 
     fn is_cache(&mut self, directory: &OwnedFd, names: &[OsString]) -> bool {
-        let Some(tag) = names.iter().find(|name| name.as_bytes() == CACHE_TAG) else { return false };
+        let Some(tag) = names.iter().find(|name| name.as_bytes() == CACHE_TAG) else {
+            return false;
+        };
         let mut begin = Vec::new();
         let read = open_path(directory, tag).and_then(|at| {
             let stat = rustix::fs::fstat(&at)?;
@@ -297,7 +316,10 @@ impl Walk {
                 Ok(file) => return Ok(file),
                 Err(Errno::STALE) => return Err(self.changed()),
                 Err(Errno::AGAIN) if self.patience.is_zero() => {
-                    return Err(Error::new(Kind::Busy, format!("{}: a process holds a lease on it", shown(&self.root, &self.path))));
+                    return Err(Error::new(
+                        Kind::Busy,
+                        format!("{}: a process holds a lease on it", shown(&self.root, &self.path)),
+                    ));
                 }
                 Err(Errno::AGAIN) => {
                     std::thread::sleep(LEASE_PAUSE);
@@ -308,7 +330,13 @@ impl Walk {
         }
     }
 
-    fn reopen(&self, directory: &OwnedFd, name: &OsString, at: &OwnedFd, stat: &Stat) -> Result<File, Errno> {
+    fn reopen(
+        &self,
+        directory: &OwnedFd,
+        name: &OsString,
+        at: &OwnedFd,
+        stat: &Stat,
+    ) -> Result<File, Errno> {
         reopen(self.has_proc, directory, name, at, stat)
     }
 
@@ -319,7 +347,9 @@ impl Walk {
         }
         let names = match read_growing(512, &mut |room| of.names(room)) {
             Ok(names) => names,
-            Err(Errno::OPNOTSUPP | Errno::NOENT | Errno::ACCESS | Errno::PERM) => return Ok(Vec::new()),
+            Err(Errno::OPNOTSUPP | Errno::NOENT | Errno::ACCESS | Errno::PERM) => {
+                return Ok(Vec::new());
+            }
             Err(errno) => return Err(self.wrong(errno)),
         };
         let mut all = Vec::new();
@@ -379,7 +409,10 @@ fn proc_path(at: &OwnedFd) -> String {
 }
 
 /// Reads into room that grows to the 64 KiB that Linux allows.
-fn read_growing(first: usize, read: &mut dyn FnMut(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
+fn read_growing(
+    first: usize,
+    read: &mut dyn FnMut(&mut [u8]) -> Result<usize, Errno>,
+) -> Result<Vec<u8>, Errno> {
     const MOST: usize = 64 << 10;
     let mut room = vec![0; first];
     loop {
@@ -393,19 +426,36 @@ fn read_growing(first: usize, read: &mut dyn FnMut(&mut [u8]) -> Result<usize, E
     }
 }
 
-/// A name of a directory as a place: nothing happens to what it is, not even to a device that acts when it is opened.
+/// A name of a directory as a place: nothing happens to what it is, not even to a device that acts
+/// when it is opened.
 fn open_path(directory: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::openat(
+        directory,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
-/// Opens the regular file that `at` stands for. Without `/proc` by its name again: `STALE` when that is another file by now.
-fn reopen(has_proc: bool, directory: &OwnedFd, name: &OsString, at: &OwnedFd, stat: &Stat) -> Result<File, Errno> {
+/// Opens the regular file that `at` stands for. Without `/proc` by its name again: `STALE` when
+/// that is another file by now.
+fn reopen(
+    has_proc: bool,
+    directory: &OwnedFd,
+    name: &OsString,
+    at: &OwnedFd,
+    stat: &Stat,
+) -> Result<File, Errno> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     if has_proc {
         return rustix::fs::open(proc_path(at), flags, Mode::empty()).map(File::from);
     }
     let file = rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
-    if Identity::of(&rustix::fs::fstat(&file)?) == Identity::of(stat) { Ok(File::from(file)) } else { Err(Errno::STALE) }
+    if Identity::of(&rustix::fs::fstat(&file)?) == Identity::of(stat) {
+        Ok(File::from(file))
+    } else {
+        Err(Errno::STALE)
+    }
 }
 
 /// What something is that is no directory.
@@ -423,8 +473,8 @@ fn what(stat: &Stat) -> What {
 /// Reads the next bytes of something into the room that it is lent, and says how many.
 pub type Reads<'a> = dyn FnMut(&mut [u8]) -> Result<usize> + 'a;
 
-/// Reads the data of a file, holes left out, piece by piece into room that `fill` lends. Gives the ranges that were read, and why it ended early if the file
-/// could not be read to its end.
+/// Reads the data of a file, holes left out, piece by piece into room that `fill` lends. Gives the
+/// ranges that were read, and why it ended early if the file could not be read to its end.
 ///
 /// # Errors
 /// Those of `fill`.

@@ -43,8 +43,8 @@ fn mix(n: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// Blocks by number: random bytes that differ in the first eight, which costs a copy. Chance decides which four in five compress to 0.8;
-/// the others do not compress.
+/// Blocks by number: random bytes that differ in the first eight, which costs a copy. Chance
+/// decides which four in five compress to 0.8; the others do not compress.
 pub(crate) struct Contents {
     compressible: Box<Block>,
     random: Box<Block>,
@@ -57,7 +57,9 @@ impl Contents {
         let mut random = Random(1);
         let mut noise = |bytes: usize| {
             let mut block = Block::zeroed();
-            block.0[..bytes].chunks_mut(8).for_each(|part| part.copy_from_slice(&random.next().to_le_bytes()[..part.len()]));
+            block.0[..bytes]
+                .chunks_mut(8)
+                .for_each(|part| part.copy_from_slice(&random.next().to_le_bytes()[..part.len()]));
             block
         };
         Contents { compressible: noise(3277), random: noise(4096), compressible_from: 0 }
@@ -65,7 +67,11 @@ impl Contents {
 
     /// Writes block number `n` into 4096 bytes.
     pub(crate) fn fill(&self, n: u64, into: &mut [u8]) {
-        let like = if n < self.compressible_from || mix(n).is_multiple_of(5) { &self.random } else { &self.compressible };
+        let like = if n < self.compressible_from || mix(n).is_multiple_of(5) {
+            &self.random
+        } else {
+            &self.compressible
+        };
         into.copy_from_slice(&like.0);
         into[..8].copy_from_slice(&mix(!n).to_le_bytes());
     }
@@ -103,9 +109,16 @@ impl Live {
         u64::from(self.contents[lba as usize])
     }
 
-    /// Gives `lba` a content: with a chance of `duplicates` in a hundred that of a random address among `others` as it is now, so that it is
-    /// stored at this moment; otherwise, and where that address holds nothing, a new one.
-    pub(crate) fn write(&mut self, random: &mut Random, lba: u64, others: Range<u64>, duplicates: u64) -> u64 {
+    /// Gives `lba` a content: with a chance of `duplicates` in a hundred that of a random address
+    /// among `others` as it is now, so that it is stored at this moment; otherwise, and where
+    /// that address holds nothing, a new one.
+    pub(crate) fn write(
+        &mut self,
+        random: &mut Random,
+        lba: u64,
+        others: Range<u64>,
+        duplicates: u64,
+    ) -> u64 {
         let copied = if duplicates > 0 && random.below(100) < duplicates {
             self.contents[(others.start + random.below(others.end - others.start)) as usize]
         } else {
@@ -137,10 +150,19 @@ impl Ours {
         Engine::format(&*disk, &Format::new([1; 16], [2; 32], disk.blocks())).unwrap();
         let store = Store::open(disk, Arc::new(MonotonicClock::new()), settings).unwrap();
         let (writer, background) = (store.clone(), store.clone());
-        let workers = vec![thread::spawn(move || writer.run_writer()), thread::spawn(move || background.run_background())];
+        let workers = vec![
+            thread::spawn(move || writer.run_writer()),
+            thread::spawn(move || background.run_background()),
+        ];
         store.create_volume("bench", blocks * 4096).unwrap();
         let volume = StoreExports(store.clone()).open("bench").unwrap();
-        Ours { store, volume, workers, contents: Contents::new(), buffer: vec![0; FILL_BLOCKS as usize * 4096] }
+        Ours {
+            store,
+            volume,
+            workers,
+            contents: Contents::new(),
+            buffer: vec![0; FILL_BLOCKS as usize * 4096],
+        }
     }
 
     /// Writes one block of content number `n`.
@@ -149,9 +171,16 @@ impl Ours {
         self.volume.write(lba * 4096, &self.buffer[..4096]).unwrap();
     }
 
-    /// Writes all of the volume once, in order, and carries it into the tables. Duplicates are near to what they repeat, which is quicker.
-    /// The new blocks are incompressible unless `compressible`.
-    pub(crate) fn fill(&mut self, live: &mut Live, random: &mut Random, duplicates: u64, compressible: bool) {
+    /// Writes all of the volume once, in order, and carries it into the tables. Duplicates are near
+    /// to what they repeat, which is quicker. The new blocks are incompressible unless
+    /// `compressible`.
+    pub(crate) fn fill(
+        &mut self,
+        live: &mut Live,
+        random: &mut Random,
+        duplicates: u64,
+        compressible: bool,
+    ) {
         self.contents.compressible_from = if compressible { 0 } else { u64::MAX };
         for at in (0..live.blocks()).step_by(FILL_BLOCKS as usize) {
             for (lba, block) in (at..).zip(self.buffer.chunks_mut(4096)) {
@@ -164,7 +193,8 @@ impl Ours {
         self.settle();
     }
 
-    /// Makes everything durable and carries it into the tables, so that nothing is left to be done later.
+    /// Makes everything durable and carries it into the tables, so that nothing is left to be done
+    /// later.
     pub(crate) fn settle(&self) {
         self.volume.flush().unwrap();
         self.store.engine().checkpoint().unwrap();
@@ -203,6 +233,8 @@ impl Arguments {
     }
 
     pub(crate) fn number(&self, name: &str, otherwise: u64) -> u64 {
-        self.text(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} takes a number")))
+        self.text(name).map_or(otherwise, |value| {
+            value.parse().unwrap_or_else(|_| panic!("{name} takes a number"))
+        })
     }
 }

@@ -25,7 +25,14 @@ impl Checker<'_> {
                 let place = Place::Block(pba);
                 let (table, counted) = (fact.references(), fact.counted);
                 if self.in_place {
-                    self.compare_in_place(usage, pba, facts.used.map(|used| used.get(n)), pages.get(n), (table, counted), &mut leaked);
+                    self.compare_in_place(
+                        usage,
+                        pba,
+                        facts.used.map(|used| used.get(n)),
+                        pages.get(n),
+                        (table, counted),
+                        &mut leaked,
+                    );
                     continue;
                 }
                 let is_data = table > 0 || counted > 0;
@@ -34,17 +41,34 @@ impl Checker<'_> {
                 }
                 if !usage.is_dark(pba) {
                     if counted > table && table < ReferenceEntry::SATURATED {
-                        self.report.problem(place.clone(), format!("its count is {table}, too low: {counted} map entries name it"));
-                    } else if counted < table && table < ReferenceEntry::SATURATED && !self.maps_dark {
-                        self.report.problem(place.clone(), format!("its count is {table}, too high: {counted} map entries name it"));
+                        self.report.problem(
+                            place.clone(),
+                            format!("its count is {table}, too low: {counted} map entries name it"),
+                        );
+                    } else if counted < table
+                        && table < ReferenceEntry::SATURATED
+                        && !self.maps_dark
+                    {
+                        self.report.problem(
+                            place.clone(),
+                            format!(
+                                "its count is {table}, too high: {counted} map entries name it"
+                            ),
+                        );
                     }
                 }
                 if pages.get(n) && is_data {
-                    self.report.problem(place.clone(), "it holds a table page, but is named as data as well");
+                    self.report.problem(
+                        place.clone(),
+                        "it holds a table page, but is named as data as well",
+                    );
                 }
                 match facts.used.map(|used| used.get(n)) {
                     Some(true) if !is_data && !pages.get(n) => leaked.push(pba),
-                    Some(false) if is_data && table > 0 || facts.used.is_some_and(|used| pages.get(n) && !used.get(n)) => {
+                    Some(false)
+                        if is_data && table > 0
+                            || facts.used.is_some_and(|used| pages.get(n) && !used.get(n)) =>
+                    {
                         self.report.problem(place, "it is in use, but free in the zone table");
                     }
                     _ => {}
@@ -60,7 +84,10 @@ impl Checker<'_> {
                     // A crash leaves such; the store finds them by itself.
                     continue;
                 }
-                let what = format!("nothing names {} of its blocks that are in use, block {first} first: they are leaked", leaked.len());
+                let what = format!(
+                    "nothing names {} of its blocks that are in use, block {first} first: they are leaked",
+                    leaked.len()
+                );
                 self.report.problem(Place::Zone(ZoneId(zone)), what);
             }
         }
@@ -68,8 +95,9 @@ impl Checker<'_> {
         self.carriers(carriers, proven);
     }
 
-    /// As [`compare`](Self::compare), for one block of a store whose leaves are written in place: a block in use counts one more than it has
-    /// links; of a free one the count means nothing; and after a crash counts may be too high.
+    /// As [`compare`](Self::compare), for one block of a store whose leaves are written in place: a
+    /// block in use counts one more than it has links; of a free one the count means nothing;
+    /// and after a crash counts may be too high.
     fn compare_in_place(
         &mut self,
         usage: &Usage,
@@ -81,7 +109,8 @@ impl Checker<'_> {
     ) {
         let place = Place::Block(pba);
         if page && (counted > 0 || table > 1) {
-            self.report.problem(place.clone(), "it holds a table page, but is named as data as well");
+            self.report
+                .problem(place.clone(), "it holds a table page, but is named as data as well");
         }
         if used == Some(false) && (counted > 0 || page) {
             self.report.problem(place.clone(), "it is in use, but free in the zone table");
@@ -109,7 +138,8 @@ impl Checker<'_> {
             .map(|(zone, n)| self.geometry.start_of(ZoneId(zone)).plus(n as u64))
             .collect();
         for pba in strays {
-            self.report.problem(Place::Block(pba), "it holds a table page, but is free in the zone table");
+            self.report
+                .problem(Place::Block(pba), "it holds a table page, but is free in the zone table");
         }
     }
 
@@ -119,7 +149,11 @@ impl Checker<'_> {
         carriers.retain(|&pba| !proven(pba));
         let total = carriers.len();
         for (n, batch) in carriers.chunks(CARRIERS).enumerate() {
-            (self.progress)(Progress { what: Phase::Carriers, done: (n * CARRIERS) as u64, total: total as u64 });
+            (self.progress)(Progress {
+                what: Phase::Carriers,
+                done: (n * CARRIERS) as u64,
+                total: total as u64,
+            });
             let Checker { walker, report, damaged_carriers, .. } = self;
             read_each(walker.disk, batch, &mut |pba, block| {
                 let what = match block {

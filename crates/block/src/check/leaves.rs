@@ -32,8 +32,15 @@ impl Leaves {
         Leaves { table, volume, next: Some(0), failures: 0 }
     }
 
-    /// The next leaves, up to `most` of them, of the tree at `root`, which may be another version each time. `None` at the end.
-    pub(crate) fn next(&mut self, engine: &Engine, root: &Root, most: usize, unread: &mut Vec<String>) -> Option<Vec<Leaf>> {
+    /// The next leaves, up to `most` of them, of the tree at `root`, which may be another version
+    /// each time. `None` at the end.
+    pub(crate) fn next(
+        &mut self,
+        engine: &Engine,
+        root: &Root,
+        most: usize,
+        unread: &mut Vec<String>,
+    ) -> Option<Vec<Leaf>> {
         let mut wanted = Vec::with_capacity(most);
         while wanted.len() < most
             && let Some(from) = self.next
@@ -64,17 +71,28 @@ impl Leaves {
 }
 
 /// Those of the leaves `wanted` (rising) that can be read.
-pub(crate) fn read(engine: &Engine, table: Table, volume: u32, root: &Root, wanted: &[u64], unread: &mut Vec<String>) -> Vec<Leaf> {
+pub(crate) fn read(
+    engine: &Engine,
+    table: Table,
+    volume: u32,
+    root: &Root,
+    wanted: &[u64],
+    unread: &mut Vec<String>,
+) -> Vec<Leaf> {
     if let Ok(found) = engine.pages.leaves(table, volume, root, wanted, false) {
         let found = wanted.iter().zip(found);
-        return found.filter_map(|(&leaf, found)| found.map(|(pointer, page)| (leaf, pointer, page))).collect();
+        return found
+            .filter_map(|(&leaf, found)| found.map(|(pointer, page)| (leaf, pointer, page)))
+            .collect();
     }
     let mut found = Vec::new();
     for &index in wanted {
         match engine.pages.leaf(table, volume, root, index) {
             Ok(Some((pointer, page))) => found.push((index, pointer, page)),
             Ok(None) => {}
-            Err(e) if unread.len() < UNREAD_MAX => unread.push(format!("{}: {e}", Named(PageId { table, volume, level: 0, index }))),
+            Err(e) if unread.len() < UNREAD_MAX => {
+                unread.push(format!("{}: {e}", Named(PageId { table, volume, level: 0, index })))
+            }
             Err(_) => {}
         }
     }
@@ -82,7 +100,8 @@ pub(crate) fn read(engine: &Engine, table: Table, volume: u32, root: &Root, want
 }
 
 impl Engine {
-    /// The tables as of the last checkpoint: as long as it is held, no block that they name is handed out again.
+    /// The tables as of the last checkpoint: as long as it is held, no block that they name is
+    /// handed out again.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.state.lock().snapshot.clone()
     }

@@ -13,10 +13,15 @@ use crate::{
     settings::{MEMORY_MIN, Settings},
 };
 
-/// The store on a disk that is only read: what its recovery writes stays in memory, and is gone with the engine.
+/// The store on a disk that is only read: what its recovery writes stays in memory, and is gone
+/// with the engine.
 ///
 /// # Errors
 /// As [`Engine::open`].
 pub fn look(disk: &Arc<dyn Disk>) -> Result<Engine> {
-    Engine::open(Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES)), Arc::new(Still), Settings::for_memory(MEMORY_MIN))
+    Engine::open(
+        Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES)),
+        Arc::new(Still),
+        Settings::for_memory(MEMORY_MIN),
+    )
 }

@@ -1,14 +1,18 @@
-//! Looking at a store from outside: verifying its metadata, mending it, verifying its data, and decoding any block of it for a person.
+//! Looking at a store from outside: verifying its metadata, mending it, verifying its data, and
+//! decoding any block of it for a person.
 //!
-//! * [`check`] reads everything but raw data and writes nothing. Each block of metadata is compared with its checksum and with whoever names
-//!   it, and the tables are compared with each other: one flipped bit in any record makes it fail.
+//! * [`check`] reads everything but raw data and writes nothing. Each block of metadata is compared
+//!   with its checksum and with whoever names it, and the tables are compared with each other: one
+//!   flipped bit in any record makes it fail.
 //! * [`Engine::scrub`](crate::Engine::scrub) reads the data itself, of a store at work as well.
 //! * [`repair`] writes what follows with certainty from what is left, and nothing else.
 //! * [`inspect`] shows what a block says.
 //!
-//! What can't be told apart from the outcome of a crash is a note and not a problem; with a store that was shut down cleanly nothing is.
+//! What can't be told apart from the outcome of a crash is a note and not a problem; with a store
+//! that was shut down cleanly nothing is.
 //!
-//! *Invariant:* nothing here writes to a store but `repair`, which the caller gives the store for itself alone.
+//! *Invariant:* nothing here writes to a store but `repair`, which the caller gives the store for
+//! itself alone.
 //!
 //! Threads: none; each function runs in its caller's.
 
@@ -44,20 +48,24 @@ use crate::format::Identity;
 use tables::Checker;
 use usage::BlockSet;
 
-/// Memory that a check takes to compare blocks: enough for 64 GiB of data in one pass over the maps; larger stores take several.
+/// Memory that a check takes to compare blocks: enough for 64 GiB of data in one pass over the
+/// maps; larger stores take several.
 pub const MEMORY: u64 = 256 << 20;
 
 /// Verifies all metadata of a store that nobody serves. Only reads.
 ///
-/// A store that was not shut down cleanly is verified as of its last checkpoint, then opened over memory, so that recovery runs and a
-/// checkpoint of what it found is made, and verified again; nothing of that reaches the disk.
+/// A store that was not shut down cleanly is verified as of its last checkpoint, then opened over
+/// memory, so that recovery runs and a checkpoint of what it found is made, and verified again;
+/// nothing of that reaches the disk.
 ///
-/// Memory: [`MEMORY`] for what is compared, one bit for each block of a zone with table pages, at most 16 MiB for reads; for an unclean store
-/// also what recovery and one checkpoint write, up to 1 GiB.
+/// Memory: [`MEMORY`] for what is compared, one bit for each block of a zone with table pages, at
+/// most 16 MiB for reads; for an unclean store also what recovery and one checkpoint write, up to 1
+/// GiB.
 ///
 /// # Errors
-/// When there is no store to look at: `InvalidInput` (not a store, or its disk is too small), `Unsupported` (too new), `Corrupt` (both
-/// superblocks are damaged, or the disk is cut off). Everything else is a problem in the report.
+/// When there is no store to look at: `InvalidInput` (not a store, or its disk is too small),
+/// `Unsupported` (too new), `Corrupt` (both superblocks are damaged, or the disk is cut off).
+/// Everything else is a problem in the report.
 pub fn check(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(Progress)) -> Result<Report> {
     check_within(disk, MEMORY, progress)
 }
@@ -66,14 +74,20 @@ pub fn check(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(Progress)) -> Result
 ///
 /// # Errors
 /// As [`check`].
-pub fn check_within(disk: &Arc<dyn Disk>, memory: u64, progress: &mut dyn FnMut(Progress)) -> Result<Report> {
+pub fn check_within(
+    disk: &Arc<dyn Disk>,
+    memory: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report> {
     let mut report = Report::default();
     let superblock = places::superblocks(&**disk, &mut report)?;
     places::whole(&**disk, &superblock)?;
-    let identity = Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
+    let identity =
+        Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
     places::zone_list(&**disk, &identity, &superblock, &mut report);
     let mut proven = BlockSet::new(superblock.fixed.geometry);
-    Checker::new(&**disk, &identity, &superblock, &mut report, progress).run(memory, &mut |pba| !proven.insert(pba));
+    Checker::new(&**disk, &identity, &superblock, &mut report, progress)
+        .run(memory, &mut |pba| !proven.insert(pba));
     if !superblock.state.clean {
         recovered::check(disk, &superblock, &identity, memory, &proven, &mut report, progress);
     }

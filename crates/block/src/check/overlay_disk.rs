@@ -1,5 +1,5 @@
-//! A disk whose writes stay in memory, over one that is never touched: what recovery would do to a store can be looked at without
-//! doing it.
+//! A disk whose writes stay in memory, over one that is never touched: what recovery would do to a
+//! store can be looked at without doing it.
 //!
 //! Threads: any; a read sees each block as it was or as it became.
 
@@ -26,7 +26,12 @@ impl OverlayDisk {
     /// Over `base`, with room for `bytes` bytes of writes.
     pub(crate) fn new(base: Arc<dyn Disk>, bytes: u64) -> OverlayDisk {
         let blocks_max = usize::try_from(bytes / 4096).unwrap_or(usize::MAX);
-        OverlayDisk { base, written: RwLock::default(), blocks_max, overflowed: AtomicBool::new(false) }
+        OverlayDisk {
+            base,
+            written: RwLock::default(),
+            blocks_max,
+            overflowed: AtomicBool::new(false),
+        }
     }
 
     /// True when a block is not the base's.
@@ -66,13 +71,20 @@ impl Disk for OverlayDisk {
             if run.at.0 + run.blocks.len() as u64 > self.blocks() {
                 return Err(Error::new(
                     Kind::InvalidInput,
-                    format!("a write of {} blocks at {} is beyond the disk", run.blocks.len(), run.at),
+                    format!(
+                        "a write of {} blocks at {} is beyond the disk",
+                        run.blocks.len(),
+                        run.at
+                    ),
                 ));
             }
             for (at, block) in (run.at.0..).zip(run.blocks) {
                 if written.len() >= self.blocks_max && !written.contains_key(&at) {
                     self.overflowed.store(true, Ordering::Relaxed);
-                    return Err(Error::new(Kind::NoSpace, "no memory is left for what recovery would write"));
+                    return Err(Error::new(
+                        Kind::NoSpace,
+                        "no memory is left for what recovery would write",
+                    ));
                 }
                 written.entry(at).or_insert_with(Block::zeroed).0 = block.block.0;
             }

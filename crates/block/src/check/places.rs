@@ -1,9 +1,10 @@
 //! What lies at fixed places: two superblocks, and two copies of every page of the zone list.
 //!
-//! Both copies are written by turns, so their sequences follow each other; the two superblocks of a store that was shut down cleanly say
-//! the same. After a clean shutdown every copy must be whole: opening a store
-//! writes the torn copy of a superblock anew, and those of the zone list as well. After a crash one of two may be torn, because the crash
-//! may have met the very write of it: that is a note. A block that no tear explains (a foreign one, or one flipped bit) is a problem at any
+//! Both copies are written by turns, so their sequences follow each other; the two superblocks of a
+//! store that was shut down cleanly say the same. After a clean shutdown every copy must be whole:
+//! opening a store writes the torn copy of a superblock anew, and those of the zone list as well.
+//! After a crash one of two may be torn, because the crash may have met the very write of it: that
+//! is a note. A block that no tear explains (a foreign one, or one flipped bit) is a problem at any
 //! time.
 
 use onefold_core::{Block, Disk, Error, Pba, Result};
@@ -35,9 +36,14 @@ pub(crate) fn read_blocks(disk: &dyn Disk, places: &[Pba]) -> Vec<(Block, Result
 /// As opening the store: there is none, or it is not ours.
 pub(crate) fn superblocks(disk: &dyn Disk, report: &mut Report) -> Result<Superblock> {
     let blocks = read_blocks(disk, &SUPERBLOCKS);
-    let found: Vec<Found> = (0..).zip(&blocks).map(|(place, (block, _))| Superblock::decode(block, place)).collect();
-    let best = found.iter().filter_map(|found| if let Found::Good(superblock) = found { Some(superblock) } else { None });
-    let Some(best) = best.max_by_key(|superblock| superblock.state.sequence).map(|best| Superblock::clone(best)) else {
+    let found: Vec<Found> =
+        (0..).zip(&blocks).map(|(place, (block, _))| Superblock::decode(block, place)).collect();
+    let best = found.iter().filter_map(|found| {
+        if let Found::Good(superblock) = found { Some(superblock) } else { None }
+    });
+    let Some(best) =
+        best.max_by_key(|superblock| superblock.state.sequence).map(|best| Superblock::clone(best))
+    else {
         return crate::engine::read_superblock(disk);
     };
     report.clean = best.state.clean;
@@ -50,10 +56,16 @@ pub(crate) fn superblocks(disk: &dyn Disk, report: &mut Report) -> Result<Superb
     }
     let state = &best.state;
     if state.committed > state.durable || state.durable > state.last_window {
-        report.problem(Place::Superblock((state.sequence % 2) as u32), "its windows are in no possible order");
+        report.problem(
+            Place::Superblock((state.sequence % 2) as u32),
+            "its windows are in no possible order",
+        );
     }
     if state.clean && state.committed != state.durable {
-        report.problem(Place::Superblock((state.sequence % 2) as u32), "it is clean, but its tables do not hold all durable windows");
+        report.problem(
+            Place::Superblock((state.sequence % 2) as u32),
+            "it is clean, but its tables do not hold all durable windows",
+        );
     }
     Ok(best)
 }
@@ -61,20 +73,38 @@ pub(crate) fn superblocks(disk: &dyn Disk, report: &mut Report) -> Result<Superb
 fn judge_whole(report: &mut Report, place: u32, found: &Superblock, best: &Superblock) {
     let (sequence, newest) = (found.state.sequence, best.state.sequence);
     if sequence % 2 != u64::from(place) {
-        report.problem(Place::Superblock(place), format!("number {sequence} does not belong at this place"));
+        report.problem(
+            Place::Superblock(place),
+            format!("number {sequence} does not belong at this place"),
+        );
     } else if sequence != newest && sequence.wrapping_add(1) != newest {
-        let what = format!("it is number {sequence}, but the other one is number {newest}: a write between them was lost");
+        let what = format!(
+            "it is number {sequence}, but the other one is number {newest}: a write between them was lost"
+        );
         report.problem(Place::Superblock(place), what);
     }
     if best.state.clean && !found.is_twin_of(best) && found.fixed == best.fixed {
-        report.problem(Place::Superblock(place), "it is of another checkpoint than the other one: a write was lost");
+        report.problem(
+            Place::Superblock(place),
+            "it is of another checkpoint than the other one: a write was lost",
+        );
     }
     if found.fixed != best.fixed {
-        report.problem(Place::Superblock(place), "it disagrees with the other one about what never changes");
+        report.problem(
+            Place::Superblock(place),
+            "it disagrees with the other one about what never changes",
+        );
     }
 }
 
-fn judge_damaged(report: &mut Report, place: u32, found: &Found, block: &Block, read: &Result<()>, best: &Superblock) {
+fn judge_damaged(
+    report: &mut Report,
+    place: u32,
+    found: &Found,
+    block: &Block,
+    read: &Result<()>,
+    best: &Superblock,
+) {
     let at = Place::Superblock(place);
     if let Err(e) = read {
         return report.problem(at, format!("it can't be read: {e}"));
@@ -84,9 +114,14 @@ fn judge_damaged(report: &mut Report, place: u32, found: &Found, block: &Block, 
     }
     match found {
         Found::Damaged if !best.state.clean && best.explains_tear(block, place) => {
-            report.note(format!("{at}: it is torn, as a crash leaves it; the next opening writes it anew"));
+            report.note(format!(
+                "{at}: it is torn, as a crash leaves it; the next opening writes it anew"
+            ));
         }
-        Found::OtherVersion(version) => report.problem(at, format!("it says that it has format version {version}, unlike the other one")),
+        Found::OtherVersion(version) => report.problem(
+            at,
+            format!("it says that it has format version {version}, unlike the other one"),
+        ),
         Found::Foreign => report.problem(at, "it is no superblock, unlike the other one"),
         Found::Damaged | Found::Good(_) => report.problem(at, "it is damaged"),
     }
@@ -98,12 +133,23 @@ pub(crate) fn is_superblock(block: &Block, place: u32) -> bool {
 }
 
 /// Judges both copies of every page of the zone list.
-pub(crate) fn zone_list(disk: &dyn Disk, identity: &Identity, superblock: &Superblock, report: &mut Report) {
+pub(crate) fn zone_list(
+    disk: &dyn Disk,
+    identity: &Identity,
+    superblock: &Superblock,
+    report: &mut Report,
+) {
     let geometry = superblock.fixed.geometry;
     for page in 0..geometry.list_pages {
         let places = geometry.list_page(page);
         let blocks = read_blocks(disk, &places);
-        let decode = |n: usize| blocks[n].1.as_ref().ok().and_then(|()| Page::decode(identity, &blocks[n].0, page, places[n].0));
+        let decode = |n: usize| {
+            blocks[n]
+                .1
+                .as_ref()
+                .ok()
+                .and_then(|()| Page::decode(identity, &blocks[n].0, page, places[n].0))
+        };
         let copies = [decode(0), decode(1)];
         for n in 0..2 {
             let at = Place::ZoneList(page, places[n]);
@@ -112,14 +158,20 @@ pub(crate) fn zone_list(disk: &dyn Disk, identity: &Identity, superblock: &Super
                 (Some(copy), _) => judge_copy(report, &at, n, copy, other, superblock),
                 (None, Err(e)) => report.problem(at, format!("it can't be read: {e}")),
                 (None, Ok(())) => {
-                    let rot = rot::rotten_bit(&blocks[n].0, |block| Page::decode(identity, block, page, places[n].0).is_some());
+                    let rot = rot::rotten_bit(&blocks[n].0, |block| {
+                        Page::decode(identity, block, page, places[n].0).is_some()
+                    });
                     match (rot, other) {
-                        (Some(bit), _) => report.problem(at, format!("it is damaged: bit {bit} is flipped")),
+                        (Some(bit), _) => {
+                            report.problem(at, format!("it is damaged: bit {bit} is flipped"))
+                        }
                         (None, Some(_)) if !superblock.state.clean => {
                             report.note(format!("{at}: it is torn, as a crash leaves it; the next opening writes it anew"));
                         }
                         (None, Some(_)) => report.problem(at, "it is damaged"),
-                        (None, None) => report.problem(at, "it is damaged, and so is the other copy"),
+                        (None, None) => {
+                            report.problem(at, "it is damaged, and so is the other copy")
+                        }
                     }
                 }
             }
@@ -127,18 +179,35 @@ pub(crate) fn zone_list(disk: &dyn Disk, identity: &Identity, superblock: &Super
     }
 }
 
-fn judge_copy(report: &mut Report, at: &Place, place: usize, copy: &Page, other: Option<&Page>, superblock: &Superblock) {
+fn judge_copy(
+    report: &mut Report,
+    at: &Place,
+    place: usize,
+    copy: &Page,
+    other: Option<&Page>,
+    superblock: &Superblock,
+) {
     let (geometry, state) = (superblock.fixed.geometry, &superblock.state);
     if copy.sequence % 2 != place as u64 {
-        report.problem(at.clone(), format!("version {} does not belong at this place", copy.sequence));
-    } else if let Some(other) = other.filter(|other| copy.sequence.abs_diff(other.sequence) != 1 && other.sequence > copy.sequence) {
-        let what =
-            format!("it is version {}, but the other copy is version {}: a write between them was lost", copy.sequence, other.sequence);
+        report.problem(
+            at.clone(),
+            format!("version {} does not belong at this place", copy.sequence),
+        );
+    } else if let Some(other) = other.filter(|other| {
+        copy.sequence.abs_diff(other.sequence) != 1 && other.sequence > copy.sequence
+    }) {
+        let what = format!(
+            "it is version {}, but the other copy is version {}: a write between them was lost",
+            copy.sequence, other.sequence
+        );
         report.problem(at.clone(), what);
     }
     let newest = other.is_none_or(|other| other.sequence < copy.sequence);
     if state.clean && newest && copy.durable > state.durable {
-        let what = format!("it knows of window {}, but the superblock, which is clean, only of {}", copy.durable, state.durable);
+        let what = format!(
+            "it knows of window {}, but the superblock, which is clean, only of {}",
+            copy.durable, state.durable
+        );
         report.problem(at.clone(), what);
     }
     for Entry { zone, generation, carriers } in copy.entries.iter().flatten() {
@@ -146,10 +215,16 @@ fn judge_copy(report: &mut Report, at: &Place, place: usize, copy: &Page, other:
             report.problem(at.clone(), format!("it names zone {zone}, which there is not"));
         }
         if *generation == 0 || state.clean && *generation >= state.next_generation {
-            report.problem(at.clone(), format!("it gives zone {zone} the generation {generation}, which was never given"));
+            report.problem(
+                at.clone(),
+                format!("it gives zone {zone} the generation {generation}, which was never given"),
+            );
         }
-        if carriers.is_some_and(|carriers| carriers.iter().any(|n| n as u64 >= geometry.zone_blocks)) {
-            report.problem(at.clone(), format!("it knows of carriers beyond the end of zone {zone}"));
+        if carriers
+            .is_some_and(|carriers| carriers.iter().any(|n| n as u64 >= geometry.zone_blocks))
+        {
+            report
+                .problem(at.clone(), format!("it knows of carriers beyond the end of zone {zone}"));
         }
     }
 }
@@ -161,7 +236,9 @@ pub(crate) fn listed(disk: &dyn Disk, identity: &Identity, superblock: &Superblo
         let places = geometry.list_page(page);
         let blocks = read_blocks(disk, &places);
         let whole = blocks.iter().zip(places).filter(|((_, read), _)| read.is_ok());
-        whole.filter_map(|((block, _), at)| Page::decode(identity, block, page, at.0)).max_by_key(|page| page.sequence)
+        whole
+            .filter_map(|((block, _), at)| Page::decode(identity, block, page, at.0))
+            .max_by_key(|page| page.sequence)
     });
     newest
         .flat_map(|page| page.entries.into_iter().flatten())
@@ -173,6 +250,9 @@ pub(crate) fn listed(disk: &dyn Disk, identity: &Identity, superblock: &Superblo
 pub(crate) fn whole(disk: &dyn Disk, superblock: &Superblock) -> Result<()> {
     let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
     superblock.fixed.geometry.checked(has).map(|_| ()).map_err(|_| {
-        Error::new(onefold_core::Kind::Corrupt, format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"))
+        Error::new(
+            onefold_core::Kind::Corrupt,
+            format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"),
+        )
     })
 }

@@ -1,11 +1,13 @@
 //! The changes of a store that no checkpoint holds: what an opening would make of them.
 //!
-//! The engine itself recovers the store and makes one checkpoint of it, over a disk that keeps every write in memory; the result is verified
-//! like any checkpoint. So whatever recovery misses (a carrier below the durable window, a record that names nothing) is found by the very
-//! code that would meet it, and whatever it would do wrong is found as well.
+//! The engine itself recovers the store and makes one checkpoint of it, over a disk that keeps
+//! every write in memory; the result is verified like any checkpoint. So whatever recovery misses
+//! (a carrier below the durable window, a record that names nothing) is found by the very code that
+//! would meet it, and whatever it would do wrong is found as well.
 //!
-//! A carrier that was acknowledged but not yet told durable by a later one can't be missed by recovery: it looks like one that was torn. One
-//! flipped bit in it is not a tear, though, and is found here.
+//! A carrier that was acknowledged but not yet told durable by a later one can't be missed by
+//! recovery: it looks like one that was torn. One flipped bit in it is not a tear, though, and is
+//! found here.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,7 +33,8 @@ use crate::{
     settings::{MEMORY_MIN, Settings},
 };
 
-/// Bytes that recovery and its checkpoint may write to memory; with more, the checkpoint is left out.
+/// Bytes that recovery and its checkpoint may write to memory; with more, the checkpoint is left
+/// out.
 pub(crate) const OVERLAY_BYTES: u64 = 1 << 30;
 
 /// Damaged carriers that are tried for a flipped bit: each takes some 50 ms.
@@ -58,10 +61,16 @@ pub(crate) fn check(
 ) {
     progress(Progress { what: Phase::Recovery, done: 0, total: 0 });
     for (pba, bit, _) in rotten_carriers(&**disk, superblock, identity) {
-        report.problem(Place::Block(pba), format!("it is a carrier, but damaged: bit {bit} is flipped"));
+        report.problem(
+            Place::Block(pba),
+            format!("it is a carrier, but damaged: bit {bit} is flipped"),
+        );
     }
     for (pba, bit, _) in rotten_pages(&**disk, superblock, identity) {
-        report.problem(Place::Block(pba), format!("it is a page of the leftover table, but damaged: bit {bit} is flipped"));
+        report.problem(
+            Place::Block(pba),
+            format!("it is a page of the leftover table, but damaged: bit {bit} is flipped"),
+        );
     }
     let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
     let opened = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN));
@@ -77,7 +86,12 @@ pub(crate) fn check(
         Err(_) if overlay.overflowed() => {
             return report.note("the changes since the last checkpoint are too many to try a checkpoint of them in memory");
         }
-        Err(e) => return report.problem(Place::Store, format!("after its recovery no checkpoint can be made: {e}")),
+        Err(e) => {
+            return report.problem(
+                Place::Store,
+                format!("after its recovery no checkpoint can be made: {e}"),
+            );
+        }
     }
     drop(engine);
     match crate::engine::read_superblock(&*overlay) {
@@ -96,12 +110,17 @@ pub(crate) fn check(
 }
 
 /// Carriers in the listed zones that one flipped bit damaged: where, which bit, and as they were.
-pub(crate) fn rotten_carriers(disk: &dyn Disk, superblock: &Superblock, identity: &Identity) -> Vec<(Pba, usize, Box<Block>)> {
+pub(crate) fn rotten_carriers(
+    disk: &dyn Disk,
+    superblock: &Superblock,
+    identity: &Identity,
+) -> Vec<(Pba, usize, Box<Block>)> {
     let geometry = superblock.fixed.geometry;
     let mut suspects: Vec<(Pba, u64, Box<Block>)> = Vec::new();
     for entry in places::listed(disk, identity, superblock) {
         let start = geometry.start_of(entry.zone);
-        let all = (0..geometry.zone_blocks).filter(|&n| entry.carriers.is_none_or(|carriers| carriers.get(n as usize)));
+        let all = (0..geometry.zone_blocks)
+            .filter(|&n| entry.carriers.is_none_or(|carriers| carriers.get(n as usize)));
         let blocks: Vec<Pba> = all.map(|n| start.plus(n)).collect();
         read_each(disk, &blocks, &mut |pba, block| {
             if let Ok(block) = block
@@ -115,10 +134,12 @@ pub(crate) fn rotten_carriers(disk: &dyn Disk, superblock: &Superblock, identity
     }
     let committed = superblock.state.committed;
     let healed = suspects.into_iter().filter_map(|(pba, generation, mut block)| {
-        // Carriers of earlier lives of a zone, and those that a checkpoint holds, mean nothing any more.
+        // Carriers of earlier lives of a zone, and those that a checkpoint holds, mean nothing any
+        // more.
         let whole = |block: &Block| {
             let header = Carrier::proven(identity, block, pba).map(|carrier| carrier.header);
-            header.is_some_and(|header| header.generation == generation && header.window > committed)
+            header
+                .is_some_and(|header| header.generation == generation && header.window > committed)
         };
         rot::heal(&mut block, whole).map(|bit| (pba, bit, block))
     });

@@ -9,7 +9,8 @@ use crate::format::{
     page::{PageId, Table},
 };
 
-/// Problems that a report names; more are only counted, so that a wrecked store costs bounded memory.
+/// Problems that a report names; more are only counted, so that a wrecked store costs bounded
+/// memory.
 pub const PROBLEMS_MAX: usize = 1000;
 
 /// Where something is.
@@ -99,10 +100,11 @@ pub struct Report {
     pub leaked_blocks: u64,
     /// Blocks whose count is saturated; a repair restores them.
     pub saturated_blocks: u64,
-    /// Addresses whose data an earlier repair found to be lost. They read as errors until they are written; nothing is wrong with them otherwise.
+    /// Addresses whose data an earlier repair found to be lost. They read as errors until they are
+    /// written; nothing is wrong with them otherwise.
     pub lost_addresses: u64,
-    /// Addresses in critical ranges whose block has other names: written before the range was made one. With tables in place not
-    /// counted before a crash's counts are exact again.
+    /// Addresses in critical ranges whose block has other names: written before the range was made
+    /// one. With tables in place not counted before a crash's counts are exact again.
     pub shared_critical: u64,
     /// Ranges that are still to be applied to the maps.
     pub pending_discards: u64,
@@ -142,7 +144,9 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Store => write!(f, "store"),
-            Place::Superblock(place) => write!(f, "superblock {place} (block {})", SUPERBLOCKS[*place as usize % 2]),
+            Place::Superblock(place) => {
+                write!(f, "superblock {place} (block {})", SUPERBLOCKS[*place as usize % 2])
+            }
             Place::ZoneList(page, at) => write!(f, "zone list page {page} (block {at})"),
             Place::Page(id, at) => write!(f, "{} (block {at})", Named(*id)),
             Place::Volume(id) => write!(f, "volume {id}"),

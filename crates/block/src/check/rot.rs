@@ -1,12 +1,15 @@
-//! Telling rot from a tear: a block that one flipped bit makes whole was written whole and rotted later.
+//! Telling rot from a tear: a block that one flipped bit makes whole was written whole and rotted
+//! later.
 //!
-//! A write torn at 512 bytes mixes sectors of two versions, which differ in more than one bit: a superblock in its sequence, a page of the
-//! zone list in a whole entry, a carrier in its checksum. So one bit is never the mark of a crash, and flipping it back restores exactly
-//! what was written: the checksums (64 bits; 128 for carriers) leave no room for chance among 32,768 tries.
+//! A write torn at 512 bytes mixes sectors of two versions, which differ in more than one bit: a
+//! superblock in its sequence, a page of the zone list in a whole entry, a carrier in its checksum.
+//! So one bit is never the mark of a crash, and flipping it back restores exactly what was written:
+//! the checksums (64 bits; 128 for carriers) leave no room for chance among 32,768 tries.
 
 use onefold_core::Block;
 
-/// Flips single bits of `block` until it is `whole`. Returns the bit, which stays flipped; without one the block is as before.
+/// Flips single bits of `block` until it is `whole`. Returns the bit, which stays flipped; without
+/// one the block is as before.
 pub(crate) fn heal(block: &mut Block, whole: impl Fn(&Block) -> bool) -> Option<usize> {
     for bit in 0..block.0.len() * 8 {
         block.0[bit / 8] ^= 1 << (bit % 8);

@@ -1,9 +1,12 @@
-//! Verifying the data itself: every block with references is read, expanded, and compared with all 128 bits of its fingerprint.
+//! Verifying the data itself: every block with references is read, expanded, and compared with all
+//! 128 bits of its fingerprint.
 //!
-//! A store at work goes on meanwhile. Leaves of references are taken batch by batch, each batch from the newest checkpoint, which is
-//! held until its blocks are read: a block that it names is not handed out again before, so whatever is found there must be the block that the
-//! table describes. Between batches nothing is held, and a checkpoint waits for one batch at most. Blocks written since the last
-//! checkpoint come with the next scrub; their reads are verified anyway.
+//! A store at work goes on meanwhile. Leaves of references are taken batch by batch, each batch
+//! from the newest checkpoint, which is held until its blocks are read: a block that it names is
+//! not handed out again before, so whatever is found there must be the block that the
+//! table describes. Between batches nothing is held, and a checkpoint waits for one batch at most.
+//! Blocks written since the last checkpoint come with the next scrub; their reads are verified
+//! anyway.
 //!
 //! Threads: the caller's; locks are held only to take the checkpoint.
 
@@ -27,7 +30,8 @@ use crate::{
     settings::{MEMORY_MIN, Settings},
 };
 
-/// Leaves of references whose blocks are read while one checkpoint is held: 2,016 blocks, some milliseconds.
+/// Leaves of references whose blocks are read while one checkpoint is held: 2,016 blocks, some
+/// milliseconds.
 const LEAVES: usize = 2;
 
 /// Leaves of a map that are looked through together.
@@ -82,9 +86,14 @@ impl ScrubReport {
 type Expected = BTreeMap<Pba, (Fingerprint, bool)>;
 
 impl Engine {
-    /// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is asked now and then; when it is true the report
-    /// says how far it came. Writes, reads and checkpoints go on.
-    pub fn scrub(&self, progress: &mut dyn FnMut(Progress), cancel: &mut dyn FnMut() -> bool) -> ScrubReport {
+    /// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
+    /// asked now and then; when it is true the report says how far it came. Writes, reads and
+    /// checkpoints go on.
+    pub fn scrub(
+        &self,
+        progress: &mut dyn FnMut(Progress),
+        cancel: &mut dyn FnMut() -> bool,
+    ) -> ScrubReport {
         let mut report = ScrubReport::default();
         let mut leaves = Leaves::new(Table::References, 0);
         loop {
@@ -95,7 +104,11 @@ impl Engine {
                 report.cancelled = true;
                 break;
             }
-            let Some(found) = leaves.next(self, &snapshot.state.references, LEAVES, &mut report.unread) else { break };
+            let Some(found) =
+                leaves.next(self, &snapshot.state.references, LEAVES, &mut report.unread)
+            else {
+                break;
+            };
             let expected = self.expected(&snapshot, &found, &mut report.unread);
             report.blocks += expected.len() as u64;
             self.verify_blocks(&expected, &mut report);
@@ -106,11 +119,19 @@ impl Engine {
     }
 
     /// What the blocks of some leaves of references must be, those with references.
-    fn expected(&self, snapshot: &Snapshot, references: &[Leaf], unread: &mut Vec<String>) -> Expected {
+    fn expected(
+        &self,
+        snapshot: &Snapshot,
+        references: &[Leaf],
+        unread: &mut Vec<String>,
+    ) -> Expected {
         let mut carried: BTreeMap<Pba, bool> = BTreeMap::new();
         for (leaf, _, page) in references {
             for slot in 0..Table::References.per_leaf() {
-                let (pba, entry) = (Pba(leaf * Table::References.per_leaf() + slot), ReferenceEntry::get(page, slot));
+                let (pba, entry) = (
+                    Pba(leaf * Table::References.per_leaf() + slot),
+                    ReferenceEntry::get(page, slot),
+                );
                 if entry.references > 0 && self.fixed.geometry.holds(pba) {
                     carried.insert(pba, entry.carried);
                 }
@@ -120,11 +141,23 @@ impl Engine {
         let mut wanted: Vec<u64> = carried.keys().map(|pba| pba.0 / per_leaf).collect();
         wanted.dedup();
         let mut expected = Expected::new();
-        for (leaf, _, page) in leaves::read(self, Table::Fingerprints, 0, &snapshot.state.fingerprints, &wanted, unread) {
+        for (leaf, _, page) in leaves::read(
+            self,
+            Table::Fingerprints,
+            0,
+            &snapshot.state.fingerprints,
+            &wanted,
+            unread,
+        ) {
             let blocks = carried.range(Pba(leaf * per_leaf)..Pba((leaf + 1) * per_leaf));
-            let known = blocks.map(|(&pba, &carried)| (pba, (page::fingerprint(&page, pba.0 % per_leaf), carried)));
-            // In place, a fingerprint may not be written yet, or may have been lost in a crash: reads compare what the map holds of it.
-            expected.extend(known.filter(|(_, (fingerprint, _))| !self.in_place() || *fingerprint != Fingerprint::default()));
+            let known = blocks.map(|(&pba, &carried)| {
+                (pba, (page::fingerprint(&page, pba.0 % per_leaf), carried))
+            });
+            // In place, a fingerprint may not be written yet, or may have been lost in a crash:
+            // reads compare what the map holds of it.
+            expected.extend(known.filter(|(_, (fingerprint, _))| {
+                !self.in_place() || *fingerprint != Fingerprint::default()
+            }));
         }
         expected
     }
@@ -135,15 +168,19 @@ impl Engine {
         let mut pending: Vec<(Pba, Fingerprint, Block)> = Vec::with_capacity(HASHED);
         read_each(&*self.disk, &places, &mut |pba, block| {
             let &(fingerprint, carried) = &expected[&pba];
-            let content = block.map_err(|e| format!("can't be read: {e}")).and_then(|block| match carried {
-                false => Ok(block.clone()),
-                true => {
-                    let carrier = Carrier::proven(&self.identity, block, pba).ok_or("is a damaged carrier, or none")?;
-                    let mut expanded = Block::zeroed();
-                    carrier.expand(&mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
-                    Ok(*expanded)
-                }
-            });
+            let content =
+                block.map_err(|e| format!("can't be read: {e}")).and_then(|block| match carried {
+                    false => Ok(block.clone()),
+                    true => {
+                        let carrier = Carrier::proven(&self.identity, block, pba)
+                            .ok_or("is a damaged carrier, or none")?;
+                        let mut expanded = Block::zeroed();
+                        carrier
+                            .expand(&mut expanded)
+                            .map_err(|e| format!("can't be expanded: {e}"))?;
+                        Ok(*expanded)
+                    }
+                });
             match content {
                 Ok(content) => pending.push((pba, fingerprint, content)),
                 Err(what) => report.add(pba, what),
@@ -155,7 +192,11 @@ impl Engine {
         self.compare_hashes(&mut pending, report);
     }
 
-    fn compare_hashes(&self, pending: &mut Vec<(Pba, Fingerprint, Block)>, report: &mut ScrubReport) {
+    fn compare_hashes(
+        &self,
+        pending: &mut Vec<(Pba, Fingerprint, Block)>,
+        report: &mut ScrubReport,
+    ) {
         let blocks: Vec<&Block> = pending.iter().map(|(.., block)| block).collect();
         let found = self.identity.fingerprinter.many(&blocks);
         for (&(pba, expected, _), found) in pending.iter().zip(found) {
@@ -167,27 +208,45 @@ impl Engine {
     }
 
     /// Finds the addresses that name bad blocks.
-    fn name_bad(&self, report: &mut ScrubReport, progress: &mut dyn FnMut(Progress), cancel: &mut dyn FnMut() -> bool) {
+    fn name_bad(
+        &self,
+        report: &mut ScrubReport,
+        progress: &mut dyn FnMut(Progress),
+        cancel: &mut dyn FnMut() -> bool,
+    ) {
         if report.bad.is_empty() {
             return;
         }
-        let bad: BTreeMap<Pba, usize> = report.bad.iter().zip(0..).map(|(bad, n)| (bad.pba, n)).collect();
+        let bad: BTreeMap<Pba, usize> =
+            report.bad.iter().zip(0..).map(|(bad, n)| (bad.pba, n)).collect();
         let volumes: Vec<VolumeId> = self.snapshot().volumes.keys().copied().collect();
         for (n, &id) in volumes.iter().enumerate() {
             let mut leaves = Leaves::new(Table::Map, id.0);
             loop {
-                progress(Progress { what: Phase::Names, done: n as u64, total: volumes.len() as u64 });
+                progress(Progress {
+                    what: Phase::Names,
+                    done: n as u64,
+                    total: volumes.len() as u64,
+                });
                 if cancel() {
                     report.cancelled = true;
                     return;
                 }
                 let snapshot = self.snapshot();
-                let Some(volume) = snapshot.volumes.get(&id).filter(|volume| !volume.name.is_empty()) else { break };
-                let Some(found) = leaves.next(self, &volume.map, MAP_LEAVES, &mut report.unread) else { break };
+                let Some(volume) =
+                    snapshot.volumes.get(&id).filter(|volume| !volume.name.is_empty())
+                else {
+                    break;
+                };
+                let Some(found) = leaves.next(self, &volume.map, MAP_LEAVES, &mut report.unread)
+                else {
+                    break;
+                };
                 for (leaf, pointer, page) in found {
                     for slot in 0..Table::Map.per_leaf() {
                         let lba = Lba(leaf * Table::Map.per_leaf() + slot);
-                        if let Some(MapEntry::Block { pba, .. }) = entry_in(&snapshot.discards, id, lba, Some((&pointer, &page)))
+                        if let Some(MapEntry::Block { pba, .. }) =
+                            entry_in(&snapshot.discards, id, lba, Some((&pointer, &page)))
                             && let Some(&n) = bad.get(&pba)
                         {
                             let bad = &mut report.bad[n];
@@ -212,11 +271,16 @@ impl ScrubReport {
     }
 }
 
-/// Verifies all data of a store that nobody serves; nothing is written. What no checkpoint holds is recovered in memory first.
+/// Verifies all data of a store that nobody serves; nothing is written. What no checkpoint holds is
+/// recovered in memory first.
 ///
 /// # Errors
 /// As opening the store.
-pub fn scrub(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(Progress), cancel: &mut dyn FnMut() -> bool) -> Result<ScrubReport> {
+pub fn scrub(
+    disk: &Arc<dyn Disk>,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+) -> Result<ScrubReport> {
     let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
     let engine = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN))?;
     match engine.checkpoint() {

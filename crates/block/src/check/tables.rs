@@ -1,12 +1,15 @@
-//! The structured tables of a checkpoint: every page, every entry, and whether they agree with each other.
+//! The structured tables of a checkpoint: every page, every entry, and whether they agree with each
+//! other.
 //!
 //! 1. Catalogue and pending discards, whole.
 //! 2. Tables of references, fingerprints and zones: every page, and what an entry can show alone.
-//! 3. For one stretch of zones after the other, as many as memory allows: bitmaps, counts and fingerprints are loaded, all maps walked and
-//!    counted, then each block is compared (`compare.rs`), and its carriers are read.
+//! 3. For one stretch of zones after the other, as many as memory allows: bitmaps, counts and
+//!    fingerprints are loaded, all maps walked and counted, then each block is compared
+//!    (`compare.rs`), and its carriers are read.
 //!
-//! Nothing is written and nothing is believed: a damaged page is reported once, and what it would have told is left out of judgement, so
-//! that one flipped bit gives one problem and not a thousand.
+//! Nothing is written and nothing is believed: a damaged page is reported once, and what it would
+//! have told is left out of judgement, so that one flipped bit gives one problem and not a
+//! thousand.
 
 use std::ops::Range;
 
@@ -57,7 +60,8 @@ pub(crate) struct Checker<'a> {
     /// Stretches of zones whose blocks were compared together.
     pub(crate) stretches: Vec<Range<u64>>,
     read: u64,
-    /// Leaves are written in place: counts include the fingerprint's own reference, and change between checkpoints.
+    /// Leaves are written in place: counts include the fingerprint's own reference, and change
+    /// between checkpoints.
     pub(crate) in_place: bool,
     /// Counts may be too high.
     pub(crate) inexact: bool,
@@ -82,7 +86,9 @@ impl Visit for Pass<'_, '_, '_> {
             return self.checker.admit(id, pointer, parent);
         }
         let below = leaves_below(id);
-        self.checker.geometry.holds(pointer.address) && below.start < self.leaves.end && self.leaves.start < below.end
+        self.checker.geometry.holds(pointer.address)
+            && below.start < self.leaves.end
+            && self.leaves.start < below.end
     }
 
     fn page(&mut self, id: PageId, pointer: &Pointer, page: Result<&Block>) {
@@ -136,7 +142,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks all tables; carriers for which `proven` is true are not read. Uses about `memory` bytes.
+    /// Checks all tables; carriers for which `proven` is true are not read. Uses about `memory`
+    /// bytes.
     pub(crate) fn run(&mut self, memory: u64, proven: &mut dyn FnMut(Pba) -> bool) {
         (self.report.leaked_blocks, self.report.carriers, self.report.lost_addresses) = (0, 0, 0);
         // In place, a fingerprint may not be written yet, or may have been lost in a crash.
@@ -155,15 +162,29 @@ impl<'a> Checker<'a> {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
         }
         self.report.pages = self.read;
-        self.report.volumes = self.volumes.iter().filter(|volume| !volume.name.is_empty()).count() as u64;
+        self.report.volumes =
+            self.volumes.iter().filter(|volume| !volume.name.is_empty()).count() as u64;
         self.report.pending_discards = self.discards.len() as u64;
     }
 
     /// Walks a tree: all of it, judging its pages, or quietly those `leaves` that are wanted.
-    pub(crate) fn walk(&mut self, table: Table, volume: u32, root: &Root, leaves: Option<Range<u64>>, leaf: Leaf<'_, 'a>) {
+    pub(crate) fn walk(
+        &mut self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        leaves: Option<Range<u64>>,
+        leaf: Leaf<'_, 'a>,
+    ) {
         let (walker, committed) = (self.walker, self.state.committed);
         let (first, leaves) = (leaves.is_none(), leaves.unwrap_or(0..u64::MAX));
-        walker.walk(table, volume, root, committed, &mut Pass { checker: self, first, leaves, leaf });
+        walker.walk(
+            table,
+            volume,
+            root,
+            committed,
+            &mut Pass { checker: self, first, leaves, leaf },
+        );
     }
 
     /// Judges a page by what its parent says of it. Returns whether it is worth reading.
@@ -189,8 +210,13 @@ impl<'a> Checker<'a> {
             "its block belongs to another page as well"
         } else {
             if pointer.birth > parent {
-                self.report
-                    .problem(place.clone(), format!("it is of window {}, newer than window {parent} of what names it", pointer.birth));
+                self.report.problem(
+                    place.clone(),
+                    format!(
+                        "it is of window {}, newer than window {parent} of what names it",
+                        pointer.birth
+                    ),
+                );
             }
             self.pages.insert(pointer.address);
             return true;
@@ -205,7 +231,8 @@ impl<'a> Checker<'a> {
         self.geometry.holds(pba) && self.geometry.zone_of(pba).0 < self.zones_in_use()
     }
 
-    /// Zones below this one may be in use: of leaves in place, those opened since the checkpoint as well.
+    /// Zones below this one may be in use: of leaves in place, those opened since the checkpoint as
+    /// well.
     fn zones_in_use(&self) -> u64 {
         if self.in_place && !self.state.clean { self.geometry.zones } else { self.state.high_water }
     }
@@ -218,7 +245,9 @@ impl<'a> Checker<'a> {
         let entries = below.start.saturating_mul(per_leaf)..below.end.saturating_mul(per_leaf);
         match id.table {
             Table::Map => self.maps_dark = true,
-            Table::Catalogue => (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true),
+            Table::Catalogue => {
+                (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true)
+            }
             Table::References => self.dark.references.push(entries),
             Table::Fingerprints => self.dark.fingerprints.push(entries),
             Table::Zones => self.dark.zones.push(entries),
@@ -232,11 +261,16 @@ impl<'a> Checker<'a> {
         self.read += 1;
         if self.read.is_multiple_of(256) {
             let total = self.state.used_blocks.saturating_sub(self.state.live_blocks);
-            (self.progress)(Progress { what: if id.table == Table::Map { Phase::Maps } else { Phase::Tables }, done: self.read, total });
+            (self.progress)(Progress {
+                what: if id.table == Table::Map { Phase::Maps } else { Phase::Tables },
+                done: self.read,
+                total,
+            });
         }
         let entries = id.table.per_leaf() as usize * id.table.entry_bytes();
         if body(page)[entries..].iter().any(|&byte| byte != 0) {
-            self.report.problem(Place::Page(id, pointer.address), "something lies behind its last entry");
+            self.report
+                .problem(Place::Page(id, pointer.address), "something lies behind its last entry");
         }
     }
 
@@ -244,10 +278,14 @@ impl<'a> Checker<'a> {
     fn index(&mut self) {
         let (bits, blocks) = (self.state.index_bits, self.geometry.blocks());
         self.walk(Table::Index, 0, &self.state.index, None, &mut |checker, id, pointer, page| {
-            let wrong = paged::entries(page).any(|entry| paged::page_of(entry.hash, bits) != id.index || entry.pba.0 >= blocks);
+            let wrong = paged::entries(page)
+                .any(|entry| paged::page_of(entry.hash, bits) != id.index || entry.pba.0 >= blocks);
             if wrong {
                 checker.index_dark = true;
-                checker.report.problem(Place::Page(id, pointer.address), "it has an entry that belongs elsewhere");
+                checker.report.problem(
+                    Place::Page(id, pointer.address),
+                    "it has an entry that belongs elsewhere",
+                );
             }
         });
     }
@@ -256,30 +294,43 @@ impl<'a> Checker<'a> {
     fn references(&mut self) {
         let mut live = 0;
         let mut saturated = 0;
-        self.walk(Table::References, 0, &self.state.references, None, &mut |checker, id, _, page| {
-            for slot in 0..Table::References.per_leaf() {
-                let pba = Pba(id.index * Table::References.per_leaf() + slot);
-                let entry = ReferenceEntry::get(page, slot);
-                if entry.references == 0 {
-                    continue;
+        self.walk(
+            Table::References,
+            0,
+            &self.state.references,
+            None,
+            &mut |checker, id, _, page| {
+                for slot in 0..Table::References.per_leaf() {
+                    let pba = Pba(id.index * Table::References.per_leaf() + slot);
+                    let entry = ReferenceEntry::get(page, slot);
+                    if entry.references == 0 {
+                        continue;
+                    }
+                    live += 1;
+                    saturated += u64::from(entry.references == ReferenceEntry::SATURATED);
+                    if !checker.may_hold(pba) {
+                        let what = format!(
+                            "it has {} references, but lies where no data can be",
+                            entry.references
+                        );
+                        checker.report.problem(Place::Block(pba), what);
+                    }
                 }
-                live += 1;
-                saturated += u64::from(entry.references == ReferenceEntry::SATURATED);
-                if !checker.may_hold(pba) {
-                    let what = format!("it has {} references, but lies where no data can be", entry.references);
-                    checker.report.problem(Place::Block(pba), what);
-                }
-            }
-        });
+            },
+        );
         if self.dark.references.is_empty() && live != self.state.live_blocks && !self.in_place {
-            let what = format!("it counts {} blocks with references, but there are {live}", self.state.live_blocks);
+            let what = format!(
+                "it counts {} blocks with references, but there are {live}",
+                self.state.live_blocks
+            );
             self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
         }
         self.report.live_blocks = live;
         self.report.saturated_blocks = saturated;
     }
 
-    /// The zone table. Returns the stretches of zones whose blocks are compared together, of about `most` zones in use.
+    /// The zone table. Returns the stretches of zones whose blocks are compared together, of about
+    /// `most` zones in use.
     fn zones(&mut self, most: u64) -> Vec<Range<u64>> {
         let (mut used, mut in_use) = (0, 0);
         let mut starts = vec![0];
@@ -293,13 +344,16 @@ impl<'a> Checker<'a> {
                     continue;
                 }
                 if zone < checker.geometry.first_zone() || zone.0 >= checker.state.high_water {
-                    checker
-                        .report
-                        .problem(Place::Page(id, pointer.address), format!("it has blocks in use in zone {zone}, which has none"));
+                    checker.report.problem(
+                        Place::Page(id, pointer.address),
+                        format!("it has blocks in use in zone {zone}, which has none"),
+                    );
                     continue;
                 }
                 if bitmap.iter().any(|n| n as u64 >= checker.geometry.zone_blocks) {
-                    checker.report.problem(Place::Zone(zone), "its bitmap has blocks in use beyond its end");
+                    checker
+                        .report
+                        .problem(Place::Zone(zone), "its bitmap has blocks in use beyond its end");
                 }
                 used += count;
                 in_use += 1;
@@ -317,12 +371,19 @@ impl<'a> Checker<'a> {
         starts.sort_unstable();
         starts.dedup();
         if self.dark.zones.is_empty() && used != self.state.used_blocks {
-            let what = format!("it counts {} blocks in use, but there are {used}", self.state.used_blocks);
+            let what =
+                format!("it counts {} blocks in use, but there are {used}", self.state.used_blocks);
             self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
         }
         self.report.used_blocks = used;
         let ends = starts[1..].iter().copied().chain([last.max(1)]);
-        starts.iter().copied().zip(ends).map(|(start, end)| start..end).filter(|stretch| !stretch.is_empty()).collect()
+        starts
+            .iter()
+            .copied()
+            .zip(ends)
+            .map(|(start, end)| start..end)
+            .filter(|stretch| !stretch.is_empty())
+            .collect()
     }
 
     /// Compares the blocks of a stretch of zones.
@@ -351,13 +412,22 @@ impl<'a> Checker<'a> {
         for n in 0..self.volumes.len() {
             let volume = self.volumes[n].clone();
             let (id, map) = (volume.id, volume.map);
-            self.walk(Table::Map, id.0, &map, (!first).then_some(0..u64::MAX), &mut |checker, page_id, pointer, page| {
-                mapped += checker.map_leaf(&mut usage, &volume, first, page_id, pointer, page);
-            });
+            self.walk(
+                Table::Map,
+                id.0,
+                &map,
+                (!first).then_some(0..u64::MAX),
+                &mut |checker, page_id, pointer, page| {
+                    mapped += checker.map_leaf(&mut usage, &volume, first, page_id, pointer, page);
+                },
+            );
         }
         if first {
             if !self.maps_dark && mapped != self.state.mapped_blocks && !self.in_place {
-                let what = format!("it counts {} mapped blocks, but there are {mapped}", self.state.mapped_blocks);
+                let what = format!(
+                    "it counts {} mapped blocks, but there are {mapped}",
+                    self.state.mapped_blocks
+                );
                 self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
             }
             self.report.mapped_blocks = mapped;
@@ -365,33 +435,61 @@ impl<'a> Checker<'a> {
         self.compare(&usage, proven);
     }
 
-    /// Notes what the tables say of the blocks of a stretch; `stray` gets those with references in zones that are free as a whole.
-    pub(crate) fn load_blocks(&mut self, usage: &mut Usage, mut stray: impl FnMut(&mut Checker<'a>, Pba, u32)) {
-        let blocks = usage.stretch.start * self.geometry.zone_blocks..usage.stretch.end * self.geometry.zone_blocks;
+    /// Notes what the tables say of the blocks of a stretch; `stray` gets those with references in
+    /// zones that are free as a whole.
+    pub(crate) fn load_blocks(
+        &mut self,
+        usage: &mut Usage,
+        mut stray: impl FnMut(&mut Checker<'a>, Pba, u32),
+    ) {
+        let blocks = usage.stretch.start * self.geometry.zone_blocks
+            ..usage.stretch.end * self.geometry.zone_blocks;
         let leaves = |per_leaf: u64| Some(blocks.start / per_leaf..blocks.end.div_ceil(per_leaf));
         let within = |id: PageId| {
             let first = id.index * id.table.per_leaf();
-            (0..id.table.per_leaf()).map(move |slot| (slot, Pba(first + slot))).filter(|(_, pba)| blocks.contains(&pba.0))
+            (0..id.table.per_leaf())
+                .map(move |slot| (slot, Pba(first + slot)))
+                .filter(|(_, pba)| blocks.contains(&pba.0))
         };
         let wanted = leaves(Table::References.per_leaf());
-        self.walk(Table::References, 0, &self.state.references, wanted, &mut |checker, id, _, page| {
-            for (slot, pba) in within(id) {
-                let entry = ReferenceEntry::get(page, slot);
-                if entry.references > 0 && !usage.references(pba, &entry) {
-                    stray(checker, pba, entry.references);
+        self.walk(
+            Table::References,
+            0,
+            &self.state.references,
+            wanted,
+            &mut |checker, id, _, page| {
+                for (slot, pba) in within(id) {
+                    let entry = ReferenceEntry::get(page, slot);
+                    if entry.references > 0 && !usage.references(pba, &entry) {
+                        stray(checker, pba, entry.references);
+                    }
                 }
-            }
-        });
+            },
+        );
         let wanted = leaves(Table::Fingerprints.per_leaf());
-        self.walk(Table::Fingerprints, 0, &self.state.fingerprints, wanted, &mut |_, id, _, page| {
-            for (slot, pba) in within(id) {
-                usage.fingerprint(pba, &page::fingerprint(page, slot));
-            }
-        });
+        self.walk(
+            Table::Fingerprints,
+            0,
+            &self.state.fingerprints,
+            wanted,
+            &mut |_, id, _, page| {
+                for (slot, pba) in within(id) {
+                    usage.fingerprint(pba, &page::fingerprint(page, slot));
+                }
+            },
+        );
     }
 
     /// The entries of a map leaf. Returns how many name blocks.
-    fn map_leaf(&mut self, usage: &mut Usage, volume: &Volume, first: bool, id: PageId, pointer: &Pointer, page: &Block) -> u64 {
+    fn map_leaf(
+        &mut self,
+        usage: &mut Usage,
+        volume: &Volume,
+        first: bool,
+        id: PageId,
+        pointer: &Pointer,
+        page: &Block,
+    ) -> u64 {
         let mut mapped = 0;
         for slot in 0..Table::Map.per_leaf() {
             let lba = Lba(id.index * Table::Map.per_leaf() + slot);
@@ -400,29 +498,47 @@ impl<'a> Checker<'a> {
                 None if first => self.report.problem(place, "its map entry can't be read"),
                 None | Some(MapEntry::Hole) => {}
                 Some(entry) => {
-                    let dropped = self.discards.get(volume.id, lba.0).is_some_and(|span| span.window > pointer.birth);
+                    let dropped = self
+                        .discards
+                        .get(volume.id, lba.0)
+                        .is_some_and(|span| span.window > pointer.birth);
                     if first && lba.0 >= volume.blocks && !dropped {
-                        self.report.problem(place.clone(), "it is in the map, but beyond the end of the volume");
+                        self.report.problem(
+                            place.clone(),
+                            "it is in the map, but beyond the end of the volume",
+                        );
                     }
                     self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
                     let MapEntry::Block { pba, .. } = entry else { continue };
                     mapped += 1;
                     if !self.may_hold(pba) {
                         if first {
-                            self.report.problem(place, format!("its map entry names block {pba}, which holds no data"));
+                            self.report.problem(
+                                place,
+                                format!("its map entry names block {pba}, which holds no data"),
+                            );
                         }
                         continue;
                     }
                     // With tables in place counts may be too high after a crash.
                     let exact = !self.in_place || self.state.clean && !self.state.inexact;
                     let alone = 1 + u32::from(self.in_place);
-                    let shared = exact && volume.critical.holds(lba) && usage.known_references(pba) > alone;
+                    let shared =
+                        exact && volume.critical.holds(lba) && usage.known_references(pba) > alone;
                     self.report.shared_critical += u64::from(shared);
                     match usage.count(&entry) {
                         Named::Agrees | Named::Elsewhere => {}
-                        Named::Free => self.report.problem(place, format!("its map entry names block {pba}, which is free")),
+                        Named::Free => self.report.problem(
+                            place,
+                            format!("its map entry names block {pba}, which is free"),
+                        ),
                         Named::Differs(what) => {
-                            self.report.problem(place, format!("its map entry has {what} than the tables have for block {pba}"));
+                            self.report.problem(
+                                place,
+                                format!(
+                                    "its map entry has {what} than the tables have for block {pba}"
+                                ),
+                            );
                         }
                     }
                 }

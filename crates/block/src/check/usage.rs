@@ -1,7 +1,8 @@
-//! What is known of physical blocks while tables are compared: what the tables say, and what was counted.
+//! What is known of physical blocks while tables are compared: what the tables say, and what was
+//! counted.
 //!
-//! Memory: 16 bytes for each block of a zone in use, for one stretch of zones at a time, so that the whole stays within a bound; and one
-//! bit for each block of the zones that hold table pages.
+//! Memory: 16 bytes for each block of a zone in use, for one stretch of zones at a time, so that
+//! the whole stays within a bound; and one bit for each block of the zones that hold table pages.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -31,7 +32,10 @@ impl BlockSet {
 
     /// Adds a block; true when it is new.
     pub(crate) fn insert(&mut self, pba: Pba) -> bool {
-        self.zones.entry(self.geometry.zone_of(pba).0).or_default().set(self.geometry.offset_of(pba))
+        self.zones
+            .entry(self.geometry.zone_of(pba).0)
+            .or_default()
+            .set(self.geometry.offset_of(pba))
     }
 
     /// Adds blocks of one zone.
@@ -47,7 +51,9 @@ impl BlockSet {
     }
 
     pub(crate) fn contains(&self, pba: Pba) -> bool {
-        self.zones.get(&self.geometry.zone_of(pba).0).is_some_and(|zone| zone.get(self.geometry.offset_of(pba)))
+        self.zones
+            .get(&self.geometry.zone_of(pba).0)
+            .is_some_and(|zone| zone.get(self.geometry.offset_of(pba)))
     }
 
     /// The blocks of one zone.
@@ -199,8 +205,11 @@ impl Usage {
     /// Notes the fingerprint of a block; references come first, as without them it means nothing.
     pub(crate) fn fingerprint(&mut self, pba: Pba, fingerprint: &Fingerprint) {
         let offset = self.geometry.offset_of(pba);
-        let fact = self.zones.get_mut(&self.geometry.zone_of(pba).0).map(|zone| &mut zone.blocks[offset]);
-        fact.into_iter().filter(|fact| fact.references() > 0).for_each(|fact| fact.prefix = fingerprint.prefix());
+        let fact =
+            self.zones.get_mut(&self.geometry.zone_of(pba).0).map(|zone| &mut zone.blocks[offset]);
+        fact.into_iter()
+            .filter(|fact| fact.references() > 0)
+            .for_each(|fact| fact.prefix = fingerprint.prefix());
     }
 
     /// Counts a map entry, and compares it.
@@ -209,7 +218,8 @@ impl Usage {
         if !self.stretch.contains(&self.geometry.zone_of(pba).0) {
             return Named::Elsewhere;
         }
-        let (offset, unknown, may_lack) = (self.geometry.offset_of(pba), self.is_unknown(pba), self.dark.may_lack);
+        let (offset, unknown, may_lack) =
+            (self.geometry.offset_of(pba), self.is_unknown(pba), self.dark.may_lack);
         let Some(zone) = self.facts(pba) else { return Named::Free };
         let fact = &mut zone.blocks[offset];
         fact.counted = fact.counted.saturating_add(1);

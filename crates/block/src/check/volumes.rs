@@ -18,20 +18,30 @@ impl Checker<'_> {
     pub(crate) fn catalogue(&mut self) {
         let expected = u64::from(self.state.volumes);
         let mut unread = false;
-        self.walk(Table::Catalogue, 0, &self.state.catalogue, None, &mut |checker, id, pointer, page| {
-            for slot in 0..Table::Catalogue.per_leaf() {
-                let entry = id.index * Table::Catalogue.per_leaf() + slot;
-                let bytes = &body(page)[slot as usize * Table::Catalogue.entry_bytes()..][..Table::Catalogue.entry_bytes()];
-                match Volume::get(page, slot) {
-                    _ if entry >= expected && bytes.iter().all(|&byte| byte == 0) => {}
-                    Some(volume) if entry < expected => checker.volumes.push(volume),
-                    _ => {
-                        unread |= entry < expected;
-                        checker.report.problem(Place::Page(id, pointer.address), format!("its entry {slot} is no volume"));
+        self.walk(
+            Table::Catalogue,
+            0,
+            &self.state.catalogue,
+            None,
+            &mut |checker, id, pointer, page| {
+                for slot in 0..Table::Catalogue.per_leaf() {
+                    let entry = id.index * Table::Catalogue.per_leaf() + slot;
+                    let bytes = &body(page)[slot as usize * Table::Catalogue.entry_bytes()..]
+                        [..Table::Catalogue.entry_bytes()];
+                    match Volume::get(page, slot) {
+                        _ if entry >= expected && bytes.iter().all(|&byte| byte == 0) => {}
+                        Some(volume) if entry < expected => checker.volumes.push(volume),
+                        _ => {
+                            unread |= entry < expected;
+                            checker.report.problem(
+                                Place::Page(id, pointer.address),
+                                format!("its entry {slot} is no volume"),
+                            );
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
         let found = self.volumes.len() as u64;
         if unread {
             (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true);
@@ -63,7 +73,10 @@ impl Checker<'_> {
                 self.report.problem(place.clone(), format!("its name is impossible: {e}"));
             }
             if !names.insert(volume.name.clone()) {
-                self.report.problem(place.clone(), format!("another volume has the name '{}' as well", volume.name));
+                self.report.problem(
+                    place.clone(),
+                    format!("another volume has the name '{}' as well", volume.name),
+                );
             }
             if volume.blocks == 0 {
                 self.report.problem(place, "it has no blocks");
@@ -81,28 +94,40 @@ impl Checker<'_> {
         let mut found = 0;
         let before = self.report.problems_found;
         let ids: BTreeSet<VolumeId> = self.volumes.iter().map(|volume| volume.id).collect();
-        self.walk(Table::Discards, 0, &self.state.pending, None, &mut |checker, id, pointer, page| {
-            for slot in 0..Table::Discards.per_leaf() {
-                let entry = id.index * Table::Discards.per_leaf() + slot;
-                let bytes = &body(page)[slot as usize * Table::Discards.entry_bytes()..][..Table::Discards.entry_bytes()];
-                let place = Place::Page(id, pointer.address);
-                match Discard::get(page, slot) {
-                    _ if entry >= expected && bytes.iter().all(|&byte| byte == 0) => {}
-                    Some(discard) if entry < expected => {
-                        found += 1;
-                        if !checker.maps_dark && !ids.contains(&discard.volume) {
-                            let what = format!("its entry {slot} is of volume {}, which there is not", discard.volume);
-                            checker.report.problem(place.clone(), what);
+        self.walk(
+            Table::Discards,
+            0,
+            &self.state.pending,
+            None,
+            &mut |checker, id, pointer, page| {
+                for slot in 0..Table::Discards.per_leaf() {
+                    let entry = id.index * Table::Discards.per_leaf() + slot;
+                    let bytes = &body(page)[slot as usize * Table::Discards.entry_bytes()..]
+                        [..Table::Discards.entry_bytes()];
+                    let place = Place::Page(id, pointer.address);
+                    match Discard::get(page, slot) {
+                        _ if entry >= expected && bytes.iter().all(|&byte| byte == 0) => {}
+                        Some(discard) if entry < expected => {
+                            found += 1;
+                            if !checker.maps_dark && !ids.contains(&discard.volume) {
+                                let what = format!(
+                                    "its entry {slot} is of volume {}, which there is not",
+                                    discard.volume
+                                );
+                                checker.report.problem(place.clone(), what);
+                            }
+                            checker.discard(&place, slot, discard);
                         }
-                        checker.discard(&place, slot, discard);
-                    }
-                    _ => {
-                        checker.catalogue_dark = true;
-                        checker.report.problem(place, format!("its entry {slot} is no discard"));
+                        _ => {
+                            checker.catalogue_dark = true;
+                            checker
+                                .report
+                                .problem(place, format!("its entry {slot} is no discard"));
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
         if found != expected && self.report.problems_found == before {
             let what = format!("it counts {expected} pending discards, but the table has {found}");
             self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
@@ -113,7 +138,10 @@ impl Checker<'_> {
     fn discard(&mut self, place: &Place, slot: u64, discard: Discard) {
         let Discard { volume, keep, start, end, window } = discard;
         if window > self.state.committed {
-            self.report.problem(place.clone(), format!("its entry {slot} is of window {window}, which is not committed"));
+            self.report.problem(
+                place.clone(),
+                format!("its entry {slot} is of window {window}, which is not committed"),
+            );
         }
         if self.discards.meeting(volume, start, end).next().is_some() {
             self.report.problem(place.clone(), format!("its entry {slot} overlaps another one"));

@@ -1,7 +1,7 @@
 //! Walking every page of a tree, parents first, children read together.
 //!
-//! Bounded against hostile bytes: a page holds its own number, so that no page can be a child twice, and levels fall to 0. What is read is
-//! at most what the store holds.
+//! Bounded against hostile bytes: a page holds its own number, so that no page can be a child
+//! twice, and levels fall to 0. What is read is at most what the store holds.
 
 use onefold_core::{Block, Disk, Error, Kind, Read, Result};
 
@@ -19,7 +19,8 @@ const BATCH: usize = 64;
 pub(crate) trait Visit {
     /// A parent, born in `parent`, names a page. Returns whether to read it and what is below it.
     fn named(&mut self, id: PageId, pointer: &Pointer, parent: WindowNumber) -> bool;
-    /// A page was read and compared with what its parent says; `Err` when it can't be read or differs.
+    /// A page was read and compared with what its parent says; `Err` when it can't be read or
+    /// differs.
     fn page(&mut self, id: PageId, pointer: &Pointer, page: Result<&Block>);
 }
 
@@ -32,7 +33,14 @@ pub(crate) struct Walker<'a> {
 
 impl Walker<'_> {
     /// Visits the tree at `root`, whose own birth can't be later than `committed`.
-    pub(crate) fn walk(&self, table: Table, volume: u32, root: &Root, committed: WindowNumber, visit: &mut dyn Visit) {
+    pub(crate) fn walk(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        committed: WindowNumber,
+        visit: &mut dyn Visit,
+    ) {
         let Some(level) = root.height.checked_sub(1) else { return };
         let id = PageId { table, volume, level, index: 0 };
         if visit.named(id, &root.page, committed) {
@@ -64,23 +72,29 @@ impl Walker<'_> {
     /// Reads pages together, each with its own result.
     pub(crate) fn read(&self, pages: &[(PageId, Pointer)], into: &mut [Block]) -> Vec<Result<()>> {
         let beyond = |pointer: &Pointer| pointer.address.0 >= self.disk.blocks();
-        let inside = pages.iter().zip(into.chunks_mut(1)).filter(|((_, pointer), _)| !beyond(pointer));
-        let mut reads: Vec<Read<'_>> = inside.map(|((_, pointer), into)| Read::new(pointer.address, into)).collect();
+        let inside =
+            pages.iter().zip(into.chunks_mut(1)).filter(|((_, pointer), _)| !beyond(pointer));
+        let mut reads: Vec<Read<'_>> =
+            inside.map(|((_, pointer), into)| Read::new(pointer.address, into)).collect();
         self.disk.read(&mut reads);
         let mut read = reads.into_iter().map(|read| read.result).collect::<Vec<_>>().into_iter();
         let found = pages.iter().zip(into);
         found
             .map(|((id, pointer), block)| {
                 if beyond(pointer) {
-                    return Err(Error::new(Kind::Corrupt, "it is named at a block that the disk does not have"));
+                    return Err(Error::new(
+                        Kind::Corrupt,
+                        "it is named at a block that the disk does not have",
+                    ));
                 }
                 read.next().unwrap_or(Ok(())).map_err(|e| e.context("it can't be read"))?;
                 if pointer.in_place {
                     block.0 = *in_place::decode(self.identity, *id, pointer, block)?;
                     return Ok(());
                 }
-                page::differs(self.identity, *id, pointer, block)
-                    .map_or(Ok(()), |what| Err(Error::new(Kind::Corrupt, format!("it is damaged: {what}"))))
+                page::differs(self.identity, *id, pointer, block).map_or(Ok(()), |what| {
+                    Err(Error::new(Kind::Corrupt, format!("it is damaged: {what}")))
+                })
             })
             .collect()
     }
@@ -90,7 +104,14 @@ impl Walker<'_> {
 pub(crate) fn children(id: PageId, page: &Block) -> Vec<(PageId, Pointer)> {
     (0..FANOUT)
         .map(|slot| {
-            (PageId { level: id.level - 1, index: id.index.saturating_mul(FANOUT).saturating_add(slot), ..id }, page::pointer(page, slot))
+            (
+                PageId {
+                    level: id.level - 1,
+                    index: id.index.saturating_mul(FANOUT).saturating_add(slot),
+                    ..id
+                },
+                page::pointer(page, slot),
+            )
         })
         .filter(|(_, pointer)| *pointer != Pointer::default())
         .collect()

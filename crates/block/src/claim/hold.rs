@@ -44,7 +44,8 @@ impl Holder {
         self.lost.as_ref()
     }
 
-    /// True while it may submit and acknowledge without another look. A clock that went back says nothing, so then it looks.
+    /// True while it may submit and acknowledge without another look. A clock that went back says
+    /// nothing, so then it looks.
     #[must_use]
     pub fn sees(&self, times: &Times, now: Duration) -> bool {
         self.lost.is_none() && fresh(times, self.looked, now)
@@ -59,7 +60,9 @@ impl Holder {
             return Err(loss.clone());
         }
         if self.claim.encode().0[..SECTOR] != block.0[..SECTOR] {
-            return self.lose(Loss::Taken(Claim::decode(block).filter(|claim| claim.store == self.claim.store)));
+            return self.lose(Loss::Taken(
+                Claim::decode(block).filter(|claim| claim.store == self.claim.store),
+            ));
         }
         self.looked = asked;
         Ok(())
@@ -77,7 +80,8 @@ impl Holder {
     /// # Errors
     /// The loss.
     pub fn wrote(&mut self, times: &Times, now: Duration) -> Result<(), Loss> {
-        // Somebody who took the claim after that look may have confirmed it by now, and these bytes cover theirs.
+        // Somebody who took the claim after that look may have confirmed it by now, and these bytes
+        // cover theirs.
         if fresh(times, self.looked, now) { Ok(()) } else { self.lose(Loss::Late) }
     }
 

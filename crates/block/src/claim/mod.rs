@@ -1,11 +1,14 @@
-//! The claim on a store at work: that two machines never work on one medium (rule 15 of SECURITY.md).
+//! The claim on a store at work: that two machines never work on one medium (rule 15 of
+//! SECURITY.md).
 //!
-//! Locks keep processes of one machine apart, and only those that lock the same thing. The claim is on the medium itself. `take` decides when a
-//! writer may begin, `hold` when a holder must look again, both as values without I/O, time or chance of their own; [`Guard`] is the disk with both
+//! Locks keep processes of one machine apart, and only those that lock the same thing. The claim is
+//! on the medium itself. `take` decides when a writer may begin, `hold` when a holder must look
+//! again, both as values without I/O, time or chance of their own; [`Guard`] is the disk with both
 //! around it. What is true, and who is stopped when, is in `docs/format.md`.
 //!
-//! *Invariant:* a holder submits and acknowledges nothing later than [`Times::unseeing`] after it last found its own bytes, and whoever else takes the
-//! claim begins later than that after its own bytes were there.
+//! *Invariant:* a holder submits and acknowledges nothing later than [`Times::unseeing`] after it
+//! last found its own bytes, and whoever else takes the claim begins later than that after its own
+//! bytes were there.
 
 mod guard;
 mod hold;

@@ -70,7 +70,8 @@ pub struct Taker {
     own: Claim,
     place: Place,
     phase: Phase,
-    /// It may have written over somebody's claim: what is of this boot counts no more than what is of another.
+    /// It may have written over somebody's claim: what is of this boot counts no more than what is
+    /// of another.
     late: bool,
     attempts: u32,
 }
@@ -147,12 +148,15 @@ impl Taker {
         let Some(claim) = found else { return self.place == Place::LocalFile };
         let their = &claim.claimant;
         let known = |id: &[u8; 16]| *id != [0; 16];
-        let same_place = known(&own.boot) && (own.boot, own.device, own.inode) == (their.boot, their.device, their.inode);
+        let same_place = known(&own.boot)
+            && (own.boot, own.device, own.inode) == (their.boot, their.device, their.inode);
         let this_machine = known(&own.machine) && own.machine == their.machine;
         match (claim.state, self.place) {
             (State::Free, Place::LocalFile) => true,
             (State::Wanted, Place::Shared) => false,
-            (_, Place::LocalFile) => same_place || (this_machine && known(&their.boot) && own.boot != their.boot),
+            (_, Place::LocalFile) => {
+                same_place || (this_machine && known(&their.boot) && own.boot != their.boot)
+            }
             (_, Place::Shared) => same_place && !self.late,
         }
     }

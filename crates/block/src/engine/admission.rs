@@ -1,7 +1,8 @@
 //! Space and limits: a change is admitted only when everything that follows from it has room.
 //!
-//! An admitted block needs a physical block, a share of a carrier, and the table pages that the next checkpoint writes because of it. A
-//! fixed reserve is left untouched by writes, so that trims, duplicates, checkpoints and recovery always have room.
+//! An admitted block needs a physical block, a share of a carrier, and the table pages that the
+//! next checkpoint writes because of it. A fixed reserve is left untouched by writes, so that
+//! trims, duplicates, checkpoints and recovery always have room.
 
 use onefold_core::{Error, Kind, Result};
 
@@ -17,12 +18,14 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// Share of the store that is reserved, and its bounds in blocks. The least is what a trim of one range needs in the smallest store, twice.
+/// Share of the store that is reserved, and its bounds in blocks. The least is what a trim of one
+/// range needs in the smallest store, twice.
 const RESERVE_SHARE: u64 = 32;
 const RESERVE_MIN: u64 = 64;
 const RESERVE_MAX: u64 = 16_384;
 
-/// Map pages that one change may touch besides those that are counted already: two leaves and the paths to them.
+/// Map pages that one change may touch besides those that are counted already: two leaves and the
+/// paths to them.
 const CHANGE_PAGES: u64 = 12;
 
 /// What a change is admitted for.
@@ -38,7 +41,8 @@ pub(crate) enum Purpose {
     Relief,
 }
 
-/// How far a checkpoint may go in working through discards, by the leaves of the map and the addresses that they cover in them.
+/// How far a checkpoint may go in working through discards, by the leaves of the map and the
+/// addresses that they cover in them.
 pub(crate) struct DiscardRoom {
     spare: u64,
     /// Leaves of the table of references.
@@ -49,8 +53,9 @@ pub(crate) struct DiscardRoom {
 }
 
 impl DiscardRoom {
-    /// Takes one more leaf, in which `blocks` addresses are covered, when there is room for the pages that change because of it, and memory
-    /// for the changes of references. One leaf always has room.
+    /// Takes one more leaf, in which `blocks` addresses are covered, when there is room for the
+    /// pages that change because of it, and memory for the changes of references. One leaf
+    /// always has room.
     pub(crate) fn take(&mut self, blocks: u64) -> bool {
         let (leaves, blocks) = (self.leaves + 1, self.blocks + blocks);
         let pages = 2 * leaves + blocks.min(self.references);
@@ -88,32 +93,51 @@ impl Engine {
         reserve(&self.fixed.geometry)
     }
 
-    /// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet, writes at most.
+    /// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet,
+    /// writes at most.
     fn pages_of(&self, state: &State, overlay: &Overlay, more: u64) -> u64 {
         let geometry = &self.fixed.geometry;
         let records = overlay.records + more;
-        let map = overlay.dirty.pages(|volume| state.snapshot.volumes.get(&volume).map_or(0, |volume| volume.map.height));
-        let volumes = state.snapshot.volumes.len().max(state.volumes.len()) as u64 + overlay.catalogue.len() as u64;
-        let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
+        let map = overlay.dirty.pages(|volume| {
+            state.snapshot.volumes.get(&volume).map_or(0, |volume| volume.map.height)
+        });
+        let volumes = state.snapshot.volumes.len().max(state.volumes.len()) as u64
+            + overlay.catalogue.len() as u64;
+        let all =
+            |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
         let ranges = (state.snapshot.discards.len() + overlay.ranges.len()) as u64 + more;
         let small = all(volumes, Table::Catalogue) + all(ranges, Table::Discards);
-        // Each record may raise one count and lower another, and its own block may turn out to be needless; so may all in one leaf of the map.
+        // Each record may raise one count and lower another, and its own block may turn out to be
+        // needless; so may all in one leaf of the map.
         let leaf = 1 + Table::Map.per_leaf();
         if self.in_place() {
             // Leaves that do not exist are made; those that do are not written.
             let pages = map + small + self.block_pages_ahead(state) + CHANGE_PAGES;
-            let blocks = 2 * records + leaf + 2 * pages + overlay.unlinked.len() as u64 + state.deferred as u64;
+            let blocks = 2 * records
+                + leaf
+                + 2 * pages
+                + overlay.unlinked.len() as u64
+                + state.deferred as u64;
             return pages + tree_pages(blocks, geometry.zones.div_ceil(Table::Zones.per_leaf()));
         }
-        let references = tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::References.per_leaf()));
+        let references = tree_pages(
+            3 * records + leaf,
+            geometry.blocks().div_ceil(Table::References.per_leaf()),
+        );
         // It stores one block, or brings one back.
-        let fingerprints = tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
+        let fingerprints =
+            tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
         let pages = map + small + references + fingerprints + CHANGE_PAGES;
         // What the pages of the zone table change, its pages hold as well.
-        pages + tree_pages(2 * records + leaf + 2 * pages, geometry.zones.div_ceil(Table::Zones.per_leaf()))
+        pages
+            + tree_pages(
+                2 * records + leaf + 2 * pages,
+                geometry.zones.div_ceil(Table::Zones.per_leaf()),
+            )
     }
 
-    /// Leaves of references and fingerprints that are still to be made for zones in use and those that are opened next, and the pages above.
+    /// Leaves of references and fingerprints that are still to be made for zones in use and those
+    /// that are opened next, and the pages above.
     fn block_pages_ahead(&self, state: &State) -> u64 {
         let geometry = &self.fixed.geometry;
         let ahead = 3 * geometry.zone_blocks + self.settings.unflushed_blocks as u64;
@@ -121,14 +145,22 @@ impl Engine {
             let missing = self.block_leaves_wanted(state, table, ahead).saturating_sub(have);
             tree_pages(missing, geometry.blocks().div_ceil(table.per_leaf()))
         };
-        [Table::References, Table::Fingerprints].into_iter().zip(state.block_leaves).map(of_table).sum()
+        [Table::References, Table::Fingerprints]
+            .into_iter()
+            .zip(state.block_leaves)
+            .map(of_table)
+            .sum()
     }
 
     /// Pages that the checkpoints to come write at most, when `more` records join.
     fn pages_ahead(&self, state: &State, more: u64) -> u64 {
         let flying: usize = state.flights.iter().map(|flight| flight.window.records()).sum();
         let gathered = (flying + state.open.records()) as u64 + more;
-        let frozen = state.frozen.as_ref().filter(|_| !state.built).map_or(0, |frozen| self.pages_of(state, frozen, 0));
+        let frozen = state
+            .frozen
+            .as_ref()
+            .filter(|_| !state.built)
+            .map_or(0, |frozen| self.pages_of(state, frozen, 0));
         self.pages_of(state, &state.active, gathered) + frozen + state.spilling_pages
     }
 
@@ -136,18 +168,24 @@ impl Engine {
     #[must_use]
     pub fn filled(&self) -> Filled {
         let state = self.state.lock();
-        Filled { carriers: state.carriers(), flights: state.flights.len(), ranges: state.open.ranges.len() }
+        Filled {
+            carriers: state.carriers(),
+            flights: state.flights.len(),
+            ranges: state.open.ranges.len(),
+        }
     }
 
     /// True when `pages` more than everything that is promised can be taken.
     pub(crate) fn has_spare(&self, state: &State, pages: u64) -> bool {
-        state.allocator.free() >= self.to_place(state, 0) + self.pages_ahead(state, 0) + 2 * self.reserve() + pages
+        state.allocator.free()
+            >= self.to_place(state, 0) + self.pages_ahead(state, 0) + 2 * self.reserve() + pages
     }
 
     /// Blocks that windows need which are not placed, when `blocks` more join.
     fn to_place(&self, state: &State, blocks: u64) -> u64 {
         let waiting = || state.flights.iter().filter(|flight| flight.stage < Stage::Prepared);
-        let records = waiting().map(|flight| flight.window.records()).sum::<usize>() + state.open.records();
+        let records =
+            waiting().map(|flight| flight.window.records()).sum::<usize>() + state.open.records();
         // A window may need one more carrier for its last records.
         let windows = waiting().count() as u64 + 1 + blocks / self.settings.window_blocks as u64;
         state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
@@ -165,7 +203,8 @@ impl Engine {
         DiscardRoom { spare: self.spare(state), references, leaves: 0, blocks: 0, blocks_max }
     }
 
-    /// How many leaves of the map a checkpoint may work through for pending discards: one always has room.
+    /// How many leaves of the map a checkpoint may work through for pending discards: one always
+    /// has room.
     pub(crate) fn discard_leaves(&self, state: &State) -> usize {
         let spare = self.spare(state);
         let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
@@ -173,8 +212,8 @@ impl Engine {
         1 + (spare / each).min(self.settings.limits.discard_leaves) as usize
     }
 
-    /// How many more ranges may be gathered before a checkpoint: the table of discards has room for all of them and for what they cut. Each
-    /// adds itself, and may cut an older one in two.
+    /// How many more ranges may be gathered before a checkpoint: the table of discards has room for
+    /// all of them and for what they cut. Each adds itself, and may cut an older one in two.
     pub(crate) fn ranges_left(&self, state: &State) -> u64 {
         if !self.leaves_discards() || self.settings.has(PlantedBug::DiscardsUnlimited) {
             return u64::MAX;
@@ -182,7 +221,8 @@ impl Engine {
         (self.settings.limits.discards.saturating_sub(discards_ahead(state))) / 2
     }
 
-    /// True when checkpoints leave ranges to be applied later. In place they are applied with their windows.
+    /// True when checkpoints leave ranges to be applied later. In place they are applied with their
+    /// windows.
     fn leaves_discards(&self) -> bool {
         !self.in_place() && self.scheme.records() != Records::Nowhere
     }
@@ -197,25 +237,37 @@ impl Engine {
         if self.ranges_left(state) > 0 { Ok(()) } else { Err(self.wait_for_ranges(state)) }
     }
 
-    /// The table of discards may have no room for a range before the next checkpoint, which works through some of them.
+    /// The table of discards may have no room for a range before the next checkpoint, which works
+    /// through some of them.
     pub(crate) fn wait_for_ranges(&self, state: &mut State) -> Error {
         self.reached.hit(Branch::RangesWait);
         state.checkpoint_wanted = true;
         wait()
     }
 
-    /// Decides whether a change of `blocks` new blocks may be gathered. `Wait` also asks for what makes the wait end.
-    pub(crate) fn admit(&self, state: &mut State, blocks: u64, purpose: Purpose) -> Result<Admission> {
+    /// Decides whether a change of `blocks` new blocks may be gathered. `Wait` also asks for what
+    /// makes the wait end.
+    pub(crate) fn admit(
+        &self,
+        state: &mut State,
+        blocks: u64,
+        purpose: Purpose,
+    ) -> Result<Admission> {
         state.check_running()?;
-        let gathered: usize = state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>() + state.open.slots();
+        let gathered: usize =
+            state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>()
+                + state.open.slots();
         if gathered as u64 + blocks > self.settings.unflushed_blocks as u64 && gathered > 0 {
             return Ok(Admission::Wait);
         }
-        if state.flights.len() >= self.settings.limits.flights && !self.settings.has(PlantedBug::FlightsUnlimited) {
+        if state.flights.len() >= self.settings.limits.flights
+            && !self.settings.has(PlantedBug::FlightsUnlimited)
+        {
             self.reached.hit(Branch::FlightsFull);
             return Ok(Admission::Wait);
         }
-        let carriers_full = state.carriers() >= self.settings.limits.carriers && !self.settings.has(PlantedBug::CarriersUnlimited);
+        let carriers_full = state.carriers() >= self.settings.limits.carriers
+            && !self.settings.has(PlantedBug::CarriersUnlimited);
         self.reached.add(Branch::CarriersFull, usize::from(carriers_full));
         if (carriers_full || state.uncommitted_records() + blocks > self.settings.records_max)
             && (!state.active.is_empty() || state.frozen.is_some())
@@ -235,7 +287,8 @@ impl Engine {
         if state.allocator.free() < needed {
             state.allocator.grow_to(needed, &zones);
         }
-        // Blocks must also be within reach of the zone list: on an aged store a zone may offer only a few.
+        // Blocks must also be within reach of the zone list: on an aged store a zone may offer only
+        // a few.
         if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
             state.allocator.open_ahead(to_place, &zones)?;
         }
@@ -275,7 +328,8 @@ impl State {
 
 /// The most entries that the table of discards gets from all that was gathered so far.
 fn discards_ahead(state: &State) -> u64 {
-    let published = state.active.range_records + state.frozen.as_ref().map_or(0, |frozen| frozen.range_records);
+    let published =
+        state.active.range_records + state.frozen.as_ref().map_or(0, |frozen| frozen.range_records);
     let windows = state.flights.iter().map(|flight| &*flight.window).chain([&state.open]);
     let gathered: usize = windows.map(|window| window.ranges.len()).sum();
     state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)

@@ -1,4 +1,5 @@
-//! The volumes of a store, and the verbs that change them. Changes are records in the one order of all changes.
+//! The volumes of a store, and the verbs that change them. Changes are records in the one order of
+//! all changes.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +36,9 @@ pub struct VolumeState {
 impl State {
     /// The volume, if it exists.
     pub(crate) fn volume(&self, id: VolumeId) -> Result<&VolumeState> {
-        self.volumes.get(&id).ok_or_else(|| Error::new(Kind::NotFound, "the volume does not exist any more"))
+        self.volumes
+            .get(&id)
+            .ok_or_else(|| Error::new(Kind::NotFound, "the volume does not exist any more"))
     }
 
     fn named(&self, name: &str) -> Option<VolumeId> {
@@ -50,21 +53,36 @@ impl State {
         }
     }
 
-    /// Entries that the catalogue has at most after the checkpoints of all that was gathered so far.
+    /// Entries that the catalogue has at most after the checkpoints of all that was gathered so
+    /// far.
     fn volumes_ahead(&self) -> u64 {
-        let published = self.active.created + self.frozen.as_ref().map_or(0, |frozen| frozen.created);
+        let published =
+            self.active.created + self.frozen.as_ref().map_or(0, |frozen| frozen.created);
         let windows = self.flights.iter().map(|flight| &*flight.window).chain([&self.open]);
-        self.snapshot.volumes.len() as u64 + published + windows.map(|window| created(&window.catalogue)).sum::<u64>()
+        self.snapshot.volumes.len() as u64
+            + published
+            + windows.map(|window| created(&window.catalogue)).sum::<u64>()
     }
 
     /// All sizes together stay within 1 EiB.
     fn check_size(&self, blocks: u64, replacing: Option<VolumeId>) -> Result<()> {
         if blocks == 0 {
-            return Err(Error::new(Kind::InvalidInput, "a volume needs at least one block of 4096 bytes"));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "a volume needs at least one block of 4096 bytes",
+            ));
         }
-        let others: u64 = self.volumes.iter().filter(|(id, _)| Some(**id) != replacing).map(|(_, volume)| volume.blocks).sum();
+        let others: u64 = self
+            .volumes
+            .iter()
+            .filter(|(id, _)| Some(**id) != replacing)
+            .map(|(_, volume)| volume.blocks)
+            .sum();
         if others.checked_add(blocks).is_none_or(|sum| sum > VOLUME_BLOCKS_MAX) {
-            return Err(Error::new(Kind::InvalidInput, "all volumes together can't be larger than 1 EiB"));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "all volumes together can't be larger than 1 EiB",
+            ));
         }
         Ok(())
     }
@@ -82,7 +100,10 @@ impl Engine {
     /// # Errors
     /// `NotFound`.
     pub fn find_volume(&self, name: &str) -> Result<VolumeId> {
-        self.state.lock().named(name).ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume '{name}'")))
+        self.state
+            .lock()
+            .named(name)
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume '{name}'")))
     }
 
     /// One volume as it is now.
@@ -105,7 +126,12 @@ impl Engine {
     ///
     /// # Errors
     /// As there.
-    pub fn create_volume_with(&self, name: &str, blocks: u64, critical: Critical) -> Result<(VolumeId, Ticket)> {
+    pub fn create_volume_with(
+        &self,
+        name: &str,
+        blocks: u64,
+        critical: Critical,
+    ) -> Result<(VolumeId, Ticket)> {
         self.create_volume_limited(name, blocks, critical, VolumeLimits::default())
     }
 
@@ -113,30 +139,51 @@ impl Engine {
     ///
     /// # Errors
     /// As there.
-    pub fn create_volume_limited(&self, name: &str, blocks: u64, critical: Critical, limits: VolumeLimits) -> Result<(VolumeId, Ticket)> {
+    pub fn create_volume_limited(
+        &self,
+        name: &str,
+        blocks: u64,
+        critical: Critical,
+        limits: VolumeLimits,
+    ) -> Result<(VolumeId, Ticket)> {
         let mut state = self.state.lock();
         state.check_new_name(name)?;
         state.check_size(blocks, None)?;
         let most = self.settings.limits;
         if state.volumes.len() as u64 >= most.volumes / 2 {
-            return Err(Error::new(Kind::InvalidInput, format!("a store holds at most {} volumes", most.volumes / 2)));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("a store holds at most {} volumes", most.volumes / 2),
+            ));
         }
         if state.next_volume > most.volume_number {
-            let message = format!("this store has given all numbers of volumes, {}, and makes no more volumes", most.volume_number);
+            let message = format!(
+                "this store has given all numbers of volumes, {}, and makes no more volumes",
+                most.volume_number
+            );
             return Err(Error::new(Kind::InvalidInput, message));
         }
         self.admit_known(&mut state, Purpose::Known)?;
         // Deleted volumes stay in the table until their blocks are free.
         let checkpoints = self.scheme.records() != Records::Nowhere;
-        if checkpoints && state.volumes_ahead() >= most.volumes && !self.settings.has(PlantedBug::VolumesUnlimited) {
+        if checkpoints
+            && state.volumes_ahead() >= most.volumes
+            && !self.settings.has(PlantedBug::VolumesUnlimited)
+        {
             self.reached.hit(Branch::CatalogueFull);
             state.checkpoint_wanted = true;
             return Err(wait());
         }
         let id = VolumeId(state.next_volume);
         state.next_volume += 1;
-        state.volumes.insert(id, VolumeState { name: name.to_owned(), blocks, critical: critical.clone(), limits });
-        let ticket = self.record(&mut state, CatalogueChange::Create { id, name: name.to_owned(), blocks, critical, limits });
+        state.volumes.insert(
+            id,
+            VolumeState { name: name.to_owned(), blocks, critical: critical.clone(), limits },
+        );
+        let ticket = self.record(
+            &mut state,
+            CatalogueChange::Create { id, name: name.to_owned(), blocks, critical, limits },
+        );
         self.end_change(&mut state);
         Ok((id, ticket))
     }
@@ -149,7 +196,10 @@ impl Engine {
         let mut state = self.state.lock();
         let before = state.volume(id)?.blocks;
         state.check_size(blocks, Some(id))?;
-        self.admit_known(&mut state, if blocks < before { Purpose::Relief } else { Purpose::Known })?;
+        self.admit_known(
+            &mut state,
+            if blocks < before { Purpose::Relief } else { Purpose::Known },
+        )?;
         if blocks < before {
             self.admit_range(&mut state)?;
         }
@@ -183,7 +233,8 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Gives a volume other critical ranges. Blocks that were written before stay shared, or alone, until they are written again.
+    /// Gives a volume other critical ranges. Blocks that were written before stay shared, or alone,
+    /// until they are written again.
     ///
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
@@ -199,15 +250,24 @@ impl Engine {
         self.change_settings(id, |volume| volume.limits = limits)
     }
 
-    fn change_settings(&self, id: VolumeId, change: impl FnOnce(&mut VolumeState)) -> Result<Ticket> {
+    fn change_settings(
+        &self,
+        id: VolumeId,
+        change: impl FnOnce(&mut VolumeState),
+    ) -> Result<Ticket> {
         let mut state = self.state.lock();
         let mut volume = state.volume(id)?.clone();
         self.admit_known(&mut state, Purpose::Known)?;
         change(&mut volume);
-        let recorded = CatalogueChange::Settings { id, critical: volume.critical.clone(), limits: volume.limits };
+        let recorded = CatalogueChange::Settings {
+            id,
+            critical: volume.critical.clone(),
+            limits: volume.limits,
+        };
         state.volumes.insert(id, volume);
         let ticket = self.record(&mut state, recorded);
-        // Blocks that were written before are not written into any more: other ranges may be critical now.
+        // Blocks that were written before are not written into any more: other ranges may be
+        // critical now.
         state.close();
         Ok(ticket)
     }
@@ -228,14 +288,16 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// With leaves in place, what comes after a change of the catalogue needs the checkpoint that carries it out: it goes into the next window.
+    /// With leaves in place, what comes after a change of the catalogue needs the checkpoint that
+    /// carries it out: it goes into the next window.
     fn end_change(&self, state: &mut State) {
         if self.in_place() {
             state.close();
         }
     }
 
-    /// Puts a change into the open window. A window holds few changes of the catalogue: each takes a carrier of its own.
+    /// Puts a change into the open window. A window holds few changes of the catalogue: each takes
+    /// a carrier of its own.
     fn record(&self, state: &mut State, change: CatalogueChange) -> Ticket {
         const PER_WINDOW: usize = 8;
         if state.open.catalogue.len() >= PER_WINDOW {
@@ -249,13 +311,27 @@ impl Engine {
     }
 }
 
-/// Applies changes of the catalogue in their order. A deleted volume keeps its map, without a name, until its blocks are free.
-pub(crate) fn apply_catalogue(volumes: &mut BTreeMap<VolumeId, Volume>, changes: &[CatalogueChange]) {
+/// Applies changes of the catalogue in their order. A deleted volume keeps its map, without a name,
+/// until its blocks are free.
+pub(crate) fn apply_catalogue(
+    volumes: &mut BTreeMap<VolumeId, Volume>,
+    changes: &[CatalogueChange],
+) {
     for change in changes {
         match change {
             CatalogueChange::Create { id, name, blocks, critical, limits } => {
                 let (name, critical) = (name.clone(), critical.clone());
-                volumes.insert(*id, Volume { id: *id, name, blocks: *blocks, map: Root::default(), critical, limits: *limits });
+                volumes.insert(
+                    *id,
+                    Volume {
+                        id: *id,
+                        name,
+                        blocks: *blocks,
+                        map: Root::default(),
+                        critical,
+                        limits: *limits,
+                    },
+                );
             }
             CatalogueChange::Resize { id, blocks } => {
                 if let Some(volume) = volumes.get_mut(id) {
@@ -289,7 +365,10 @@ pub(super) fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId
         .filter(|volume| !volume.name.is_empty())
         .map(|volume| {
             let (name, critical) = (volume.name.clone(), volume.critical.clone());
-            (volume.id, VolumeState { name, blocks: volume.blocks, critical, limits: volume.limits })
+            (
+                volume.id,
+                VolumeState { name, blocks: volume.blocks, critical, limits: volume.limits },
+            )
         })
         .collect()
 }

@@ -1,7 +1,9 @@
-//! Compaction when idle: blocks that are neighbours in a volume become neighbours on the disk again.
+//! Compaction when idle: blocks that are neighbours in a volume become neighbours on the disk
+//! again.
 //!
-//! The map is walked in the order of logical addresses. Where the blocks of a leaf lie scattered, those that nothing else names are read and
-//! written again by ordinary records, next to each other; their old places become free with the next checkpoint. No reverse map is needed,
+//! The map is walked in the order of logical addresses. Where the blocks of a leaf lie scattered,
+//! those that nothing else names are read and written again by ordinary records, next to each
+//! other; their old places become free with the next checkpoint. No reverse map is needed,
 //! and a crash finds either mapping. (ThinDedup II-B leaves this to the future.)
 //!
 //! *Invariant:* a block is moved only if its mapping has not changed since it was read.
@@ -39,7 +41,8 @@ pub(crate) struct Compactor {
 }
 
 impl Engine {
-    /// Looks at a few leaves of the maps and moves scattered blocks together. Returns whether there may be more to do now.
+    /// Looks at a few leaves of the maps and moves scattered blocks together. Returns whether there
+    /// may be more to do now.
     pub(crate) fn compact_step(&self) -> Result<bool> {
         let mut compactor = self.compacting.lock();
         let changes = self.counters.client_changes.load(Relaxed);
@@ -56,7 +59,9 @@ impl Engine {
                 (compactor.volume, compactor.leaf) = (id, 0);
             }
             // A page that can't be read is left to `check`.
-            let Ok(Some(leaf)) = self.pages.next_leaf(Table::Map, id.0, &volume.map, compactor.leaf) else {
+            let Ok(Some(leaf)) =
+                self.pages.next_leaf(Table::Map, id.0, &volume.map, compactor.leaf)
+            else {
                 (compactor.volume, compactor.leaf) = (VolumeId(id.0 + 1), 0);
                 continue;
             };
@@ -69,7 +74,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// True when there is room for moving blocks: space to spare, long free runs, and few records that wait.
+    /// True when there is room for moving blocks: space to spare, long free runs, and few records
+    /// that wait.
     fn may_compact(&self) -> bool {
         let state = self.state.lock();
         state.stopped.is_none()
@@ -80,16 +86,27 @@ impl Engine {
             && self.has_spare(&state, 2 * Table::Map.per_leaf())
     }
 
-    /// The addresses of a leaf that should be written again: none unless its blocks lie in many runs.
-    fn scattered(&self, snapshot: &Snapshot, id: VolumeId, map: &Root, leaf: u64) -> Result<Vec<Lba>> {
+    /// The addresses of a leaf that should be written again: none unless its blocks lie in many
+    /// runs.
+    fn scattered(
+        &self,
+        snapshot: &Snapshot,
+        id: VolumeId,
+        map: &Root,
+        leaf: u64,
+    ) -> Result<Vec<Lba>> {
         let per_leaf = Table::Map.per_leaf();
-        let Some((_, page)) = self.pages.leaf(Table::Map, id.0, map, leaf)? else { return Ok(Vec::new()) };
+        let Some((_, page)) = self.pages.leaf(Table::Map, id.0, map, leaf)? else {
+            return Ok(Vec::new());
+        };
         let mut runs: Vec<Vec<(Lba, Pba)>> = Vec::new();
         for slot in 0..per_leaf {
             let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot) else { continue };
             let lba = Lba(leaf * per_leaf + slot);
             match runs.last_mut() {
-                Some(run) if run.last() == Some(&(Lba(lba.0 - 1), Pba(pba.0.wrapping_sub(1)))) => run.push((lba, pba)),
+                Some(run) if run.last() == Some(&(Lba(lba.0 - 1), Pba(pba.0.wrapping_sub(1)))) => {
+                    run.push((lba, pba))
+                }
                 _ => runs.push(vec![(lba, pba)]),
             }
         }
@@ -97,24 +114,38 @@ impl Engine {
         if runs.len() * BLOCKS_A_RUN <= mapped || mapped < BLOCKS_A_RUN {
             return Ok(Vec::new());
         }
-        let blocks: Vec<(Lba, Pba)> = runs.into_iter().filter(|run| run.len() < BLOCKS_A_RUN).flatten().collect();
+        let blocks: Vec<(Lba, Pba)> =
+            runs.into_iter().filter(|run| run.len() < BLOCKS_A_RUN).flatten().collect();
         // Shared blocks stay where they are: others want them there.
         let pbas = blocks.iter().map(|(_, pba)| pba.0);
-        let references = self.pages.holding(Table::References, 0, &snapshot.state.references, pbas)?;
+        let references =
+            self.pages.holding(Table::References, 0, &snapshot.state.references, pbas)?;
         let alone = |pba: Pba| {
-            references.get(pba.0).is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references == 1 + self.own_references())
+            references.get(pba.0).is_some_and(|((_, page), slot)| {
+                ReferenceEntry::get(page, slot).references == 1 + self.own_references()
+            })
         };
-        let movable: Vec<Lba> = blocks.iter().filter(|&&(_, pba)| alone(pba)).map(|&(lba, _)| lba).collect();
+        let movable: Vec<Lba> =
+            blocks.iter().filter(|&&(_, pba)| alone(pba)).map(|&(lba, _)| lba).collect();
         // Not worth it when most of the runs stay.
         Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })
     }
 
-    /// Reads blocks and gathers them again, those whose mapping is still the snapshot's. False when windows have to be written out before
-    /// more is moved; what is left of these blocks waits for the next pass.
-    fn move_together(&self, snapshot: &Arc<Snapshot>, volume: VolumeId, lbas: &[Lba]) -> Result<bool> {
+    /// Reads blocks and gathers them again, those whose mapping is still the snapshot's. False when
+    /// windows have to be written out before more is moved; what is left of these blocks waits
+    /// for the next pass.
+    fn move_together(
+        &self,
+        snapshot: &Arc<Snapshot>,
+        volume: VolumeId,
+        lbas: &[Lba],
+    ) -> Result<bool> {
         let mut content = Block::zeroed_vec(lbas.len());
-        let mut reads: Vec<BlockRead<'_>> =
-            lbas.iter().zip(content.chunks_mut(1)).map(|(&first, into)| BlockRead { first, into, result: Ok(()) }).collect();
+        let mut reads: Vec<BlockRead<'_>> = lbas
+            .iter()
+            .zip(content.chunks_mut(1))
+            .map(|(&first, into)| BlockRead { first, into, result: Ok(()) })
+            .collect();
         self.read(volume, &mut reads);
         let good: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
         let mut state = self.state.lock();
@@ -124,7 +155,8 @@ impl Engine {
         // A window of its own, so that the blocks get one run.
         state.close();
         for ((&lba, block), _) in lbas.iter().zip(&content).zip(good).filter(|(_, good)| *good) {
-            let unchanged = !state.open.holds(volume, lba) && matches!(state.locate(volume, lba), Where::Tables);
+            let unchanged = !state.open.holds(volume, lba)
+                && matches!(state.locate(volume, lba), Where::Tables);
             if !unchanged || block.is_zero() {
                 continue;
             }

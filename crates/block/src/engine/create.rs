@@ -23,7 +23,11 @@ impl Engine {
         let geometry = fixed.geometry.checked(disk.blocks())?;
         let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
         // With the reserve, so that a store whose host is full takes trims.
-        disk.allocate(Pba(0), geometry.start_of(geometry.first_zone()).0 + reserve(&geometry).next_multiple_of(geometry.zone_blocks))?;
+        disk.allocate(
+            Pba(0),
+            geometry.start_of(geometry.first_zone()).0
+                + reserve(&geometry).next_multiple_of(geometry.zone_blocks),
+        )?;
         let write = |at: Pba, block: &Block, class| {
             let refs = [BlockRef { block, class }];
             disk.write(&[Run { at, blocks: &refs }])
@@ -35,7 +39,11 @@ impl Engine {
         disk.flush()?;
         for page in 0..geometry.list_pages {
             for (sequence, at) in (0..).zip(geometry.list_page(page)) {
-                write(at, &Page { sequence, ..Page::empty() }.encode(&identity, page, at.0), Class::Table)?;
+                write(
+                    at,
+                    &Page { sequence, ..Page::empty() }.encode(&identity, page, at.0),
+                    Class::Table,
+                )?;
             }
         }
         disk.flush()?;
@@ -49,7 +57,10 @@ impl Engine {
             ..superblock::State::default()
         };
         for sequence in [0, 1] {
-            let superblock = Superblock { fixed: fixed.clone(), state: superblock::State { sequence, ..state.clone() } };
+            let superblock = Superblock {
+                fixed: fixed.clone(),
+                state: superblock::State { sequence, ..state.clone() },
+            };
             let place = (sequence % 2) as u32;
             write(SUPERBLOCKS[place as usize], &superblock.encode(place), Class::Super)?;
         }

@@ -17,25 +17,35 @@ use crate::{
 /// Blocks that are admitted and copied while the lock is held once.
 const PIECE: usize = 32;
 
-/// Longest range that keeps zeroes instead of a hole: longer ones would fill the map with entries that say nothing.
+/// Longest range that keeps zeroes instead of a hole: longer ones would fill the map with entries
+/// that say nothing.
 const KEEP_BLOCKS_MAX: u64 = 8192;
 
 impl Engine {
-    /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when its ticket is durable.
+    /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when
+    /// its ticket is durable.
     ///
     /// # Errors
-    /// `Busy` when steps must be run first: a part of the data may have been taken, and the same call may be made again; see
-    /// [`write_from`](Self::write_from). `NoSpace` when the store is full. `InvalidInput` beyond the end.
+    /// `Busy` when steps must be run first: a part of the data may have been taken, and the same
+    /// call may be made again; see [`write_from`](Self::write_from). `NoSpace` when the store
+    /// is full. `InvalidInput` beyond the end.
     pub fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
         self.write_from(volume, offset, data, &mut 0)
     }
 
-    /// As [`write`](Self::write), for callers that ask again when it is `Busy`: `taken` counts the bytes that were taken already, from 0
-    /// on. A call that began anew each time could fill with its beginning what it waits for to become empty.
+    /// As [`write`](Self::write), for callers that ask again when it is `Busy`: `taken` counts the
+    /// bytes that were taken already, from 0 on. A call that began anew each time could fill
+    /// with its beginning what it waits for to become empty.
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn write_from(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {
+    pub fn write_from(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        data: &[u8],
+        taken: &mut u64,
+    ) -> Result<Ticket> {
         self.check_range(volume, offset, data.len() as u64)?;
         let size = BLOCK_BYTES as u64;
         let mut ticket = None;
@@ -63,19 +73,34 @@ impl Engine {
         Ok(ticket.unwrap_or_else(|| self.newest()))
     }
 
-    /// Makes bytes read as zeroes; the blocks that they fill become free. With `keep` they show as written zeroes, else as a hole.
+    /// Makes bytes read as zeroes; the blocks that they fill become free. With `keep` they show as
+    /// written zeroes, else as a hole.
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
+    pub fn write_zeroes(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+    ) -> Result<Ticket> {
         self.write_zeroes_from(volume, offset, bytes, keep, &mut 0)
     }
 
-    /// As [`write_zeroes`](Self::write_zeroes), for callers that ask again; see [`write_from`](Self::write_from).
+    /// As [`write_zeroes`](Self::write_zeroes), for callers that ask again; see
+    /// [`write_from`](Self::write_from).
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub fn write_zeroes_from(&self, volume: VolumeId, offset: u64, bytes: u64, keep: bool, taken: &mut u64) -> Result<Ticket> {
+    pub fn write_zeroes_from(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        taken: &mut u64,
+    ) -> Result<Ticket> {
         self.check_range(volume, offset, bytes)?;
         let size = BLOCK_BYTES as u64;
         let zeroes = [0u8; BLOCK_BYTES];
@@ -119,13 +144,18 @@ impl Engine {
         if offset.checked_add(bytes).is_some_and(|end| end <= size) {
             return Ok(());
         }
-        Err(Error::new(Kind::InvalidInput, format!("{bytes} bytes at {offset} reach beyond the end of the volume ({size} bytes)")))
+        Err(Error::new(
+            Kind::InvalidInput,
+            format!("{bytes} bytes at {offset} reach beyond the end of the volume ({size} bytes)"),
+        ))
     }
 
-    /// Adds whole blocks to the open window: all of them, or as many of the first as there is space for, at least one. Returns how many.
+    /// Adds whole blocks to the open window: all of them, or as many of the first as there is space
+    /// for, at least one. Returns how many.
     fn write_blocks(&self, volume: VolumeId, first: Lba, data: &[u8]) -> Result<(Ticket, usize)> {
         let (mut blocks, _) = data.as_chunks::<BLOCK_BYTES>();
-        let zero: [bool; PIECE] = std::array::from_fn(|n| blocks.get(n).is_some_and(|bytes| block::is_zero(bytes)));
+        let zero: [bool; PIECE] =
+            std::array::from_fn(|n| blocks.get(n).is_some_and(|bytes| block::is_zero(bytes)));
         let mut state = self.state.lock();
         let (mut placed, mut keep) = (None, true);
         loop {
@@ -134,7 +164,8 @@ impl Engine {
                 Admission::Granted => break,
                 Admission::Wait => return Err(wait()),
                 Admission::Full if blocks.len() > 1 => blocks = &blocks[..blocks.len() / 2],
-                // A block of zeroes takes no space when it is a hole, and one that is stored already takes little.
+                // A block of zeroes takes no space when it is a hole, and one that is stored
+                // already takes little.
                 Admission::Full if zero[0] => {
                     keep = false;
                     self.admit_known(&mut state, Purpose::Relief)?;
@@ -207,7 +238,8 @@ impl Engine {
     /// Closes the open window when it is as large as windows get.
     pub(crate) fn make_room(&self, state: &mut State) {
         if state.open.slots() >= self.settings.window_blocks
-            || state.open.ranges.len() >= self.settings.limits.ranges && !self.settings.has(PlantedBug::RangesUnlimited)
+            || state.open.ranges.len() >= self.settings.limits.ranges
+                && !self.settings.has(PlantedBug::RangesUnlimited)
             || state.open.records() as u64 + 1 >= PER_WINDOW_MAX
         {
             state.close();
@@ -226,7 +258,13 @@ impl Engine {
     }
 
     /// Makes whole blocks read as zeroes.
-    pub(crate) fn punch(&self, volume: VolumeId, start: u64, end: u64, keep: bool) -> Result<Ticket> {
+    pub(crate) fn punch(
+        &self,
+        volume: VolumeId,
+        start: u64,
+        end: u64,
+        keep: bool,
+    ) -> Result<Ticket> {
         let mut state = self.state.lock();
         let mut keep = keep && end - start <= KEEP_BLOCKS_MAX;
         // Zeroes that are kept may need new map pages: with a full store they are a hole.
@@ -247,8 +285,8 @@ impl Engine {
         Ok(Ticket(state.open.number.0))
     }
 
-    /// Changes a part of one block: reads it, unless it is in memory, and writes it whole. A change of the same block by somebody else
-    /// meanwhile is noticed, and the edit begins again.
+    /// Changes a part of one block: reads it, unless it is in memory, and writes it whole. A change
+    /// of the same block by somebody else meanwhile is noticed, and the edit begins again.
     fn edit(&self, volume: VolumeId, offset: u64, bytes: &[u8]) -> Result<Ticket> {
         let lba = Lba(offset / BLOCK_BYTES as u64);
         let at = (offset % BLOCK_BYTES as u64) as usize;
@@ -284,7 +322,9 @@ impl Engine {
                 None => {}
                 Some(MapEntry::Hole | MapEntry::Zero) => block.0.fill(0),
                 Some(MapEntry::Lost) => return Err(super::read::lost(volume, lba)),
-                Some(MapEntry::Block { pba, carried, prefix }) => self.read_block(volume, lba, pba, carried, prefix, &mut block)?,
+                Some(MapEntry::Block { pba, carried, prefix }) => {
+                    self.read_block(volume, lba, pba, carried, prefix, &mut block)?
+                }
             }
             block.0[at..at + bytes.len()].copy_from_slice(bytes);
             let mut state = self.state.lock();
@@ -292,7 +332,9 @@ impl Engine {
             let same = match (&seen, state.locate(volume, lba)) {
                 (Where::Window(then), Where::Window(now)) => std::sync::Arc::ptr_eq(then, &now),
                 (Where::Overlay(then), Where::Overlay(now)) => *then == now,
-                (Where::Tables, Where::Tables) => std::sync::Arc::ptr_eq(&snapshot, &state.snapshot),
+                (Where::Tables, Where::Tables) => {
+                    std::sync::Arc::ptr_eq(&snapshot, &state.snapshot)
+                }
                 (Where::Zero { .. }, Where::Zero { .. }) => true,
                 _ => false,
             };
@@ -313,7 +355,8 @@ impl Engine {
         }
     }
 
-    /// Closes the open window, if it holds anything: the next step is [`prepare_window`](Self::prepare_window).
+    /// Closes the open window, if it holds anything: the next step is
+    /// [`prepare_window`](Self::prepare_window).
     pub fn close_window(&self) -> bool {
         self.state.lock().close()
     }
@@ -368,7 +411,12 @@ impl State {
         }
         let next = Window::new(self.open.number.next());
         let window = std::sync::Arc::new(std::mem::replace(&mut self.open, next));
-        self.flights.push_back(super::Flight { window, plan: None, stage: super::Stage::Closed, written_before: None });
+        self.flights.push_back(super::Flight {
+            window,
+            plan: None,
+            stage: super::Stage::Closed,
+            written_before: None,
+        });
         true
     }
 }

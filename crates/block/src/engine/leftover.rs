@@ -8,7 +8,8 @@
 //! | nothing newer than the last checkpoint, whole or not | nothing that counts |
 //! | sectors of an older durable window, not all of them | rot; when no whole version is newer, durable records are lost |
 //!
-//! A version that was lost as a whole leaves the one before it, which is whole: that is not noticed here.
+//! A version that was lost as a whole leaves the one before it, which is whole: that is not noticed
+//! here.
 
 use std::collections::BTreeSet;
 
@@ -57,12 +58,24 @@ fn is_void(window: WindowNumber, cuts: &[Cut]) -> bool {
 }
 
 /// What a place holds, when windows up to `durable` are.
-pub(crate) fn version(sectors: &[Option<Sector>; SECTORS], State { committed, cuts, .. }: &State, durable: WindowNumber) -> Version {
-    let newest = sectors.iter().flatten().map(|sector| sector.window).max().filter(|newest| newest > committed);
+pub(crate) fn version(
+    sectors: &[Option<Sector>; SECTORS],
+    State { committed, cuts, .. }: &State,
+    durable: WindowNumber,
+) -> Version {
+    let newest = sectors
+        .iter()
+        .flatten()
+        .map(|sector| sector.window)
+        .max()
+        .filter(|newest| newest > committed);
     let Some(newest) = newest else { return Version::Nothing };
     if newest > durable || is_void(newest, cuts) {
         Version::Torn
-    } else if sectors.iter().all(|sector| sector.as_ref().is_some_and(|sector| sector.window == newest)) {
+    } else if sectors
+        .iter()
+        .all(|sector| sector.as_ref().is_some_and(|sector| sector.window == newest))
+    {
         Version::Whole(newest)
     } else {
         Version::Rotten(newest)
@@ -83,24 +96,41 @@ impl LeftoverFound {
 
     /// Durable windows of which it is told that they have carriers.
     pub(super) fn carriers(&self, cuts: &[Cut], durable: WindowNumber) -> BTreeSet<WindowNumber> {
-        self.sectors(cuts).map(|sector| sector.carriers).filter(|&window| window <= durable).collect()
+        self.sectors(cuts)
+            .map(|sector| sector.carriers)
+            .filter(|&window| window <= durable)
+            .collect()
     }
 
     /// The highest window that wrote here, void or not.
     pub(super) fn seen(&self) -> WindowNumber {
-        self.pages.iter().flat_map(|page| page.places.iter().flatten().flatten()).map(|sector| sector.window).max().unwrap_or_default()
+        self.pages
+            .iter()
+            .flat_map(|page| page.places.iter().flatten().flatten())
+            .map(|sector| sector.window)
+            .max()
+            .unwrap_or_default()
     }
 
     /// The records that no checkpoint holds.
     pub(super) fn records<'a>(&'a self, state: &'a State) -> impl Iterator<Item = Record> + 'a {
-        self.sectors(&state.cuts).flat_map(|sector| sector.records.iter().copied()).filter(|record| {
-            let window = WindowNumber::of(record.timestamp);
-            window > state.committed && !is_void(window, &state.cuts)
-        })
+        self.sectors(&state.cuts).flat_map(|sector| sector.records.iter().copied()).filter(
+            |record| {
+                let window = WindowNumber::of(record.timestamp);
+                window > state.committed && !is_void(window, &state.cuts)
+            },
+        )
     }
 
-    /// Hands the durable versions to the table, and fails when one is rotten and nothing is newer, unless loss is accepted.
-    pub(super) fn settle(&self, state: &State, durable: WindowNumber, accept_loss: bool, table: &mut LeftoverTable) -> Result<()> {
+    /// Hands the durable versions to the table, and fails when one is rotten and nothing is newer,
+    /// unless loss is accepted.
+    pub(super) fn settle(
+        &self,
+        state: &State,
+        durable: WindowNumber,
+        accept_loss: bool,
+        table: &mut LeftoverTable,
+    ) -> Result<()> {
         for page in &self.pages {
             let mut best: Option<(WindowNumber, usize)> = None;
             let mut rotten: Option<(WindowNumber, usize)> = None;
@@ -128,7 +158,9 @@ impl LeftoverFound {
                 .flat_map(|sector| &sector.records)
                 .filter(|record| {
                     let written = WindowNumber::of(record.timestamp);
-                    written > state.committed && written <= durable && !is_void(written, &state.cuts)
+                    written > state.committed
+                        && written <= durable
+                        && !is_void(written, &state.cuts)
                 })
                 .copied()
                 .collect();
@@ -158,7 +190,10 @@ impl Engine {
     }
 
     /// Reads each page of the leftover table, both places.
-    pub(crate) fn each_leftover_page(&self, each: &mut dyn FnMut(u32, Result<[[Option<Sector>; SECTORS]; 2]>) -> Result<()>) -> Result<()> {
+    pub(crate) fn each_leftover_page(
+        &self,
+        each: &mut dyn FnMut(u32, Result<[[Option<Sector>; SECTORS]; 2]>) -> Result<()>,
+    ) -> Result<()> {
         let geometry = self.fixed.geometry;
         let mut buffer = Block::zeroed_vec(2 * PAGES.min(geometry.leftover_pages) as usize);
         for first in (0..geometry.leftover_pages).step_by(PAGES as usize) {

@@ -1,7 +1,8 @@
 //! Durable windows whose records are missing: the medium lost them, for a crash can't.
 //!
-//! Opening such a store would silently bring back what its addresses held before, so it is refused. A repair may accept the loss
-//! (`Settings::accept_loss`): the windows are void as a whole, since half of one could delete a volume and keep its blocks.
+//! Opening such a store would silently bring back what its addresses held before, so it is refused.
+//! A repair may accept the loss (`Settings::accept_loss`): the windows are void as a whole, since
+//! half of one could delete a volume and keep its blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +18,8 @@ use crate::format::{
 pub(crate) type Windows = (WindowNumber, WindowNumber);
 
 impl Engine {
-    /// Every carrier of every durable window that no checkpoint holds must be there. Returns the windows that are not complete, when losing
-    /// them is accepted; their carriers are dropped.
+    /// Every carrier of every durable window that no checkpoint holds must be there. Returns the
+    /// windows that are not complete, when losing them is accepted; their carriers are dropped.
     pub(super) fn judge_missing(
         &self,
         carriers: &mut Vec<Found>,
@@ -26,10 +27,19 @@ impl Engine {
         durable: WindowNumber,
         told: &BTreeSet<WindowNumber>,
     ) -> Result<Vec<Windows>> {
-        let missing = missing(carriers, state, durable, (self.fixed.leftover == Leftover::Table).then_some(told));
+        let missing = missing(
+            carriers,
+            state,
+            durable,
+            (self.fixed.leftover == Leftover::Table).then_some(told),
+        );
         let Some(&(first, last)) = missing.first() else { return Ok(missing) };
         if !self.settings.accept_loss {
-            let which = if first == last { format!("window {first}") } else { format!("windows {first} to {last}") };
+            let which = if first == last {
+                format!("window {first}")
+            } else {
+                format!("windows {first} to {last}")
+            };
             let message = format!(
                 "the records of {which}, durable before, are missing or damaged: the medium lost them; \
                  `onefold check --repair` opens the store without them"
@@ -41,8 +51,14 @@ impl Engine {
         Ok(missing)
     }
 
-    /// Drops records that make no sense without the lost ones: of volumes that were never made, or beyond their end.
-    pub(super) fn clip(&self, snapshot: &Snapshot, records: &mut Vec<Record>, believed: &mut Vec<Record>) -> Result<()> {
+    /// Drops records that make no sense without the lost ones: of volumes that were never made, or
+    /// beyond their end.
+    pub(super) fn clip(
+        &self,
+        snapshot: &Snapshot,
+        records: &mut Vec<Record>,
+        believed: &mut Vec<Record>,
+    ) -> Result<()> {
         let mut volumes = snapshot.volumes.clone();
         for record in records.iter().chain(&*believed) {
             if let Change::Catalogue { pba, fingerprint } = record.change {
@@ -50,7 +66,9 @@ impl Engine {
             }
         }
         let makes_sense = |record: &Record| match record.change {
-            Change::Block { .. } => volumes.get(&record.volume).is_some_and(|volume| record.lba.0 < volume.blocks),
+            Change::Block { .. } => {
+                volumes.get(&record.volume).is_some_and(|volume| record.lba.0 < volume.blocks)
+            }
             Change::Range { .. } => volumes.contains_key(&record.volume),
             Change::Catalogue { .. } => true,
         };
@@ -70,9 +88,15 @@ pub(super) fn among(windows: &[Windows], window: WindowNumber) -> bool {
     windows.iter().any(|&(first, last)| (first..=last).contains(&window))
 }
 
-/// The durable windows of which carriers are missing. `told` are windows that have carriers, as the leftover table says: with it a window may
-/// have none, so that only those are missed that something names: the table, or the next window with carriers.
-fn missing(carriers: &[Found], state: &State, durable: WindowNumber, told: Option<&BTreeSet<WindowNumber>>) -> Vec<Windows> {
+/// The durable windows of which carriers are missing. `told` are windows that have carriers, as the
+/// leftover table says: with it a window may have none, so that only those are missed that
+/// something names: the table, or the next window with carriers.
+fn missing(
+    carriers: &[Found],
+    state: &State,
+    durable: WindowNumber,
+    told: Option<&BTreeSet<WindowNumber>>,
+) -> Vec<Windows> {
     struct Seen {
         carriers: u16,
         positions: BTreeSet<u16>,
@@ -81,15 +105,27 @@ fn missing(carriers: &[Found], state: &State, durable: WindowNumber, told: Optio
     let mut windows: BTreeMap<WindowNumber, Seen> = BTreeMap::new();
     for Found { header, .. } in carriers {
         let seen = windows.entry(header.window);
-        let seen = seen.or_insert(Seen { carriers: header.carriers, positions: BTreeSet::new(), before: header.before });
+        let seen = seen.or_insert(Seen {
+            carriers: header.carriers,
+            positions: BTreeSet::new(),
+            before: header.before,
+        });
         seen.carriers = header.carriers;
         seen.positions.insert(header.position);
     }
     let whole = |seen: &Seen| seen.positions.len() == usize::from(seen.carriers);
     if let Some(told) = told {
-        let named = windows.values().map(|seen| seen.before).chain(told.iter().copied()).chain(windows.keys().copied());
-        let missing: BTreeSet<WindowNumber> =
-            named.filter(|window| (state.committed.next()..=durable).contains(window) && !windows.get(window).is_some_and(whole)).collect();
+        let named = windows
+            .values()
+            .map(|seen| seen.before)
+            .chain(told.iter().copied())
+            .chain(windows.keys().copied());
+        let missing: BTreeSet<WindowNumber> = named
+            .filter(|window| {
+                (state.committed.next()..=durable).contains(window)
+                    && !windows.get(window).is_some_and(whole)
+            })
+            .collect();
         return missing.into_iter().map(|window| (window, window)).collect();
     }
     windows.retain(|_, seen| whole(seen));

@@ -1,11 +1,13 @@
 //! The engine: what happens to a write, step by step, without threads.
 //!
-//! Gather (`gather.rs`) → close → fingerprint, look up, place (`prepare.rs`) → persist, acknowledge, publish (`persist.rs`); checkpoints
-//! (`checkpoint/`) carry published records into the tables. Each step is a method, so that the simulator owns the schedule and
-//! [`crate::Store`] runs the same steps from threads.
+//! Gather (`gather.rs`) → close → fingerprint, look up, place (`prepare.rs`) → persist,
+//! acknowledge, publish (`persist.rs`); checkpoints (`checkpoint/`) carry published records into
+//! the tables. Each step is a method, so that the simulator owns the schedule and [`crate::Store`]
+//! runs the same steps from threads.
 //!
-//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`, `settling`, `merging`, `state`, `index`. `state` is held for memory
-//! work and, rarely, for reading a page of the zone table; never for writes and flushes.
+//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`,
+//! `settling`, `merging`, `state`, `index`. `state` is held for memory work and, rarely, for
+//! reading a page of the zone table; never for writes and flushes.
 
 mod admission;
 mod catalogue;
@@ -60,7 +62,8 @@ pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
 pub use tidy::Leisure;
 
-/// The tables as of a checkpoint. Whoever holds it may read every page and every block that it names.
+/// The tables as of a checkpoint. Whoever holds it may read every page and every block that it
+/// names.
 pub(crate) struct Snapshot {
     pub(crate) state: superblock::State,
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
@@ -84,7 +87,8 @@ pub(crate) struct Flight {
     pub(crate) window: Arc<Window>,
     pub(crate) plan: Option<Arc<Plan>>,
     pub(crate) stage: Stage,
-    /// With leaves in place: the last flush that began before its data and its counts were written.
+    /// With leaves in place: the last flush that began before its data and its counts were
+    /// written.
     pub(crate) written_before: Option<u64>,
 }
 
@@ -95,12 +99,14 @@ pub(crate) struct State {
     pub(crate) active: Overlay,
     pub(crate) frozen: Option<Arc<Overlay>>,
     pub(crate) snapshot: Arc<Snapshot>,
-    /// The zone table of the last *released* checkpoint: in that of `snapshot`, blocks may be free that a reader still needs.
+    /// The zone table of the last *released* checkpoint: in that of `snapshot`, blocks may be free
+    /// that a reader still needs.
     pub(crate) zone_table: Root,
     pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
     pub(crate) next_volume: u32,
     pub(crate) allocator: Allocator,
-    /// All windows up to this one are published: their records are durable, or a checkpoint has yet to make them so.
+    /// All windows up to this one are published: their records are durable, or a checkpoint has
+    /// yet to make them so.
     pub(crate) durable: WindowNumber,
     /// All windows up to this one are durable, whatever comes.
     pub(crate) acknowledged: WindowNumber,
@@ -109,7 +115,8 @@ pub(crate) struct State {
     pub(crate) built: bool,
     /// Blocks gathered but not placed, and changes of the catalogue.
     pub(crate) unplaced: u64,
-    /// Blocks that the last checkpoint found free, but newer records name: the next one decides on them.
+    /// Blocks that the last checkpoint found free, but newer records name: the next one decides on
+    /// them.
     pub(crate) deferred: usize,
     /// Pages set aside for writing the index.
     pub(crate) spilling_pages: u64,
@@ -176,7 +183,8 @@ impl Engine {
         &self.fixed
     }
 
-    /// True for a store that a crash would empty (the ideal, for measuring only): it must not be served.
+    /// True for a store that a crash would empty (the ideal, for measuring only): it must not be
+    /// served.
     #[must_use]
     pub fn loses_everything(&self) -> bool {
         self.scheme.records() == crate::scheme::Records::Nowhere
@@ -231,7 +239,11 @@ impl Engine {
     pub(crate) fn stop(&self, error: &Error) -> Error {
         let mut state = self.state.lock();
         let reason = state.stopped.get_or_insert_with(|| {
-            Error::new(Kind::Stopped, format!("the store takes no more writes until it is opened again: {error}")).caused_by(error.clone())
+            Error::new(
+                Kind::Stopped,
+                format!("the store takes no more writes until it is opened again: {error}"),
+            )
+            .caused_by(error.clone())
         });
         reason.clone()
     }
@@ -246,9 +258,11 @@ impl Engine {
     #[must_use]
     pub fn memory(&self) -> u64 {
         let state = self.state.lock();
-        let windows =
-            state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>() + state.open.slots() + state.pool.len() * PIECE_BLOCKS;
-        let overlays = state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
+        let windows = state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>()
+            + state.open.slots()
+            + state.pool.len() * PIECE_BLOCKS;
+        let overlays =
+            state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
         let zones = state.allocator.memory();
         drop(state);
         self.index.lock().memory() + self.pages.memory() + overlays + zones + windows as u64 * 4096
@@ -258,13 +272,19 @@ impl Engine {
 impl State {
     /// The newest window that holds changes.
     pub(crate) fn newest(&self) -> WindowNumber {
-        if self.open.is_empty() { self.flights.back().map_or(self.durable, |flight| flight.window.number) } else { self.open.number }
+        if self.open.is_empty() {
+            self.flights.back().map_or(self.durable, |flight| flight.window.number)
+        } else {
+            self.open.number
+        }
     }
 
     /// Records that no checkpoint holds: gathered, in flight and published.
     pub(crate) fn uncommitted_records(&self) -> u64 {
         let flying: usize = self.flights.iter().map(|flight| flight.window.records()).sum();
-        self.active.records + self.frozen.as_ref().map_or(0, |frozen| frozen.records) + (flying + self.open.records()) as u64
+        self.active.records
+            + self.frozen.as_ref().map_or(0, |frozen| frozen.records)
+            + (flying + self.open.records()) as u64
     }
 
     /// Fails when writes were stopped.
@@ -303,7 +323,9 @@ impl ZoneSource for Zones<'_> {
         Ok((first.0..first.0 + zones)
             .map(|zone| {
                 let page = &pages[(zone / per_leaf - leaves[0]) as usize];
-                page.as_ref().map_or_else(ZoneBitmap::default, |(_, page)| ZoneEntry::get(page, zone % per_leaf).used)
+                page.as_ref().map_or_else(ZoneBitmap::default, |(_, page)| {
+                    ZoneEntry::get(page, zone % per_leaf).used
+                })
             })
             .collect())
     }

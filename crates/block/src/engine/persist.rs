@@ -1,12 +1,15 @@
 //! Persisting windows: write, one flush, acknowledge and publish in order.
 //!
 //! What is true after each step:
-//! 1. *written*: the blocks and carriers of the window may be on the disk, in any part; nobody was told.
-//! 2. *flushed* (or written durably): all of it is on the disk. The window is durable once every window before it is.
-//! 3. *published*: the records are in the active overlay, `durable` has risen, waiting clients are answered.
+//! 1. *written*: the blocks and carriers of the window may be on the disk, in any part; nobody was
+//!    told.
+//! 2. *flushed* (or written durably): all of it is on the disk. The window is durable once every
+//!    window before it is.
+//! 3. *published*: the records are in the active overlay, `durable` has risen, waiting clients are
+//!    answered.
 //!
-//! A crash before 2 leaves records that are believed one by one if the block that they name hashes to their fingerprint; after 2 recovery
-//! finds all of them.
+//! A crash before 2 leaves records that are believed one by one if the block that they name hashes
+//! to their fingerprint; after 2 recovery finds all of them.
 
 use std::sync::Arc;
 
@@ -23,7 +26,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Writes the oldest prepared window, and pages of the zone list that are due. Returns whether there was one.
+    /// Writes the oldest prepared window, and pages of the zone list that are due. Returns whether
+    /// there was one.
     ///
     /// # Errors
     /// The first failed write stops all writes.
@@ -41,8 +45,17 @@ impl Engine {
         };
         let due_refs = list_refs(&due);
         runs.extend(list_runs(&due, &due_refs));
-        let leftover: Vec<BlockRef<'_>> = plan.leftover.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();
-        runs.extend(plan.leftover.iter().zip(leftover.chunks(1)).map(|(page, blocks)| Run { at: page.at, blocks }));
+        let leftover: Vec<BlockRef<'_>> = plan
+            .leftover
+            .iter()
+            .map(|page| BlockRef { block: &page.block, class: Class::Table })
+            .collect();
+        runs.extend(
+            plan.leftover
+                .iter()
+                .zip(leftover.chunks(1))
+                .map(|(page, blocks)| Run { at: page.at, blocks }),
+        );
         if !runs.is_empty() {
             self.disk.write(&runs).map_err(|e| self.stop(&e))?;
         }
@@ -68,21 +81,26 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the oldest prepared window durably in one go and publishes it, when it is one run and nothing else waits for a flush: one
-    /// device write and no flush. Returns false, having done nothing, when that is not so.
+    /// Writes the oldest prepared window durably in one go and publishes it, when it is one run and
+    /// nothing else waits for a flush: one device write and no flush. Returns false, having
+    /// done nothing, when that is not so.
     ///
     /// # Errors
     /// As [`write_window`](Self::write_window).
     pub fn write_window_durably(&self) -> Result<bool> {
-        if matches!(self.scheme.records(), Records::AfterData | Records::ByCheckpoint | Records::InPlace) {
+        if matches!(
+            self.scheme.records(),
+            Records::AfterData | Records::ByCheckpoint | Records::InPlace
+        ) {
             return Ok(false);
         }
         let _settling = self.settling.lock();
         let (window, plan) = {
             let mut state = self.state.lock();
             state.check_running()?;
-            let others_wait =
-                state.flush_wanted || state.allocator.list.is_dirty() || state.flights.iter().any(|f| f.stage >= Stage::Writing);
+            let others_wait = state.flush_wanted
+                || state.allocator.list.is_dirty()
+                || state.flights.iter().any(|f| f.stage >= Stage::Writing);
             let front = if self.settings.has(PlantedBug::OutOfOrder) {
                 state.flights.iter_mut().find(|flight| flight.stage == Stage::Prepared)
             } else if others_wait {
@@ -91,7 +109,9 @@ impl Engine {
                 state.flights.front_mut().filter(|flight| flight.stage == Stage::Prepared)
             };
             let Some(flight) = front else { return Ok(false) };
-            let Some(plan) = flight.plan.clone().filter(|plan| plan.is_one_run()) else { return Ok(false) };
+            let Some(plan) = flight.plan.clone().filter(|plan| plan.is_one_run()) else {
+                return Ok(false);
+            };
             flight.stage = Stage::Writing;
             (flight.window.clone(), plan)
         };
@@ -112,8 +132,9 @@ impl Engine {
         Ok(true)
     }
 
-    /// Makes the windows that were written durable, and publishes them, as far as none before them is missing: by one flush, or by what else
-    /// the scheme needs. Returns whether anything waited for it.
+    /// Makes the windows that were written durable, and publishes them, as far as none before them
+    /// is missing: by one flush, or by what else the scheme needs. Returns whether anything
+    /// waited for it.
     ///
     /// # Errors
     /// A failed flush stops all writes; it is never tried again.
@@ -122,7 +143,11 @@ impl Engine {
             return self.settle_merged();
         }
         let settled = self.flush_and_publish()?;
-        Ok(if self.scheme.records() == Records::ByCheckpoint { self.commit_by_checkpoint()? || settled } else { settled })
+        Ok(if self.scheme.records() == Records::ByCheckpoint {
+            self.commit_by_checkpoint()? || settled
+        } else {
+            settled
+        })
     }
 
     /// One flush, then the windows that were written before it are published.
@@ -134,7 +159,12 @@ impl Engine {
         let target = {
             let mut state = self.state.lock();
             state.check_running()?;
-            let target = state.flights.iter().take_while(|flight| flight.stage == Stage::Written).last().map(|flight| flight.window.number);
+            let target = state
+                .flights
+                .iter()
+                .take_while(|flight| flight.stage == Stage::Written)
+                .last()
+                .map(|flight| flight.window.number);
             if target.is_none() && !state.flush_wanted {
                 return Ok(false);
             }
@@ -182,7 +212,8 @@ impl Engine {
         }
     }
 
-    /// Makes due pages of the zone list durable at once, when zones ran out before a window could carry them.
+    /// Makes due pages of the zone list durable at once, when zones ran out before a window could
+    /// carry them.
     pub(crate) fn flush_zone_list(&self) -> Result<()> {
         self.write_zone_list()?;
         if self.in_place() {
@@ -212,7 +243,8 @@ impl Engine {
         Ok(())
     }
 
-    /// When idle: writes down how far windows are durable, so that a carrier that rots later is missed.
+    /// When idle: writes down how far windows are durable, so that a carrier that rots later is
+    /// missed.
     ///
     /// # Errors
     /// As [`write_window`](Self::write_window).
@@ -224,7 +256,10 @@ impl Engine {
             let mut state = self.state.lock();
             state.check_running()?;
             let durable = state.durable;
-            if !state.flights.is_empty() || state.allocator.list.told_durable() >= durable || state.snapshot.state.committed >= durable {
+            if !state.flights.is_empty()
+                || state.allocator.list.told_durable() >= durable
+                || state.snapshot.state.committed >= durable
+            {
                 return Ok(false);
             }
             state.allocator.list.touch(durable);
@@ -258,8 +293,14 @@ impl Engine {
         if self.settings.has(PlantedBug::OutOfOrder) {
             state.durable = state.durable.max(target);
         }
-        while state.flights.front().is_some_and(|flight| flight.window.number <= target && flight.stage >= Stage::Written) {
-            let Some(Flight { window, plan: Some(plan), .. }) = state.flights.pop_front() else { break };
+        while state
+            .flights
+            .front()
+            .is_some_and(|flight| flight.window.number <= target && flight.stage >= Stage::Written)
+        {
+            let Some(Flight { window, plan: Some(plan), .. }) = state.flights.pop_front() else {
+                break;
+            };
             for record in &plan.records {
                 state.active.publish(record);
             }
@@ -292,14 +333,16 @@ impl State {
     }
 
     pub(crate) fn set_stage(&mut self, number: WindowNumber, stage: Stage) {
-        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.window.number == number) {
+        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.window.number == number)
+        {
             flight.stage = stage;
         }
     }
 
     /// True when changes of the catalogue are published that no checkpoint holds.
     pub(crate) fn catalogue_waits(&self) -> bool {
-        !self.active.catalogue.is_empty() || self.frozen.as_ref().is_some_and(|frozen| !frozen.catalogue.is_empty())
+        !self.active.catalogue.is_empty()
+            || self.frozen.as_ref().is_some_and(|frozen| !frozen.catalogue.is_empty())
     }
 }
 
@@ -307,6 +350,9 @@ pub(crate) fn list_refs(due: &[DuePage]) -> Vec<BlockRef<'_>> {
     due.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect()
 }
 
-pub(crate) fn list_runs<'a>(due: &[DuePage], refs: &'a [BlockRef<'a>]) -> impl Iterator<Item = Run<'a>> {
+pub(crate) fn list_runs<'a>(
+    due: &[DuePage],
+    refs: &'a [BlockRef<'a>],
+) -> impl Iterator<Item = Run<'a>> {
     due.iter().map(|page| page.at).zip(refs.chunks(1)).map(|(at, blocks)| Run { at, blocks })
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId, compress::Lz4};
+use onefold_core::{
+    Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId, compress::Lz4,
+};
 
 use super::{Engine, Snapshot, Stage, State};
 use crate::{
@@ -48,8 +50,9 @@ enum Fate {
 }
 
 impl Engine {
-    /// Prepares the oldest closed window: decides which blocks are duplicates, where the others go, and builds the carriers. Windows are
-    /// prepared one at a time, in order. Returns whether there was one.
+    /// Prepares the oldest closed window: decides which blocks are duplicates, where the others go,
+    /// and builds the carriers. Windows are prepared one at a time, in order. Returns whether
+    /// there was one.
     ///
     /// # Errors
     /// `Corrupt` or `Io` when a table page that it needs can't be read; writes are stopped then.
@@ -58,13 +61,19 @@ impl Engine {
         let window = {
             let mut state = self.state.lock();
             state.check_running()?;
-            let Some(flight) = state.flights.iter_mut().find(|flight| flight.stage == Stage::Closed) else { return Ok(false) };
+            let Some(flight) =
+                state.flights.iter_mut().find(|flight| flight.stage == Stage::Closed)
+            else {
+                return Ok(false);
+            };
             flight.stage = Stage::Preparing;
             flight.window.clone()
         };
         let plan = self.plan(&mut preparer, &window).map_err(|e| self.stop(&e))?;
         let mut state = self.state.lock();
-        if let Some(flight) = state.flights.iter_mut().find(|flight| flight.window.number == window.number) {
+        if let Some(flight) =
+            state.flights.iter_mut().find(|flight| flight.window.number == window.number)
+        {
             flight.plan = Some(Arc::new(plan));
             flight.stage = Stage::Prepared;
         }
@@ -92,8 +101,13 @@ impl Engine {
                 preparer.carriers_through = window.number;
             }
             if !decision.in_table.is_empty() {
-                let records: Vec<Record> = decision.in_table.iter().map(|&n| plan.records[n]).collect();
-                let header = leftover::Header { window: window.number, durable: header.durable, carriers: preparer.carriers_through };
+                let records: Vec<Record> =
+                    decision.in_table.iter().map(|&n| plan.records[n]).collect();
+                let header = leftover::Header {
+                    window: window.number,
+                    durable: header.durable,
+                    carriers: preparer.carriers_through,
+                };
                 plan.leftover = preparer.leftover.add(
                     &self.identity,
                     &self.fixed.geometry,
@@ -109,7 +123,13 @@ impl Engine {
     }
 
     /// Looks up duplicates, and chooses carriers for the records.
-    fn decide(&self, preparer: &mut Preparer, window: &Window, content: &Content<'_>, snapshot: &Snapshot) -> Result<Decision> {
+    fn decide(
+        &self,
+        preparer: &mut Preparer,
+        window: &Window,
+        content: &Content<'_>,
+        snapshot: &Snapshot,
+    ) -> Result<Decision> {
         let wanted: Vec<Option<&Fingerprint>> = content
             .slots
             .iter()
@@ -127,15 +147,27 @@ impl Engine {
         let (fates, new) = fates(window, content, &stored);
 
         // The changes of the catalogue travel in carriers of their own.
-        let records = if self.writes_records() { window.ranges.len() + content.changes.len() + content.slots.len() } else { 0 };
+        let records = if self.writes_records() {
+            window.ranges.len() + content.changes.len() + content.slots.len()
+        } else {
+            0
+        };
         let mut chosen = Vec::new();
         for (n, change) in content.changes.iter().enumerate() {
             let payload = preparer.lz4.compress(change, 4096).unwrap_or_default().to_vec();
-            chosen.push(Chosen { block: new.len() + n, room: carrier::room_beside(payload.len()), payload });
+            chosen.push(Chosen {
+                block: new.len() + n,
+                room: carrier::room_beside(payload.len()),
+                payload,
+            });
         }
         let room: usize = chosen.iter().map(|chosen| chosen.room).sum();
         let candidates: Vec<&Block> = new.iter().map(|&n| content.blocks[n]).collect();
-        chosen.extend(self.scheme.choose(&mut preparer.lz4, &candidates, records.saturating_sub(room)));
+        chosen.extend(self.scheme.choose(
+            &mut preparer.lz4,
+            &candidates,
+            records.saturating_sub(room),
+        ));
         chosen.sort_by_key(|chosen| chosen.block);
         let hidden = chosen.iter().map(|chosen| chosen.room).sum::<usize>().min(records);
         let in_table = self.leftover_in_table(preparer, window, content, hidden);
@@ -159,8 +191,15 @@ impl Engine {
         matches!(self.scheme.records(), Records::WithData | Records::AfterData)
     }
 
-    /// Of the records that found no room beside a block, which are the last, those that go to pages of the leftover table.
-    fn leftover_in_table(&self, preparer: &mut Preparer, window: &Window, content: &Content<'_>, hidden: usize) -> Vec<usize> {
+    /// Of the records that found no room beside a block, which are the last, those that go to pages
+    /// of the leftover table.
+    fn leftover_in_table(
+        &self,
+        preparer: &mut Preparer,
+        window: &Window,
+        content: &Content<'_>,
+        hidden: usize,
+    ) -> Vec<usize> {
         if self.fixed.leftover == Leftover::Log || !self.writes_records() {
             return Vec::new();
         }
@@ -172,23 +211,42 @@ impl Engine {
         let others = content.changes.len() + window.ranges.len();
         let first = hidden.saturating_sub(others).min(content.slots.len());
         let blocks = content.slots[first..].iter().map(|&slot| &window.blocks[slot]);
-        let addresses: Vec<(VolumeId, Lba)> = blocks.map(|block| (block.volume, block.lba)).collect();
-        let durable = if self.settings.has(PlantedBug::LeftoverBusy) { WindowNumber::MAX } else { durable };
+        let addresses: Vec<(VolumeId, Lba)> =
+            blocks.map(|block| (block.volume, block.lba)).collect();
+        let durable =
+            if self.settings.has(PlantedBug::LeftoverBusy) { WindowNumber::MAX } else { durable };
         let accepted = preparer.leftover.accepts(&self.fixed.geometry, durable, &addresses);
-        accepted.iter().enumerate().filter(|(_, accepted)| **accepted).map(|(n, _)| others + first + n).collect()
+        accepted
+            .iter()
+            .enumerate()
+            .filter(|(_, accepted)| **accepted)
+            .map(|(n, _)| others + first + n)
+            .collect()
     }
 
-    /// Takes physical blocks, notes what goes there, and writes the records. From here on the window's pins count.
-    fn place(&self, state: &mut State, window: &Window, content: &Content<'_>, decision: &Decision) -> Result<(Plan, Header)> {
+    /// Takes physical blocks, notes what goes there, and writes the records. From here on the
+    /// window's pins count.
+    fn place(
+        &self,
+        state: &mut State,
+        window: &Window,
+        content: &Content<'_>,
+        decision: &Decision,
+    ) -> Result<(Plan, Header)> {
         let Decision { new, roles, order, .. } = decision;
         let carriers = roles.iter().filter(|role| !matches!(role, Role::Raw)).count() as u64;
         let raw = decision.needed() - carriers;
         let lanes = match (self.fixed.layout, self.scheme.records()) {
             (Layout::Run, _) => vec![(Lane::Any, decision.needed())],
-            (Layout::Split, Records::AfterData) => vec![(Lane::Raw, raw), (Lane::Carriers, carriers)],
+            (Layout::Split, Records::AfterData) => {
+                vec![(Lane::Raw, raw), (Lane::Carriers, carriers)]
+            }
             (Layout::Split, _) => vec![(Lane::Carriers, carriers), (Lane::Raw, raw)],
         };
-        let extents = lanes.into_iter().flat_map(|(lane, blocks)| state.allocator.place(blocks, lane)).collect();
+        let extents = lanes
+            .into_iter()
+            .flat_map(|(lane, blocks)| state.allocator.place(blocks, lane))
+            .collect();
         let mut plan = Plan { extents, hidden: decision.hidden as u64, ..Plan::default() };
         let mut addresses = vec![Pba(0); roles.len()];
         let mut placed = 0;
@@ -226,13 +284,24 @@ impl Engine {
             // Until it is counted, a new block may have the count of an earlier life.
             plan.pins.extend(&addresses);
         }
-        if let Some(flight) = state.flights.iter_mut().find(|flight| flight.window.number == window.number) {
+        if let Some(flight) =
+            state.flights.iter_mut().find(|flight| flight.window.number == window.number)
+        {
             flight.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
         }
         let carriers = plan.carriers.len() as u16;
         let (epoch, durable) = (state.epoch, state.durable);
         let before = WindowNumber(0);
-        let header = Header { epoch, generation: 0, address: Pba(0), window: window.number, before, position: 0, carriers, durable };
+        let header = Header {
+            epoch,
+            generation: 0,
+            address: Pba(0),
+            window: window.number,
+            before,
+            position: 0,
+            carriers,
+            durable,
+        };
         Ok((plan, header))
     }
 
@@ -243,7 +312,8 @@ impl Engine {
         }
         let addresses: Vec<Pba> = plan.addresses().collect();
         let roles = decision.order.iter().map(|&n| &decision.roles[n]);
-        let carriers = addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
+        let carriers =
+            addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
         let records: Vec<Record>;
         let mut rest = if decision.in_table.is_empty() {
             &plan.records[..]
@@ -252,20 +322,28 @@ impl Engine {
             records = (0..plan.records.len()).filter(in_carrier).map(|n| plan.records[n]).collect();
             &records[..]
         };
-        for (((address, role), block), (position, &generation)) in carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations)) {
+        for (((address, role), block), (position, &generation)) in
+            carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations))
+        {
             let (room, payload) = match *role {
                 Role::Carrier(c) => (decision.chosen[c].room, &decision.chosen[c].payload[..]),
                 Role::Raw | Role::RecordsAlone => (RECORDS_ALONE, &[][..]),
             };
             let (records, others) = rest.split_at(room.min(rest.len()));
             rest = others;
-            carrier::encode(&self.identity, &Header { generation, address, position, ..header }, records, payload, block);
+            carrier::encode(
+                &self.identity,
+                &Header { generation, address, position, ..header },
+                records,
+                payload,
+                block,
+            );
         }
         assert!(rest.is_empty(), "every record is in a carrier or in the leftover table");
     }
 
-    /// The state, with `needed` blocks ready to be placed: zones are opened and listed ahead, and if the listing has fallen behind, it is
-    /// made durable here.
+    /// The state, with `needed` blocks ready to be placed: zones are opened and listed ahead, and
+    /// if the listing has fallen behind, it is made durable here.
     fn ready(&self, needed: u64) -> Result<parking_lot::MutexGuard<'_, State>> {
         let ahead = ZONES_AHEAD * self.fixed.geometry.zone_blocks + needed;
         let unflushed = self.settings.unflushed_blocks as u64;
@@ -296,14 +374,22 @@ impl Engine {
         }
     }
 
-    /// For each fingerprint: the block that has it, if one is stored. Table pages of the whole window are read together.
-    fn look_up(&self, snapshot: &Snapshot, wanted: &[Option<&Fingerprint>], blocks: &[&Block]) -> Result<Vec<Option<Placed>>> {
+    /// For each fingerprint: the block that has it, if one is stored. Table pages of the whole
+    /// window are read together.
+    fn look_up(
+        &self,
+        snapshot: &Snapshot,
+        wanted: &[Option<&Fingerprint>],
+        blocks: &[&Block],
+    ) -> Result<Vec<Option<Placed>>> {
         let mut candidates: Vec<(usize, Pba)> = Vec::new();
         let mut on_disk: Vec<(usize, u64)> = Vec::new();
         {
             let index = self.index.lock();
             let mut found = Vec::new();
-            for (n, fingerprint) in wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted))) {
+            for (n, fingerprint) in
+                wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted)))
+            {
                 let hash = hash_of(fingerprint.prefix());
                 if index.candidates(hash, &mut found) {
                     on_disk.push((n, hash));
@@ -316,17 +402,34 @@ impl Engine {
         if candidates.is_empty() {
             return Ok(stored);
         }
-        // Blocks placed since the last checkpoint are known in memory; the others are in the tables.
+        // Blocks placed since the last checkpoint are known in memory; the others are in the
+        // tables.
         let mut entries: Vec<Option<(Fingerprint, bool)>> = {
             let state = self.state.lock();
             candidates.iter().map(|&(_, pba)| state.allocator.fresh(pba)).collect()
         };
         // A page that can't be read costs duplicates, not the write.
-        let older = || candidates.iter().zip(&entries).filter(|(_, entry)| entry.is_none()).map(|(&(_, pba), _)| pba.0);
-        let references = self.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, older());
-        let fingerprints = self.pages.holding_if_whole(Table::Fingerprints, 0, &snapshot.state.fingerprints, older());
-        for (&(_, pba), entry) in candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none()) {
-            if let (Some(((_, counts), at)), Some(((_, page), slot))) = (references.get(pba.0), fingerprints.get(pba.0)) {
+        let older = || {
+            candidates
+                .iter()
+                .zip(&entries)
+                .filter(|(_, entry)| entry.is_none())
+                .map(|(&(_, pba), _)| pba.0)
+        };
+        let references =
+            self.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, older());
+        let fingerprints = self.pages.holding_if_whole(
+            Table::Fingerprints,
+            0,
+            &snapshot.state.fingerprints,
+            older(),
+        );
+        for (&(_, pba), entry) in
+            candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none())
+        {
+            if let (Some(((_, counts), at)), Some(((_, page), slot))) =
+                (references.get(pba.0), fingerprints.get(pba.0))
+            {
                 let found = ReferenceEntry::get(counts, at);
                 if found.references > 0 || self.settings.has(PlantedBug::DuplicateOntoFree) {
                     *entry = Some((page::fingerprint(page, slot), found.carried));
@@ -335,32 +438,49 @@ impl Engine {
         }
         for (&(n, pba), entry) in candidates.iter().zip(entries) {
             let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
-            if Some(&fingerprint) == wanted[n] && (!self.fixed.compares_bytes() || self.has_bytes(pba, carried, blocks[n])?) {
+            if Some(&fingerprint) == wanted[n]
+                && (!self.fixed.compares_bytes() || self.has_bytes(pba, carried, blocks[n])?)
+            {
                 stored[n] = Some(Placed { pba, carried });
             }
         }
         Ok(stored)
     }
 
-    /// Adds what the index on disk knows; its pages are read together. One that can't be read knows nothing.
-    fn candidates_on_disk(&self, snapshot: &Snapshot, hashes: &[(usize, u64)], candidates: &mut Vec<(usize, Pba)>) {
+    /// Adds what the index on disk knows; its pages are read together. One that can't be read knows
+    /// nothing.
+    fn candidates_on_disk(
+        &self,
+        snapshot: &Snapshot,
+        hashes: &[(usize, u64)],
+        candidates: &mut Vec<(usize, Pba)>,
+    ) {
         let bits = snapshot.state.index_bits;
         let numbers = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits));
         let pages = self.pages.holding_if_whole(Table::Index, 0, &snapshot.state.index, numbers);
         for &(n, hash) in hashes {
             if let Some(((_, page), _)) = pages.get(paged::page_of(hash, bits)) {
-                candidates.extend(paged::entries(page).filter(|entry| entry.hash == hash).map(|entry| (n, entry.pba)));
+                candidates.extend(
+                    paged::entries(page)
+                        .filter(|entry| entry.hash == hash)
+                        .map(|entry| (n, entry.pba)),
+                );
             }
         }
     }
 
     /// The stored block that has this content.
-    pub(crate) fn stored(&self, fingerprint: &Fingerprint, block: &Block) -> Result<Option<Placed>> {
+    pub(crate) fn stored(
+        &self,
+        fingerprint: &Fingerprint,
+        block: &Block,
+    ) -> Result<Option<Placed>> {
         let snapshot = self.state.lock().snapshot.clone();
         Ok(self.look_up(&snapshot, &[Some(fingerprint)], &[block])?.pop().flatten())
     }
 
-    /// True when a stored block has exactly these bytes. One that can't be read or expanded has not.
+    /// True when a stored block has exactly these bytes. One that can't be read or expanded has
+    /// not.
     fn has_bytes(&self, pba: Pba, carried: bool, block: &Block) -> Result<bool> {
         let in_flight = {
             let state = self.state.lock();
@@ -386,7 +506,8 @@ impl Engine {
             return Ok(raw.0 == block.0);
         }
         let mut expanded = Block::zeroed();
-        let whole = Carrier::shape(&self.identity, &raw).is_some_and(|carrier| carrier.expand(&mut expanded).is_ok());
+        let whole = Carrier::shape(&self.identity, &raw)
+            .is_some_and(|carrier| carrier.expand(&mut expanded).is_ok());
         Ok(whole && expanded.0 == block.0)
     }
 }
@@ -404,18 +525,23 @@ struct Content<'a> {
 
 impl<'a> Content<'a> {
     fn of(engine: &Engine, window: &'a Window) -> Content<'a> {
-        let slots: Vec<usize> = (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
+        let slots: Vec<usize> =
+            (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
         let mut fingerprints = engine.identity.fingerprinter.many(&blocks);
-        let shares = |&slot: &usize| !window.blocks[slot].critical || engine.settings.has(PlantedBug::CriticalShared);
+        let shares = |&slot: &usize| {
+            !window.blocks[slot].critical || engine.settings.has(PlantedBug::CriticalShared)
+        };
         let shared: Vec<bool> = slots.iter().map(shares).collect();
-        for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared) {
+        for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared)
+        {
             *fingerprint = fingerprint.unshared();
         }
         // Without records a change of the catalogue waits in memory for its checkpoint.
         let catalogue = if engine.writes_records() { &window.catalogue[..] } else { &[] };
         let changes: Vec<Box<Block>> = catalogue.iter().map(CatalogueChange::encode).collect();
-        let change_fingerprints = changes.iter().map(|change| engine.identity.fingerprinter.one(change)).collect();
+        let change_fingerprints =
+            changes.iter().map(|change| engine.identity.fingerprinter.one(change)).collect();
         Content { slots, blocks, fingerprints, shared, changes, change_fingerprints }
     }
 }
@@ -438,7 +564,8 @@ struct Decision {
     /// The live blocks that are new.
     new: Vec<usize>,
     chosen: Vec<Chosen>,
-    /// For each block that is written: the new ones, then changes of the catalogue, then carriers alone.
+    /// For each block that is written: the new ones, then changes of the catalogue, then carriers
+    /// alone.
     roles: Vec<Role>,
     /// The order in which they lie on the disk.
     order: Vec<usize>,
@@ -458,23 +585,40 @@ impl Decision {
     fn placed(&self, block: usize, addresses: &[Pba]) -> Result<Placed> {
         match self.fates[block] {
             Fate::Duplicate(placed) => Ok(placed),
-            Fate::New(new) => Ok(Placed { pba: addresses[new], carried: !matches!(self.roles[new], Role::Raw) }),
-            Fate::Repeats(first) if !matches!(self.fates[first], Fate::Repeats(_)) => self.placed(first, addresses),
+            Fate::New(new) => {
+                Ok(Placed { pba: addresses[new], carried: !matches!(self.roles[new], Role::Raw) })
+            }
+            Fate::Repeats(first) if !matches!(self.fates[first], Fate::Repeats(_)) => {
+                self.placed(first, addresses)
+            }
             Fate::Repeats(_) => Err(Error::new(Kind::Io, "a repeat of a repeat")),
         }
     }
 
-    /// The records of the window: changes of the catalogue, then ranges, then blocks, which are newer than the ranges that cover them.
-    fn records(&self, window: &Window, content: &Content<'_>, addresses: &[Pba], plan: &mut Plan) -> Result<()> {
+    /// The records of the window: changes of the catalogue, then ranges, then blocks, which are
+    /// newer than the ranges that cover them.
+    fn records(
+        &self,
+        window: &Window,
+        content: &Content<'_>,
+        addresses: &[Pba],
+        plan: &mut Plan,
+    ) -> Result<()> {
         let mut add_record = |volume, lba, change| {
             let timestamp = window.number.timestamp(plan.records.len() as u64);
             plan.records.push(Record { volume, lba, change, timestamp });
         };
-        for (&fingerprint, &pba) in content.change_fingerprints.iter().zip(&addresses[self.new.len()..]) {
+        for (&fingerprint, &pba) in
+            content.change_fingerprints.iter().zip(&addresses[self.new.len()..])
+        {
             add_record(VolumeId(0), Lba(0), Change::Catalogue { pba, fingerprint });
         }
         for (volume, start, span) in window.ranges.iter() {
-            add_record(volume, Lba(start), Change::Range { blocks: span.end - start, keep: span.keep });
+            add_record(
+                volume,
+                Lba(start),
+                Change::Range { blocks: span.end - start, keep: span.keep },
+            );
         }
         for (n, &slot) in content.slots.iter().enumerate() {
             let Placed { pba, carried } = self.placed(n, addresses)?;
@@ -483,14 +627,23 @@ impl Decision {
             }
             plan.duplicates += u64::from(!matches!(self.fates[n], Fate::New(_)));
             let block = &window.blocks[slot];
-            add_record(block.volume, block.lba, Change::Block { pba, carried, fingerprint: content.fingerprints[n] });
+            add_record(
+                block.volume,
+                block.lba,
+                Change::Block { pba, carried, fingerprint: content.fingerprints[n] },
+            );
         }
         Ok(())
     }
 }
 
-/// Decides for each block: duplicate, repeat of an earlier one of the window, or new. Also gives the new ones.
-fn fates(window: &Window, content: &Content<'_>, stored: &[Option<Placed>]) -> (Vec<Fate>, Vec<usize>) {
+/// Decides for each block: duplicate, repeat of an earlier one of the window, or new. Also gives
+/// the new ones.
+fn fates(
+    window: &Window,
+    content: &Content<'_>,
+    stored: &[Option<Placed>],
+) -> (Vec<Fate>, Vec<usize>) {
     let mut first: MixMap<Fingerprint, usize> = MixMap::default();
     let mut fates = Vec::with_capacity(stored.len());
     let mut new = Vec::new();
@@ -498,7 +651,11 @@ fn fates(window: &Window, content: &Content<'_>, stored: &[Option<Placed>]) -> (
         let moved = window.blocks[content.slots[n]].moved;
         let fate = match (stored, first.get(fingerprint)) {
             (Some(placed), _) => Fate::Duplicate(*placed),
-            (None, Some(&earlier)) if !moved && content.shared[n] && content.blocks[earlier].0 == content.blocks[n].0 => {
+            (None, Some(&earlier))
+                if !moved
+                    && content.shared[n]
+                    && content.blocks[earlier].0 == content.blocks[n].0 =>
+            {
                 Fate::Repeats(earlier)
             }
             _ => Fate::New(new.len()),
@@ -550,7 +707,9 @@ mod tests {
     };
 
     use onefold_backend::MemoryDisk;
-    use onefold_core::{Algorithm, BLOCK_BYTES, Block, BlockRead, BlockRef, Class, Clock, Disk, Lba, Read, Run};
+    use onefold_core::{
+        Algorithm, BLOCK_BYTES, Block, BlockRead, BlockRef, Class, Clock, Disk, Lba, Read, Run,
+    };
 
     use crate::{
         Engine, Format, Settings,
@@ -568,27 +727,41 @@ mod tests {
         }
     }
 
-    /// A store with unkeyed SHA-256 as older programs made it: it says that equal fingerprints are equal blocks.
+    /// A store with unkeyed SHA-256 as older programs made it: it says that equal fingerprints are
+    /// equal blocks.
     fn older_store() -> Arc<MemoryDisk> {
         let disk = Arc::new(MemoryDisk::new(4096));
-        let format = Format { algorithm: Algorithm::Sha256, verify_bytes: true, zone_blocks: 64, ..Format::new([1; 16], [2; 32], 4096) };
+        let format = Format {
+            algorithm: Algorithm::Sha256,
+            verify_bytes: true,
+            zone_blocks: 64,
+            ..Format::new([1; 16], [2; 32], 4096)
+        };
         Engine::format(&*disk, &format).unwrap();
         for (place, at) in (0..).zip(SUPERBLOCKS) {
             let mut blocks = Block::zeroed_vec(1);
             disk.read(&mut [Read::new(at, &mut blocks)]);
-            let Found::Good(mut superblock) = Superblock::decode(&blocks[0], place) else { continue };
+            let Found::Good(mut superblock) = Superblock::decode(&blocks[0], place) else {
+                continue;
+            };
             superblock.fixed.verify_bytes = false;
-            disk.write(&[Run { at, blocks: &[BlockRef { block: &superblock.encode(place), class: Class::Super }] }]).unwrap();
+            disk.write(&[Run {
+                at,
+                blocks: &[BlockRef { block: &superblock.encode(place), class: Class::Super }],
+            }])
+            .unwrap();
         }
         disk
     }
 
     #[test]
     fn rule_18_a_collision_of_an_unkeyed_fingerprint_shares_nothing() {
-        let settings = Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
+        let settings =
+            Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
         let mut engine = Engine::open(older_store(), Arc::new(Noon), settings).unwrap();
         assert!(!engine.fixed().verify_bytes, "the store is as it was");
-        // All 128 bits of any two fingerprints agree, as those of two blocks that an attacker has found.
+        // All 128 bits of any two fingerprints agree, as those of two blocks that an attacker has
+        // found.
         engine.identity.fingerprinter = engine.identity.fingerprinter.clone().shortened(0);
         let (volume, _) = engine.create_volume("v", 64).unwrap();
         for (lba, byte) in [(0, 1), (1, 2), (2, 1)] {
@@ -597,7 +770,11 @@ mod tests {
         }
         let mut found = Block::zeroed_vec(3);
         engine.read(volume, &mut [BlockRead { first: Lba(0), into: &mut found, result: Ok(()) }]);
-        assert_eq!(found.iter().map(|block| block.0[0]).collect::<Vec<_>>(), [1, 2, 1], "each block reads as it was written");
+        assert_eq!(
+            found.iter().map(|block| block.0[0]).collect::<Vec<_>>(),
+            [1, 2, 1],
+            "each block reads as it was written"
+        );
         let shared = engine.counters.duplicate_blocks.load(Ordering::Relaxed);
         assert_eq!(shared, 1, "equal bytes are shared still");
     }

@@ -1,6 +1,9 @@
-//! Reading: one look at the map in memory, one device read for neighbours, and every block verified by its fingerprint.
+//! Reading: one look at the map in memory, one device read for neighbours, and every block verified
+//! by its fingerprint.
 
-use onefold_core::{Block, BlockRead, Error, Extent, ExtentKind, Kind, Lba, Pba, Read, Result, VolumeId};
+use onefold_core::{
+    Block, BlockRead, Error, Extent, ExtentKind, Kind, Lba, Pba, Read, Result, VolumeId,
+};
 
 use super::{Engine, resolve::Where};
 use crate::{
@@ -28,8 +31,8 @@ enum Step {
 }
 
 impl Engine {
-    /// Reads block ranges of a volume; the device reads of the whole batch are issued together. Every block that comes from the disk is
-    /// compared with its fingerprint.
+    /// Reads block ranges of a volume; the device reads of the whole batch are issued together.
+    /// Every block that comes from the disk is compared with its fingerprint.
     pub fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
         let mut steps: Vec<Vec<Step>> = Vec::with_capacity(reads.len());
         // The snapshot is held until the blocks are read: none of them is reused before.
@@ -40,8 +43,15 @@ impl Engine {
                 let count = read.into.len() as u64;
                 read.result = match &blocks {
                     Err(gone) => Err(gone.clone()),
-                    Ok(blocks) if read.first.0.checked_add(count).is_some_and(|end| end <= *blocks) => Ok(()),
-                    Ok(_) => Err(Error::new(Kind::InvalidInput, format!("block {} is beyond the end of the volume", read.first))),
+                    Ok(blocks)
+                        if read.first.0.checked_add(count).is_some_and(|end| end <= *blocks) =>
+                    {
+                        Ok(())
+                    }
+                    Ok(_) => Err(Error::new(
+                        Kind::InvalidInput,
+                        format!("block {} is beyond the end of the volume", read.first),
+                    )),
                 };
                 if read.result.is_err() {
                     steps.push(Vec::new());
@@ -85,7 +95,11 @@ impl Engine {
             .zip(&steps)
             .flat_map(|(read, steps)| {
                 let first = read.first;
-                steps.iter().enumerate().filter(|(_, step)| matches!(step, Step::Tables)).map(move |(n, _)| first.plus(n as u64))
+                steps
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, step)| matches!(step, Step::Tables))
+                    .map(move |(n, _)| first.plus(n as u64))
             })
             .collect();
         if !asked.is_empty() {
@@ -93,16 +107,28 @@ impl Engine {
                 Ok(entries) => {
                     let mut entries = entries.into_iter();
                     for (read, steps) in reads.iter_mut().zip(&mut steps) {
-                        for (block, step) in read.into.iter_mut().zip(steps).filter(|(_, step)| matches!(step, Step::Tables)) {
-                            *step = entries.next().map_or(Step::Done, |entry| from_entry(entry, block));
+                        for (block, step) in read
+                            .into
+                            .iter_mut()
+                            .zip(steps)
+                            .filter(|(_, step)| matches!(step, Step::Tables))
+                        {
+                            *step =
+                                entries.next().map_or(Step::Done, |entry| from_entry(entry, block));
                         }
                     }
                 }
                 // A damaged page costs only the reads that need it.
-                Err(e) if self.settings.has(PlantedBug::DamageSpreads) => reads.iter_mut().for_each(|read| read.result = Err(e.clone())),
+                Err(e) if self.settings.has(PlantedBug::DamageSpreads) => {
+                    reads.iter_mut().for_each(|read| read.result = Err(e.clone()))
+                }
                 Err(_) => {
                     for (read, steps) in reads.iter_mut().zip(&mut steps) {
-                        for (n, step) in steps.iter_mut().enumerate().filter(|(_, step)| matches!(step, Step::Tables)) {
+                        for (n, step) in steps
+                            .iter_mut()
+                            .enumerate()
+                            .filter(|(_, step)| matches!(step, Step::Tables))
+                        {
                             let lba = read.first.plus(n as u64);
                             *step = match self.map_entry(&snapshot, volume, lba) {
                                 Ok(entry) => from_entry(entry, &mut read.into[n]),
@@ -133,7 +159,13 @@ impl Engine {
             for (n, step) in steps.iter().enumerate() {
                 let Step::Disk(wanted) = step else { continue };
                 match runs.last_mut() {
-                    Some((read, at, count, pba)) if *read == r && *at + *count == n && pba.plus(*count as u64) == wanted.pba => *count += 1,
+                    Some((read, at, count, pba))
+                        if *read == r
+                            && *at + *count == n
+                            && pba.plus(*count as u64) == wanted.pba =>
+                    {
+                        *count += 1
+                    }
                     _ => runs.push((r, n, 1, wanted.pba)),
                 }
             }
@@ -158,10 +190,14 @@ impl Engine {
             }
             let beyond = |read: &Read<'_>| read.at.0 + read.into.len() as u64 > blocks;
             if device.iter().any(beyond) {
-                // Those that lie within it are read one by one: they have nothing to do with the others.
+                // Those that lie within it are read one by one: they have nothing to do with the
+                // others.
                 for read in &mut device {
                     if beyond(read) {
-                        read.result = Err(Error::new(Kind::Corrupt, format!("block {} lies beyond the disk", read.at)));
+                        read.result = Err(Error::new(
+                            Kind::Corrupt,
+                            format!("block {} lies beyond the disk", read.at),
+                        ));
                     } else {
                         self.disk.read(std::slice::from_mut(read));
                     }
@@ -206,28 +242,46 @@ impl Engine {
         (0, error)
     }
 
-    /// Expands carried blocks in place and compares every block that came from the disk with its fingerprint.
-    fn verify(&self, volume: VolumeId, first: Lba, into: &mut [Block], steps: &[Step]) -> Result<()> {
+    /// Expands carried blocks in place and compares every block that came from the disk with its
+    /// fingerprint.
+    fn verify(
+        &self,
+        volume: VolumeId,
+        first: Lba,
+        into: &mut [Block],
+        steps: &[Step],
+    ) -> Result<()> {
         let bad = |n: usize, pba: Pba, why: &str| {
             let lba = first.plus(n as u64);
-            Error::new(Kind::Corrupt, format!("volume {volume}, block {lba}: the data at physical block {pba} {why}"))
+            Error::new(
+                Kind::Corrupt,
+                format!("volume {volume}, block {lba}: the data at physical block {pba} {why}"),
+            )
         };
         for (n, (block, step)) in into.iter_mut().zip(steps).enumerate() {
             if let Step::Disk(Wanted { pba, carried: true, .. }) = *step {
                 let raw = block.clone();
-                let carrier = Carrier::shape(&self.identity, &raw).filter(|carrier| carrier.header.address == pba);
-                let carrier = carrier.ok_or_else(|| bad(n, pba, "is not the carrier that it should be"))?;
+                let carrier = Carrier::shape(&self.identity, &raw)
+                    .filter(|carrier| carrier.header.address == pba);
+                let carrier =
+                    carrier.ok_or_else(|| bad(n, pba, "is not the carrier that it should be"))?;
                 carrier.expand(block).map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
             }
         }
         let from_disk: Vec<(usize, Wanted)> = steps
             .iter()
             .enumerate()
-            .filter_map(|(n, step)| if let Step::Disk(wanted) = *step { Some((n, wanted)) } else { None })
+            .filter_map(
+                |(n, step)| if let Step::Disk(wanted) = *step { Some((n, wanted)) } else { None },
+            )
             .collect();
         let blocks: Vec<&Block> = from_disk.iter().map(|&(n, _)| &into[n]).collect();
-        for (&(n, wanted), fingerprint) in from_disk.iter().zip(self.identity.fingerprinter.many(&blocks)) {
-            if !fingerprint.has_prefix(wanted.prefix) && !self.settings.has(PlantedBug::ReadUnverified) {
+        for (&(n, wanted), fingerprint) in
+            from_disk.iter().zip(self.identity.fingerprinter.many(&blocks))
+        {
+            if !fingerprint.has_prefix(wanted.prefix)
+                && !self.settings.has(PlantedBug::ReadUnverified)
+            {
                 return Err(bad(n, wanted.pba, "does not match its fingerprint"));
             }
         }
@@ -235,7 +289,15 @@ impl Engine {
     }
 
     /// Reads and verifies one block.
-    pub(crate) fn read_block(&self, volume: VolumeId, lba: Lba, pba: Pba, carried: bool, prefix: u64, into: &mut Block) -> Result<()> {
+    pub(crate) fn read_block(
+        &self,
+        volume: VolumeId,
+        lba: Lba,
+        pba: Pba,
+        carried: bool,
+        prefix: u64,
+        into: &mut Block,
+    ) -> Result<()> {
         let mut blocks = Block::zeroed_vec(1);
         let mut reads = [BlockRead { first: lba, into: &mut blocks, result: Ok(()) }];
         self.read_wanted(volume, &mut reads, &[vec![Step::Disk(Wanted { pba, carried, prefix })]]);
@@ -245,17 +307,27 @@ impl Engine {
         Ok(())
     }
 
-    /// What a range of blocks holds: at most `limit` extents in bytes, neighbours differing in kind; it may cover less than asked.
+    /// What a range of blocks holds: at most `limit` extents in bytes, neighbours differing in
+    /// kind; it may cover less than asked.
     ///
     /// # Errors
     /// `InvalidInput` beyond the end; `Corrupt` or `Io` when the map can't be read.
-    pub fn extents(&self, volume: VolumeId, first: Lba, blocks: u64, limit: usize) -> Result<Vec<Extent>> {
+    pub fn extents(
+        &self,
+        volume: VolumeId,
+        first: Lba,
+        blocks: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
         // Looked at in parts, so that a huge range costs bounded memory.
         const PART: u64 = 4096;
         let end = first.0.checked_add(blocks);
         let size = self.state.lock().volume(volume)?.blocks;
         let Some(end) = end.filter(|&end| end <= size) else {
-            return Err(Error::new(Kind::InvalidInput, "the range is beyond the end of the volume"));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "the range is beyond the end of the volume",
+            ));
         };
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = first.0;
@@ -286,15 +358,22 @@ impl Engine {
         Ok(extents)
     }
 
-    /// The end of the hole that begins at `at`, as far as the shape of the map alone tells; `at` when that tells nothing.
+    /// The end of the hole that begins at `at`, as far as the shape of the map alone tells; `at`
+    /// when that tells nothing.
     fn hole_at(&self, volume: VolumeId, at: u64, end: u64) -> Result<u64> {
         use crate::format::page::Table;
         let (snapshot, quiet) = {
             let state = self.state.lock();
-            let quiet = state.open.is_empty() && state.flights.is_empty() && state.active.is_empty() && state.frozen.is_none();
+            let quiet = state.open.is_empty()
+                && state.flights.is_empty()
+                && state.active.is_empty()
+                && state.frozen.is_none();
             (state.snapshot.clone(), quiet && state.snapshot.discards.is_empty())
         };
-        let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet) else { return Ok(at) };
+        let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet)
+        else {
+            return Ok(at);
+        };
         let per_leaf = Table::Map.per_leaf();
         let next = self.pages.next_leaf(Table::Map, volume.0, &root, at / per_leaf)?;
         Ok(next.map_or(end, |leaf| (leaf * per_leaf).clamp(at, end)))
@@ -329,9 +408,16 @@ impl Engine {
             }
             state.snapshot.clone()
         };
-        let asked: Vec<Lba> = (first..).zip(&kinds).filter(|(_, kind)| kind.is_none()).map(|(lba, _)| Lba(lba)).collect();
+        let asked: Vec<Lba> = (first..)
+            .zip(&kinds)
+            .filter(|(_, kind)| kind.is_none())
+            .map(|(lba, _)| Lba(lba))
+            .collect();
         let mut entries = self.map_entries(&snapshot, volume, &asked)?.into_iter();
-        Ok(kinds.into_iter().map(|kind| kind.or_else(|| entries.next().and_then(of)).unwrap_or(ExtentKind::Hole)).collect())
+        Ok(kinds
+            .into_iter()
+            .map(|kind| kind.or_else(|| entries.next().and_then(of)).unwrap_or(ExtentKind::Hole))
+            .collect())
     }
 }
 
@@ -349,7 +435,8 @@ fn from_entry(entry: MapEntry, block: &mut Block) -> Step {
 
 /// The error of an address whose data a repair found to be lost.
 pub(super) fn lost(volume: VolumeId, lba: Lba) -> Error {
-    let message =
-        format!("volume {volume}, block {lba}: the data is lost, as an earlier repair found; writing the block makes it usable again");
+    let message = format!(
+        "volume {volume}, block {lba}: the data is lost, as an earlier repair found; writing the block makes it usable again"
+    );
     Error::new(Kind::Corrupt, message)
 }

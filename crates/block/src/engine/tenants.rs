@@ -1,9 +1,13 @@
-//! A store that several tenants share: whether a client's write is refused must not tell what others hold (rule 14 of SECURITY.md).
+//! A store that several tenants share: whether a client's write is refused must not tell what
+//! others hold (rule 14 of SECURITY.md).
 //!
-//! On a full store a duplicate would take no space, and so could be taken where new data is refused; with one guess after the other a client could find out a
-//! secret in a page whose rest it knows. So a client's block is admitted as if it were new, whatever it holds. That alone is not enough: a guess that was taken,
-//! and then a block that is certainly new, tell by the second answer whether the first one took space. Therefore writes are refused, and taken again, at a
-//! free space that is drawn anew each time and each minute: one answer says nothing about one block.
+//! On a full store a duplicate would take no space, and so could be taken where new data is
+//! refused; with one guess after the other a client could find out a secret in a page whose rest it
+//! knows. So a client's block is admitted as if it were new, whatever it holds. That alone is not
+//! enough: a guess that was taken, and then a block that is certainly new, tell by the second
+//! answer whether the first one took space. Therefore writes are refused, and taken again, at a
+//! free space that is drawn anew each time and each minute: one answer says nothing about one
+//! block.
 
 use std::time::Duration;
 
@@ -51,10 +55,12 @@ impl Ration {
 }
 
 impl Engine {
-    /// From now on the volumes are those of several tenants, as long as there is more than one: what a client writes is admitted as if it were new, and
-    /// refused at a free space that is drawn from `secret`. Nothing of it is durable.
+    /// From now on the volumes are those of several tenants, as long as there is more than one:
+    /// what a client writes is admitted as if it were new, and refused at a free space that is
+    /// drawn from `secret`. Nothing of it is durable.
     pub fn keep_tenants_apart(&self, secret: [u8; 32]) {
-        let mut ration = Ration { secret, draws: 0, drawn: self.clock.now(), full: false, withheld: 0 };
+        let mut ration =
+            Ration { secret, draws: 0, drawn: self.clock.now(), full: false, withheld: 0 };
         ration.turn(false, self.withheld_share(), self.clock.now());
         self.state.lock().ration = Some(ration);
     }

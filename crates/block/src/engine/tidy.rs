@@ -1,4 +1,5 @@
-//! What is done when there is time: completing the index, learning where free space is, writing down what is durable.
+//! What is done when there is time: completing the index, learning where free space is, writing
+//! down what is durable.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -30,10 +31,16 @@ impl Engine {
     /// # Errors
     /// The first failed write stops all writes.
     pub fn tidy_step(&self, leisure: Leisure) -> Result<bool> {
-        if self.complete_filter() || self.complete_index()? || self.load_free_space()? || self.write_delayed()? || self.recount_step()? {
+        if self.complete_filter()
+            || self.complete_index()?
+            || self.load_free_space()?
+            || self.write_delayed()?
+            || self.recount_step()?
+        {
             return Ok(true);
         }
-        Ok(leisure == Leisure::Long && self.compact_step()? || leisure >= Leisure::Short && self.note_durable()?)
+        Ok(leisure == Leisure::Long && self.compact_step()?
+            || leisure >= Leisure::Short && self.note_durable()?)
     }
 
     /// Adds entries of the index on disk to the filter in front of it: after opening it knows none.
@@ -45,7 +52,10 @@ impl Engine {
         let snapshot = self.state.lock().snapshot.clone();
         let end = 1u64 << snapshot.state.index_bits;
         let numbers: Vec<u64> = (cursor..end.min(cursor + INDEX_LEAVES as u64)).collect();
-        let pages = self.pages.leaves(Table::Index, 0, &snapshot.state.index, &numbers, false).unwrap_or_default();
+        let pages = self
+            .pages
+            .leaves(Table::Index, 0, &snapshot.state.index, &numbers, false)
+            .unwrap_or_default();
         let mut index = self.index.lock();
         for (_, page) in pages.iter().flatten() {
             index.note_on_disk(paged::entries(page).map(|entry| entry.hash));
@@ -56,14 +66,16 @@ impl Engine {
         true
     }
 
-    /// Adds blocks that the index may not know: after opening it knows none. A page that can't be read is passed over: the index is a hint.
+    /// Adds blocks that the index may not know: after opening it knows none. A page that can't be
+    /// read is passed over: the index is a hint.
     fn complete_index(&self) -> Result<bool> {
         let cursor = self.index_cursor.load(Relaxed);
         if cursor == u64::MAX {
             return Ok(false);
         }
         if self.index.lock().wants_spill() {
-            // Memory is full: what was found so far goes to disk first. Without space for it the index stays as it is.
+            // Memory is full: what was found so far goes to disk first. Without space for it the
+            // index stays as it is.
             let room = self.spill(&self.state.lock()).is_some();
             if room {
                 let running = self.checkpoint_running();
@@ -94,15 +106,21 @@ impl Engine {
         }
         let per_leaf = Table::Fingerprints.per_leaf();
         // Pages that did not change since the index was written to disk are in it.
-        let pointers = self.pages.leaf_pointers(Table::Fingerprints, 0, &root, &leaves).unwrap_or_default();
-        let younger =
-            |pointer: &Option<Pointer>| pointer.is_some_and(|pointer| pointer.in_place || pointer.birth > snapshot.state.index_birth);
+        let pointers =
+            self.pages.leaf_pointers(Table::Fingerprints, 0, &root, &leaves).unwrap_or_default();
+        let younger = |pointer: &Option<Pointer>| {
+            pointer.is_some_and(|pointer| {
+                pointer.in_place || pointer.birth > snapshot.state.index_birth
+            })
+        };
         let mut pointers = pointers.iter().map(younger).chain(std::iter::repeat(true));
         leaves.retain(|_| pointers.next() == Some(true));
-        let pages = self.pages.leaves(Table::Fingerprints, 0, &root, &leaves, false).unwrap_or_default();
+        let pages =
+            self.pages.leaves(Table::Fingerprints, 0, &root, &leaves, false).unwrap_or_default();
         // One of references covers four of fingerprints.
         let blocks = leaves.iter().map(|leaf| leaf * per_leaf);
-        let references = self.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, blocks);
+        let references =
+            self.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, blocks);
         for (leaf, page) in leaves.iter().zip(pages) {
             let Some((_, page)) = page else { continue };
             let mut index = self.index.lock();
@@ -114,7 +132,11 @@ impl Engine {
                 let pba = Pba(leaf * per_leaf + slot);
                 let fingerprint = page::fingerprint(&page, slot);
                 let known = !self.in_place() || fingerprint != Fingerprint::default();
-                if known && references.get(pba.0).is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references > 0) {
+                if known
+                    && references.get(pba.0).is_some_and(|((_, page), slot)| {
+                        ReferenceEntry::get(page, slot).references > 0
+                    })
+                {
                     index.insert(hash_of(fingerprint.prefix()), pba);
                 }
             }

@@ -1,7 +1,8 @@
 //! Carriers: blocks that hold records, beside a compressed block or alone (ThinDedup II-A).
 //!
-//! Header (80 bytes), records (40 bytes each), then the compressed block. The checksum covers all 4096 bytes and is made with the store's
-//! secret: a client that writes a block that looks like a carrier can't make one that recovery believes.
+//! Header (80 bytes), records (40 bytes each), then the compressed block. The checksum covers all
+//! 4096 bytes and is made with the store's secret: a client that writes a block that looks like a
+//! carrier can't make one that recovery believes.
 
 use onefold_core::{Block, Error, Kind, Pba, Result, checksum, compress};
 use zerocopy::{
@@ -59,7 +60,8 @@ pub struct Header {
     pub address: Pba,
     /// The window that its records belong to.
     pub window: WindowNumber,
-    /// The window with carriers before that one: `window - 1` unless windows keep all their records in the leftover table.
+    /// The window with carriers before that one: `window - 1` unless windows keep all their
+    /// records in the leftover table.
     pub before: WindowNumber,
     /// Its place among the carriers of the window, from 0.
     pub position: u16,
@@ -70,7 +72,13 @@ pub struct Header {
 }
 
 /// Builds a carrier in `into` from its records and its compressed block, which may be empty.
-pub fn encode(identity: &Identity, header: &Header, records: &[Record], payload: &[u8], into: &mut Block) {
+pub fn encode(
+    identity: &Identity,
+    header: &Header,
+    records: &[Record],
+    payload: &[u8],
+    into: &mut Block,
+) {
     assert!(records.len() <= room_beside(payload.len()), "records and payload fit");
     into.0.fill(0);
     let mut raw = Raw {
@@ -106,8 +114,8 @@ pub struct Carrier<'a> {
 }
 
 impl<'a> Carrier<'a> {
-    /// The carrier in a block, by its shape alone: magic, store, lengths. Its content still has to hash to a fingerprint, or its checksum
-    /// to be compared.
+    /// The carrier in a block, by its shape alone: magic, store, lengths. Its content still has to
+    /// hash to a fingerprint, or its checksum to be compared.
     #[must_use]
     pub fn shape(identity: &Identity, block: &'a Block) -> Option<Carrier<'a>> {
         let (raw, rest) = Raw::ref_from_prefix(&block.0).ok()?;
@@ -116,7 +124,10 @@ impl<'a> Carrier<'a> {
         }
         let records = usize::from(raw.records.get()) * record::BYTES;
         let payload = usize::from(raw.payload.get());
-        if records + payload > rest.len() || raw.position.get() >= raw.carriers.get() || raw.window.get() > WindowNumber::MAX.0 {
+        if records + payload > rest.len()
+            || raw.position.get() >= raw.carriers.get()
+            || raw.window.get() > WindowNumber::MAX.0
+        {
             return None;
         }
         let header = Header {
@@ -139,29 +150,45 @@ impl<'a> Carrier<'a> {
         let mut zeroed = block.clone();
         let (raw, _) = Raw::mut_from_prefix(&mut zeroed.0).ok()?;
         let found = std::mem::take(&mut raw.checksum);
-        (carrier.header.address == address && checksum::forgery_proof(&identity.secret, &zeroed.0) == found).then_some(carrier)
+        (carrier.header.address == address
+            && checksum::forgery_proof(&identity.secret, &zeroed.0) == found)
+            .then_some(carrier)
     }
 
-    /// Those of some blocks, each with the address that it was read at, that are carriers by [`proven`](Self::proven), with their places
-    /// among them. Hashed together; the checksums in the blocks are gone after that.
+    /// Those of some blocks, each with the address that it was read at, that are carriers by
+    /// [`proven`](Self::proven), with their places among them. Hashed together; the checksums
+    /// in the blocks are gone after that.
     #[must_use]
-    pub fn proven_among(identity: &Identity, blocks: &'a mut [(&mut Block, Pba)]) -> Vec<(usize, Carrier<'a>)> {
+    pub fn proven_among(
+        identity: &Identity,
+        blocks: &'a mut [(&mut Block, Pba)],
+    ) -> Vec<(usize, Carrier<'a>)> {
         let mut told = Vec::with_capacity(blocks.len());
         for (block, _) in blocks.iter_mut() {
-            told.push(Raw::mut_from_prefix(&mut block.0).map_or([0; 16], |(raw, _)| std::mem::take(&mut raw.checksum)));
+            told.push(
+                Raw::mut_from_prefix(&mut block.0)
+                    .map_or([0; 16], |(raw, _)| std::mem::take(&mut raw.checksum)),
+            );
         }
         let contents: Vec<&Block> = blocks.iter().map(|(block, _)| &**block).collect();
         let proofs = checksum::forgery_proofs(&identity.secret, &contents);
         let whole = told.into_iter().zip(proofs).map(|(told, proof)| told == proof);
-        let places = blocks.iter().enumerate().zip(whole).filter(|(_, whole)| *whole).map(|(place, _)| place);
+        let places = blocks
+            .iter()
+            .enumerate()
+            .zip(whole)
+            .filter(|(_, whole)| *whole)
+            .map(|(place, _)| place);
         places
             .filter_map(|(n, (block, address))| {
-                Some((n, Carrier::shape(identity, block)?)).filter(|found| found.1.header.address == *address)
+                Some((n, Carrier::shape(identity, block)?))
+                    .filter(|found| found.1.header.address == *address)
             })
             .collect()
     }
 
-    /// Its records. `None` stands for one that can't be read, which a checksum that agrees rules out.
+    /// Its records. `None` stands for one that can't be read, which a checksum that agrees rules
+    /// out.
     pub fn records(&self) -> impl Iterator<Item = Option<Record>> + 'a {
         let (records, _) = self.records.as_chunks();
         records.iter().map(Record::decode)
@@ -179,7 +206,8 @@ impl<'a> Carrier<'a> {
     }
 }
 
-/// True when a block says, but for one flipped bit, that it is a carrier of this store at this address.
+/// True when a block says, but for one flipped bit, that it is a carrier of this store at this
+/// address.
 #[must_use]
 pub(crate) fn near_carrier(identity: &Identity, block: &Block, address: Pba) -> bool {
     let Ok((raw, _)) = Raw::ref_from_prefix(&block.0) else { return false };
@@ -243,11 +271,15 @@ mod tests {
         assert!(Carrier::proven(&identity, &block, Pba(4243)).is_none());
         let foreign = Identity::new([3; 16], [8; 32], Algorithm::Blake3);
         assert!(Carrier::proven(&foreign, &block, Pba(4242)).is_none());
-        let (mut here, mut there, mut torn) = ((*block).clone(), (*block).clone(), (*block).clone());
+        let (mut here, mut there, mut torn) =
+            ((*block).clone(), (*block).clone(), (*block).clone());
         torn.0[4095] ^= 1;
         let mut blocks = [(&mut there, Pba(4243)), (&mut here, Pba(4242)), (&mut torn, Pba(4242))];
         let found = Carrier::proven_among(&identity, &mut blocks);
-        assert_eq!(found.iter().map(|(n, carrier)| (*n, carrier.header)).collect::<Vec<_>>(), [(1, header)]);
+        assert_eq!(
+            found.iter().map(|(n, carrier)| (*n, carrier.header)).collect::<Vec<_>>(),
+            [(1, header)]
+        );
         for bit in 0..4096 * 8 {
             block.0[bit / 8] ^= 1 << (bit % 8);
             assert!(Carrier::proven(&identity, &block, Pba(4242)).is_none(), "bit {bit}");

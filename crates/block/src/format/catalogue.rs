@@ -35,8 +35,9 @@ pub const DISCARD_BYTES: usize = 32;
 /// Most critical ranges of a volume.
 pub const CRITICAL_MAX: usize = 12;
 
-/// Blocks of a volume that are never stored as duplicates, nor found as such: a file system that keeps two copies of a block wants two.
-/// (OrderMergeDedup, "File systems maintain redundant durable copies of critical information".) They rise and do not touch.
+/// Blocks of a volume that are never stored as duplicates, nor found as such: a file system that
+/// keeps two copies of a block wants two. (OrderMergeDedup, "File systems maintain redundant
+/// durable copies of critical information".) They rise and do not touch.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Critical(Vec<Range<u64>>);
 
@@ -44,10 +45,16 @@ impl Critical {
     /// Ranges of block addresses in any order; those that overlap or touch become one.
     ///
     /// # Errors
-    /// `InvalidInput` when there are more than [`CRITICAL_MAX`], or one is empty or beyond the largest volume.
+    /// `InvalidInput` when there are more than [`CRITICAL_MAX`], or one is empty or beyond the
+    /// largest volume.
     pub fn new(mut ranges: Vec<Range<u64>>) -> Result<Critical> {
-        if let Some(bad) = ranges.iter().find(|range| range.is_empty() || range.end > VOLUME_BLOCKS_MAX) {
-            return Err(Error::new(Kind::InvalidInput, format!("the critical range of blocks {} to {} is none", bad.start, bad.end)));
+        if let Some(bad) =
+            ranges.iter().find(|range| range.is_empty() || range.end > VOLUME_BLOCKS_MAX)
+        {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("the critical range of blocks {} to {} is none", bad.start, bad.end),
+            ));
         }
         ranges.sort_by_key(|range| range.start);
         let mut merged: Vec<Range<u64>> = Vec::new();
@@ -58,7 +65,10 @@ impl Critical {
             }
         }
         if merged.len() > CRITICAL_MAX {
-            return Err(Error::new(Kind::InvalidInput, format!("a volume has at most {CRITICAL_MAX} critical ranges")));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("a volume has at most {CRITICAL_MAX} critical ranges"),
+            ));
         }
         Ok(Critical(merged))
     }
@@ -93,7 +103,11 @@ impl Critical {
     /// Reads `count` of them; `None` when they are not as [`encode`](Self::encode) writes them.
     fn decode(count: u8, from: &[u8]) -> Option<Critical> {
         let number = |at: &[u8]| super::record::from_low_bytes(at);
-        let ranges: Vec<Range<u64>> = from.chunks_exact(16).take(usize::from(count)).map(|at| number(&at[..8])..number(&at[8..])).collect();
+        let ranges: Vec<Range<u64>> = from
+            .chunks_exact(16)
+            .take(usize::from(count))
+            .map(|at| number(&at[..8])..number(&at[8..]))
+            .collect();
         let known = Critical::new(ranges.clone()).ok()?;
         (known.0 == ranges && ranges.len() == usize::from(count)).then_some(known)
     }
@@ -161,12 +175,23 @@ impl Volume {
     #[must_use]
     pub fn get(page: &super::page::Page, slot: u64) -> Option<Volume> {
         let raw = RawVolume::read_from_bytes(&body(page)[slot as usize * BYTES..][..BYTES]).ok()?;
-        let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?).ok()?.to_owned();
+        let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?)
+            .ok()?
+            .to_owned();
         let map = Root { page: Pointer::decode(&raw.map), height: raw.height };
-        let sound = map.height <= 9 && map.page.is_none() == (map.height == 0) && raw.blocks.get() <= VOLUME_BLOCKS_MAX;
+        let sound = map.height <= 9
+            && map.page.is_none() == (map.height == 0)
+            && raw.blocks.get() <= VOLUME_BLOCKS_MAX;
         let critical = Critical::decode(raw.critical_ranges, &raw.critical)?;
         let limits = VolumeLimits { iops: raw.limit_iops.get(), bytes: raw.limit_bytes.get() };
-        sound.then_some(Volume { id: VolumeId(raw.id.get()), name, blocks: raw.blocks.get(), map, critical, limits })
+        sound.then_some(Volume {
+            id: VolumeId(raw.id.get()),
+            name,
+            blocks: raw.blocks.get(),
+            map,
+            critical,
+            limits,
+        })
     }
 }
 
@@ -202,7 +227,13 @@ impl Discard {
         let at = &body(page)[slot as usize * DISCARD_BYTES..][..DISCARD_BYTES];
         let number = |n: usize| super::record::from_low_bytes(&at[n..n + 8]);
         let volume = VolumeId(super::record::from_low_bytes(&at[..4]) as u32);
-        let discard = Discard { volume, keep: at[4] == 1, start: number(8), end: number(16), window: WindowNumber(number(24)) };
+        let discard = Discard {
+            volume,
+            keep: at[4] == 1,
+            start: number(8),
+            end: number(16),
+            window: WindowNumber(number(24)),
+        };
         (discard.start < discard.end && discard.end <= VOLUME_BLOCKS_MAX).then_some(discard)
     }
 }
@@ -267,11 +298,15 @@ impl CatalogueChange {
     pub fn encode(&self) -> Box<Block> {
         let none = (&Critical::default(), VolumeLimits::default());
         let (kind, id, blocks, name, (critical, limits)) = match self {
-            CatalogueChange::Create { id, name, blocks, critical, limits } => (1u8, id, *blocks, name.as_str(), (critical, *limits)),
+            CatalogueChange::Create { id, name, blocks, critical, limits } => {
+                (1u8, id, *blocks, name.as_str(), (critical, *limits))
+            }
             CatalogueChange::Resize { id, blocks } => (2, id, *blocks, "", none),
             CatalogueChange::Rename { id, name } => (3, id, 0, name.as_str(), none),
             CatalogueChange::Delete { id } => (4, id, 0, "", none),
-            CatalogueChange::Settings { id, critical, limits } => (5, id, 0, "", (critical, *limits)),
+            CatalogueChange::Settings { id, critical, limits } => {
+                (5, id, 0, "", (critical, *limits))
+            }
         };
         let mut block = Block::zeroed();
         block.0[..4].copy_from_slice(&CHANGE_MAGIC.to_le_bytes());
@@ -296,7 +331,13 @@ impl CatalogueChange {
             let id = VolumeId(number(8, 12) as u32);
             let blocks = number(16, 24);
             let length = number(6, 8) as usize;
-            let name = || Some(std::str::from_utf8(block.0[24..].get(..length.min(NAME_MAX))?).ok()?.to_owned());
+            let name = || {
+                Some(
+                    std::str::from_utf8(block.0[24..].get(..length.min(NAME_MAX))?)
+                        .ok()?
+                        .to_owned(),
+                )
+            };
             if number(0, 4) != u64::from(CHANGE_MAGIC) || blocks > VOLUME_BLOCKS_MAX {
                 return None;
             }
@@ -347,7 +388,12 @@ mod tests {
             name: "é".repeat(127),
             blocks: VOLUME_BLOCKS_MAX,
             map: Root {
-                page: Pointer { address: onefold_core::Pba(5), birth: WindowNumber(6), checksum: 7, ..Pointer::default() },
+                page: Pointer {
+                    address: onefold_core::Pba(5),
+                    birth: WindowNumber(6),
+                    checksum: 7,
+                    ..Pointer::default()
+                },
                 height: 3,
             },
             critical: Critical::new((0..12).map(|n| n * 10..n * 10 + 9).collect()).unwrap(),
@@ -356,7 +402,13 @@ mod tests {
         let limits = VolumeLimits { iops: 500, bytes: 10 << 20 };
         volume.set(&mut page, 7);
         assert_eq!(Volume::get(&page, 7), Some(volume));
-        let discard = Discard { volume: VolumeId(3), keep: true, start: 5, end: 1 << 48, window: WindowNumber(8) };
+        let discard = Discard {
+            volume: VolumeId(3),
+            keep: true,
+            start: 5,
+            end: 1 << 48,
+            window: WindowNumber(8),
+        };
         discard.set(&mut page, 125);
         assert_eq!(Discard::get(&page, 125), Some(discard));
         let critical = Critical::new(vec![7..9, 0..3, 3..5]).unwrap();
@@ -369,7 +421,13 @@ mod tests {
                 critical: Critical::default(),
                 limits: VolumeLimits::default(),
             },
-            CatalogueChange::Create { id: VolumeId(1), name: "a".repeat(255), blocks: 12, critical: critical.clone(), limits },
+            CatalogueChange::Create {
+                id: VolumeId(1),
+                name: "a".repeat(255),
+                blocks: 12,
+                critical: critical.clone(),
+                limits,
+            },
             CatalogueChange::Settings { id: VolumeId(1), critical: critical.clone(), limits },
             CatalogueChange::Resize { id: VolumeId(1), blocks: 99 },
             CatalogueChange::Rename { id: VolumeId(1), name: "b".into() },

@@ -1,8 +1,10 @@
-//! The claim: one sector that says who works on a store (rule 15 of SECURITY.md; `docs/format.md` has the table and the protocol).
+//! The claim: one sector that says who works on a store (rule 15 of SECURITY.md; `docs/format.md`
+//! has the table and the protocol).
 
 use onefold_core::{Block, Pba, checksum};
 
-/// The block whose first sector is the claim. Blocks 0 to 15 hold nothing but this and the superblocks.
+/// The block whose first sector is the claim. Blocks 0 to 15 hold nothing but this and the
+/// superblocks.
 pub const CLAIM_AT: Pba = Pba(4);
 
 /// Bytes of a sector.
@@ -72,7 +74,8 @@ impl Claim {
     #[must_use]
     pub fn encode(&self) -> Box<Block> {
         let mut block = Block::zeroed();
-        let mut put = |at: usize, bytes: &[u8]| block.0[at..at + bytes.len()].copy_from_slice(bytes);
+        let mut put =
+            |at: usize, bytes: &[u8]| block.0[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC);
         put(STORE_AT, &self.store);
         put(TOKEN_AT, &self.token);
@@ -93,7 +96,8 @@ impl Claim {
         block
     }
 
-    /// The claim in a block, of whatever store. Anything but a claim as [`encode`](Self::encode) writes it is none.
+    /// The claim in a block, of whatever store. Anything but a claim as [`encode`](Self::encode)
+    /// writes it is none.
     #[must_use]
     pub fn decode(block: &Block) -> Option<Claim> {
         let claim = Claim {
@@ -157,7 +161,14 @@ mod tests {
     use super::*;
 
     fn claim(host: &str) -> Claim {
-        let claimant = Claimant { host: host.to_owned(), machine: [1; 16], boot: [2; 16], pid: 3, device: 4, inode: 5 };
+        let claimant = Claimant {
+            host: host.to_owned(),
+            machine: [1; 16],
+            boot: [2; 16],
+            pid: 3,
+            device: 4,
+            inode: 5,
+        };
         Claim { store: [6; 16], token: [7; 16], claimant, state: State::Held }
     }
 

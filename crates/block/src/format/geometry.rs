@@ -18,7 +18,8 @@ pub const SUPERBLOCKS: [Pba; 2] = [Pba(0), Pba(8)];
 /// First block of the zone list.
 const LIST_AT: u64 = 16;
 
-/// Zones have between 16 and 1024 blocks; 1024 (4 MiB) is ThinDedup's, and small ones let simulations reach every state.
+/// Zones have between 16 and 1024 blocks; 1024 (4 MiB) is ThinDedup's, and small ones let
+/// simulations reach every state.
 pub const ZONE_BLOCKS_MIN: u32 = 16;
 /// See [`ZONE_BLOCKS_MIN`].
 pub const ZONE_BLOCKS_MAX: u32 = 1024;
@@ -26,11 +27,12 @@ pub const ZONE_BLOCKS_MAX: u32 = 1024;
 /// Fewest zones of a store besides the fixed ones: data, tables, their shadows and the reserve.
 pub const ZONES_MIN: u64 = 8;
 
-/// Largest number of zone list pages: 74 pages list 2,072 zones, so that a recovery scan stays short.
+/// Largest number of zone list pages: 74 pages list 2,072 zones, so that a recovery scan stays
+/// short.
 pub const LIST_PAGES_MAX: u32 = 74;
 
-/// Largest number of leftover table pages: they have room for the records that may wait for a checkpoint, and are read at each opening
-/// after a crash.
+/// Largest number of leftover table pages: they have room for the records that may wait for a
+/// checkpoint, and are read at each opening after a crash.
 pub const LEFTOVER_PAGES_MAX: u32 = 16384;
 
 /// Blocks of a store for each leftover table page.
@@ -53,20 +55,30 @@ impl Geometry {
     /// The geometry of a store of `blocks` blocks with zones of `zone_blocks`.
     ///
     /// # Errors
-    /// `InvalidInput` when it is too small, too large, or the zone size is not a power of two in the allowed range.
+    /// `InvalidInput` when it is too small, too large, or the zone size is not a power of two in
+    /// the allowed range.
     pub fn new(blocks: u64, zone_blocks: u32, leftover: Leftover) -> Result<Geometry> {
-        if !zone_blocks.is_power_of_two() || !(ZONE_BLOCKS_MIN..=ZONE_BLOCKS_MAX).contains(&zone_blocks) {
-            return Err(Error::new(Kind::InvalidInput, format!("a zone of {zone_blocks} blocks is not possible")));
+        if !zone_blocks.is_power_of_two()
+            || !(ZONE_BLOCKS_MIN..=ZONE_BLOCKS_MAX).contains(&zone_blocks)
+        {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("a zone of {zone_blocks} blocks is not possible"),
+            ));
         }
         let zones = blocks / u64::from(zone_blocks);
-        // A quarter of the zones may wait for a checkpoint at once, at most what the largest list holds.
+        // A quarter of the zones may wait for a checkpoint at once, at most what the largest list
+        // holds.
         let per_page = super::zone_list::PER_PAGE as u64;
         let list_pages = (zones / 4).div_ceil(per_page).clamp(1, u64::from(LIST_PAGES_MAX)) as u32;
         let leftover_pages = match leftover {
             Leftover::Log => 0,
-            Leftover::Table => (blocks / BLOCKS_PER_LEFTOVER_PAGE).clamp(1, u64::from(LEFTOVER_PAGES_MAX)) as u32,
+            Leftover::Table => {
+                (blocks / BLOCKS_PER_LEFTOVER_PAGE).clamp(1, u64::from(LEFTOVER_PAGES_MAX)) as u32
+            }
         };
-        Geometry { zone_blocks: u64::from(zone_blocks), zones, list_pages, leftover_pages }.checked(blocks)
+        Geometry { zone_blocks: u64::from(zone_blocks), zones, list_pages, leftover_pages }
+            .checked(blocks)
     }
 
     /// The same geometry, when a disk of `blocks` blocks can hold it.
@@ -77,10 +89,18 @@ impl Geometry {
         let least = (self.first_zone().0 + ZONES_MIN) * self.zone_blocks;
         if blocks < least || self.zones < self.first_zone().0 + ZONES_MIN {
             let mib = (least * 4096).div_ceil(1 << 20);
-            return Err(Error::new(Kind::InvalidInput, format!("a store needs at least {mib} MiB")));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("a store needs at least {mib} MiB"),
+            ));
         }
-        if self.zones.saturating_mul(self.zone_blocks) > Pba::MAX.0 || self.zones * self.zone_blocks > blocks {
-            return Err(Error::new(Kind::InvalidInput, "the store is larger than its disk, or than 4 PiB"));
+        if self.zones.saturating_mul(self.zone_blocks) > Pba::MAX.0
+            || self.zones * self.zone_blocks > blocks
+        {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "the store is larger than its disk, or than 4 PiB",
+            ));
         }
         Ok(self)
     }
@@ -148,7 +168,10 @@ impl Geometry {
     /// The leftover table page, and which of its places, that a block is.
     #[must_use]
     pub fn leftover_place(&self, pba: Pba) -> Option<(u32, usize)> {
-        let n = pba.0.checked_sub(self.leftover_at()).filter(|&n| n < 2 * u64::from(self.leftover_pages))?;
+        let n = pba
+            .0
+            .checked_sub(self.leftover_at())
+            .filter(|&n| n < 2 * u64::from(self.leftover_pages))?;
         Some(((n / 2) as u32, (n % 2) as usize))
     }
 

@@ -1,11 +1,14 @@
 //! Leaves that are written in place: over themselves, sector by sector.
 //!
-//! Only the body of a page is stored. Each sector ends with a seal of its own: the version that wrote it, and a checksum over which leaf this is,
-//! since when, where, and the sector's part of the body. So what a crash tore (sectors of several versions, each whole) differs from what rotted
-//! (a sector that is not whole), and nothing of another leaf, or of an earlier life of this one, is believed.
+//! Only the body of a page is stored. Each sector ends with a seal of its own: the version that
+//! wrote it, and a checksum over which leaf this is, since when, where, and the sector's part of
+//! the body. So what a crash tore (sectors of several versions, each whole) differs from what
+//! rotted (a sector that is not whole), and nothing of another leaf, or of an earlier life of this
+//! one, is believed.
 //!
-//! A torn leaf is a good one: what may be written when is a matter of single entries (`scheme/ordermerge`), and entries of maps and references do not
-//! cross sectors. Of fingerprints, every other boundary cuts one: where the versions on both sides differ it counts as missing.
+//! A torn leaf is a good one: what may be written when is a matter of single entries
+//! (`scheme/ordermerge`), and entries of maps and references do not cross sectors. Of fingerprints,
+//! every other boundary cuts one: where the versions on both sides differ it counts as missing.
 
 use onefold_core::{Block, Error, Kind, Result, checksum};
 
@@ -46,7 +49,13 @@ impl Version {
 
 /// The block that holds a version of a leaf.
 #[must_use]
-pub fn encode(identity: &Identity, id: PageId, pointer: &Pointer, version: Version, page: &Page) -> Box<Block> {
+pub fn encode(
+    identity: &Identity,
+    id: PageId,
+    pointer: &Pointer,
+    version: Version,
+    page: &Page,
+) -> Box<Block> {
     let mut block = Block::zeroed();
     let parts = page[HEADER_BYTES..].chunks_exact(PART_BYTES);
     for (n, (part, sector)) in parts.zip(block.0.chunks_exact_mut(512)).enumerate() {
@@ -57,7 +66,14 @@ pub fn encode(identity: &Identity, id: PageId, pointer: &Pointer, version: Versi
 }
 
 /// Three bytes of version, five of checksum.
-fn seal(identity: &Identity, id: PageId, pointer: &Pointer, version: Version, sector: usize, part: &[u8]) -> [u8; 8] {
+fn seal(
+    identity: &Identity,
+    id: PageId,
+    pointer: &Pointer,
+    version: Version,
+    sector: usize,
+    part: &[u8],
+) -> [u8; 8] {
     let mut what = [0; 56];
     let numbers = [
         identity.id,
@@ -68,7 +84,11 @@ fn seal(identity: &Identity, id: PageId, pointer: &Pointer, version: Version, se
         pointer.birth.0 ^ pointer.checksum << 44,
         (sector as u64) << 32 | u64::from(version.0),
     ];
-    what.as_chunks_mut::<8>().0.iter_mut().zip(numbers).for_each(|(bytes, number)| *bytes = number.to_le_bytes());
+    what.as_chunks_mut::<8>()
+        .0
+        .iter_mut()
+        .zip(numbers)
+        .for_each(|(bytes, number)| *bytes = number.to_le_bytes());
     let checksum = checksum::fast(checksum::fast(identity.key, &what), part);
     let mut seal = [0; 8];
     seal[..3].copy_from_slice(&low_bytes::<3>(u64::from(version.0)));
@@ -91,7 +111,12 @@ pub fn set_version(page: &mut Page, version: Version) {
 ///
 /// # Errors
 /// `Corrupt` when a sector is not whole.
-pub fn decode(identity: &Identity, id: PageId, pointer: &Pointer, block: &Block) -> Result<Box<Page>> {
+pub fn decode(
+    identity: &Identity,
+    id: PageId,
+    pointer: &Pointer,
+    block: &Block,
+) -> Result<Box<Page>> {
     let mut versions = [Version::default(); SECTORS];
     let mut page = Box::new([0; 4096]);
     let parts = page[HEADER_BYTES..].chunks_exact_mut(PART_BYTES).zip(block.0.chunks_exact(512));
@@ -99,7 +124,10 @@ pub fn decode(identity: &Identity, id: PageId, pointer: &Pointer, block: &Block)
         let (body, tail) = sector.split_at(PART_BYTES);
         versions[n] = Version(from_low_bytes(&tail[..3]) as u32);
         if seal(identity, id, pointer, versions[n], n, body) != tail {
-            return Err(Error::new(Kind::Corrupt, format!("leaf at block {} ({id:?}): sector {n} is damaged", pointer.address)));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("leaf at block {} ({id:?}): sector {n} is damaged", pointer.address),
+            ));
         }
         part.copy_from_slice(body);
     }
@@ -110,7 +138,8 @@ pub fn decode(identity: &Identity, id: PageId, pointer: &Pointer, block: &Block)
             page[HEADER_BYTES + boundary / entry * entry..][..entry].fill(0);
         }
     }
-    let newest = versions.into_iter().reduce(|one, other| if other.is_newer(one) { other } else { one });
+    let newest =
+        versions.into_iter().reduce(|one, other| if other.is_newer(one) { other } else { one });
     set_version(&mut page, newest.unwrap_or_default());
     Ok(page)
 }
@@ -125,7 +154,11 @@ mod tests {
     fn fixture(table: Table) -> (Identity, PageId, Pointer) {
         let identity = Identity::new([3; 16], [9; 32], Algorithm::Blake3);
         let id = PageId { table, volume: 4, level: 0, index: 17 };
-        (identity, id, Pointer { address: Pba(99), in_place: true, birth: WindowNumber(5), checksum: 7 })
+        (
+            identity,
+            id,
+            Pointer { address: Pba(99), in_place: true, birth: WindowNumber(5), checksum: 7 },
+        )
     }
 
     fn filled(byte: u8) -> Page {
@@ -148,14 +181,23 @@ mod tests {
                 let page = decode(&identity, id, &pointer, &torn).unwrap();
                 assert_eq!(super::version(&page).0, if mask == 0 { 6 } else { 7 });
                 let mut missing = 0;
-                for (n, entry) in page[HEADER_BYTES..].chunks_exact(table.entry_bytes()).enumerate() {
-                    let sectors = [n * entry.len() / PART_BYTES, ((n + 1) * entry.len() - 1) / PART_BYTES];
-                    let expected = sectors.map(|sector| if mask >> sector & 1 == 1 { 7 } else { 6 });
+                for (n, entry) in page[HEADER_BYTES..].chunks_exact(table.entry_bytes()).enumerate()
+                {
+                    let sectors =
+                        [n * entry.len() / PART_BYTES, ((n + 1) * entry.len() - 1) / PART_BYTES];
+                    let expected =
+                        sectors.map(|sector| if mask >> sector & 1 == 1 { 7 } else { 6 });
                     if expected[0] == expected[1] {
-                        assert!(entry.iter().all(|&byte| byte == expected[0]), "mask {mask:02x}, {table:?} {n}");
+                        assert!(
+                            entry.iter().all(|&byte| byte == expected[0]),
+                            "mask {mask:02x}, {table:?} {n}"
+                        );
                     } else {
                         missing += 1;
-                        assert!(entry.iter().all(|&byte| byte == 0), "mask {mask:02x}, {table:?} {n}");
+                        assert!(
+                            entry.iter().all(|&byte| byte == 0),
+                            "mask {mask:02x}, {table:?} {n}"
+                        );
                     }
                 }
                 assert!(missing <= if table == Table::Fingerprints { 4 } else { 0 });
@@ -178,9 +220,11 @@ mod tests {
     fn another_life_is_not_believed_and_versions_wrap() {
         let (identity, id, pointer) = fixture(Table::Map);
         let block = encode(&identity, id, &pointer, Version(0), &filled(1));
-        for other in
-            [Pointer { birth: WindowNumber(6), ..pointer }, Pointer { checksum: 8, ..pointer }, Pointer { address: Pba(98), ..pointer }]
-        {
+        for other in [
+            Pointer { birth: WindowNumber(6), ..pointer },
+            Pointer { checksum: 8, ..pointer },
+            Pointer { address: Pba(98), ..pointer },
+        ] {
             assert!(decode(&identity, id, &other, &block).is_err());
         }
         let last = Version((1 << 24) - 1);

@@ -1,8 +1,11 @@
-//! The leftover table (`leftover = table`): records that found no room in compressed blocks, in pages that are written in place.
+//! The leftover table (`leftover = table`): records that found no room in compressed blocks, in
+//! pages that are written in place.
 //!
-//! A page has eight sectors of 512 bytes, each a unit of its own: header (40 bytes) and eleven records, with a checksum keyed with the
-//! store and the sector's own place, so that a page torn at any sectors holds nothing but whole sectors of one version or the other. It has
-//! two places; a version goes to the one that does not hold the last durable version. All sectors of a version bear its window.
+//! A page has eight sectors of 512 bytes, each a unit of its own: header (40 bytes) and eleven
+//! records, with a checksum keyed with the store and the sector's own place, so that a page torn at
+//! any sectors holds nothing but whole sectors of one version or the other. It has two places; a
+//! version goes to the one that does not hold the last durable version. All sectors of a version
+//! bear its window.
 
 use onefold_core::{Block, Lba, Pba, VolumeId, checksum};
 use zerocopy::{
@@ -86,7 +89,8 @@ pub struct Header {
     pub carriers: WindowNumber,
 }
 
-/// Builds the version of a page that is to be written to `at`: its records, in the order in which they fill the sectors.
+/// Builds the version of a page that is to be written to `at`: its records, in the order in which
+/// they fill the sectors.
 #[must_use]
 pub fn encode(identity: &Identity, at: Pba, header: &Header, records: &[Record]) -> Box<Block> {
     assert!(records.len() <= PER_PAGE, "a page has room for its records");
@@ -106,7 +110,8 @@ pub fn encode(identity: &Identity, at: Pba, header: &Header, records: &[Record])
             checksum: U64::new(0),
         };
         sector[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
-        for (record, at) in part.iter().zip(sector[HEADER_BYTES..].chunks_exact_mut(record::BYTES)) {
+        for (record, at) in part.iter().zip(sector[HEADER_BYTES..].chunks_exact_mut(record::BYTES))
+        {
             at.copy_from_slice(&record.encode());
         }
         raw.checksum = U64::new(checksum_of(identity, at, sector));
@@ -115,17 +120,21 @@ pub fn encode(identity: &Identity, at: Pba, header: &Header, records: &[Record])
     block
 }
 
-/// The sectors of the block read from `at`; `None` for those that are not this store's, of this place, and whole.
+/// The sectors of the block read from `at`; `None` for those that are not this store's, of this
+/// place, and whole.
 #[must_use]
 pub fn decode(identity: &Identity, at: Pba, block: &Block) -> [Option<Sector>; SECTORS] {
     let mut sectors = block.0.chunks_exact(SECTOR_BYTES).enumerate();
-    std::array::from_fn(|_| sectors.next().and_then(|(n, sector)| decode_sector(identity, at, n, sector)))
+    std::array::from_fn(|_| {
+        sectors.next().and_then(|(n, sector)| decode_sector(identity, at, n, sector))
+    })
 }
 
 fn decode_sector(identity: &Identity, at: Pba, n: usize, sector: &[u8]) -> Option<Sector> {
     let (mut raw, rest) = Raw::read_from_prefix(sector).ok()?;
     let records = usize::from(raw.records.get());
-    let [window, durable, carriers] = [raw.window, raw.durable, raw.carriers].map(|raw| WindowNumber(raw.get()));
+    let [window, durable, carriers] =
+        [raw.window, raw.durable, raw.carriers].map(|raw| WindowNumber(raw.get()));
     if raw.magic.get() != MAGIC
         || usize::from(raw.sector.get()) != n
         || records > PER_SECTOR
@@ -144,7 +153,10 @@ fn decode_sector(identity: &Identity, at: Pba, n: usize, sector: &[u8]) -> Optio
     let (chunks, _) = rest.as_chunks::<{ record::BYTES }>();
     let records: Option<Vec<Record>> = chunks[..records].iter().map(Record::decode).collect();
     let records = records?;
-    let possible = |record: &Record| matches!(record.change, Change::Block { .. }) && WindowNumber::of(record.timestamp) <= window;
+    let possible = |record: &Record| {
+        matches!(record.change, Change::Block { .. })
+            && WindowNumber::of(record.timestamp) <= window
+    };
     records.iter().all(possible).then_some(Sector { window, durable, carriers, records })
 }
 
@@ -159,7 +171,8 @@ mod tests {
 
     use super::*;
 
-    const HEADER: Header = Header { window: WindowNumber(9), durable: WindowNumber(8), carriers: WindowNumber(3) };
+    const HEADER: Header =
+        Header { window: WindowNumber(9), durable: WindowNumber(8), carriers: WindowNumber(3) };
 
     fn identity() -> Identity {
         Identity::new([1; 16], [2; 32], Algorithm::Blake3)
@@ -170,7 +183,11 @@ mod tests {
             .map(|n| Record {
                 volume: VolumeId(1),
                 lba: Lba(n),
-                change: Change::Block { pba: Pba(100 + n), carried: false, fingerprint: Fingerprint([n as u8; 16]) },
+                change: Change::Block {
+                    pba: Pba(100 + n),
+                    carried: false,
+                    fingerprint: Fingerprint([n as u8; 16]),
+                },
                 timestamp: WindowNumber(7).timestamp(n),
             })
             .collect()
@@ -180,7 +197,8 @@ mod tests {
     fn a_page_survives_its_encoding_at_its_place_only() {
         let page = encode(&identity(), Pba(40), &HEADER, &records(PER_PAGE as u64));
         let sectors = decode(&identity(), Pba(40), &page);
-        let found: Vec<Record> = sectors.iter().flatten().flat_map(|sector| sector.records.clone()).collect();
+        let found: Vec<Record> =
+            sectors.iter().flatten().flat_map(|sector| sector.records.clone()).collect();
         assert_eq!(found, records(PER_PAGE as u64));
         assert!(sectors.iter().flatten().all(|sector| (sector.window, sector.durable) == (WindowNumber(9), WindowNumber(8))));
         assert!(decode(&identity(), Pba(41), &page).iter().all(Option::is_none));
@@ -192,7 +210,13 @@ mod tests {
         for bit in 0..4096 * 8 {
             page.0[bit / 8] ^= 1 << (bit % 8);
             let sectors = decode(&identity(), Pba(40), &page);
-            assert!(sectors.iter().enumerate().all(|(n, sector)| sector.is_none() == (n == bit / 8 / SECTOR_BYTES)), "bit {bit}");
+            assert!(
+                sectors
+                    .iter()
+                    .enumerate()
+                    .all(|(n, sector)| sector.is_none() == (n == bit / 8 / SECTOR_BYTES)),
+                "bit {bit}"
+            );
             page.0[bit / 8] ^= 1 << (bit % 8);
         }
     }
@@ -202,6 +226,9 @@ mod tests {
         let mut page = encode(&identity(), Pba(40), &HEADER, &records(50));
         let (first, second) = page.0.split_at_mut(SECTOR_BYTES);
         first.swap_with_slice(&mut second[..SECTOR_BYTES]);
-        assert_eq!(decode(&identity(), Pba(40), &page).iter().filter(|sector| sector.is_none()).count(), 2);
+        assert_eq!(
+            decode(&identity(), Pba(40), &page).iter().filter(|sector| sector.is_none()).count(),
+            2
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The bytes of a store: one module for each kind of block (`docs/format.md` has the tables).
 //!
-//! Every decoder takes hostile bytes and gives a typed value or a `Corrupt` error. Every block carries a magic, the store's id, its own
-//! address and a checksum keyed with the store, so that torn, misdirected and foreign blocks are recognised.
+//! Every decoder takes hostile bytes and gives a typed value or a `Corrupt` error. Every block
+//! carries a magic, the store's id, its own address and a checksum keyed with the store, so that
+//! torn, misdirected and foreign blocks are recognised.
 
 pub mod carrier;
 pub mod catalogue;
@@ -19,10 +20,12 @@ use onefold_core::{Fingerprinter, checksum};
 /// Version of the format that this program writes and reads.
 pub const VERSION: u32 = 1;
 
-/// Version of stores whose fingerprints are keyed SHA-256, which programs that know version 1 only would call damaged; all else is the same.
+/// Version of stores whose fingerprints are keyed SHA-256, which programs that know version 1 only
+/// would call damaged; all else is the same.
 pub const VERSION_KEYED: u32 = 2;
 
-/// What makes blocks of one store differ from those of any other: its id, and keys drawn from its secret.
+/// What makes blocks of one store differ from those of any other: its id, and keys drawn from its
+/// secret.
 #[derive(Clone)]
 pub struct Identity {
     /// First half of the store's id, repeated in every metadata block.
@@ -41,6 +44,11 @@ impl Identity {
     pub fn new(id: [u8; 16], secret: [u8; 32], algorithm: onefold_core::Algorithm) -> Identity {
         let [a, b, c, d, e, f, g, h, ..] = id;
         let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-        Identity { id, key: checksum::fast(id, &secret), secret, fingerprinter: Fingerprinter::new(algorithm, secret) }
+        Identity {
+            id,
+            key: checksum::fast(id, &secret),
+            secret,
+            fingerprinter: Fingerprinter::new(algorithm, secret),
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Pages of the structured tables: shadow-paged, each with its identity, its birth and a checksum that its parent repeats.
+//! Pages of the structured tables: shadow-paged, each with its identity, its birth and a checksum
+//! that its parent repeats.
 
 use onefold_core::{Block, Error, Fingerprint, Kind, Pba, Result, checksum};
 use zerocopy::{
@@ -44,8 +45,15 @@ pub enum Table {
 
 impl Table {
     /// All tables.
-    pub const ALL: [Table; 7] =
-        [Table::Map, Table::References, Table::Fingerprints, Table::Zones, Table::Catalogue, Table::Discards, Table::Index];
+    pub const ALL: [Table; 7] = [
+        Table::Map,
+        Table::References,
+        Table::Fingerprints,
+        Table::Zones,
+        Table::Catalogue,
+        Table::Discards,
+        Table::Index,
+    ];
 
     /// Entries of a leaf.
     #[must_use]
@@ -69,12 +77,14 @@ impl Table {
     }
 }
 
-/// What a page is: its table, the volume when the table is a map, its level (0 for leaves) and its number on that level.
+/// What a page is: its table, the volume when the table is a map, its level (0 for leaves) and its
+/// number on that level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageId {
     /// The table.
     pub table: Table,
-    /// The volume of a map, else 0. The map of a volume keeps this number when it is shared by a clone.
+    /// The volume of a map, else 0. The map of a volume keeps this number when it is shared by a
+    /// clone.
     pub volume: u32,
     /// 0 for leaves.
     pub level: u8,
@@ -82,18 +92,22 @@ pub struct PageId {
     pub index: u64,
 }
 
-/// Where a page is, since when, and its checksum: what a parent holds of its child. A lost write leaves a page that does not agree.
+/// Where a page is, since when, and its checksum: what a parent holds of its child. A lost write
+/// leaves a page that does not agree.
 ///
-/// Of a leaf that is written in place it tells which life of the leaf this is; what the leaf holds changes without it.
+/// Of a leaf that is written in place it tells which life of the leaf this is; what the leaf holds
+/// changes without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Pointer {
     /// Address of the page; 0 for none.
     pub address: Pba,
     /// True for a leaf that is written in place.
     pub in_place: bool,
-    /// The last window that the page contains; of a leaf in place, that of the checkpoint that made it.
+    /// The last window that the page contains; of a leaf in place, that of the checkpoint that
+    /// made it.
     pub birth: WindowNumber,
-    /// Checksum of the page; of a leaf in place, 24 bits that differ from checkpoint to checkpoint.
+    /// Checksum of the page; of a leaf in place, 24 bits that differ from checkpoint to
+    /// checkpoint.
     pub checksum: u64,
 }
 
@@ -153,11 +167,18 @@ struct Raw {
 
 const _: () = assert!(size_of::<Raw>() == HEADER_BYTES);
 
-/// The bytes of a page. In memory pages lie close together; only what is read or written directly must lie on a boundary, as a [`Block`] does.
+/// The bytes of a page. In memory pages lie close together; only what is read or written directly
+/// must lie on a boundary, as a [`Block`] does.
 pub type Page = [u8; 4096];
 
 /// Completes the header of a page whose body is filled, and gives the pointer to it.
-pub fn seal(identity: &Identity, id: PageId, address: Pba, birth: WindowNumber, page: &mut Block) -> Pointer {
+pub fn seal(
+    identity: &Identity,
+    id: PageId,
+    address: Pba,
+    birth: WindowNumber,
+    page: &mut Block,
+) -> Pointer {
     let mut raw = Raw {
         magic: U32::new(MAGIC),
         table: id.table as u8,
@@ -186,19 +207,29 @@ pub fn seal(identity: &Identity, id: PageId, address: Pba, birth: WindowNumber, 
 pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -> Result<()> {
     match differs(identity, id, pointer, page) {
         None => Ok(()),
-        Some(what) => Err(Error::new(Kind::Corrupt, format!("table page at block {} ({id:?}): {what}", pointer.address))),
+        Some(what) => Err(Error::new(
+            Kind::Corrupt,
+            format!("table page at block {} ({id:?}): {what}", pointer.address),
+        )),
     }
 }
 
 /// What of a page that was read is not as its parent says. `None` when all is.
 #[must_use]
-pub fn differs(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -> Option<&'static str> {
+pub fn differs(
+    identity: &Identity,
+    id: PageId,
+    pointer: &Pointer,
+    page: &Page,
+) -> Option<&'static str> {
     let Ok((raw, _)) = Raw::read_from_prefix(page) else { return Some("too short") };
     if raw.magic.get() != MAGIC || raw.store.get() != identity.id {
         return Some("is not a page of this store");
     }
     if raw.checksum.get() != pointer.checksum || raw.birth.get() != pointer.birth.0 {
-        return Some("is not the version that its parent names; a write was lost or went elsewhere");
+        return Some(
+            "is not the version that its parent names; a write was lost or went elsewhere",
+        );
     }
     if raw.table != id.table as u8
         || raw.level != id.level
@@ -218,16 +249,20 @@ fn checksum_of(identity: &Identity, mut raw: Raw, page: &Page) -> u64 {
     checksum::fast(identity.key, &copy)
 }
 
-/// What a page says of itself, when its own checksum agrees; whether it is still the current one only its parent knows.
+/// What a page says of itself, when its own checksum agrees; whether it is still the current one
+/// only its parent knows.
 #[must_use]
 pub fn header(identity: &Identity, page: &Page) -> Option<(PageId, Pointer)> {
     let (raw, _) = Raw::read_from_prefix(page).ok()?;
     let table = Table::ALL.into_iter().find(|&table| table as u8 == raw.table)?;
-    let ours = raw.magic.get() == MAGIC && raw.store.get() == identity.id && raw.birth.get() <= WindowNumber::MAX.0;
+    let ours = raw.magic.get() == MAGIC
+        && raw.store.get() == identity.id
+        && raw.birth.get() <= WindowNumber::MAX.0;
     let id = PageId { table, volume: raw.volume.get(), level: raw.level, index: raw.index.get() };
     let (birth, checksum) = (WindowNumber(raw.birth.get()), raw.checksum.get());
     let pointer = Pointer { address: Pba(raw.address.get()), in_place: false, birth, checksum };
-    (ours && raw.level < 9 && checksum_of(identity, raw, page) == pointer.checksum).then_some((id, pointer))
+    (ours && raw.level < 9 && checksum_of(identity, raw, page) == pointer.checksum)
+        .then_some((id, pointer))
 }
 
 /// The body of a page.
@@ -249,7 +284,8 @@ pub fn pointer(page: &Page, slot: u64) -> Pointer {
 
 /// Sets pointer number `slot` of an inner page.
 pub fn set_pointer(page: &mut Page, slot: u64, pointer: &Pointer) {
-    body_mut(page)[slot as usize * Pointer::BYTES..][..Pointer::BYTES].copy_from_slice(&pointer.encode());
+    body_mut(page)[slot as usize * Pointer::BYTES..][..Pointer::BYTES]
+        .copy_from_slice(&pointer.encode());
 }
 
 /// Where a logical address is.
@@ -260,7 +296,8 @@ pub enum MapEntry {
     Hole,
     /// Zeroes that were written.
     Zero,
-    /// Data that is lost: a repair could not find out what was there. An error to read, until it is written or dropped.
+    /// Data that is lost: a repair could not find out what was there. An error to read, until it is
+    /// written or dropped.
     Lost,
     /// A physical block.
     Block {
@@ -281,7 +318,11 @@ impl MapEntry {
     #[must_use]
     pub fn get(page: &Page, slot: u64) -> Option<MapEntry> {
         let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
-        let block = |carried| MapEntry::Block { pba: Pba(from_low_bytes(&bytes[1..6])), carried, prefix: from_low_bytes(&bytes[6..]) };
+        let block = |carried| MapEntry::Block {
+            pba: Pba(from_low_bytes(&bytes[1..6])),
+            carried,
+            prefix: from_low_bytes(&bytes[6..]),
+        };
         Some(match bytes[0] {
             0 => MapEntry::Hole,
             1 => block(false),
@@ -328,14 +369,16 @@ impl ReferenceEntry {
     /// Entry number `slot` of a leaf.
     #[must_use]
     pub fn get(page: &Page, slot: u64) -> ReferenceEntry {
-        let count = from_low_bytes(&body(page)[slot as usize * Self::BYTES..][..Self::BYTES]) as u32;
+        let count =
+            from_low_bytes(&body(page)[slot as usize * Self::BYTES..][..Self::BYTES]) as u32;
         ReferenceEntry { references: count & Self::SATURATED, carried: count >> 31 != 0 }
     }
 
     /// Sets entry number `slot` of a leaf.
     pub fn set(self, page: &mut Page, slot: u64) {
         let count = self.references | u32::from(self.carried) << 31;
-        body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES].copy_from_slice(&count.to_le_bytes());
+        body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES]
+            .copy_from_slice(&count.to_le_bytes());
     }
 }
 
@@ -343,13 +386,16 @@ impl ReferenceEntry {
 #[must_use]
 pub fn fingerprint(page: &Page, slot: u64) -> Fingerprint {
     let mut fingerprint = Fingerprint::default();
-    fingerprint.0.copy_from_slice(&body(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()]);
+    fingerprint.0.copy_from_slice(
+        &body(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()],
+    );
     fingerprint
 }
 
 /// Sets fingerprint number `slot` of a leaf.
 pub fn set_fingerprint(page: &mut Page, slot: u64, fingerprint: &Fingerprint) {
-    body_mut(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()].copy_from_slice(&fingerprint.0);
+    body_mut(page)[slot as usize * size_of::<Fingerprint>()..][..size_of::<Fingerprint>()]
+        .copy_from_slice(&fingerprint.0);
 }
 
 /// What is known of a zone: which of its blocks are in use, by data or by tables.
@@ -372,7 +418,8 @@ impl ZoneEntry {
 
     /// Sets entry number `slot` of a leaf.
     pub fn set(self, page: &mut Page, slot: u64) {
-        body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES].copy_from_slice(&self.used.to_bytes());
+        body_mut(page)[slot as usize * Self::BYTES..][..Self::BYTES]
+            .copy_from_slice(&self.used.to_bytes());
     }
 }
 
@@ -386,7 +433,12 @@ mod tests {
     fn entries_survive_their_encoding() {
         let mut page = Block::zeroed();
         assert_eq!(MapEntry::get(&page, 287), Some(MapEntry::Hole));
-        let entries = [MapEntry::Zero, MapEntry::Lost, MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX }, MapEntry::Hole];
+        let entries = [
+            MapEntry::Zero,
+            MapEntry::Lost,
+            MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX },
+            MapEntry::Hole,
+        ];
         for entry in entries {
             entry.set(&mut page, 287);
             assert_eq!(MapEntry::get(&page, 287), Some(entry));
@@ -395,7 +447,10 @@ mod tests {
         entry.set(&mut page, 1007);
         assert_eq!(ReferenceEntry::get(&page, 1007), entry);
         set_fingerprint(&mut page, 250, &Fingerprint([5; 16]));
-        assert_eq!((fingerprint(&page, 250), fingerprint(&page, 249)), (Fingerprint([5; 16]), Fingerprint::default()));
+        assert_eq!(
+            (fingerprint(&page, 250), fingerprint(&page, 249)),
+            (Fingerprint([5; 16]), Fingerprint::default())
+        );
         assert_eq!(Table::Map.per_leaf(), 288);
         assert_eq!((Table::References.per_leaf(), Table::Fingerprints.per_leaf()), (4 * 252, 252));
         assert_eq!(FANOUT, 168);

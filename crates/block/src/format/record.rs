@@ -48,7 +48,8 @@ impl std::fmt::Display for WindowNumber {
 /// What became of a logical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It names the physical block `pba`, stored raw or in a carrier, whose content has this fingerprint.
+    /// It names the physical block `pba`, stored raw or in a carrier, whose content has this
+    /// fingerprint.
     Block {
         /// Where the block is.
         pba: Pba,
@@ -111,7 +112,9 @@ impl Record {
     #[must_use]
     pub fn encode(&self) -> [u8; BYTES] {
         let (kind, pba, fingerprint) = match self.change {
-            Change::Block { pba, carried, fingerprint } => (if carried { CARRIED } else { RAW }, pba, fingerprint.0),
+            Change::Block { pba, carried, fingerprint } => {
+                (if carried { CARRIED } else { RAW }, pba, fingerprint.0)
+            }
             Change::Range { blocks: 1, keep: true } => (ZERO, Pba(0), [0; 16]),
             Change::Range { blocks, keep } => {
                 let mut length = [0; 16];
@@ -152,7 +155,12 @@ impl Record {
             CATALOGUE => Change::Catalogue { pba, fingerprint },
             _ => return None,
         };
-        Some(Record { volume: VolumeId(u32::from_le_bytes(raw.volume)), lba, change, timestamp: Timestamp(raw.timestamp.get()) })
+        Some(Record {
+            volume: VolumeId(u32::from_le_bytes(raw.volume)),
+            lba,
+            change,
+            timestamp: Timestamp(raw.timestamp.get()),
+        })
     }
 }
 
@@ -184,14 +192,24 @@ mod tests {
             Change::Catalogue { pba: Pba(5), fingerprint },
         ];
         for change in changes {
-            let record = Record { volume: VolumeId(u32::MAX), lba: Lba(1 << 47), change, timestamp: WindowNumber(9).timestamp(3) };
+            let record = Record {
+                volume: VolumeId(u32::MAX),
+                lba: Lba(1 << 47),
+                change,
+                timestamp: WindowNumber(9).timestamp(3),
+            };
             assert_eq!(Record::decode(&record.encode()), Some(record));
         }
     }
 
     #[test]
     fn unknown_kinds_and_wrapping_ranges_are_refused() {
-        let good = Record { volume: VolumeId(1), lba: Lba::MAX, change: Change::Range { blocks: 1, keep: false }, timestamp: Timestamp(1) };
+        let good = Record {
+            volume: VolumeId(1),
+            lba: Lba::MAX,
+            change: Change::Range { blocks: 1, keep: false },
+            timestamp: Timestamp(1),
+        };
         assert!(Record::decode(&good.encode()).is_some());
         let wraps = Record { change: Change::Range { blocks: u64::MAX, keep: false }, ..good };
         assert_eq!(Record::decode(&wraps.encode()), None);

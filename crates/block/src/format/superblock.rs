@@ -1,4 +1,5 @@
-//! The superblock: what is fixed for the store, and the roots of its last checkpoint. Two places, written by turns.
+//! The superblock: what is fixed for the store, and the roots of its last checkpoint. Two places,
+//! written by turns.
 
 use onefold_core::{Algorithm, Block, Error, Kind, Result, checksum};
 use zerocopy::{
@@ -41,7 +42,13 @@ pub enum SchemeName {
 
 impl SchemeName {
     /// All of them, by their code on disk.
-    pub const ALL: [SchemeName; 5] = [SchemeName::Thin, SchemeName::Ordered, SchemeName::Cow, SchemeName::Ideal, SchemeName::OrderMerge];
+    pub const ALL: [SchemeName; 5] = [
+        SchemeName::Thin,
+        SchemeName::Ordered,
+        SchemeName::Cow,
+        SchemeName::Ideal,
+        SchemeName::OrderMerge,
+    ];
 }
 
 /// How a window's blocks lie.
@@ -65,9 +72,11 @@ pub struct Fixed {
     pub geometry: Geometry,
     /// How fingerprints are made.
     pub algorithm: Algorithm,
-    /// True when it was chosen that a duplicate is one only if its bytes agree; [`compares_bytes`](Fixed::compares_bytes) says whether it is so.
+    /// True when it was chosen that a duplicate is one only if its bytes agree;
+    /// [`compares_bytes`](Fixed::compares_bytes) says whether it is so.
     pub verify_bytes: bool,
-    /// True when zones are taken from the host's file system only when they are opened (`--preallocate none`).
+    /// True when zones are taken from the host's file system only when they are opened
+    /// (`--preallocate none`).
     pub grow: bool,
     /// Where left-over records go.
     pub leftover: Leftover,
@@ -78,19 +87,22 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// True when a duplicate is one only if its bytes agree: by choice, or because the fingerprint alone must not decide.
+    /// True when a duplicate is one only if its bytes agree: by choice, or because the fingerprint
+    /// alone must not decide.
     #[must_use]
     pub fn compares_bytes(&self) -> bool {
         self.verify_bytes || self.algorithm.needs_bytes()
     }
 
-    /// The version of the format that the store has: programs that do not know what it needs refuse it.
+    /// The version of the format that the store has: programs that do not know what it needs refuse
+    /// it.
     #[must_use]
     pub fn version(&self) -> u32 {
         if self.algorithm == Algorithm::HmacSha256 { VERSION_KEYED } else { VERSION }
     }
 
-    /// True when the leaves of maps, references and fingerprints change in place, between checkpoints.
+    /// True when the leaves of maps, references and fingerprints change in place, between
+    /// checkpoints.
     #[must_use]
     pub fn writes_in_place(&self) -> bool {
         crate::scheme::scheme(self.scheme).records() == crate::scheme::Records::InPlace
@@ -168,7 +180,8 @@ pub struct State {
     pub index_entries: u64,
     /// It holds every block of pages of fingerprints that are not younger than this window.
     pub index_birth: WindowNumber,
-    /// With leaves in place: a crash may have left counts that are too high, which no recount has found yet.
+    /// With leaves in place: a crash may have left counts that are too high, which no recount has
+    /// found yet.
     pub inexact: bool,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
     pub cuts: Vec<Cut>,
@@ -282,9 +295,14 @@ impl Superblock {
     pub fn encode(&self, place: u32) -> Box<Block> {
         let Superblock { fixed, state } = self;
         assert!(state.cuts.len() <= CUTS_MAX, "recovery keeps the cuts few");
-        let mut cut = [RawCut { epoch: U64::new(0), window: U64::new(0), resume: U64::new(0) }; CUTS_MAX];
+        let mut cut =
+            [RawCut { epoch: U64::new(0), window: U64::new(0), resume: U64::new(0) }; CUTS_MAX];
         for (raw, cut) in cut.iter_mut().zip(&state.cuts) {
-            *raw = RawCut { epoch: U64::new(u64::from(cut.epoch)), window: U64::new(cut.window.0), resume: U64::new(cut.resume.0) };
+            *raw = RawCut {
+                epoch: U64::new(u64::from(cut.epoch)),
+                window: U64::new(cut.window.0),
+                resume: U64::new(cut.resume.0),
+            };
         }
         let mut raw = Raw {
             magic: MAGIC,
@@ -359,7 +377,9 @@ impl Superblock {
             return Found::Damaged;
         }
         match raw.superblock() {
-            Some(superblock) if superblock.fixed.version() == version => Found::Good(Box::new(superblock)),
+            Some(superblock) if superblock.fixed.version() == version => {
+                Found::Good(Box::new(superblock))
+            }
             _ => Found::Damaged,
         }
     }
@@ -369,17 +389,21 @@ impl Superblock {
     /// True for the same version, which is written twice: all but the number agrees.
     #[must_use]
     pub(crate) fn is_twin_of(&self, other: &Superblock) -> bool {
-        self.fixed == other.fixed && State { sequence: other.state.sequence, ..self.state.clone() } == other.state
+        self.fixed == other.fixed
+            && State { sequence: other.state.sequence, ..self.state.clone() } == other.state
     }
 
-    /// True when a block that is no superblock may be a mixture of the sectors of two of this store, as a torn write leaves it: what never
-    /// changes is there, and nothing is behind the end.
+    /// True when a block that is no superblock may be a mixture of the sectors of two of this
+    /// store, as a torn write leaves it: what never changes is there, and nothing is behind the
+    /// end.
     #[must_use]
     pub(crate) fn explains_tear(&self, block: &Block, place: u32) -> bool {
         use std::mem::offset_of;
         let whole = self.encode(place);
         let same = |from: usize, to: usize| block.0[from..to] == whole.0[from..to];
-        same(0, offset_of!(Raw, checksum)) && same(offset_of!(Raw, id), offset_of!(Raw, clean)) && same(size_of::<Raw>(), block.0.len())
+        same(0, offset_of!(Raw, checksum))
+            && same(offset_of!(Raw, id), offset_of!(Raw, clean))
+            && same(size_of::<Raw>(), block.0.len())
     }
 }
 
@@ -387,18 +411,26 @@ impl Raw {
     fn superblock(&self) -> Option<Superblock> {
         let flag = |raw: u8| (raw <= 1).then_some(raw == 1);
         let blocks = self.zones.get().checked_mul(u64::from(self.zone_blocks.get()))?;
-        let (zone_blocks, zones, list_pages) = (u64::from(self.zone_blocks.get()), self.zones.get(), self.list_pages.get());
+        let (zone_blocks, zones, list_pages) =
+            (u64::from(self.zone_blocks.get()), self.zones.get(), self.list_pages.get());
         let leftover = if flag(self.leftover)? { Leftover::Table } else { Leftover::Log };
         Geometry::new(blocks, self.zone_blocks.get(), leftover).ok()?;
         let leftover_pages = self.leftover_pages.get();
-        if leftover_pages > super::geometry::LEFTOVER_PAGES_MAX || (leftover_pages > 0) != (leftover == Leftover::Table) {
+        if leftover_pages > super::geometry::LEFTOVER_PAGES_MAX
+            || (leftover_pages > 0) != (leftover == Leftover::Table)
+        {
             return None;
         }
-        let geometry = Geometry { zone_blocks, zones, list_pages, leftover_pages }.checked(blocks).ok()?;
-        if list_pages == 0 || list_pages > super::geometry::LIST_PAGES_MAX || usize::from(self.cuts.get()) > CUTS_MAX {
+        let geometry =
+            Geometry { zone_blocks, zones, list_pages, leftover_pages }.checked(blocks).ok()?;
+        if list_pages == 0
+            || list_pages > super::geometry::LIST_PAGES_MAX
+            || usize::from(self.cuts.get()) > CUTS_MAX
+        {
             return None;
         }
-        let window = |raw: U64| (raw.get() <= WindowNumber::MAX.0).then_some(WindowNumber(raw.get()));
+        let window =
+            |raw: U64| (raw.get() <= WindowNumber::MAX.0).then_some(WindowNumber(raw.get()));
         let cuts = self.cut[..usize::from(self.cuts.get())].iter();
         Some(Superblock {
             fixed: Fixed {
@@ -421,26 +453,35 @@ impl Raw {
                 last_window: window(self.last_window)?,
                 next_volume: self.next_volume.get(),
                 high_water: (self.high_water.get() <= zones).then_some(self.high_water.get())?,
-                used_blocks: (self.used_blocks.get() <= blocks).then_some(self.used_blocks.get())?,
+                used_blocks: (self.used_blocks.get() <= blocks)
+                    .then_some(self.used_blocks.get())?,
                 next_generation: self.next_generation.get(),
                 oldest_generation: self.oldest_generation.get(),
                 inexact: self.inexact.get() != 0,
                 live_blocks: self.live_blocks.get(),
                 mapped_blocks: self.mapped_blocks.get(),
-                volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX).then_some(self.volumes.get())?,
-                discards: (self.discards.get() <= super::catalogue::DISCARDS_MAX).then_some(self.discards.get())?,
+                volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX)
+                    .then_some(self.volumes.get())?,
+                discards: (self.discards.get() <= super::catalogue::DISCARDS_MAX)
+                    .then_some(self.discards.get())?,
                 references: self.references.root()?,
                 fingerprints: self.fingerprints.root()?,
                 zones: self.zone_table.root()?,
                 catalogue: self.catalogue.root()?,
                 pending: self.pending.root()?,
                 index: self.index.root()?,
-                index_entries: (self.index_entries.get() <= 4 * blocks).then_some(self.index_entries.get())?,
+                index_entries: (self.index_entries.get() <= 4 * blocks)
+                    .then_some(self.index_entries.get())?,
                 index_birth: window(self.index_birth)?,
-                index_bits: (self.index_bits.get() <= crate::index::HASH_BITS).then_some(self.index_bits.get())?,
+                index_bits: (self.index_bits.get() <= crate::index::HASH_BITS)
+                    .then_some(self.index_bits.get())?,
                 cuts: cuts
                     .map(|raw| {
-                        Some(Cut { epoch: u32::try_from(raw.epoch.get()).ok()?, window: window(raw.window)?, resume: window(raw.resume)? })
+                        Some(Cut {
+                            epoch: u32::try_from(raw.epoch.get()).ok()?,
+                            window: window(raw.window)?,
+                            resume: window(raw.resume)?,
+                        })
                     })
                     .collect::<Option<_>>()?,
             },
@@ -457,7 +498,11 @@ pub fn choose(first: Found, second: Found) -> Result<Superblock> {
     let (mut damaged, mut other) = (false, None);
     for found in [first, second] {
         match found {
-            Found::Good(superblock) if best.as_ref().is_none_or(|best| superblock.state.sequence > best.state.sequence) => {
+            Found::Good(superblock)
+                if best
+                    .as_ref()
+                    .is_none_or(|best| superblock.state.sequence > best.state.sequence) =>
+            {
                 best = Some(*superblock);
             }
             Found::Good(_) | Found::Foreign => {}
@@ -469,11 +514,14 @@ pub fn choose(first: Found, second: Found) -> Result<Superblock> {
         (Some(superblock), None, _) => Ok(superblock),
         (_, Some(version), _) => Err(Error::new(
             Kind::Unsupported,
-            format!("the store has format version {version}; this program knows versions {VERSION} and {VERSION_KEYED}"),
+            format!(
+                "the store has format version {version}; this program knows versions {VERSION} and {VERSION_KEYED}"
+            ),
         )),
-        (None, None, true) => {
-            Err(Error::new(Kind::Corrupt, "both superblocks are damaged; `onefold check --repair` can't help without one"))
-        }
+        (None, None, true) => Err(Error::new(
+            Kind::Corrupt,
+            "both superblocks are damaged; `onefold check --repair` can't help without one",
+        )),
         (None, None, false) => Err(Error::new(Kind::InvalidInput, "this is not a Onefold store")),
     }
 }
@@ -509,7 +557,9 @@ mod tests {
     fn a_superblock_survives_its_encoding_at_its_place_only() {
         let superblock = example();
         let block = superblock.encode(1);
-        assert!(matches!(Superblock::decode(&block, 1), Found::Good(found) if *found == superblock));
+        assert!(
+            matches!(Superblock::decode(&block, 1), Found::Good(found) if *found == superblock)
+        );
         assert!(matches!(Superblock::decode(&block, 0), Found::Damaged));
     }
 
@@ -518,7 +568,10 @@ mod tests {
         let mut block = example().encode(0);
         for bit in 0..4096 * 8 {
             block.0[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(Superblock::decode(&block, 0), Found::Damaged | Found::Foreign), "bit {bit}");
+            assert!(
+                matches!(Superblock::decode(&block, 0), Found::Damaged | Found::Foreign),
+                "bit {bit}"
+            );
             block.0[bit / 8] ^= 1 << (bit % 8);
         }
     }
@@ -537,11 +590,14 @@ mod tests {
     #[test]
     fn rule_18_a_store_that_older_programs_would_misread_is_of_another_version() {
         for (algorithm, code, _) in Algorithm::ALL {
-            let superblock = Superblock { fixed: Fixed { algorithm, ..example().fixed }, ..example() };
+            let superblock =
+                Superblock { fixed: Fixed { algorithm, ..example().fixed }, ..example() };
             let mut block = superblock.encode(0);
             let version = if code == 5 { 2 } else { 1 };
             assert_eq!((block.0[8], block.0[88]), (version, code));
-            assert!(matches!(Superblock::decode(&block, 0), Found::Good(found) if *found == superblock));
+            assert!(
+                matches!(Superblock::decode(&block, 0), Found::Good(found) if *found == superblock)
+            );
             // The other version does not go with it.
             block.0[8] = 3 - version;
             block.0[16..24].fill(0);
@@ -556,11 +612,15 @@ mod tests {
         let older = example();
         let mut newer = example();
         newer.state.sequence = 6;
-        let decode = |superblock: &Superblock, place| Superblock::decode(&superblock.encode(place), place);
+        let decode =
+            |superblock: &Superblock, place| Superblock::decode(&superblock.encode(place), place);
         assert_eq!(choose(decode(&newer, 0), decode(&older, 1)).unwrap().state.sequence, 6);
         assert_eq!(choose(Found::Damaged, decode(&older, 1)).unwrap().state.sequence, 5);
         assert_eq!(choose(Found::Foreign, Found::Foreign).unwrap_err().kind(), Kind::InvalidInput);
         assert_eq!(choose(Found::Damaged, Found::Foreign).unwrap_err().kind(), Kind::Corrupt);
-        assert_eq!(choose(Found::OtherVersion(9), decode(&older, 1)).unwrap_err().kind(), Kind::Unsupported);
+        assert_eq!(
+            choose(Found::OtherVersion(9), decode(&older, 1)).unwrap_err().kind(),
+            Kind::Unsupported
+        );
     }
 }

@@ -1,8 +1,9 @@
-//! The zone list: the zones in which carriers may lie that no checkpoint holds yet. Recovery reads these and no others.
+//! The zone list: the zones in which carriers may lie that no checkpoint holds yet. Recovery reads
+//! these and no others.
 //!
-//! Each page has two places, written by turns, at most one version of a page being unflushed at a time. An entry is durable before the
-//! first carrier goes into its zone. The bitmap of carriers is filled in when the zone takes no more of them, so that recovery reads only
-//! the carriers of it.
+//! Each page has two places, written by turns, at most one version of a page being unflushed at a
+//! time. An entry is durable before the first carrier goes into its zone. The bitmap of carriers is
+//! filled in when the zone takes no more of them, so that recovery reads only the carriers of it.
 
 use onefold_core::{Block, ZoneId, checksum};
 use zerocopy::{
@@ -83,7 +84,9 @@ impl Page {
     #[must_use]
     pub fn encode(&self, identity: &Identity, page: u32, address: u64) -> Box<Block> {
         let entries = self.entries.map(|entry| match entry {
-            None => RawEntry { zone: [0; 7], state: EMPTY, generation: U64::new(0), carriers: [0; 128] },
+            None => {
+                RawEntry { zone: [0; 7], state: EMPTY, generation: U64::new(0), carriers: [0; 128] }
+            }
             Some(entry) => RawEntry {
                 zone: super::record::low_bytes(entry.zone.0),
                 state: if entry.carriers.is_some() { FULL } else { OPEN },
@@ -113,8 +116,14 @@ impl Page {
     pub fn decode(identity: &Identity, block: &Block, page: u32, address: u64) -> Option<Page> {
         let mut raw = Raw::read_from_bytes(&block.0).ok()?;
         let found = std::mem::take(&mut raw.checksum);
-        let ours = raw.magic.get() == MAGIC && raw.store.get() == identity.id && raw.page.get() == page && raw.address.get() == address;
-        if !ours || checksum::fast(identity.key, raw.as_bytes()) != found.get() || raw.durable.get() > WindowNumber::MAX.0 {
+        let ours = raw.magic.get() == MAGIC
+            && raw.store.get() == identity.id
+            && raw.page.get() == page
+            && raw.address.get() == address;
+        if !ours
+            || checksum::fast(identity.key, raw.as_bytes()) != found.get()
+            || raw.durable.get() > WindowNumber::MAX.0
+        {
             return None;
         }
         let mut entries = [None; PER_PAGE];
@@ -128,7 +137,11 @@ impl Page {
             let zone = ZoneId(super::record::from_low_bytes(&raw.zone));
             *entry = Some(Entry { zone, generation: raw.generation.get(), carriers });
         }
-        Some(Page { sequence: raw.sequence.get(), durable: WindowNumber(raw.durable.get()), entries })
+        Some(Page {
+            sequence: raw.sequence.get(),
+            durable: WindowNumber(raw.durable.get()),
+            entries,
+        })
     }
 }
 
@@ -143,7 +156,11 @@ mod tests {
         let identity = Identity::new([3; 16], [9; 32], Algorithm::Blake3);
         let mut page = Page { sequence: 8, durable: WindowNumber(44), ..Page::empty() };
         page.entries[0] = Some(Entry { zone: ZoneId(1 << 30), generation: 12, carriers: None });
-        page.entries[27] = Some(Entry { zone: ZoneId(9), generation: 13, carriers: Some(ZoneBitmap::from_bytes(&[0x55; 128])) });
+        page.entries[27] = Some(Entry {
+            zone: ZoneId(9),
+            generation: 13,
+            carriers: Some(ZoneBitmap::from_bytes(&[0x55; 128])),
+        });
         let mut block = page.encode(&identity, 2, 20);
         assert_eq!(Page::decode(&identity, &block, 2, 20), Some(page));
         assert_eq!(Page::decode(&identity, &block, 3, 20), None);

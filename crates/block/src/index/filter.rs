@@ -33,7 +33,9 @@ impl Filter {
     fn bits(seed: u64) -> impl Iterator<Item = (usize, u64)> {
         let mut state = seed;
         (0..PROBES).map(move |_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let bit = (state >> 55) as usize;
             (bit / 64, 1 << (bit % 64))
         })

@@ -1,7 +1,9 @@
-//! The part of the index that is in memory: eight bytes an entry, 24 bits of the fingerprint and the 40 bits of the address.
+//! The part of the index that is in memory: eight bytes an entry, 24 bits of the fingerprint and
+//! the 40 bits of the address.
 //!
-//! 4,096 segments, chosen by twelve other bits, grow one by one, so that growing never doubles the memory of the whole. Within a segment
-//! entries lie near the place that their tag gives, which is therefore kept when a segment grows.
+//! 4,096 segments, chosen by twelve other bits, grow one by one, so that growing never doubles the
+//! memory of the whole. Within a segment entries lie near the place that their tag gives, which is
+//! therefore kept when a segment grows.
 
 use onefold_core::Pba;
 
@@ -14,7 +16,8 @@ const PBA_BITS: u32 = 40;
 /// Slots of a new segment.
 const SEGMENT_SLOTS_MIN: usize = 8;
 
-/// Most candidates that are offered for one fingerprint: more agree by chance only in a damaged index.
+/// Most candidates that are offered for one fingerprint: more agree by chance only in a damaged
+/// index.
 pub(crate) const CANDIDATES_MAX: usize = 4;
 
 #[derive(Clone, Default)]
@@ -61,7 +64,8 @@ impl Segment {
         old.into_iter().filter(|&entry| entry != 0).for_each(|entry| self.insert(entry));
     }
 
-    /// Removes an entry and moves those behind it up, so that every search still ends at the first empty slot.
+    /// Removes an entry and moves those behind it up, so that every search still ends at the first
+    /// empty slot.
     fn remove(&mut self, entry: u64) -> bool {
         if self.slots.is_empty() {
             return false;
@@ -108,7 +112,14 @@ impl MemoryIndex {
     pub(crate) fn new(memory: u64) -> MemoryIndex {
         let slots_max = (memory / 8).max((SEGMENT_SLOTS_MIN << (SEGMENT_BITS + 1)) as u64);
         let entries_max = memory / 8 * 4 / 5;
-        MemoryIndex { segments: vec![Segment::default(); 1 << SEGMENT_BITS], entries: 0, slots: 0, slots_max, entries_max, refused: 0 }
+        MemoryIndex {
+            segments: vec![Segment::default(); 1 << SEGMENT_BITS],
+            entries: 0,
+            slots: 0,
+            slots_max,
+            entries_max,
+            refused: 0,
+        }
     }
 
     /// Adds an entry. Returns false, and counts it, when the share of memory is used up.
@@ -149,8 +160,16 @@ impl MemoryIndex {
 
     /// The entries whose hashes begin with the bits of segment `number`, sorted.
     pub(crate) fn segment(&self, number: usize) -> Vec<Entry> {
-        let entry = |slot: u64| Entry { hash: (number as u64) << TAG_BITS | slot >> PBA_BITS, pba: Pba(slot & ((1 << PBA_BITS) - 1)) };
-        let mut entries: Vec<Entry> = self.segments[number].slots.iter().filter(|&&slot| slot != 0).map(|&slot| entry(slot)).collect();
+        let entry = |slot: u64| Entry {
+            hash: (number as u64) << TAG_BITS | slot >> PBA_BITS,
+            pba: Pba(slot & ((1 << PBA_BITS) - 1)),
+        };
+        let mut entries: Vec<Entry> = self.segments[number]
+            .slots
+            .iter()
+            .filter(|&&slot| slot != 0)
+            .map(|&slot| entry(slot))
+            .collect();
         entries.sort_unstable();
         entries
     }
@@ -224,9 +243,13 @@ mod tests {
     #[test]
     fn a_full_index_refuses_and_counts() {
         let mut index = MemoryIndex::new(0);
-        let inserted = (0..200_000u64).filter(|&n| index.insert(hash(n), Pba(n + 1))).count() as u64;
+        let inserted =
+            (0..200_000u64).filter(|&n| index.insert(hash(n), Pba(n + 1))).count() as u64;
         assert_eq!(index.refused, 200_000 - inserted);
         assert_eq!(index.len(), inserted);
-        assert!((0..200_000).filter(|&n| finds(&index, n, Pba(n + 1))).count() as u64 >= inserted * 9 / 10);
+        assert!(
+            (0..200_000).filter(|&n| finds(&index, n, Pba(n + 1))).count() as u64
+                >= inserted * 9 / 10
+        );
     }
 }

@@ -1,10 +1,12 @@
 //! The fingerprint index: a hint that leads from a fingerprint to physical blocks that may hold it.
 //!
-//! It is never believed: a candidate counts only when the block has references and the fingerprint that the tables hold for it agrees. It
-//! can be dropped at any time and is rebuilt from the tables.
+//! It is never believed: a candidate counts only when the block has references and the fingerprint
+//! that the tables hold for it agrees. It can be dropped at any time and is rebuilt from the
+//! tables.
 //!
-//! New entries go into memory (`memory.rs`). When its share is used up, a checkpoint *spills* it: entries are merged into a paged hash table on
-//! disk (`paged.rs`), a shadow-paged tree like the others, in front of which a filter (`filter.rs`) tells for most new blocks that no page
+//! New entries go into memory (`memory.rs`). When its share is used up, a checkpoint *spills* it:
+//! entries are merged into a paged hash table on disk (`paged.rs`), a shadow-paged tree like the
+//! others, in front of which a filter (`filter.rs`) tells for most new blocks that no page
 //! has to be read. Looking up a window reads the pages of all its blocks together.
 
 mod filter;
@@ -18,7 +20,8 @@ use onefold_core::Pba;
 pub(crate) use filter::Filter;
 pub(crate) use memory::MemoryIndex;
 
-/// Bits of a fingerprint that the index keeps: chance agreement of two of 2^28 blocks costs a page read for one lookup in 256.
+/// Bits of a fingerprint that the index keeps: chance agreement of two of 2^28 blocks costs a page
+/// read for one lookup in 256.
 pub(crate) const HASH_BITS: u32 = 36;
 
 /// The bits of a fingerprint's prefix that the index keeps.
@@ -59,8 +62,16 @@ impl Index {
     /// An empty index within `share` bytes, in front of a table on disk of `on_disk` entries.
     pub(crate) fn new(share: u64, on_disk: u64) -> Index {
         let filter = (on_disk > 0).then(|| Filter::new(on_disk, share / 4));
-        let memory = MemoryIndex::new(share.saturating_sub(filter.as_ref().map_or(0, Filter::memory)));
-        Index { memory, share, spilling: None, gone: Vec::new(), filter_complete: on_disk == 0, filter }
+        let memory =
+            MemoryIndex::new(share.saturating_sub(filter.as_ref().map_or(0, Filter::memory)));
+        Index {
+            memory,
+            share,
+            spilling: None,
+            gone: Vec::new(),
+            filter_complete: on_disk == 0,
+            filter,
+        }
     }
 
     /// Adds an entry; without room it is counted as refused, until the next spill.
@@ -76,7 +87,8 @@ impl Index {
         }
     }
 
-    /// The blocks that may hold a fingerprint, as far as memory tells. Returns true when the table on disk may know more.
+    /// The blocks that may hold a fingerprint, as far as memory tells. Returns true when the table
+    /// on disk may know more.
     pub(crate) fn candidates(&self, hash: u64, into: &mut Vec<Pba>) -> bool {
         self.memory.candidates(hash, into);
         if let Some(spilling) = &self.spilling {
@@ -100,7 +112,8 @@ impl Index {
         self.memory.refused
     }
 
-    /// Sets what is in memory aside for a spill; new entries go into fresh memory beside the filter for `on_disk` entries.
+    /// Sets what is in memory aside for a spill; new entries go into fresh memory beside the filter
+    /// for `on_disk` entries.
     pub(crate) fn begin_spill(&mut self, on_disk: u64) -> Spill {
         let room = self.share.saturating_sub(Filter::new_memory(on_disk, self.share / 4));
         let memory = Arc::new(std::mem::replace(&mut self.memory, MemoryIndex::new(room)));

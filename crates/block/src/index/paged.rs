@@ -1,7 +1,8 @@
 //! The index on disk: a hash table whose pages are the leaves of a shadow-paged tree.
 //!
-//! An entry lies in the page that the first bits of its hash name. Pages are written for two thirds full on average, so that none overflows;
-//! one that does loses entries, which costs duplicates, nothing else.
+//! An entry lies in the page that the first bits of its hash name. Pages are written for two thirds
+//! full on average, so that none overflows; one that does loses entries, which costs duplicates,
+//! nothing else.
 
 use onefold_core::{Block, Pba};
 
@@ -34,10 +35,10 @@ pub(crate) fn page_of(hash: u64, bits: u32) -> u64 {
 /// The entries of a page, sorted.
 pub(crate) fn entries(page: &crate::format::page::Page) -> impl Iterator<Item = Entry> + '_ {
     let count = usize::from(u16::from_le_bytes([body(page)[0], body(page)[1]])).min(PER_PAGE);
-    body(page)[2..]
-        .chunks_exact(ENTRY_BYTES)
-        .take(count)
-        .map(|bytes| Entry { hash: from_low_bytes(&bytes[..5]), pba: Pba(from_low_bytes(&bytes[5..])) })
+    body(page)[2..].chunks_exact(ENTRY_BYTES).take(count).map(|bytes| Entry {
+        hash: from_low_bytes(&bytes[..5]),
+        pba: Pba(from_low_bytes(&bytes[5..])),
+    })
 }
 
 /// Fills a page with sorted entries; those that do not fit are left out.
@@ -59,7 +60,8 @@ mod tests {
     #[test]
     fn pages_give_back_their_entries() {
         let mut page = Block::zeroed();
-        let some: Vec<Entry> = (0..300).map(|n| Entry { hash: n << 20, pba: Pba(n + (1 << 39)) }).collect();
+        let some: Vec<Entry> =
+            (0..300).map(|n| Entry { hash: n << 20, pba: Pba(n + (1 << 39)) }).collect();
         fill(&mut page, &some);
         assert_eq!(entries(&page).collect::<Vec<_>>(), some);
         assert_eq!(bits_for(1), 0);

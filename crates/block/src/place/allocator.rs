@@ -1,11 +1,13 @@
 //! Which physical blocks are free, and which come next.
 //!
-//! A zone is *idle* (known by its bitmap in the zone table, or never used), or *active*: opened for data and listed in the zone list, or
-//! for table pages. Blocks are handed out only from active zones. A block becomes free again in one place only, [`Allocator::release`],
+//! A zone is *idle* (known by its bitmap in the zone table, or never used), or *active*: opened for
+//! data and listed in the zone list, or for table pages. Blocks are handed out only from active
+//! zones. A block becomes free again in one place only, [`Allocator::release`],
 //! after the superblock that no longer needs it is durable and nobody reads the version before it.
 //!
-//! *Invariant:* a block is handed out at most once between two releases of it; whatever [`Allocator::free`] counts can be handed out for
-//! table pages now, and for data when the zone list has room for its zone.
+//! *Invariant:* a block is handed out at most once between two releases of it; whatever
+//! [`Allocator::free`] counts can be handed out for table pages now, and for data when the zone
+//! list has room for its zone.
 
 use std::{
     cmp::Reverse,
@@ -22,7 +24,8 @@ use crate::format::{Identity, geometry::Geometry, record::WindowNumber, superblo
 
 /// Where the allocator learns what it does not keep in memory, and asks the host for space.
 pub(crate) trait ZoneSource {
-    /// The bitmaps of `zones` consecutive zones from `first` on, as of the last released checkpoint.
+    /// The bitmaps of `zones` consecutive zones from `first` on, as of the last released
+    /// checkpoint.
     fn bitmaps(&self, first: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>>;
     /// Takes space for a zone that was never used.
     fn grow(&self, zone: ZoneId) -> Result<()>;
@@ -38,7 +41,8 @@ pub(crate) struct ActiveZone {
     purpose: Purpose,
 }
 
-/// What is placed together with `layout = split`: ThinDedup's C-zones and U-zones. A preference: when space is short, any zone will do.
+/// What is placed together with `layout = split`: ThinDedup's C-zones and U-zones. A preference:
+/// when space is short, any zone will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Any,
@@ -72,7 +76,8 @@ const UNKNOWN: u16 = u16::MAX;
 /// Zones whose bitmaps are read at once.
 const LOAD_ZONES: u64 = 31 * 8;
 
-/// With a growing store, a used zone with a free run this long is preferred to taking more space from the host.
+/// With a growing store, a used zone with a free run this long is preferred to taking more space
+/// from the host.
 const GROW_RATHER_THAN_RUN: u16 = 64;
 
 pub(crate) struct Allocator {
@@ -83,8 +88,8 @@ pub(crate) struct Allocator {
     granted: u64,
     /// Zones below that were never used may be taken without asking the host.
     grows: bool,
-    /// Free blocks of zones that are not active, those that were never used among them. It begins with what the superblock says, which a
-    /// damaged table may contradict.
+    /// Free blocks of zones that are not active, those that were never used among them. It begins
+    /// with what the superblock says, which a damaged table may contradict.
     idle_free: u64,
     /// Longest free run of each idle zone below `high_water`, by zone.
     longest: Vec<u16>,
@@ -101,7 +106,8 @@ pub(crate) struct Allocator {
     ready_left: u64,
     /// The table zones that still offer blocks.
     tables: VecDeque<ZoneId>,
-    /// Free blocks of all table zones, those before their cursors among them: [`rewind`](Self::rewind) reaches these.
+    /// Free blocks of all table zones, those before their cursors among them:
+    /// [`rewind`](Self::rewind) reaches these.
     tables_left: u64,
     /// Zones that take no more blocks, whose carriers the list does not know yet.
     full: Vec<ZoneId>,
@@ -121,7 +127,12 @@ pub(crate) struct Extent {
 
 impl Allocator {
     /// The allocator of a store whose tables are in `state`.
-    pub(crate) fn new(geometry: Geometry, state: &superblock::State, grows: bool, list: ZoneList) -> Allocator {
+    pub(crate) fn new(
+        geometry: Geometry,
+        state: &superblock::State,
+        grows: bool,
+        list: ZoneList,
+    ) -> Allocator {
         let superblock::State { high_water, used_blocks, committed, .. } = *state;
         let first = geometry.first_zone().0;
         let high_water = high_water.max(first);
@@ -149,14 +160,19 @@ impl Allocator {
         }
     }
 
-    /// Blocks that could be handed out. Those that became free in a zone that takes no more data count when the zone is idle again.
+    /// Blocks that could be handed out. Those that became free in a zone that takes no more data
+    /// count when the zone is idle again.
     pub(crate) fn free(&self) -> u64 {
         self.idle_free + self.ready_left + self.tables_left
     }
 
     /// Blocks that the host may still give.
     pub(crate) fn growable(&self) -> u64 {
-        if self.grows { (self.geometry.zones - self.granted) * self.geometry.zone_blocks } else { 0 }
+        if self.grows {
+            (self.geometry.zones - self.granted) * self.geometry.zone_blocks
+        } else {
+            0
+        }
     }
 
     /// Zones below this one were used at some time.
@@ -174,10 +190,13 @@ impl Allocator {
         self.list.listed()
     }
 
-    /// The lowest generation of the data zones that a checkpoint up to `committed` does not hold completely.
+    /// The lowest generation of the data zones that a checkpoint up to `committed` does not hold
+    /// completely.
     pub(crate) fn oldest_generation(&self, committed: WindowNumber) -> u64 {
         let needed = self.active.iter().filter_map(|(zone, active)| match &active.purpose {
-            Purpose::Data(data) if data.last_window > committed || self.ready.contains(zone) => Some(data.generation),
+            Purpose::Data(data) if data.last_window > committed || self.ready.contains(zone) => {
+                Some(data.generation)
+            }
             _ => None,
         });
         needed.min().unwrap_or_else(|| self.list.next_generation())
@@ -224,16 +243,21 @@ impl Allocator {
         self.idle.remove(&(longest, Reverse(zone.0)));
     }
 
-    /// Asks the host for space until `blocks` are free; does nothing for a store that took its space when it was made.
+    /// Asks the host for space until `blocks` are free; does nothing for a store that took its
+    /// space when it was made.
     pub(crate) fn grow_to(&mut self, blocks: u64, source: &dyn ZoneSource) {
-        while self.grows && self.free() < blocks && self.granted < self.geometry.zones && source.grow(ZoneId(self.granted)).is_ok() {
+        while self.grows
+            && self.free() < blocks
+            && self.granted < self.geometry.zones
+            && source.grow(ZoneId(self.granted)).is_ok()
+        {
             self.granted += 1;
             self.idle_free += self.geometry.zone_blocks;
         }
     }
 
-    /// Lets the zones that are being filled offer what became free behind their cursors; those that offer nothing, because tables took it,
-    /// make room in the list.
+    /// Lets the zones that are being filled offer what became free behind their cursors; those that
+    /// offer nothing, because tables took it, make room in the list.
     pub(crate) fn rewind(&mut self) {
         for (&zone, active) in &mut self.active {
             match active.purpose {
@@ -241,14 +265,18 @@ impl Allocator {
                 Purpose::Data(_) => {}
                 Purpose::Table => {
                     active.cursor = 0;
-                    if !self.tables.contains(&zone) && active.used.count() < self.geometry.zone_blocks {
+                    if !self.tables.contains(&zone)
+                        && active.used.count() < self.geometry.zone_blocks
+                    {
                         self.tables.push_back(zone);
                     }
                 }
             }
         }
-        let (ready, full): (VecDeque<ZoneId>, VecDeque<ZoneId>) =
-            self.ready.iter().partition(|zone| self.active.get(zone).is_some_and(|active| self.left(active) > 0));
+        let (ready, full): (VecDeque<ZoneId>, VecDeque<ZoneId>) = self
+            .ready
+            .iter()
+            .partition(|zone| self.active.get(zone).is_some_and(|active| self.left(active) > 0));
         self.ready = ready;
         self.full.extend(full);
         self.count_ready();
@@ -260,7 +288,8 @@ impl Allocator {
         loop {
             let best = self.idle.last().copied();
             let whole = self.geometry.zone_blocks as u16;
-            let reuse = |longest: u16| longest == whole || self.grows && longest >= GROW_RATHER_THAN_RUN;
+            let reuse =
+                |longest: u16| longest == whole || self.grows && longest >= GROW_RATHER_THAN_RUN;
             if let Some((longest, Reverse(zone))) = best
                 && (reuse(longest) || self.high_water >= self.granted)
             {
@@ -309,9 +338,15 @@ impl Allocator {
         true
     }
 
-    /// Counts [`ready_blocks`](Self::ready_blocks) anew, after blocks of ready zones were marked otherwise than by placing.
+    /// Counts [`ready_blocks`](Self::ready_blocks) anew, after blocks of ready zones were marked
+    /// otherwise than by placing.
     pub(crate) fn count_ready(&mut self) {
-        self.ready_left = self.ready.iter().filter_map(|zone| self.active.get(zone)).map(|zone| self.left(zone)).sum();
+        self.ready_left = self
+            .ready
+            .iter()
+            .filter_map(|zone| self.active.get(zone))
+            .map(|zone| self.left(zone))
+            .sum();
     }
 
     fn clear(&self, used: &ZoneBitmap) -> u64 {
@@ -323,13 +358,18 @@ impl Allocator {
         zone.used.clear_from(zone.cursor, self.geometry.zone_blocks as usize) as u64
     }
 
-    /// Opens data zones until `blocks` can be placed, as far as there is space and room in the list.
+    /// Opens data zones until `blocks` can be placed, as far as there is space and room in the
+    /// list.
     pub(crate) fn open_ahead(&mut self, blocks: u64, source: &dyn ZoneSource) -> Result<()> {
         while self.ready_left < blocks && self.list.has_room() {
             let (zone, used) = match self.take_zone(source)? {
                 Some(taken) => taken,
                 // Nothing idle is left: what the tables do not use yet will do.
-                None => match self.tables.pop_back().and_then(|zone| Some((zone, self.active.remove(&zone)?))) {
+                None => match self
+                    .tables
+                    .pop_back()
+                    .and_then(|zone| Some((zone, self.active.remove(&zone)?)))
+                {
                     Some((zone, active)) => {
                         self.tables_left -= self.clear(&active.used);
                         (zone, active.used)
@@ -338,7 +378,11 @@ impl Allocator {
                 },
             };
             let generation = self.list.add(zone);
-            let active = ActiveZone { used, cursor: 0, purpose: Purpose::Data(Box::new(DataZone::new(generation))) };
+            let active = ActiveZone {
+                used,
+                cursor: 0,
+                purpose: Purpose::Data(Box::new(DataZone::new(generation))),
+            };
             self.ready_left += self.left(&active);
             self.active.insert(zone, active);
             self.ready.push_back(zone);
@@ -357,7 +401,9 @@ impl Allocator {
             Purpose::Table => None,
         };
         let own = (0..durable).find(|&n| lane_of(n) == Some(lane));
-        let chosen = own.or_else(|| (0..durable).find(|&n| lane_of(n) == Some(Lane::Any))).or((durable > 0).then_some(0))?;
+        let chosen = own
+            .or_else(|| (0..durable).find(|&n| lane_of(n) == Some(Lane::Any)))
+            .or((durable > 0).then_some(0))?;
         if let Purpose::Data(data) = &mut self.active.get_mut(&self.ready[chosen])?.purpose
             && data.lane == Lane::Any
         {
@@ -366,7 +412,8 @@ impl Allocator {
         Some(chosen)
     }
 
-    /// Takes up to `blocks` blocks from zones whose listing is durable, next to each other as far as possible.
+    /// Takes up to `blocks` blocks from zones whose listing is durable, next to each other as far
+    /// as possible.
     pub(crate) fn place(&mut self, blocks: u64, lane: Lane) -> Vec<Extent> {
         let mut extents: Vec<Extent> = Vec::new();
         let mut wanted = blocks;
@@ -374,7 +421,11 @@ impl Allocator {
             let Some(position) = self.zone_for(lane) else { break };
             let zone = self.ready[position];
             let Some(active) = self.active.get_mut(&zone) else { break };
-            let Some((start, length)) = active.used.clear_run(active.cursor, self.geometry.zone_blocks as usize, wanted as usize) else {
+            let Some((start, length)) = active.used.clear_run(
+                active.cursor,
+                self.geometry.zone_blocks as usize,
+                wanted as usize,
+            ) else {
                 self.ready.remove(position);
                 self.full.push(zone);
                 continue;
@@ -413,9 +464,17 @@ impl Allocator {
         }
     }
 
-    /// Remembers what was placed in a block: a client's block with its fingerprint, in a carrier or not, or a carrier alone.
-    pub(crate) fn note(&mut self, pba: Pba, window: WindowNumber, carrier: bool, fingerprint: Option<Fingerprint>) {
-        let (offset, zone_blocks) = (self.geometry.offset_of(pba), self.geometry.zone_blocks as usize);
+    /// Remembers what was placed in a block: a client's block with its fingerprint, in a carrier or
+    /// not, or a carrier alone.
+    pub(crate) fn note(
+        &mut self,
+        pba: Pba,
+        window: WindowNumber,
+        carrier: bool,
+        fingerprint: Option<Fingerprint>,
+    ) {
+        let (offset, zone_blocks) =
+            (self.geometry.offset_of(pba), self.geometry.zone_blocks as usize);
         let Some(data) = self.data_zone_mut(pba) else { return };
         data.last_window = data.last_window.max(window);
         if carrier {
@@ -440,8 +499,15 @@ impl Allocator {
     }
 
     /// Remembers the fingerprint of a block that recovery found to be new.
-    pub(crate) fn note_recovered(&mut self, pba: Pba, window: WindowNumber, carried: bool, fingerprint: Fingerprint) {
-        let (offset, zone_blocks) = (self.geometry.offset_of(pba), self.geometry.zone_blocks as usize);
+    pub(crate) fn note_recovered(
+        &mut self,
+        pba: Pba,
+        window: WindowNumber,
+        carried: bool,
+        fingerprint: Fingerprint,
+    ) {
+        let (offset, zone_blocks) =
+            (self.geometry.offset_of(pba), self.geometry.zone_blocks as usize);
         let Some(data) = self.data_zone_mut(pba) else { return };
         data.last_window = data.last_window.max(window);
         if data.fingerprints.is_empty() {
@@ -475,7 +541,10 @@ impl Allocator {
         Ok(match self.active.get(&zone) {
             Some(active) => active.used.get(offset),
             None if zone.0 >= self.high_water => false,
-            None => self.held.contains(&pba) || source.bitmaps(zone, 1)?.pop().is_some_and(|used| used.get(offset)),
+            None => {
+                self.held.contains(&pba)
+                    || source.bitmaps(zone, 1)?.pop().is_some_and(|used| used.get(offset))
+            }
         })
     }
 
@@ -515,13 +584,16 @@ impl Allocator {
             let ready: Vec<ZoneId> = self.ready.iter().rev().copied().collect();
             let stolen = ready.into_iter().find_map(|zone| self.take_from(zone));
             self.count_ready();
-            return stolen.ok_or_else(|| Error::new(Kind::NoSpace, "no block is left for the tables of a checkpoint"));
+            return stolen.ok_or_else(|| {
+                Error::new(Kind::NoSpace, "no block is left for the tables of a checkpoint")
+            });
         }
     }
 
     fn take_from(&mut self, zone: ZoneId) -> Option<Pba> {
         let active = self.active.get_mut(&zone)?;
-        let (start, _) = active.used.clear_run(active.cursor, self.geometry.zone_blocks as usize, 1)?;
+        let (start, _) =
+            active.used.clear_run(active.cursor, self.geometry.zone_blocks as usize, 1)?;
         active.used.set(start);
         active.cursor = start + 1;
         Some(self.geometry.start_of(zone).plus(start as u64))
@@ -535,7 +607,10 @@ impl Allocator {
             return Ok(active.used.set(offset));
         }
         if zone.0 >= self.high_water {
-            return Err(Error::new(Kind::Corrupt, format!("a record names block {pba} in a zone that was never opened")));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("a record names block {pba} in a zone that was never opened"),
+            ));
         }
         let committed = source.bitmaps(zone, 1)?.pop().unwrap_or_default();
         let was_free = !committed.get(offset) && self.held.insert(pba);
@@ -543,9 +618,15 @@ impl Allocator {
         Ok(was_free)
     }
 
-    /// Makes a zone active again that recovery found in the list; it takes blocks again unless it was `full`. [`count_ready`](Self::count_ready)
-    /// comes after the last one.
-    pub(crate) fn recover_zone(&mut self, zone: ZoneId, generation: u64, full: bool, source: &dyn ZoneSource) -> Result<()> {
+    /// Makes a zone active again that recovery found in the list; it takes blocks again unless it
+    /// was `full`. [`count_ready`](Self::count_ready) comes after the last one.
+    pub(crate) fn recover_zone(
+        &mut self,
+        zone: ZoneId,
+        generation: u64,
+        full: bool,
+        source: &dyn ZoneSource,
+    ) -> Result<()> {
         let used = if zone.0 < self.high_water {
             let used = source.bitmaps(zone, 1)?.pop().unwrap_or_default();
             self.forget_idle(zone);
@@ -570,9 +651,16 @@ impl Allocator {
         Ok(())
     }
 
-    /// Makes blocks free again, after the checkpoint up to `committed` is durable. `zones` are the new bitmaps of all zones that it
-    /// changed; `held` are the blocks that are free in it but named by newer records. Closed zones that it holds completely leave the list.
-    pub(crate) fn release(&mut self, freed: &[Pba], zones: &[(ZoneId, ZoneBitmap)], committed: WindowNumber, held: BTreeSet<Pba>) {
+    /// Makes blocks free again, after the checkpoint up to `committed` is durable. `zones` are the
+    /// new bitmaps of all zones that it changed; `held` are the blocks that are free in it but
+    /// named by newer records. Closed zones that it holds completely leave the list.
+    pub(crate) fn release(
+        &mut self,
+        freed: &[Pba],
+        zones: &[(ZoneId, ZoneBitmap)],
+        committed: WindowNumber,
+        held: BTreeSet<Pba>,
+    ) {
         self.held = held;
         for &pba in freed {
             let (offset, zone) = (self.geometry.offset_of(pba), self.geometry.zone_of(pba));
@@ -596,8 +684,12 @@ impl Allocator {
         self.count_ready();
         self.committed = committed;
         self.retire();
-        let table_zones = self.active.values().filter(|active| matches!(active.purpose, Purpose::Table));
-        debug_assert_eq!(self.tables_left, table_zones.map(|active| self.clear(&active.used)).sum::<u64>());
+        let table_zones =
+            self.active.values().filter(|active| matches!(active.purpose, Purpose::Table));
+        debug_assert_eq!(
+            self.tables_left,
+            table_zones.map(|active| self.clear(&active.used)).sum::<u64>()
+        );
     }
 
     /// Makes zones idle that offer no more blocks, and whose windows a durable checkpoint holds.
@@ -626,8 +718,13 @@ impl Allocator {
         }
     }
 
-    /// The pages of the zone list that are due, with what is known by now of the zones that are full.
-    pub(crate) fn due_list_pages(&mut self, identity: &Identity, durable: WindowNumber) -> Vec<DuePage> {
+    /// The pages of the zone list that are due, with what is known by now of the zones that are
+    /// full.
+    pub(crate) fn due_list_pages(
+        &mut self,
+        identity: &Identity,
+        durable: WindowNumber,
+    ) -> Vec<DuePage> {
         for zone in std::mem::take(&mut self.full) {
             if let Some(ActiveZone { purpose: Purpose::Data(data), .. }) = self.active.get(&zone) {
                 self.list.fill(zone, data.carriers);
@@ -650,12 +747,18 @@ impl Allocator {
 
     /// True when a zone is left that is half free in one run.
     pub(crate) fn long_runs(&self) -> bool {
-        self.high_water < self.granted || self.idle.last().is_some_and(|&(longest, _)| u64::from(longest) * 2 >= self.geometry.zone_blocks)
+        self.high_water < self.granted
+            || self
+                .idle
+                .last()
+                .is_some_and(|&(longest, _)| u64::from(longest) * 2 >= self.geometry.zone_blocks)
     }
 
     /// Bytes of memory.
     pub(crate) fn memory(&self) -> u64 {
-        self.active.len() as u64 * (512 + self.geometry.zone_blocks * 16) + self.longest.len() as u64 * 2 + self.idle.len() as u64 * 32
+        self.active.len() as u64 * (512 + self.geometry.zone_blocks * 16)
+            + self.longest.len() as u64 * 2
+            + self.idle.len() as u64 * 32
     }
 }
 

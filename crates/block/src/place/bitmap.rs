@@ -44,12 +44,15 @@ impl ZoneBitmap {
     /// The set bits in rising order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().enumerate().flat_map(|(w, &word)| {
-            std::iter::successors((word != 0).then_some(word), |word| Some(word & (word - 1)).filter(|&rest| rest != 0))
-                .map(move |word| w * 64 + word.trailing_zeros() as usize)
+            std::iter::successors((word != 0).then_some(word), |word| {
+                Some(word & (word - 1)).filter(|&rest| rest != 0)
+            })
+            .map(move |word| w * 64 + word.trailing_zeros() as usize)
         })
     }
 
-    /// The first block from `from` on, below `blocks`, whose bit is `set`; `blocks` when there is none.
+    /// The first block from `from` on, below `blocks`, whose bit is `set`; `blocks` when there is
+    /// none.
     fn next(&self, from: usize, blocks: usize, set: bool) -> usize {
         let mut at = from;
         while at < blocks {
@@ -62,7 +65,8 @@ impl ZoneBitmap {
         blocks
     }
 
-    /// The first clear bits from `from` on below `blocks`: start and length of their run, of at most `most`.
+    /// The first clear bits from `from` on below `blocks`: start and length of their run, of at
+    /// most `most`.
     #[must_use]
     pub fn clear_run(&self, from: usize, blocks: usize, most: usize) -> Option<(usize, usize)> {
         let start = self.next(from, blocks, false);

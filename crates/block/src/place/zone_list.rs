@@ -1,8 +1,11 @@
-//! The zone list as it is kept while the store is open: which zones are listed, durably or not, and which pages must be written.
+//! The zone list as it is kept while the store is open: which zones are listed, durably or not, and
+//! which pages must be written.
 //!
-//! A page is written at most once between two flushes, to its two places by turns, so that one good version always exists. A zone may be
-//! used when two versions in a row that list it are durable: then either place alone tells of it, and when one of them rots, the other one,
-//! newer or older, misses no zone that has carriers. The second version goes out with a later window, as the first one did.
+//! A page is written at most once between two flushes, to its two places by turns, so that one good
+//! version always exists. A zone may be used when two versions in a row that list it are durable:
+//! then either place alone tells of it, and when one of them rots, the other one, newer or older,
+//! misses no zone that has carriers. The second version goes out with a later window, as the first
+//! one did.
 
 use std::collections::BTreeMap;
 
@@ -60,8 +63,8 @@ pub(crate) struct ZoneList {
     free: Vec<(u32, u32)>,
     next_generation: u64,
     recovering: bool,
-    /// Places in which an entry must be before its zone is used: both, or none when nothing in the zones is to be found again. Then no zone is listed,
-    /// and there is no limit of them.
+    /// Places in which an entry must be before its zone is used: both, or none when nothing in the
+    /// zones is to be found again. Then no zone is listed, and there is no limit of them.
     places: u64,
 }
 
@@ -78,8 +81,14 @@ const FILLED_MAX: u32 = 8;
 const SLOTS_FOR_RECOVERY: usize = 2;
 
 impl ZoneList {
-    /// The list that recovery read: `pages` in order, whose entries are in both places. It is written only if `carriers` are.
-    pub(crate) fn new(geometry: Geometry, pages: Vec<Page>, next_generation: u64, carriers: bool) -> ZoneList {
+    /// The list that recovery read: `pages` in order, whose entries are in both places. It is
+    /// written only if `carriers` are.
+    pub(crate) fn new(
+        geometry: Geometry,
+        pages: Vec<Page>,
+        next_generation: u64,
+        carriers: bool,
+    ) -> ZoneList {
         let mut list = ZoneList {
             geometry,
             pages: Vec::new(),
@@ -91,7 +100,14 @@ impl ZoneList {
         };
         for (p, page) in pages.into_iter().enumerate() {
             let durable = page.sequence;
-            list.pages.push(ListPage { page, touched: false, filled: 0, wanted: durable, progress: Progress::Durable, durable });
+            list.pages.push(ListPage {
+                page,
+                touched: false,
+                filled: 0,
+                wanted: durable,
+                progress: Progress::Durable,
+                durable,
+            });
             for s in (0..PER_PAGE).rev() {
                 list.free.push((p as u32, s as u32));
             }
@@ -101,14 +117,20 @@ impl ZoneList {
         list
     }
 
-    /// Keeps the entry of a zone that recovery still needs; all others are dropped with the next write of their page.
+    /// Keeps the entry of a zone that recovery still needs; all others are dropped with the next
+    /// write of their page.
     pub(crate) fn retain(&mut self, wanted: &[Entry]) {
         for (p, page) in self.pages.iter_mut().enumerate() {
             for (s, entry) in page.page.entries.iter_mut().enumerate() {
                 let place = (p as u32, s as u32);
                 match entry {
-                    Some(found) if wanted.iter().any(|w| w.zone == found.zone && w.generation == found.generation) => {
-                        self.slots.insert(found.zone, Slot { page: place.0, slot: place.1, version: 0 });
+                    Some(found)
+                        if wanted
+                            .iter()
+                            .any(|w| w.zone == found.zone && w.generation == found.generation) =>
+                    {
+                        self.slots
+                            .insert(found.zone, Slot { page: place.0, slot: place.1, version: 0 });
                         self.free.retain(|&free| free != place);
                     }
                     _ => *entry = None,
@@ -117,7 +139,8 @@ impl ZoneList {
         }
     }
 
-    /// True when another zone can be listed. Two places are left to recovery, which must be able to write down what it found.
+    /// True when another zone can be listed. Two places are left to recovery, which must be able to
+    /// write down what it found.
     pub(crate) fn has_room(&self) -> bool {
         self.places == 0 || self.free.len() > if self.recovering { 0 } else { SLOTS_FOR_RECOVERY }
     }
@@ -160,16 +183,23 @@ impl ZoneList {
         generation
     }
 
-    /// True when the zone's entry is durable in both places, so that carriers may be written into it.
+    /// True when the zone's entry is durable in both places, so that carriers may be written into
+    /// it.
     pub(crate) fn is_durable(&self, zone: ZoneId) -> bool {
-        self.places == 0 || self.slots.get(&zone).is_some_and(|slot| slot.version <= self.pages[slot.page as usize].durable)
+        self.places == 0
+            || self
+                .slots
+                .get(&zone)
+                .is_some_and(|slot| slot.version <= self.pages[slot.page as usize].durable)
     }
 
     /// Treats every entry as durable: a planted bug.
     #[cfg(feature = "planted-bugs")]
     pub(crate) fn pretend_durable(&mut self) {
         self.slots.values_mut().for_each(|slot| slot.version = 0);
-        self.pages.iter_mut().for_each(|page| (page.touched, page.wanted) = (false, page.page.sequence));
+        self.pages
+            .iter_mut()
+            .for_each(|page| (page.touched, page.wanted) = (false, page.page.sequence));
     }
 
     /// Lets a zone be used when one place has its entry: a planted bug.
@@ -178,8 +208,9 @@ impl ZoneList {
         self.places = 1;
     }
 
-    /// Notes where the carriers of a zone are that takes no more of them. Written when its page is, or when several of a page, or all, are
-    /// full: a recovery reads the whole of a zone of which it does not know that.
+    /// Notes where the carriers of a zone are that takes no more of them. Written when its page is,
+    /// or when several of a page, or all, are full: a recovery reads the whole of a zone of
+    /// which it does not know that.
     pub(crate) fn fill(&mut self, zone: ZoneId, carriers: ZoneBitmap) {
         let Some(slot) = self.slots.get(&zone) else { return };
         let page = &mut self.pages[slot.page as usize];
@@ -190,7 +221,8 @@ impl ZoneList {
         page.touched |= all || page.filled >= FILLED_MAX;
     }
 
-    /// Drops a zone that a durable checkpoint holds. Written when its page is: a stale entry costs recovery a look, nothing else.
+    /// Drops a zone that a durable checkpoint holds. Written when its page is: a stale entry costs
+    /// recovery a look, nothing else.
     pub(crate) fn remove(&mut self, zone: ZoneId) {
         if let Some(slot) = self.slots.remove(&zone) {
             self.pages[slot.page as usize].page.entries[slot.slot as usize] = None;
@@ -204,12 +236,14 @@ impl ZoneList {
         self.pages.iter().any(ListPage::is_due)
     }
 
-    /// True when a page is not durable as it is now: writing and flushing, perhaps twice, makes more zones usable.
+    /// True when a page is not durable as it is now: writing and flushing, perhaps twice, makes
+    /// more zones usable.
     pub(crate) fn is_pending(&self) -> bool {
         self.pages.iter().any(|page| page.is_due() || page.progress != Progress::Durable)
     }
 
-    /// Makes the first page due, so that the durable window in it is written although nothing else happens.
+    /// Makes the first page due, so that the durable window in it is written although nothing else
+    /// happens.
     pub(crate) fn touch(&mut self, durable: WindowNumber) {
         if let Some(page) = self.pages.first_mut()
             && page.page.durable < durable
@@ -233,7 +267,11 @@ impl ZoneList {
                 page.page.sequence += 1;
                 page.page.durable = durable;
                 let place = self.geometry.list_page(p as u32)[(page.page.sequence % 2) as usize];
-                due.push(DuePage { page: p, at: place, block: page.page.encode(identity, p as u32, place.0) });
+                due.push(DuePage {
+                    page: p,
+                    at: place,
+                    block: page.page.encode(identity, p as u32, place.0),
+                });
             }
         }
         due

@@ -1,7 +1,8 @@
 //! The leftover table in memory: what its pages hold, and which of their places comes next.
 //!
-//! *Invariant:* a page has at most one version that is not durable, and that one is never in the place of the last durable version. So a page
-//! whose newest version still waits for a flush takes no more; records for it go into a carrier, as with `leftover = log`.
+//! *Invariant:* a page has at most one version that is not durable, and that one is never in the
+//! place of the last durable version. So a page whose newest version still waits for a flush takes
+//! no more; records for it go into a carrier, as with `leftover = log`.
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
 
@@ -51,13 +52,21 @@ impl LeftoverTable {
     }
 
     /// For each address: whether its record may go to its page now.
-    pub(crate) fn accepts(&self, geometry: &Geometry, durable: WindowNumber, addresses: &[(VolumeId, Lba)]) -> Vec<bool> {
+    pub(crate) fn accepts(
+        &self,
+        geometry: &Geometry,
+        durable: WindowNumber,
+        addresses: &[(VolumeId, Lba)],
+    ) -> Vec<bool> {
         let mut added: MixMap<u32, usize> = MixMap::default();
         addresses
             .iter()
             .map(|&(volume, lba)| {
                 let number = leftover::page_of(volume, lba, geometry.leftover_pages);
-                let (held, busy) = self.pages.get(&number).map_or((0, false), |page| (page.records.len(), page.window > durable));
+                let (held, busy) = self
+                    .pages
+                    .get(&number)
+                    .map_or((0, false), |page| (page.records.len(), page.window > durable));
                 let added = added.entry(number).or_default();
                 let room = !busy && held + *added < PER_PAGE;
                 *added += usize::from(room);
@@ -66,8 +75,9 @@ impl LeftoverTable {
             .collect()
     }
 
-    /// Takes the records that [`accepts`](Self::accepts) said may come, as a window's. Returns the pages to be written with it. Without
-    /// `turns`, a planted bug, a version goes where the one before is.
+    /// Takes the records that [`accepts`](Self::accepts) said may come, as a window's. Returns the
+    /// pages to be written with it. Without `turns`, a planted bug, a version goes where the
+    /// one before is.
     pub(crate) fn add(
         &mut self,
         identity: &Identity,
@@ -79,12 +89,21 @@ impl LeftoverTable {
         let mut touched = Vec::new();
         for record in records {
             let number = leftover::page_of(record.volume, record.lba, geometry.leftover_pages);
-            let page = self.pages.entry(number).or_insert(Page { records: Vec::new(), place: 1, window: WindowNumber(0) });
+            let page = self.pages.entry(number).or_insert(Page {
+                records: Vec::new(),
+                place: 1,
+                window: WindowNumber(0),
+            });
             if page.window != header.window {
-                (page.place, page.window) = (if turns { 1 - page.place } else { page.place }, header.window);
+                (page.place, page.window) =
+                    (if turns { 1 - page.place } else { page.place }, header.window);
                 touched.push(number);
             }
-            match page.records.iter_mut().find(|known| (known.volume, known.lba) == (record.volume, record.lba)) {
+            match page
+                .records
+                .iter_mut()
+                .find(|known| (known.volume, known.lba) == (record.volume, record.lba))
+            {
                 Some(known) => *known = *record,
                 None => page.records.push(*record),
             }
@@ -94,13 +113,22 @@ impl LeftoverTable {
             .filter_map(|number| {
                 let page = self.pages.get(&number)?;
                 let at = geometry.leftover_page(number)[page.place];
-                Some(LeftoverPage { at, block: leftover::encode(identity, at, header, &page.records) })
+                Some(LeftoverPage {
+                    at,
+                    block: leftover::encode(identity, at, header, &page.records),
+                })
             })
             .collect()
     }
 
     /// A page as recovery found it: the place of its last durable version, and what that holds.
-    pub(crate) fn recovered(&mut self, number: u32, place: usize, window: WindowNumber, records: Vec<Record>) {
+    pub(crate) fn recovered(
+        &mut self,
+        number: u32,
+        place: usize,
+        window: WindowNumber,
+        records: Vec<Record>,
+    ) {
         self.pages.insert(number, Page { records, place, window });
     }
 }
@@ -113,8 +141,17 @@ mod tests {
     use crate::format::{record::Change, superblock::Leftover};
 
     fn record(lba: u64, window: u64) -> Record {
-        let change = Change::Block { pba: Pba(5000 + window), carried: false, fingerprint: Fingerprint([1; 16]) };
-        Record { volume: VolumeId(1), lba: Lba(lba), change, timestamp: WindowNumber(window).timestamp(lba) }
+        let change = Change::Block {
+            pba: Pba(5000 + window),
+            carried: false,
+            fingerprint: Fingerprint([1; 16]),
+        };
+        Record {
+            volume: VolumeId(1),
+            lba: Lba(lba),
+            change,
+            timestamp: WindowNumber(window).timestamp(lba),
+        }
     }
 
     #[test]
@@ -125,14 +162,22 @@ mod tests {
         let here = [(VolumeId(1), Lba(7))];
         let add = |table: &mut LeftoverTable, window: u64, durable: u64| {
             let pages = {
-                let header = Header { window: WindowNumber(window), durable: WindowNumber(durable), carriers: WindowNumber(0) };
+                let header = Header {
+                    window: WindowNumber(window),
+                    durable: WindowNumber(durable),
+                    carriers: WindowNumber(0),
+                };
                 table.add(&identity, &geometry, &header, &[record(7, window)], true)
             };
             assert_eq!(pages.len(), 1);
             geometry.leftover_place(pages[0].at).unwrap()
         };
         let (page, first) = add(&mut table, 3, 2);
-        assert_eq!(table.accepts(&geometry, WindowNumber(2), &here), [false], "its version is not durable");
+        assert_eq!(
+            table.accepts(&geometry, WindowNumber(2), &here),
+            [false],
+            "its version is not durable"
+        );
         assert_eq!(table.accepts(&geometry, WindowNumber(3), &here), [true]);
         assert_eq!(add(&mut table, 4, 3), (page, 1 - first), "the durable version stays");
         assert_eq!(add(&mut table, 5, 4), (page, first));
@@ -142,7 +187,10 @@ mod tests {
 
     #[test]
     fn a_full_page_takes_no_more() {
-        let geometry = Geometry { leftover_pages: 1, ..Geometry::new(1 << 18, 1024, Leftover::Table).unwrap() };
+        let geometry = Geometry {
+            leftover_pages: 1,
+            ..Geometry::new(1 << 18, 1024, Leftover::Table).unwrap()
+        };
         let addresses: Vec<(VolumeId, Lba)> = (0..100).map(|n| (VolumeId(1), Lba(n))).collect();
         let accepted = LeftoverTable::default().accepts(&geometry, WindowNumber(0), &addresses);
         assert_eq!(accepted.iter().filter(|&&accepted| accepted).count(), PER_PAGE);

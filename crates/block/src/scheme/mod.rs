@@ -1,7 +1,7 @@
 //! Metadata schemes: how the records of a window become durable.
 //!
-//! Everything else is common to all: windows, duplicates, placement, and the checkpoints that carry records into the structured tables. Only
-//! [`ordermerge`] writes the tables' leaves itself.
+//! Everything else is common to all: windows, duplicates, placement, and the checkpoints that carry
+//! records into the structured tables. Only [`ordermerge`] writes the tables' leaves itself.
 //! Nothing outside this folder asks which scheme runs.
 //!
 //! | scheme | records of a window | flushes for a window |
@@ -58,7 +58,8 @@ pub(crate) trait Scheme: Send + Sync {
         Records::WithData
     }
 
-    /// Chooses carriers among a window's new blocks for `records` records. The rest of the records goes where `leftover` says.
+    /// Chooses carriers among a window's new blocks for `records` records. The rest of the records
+    /// goes where `leftover` says.
     fn choose(&self, _lz4: &mut Lz4, _blocks: &[&Block], _records: usize) -> Vec<Chosen> {
         Vec::new()
     }

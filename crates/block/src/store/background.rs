@@ -13,7 +13,8 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// The store counts as idle after this long without a change.
 const IDLE_AFTER: Duration = Duration::from_millis(500);
 
-/// An idle store carries its records into the tables after this long, so that the next opening is quick.
+/// An idle store carries its records into the tables after this long, so that the next opening is
+/// quick.
 const IDLE_CHECKPOINT_AFTER: Duration = Duration::from_secs(5);
 
 /// Scattered blocks are moved together after this long: a pause in the work is not its end.
@@ -26,7 +27,8 @@ const RIDE_WAIT: Duration = Duration::from_millis(200);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Store {
-    /// Writes full windows out, and flushes once a second. Returns after [`stop`](Store::stop), or when writes were stopped.
+    /// Writes full windows out, and flushes once a second. Returns after [`stop`](Store::stop), or
+    /// when writes were stopped.
     pub fn run_writer(&self) {
         let mut flushed = self.clock.now();
         while !self.is_stopping() {
@@ -48,7 +50,9 @@ impl Store {
         self.write_out()?;
         let pressure = self.pressure.load(Ordering::SeqCst) > 0;
         let now = self.clock.now();
-        if pressure && self.engine.unflushed_blocks() > 0 || self.engine.unflushed_blocks() * 2 > self.engine.settings().unflushed_blocks {
+        if pressure && self.engine.unflushed_blocks() > 0
+            || self.engine.unflushed_blocks() * 2 > self.engine.settings().unflushed_blocks
+        {
             self.flush()?;
             *flushed = now;
         } else if now.saturating_sub(*flushed) >= FLUSH_EVERY {
@@ -60,7 +64,8 @@ impl Store {
         Ok(())
     }
 
-    /// Makes checkpoints when they are due, and uses idle time. Returns after [`stop`](Store::stop), or when writes were stopped.
+    /// Makes checkpoints when they are due, and uses idle time. Returns after
+    /// [`stop`](Store::stop), or when writes were stopped.
     pub fn run_background(&self) {
         let mut idle = Idle::default();
         while !self.is_stopping() {
@@ -85,7 +90,9 @@ impl Store {
             // Room may be made only by what is gathered now.
             self.flush()?;
         }
-        if self.engine.checkpoint_due() || quiet >= IDLE_CHECKPOINT_AFTER && self.engine.checkpoint_useful() {
+        if self.engine.checkpoint_due()
+            || quiet >= IDLE_CHECKPOINT_AFTER && self.engine.checkpoint_useful()
+        {
             self.run_checkpoint(pressure || quiet >= IDLE_AFTER)?;
         }
         let leisure = match quiet {
@@ -94,7 +101,10 @@ impl Store {
             _ => Leisure::None,
         };
         // A client's change ends the round: it is looked at anew whether the store is idle.
-        while !self.is_stopping() && self.engine.counts().client_changes == counts.client_changes && self.engine.tidy_step(leisure)? {
+        while !self.is_stopping()
+            && self.engine.counts().client_changes == counts.client_changes
+            && self.engine.tidy_step(leisure)?
+        {
             if self.engine.has_closed_windows() {
                 self.writer.raise();
             }
@@ -118,7 +128,11 @@ impl Store {
                 CheckpointStep::NeedsFlush => {
                     let since = *asked.get_or_insert_with(|| self.clock.now());
                     let pressure = self.pressure.load(Ordering::SeqCst) > 0;
-                    if alone || pressure || self.is_stopping() || self.clock.now().saturating_sub(since) > RIDE_WAIT {
+                    if alone
+                        || pressure
+                        || self.is_stopping()
+                        || self.clock.now().saturating_sub(since) > RIDE_WAIT
+                    {
                         self.engine.flush_and_publish()?;
                         self.advance();
                     } else {

@@ -65,7 +65,8 @@ impl Store {
             let waiter = {
                 let mut commit = self.commit.state.lock();
                 if commit.busy {
-                    let waiter = Arc::new(Waiter { ticket, woken: Mutex::new(false), wake: Condvar::new() });
+                    let waiter =
+                        Arc::new(Waiter { ticket, woken: Mutex::new(false), wake: Condvar::new() });
                     commit.waiting.push_back(waiter.clone());
                     Some(waiter)
                 } else {
@@ -110,7 +111,10 @@ impl Store {
             return Ok(());
         }
         while self.engine.write_window()? {}
-        if !self.engine.settle()? && self.engine.durable() < ticket && self.engine.stopped().is_none() {
+        if !self.engine.settle()?
+            && self.engine.durable() < ticket
+            && self.engine.stopped().is_none()
+        {
             // The writer thread has one of the windows in hand.
             std::thread::yield_now();
         }
@@ -143,8 +147,9 @@ impl Store {
         done.into_iter().chain(next).for_each(|waiter| waiter.wake());
     }
 
-    /// Waits a little for more changes when several clients were answered together last time and not all of them are back: closing now
-    /// would make them wait for a whole round. Not on a crowded processor, where yielding takes longer than a round.
+    /// Waits a little for more changes when several clients were answered together last time and
+    /// not all of them are back: closing now would make them wait for a whole round. Not on a
+    /// crowded processor, where yielding takes longer than a round.
     fn anticipate(&self) {
         let begun = self.clock.now();
         let (expected, present, crowded) = {
@@ -171,7 +176,11 @@ impl Store {
             }
             // Nobody for a while: the others are busy elsewhere.
             let patience = Duration::from_micros(30);
-            if crowded || present >= expected || now - begun > ANTICIPATION_MAX || now - last_arrival > patience {
+            if crowded
+                || present >= expected
+                || now - begun > ANTICIPATION_MAX
+                || now - last_arrival > patience
+            {
                 return;
             }
         }

@@ -1,10 +1,13 @@
-//! The engine at work: many threads call it, and group commit, write-back and checkpoints happen by themselves.
+//! The engine at work: many threads call it, and group commit, write-back and checkpoints happen by
+//! themselves.
 //!
-//! The store starts no threads. Whoever opens it gives two: one runs [`Store::run_writer`], which writes full windows out and flushes once a
-//! second; the other runs [`Store::run_background`], which makes checkpoints and uses idle time. Both return after [`Store::stop`].
+//! The store starts no threads. Whoever opens it gives two: one runs [`Store::run_writer`], which
+//! writes full windows out and flushes once a second; the other runs [`Store::run_background`],
+//! which makes checkpoints and uses idle time. Both return after [`Store::stop`].
 //!
-//! Group commit (`commit.rs`): a client that needs a flush commits the open window itself when nobody is committing, without a change of
-//! threads; otherwise it waits, and one of those who waited commits for all of them.
+//! Group commit (`commit.rs`): a client that needs a flush commits the open window itself when
+//! nobody is committing, without a change of threads; otherwise it waits, and one of those who
+//! waited commits for all of them.
 
 mod background;
 mod commit;
@@ -30,7 +33,8 @@ use crate::{Critical, Engine, Persistence, Settings};
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
 
-/// Checkpoints that a change waits for before the store counts as full although something could still be reclaimed.
+/// Checkpoints that a change waits for before the store counts as full although something could
+/// still be reclaimed.
 const ROOM_CHECKPOINTS: u64 = 16;
 
 /// A store that is served.
@@ -79,7 +83,11 @@ impl Store {
     ///
     /// # Errors
     /// As [`Engine::open`].
-    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Arc<Store>> {
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        settings: Settings,
+    ) -> Result<Arc<Store>> {
         let engine = Engine::open(disk, clock.clone(), settings)?;
         Ok(Arc::new(Store {
             engine,
@@ -111,7 +119,8 @@ impl Store {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Makes everything durable and marks the store clean. Call it when the working threads have returned and no client is left.
+    /// Makes everything durable and marks the store clean. Call it when the working threads have
+    /// returned and no client is left.
     ///
     /// # Errors
     /// `Stopped`.
@@ -133,12 +142,16 @@ impl Store {
             match change() {
                 Err(busy) if busy.kind() == Kind::Busy => {
                     let now = self.engine.counts();
-                    // Ranges that wait are worked off leaf by leaf: as long as that goes on, there will be room.
+                    // Ranges that wait are worked off leaf by leaf: as long as that goes on, there
+                    // will be room.
                     if now.discard_leaves > begun.discard_leaves {
                         begun = now;
                     }
                     if now.checkpoints > begun.checkpoints + ROOM_CHECKPOINTS {
-                        return Err(Error::new(Kind::NoSpace, "the store is full; trim or delete data, or give it more space"));
+                        return Err(Error::new(
+                            Kind::NoSpace,
+                            "the store is full; trim or delete data, or give it more space",
+                        ));
                     }
                     self.pressure.fetch_add(1, Ordering::SeqCst);
                     self.writer.raise();
@@ -186,7 +199,12 @@ impl Store {
     ///
     /// # Errors
     /// As there.
-    pub fn create_volume_with(&self, name: &str, bytes: u64, critical: &Critical) -> Result<VolumeId> {
+    pub fn create_volume_with(
+        &self,
+        name: &str,
+        bytes: u64,
+        critical: &Critical,
+    ) -> Result<VolumeId> {
         self.create_volume_limited(name, bytes, critical, VolumeLimits::default())
     }
 
@@ -194,11 +212,20 @@ impl Store {
     ///
     /// # Errors
     /// As there.
-    pub fn create_volume_limited(&self, name: &str, bytes: u64, critical: &Critical, limits: VolumeLimits) -> Result<VolumeId> {
-        self.catalogue_change(|| self.engine.create_volume_limited(name, bytes.div_ceil(4096), critical.clone(), limits))
+    pub fn create_volume_limited(
+        &self,
+        name: &str,
+        bytes: u64,
+        critical: &Critical,
+        limits: VolumeLimits,
+    ) -> Result<VolumeId> {
+        self.catalogue_change(|| {
+            self.engine.create_volume_limited(name, bytes.div_ceil(4096), critical.clone(), limits)
+        })
     }
 
-    /// Gives a volume other limits for its clients. Durable on return; a server learns of it by [`Exports::limits`](onefold_core::Exports::limits).
+    /// Gives a volume other limits for its clients. Durable on return; a server learns of it by
+    /// [`Exports::limits`](onefold_core::Exports::limits).
     ///
     /// # Errors
     /// As [`resize_volume`](Self::resize_volume).
@@ -209,7 +236,8 @@ impl Store {
         })
     }
 
-    /// Gives a volume other critical ranges: blocks that are not deduplicated. Durable on return; what was written before stays as it is.
+    /// Gives a volume other critical ranges: blocks that are not deduplicated. Durable on return;
+    /// what was written before stays as it is.
     ///
     /// # Errors
     /// As [`resize_volume`](Self::resize_volume).
@@ -220,7 +248,8 @@ impl Store {
         })
     }
 
-    /// Changes the size of a volume. Durable on return; what shrinking drops is freed in the background.
+    /// Changes the size of a volume. Durable on return; what shrinking drops is freed in the
+    /// background.
     ///
     /// # Errors
     /// As [`create_volume`](Self::create_volume), and `NotFound`.

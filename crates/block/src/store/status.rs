@@ -25,7 +25,8 @@ pub struct Status {
     pub id: u64,
     /// Blocks that data and tables can use.
     pub usable_blocks: u64,
-    /// Blocks that new data can use now, the reserve not counted; those that a growing store can still ask of its host are.
+    /// Blocks that new data can use now, the reserve not counted; those that a growing store can
+    /// still ask of its host are.
     pub free_blocks: u64,
     /// Logical blocks that hold data, as of the last checkpoint.
     pub mapped_blocks: u64,
@@ -94,11 +95,17 @@ impl Engine {
         Status {
             id: self.identity.id,
             usable_blocks: self.fixed.geometry.usable_blocks(),
-            free_blocks: (state.allocator.free() + state.allocator.growable()).saturating_sub(reserve),
+            free_blocks: (state.allocator.free() + state.allocator.growable())
+                .saturating_sub(reserve),
             mapped_blocks: tables.mapped_blocks,
             live_blocks: tables.live_blocks,
             table_blocks: tables.used_blocks.saturating_sub(tables.live_blocks),
-            pending_blocks: state.snapshot.discards.iter().map(|(_, start, span)| span.end - start).sum(),
+            pending_blocks: state
+                .snapshot
+                .discards
+                .iter()
+                .map(|(_, start, span)| span.end - start)
+                .sum(),
             uncommitted_records: state.uncommitted_records(),
             records_max: self.settings.records_max,
             delayed_leaves,

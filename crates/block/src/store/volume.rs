@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use onefold_core::{BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Lba, Result, Ticket, Volume, VolumeId, VolumeInfo, VolumeLimits};
+use onefold_core::{
+    BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Lba, Result, Ticket, Volume, VolumeId,
+    VolumeInfo, VolumeLimits,
+};
 
 use super::Store;
 
@@ -32,7 +35,9 @@ impl Volume for BlockVolume {
 
     fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
         let mut taken = 0;
-        self.store.data_change(|| self.store.engine.write_zeroes_from(self.id, offset, bytes, keep, &mut taken))
+        self.store.data_change(|| {
+            self.store.engine.write_zeroes_from(self.id, offset, bytes, keep, &mut taken)
+        })
     }
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
@@ -45,7 +50,9 @@ impl Volume for BlockVolume {
 
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         let size = BLOCK_BYTES as u64;
-        let end = offset.checked_add(bytes).ok_or_else(|| Error::new(Kind::InvalidInput, "the range is beyond the end of the volume"))?;
+        let end = offset.checked_add(bytes).ok_or_else(|| {
+            Error::new(Kind::InvalidInput, "the range is beyond the end of the volume")
+        })?;
         let (first, last) = (offset / size, end.div_ceil(size));
         let mut extents = self.store.engine.extents(self.id, Lba(first), last - first, limit)?;
         // Cut to the bytes that were asked for.
@@ -76,7 +83,10 @@ impl Exports for StoreExports {
             .engine
             .volumes()
             .into_iter()
-            .map(|(_, volume)| VolumeInfo { name: volume.name, size: volume.blocks * BLOCK_BYTES as u64 })
+            .map(|(_, volume)| VolumeInfo {
+                name: volume.name,
+                size: volume.blocks * BLOCK_BYTES as u64,
+            })
             .collect();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         volumes

@@ -1,4 +1,5 @@
-//! Leaves in place that memory must hold: their newest content is not durable, or not written at all.
+//! Leaves in place that memory must hold: their newest content is not durable, or not written at
+//! all.
 //!
 //! Who changes leaves does so alone, and no leaf is written while a flush is under way.
 
@@ -38,10 +39,12 @@ struct Held {
 #[derive(Default)]
 pub(crate) struct HeldLeaves {
     leaves: MixMap<Key, Held>,
-    /// Those with changes that are not written; and since when the oldest of them is, or one that was written since.
+    /// Those with changes that are not written; and since when the oldest of them is, or one that
+    /// was written since.
     changes: usize,
     oldest: Option<Duration>,
-    /// How often a leaf was let go of: who read one from the disk meanwhile may have seen it as it was before.
+    /// How often a leaf was let go of: who read one from the disk meanwhile may have seen it as it
+    /// was before.
     pub(crate) let_go: u64,
 }
 
@@ -59,11 +62,22 @@ impl HeldLeaves {
 
     /// Holds a leaf as it was read.
     pub(crate) fn hold(&mut self, id: PageId, pointer: Pointer, page: Arc<Page>) {
-        self.leaves.entry(key(&pointer)).or_insert(Held { id, pointer, page, written: None, changed: None });
+        self.leaves.entry(key(&pointer)).or_insert(Held {
+            id,
+            pointer,
+            page,
+            written: None,
+            changed: None,
+        });
     }
 
     /// Changes a leaf that is held. `change` returns whether it did.
-    pub(crate) fn change(&mut self, pointer: &Pointer, now: Duration, change: impl FnOnce(&mut Page) -> bool) {
+    pub(crate) fn change(
+        &mut self,
+        pointer: &Pointer,
+        now: Duration,
+        change: impl FnOnce(&mut Page) -> bool,
+    ) {
         let held = self.leaves.get_mut(&key(pointer));
         assert!(held.is_some(), "a leaf is held while it is changed");
         let Some(held) = held else { return };
@@ -74,10 +88,14 @@ impl HeldLeaves {
         }
     }
 
-    /// The leaves with changes that are not written, oldest first, with the time of the first change.
+    /// The leaves with changes that are not written, oldest first, with the time of the first
+    /// change.
     pub(crate) fn changed(&mut self) -> Vec<(Duration, Pointer)> {
-        let mut changed: Vec<(Duration, Pointer)> =
-            self.leaves.values().filter_map(|held| held.changed.map(|since| (since, held.pointer))).collect();
+        let mut changed: Vec<(Duration, Pointer)> = self
+            .leaves
+            .values()
+            .filter_map(|held| held.changed.map(|since| (since, held.pointer)))
+            .collect();
         changed.sort_unstable_by_key(|(since, pointer)| (*since, pointer.address));
         self.oldest = changed.first().map(|(since, _)| *since);
         changed
@@ -93,22 +111,36 @@ impl HeldLeaves {
         self.oldest
     }
 
-    /// The next versions of those of `leaves` that changed, which the caller writes before a flush with a number above `flush` begins.
-    pub(crate) fn write(&mut self, identity: &Identity, leaves: &[Pointer], flush: u64) -> Vec<Written> {
+    /// The next versions of those of `leaves` that changed, which the caller writes before a flush
+    /// with a number above `flush` begins.
+    pub(crate) fn write(
+        &mut self,
+        identity: &Identity,
+        leaves: &[Pointer],
+        flush: u64,
+    ) -> Vec<Written> {
         let mut written = Vec::with_capacity(leaves.len());
         for pointer in leaves {
-            let Some(held) = self.leaves.get_mut(&key(pointer)).filter(|held| held.changed.is_some()) else { continue };
+            let Some(held) =
+                self.leaves.get_mut(&key(pointer)).filter(|held| held.changed.is_some())
+            else {
+                continue;
+            };
             let version = in_place::version(&held.page).next();
             in_place::set_version(Arc::make_mut(&mut held.page), version);
             (held.written, held.changed) = (Some(flush), None);
             self.changes -= 1;
-            written.push(Written { at: pointer.address, block: in_place::encode(identity, held.id, pointer, version, &held.page) });
+            written.push(Written {
+                at: pointer.address,
+                block: in_place::encode(identity, held.id, pointer, version, &held.page),
+            });
         }
         written.sort_unstable_by_key(|version: &Written| version.at);
         written
     }
 
-    /// A flush succeeded, and `flush` is its number. Gives the leaves that need not be held any more.
+    /// A flush succeeded, and `flush` is its number. Gives the leaves that need not be held any
+    /// more.
     pub(crate) fn flushed(&mut self, flush: u64) -> Vec<(Pointer, Arc<Page>)> {
         let mut done = Vec::new();
         self.leaves.retain(|_, held| {

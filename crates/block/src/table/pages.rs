@@ -45,7 +45,8 @@ impl Holding {
         numbers
     }
 
-    /// The leaf of one of the entries, and its place there. `None` where there is none, or it can't be read.
+    /// The leaf of one of the entries, and its place there. `None` where there is none, or it can't
+    /// be read.
     pub(crate) fn get(&self, entry: u64) -> Option<(&Leaf, u64)> {
         let at = self.numbers.binary_search(&(entry / self.per_leaf)).ok()?;
         self.leaves[at].as_ref().map(|leaf| (leaf, entry % self.per_leaf))
@@ -55,7 +56,8 @@ impl Holding {
 /// Sees the pages of a walk.
 pub(crate) type See<'s> = &'s mut dyn FnMut(PageId, &Pointer, Result<Arc<Page>>) -> Result<()>;
 
-/// Reads and caches table pages. A page is known by address and checksum, so that a reused address is another page.
+/// Reads and caches table pages. A page is known by address and checksum, so that a reused address
+/// is another page.
 pub(crate) struct Pages {
     disk: Arc<dyn Disk>,
     identity: Identity,
@@ -69,15 +71,39 @@ pub(crate) struct Pages {
 
 impl Pages {
     /// Pages of `disk`, of which up to `memory` bytes are kept.
-    pub(crate) fn new(disk: Arc<dyn Disk>, identity: Identity, memory: u64, compare_checksums: bool) -> Pages {
+    pub(crate) fn new(
+        disk: Arc<dyn Disk>,
+        identity: Identity,
+        memory: u64,
+        compare_checksums: bool,
+    ) -> Pages {
         let capacity = ((memory / PAGE_MEMORY) as usize).max(CACHE_MIN);
-        let options =
-            quick_cache::OptionsBuilder::new().estimated_items_capacity(capacity).weight_capacity(capacity as u64).shards(1).build();
+        let options = quick_cache::OptionsBuilder::new()
+            .estimated_items_capacity(capacity)
+            .weight_capacity(capacity as u64)
+            .shards(1)
+            .build();
         let cache = match options {
-            Ok(options) => Cache::with_options(options, quick_cache::UnitWeighter, MixHash, Default::default()),
-            Err(_) => Cache::with(capacity, capacity as u64, quick_cache::UnitWeighter, MixHash, Default::default()),
+            Ok(options) => {
+                Cache::with_options(options, quick_cache::UnitWeighter, MixHash, Default::default())
+            }
+            Err(_) => Cache::with(
+                capacity,
+                capacity as u64,
+                quick_cache::UnitWeighter,
+                MixHash,
+                Default::default(),
+            ),
         };
-        Pages { disk, identity, cache, hits: AtomicU64::new(0), misses: AtomicU64::new(0), held: Mutex::default(), compare_checksums }
+        Pages {
+            disk,
+            identity,
+            cache,
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            held: Mutex::default(),
+            compare_checksums,
+        }
     }
 
     /// The leaves in place that memory holds.
@@ -102,11 +128,19 @@ impl Pages {
         }
         let mut wanted = vec![(id, *pointer, None)];
         self.load(&mut wanted, true)?;
-        wanted.pop().and_then(|(.., page)| page).ok_or_else(|| Error::new(Kind::Io, "page vanished"))
+        wanted
+            .pop()
+            .and_then(|(.., page)| page)
+            .ok_or_else(|| Error::new(Kind::Io, "page vanished"))
     }
 
-    /// Fills in the pages of a batch, reading the missing ones together; keeps them in the cache when `keep`.
-    pub(crate) fn load(&self, wanted: &mut [(PageId, Pointer, Option<Arc<Page>>)], keep: bool) -> Result<()> {
+    /// Fills in the pages of a batch, reading the missing ones together; keeps them in the cache
+    /// when `keep`.
+    pub(crate) fn load(
+        &self,
+        wanted: &mut [(PageId, Pointer, Option<Arc<Page>>)],
+        keep: bool,
+    ) -> Result<()> {
         let mut missing = Vec::new();
         for (n, (_, pointer, page)) in wanted.iter_mut().enumerate() {
             *page = self.known(pointer);
@@ -117,21 +151,34 @@ impl Pages {
         self.hits.fetch_add((wanted.len() - missing.len()) as u64, Ordering::Relaxed);
         self.misses.fetch_add(missing.len() as u64, Ordering::Relaxed);
         for batch in missing.chunks(BATCH) {
-            let pages: Vec<(PageId, Pointer)> = batch.iter().map(|&n| (wanted[n].0, wanted[n].1)).collect();
+            let pages: Vec<(PageId, Pointer)> =
+                batch.iter().map(|&n| (wanted[n].0, wanted[n].1)).collect();
             let let_go = self.held.lock().let_go;
             for (&n, found) in batch.iter().zip(self.read(&pages)) {
                 let (id, pointer, page) = &mut wanted[n];
-                // A leaf that is being written may look damaged, or as it never was. Whoever writes it holds it, and then it is in the cache.
+                // A leaf that is being written may look damaged, or as it never was. Whoever writes
+                // it holds it, and then it is in the cache.
                 let held = self.held.lock();
                 let meanwhile = pointer.in_place && held.let_go != let_go;
-                if let Some(newer) = held.get(pointer).or_else(|| self.cache.get(&held::key(pointer)).filter(|_| meanwhile)) {
+                if let Some(newer) = held
+                    .get(pointer)
+                    .or_else(|| self.cache.get(&held::key(pointer)).filter(|_| meanwhile))
+                {
                     *page = Some(newer);
                     continue;
                 }
-                // A device may fail once and answer then. A checkpoint that got no answer would stop all writes.
+                // A device may fail once and answer then. A checkpoint that got no answer would
+                // stop all writes.
                 let again = |e: &Error| meanwhile || e.kind() == Kind::Io;
                 let read = found
-                    .or_else(|e| if again(&e) { self.read(&[(*id, *pointer)]).pop().unwrap_or(Err(e)) } else { Err(e) }).map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
+                    .or_else(|e| {
+                        if again(&e) {
+                            self.read(&[(*id, *pointer)]).pop().unwrap_or(Err(e))
+                        } else {
+                            Err(e)
+                        }
+                    })
+                    .map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
                 // One that was held meanwhile is in the cache, newer than what was read.
                 if keep && (!pointer.in_place || held.let_go == let_go) {
                     self.cache.insert(held::key(pointer), read.clone());
@@ -150,8 +197,11 @@ impl Pages {
             return vec![Err(error); pages.len()];
         }
         let mut buffer = Block::zeroed_vec(pages.len());
-        let mut reads: Vec<Read<'_>> =
-            pages.iter().zip(buffer.chunks_mut(1)).map(|((_, pointer), into)| Read::new(pointer.address, into)).collect();
+        let mut reads: Vec<Read<'_>> = pages
+            .iter()
+            .zip(buffer.chunks_mut(1))
+            .map(|((_, pointer), into)| Read::new(pointer.address, into))
+            .collect();
         self.disk.read(&mut reads);
         let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
         let found = pages.iter().zip(results).zip(&buffer);
@@ -169,21 +219,26 @@ impl Pages {
             .collect()
     }
 
-    /// Holds leaves in place in memory, so that they can be changed. Nobody else may change them meanwhile.
+    /// Holds leaves in place in memory, so that they can be changed. Nobody else may change them
+    /// meanwhile.
     ///
     /// # Errors
     /// `Io` or `Corrupt`.
     pub(crate) fn hold(&self, leaves: &[(PageId, Pointer)]) -> Result<()> {
         for batch in leaves.chunks(BATCH) {
-            let mut wanted: Vec<_> = batch.iter().map(|&(id, pointer)| (id, pointer, None)).collect();
+            let mut wanted: Vec<_> =
+                batch.iter().map(|&(id, pointer)| (id, pointer, None)).collect();
             self.load(&mut wanted, false)?;
             let mut held = self.held.lock();
-            wanted.into_iter().for_each(|(id, pointer, page)| page.into_iter().for_each(|page| held.hold(id, pointer, page)));
+            wanted.into_iter().for_each(|(id, pointer, page)| {
+                page.into_iter().for_each(|page| held.hold(id, pointer, page))
+            });
         }
         Ok(())
     }
 
-    /// A flush with this number succeeded: leaves whose newest version it made durable need not be held any more.
+    /// A flush with this number succeeded: leaves whose newest version it made durable need not be
+    /// held any more.
     pub(crate) fn flushed(&self, flush: u64) {
         let mut held = self.held.lock();
         for (pointer, page) in held.flushed(flush) {
@@ -201,11 +256,20 @@ impl Pages {
         self.cache.len() as u64 * PAGE_MEMORY + self.held.lock().memory()
     }
 
-    /// Pointers to the leaves numbered `leaves` (rising), level by level, each level read together. `None` where there is no leaf.
-    pub(crate) fn leaf_pointers(&self, table: Table, volume: u32, root: &Root, leaves: &[u64]) -> Result<Vec<Option<Pointer>>> {
+    /// Pointers to the leaves numbered `leaves` (rising), level by level, each level read together.
+    /// `None` where there is no leaf.
+    pub(crate) fn leaf_pointers(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        leaves: &[u64],
+    ) -> Result<Vec<Option<Pointer>>> {
         let Some(top) = root.height.checked_sub(1) else { return Ok(vec![None; leaves.len()]) };
-        let beyond = |leaf: u64| FANOUT.checked_pow(u32::from(top)).is_some_and(|reach| leaf >= reach);
-        let mut at: Vec<Option<Pointer>> = leaves.iter().map(|&leaf| (!beyond(leaf)).then_some(root.page)).collect();
+        let beyond =
+            |leaf: u64| FANOUT.checked_pow(u32::from(top)).is_some_and(|reach| leaf >= reach);
+        let mut at: Vec<Option<Pointer>> =
+            leaves.iter().map(|&leaf| (!beyond(leaf)).then_some(root.page)).collect();
         for level in (1..=top).rev() {
             let below = FANOUT.pow(u32::from(level) - 1);
             // Neighbouring leaves share their path: each inner page is asked for once.
@@ -222,7 +286,9 @@ impl Pages {
             }
             self.load(&mut wanted, true)?;
             for ((&leaf, pointer), place) in leaves.iter().zip(&mut at).zip(places) {
-                *pointer = place.and_then(|n| wanted[n].2.as_ref()).map(|page| page::pointer(page, leaf / below % FANOUT));
+                *pointer = place
+                    .and_then(|n| wanted[n].2.as_ref())
+                    .map(|page| page::pointer(page, leaf / below % FANOUT));
                 if pointer.is_some_and(|pointer| pointer.is_none()) {
                     *pointer = None;
                 }
@@ -231,13 +297,23 @@ impl Pages {
         Ok(at)
     }
 
-    /// The leaves numbered `leaves` (rising). `None` where there is none: all its entries are empty.
-    pub(crate) fn leaves(&self, table: Table, volume: u32, root: &Root, leaves: &[u64], keep: bool) -> Result<Vec<Option<Leaf>>> {
+    /// The leaves numbered `leaves` (rising). `None` where there is none: all its entries are
+    /// empty.
+    pub(crate) fn leaves(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        leaves: &[u64],
+        keep: bool,
+    ) -> Result<Vec<Option<Leaf>>> {
         let pointers = self.leaf_pointers(table, volume, root, leaves)?;
         let mut wanted: Vec<_> = leaves
             .iter()
             .zip(&pointers)
-            .filter_map(|(&index, pointer)| pointer.map(|pointer| (PageId { table, volume, level: 0, index }, pointer, None)))
+            .filter_map(|(&index, pointer)| {
+                pointer.map(|pointer| (PageId { table, volume, level: 0, index }, pointer, None))
+            })
             .collect();
         self.load(&mut wanted, keep)?;
         let mut loaded = wanted.into_iter();
@@ -252,29 +328,59 @@ impl Pages {
     }
 
     /// The leaves that hold `entries`, in any order, read together.
-    pub(crate) fn holding(&self, table: Table, volume: u32, root: &Root, entries: impl Iterator<Item = u64>) -> Result<Holding> {
+    pub(crate) fn holding(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        entries: impl Iterator<Item = u64>,
+    ) -> Result<Holding> {
         let numbers = Holding::numbers(table, entries);
         let leaves = self.leaves(table, volume, root, &numbers, true)?;
         Ok(Holding { per_leaf: table.per_leaf(), numbers, leaves })
     }
 
     /// As [`holding`](Self::holding), those that can be read.
-    pub(crate) fn holding_if_whole(&self, table: Table, volume: u32, root: &Root, entries: impl Iterator<Item = u64>) -> Holding {
+    pub(crate) fn holding_if_whole(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        entries: impl Iterator<Item = u64>,
+    ) -> Holding {
         let numbers = Holding::numbers(table, entries);
-        let leaves = self
-            .leaves(table, volume, root, &numbers, true)
-            .unwrap_or_else(|_| numbers.iter().map(|&leaf| self.leaf(table, volume, root, leaf).unwrap_or_default()).collect());
+        let leaves = self.leaves(table, volume, root, &numbers, true).unwrap_or_else(|_| {
+            numbers
+                .iter()
+                .map(|&leaf| self.leaf(table, volume, root, leaf).unwrap_or_default())
+                .collect()
+        });
         Holding { per_leaf: table.per_leaf(), numbers, leaves }
     }
 
     /// The leaf numbered `leaf`.
-    pub(crate) fn leaf(&self, table: Table, volume: u32, root: &Root, leaf: u64) -> Result<Option<(Pointer, Arc<Page>)>> {
+    pub(crate) fn leaf(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        leaf: u64,
+    ) -> Result<Option<(Pointer, Arc<Page>)>> {
         Ok(self.leaves(table, volume, root, &[leaf], true)?.pop().flatten())
     }
 
     /// Pointer to an inner page of the old tree. `None` where there is none.
-    pub(crate) fn inner_pointer(&self, table: Table, volume: u32, root: &Root, level: u8, index: u64) -> Result<Option<Pointer>> {
-        let Some(top) = root.height.checked_sub(1).filter(|&top| top >= level) else { return Ok(None) };
+    pub(crate) fn inner_pointer(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        level: u8,
+        index: u64,
+    ) -> Result<Option<Pointer>> {
+        let Some(top) = root.height.checked_sub(1).filter(|&top| top >= level) else {
+            return Ok(None);
+        };
         if FANOUT.checked_pow(u32::from(top - level)).is_some_and(|reach| index >= reach) {
             return Ok(None);
         }
@@ -291,7 +397,13 @@ impl Pages {
     }
 
     /// The number of the first leaf from `leaf` on. `None` when there is none.
-    pub(crate) fn next_leaf(&self, table: Table, volume: u32, root: &Root, leaf: u64) -> Result<Option<u64>> {
+    pub(crate) fn next_leaf(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        leaf: u64,
+    ) -> Result<Option<u64>> {
         let Some(top) = root.height.checked_sub(1) else { return Ok(None) };
         if FANOUT.checked_pow(u32::from(top)).is_some_and(|reach| leaf >= reach) {
             return Ok(None);
@@ -310,7 +422,8 @@ impl Pages {
             let child = page::pointer(&page, slot);
             let index = id.index * FANOUT + slot;
             if !child.is_none()
-                && let Some(found) = self.next_leaf_below(PageId { level: id.level - 1, index, ..id }, &child, leaf)?
+                && let Some(found) =
+                    self.next_leaf_below(PageId { level: id.level - 1, index, ..id }, &child, leaf)?
             {
                 return Ok(Some(found));
             }
@@ -318,8 +431,15 @@ impl Pages {
         Ok(None)
     }
 
-    /// Visits every page of a tree, parents first; used by verifiers. `visit` sees the page and says whether to go on below it.
-    pub(crate) fn walk(&self, table: Table, volume: u32, root: &Root, visit: See<'_>) -> Result<()> {
+    /// Visits every page of a tree, parents first; used by verifiers. `visit` sees the page and
+    /// says whether to go on below it.
+    pub(crate) fn walk(
+        &self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        visit: See<'_>,
+    ) -> Result<()> {
         let Some(top) = root.height.checked_sub(1) else { return Ok(()) };
         self.walk_below(PageId { table, volume, level: top, index: 0 }, &root.page, visit)
     }
@@ -329,11 +449,17 @@ impl Pages {
         visit(id, pointer, page.clone())?;
         let (Ok(page), 1..) = (page, id.level) else { return Ok(()) };
         let children: Vec<(PageId, Pointer)> = (0..FANOUT)
-            .map(|slot| (PageId { level: id.level - 1, index: id.index * FANOUT + slot, ..id }, page::pointer(&page, slot)))
+            .map(|slot| {
+                (
+                    PageId { level: id.level - 1, index: id.index * FANOUT + slot, ..id },
+                    page::pointer(&page, slot),
+                )
+            })
             .filter(|(_, child)| !child.is_none())
             .collect();
         if id.level == 1 {
-            let mut wanted: Vec<_> = children.iter().map(|&(id, pointer)| (id, pointer, None)).collect();
+            let mut wanted: Vec<_> =
+                children.iter().map(|&(id, pointer)| (id, pointer, None)).collect();
             // Read ahead; whoever is damaged is read again alone, so that the error names it.
             let _ = self.load(&mut wanted, true);
         }

@@ -1,4 +1,5 @@
-//! Writing a new version of a tree: changed leaves, then the inner pages above them, each at a new place.
+//! Writing a new version of a tree: changed leaves, then the inner pages above them, each at a new
+//! place.
 
 use onefold_core::{Block, BlockRef, Class, Disk, Pba, Result, Run};
 
@@ -48,7 +49,8 @@ impl<'a> PageWriter<'a> {
     pub(crate) fn finish(&mut self) -> Result<()> {
         let mut pending = std::mem::take(&mut self.pending);
         pending.sort_by_key(|&(address, _)| address);
-        let refs: Vec<BlockRef<'_>> = pending.iter().map(|(_, page)| BlockRef { block: page, class: Class::Table }).collect();
+        let refs: Vec<BlockRef<'_>> =
+            pending.iter().map(|(_, page)| BlockRef { block: page, class: Class::Table }).collect();
         let mut runs = Vec::new();
         let mut start = 0;
         for n in 1..=pending.len() {
@@ -62,7 +64,8 @@ impl<'a> PageWriter<'a> {
     }
 }
 
-/// Changes one leaf: its number, its old pointer, its page. Returns whether it still holds anything.
+/// Changes one leaf: its number, its old pointer, its page. Returns whether it still holds
+/// anything.
 pub(crate) type Change<'c> = &'c mut dyn FnMut(u64, Option<&Pointer>, &mut Block) -> Result<bool>;
 
 /// What a rebuild works with.
@@ -77,10 +80,12 @@ pub(crate) struct Rebuild<'a, 'd, S> {
     pub(crate) in_place: Option<u64>,
 }
 
-/// Rewrites the leaves numbered `leaves` (rising, distinct) of the tree at `root`, and the pages above them. `change` gets the number of
-/// a leaf, its old pointer if it exists, and the page to change; it returns whether the leaf still holds anything.
+/// Rewrites the leaves numbered `leaves` (rising, distinct) of the tree at `root`, and the pages
+/// above them. `change` gets the number of a leaf, its old pointer if it exists, and the page to
+/// change; it returns whether the leaf still holds anything.
 ///
-/// Leaves are read and written [`LEAF_BATCH`] at a time, so that memory does not grow with their number.
+/// Leaves are read and written [`LEAF_BATCH`] at a time, so that memory does not grow with their
+/// number.
 pub(crate) fn rebuild<S: PageSpace>(
     work: &mut Rebuild<'_, '_, S>,
     table: Table,
@@ -109,7 +114,8 @@ pub(crate) fn rebuild<S: PageSpace>(
     }
     for level in 1..height {
         if level == root.height && pointers.first().is_none_or(|&(child, _)| child != 0) {
-            // The tree grows taller: the old root, unchanged, becomes the first child of the first new level.
+            // The tree grows taller: the old root, unchanged, becomes the first child of the first
+            // new level.
             pointers.insert(0, (0, root.page));
         }
         let mut indices: Vec<u64> = pointers.iter().map(|&(child, _)| child / FANOUT).collect();
@@ -131,7 +137,12 @@ pub(crate) fn rebuild<S: PageSpace>(
 
 impl<S: PageSpace> Rebuild<'_, '_, S> {
     /// Writes the new version of a page and lets the old one go.
-    fn replace(&mut self, id: PageId, old: Option<Pointer>, new: Option<Box<Block>>) -> Result<Pointer> {
+    fn replace(
+        &mut self,
+        id: PageId,
+        old: Option<Pointer>,
+        new: Option<Box<Block>>,
+    ) -> Result<Pointer> {
         if let Some(old) = old {
             self.space.release(old.address);
         }
@@ -139,7 +150,10 @@ impl<S: PageSpace> Rebuild<'_, '_, S> {
         let address = self.space.allocate()?;
         if let Some(life) = self.in_place.filter(|_| id.level == 0) {
             let pointer = Pointer { address, in_place: true, birth: self.birth, checksum: life };
-            self.writer.push(address, in_place::encode(self.identity, id, &pointer, Version::default(), &page.0))?;
+            self.writer.push(
+                address,
+                in_place::encode(self.identity, id, &pointer, Version::default(), &page.0),
+            )?;
             return Ok(pointer);
         }
         let pointer = page::seal(self.identity, id, address, self.birth, &mut page);

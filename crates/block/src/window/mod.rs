@@ -1,7 +1,8 @@
 //! The window: what clients changed since the last one closed (ThinDedup II-A).
 //!
-//! An open window gathers; overwrites of an address coalesce in it, and ranges drop the blocks that they cover, so that every block of a
-//! window is newer than any range that covers it. A closed window never changes; readers look into it until its records are published.
+//! An open window gathers; overwrites of an address coalesce in it, and ranges drop the blocks that
+//! they cover, so that every block of a window is newer than any range that covers it. A closed
+//! window never changes; readers look into it until its records are published.
 
 mod prepared;
 pub(crate) mod ranges;
@@ -101,7 +102,8 @@ impl Window {
         self.index.contains_key(&(volume, lba))
     }
 
-    /// The memory for a new version of an address; `piece` makes more memory. Its old content is not cleared.
+    /// The memory for a new version of an address; `piece` makes more memory. Its old content is
+    /// not cleared.
     pub(crate) fn put(
         &mut self,
         volume: VolumeId,
@@ -113,7 +115,14 @@ impl Window {
         let next = self.blocks.len();
         let slot = *self.index.entry((volume, lba)).or_insert(next as u32) as usize;
         if slot == next {
-            self.blocks.push(WindowBlock { volume, lba, live: true, moved, critical, placed: None });
+            self.blocks.push(WindowBlock {
+                volume,
+                lba,
+                live: true,
+                moved,
+                critical,
+                placed: None,
+            });
             self.live += 1;
             if slot / PIECE_BLOCKS == self.pieces.len() {
                 self.pieces.push(piece());
@@ -172,7 +181,8 @@ impl Window {
         self.ranges.get(volume, lba.0).map(|span| Found::Zero { keep: span.keep })
     }
 
-    /// Its memory, to be used again. `None` for each piece that a reader could still see is impossible here: the window is owned.
+    /// Its memory, to be used again. `None` for each piece that a reader could still see is
+    /// impossible here: the window is owned.
     pub(crate) fn into_pieces(self) -> Vec<Vec<Block>> {
         self.pieces
     }

@@ -43,8 +43,12 @@ impl Plan {
         self.sources
             .iter()
             .map(|source| match *source {
-                Source::Raw(slot) => BlockRef { block: window.data(slot as usize), class: Class::Data },
-                Source::Carrier(n) => BlockRef { block: &self.carriers[n as usize], class: Class::Carrier },
+                Source::Raw(slot) => {
+                    BlockRef { block: window.data(slot as usize), class: Class::Data }
+                }
+                Source::Carrier(n) => {
+                    BlockRef { block: &self.carriers[n as usize], class: Class::Carrier }
+                }
             })
             .collect()
     }
@@ -72,10 +76,12 @@ impl Plan {
             .collect()
     }
 
-    /// The runs of those of `blocks`, which [`blocks`](Self::blocks) gave, that are (or are not) clients' data as it is.
+    /// The runs of those of `blocks`, which [`blocks`](Self::blocks) gave, that are (or are not)
+    /// clients' data as it is.
     pub(crate) fn runs_of<'a>(&self, blocks: &'a [BlockRef<'a>], data: bool) -> Vec<Run<'a>> {
         let of_class = |run: &Run<'a>| -> Vec<Run<'a>> {
-            let parts = run.blocks.chunk_by(|a, b| (a.class == Class::Data) == (b.class == Class::Data));
+            let parts =
+                run.blocks.chunk_by(|a, b| (a.class == Class::Data) == (b.class == Class::Data));
             let mut at = run.at;
             let placed = parts.map(|blocks| {
                 let run = Run { at, blocks };

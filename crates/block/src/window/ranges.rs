@@ -26,9 +26,11 @@ impl Ranges {
     /// Adds a range that is newer than all present ones, which it cuts.
     pub(crate) fn insert(&mut self, volume: VolumeId, start: u64, span: Span) {
         self.cut(volume, start, span.end);
-        // Neighbours of one kind and window are one range, so that many small trims stay few records.
+        // Neighbours of one kind and window are one range, so that many small trims stay few
+        // records.
         let mut from = start;
-        if let Some((&(_, before), last)) = self.spans.range((volume, 0)..(volume, start)).next_back()
+        if let Some((&(_, before), last)) =
+            self.spans.range((volume, 0)..(volume, start)).next_back()
             && last.end == start
             && (last.keep, last.window) == (span.keep, span.window)
         {
@@ -48,7 +50,8 @@ impl Ranges {
                 return;
             }
         }
-        while let Some((&(_, at), &span)) = self.spans.range((volume, start)..(volume, end)).next() {
+        while let Some((&(_, at), &span)) = self.spans.range((volume, start)..(volume, end)).next()
+        {
             self.spans.remove(&(volume, at));
             if span.end > end {
                 self.spans.insert((volume, end), span);
@@ -61,7 +64,11 @@ impl Ranges {
         if self.spans.is_empty() {
             return None;
         }
-        self.spans.range((volume, 0)..=(volume, lba)).next_back().map(|(_, span)| span).filter(|span| span.end > lba)
+        self.spans
+            .range((volume, 0)..=(volume, lba))
+            .next_back()
+            .map(|(_, span)| span)
+            .filter(|span| span.end > lba)
     }
 
     /// All ranges: volume, start, span.
@@ -70,9 +77,21 @@ impl Ranges {
     }
 
     /// The ranges of one volume that meet `start..end`.
-    pub(crate) fn meeting(&self, volume: VolumeId, start: u64, end: u64) -> impl Iterator<Item = (u64, Span)> + '_ {
-        let first = self.spans.range((volume, 0)..(volume, start)).next_back().filter(|(_, span)| span.end > start);
-        first.into_iter().chain(self.spans.range((volume, start)..(volume, end))).map(|(&(_, at), &span)| (at, span))
+    pub(crate) fn meeting(
+        &self,
+        volume: VolumeId,
+        start: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (u64, Span)> + '_ {
+        let first = self
+            .spans
+            .range((volume, 0)..(volume, start))
+            .next_back()
+            .filter(|(_, span)| span.end > start);
+        first
+            .into_iter()
+            .chain(self.spans.range((volume, start)..(volume, end)))
+            .map(|(&(_, at), &span)| (at, span))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -109,7 +128,11 @@ mod tests {
                 model[start as usize..end as usize].fill(Some(n));
             }
             for (lba, expected) in model.iter().enumerate() {
-                assert_eq!(ranges.get(volume, lba as u64).map(|span| span.window.0), *expected, "step {n}, address {lba}");
+                assert_eq!(
+                    ranges.get(volume, lba as u64).map(|span| span.window.0),
+                    *expected,
+                    "step {n}, address {lba}"
+                );
             }
             assert_eq!(ranges.get(VolumeId(2), start), None);
         }

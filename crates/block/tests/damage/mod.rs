@@ -19,7 +19,10 @@ use onefold_block::{
         superblock::{Found, Leftover, Root, SchemeName, Superblock},
     },
 };
-use onefold_core::{Block, BlockRead, BlockRef, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket, VolumeId};
+use onefold_core::{
+    Block, BlockRead, BlockRef, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket,
+    VolumeId,
+};
 
 pub const ZONES: u64 = 640;
 pub const ZONE_BLOCKS: u64 = 16;
@@ -28,7 +31,12 @@ pub const ZONE_BLOCKS: u64 = 16;
 pub type Model = BTreeMap<(String, u64), [u8; 4096]>;
 
 pub fn settings() -> Settings {
-    Settings { records_max: 4000, window_blocks: 32, unflushed_blocks: 128, ..Settings::for_memory(32 << 20) }
+    Settings {
+        records_max: 4000,
+        window_blocks: 32,
+        unflushed_blocks: 128,
+        ..Settings::for_memory(32 << 20)
+    }
 }
 
 pub fn open(disk: &Arc<MemoryDisk>) -> Result<Engine> {
@@ -90,7 +98,12 @@ impl Subject {
 
     fn formatted(leftover: Leftover, scheme: SchemeName) -> Subject {
         let disk = Arc::new(MemoryDisk::new(ZONES * ZONE_BLOCKS));
-        let format = Format { zone_blocks: ZONE_BLOCKS as u32, leftover, scheme, ..Format::new([1; 16], [2; 32], ZONES * ZONE_BLOCKS) };
+        let format = Format {
+            zone_blocks: ZONE_BLOCKS as u32,
+            leftover,
+            scheme,
+            ..Format::new([1; 16], [2; 32], ZONES * ZONE_BLOCKS)
+        };
         Engine::format(&*disk, &format).unwrap();
         let engine = open(&disk).unwrap();
         Subject { disk, engine, model: Model::new() }
@@ -112,14 +125,17 @@ impl Subject {
     }
 
     pub fn create(&mut self, volume: &str, blocks: u64) {
-        persevere(&self.engine, || self.engine.create_volume(volume, blocks).map(|(_, ticket)| ticket));
+        persevere(&self.engine, || {
+            self.engine.create_volume(volume, blocks).map(|(_, ticket)| ticket)
+        });
     }
 
     /// One volume with so many different blocks that their index goes to disk.
     pub fn with_index() -> Subject {
         let mut subject = Subject::new();
         let settings = Settings { index_memory: 16 << 10, records_max: 3000, ..settings() };
-        subject.engine = Engine::open(subject.disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
+        subject.engine =
+            Engine::open(subject.disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
         subject.create("volume 0", 8000);
         for n in 0..8000 {
             subject.write("volume 0", n, n * 3 + 1);
@@ -129,7 +145,8 @@ impl Subject {
         subject
     }
 
-    /// Ten volumes; one with data, duplicates, zeroes and holes, over several checkpoints. Every table has inner pages.
+    /// Ten volumes; one with data, duplicates, zeroes and holes, over several checkpoints. Every
+    /// table has inner pages.
     pub fn filled() -> Subject {
         Subject::new().fill()
     }
@@ -251,11 +268,16 @@ pub fn bits() -> impl Iterator<Item = usize> {
 }
 
 pub fn superblock(disk: &MemoryDisk) -> Superblock {
-    let decode = |place: u32| match Superblock::decode(&get(disk, SUPERBLOCKS[place as usize]), place) {
-        Found::Good(superblock) => Some(*superblock),
-        _ => None,
-    };
-    [decode(0), decode(1)].into_iter().flatten().max_by_key(|superblock| superblock.state.sequence).unwrap()
+    let decode =
+        |place: u32| match Superblock::decode(&get(disk, SUPERBLOCKS[place as usize]), place) {
+            Found::Good(superblock) => Some(*superblock),
+            _ => None,
+        };
+    [decode(0), decode(1)]
+        .into_iter()
+        .flatten()
+        .max_by_key(|superblock| superblock.state.sequence)
+        .unwrap()
 }
 
 pub fn identity(superblock: &Superblock) -> Identity {
@@ -266,7 +288,12 @@ pub fn identity(superblock: &Superblock) -> Identity {
 pub fn pages(disk: &MemoryDisk, table: Table, volume: u32, root: &Root) -> Vec<(PageId, Pointer)> {
     let mut all = Vec::new();
     if root.height > 0 {
-        below(disk, PageId { table, volume, level: root.height - 1, index: 0 }, root.page, &mut all);
+        below(
+            disk,
+            PageId { table, volume, level: root.height - 1, index: 0 },
+            root.page,
+            &mut all,
+        );
     }
     all
 }
@@ -277,18 +304,34 @@ fn below(disk: &MemoryDisk, id: PageId, pointer: Pointer, all: &mut Vec<(PageId,
     for slot in (0..page::FANOUT).filter(|_| id.level > 0) {
         let child = page::pointer(&page, slot);
         if !child.is_none() {
-            below(disk, PageId { level: id.level - 1, index: id.index * page::FANOUT + slot, ..id }, child, all);
+            below(
+                disk,
+                PageId { level: id.level - 1, index: id.index * page::FANOUT + slot, ..id },
+                child,
+                all,
+            );
         }
     }
 }
 
 /// Changes a page and makes every checksum above it right again.
-pub fn forge(disk: &MemoryDisk, root: &Root, id: PageId, change: &mut dyn FnMut(&mut Block)) -> Root {
+pub fn forge(
+    disk: &MemoryDisk,
+    root: &Root,
+    id: PageId,
+    change: &mut dyn FnMut(&mut Block),
+) -> Root {
     let top = PageId { level: root.height - 1, index: 0, ..id };
     Root { page: forge_below(disk, top, root.page, id, change), ..*root }
 }
 
-fn forge_below(disk: &MemoryDisk, at: PageId, pointer: Pointer, id: PageId, change: &mut dyn FnMut(&mut Block)) -> Pointer {
+fn forge_below(
+    disk: &MemoryDisk,
+    at: PageId,
+    pointer: Pointer,
+    id: PageId,
+    change: &mut dyn FnMut(&mut Block),
+) -> Pointer {
     let mut page = get(disk, pointer.address);
     if at == id {
         change(&mut page);
@@ -299,7 +342,8 @@ fn forge_below(disk: &MemoryDisk, at: PageId, pointer: Pointer, id: PageId, chan
         let new = forge_below(disk, child, page::pointer(&page, slot), id, change);
         page::set_pointer(&mut page, slot, &new);
     }
-    let new = page::seal(&identity(&superblock(disk)), at, pointer.address, pointer.birth, &mut page);
+    let new =
+        page::seal(&identity(&superblock(disk)), at, pointer.address, pointer.birth, &mut page);
     put(disk, pointer.address, &page);
     new
 }
@@ -331,7 +375,9 @@ pub fn root(disk: &MemoryDisk, table: Table, volume: u32) -> Root {
                 .into_iter()
                 .find(|(id, _)| id.level == 0 && id.index == slot / 8)
                 .unwrap();
-            onefold_block::format::catalogue::Volume::get(&get(disk, leaf.1.address), slot % 8).unwrap().map
+            onefold_block::format::catalogue::Volume::get(&get(disk, leaf.1.address), slot % 8)
+                .unwrap()
+                .map
         }
     }
 }
@@ -356,7 +402,11 @@ impl Disk for Dying {
         self.disk.read(reads);
     }
     fn write(&self, runs: &[Run<'_>]) -> Result<()> {
-        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+        if self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+            .is_err()
+        {
             return Err(Error::new(Kind::Io, "no power"));
         }
         self.disk.write(runs)

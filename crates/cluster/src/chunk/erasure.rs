@@ -1,8 +1,10 @@
-//! Chunks of an erasure-coded pool: their references are in a replicated object of the same name, with a state.
+//! Chunks of an erasure-coded pool: their references are in a replicated object of the same name,
+//! with a state.
 //!
-//! Adding: reference and *pending*, unless *present*; data; *present*, when the pending stamp is still there. Removing: *removing*, at the
-//! version at which there was no reference; the data at the version that it had while the state was still ours; then the object. Who adds
-//! meanwhile sets *pending* and writes the data anew, which has another version then.
+//! Adding: reference and *pending*, unless *present*; data; *present*, when the pending stamp is
+//! still there. Removing: *removing*, at the version at which there was no reference; the data at
+//! the version that it had while the state was still ours; then the object. Who adds meanwhile sets
+//! *pending* and writes the data anew, which has another version then.
 
 use onefold_core::object::{Change, Guard, Look, ObjectName, Refusal, Version, Write};
 
@@ -45,7 +47,11 @@ impl Session {
     ) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
         let op = |(id, _, reference): &(ChunkId, &[u8], Reference)| {
             let chunk = Chunk { id: *id, copy: 0 };
-            let guards = [Some(Guard::Exists), Some(Guard::Omap(key::STATE.to_vec(), present())), Session::spread_guard(&chunk, 0)];
+            let guards = [
+                Some(Guard::Exists),
+                Some(Guard::Omap(key::STATE.to_vec(), present())),
+                Session::spread_guard(&chunk, 0),
+            ];
             Write {
                 object: ObjectName::metadata(chunk.name()),
                 guards: guards.into_iter().flatten().collect(),
@@ -55,7 +61,8 @@ impl Session {
         self.insist_behind(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
-    /// Makes chunks that are not there: references with *pending*, then the data of those, then *present*.
+    /// Makes chunks that are not there: references with *pending*, then the data of those, then
+    /// *present*.
     pub(super) fn add_all_new(
         &self,
         wanted: &[(ChunkId, &[u8], Reference)],
@@ -82,18 +89,28 @@ impl Session {
             guards: vec![Guard::Omap(key::STATE.to_vec(), pending(n).1)],
             changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), present())])],
         };
-        let mut results: Vec<Result<Version, Refusal>> = wanted.iter().map(|_| Ok(Version(0))).collect();
+        let mut results: Vec<Result<Version, Refusal>> =
+            wanted.iter().map(|_| Ok(Version(0))).collect();
         let steps: [&dyn Fn(usize) -> Write; 3] = [&create, &data, &finish];
         for step in steps {
             let open: Vec<usize> = (0..wanted.len()).filter(|n| results[*n].is_ok()).collect();
             let ops: Vec<Write> = open.iter().map(|n| step(*n)).collect();
-            open.into_iter().zip(self.insist_behind(note, &ops)?).for_each(|(n, result)| results[n] = result);
+            open.into_iter()
+                .zip(self.insist_behind(note, &ops)?)
+                .for_each(|(n, result)| results[n] = result);
         }
         Ok(results)
     }
 
-    /// Adds the reference and writes the data where it is not known to be there; true when it wrote.
-    pub(super) fn add_erasure(&self, chunk: &Chunk, data: &[u8], reference: &Reference, spread: u8) -> Result<bool, Refusal> {
+    /// Adds the reference and writes the data where it is not known to be there; true when it
+    /// wrote.
+    pub(super) fn add_erasure(
+        &self,
+        chunk: &Chunk,
+        data: &[u8],
+        reference: &Reference,
+        spread: u8,
+    ) -> Result<bool, Refusal> {
         let references = ObjectName::metadata(chunk.name());
         let key = (self.reference_key(reference), Vec::new());
         let spread_guard = || Session::spread_guard(chunk, spread);
@@ -101,13 +118,18 @@ impl Session {
         let mut known = present();
         for _ in 0..2 * TURNS {
             let stamp = self.stamp();
-            let trusted = self.planted(PlantedBug::RemovingTrusted) && known.first() == Some(&REMOVING);
+            let trusted =
+                self.planted(PlantedBug::RemovingTrusted) && known.first() == Some(&REMOVING);
             let (done, next) = if known == present() || trusted {
                 (true, vec![key.clone()])
             } else {
                 (false, vec![key.clone(), (key::STATE.to_vec(), state(PENDING, stamp))])
             };
-            let guards = [Some(Guard::Exists), Some(Guard::Omap(key::STATE.to_vec(), known.clone())), spread_guard()];
+            let guards = [
+                Some(Guard::Exists),
+                Some(Guard::Omap(key::STATE.to_vec(), known.clone())),
+                spread_guard(),
+            ];
             let op = Write {
                 object: references.clone(),
                 guards: guards.into_iter().flatten().collect(),
@@ -119,7 +141,11 @@ impl Session {
                 Err(Refusal::Missing) => {
                     let pending = vec![key.clone(), (key::STATE.to_vec(), state(PENDING, stamp))];
                     let changes = vec![Change::SetOmap(pending), Change::SetXattr(SPREAD, vec![0])];
-                    match self.insist(&Write { object: references.clone(), guards: vec![Guard::Absent], changes }) {
+                    match self.insist(&Write {
+                        object: references.clone(),
+                        guards: vec![Guard::Absent],
+                        changes,
+                    }) {
                         Ok(_) => {}
                         Err(Refusal::Exists) => {
                             known = self.state_or(&references)?;
@@ -139,7 +165,11 @@ impl Session {
                 }
                 Err(refusal) => return Err(refusal),
             }
-            self.insist(&Write { object: ObjectName::chunk(chunk.name()), guards: Vec::new(), changes: self.body(data) })?;
+            self.insist(&Write {
+                object: ObjectName::chunk(chunk.name()),
+                guards: Vec::new(),
+                changes: self.body(data),
+            })?;
             let finish = Write {
                 object: references.clone(),
                 guards: vec![Guard::Omap(key::STATE.to_vec(), state(PENDING, stamp))],
@@ -164,7 +194,8 @@ impl Session {
 
     /// Removes data and references of a chunk that has none.
     pub(super) fn collect_erasure(&self, chunk: &Chunk) -> Result<bool, Refusal> {
-        let (references, data) = (ObjectName::metadata(chunk.name()), ObjectName::chunk(chunk.name()));
+        let (references, data) =
+            (ObjectName::metadata(chunk.name()), ObjectName::chunk(chunk.name()));
         let sight = match self.read_one(&references, vec![Look::Page(key::STATE.to_vec(), 1)]) {
             Err(Refusal::Missing) => return Ok(false),
             other => other?,
@@ -193,7 +224,11 @@ impl Session {
             return Ok(false);
         }
         if let Some(version) = version {
-            match self.write_one(&Write { object: data, guards: vec![Guard::Version(version)], changes: vec![Change::Remove] }) {
+            match self.write_one(&Write {
+                object: data,
+                guards: vec![Guard::Version(version)],
+                changes: vec![Change::Remove],
+            }) {
                 Ok(_) | Err(Refusal::Missing) => {}
                 Err(Refusal::Mismatch | Refusal::Unknown) => return Ok(false),
                 Err(refusal) => return Err(refusal),

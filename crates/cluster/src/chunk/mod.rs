@@ -1,11 +1,12 @@
 //! Chunk objects: named by their content (double hashing), with the references that keep them.
 //!
-//! A reference may be false, never missing. It is added before a map names the chunk and dropped after no map does; a chunk without
-//! references is removed at the version at which they were read empty, so that an add in between makes the removal fail, and a later one
-//! creates the chunk again.
+//! A reference may be false, never missing. It is added before a map names the chunk and dropped
+//! after no map does; a chunk without references is removed at the version at which they were read
+//! empty, so that an add in between makes the removal fail, and a later one creates the chunk
+//! again.
 //!
-//! With a replicated pool the references are keys of the chunk object; with an erasure-coded one they are in a replicated object of the same
-//! name, see [`erasure`].
+//! With a replicated pool the references are keys of the chunk object; with an erasure-coded one
+//! they are in a replicated object of the same name, see [`erasure`].
 
 mod erasure;
 mod read;
@@ -65,15 +66,25 @@ impl Session {
 
     /// The key of a reference.
     pub(crate) fn reference_key(&self, reference: &Reference) -> Vec<u8> {
-        let stamp = if self.planted(PlantedBug::ReferenceWithoutStamp) { Stamp(0) } else { reference.stamp };
+        let stamp = if self.planted(PlantedBug::ReferenceWithoutStamp) {
+            Stamp(0)
+        } else {
+            reference.stamp
+        };
         key::reference(&Reference { stamp, ..*reference })
     }
 
-    /// Adds a reference to a chunk with this content, which is made where it is not there. Returns the copy that has the reference.
+    /// Adds a reference to a chunk with this content, which is made where it is not there. Returns
+    /// the copy that has the reference.
     ///
     /// # Errors
     /// The store's; the reference may be there all the same.
-    pub(crate) fn add_reference(&self, id: ChunkId, data: &[u8], reference: &Reference) -> Result<Chunk, Refusal> {
+    pub(crate) fn add_reference(
+        &self,
+        id: ChunkId,
+        data: &[u8],
+        reference: &Reference,
+    ) -> Result<Chunk, Refusal> {
         for _ in 0..TURNS {
             let spread = self.spreads.lock().get(&id).copied().unwrap_or(0);
             let key = key::reference(reference);
@@ -84,9 +95,12 @@ impl Session {
             };
             match added {
                 Ok(new) => {
-                    let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                    let counter =
+                        if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
                     counter.fetch_add(1, Relaxed);
-                    if !new && checksum::fast(2, &key).is_multiple_of(self.settings.count_one_in.max(1)) {
+                    if !new
+                        && checksum::fast(2, &key).is_multiple_of(self.settings.count_one_in.max(1))
+                    {
                         self.spread_out(&chunk, spread)?;
                     }
                     return Ok(chunk);
@@ -99,30 +113,43 @@ impl Session {
         Err(Refusal::Mismatch)
     }
 
-    /// Adds many references, in flight together: to chunks that are there, then to new ones; what is left one by one. They are noted first, in an operation of
-    /// its own.
+    /// Adds many references, in flight together: to chunks that are there, then to new ones; what
+    /// is left one by one. They are noted first, in an operation of its own.
     ///
     /// # Errors
     /// As [`add_reference`](Self::add_reference) for each.
-    pub(crate) fn add_references(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<Vec<Chunk>, Refusal> {
+    pub(crate) fn add_references(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+    ) -> Result<Vec<Chunk>, Refusal> {
         self.attempt(wanted)?;
         self.add_noted(wanted, None)
     }
 
-    /// The same where a client waits: the note goes with the first of them, in front, so that it takes no round trip of its own.
-    pub(crate) fn add_references_at_once(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<Vec<Chunk>, Refusal> {
+    /// The same where a client waits: the note goes with the first of them, in front, so that it
+    /// takes no round trip of its own.
+    pub(crate) fn add_references_at_once(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+    ) -> Result<Vec<Chunk>, Refusal> {
         self.add_noted(wanted, self.attempt_op(wanted))
     }
 
-    fn add_noted(&self, wanted: &[(ChunkId, &[u8], Reference)], mut note: Option<Write>) -> Result<Vec<Chunk>, Refusal> {
+    fn add_noted(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+        mut note: Option<Write>,
+    ) -> Result<Vec<Chunk>, Refusal> {
         let mut added: Vec<Option<Chunk>> = vec![None; wanted.len()];
         let first = self.mostly_new.load(Relaxed);
         let mut made = 0;
         for new in [first, !first] {
-            // A chunk with several copies takes the long way, and so does a reference that counts the others.
+            // A chunk with several copies takes the long way, and so does a reference that counts
+            // the others.
             let plain = |n: &usize| {
                 let (id, _, reference) = &wanted[*n];
-                let counts = checksum::fast(2, &key::reference(reference)).is_multiple_of(self.settings.count_one_in.max(1));
+                let counts = checksum::fast(2, &key::reference(reference))
+                    .is_multiple_of(self.settings.count_one_in.max(1));
                 added[*n].is_none() && !self.spreads.lock().contains_key(id) && (new || !counts)
             };
             let open: Vec<usize> = (0..wanted.len()).filter(plain).collect();
@@ -136,7 +163,8 @@ impl Session {
                 match result {
                     Ok(_) => {
                         added[n] = Some(Chunk { id: wanted[n].0, copy: 0 });
-                        let counter = if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                        let counter =
+                            if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
                         counter.fetch_add(1, Relaxed);
                         made += usize::from(new);
                     }
@@ -191,7 +219,11 @@ impl Session {
         }
         let object = self.references(&Chunk { id: chunk.id, copy: 0 });
         let guards = vec![Guard::Xattr(SPREAD, vec![spread])];
-        match self.insist(&Write { object, guards, changes: vec![Change::SetXattr(SPREAD, vec![spread + 1])] }) {
+        match self.insist(&Write {
+            object,
+            guards,
+            changes: vec![Change::SetXattr(SPREAD, vec![spread + 1])],
+        }) {
             // The number is a hint.
             Ok(_) | Err(Refusal::Mismatch | Refusal::Missing | Refusal::Full) => Ok(()),
             Err(refusal) => Err(refusal),
@@ -201,14 +233,21 @@ impl Session {
     /// The operation that drops exactly this reference; one that is not there is no error.
     pub(crate) fn drop_op(&self, chunk: &Chunk, reference: &Reference) -> Write {
         let keys = vec![self.reference_key(reference)];
-        Write { object: self.references(chunk), guards: vec![Guard::Exists], changes: vec![Change::DropOmap(keys)] }
+        Write {
+            object: self.references(chunk),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::DropOmap(keys)],
+        }
     }
 
     /// Removes those chunks that nothing refers to; returns how many.
     ///
     /// # Errors
     /// The store's.
-    pub(crate) fn collect_all(&self, chunks: impl IntoIterator<Item = Chunk>) -> Result<u64, Refusal> {
+    pub(crate) fn collect_all(
+        &self,
+        chunks: impl IntoIterator<Item = Chunk>,
+    ) -> Result<u64, Refusal> {
         let chunks: BTreeSet<Chunk> = chunks.into_iter().collect();
         let chunks: Vec<Chunk> = chunks.into_iter().collect();
         let mut removed = 0;
@@ -228,9 +267,14 @@ impl Session {
     ///
     /// # Errors
     /// `Missing` when there is no such chunk, and the store's.
-    pub(crate) fn has_reference(&self, chunk: &Chunk, reference: &Reference) -> Result<bool, Refusal> {
+    pub(crate) fn has_reference(
+        &self,
+        chunk: &Chunk,
+        reference: &Reference,
+    ) -> Result<bool, Refusal> {
         let key = self.reference_key(reference);
-        let sight = self.read_one(&self.references(chunk), vec![Look::Keys(vec![key, key::STATE.to_vec()])])?;
+        let sight = self
+            .read_one(&self.references(chunk), vec![Look::Keys(vec![key, key::STATE.to_vec()])])?;
         let (pairs, _) = sight.pairs(0);
         if self.format.chunks == PoolKind::Erasure && !erasure::is_present(pairs) {
             return Err(Refusal::Missing);
@@ -248,7 +292,8 @@ impl Session {
         let has = |sight: Result<Sight, Refusal>| {
             sight.is_ok_and(|sight| {
                 let (pairs, _) = sight.pairs(0);
-                let present = self.format.chunks == PoolKind::Replicated || erasure::is_present(pairs);
+                let present =
+                    self.format.chunks == PoolKind::Replicated || erasure::is_present(pairs);
                 present && pairs.iter().any(|(key, _)| key != key::STATE)
             })
         };
@@ -258,7 +303,11 @@ impl Session {
     /// Data and attribute of a chunk object: compressed where that saves a block of the store.
     fn body(&self, data: &[u8]) -> Vec<Change> {
         let blocks = |bytes: usize| bytes.div_ceil(BLOCK as usize);
-        let packed = self.format.compress.then(|| compress::pack(data)).filter(|packed| blocks(packed.len()) < blocks(data.len()));
+        let packed = self
+            .format
+            .compress
+            .then(|| compress::pack(data))
+            .filter(|packed| blocks(packed.len()) < blocks(data.len()));
         let mut head = vec![u8::from(packed.is_some())];
         head.extend((data.len() as u32).to_le_bytes());
         vec![Change::Full(packed.unwrap_or_else(|| data.to_vec())), Change::SetXattr(HEAD, head)]
@@ -292,7 +341,8 @@ mod tests {
         let mut samples = Vec::new();
         let references: Vec<Reference> = (0..REFERENCES).map(reference).collect();
         for group in references.chunks(64) {
-            let wanted: Vec<(ChunkId, &[u8], Reference)> = group.iter().map(|reference| (id, data.as_slice(), *reference)).collect();
+            let wanted: Vec<(ChunkId, &[u8], Reference)> =
+                group.iter().map(|reference| (id, data.as_slice(), *reference)).collect();
             let chunks = session.add_noted(&wanted, None).unwrap();
             samples.push((chunks[0], group[0]));
         }
@@ -305,6 +355,10 @@ mod tests {
             all += keys as u64;
         }
         assert_eq!((all, copies.len()), (REFERENCES, 1 << SPREAD_MAX));
-        assert!(samples.iter().all(|(chunk, reference)| session.has_reference(chunk, reference).unwrap()));
+        assert!(
+            samples
+                .iter()
+                .all(|(chunk, reference)| session.has_reference(chunk, reference).unwrap())
+        );
     }
 }

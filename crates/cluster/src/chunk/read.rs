@@ -13,7 +13,12 @@ use crate::{
 };
 
 /// The content of a chunk, when it is what the name says.
-fn checked(secret: &[u8; 32], chunk: &Chunk, sight: &Sight, trusting: bool) -> Result<Vec<u8>, Refusal> {
+fn checked(
+    secret: &[u8; 32],
+    chunk: &Chunk,
+    sight: &Sight,
+    trusting: bool,
+) -> Result<Vec<u8>, Refusal> {
     let damaged = || Refusal::Failed(corrupt(format_args!("chunk {} is damaged", chunk.name())));
     let head = sight.xattr(1).ok_or_else(damaged)?;
     if head.len() != 5 || head[1..] != chunk.id.length.to_le_bytes() {
@@ -24,19 +29,29 @@ fn checked(secret: &[u8; 32], chunk: &Chunk, sight: &Sight, trusting: bool) -> R
         1 => compress::unpack(sight.data(0), chunk.id.length as usize).map_err(|_| damaged())?,
         _ => return Err(damaged()),
     };
-    let named = data.len() == chunk.id.length as usize && checksum::chunk_name(secret, &data) == chunk.id.hash;
-    if named || trusting && data.len() == chunk.id.length as usize { Ok(data) } else { Err(damaged()) }
+    let named = data.len() == chunk.id.length as usize
+        && checksum::chunk_name(secret, &data) == chunk.id.hash;
+    if named || trusting && data.len() == chunk.id.length as usize {
+        Ok(data)
+    } else {
+        Err(damaged())
+    }
 }
 
 impl Session {
     /// Reads chunks, all in flight together; each is hashed against its name.
     pub(crate) fn read_chunks(&self, chunks: &[Chunk]) -> Vec<Result<Vec<u8>, Refusal>> {
         let looks = || vec![Look::Data(0, 2 * u64::from(CHUNK_MAX)), Look::Xattr(HEAD)];
-        let batch: Vec<Read> = chunks.iter().map(|chunk| Read { object: ObjectName::chunk(chunk.name()), looks: looks() }).collect();
+        let batch: Vec<Read> = chunks
+            .iter()
+            .map(|chunk| Read { object: ObjectName::chunk(chunk.name()), looks: looks() })
+            .collect();
         let sights = self.read_all(&batch);
         let trusting = self.planted(PlantedBug::ChunkNotCompared);
         let content = |(chunk, sight): (&Chunk, Result<Sight, Refusal>)| match sight {
-            Err(Refusal::Failed(_)) if self.planted(PlantedBug::UnreadableAsZeroes) => Ok(vec![0; chunk.id.length as usize]),
+            Err(Refusal::Failed(_)) if self.planted(PlantedBug::UnreadableAsZeroes) => {
+                Ok(vec![0; chunk.id.length as usize])
+            }
             sight => checked(&self.format.secret, chunk, &sight?, trusting),
         };
         chunks.iter().zip(sights).map(content).collect()

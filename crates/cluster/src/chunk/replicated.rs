@@ -10,13 +10,23 @@ use crate::{
 };
 
 impl Session {
-    /// The operation that adds a reference to a chunk that is there, or that makes the chunk with it.
-    pub(super) fn add_op(&self, chunk: &Chunk, data: Option<&[u8]>, reference: &Reference, spread: u8) -> Write {
+    /// The operation that adds a reference to a chunk that is there, or that makes the chunk with
+    /// it.
+    pub(super) fn add_op(
+        &self,
+        chunk: &Chunk,
+        data: Option<&[u8]>,
+        reference: &Reference,
+        spread: u8,
+    ) -> Write {
         let object = ObjectName::chunk(chunk.name());
         let key = Change::SetOmap(vec![(self.reference_key(reference), Vec::new())]);
         match data {
             None => {
-                let guards = [Some(Guard::Exists), Session::spread_guard(chunk, spread)].into_iter().flatten().collect();
+                let guards = [Some(Guard::Exists), Session::spread_guard(chunk, spread)]
+                    .into_iter()
+                    .flatten()
+                    .collect();
                 Write { object, guards, changes: vec![key] }
             }
             Some(data) => {
@@ -40,8 +50,15 @@ impl Session {
         self.insist_behind(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
-    /// Creates the chunk with the reference, or adds it to the chunk that is there; true when it is new.
-    pub(super) fn add_replicated(&self, chunk: &Chunk, data: &[u8], reference: &Reference, spread: u8) -> Result<bool, Refusal> {
+    /// Creates the chunk with the reference, or adds it to the chunk that is there; true when it is
+    /// new.
+    pub(super) fn add_replicated(
+        &self,
+        chunk: &Chunk,
+        data: &[u8],
+        reference: &Reference,
+        spread: u8,
+    ) -> Result<bool, Refusal> {
         let add = self.add_op(chunk, None, reference, spread);
         let create = self.add_op(chunk, Some(data), reference, spread);
         for _ in 0..TURNS {
@@ -59,9 +76,13 @@ impl Session {
         Err(Refusal::Mismatch)
     }
 
-    /// Removes the chunks that have no reference, each at the version at which that was seen; returns how many.
+    /// Removes the chunks that have no reference, each at the version at which that was seen;
+    /// returns how many.
     pub(super) fn collect_replicated(&self, chunks: &[Chunk]) -> Result<u64, Refusal> {
-        let look = |chunk: &Chunk| Read { object: ObjectName::chunk(chunk.name()), looks: vec![Look::Page(Vec::new(), 1)] };
+        let look = |chunk: &Chunk| Read {
+            object: ObjectName::chunk(chunk.name()),
+            looks: vec![Look::Page(Vec::new(), 1)],
+        };
         let sights = self.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
         let mut removals = Vec::new();
         for (chunk, sight) in chunks.iter().zip(sights) {
@@ -70,8 +91,16 @@ impl Session {
                 other => other?,
             };
             if sight.pairs(0).0.is_empty() {
-                let guard = if self.planted(PlantedBug::RemovalWithoutVersion) { Guard::Exists } else { Guard::Version(sight.version) };
-                removals.push(Write { object: ObjectName::chunk(chunk.name()), guards: vec![guard], changes: vec![Change::Remove] });
+                let guard = if self.planted(PlantedBug::RemovalWithoutVersion) {
+                    Guard::Exists
+                } else {
+                    Guard::Version(sight.version)
+                };
+                removals.push(Write {
+                    object: ObjectName::chunk(chunk.name()),
+                    guards: vec![guard],
+                    changes: vec![Change::Remove],
+                });
             }
         }
         let mut removed = 0;

@@ -13,8 +13,9 @@ const MAGIC: &[u8; 8] = b"ONEFOLDC";
 /// The feature of volumes that are cut by their content: maps change their cuts.
 const VOLUMES_BY_CONTENT: u64 = 1;
 
-/// Chunks of an object that is cut by its content, at most. While runs of them end at places that were never written, and what is not cut yet has chunks of its
-/// own, there are a third more; a map holds 256.
+/// Chunks of an object that is cut by its content, at most. While runs of them end at places that
+/// were never written, and what is not cut yet has chunks of its own, there are a third more; a map
+/// holds 256.
 const CUTS_MAX: u32 = 192;
 
 /// How bytes that are put are cut into chunks.
@@ -72,13 +73,25 @@ impl Format {
     /// `InvalidInput` with a sentence.
     pub fn check(&self) -> Result<()> {
         let chunk = self.chunk_bytes;
-        let fits = chunk.is_multiple_of(BLOCK) && (BLOCK..=CHUNK_MAX).contains(&chunk) && self.object_bytes.is_multiple_of(chunk);
+        let fits = chunk.is_multiple_of(BLOCK)
+            && (BLOCK..=CHUNK_MAX).contains(&chunk)
+            && self.object_bytes.is_multiple_of(chunk);
         let entries = self.object_bytes / chunk.max(1);
-        if !fits || self.object_bytes > OBJECT_MAX || entries > 256 || !(1..=256).contains(&self.shards) {
-            return Err(Error::new(Kind::InvalidInput, "chunks have 16, 32 or 64 KiB, and divide the object"));
+        if !fits
+            || self.object_bytes > OBJECT_MAX
+            || entries > 256
+            || !(1..=256).contains(&self.shards)
+        {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "chunks have 16, 32 or 64 KiB, and divide the object",
+            ));
         }
         if self.volume_cut == Cut::Content && self.object_bytes / cuts::least(chunk) > CUTS_MAX {
-            return Err(Error::new(Kind::InvalidInput, "volumes that are cut by their content need chunks of 32 or 64 KiB"));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "volumes that are cut by their content need chunks of 32 or 64 KiB",
+            ));
         }
         Ok(())
     }
@@ -115,10 +128,18 @@ impl Format {
         }
         let version = u16::from_le_bytes(array(8, 2)?.try_into().map_err(|_| bad())?);
         let features = u64::from_le_bytes(array(10, 8)?.try_into().map_err(|_| bad())?);
-        if version != VERSION || features & !VOLUMES_BY_CONTENT != 0 || array(18, 8)?.iter().any(|byte| *byte != 0) {
-            return Err(Error::new(Kind::Unsupported, format!("the store was made by a newer version (format {version})")));
+        if version != VERSION
+            || features & !VOLUMES_BY_CONTENT != 0
+            || array(18, 8)?.iter().any(|byte| *byte != 0)
+        {
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!("the store was made by a newer version (format {version})"),
+            ));
         }
-        let number = |at: usize| -> Result<u32> { Ok(u32::from_le_bytes(array(at, 4)?.try_into().map_err(|_| bad())?)) };
+        let number = |at: usize| -> Result<u32> {
+            Ok(u32::from_le_bytes(array(at, 4)?.try_into().map_err(|_| bad())?))
+        };
         let flag = |at: usize| -> Result<bool> { Ok(*value.get(at).ok_or_else(bad)? != 0) };
         let format = Format {
             id: array(26, 16)?.try_into().map_err(|_| bad())?,
@@ -166,7 +187,9 @@ impl Named {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut value = vec![u8::from(self.what == What::Put) + 1];
-        [self.id, self.bytes, self.pieces].iter().for_each(|number| value.extend(number.to_le_bytes()));
+        [self.id, self.bytes, self.pieces]
+            .iter()
+            .for_each(|number| value.extend(number.to_le_bytes()));
         value
     }
 
@@ -176,8 +199,11 @@ impl Named {
     /// `Corrupt`.
     pub fn decode(value: &[u8]) -> Result<Named> {
         let bad = || corrupt("a name in the catalogue is damaged");
-        let number =
-            |at: usize| -> Result<u64> { Ok(u64::from_le_bytes(value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?)) };
+        let number = |at: usize| -> Result<u64> {
+            Ok(u64::from_le_bytes(
+                value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?,
+            ))
+        };
         let what = match value.first() {
             Some(1) => What::Volume,
             Some(2) => What::Put,
@@ -197,13 +223,24 @@ mod tests {
 
     #[test]
     fn the_catalogue_comes_back_and_a_newer_one_is_refused() {
-        let by_content = Format { volume_cut: Cut::Content, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) };
+        let by_content = Format {
+            volume_cut: Cut::Content,
+            ..Format::new([1; 16], [2; 32], PoolKind::Replicated)
+        };
         assert_eq!(Format::decode(&by_content.encode()).unwrap(), by_content);
-        assert!(by_content.check().is_ok() && Format { chunk_bytes: 16 << 10, ..by_content }.check().is_err());
+        assert!(
+            by_content.check().is_ok()
+                && Format { chunk_bytes: 16 << 10, ..by_content }.check().is_err()
+        );
         let format = Format::new([1; 16], [2; 32], PoolKind::Erasure);
         let value = format.encode();
         assert_eq!(Format::decode(&value).unwrap(), format);
-        for (at, kind) in [(0, Kind::Corrupt), (8, Kind::Unsupported), (12, Kind::Unsupported), (75, Kind::Corrupt)] {
+        for (at, kind) in [
+            (0, Kind::Corrupt),
+            (8, Kind::Unsupported),
+            (12, Kind::Unsupported),
+            (75, Kind::Corrupt),
+        ] {
             let mut other = value.clone();
             other[at] ^= 0x81;
             assert_eq!(Format::decode(&other).unwrap_err().kind(), kind, "byte {at}");

@@ -23,7 +23,8 @@ pub struct Base {
     pub stamp: Stamp,
 }
 
-/// An entry of the chunk map: blocks whose mask bit is set stand in the object, the others come from the base, or are zeroes.
+/// An entry of the chunk map: blocks whose mask bit is set stand in the object, the others come
+/// from the base, or are zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Bytes of the chunk.
@@ -67,7 +68,11 @@ impl Entry {
     #[must_use]
     pub fn encode(&self, object: ObjectId, offset: u32) -> Vec<u8> {
         let mut value = Vec::with_capacity(ENTRY_BYTES);
-        value.push(FORMAT | if self.dirty { DIRTY } else { 0 } | if self.base.is_some() { BASED } else { 0 });
+        value.push(
+            FORMAT
+                | if self.dirty { DIRTY } else { 0 }
+                | if self.base.is_some() { BASED } else { 0 },
+        );
         value.extend(&self.length.to_le_bytes()[..3]);
         value.push(self.base.map_or(0, |base| base.chunk.copy));
         value.extend(self.mask.to_le_bytes());
@@ -83,18 +88,26 @@ impl Entry {
     /// # Errors
     /// `Corrupt`, also for a value of another place.
     pub fn decode(object: ObjectId, offset: u32, value: &[u8]) -> Result<Entry> {
-        let bad = || corrupt(format_args!("the map entry at {offset} of object {object} is damaged"));
-        if value.len() != ENTRY_BYTES || value[ENTRY_BYTES - 4..] != check(object, offset, &value[..ENTRY_BYTES - 4]) {
+        let bad =
+            || corrupt(format_args!("the map entry at {offset} of object {object} is damaged"));
+        if value.len() != ENTRY_BYTES
+            || value[ENTRY_BYTES - 4..] != check(object, offset, &value[..ENTRY_BYTES - 4])
+        {
             return Err(bad());
         }
         let length = u32::from_le_bytes([value[1], value[2], value[3], 0]);
-        let number = |at: usize| value[at..at + 8].try_into().map(u64::from_le_bytes).map_err(|_| bad());
+        let number =
+            |at: usize| value[at..at + 8].try_into().map(u64::from_le_bytes).map_err(|_| bad());
         if value[0] & !(DIRTY | BASED) != FORMAT || !(1..=CHUNK_MAX).contains(&length) {
             return Err(bad());
         }
         let hash = value[7..39].try_into().map_err(|_| bad())?;
         let chunk = Chunk { id: ChunkId { hash, length }, copy: value[4] };
-        let base = if value[0] & BASED == 0 { None } else { Some(Base { chunk, stamp: Stamp(number(39)?) }) };
+        let base = if value[0] & BASED == 0 {
+            None
+        } else {
+            Some(Base { chunk, stamp: Stamp(number(39)?) })
+        };
         let mask = u16::from_le_bytes([value[5], value[6]]);
         if mask & !Entry::full_mask(length) != 0 {
             return Err(bad());
@@ -136,7 +149,13 @@ mod tests {
 
     fn entry() -> Entry {
         let chunk = Chunk { id: ChunkId { hash: [7; 32], length: 32768 }, copy: 3 };
-        Entry { length: 32768, dirty: true, mask: 0x81, base: Some(Base { chunk, stamp: Stamp(9) }), stamp: Stamp(1 << 40) }
+        Entry {
+            length: 32768,
+            dirty: true,
+            mask: 0x81,
+            base: Some(Base { chunk, stamp: Stamp(9) }),
+            stamp: Stamp(1 << 40),
+        }
     }
 
     #[test]
@@ -160,6 +179,9 @@ mod tests {
         let chunk = entry().base.unwrap().chunk;
         let value = encode_pending(object, 0, &chunk);
         assert_eq!(decode_pending(object, 0, &value).unwrap(), chunk);
-        assert!(decode_pending(object, 4096, &value).is_err() && decode_pending(object, 0, &value[1..]).is_err());
+        assert!(
+            decode_pending(object, 4096, &value).is_err()
+                && decode_pending(object, 0, &value[1..]).is_err()
+        );
     }
 }

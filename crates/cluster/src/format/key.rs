@@ -27,7 +27,9 @@ fn digits<const N: usize>(mut number: u64) -> [u8; N] {
 }
 
 fn number(key: &[u8]) -> Option<u64> {
-    key.iter().try_fold(0u64, |number, digit| number.checked_mul(255)?.checked_add(u64::from(digit.checked_sub(1)?)))
+    key.iter().try_fold(0u64, |number, digit| {
+        number.checked_mul(255)?.checked_add(u64::from(digit.checked_sub(1)?))
+    })
 }
 
 /// Seven bits a byte, the highest one set.
@@ -146,7 +148,10 @@ pub fn listed(object: ObjectId, stamp: Stamp) -> Vec<u8> {
 #[must_use]
 pub fn parse_listed(key: &[u8]) -> Option<(ObjectId, Stamp)> {
     let bytes = unsevens(key, 18)?;
-    Some((ObjectId::from_bytes(&bytes[..10])?, Stamp(u64::from_be_bytes(bytes[10..].try_into().ok()?))))
+    Some((
+        ObjectId::from_bytes(&bytes[..10])?,
+        Stamp(u64::from_be_bytes(bytes[10..].try_into().ok()?)),
+    ))
 }
 
 /// A key that begins with `tag` and goes on with a number.
@@ -168,17 +173,31 @@ mod tests {
 
     #[test]
     fn keys_come_back_and_hold_no_zero_byte() {
-        let objects = [ObjectId { volume: 0, index: 0 }, ObjectId { volume: (1 << 40) - 1, index: 1 << 39 }];
-        for (object, (at, stamp)) in objects.into_iter().zip([(0, Stamp(0)), (super::super::OBJECT_MAX - 1, Stamp(u64::MAX))]) {
+        let objects =
+            [ObjectId { volume: 0, index: 0 }, ObjectId { volume: (1 << 40) - 1, index: 1 << 39 }];
+        for (object, (at, stamp)) in objects
+            .into_iter()
+            .zip([(0, Stamp(0)), (super::super::OBJECT_MAX - 1, Stamp(u64::MAX))])
+        {
             let whole = Reference { object, offset: at, stamp };
-            let keys = [entry(at), pending(at, stamp), reference(&whole), listed(object, stamp), numbered(b'B', stamp.0)];
+            let keys = [
+                entry(at),
+                pending(at, stamp),
+                reference(&whole),
+                listed(object, stamp),
+                numbered(b'B', stamp.0),
+            ];
             assert!(keys.iter().all(|key| !key.contains(&0)));
             assert_eq!(offset(&keys[0]), Some(at));
             assert_eq!(parse_pending(&keys[1]), Some((at, stamp)));
             assert_eq!(parse_reference(&keys[2]), Some(whole));
             assert_eq!(parse_listed(&keys[3]), Some((object, stamp)));
             let attempt = attempt((1 << 24) - 1, &whole);
-            assert!(!attempt.contains(&0) && parse_attempt(&attempt) == Some(whole) && parse_attempt(&keys[2]).is_none());
+            assert!(
+                !attempt.contains(&0)
+                    && parse_attempt(&attempt) == Some(whole)
+                    && parse_attempt(&keys[2]).is_none()
+            );
             assert_eq!(parse_numbered(b'B', &keys[4]), Some(stamp.0));
             assert!(keys[2].len() <= 28);
             assert!(offset(&keys[1]).is_none() && offset(LISTED).is_none());

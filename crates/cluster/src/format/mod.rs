@@ -1,8 +1,10 @@
 //! The bytes of names, keys and values; the tables are in `docs/cluster-format.md`.
 //!
-//! Keys hold no zero byte, since the clients of some stores end them there, and sort like what they name.
+//! Keys hold no zero byte, since the clients of some stores end them there, and sort like what they
+//! name.
 //!
-//! *Invariant:* a decoder takes hostile bytes and gives a typed value or `Corrupt`; it never panics.
+//! *Invariant:* a decoder takes hostile bytes and gives a typed value or `Corrupt`; it never
+//! panics.
 
 pub(crate) mod attempt;
 pub mod catalogue;
@@ -29,7 +31,8 @@ pub const ENTRIES_MAX: usize = 256;
 /// Most pending drops of a metadata object.
 pub const PENDING_MAX: usize = 256;
 
-/// More keys than a metadata object ever has: flips that were decided while there was room may add to the pending drops, 64 each.
+/// More keys than a metadata object ever has: flips that were decided while there was room may add
+/// to the pending drops, 64 each.
 pub(crate) const MAP_PAGE: usize = 900;
 
 /// Made from a session's number and a counter of the session; never used twice.
@@ -79,7 +82,8 @@ impl ObjectId {
     #[must_use]
     pub fn parse(name: &str) -> Option<ObjectId> {
         let (volume, index) = name.strip_prefix("o.")?.split_once('.')?;
-        let number = |text: &str| (text.len() == 10).then(|| u64::from_str_radix(text, 16).ok()).flatten();
+        let number =
+            |text: &str| (text.len() == 10).then(|| u64::from_str_radix(text, 16).ok()).flatten();
         Some(ObjectId { volume: number(volume)?, index: number(index)? })
     }
 
@@ -91,8 +95,10 @@ impl ObjectId {
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ObjectId> {
-        let number = |part: &[u8]| part.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
-        (bytes.len() == 10).then(|| ObjectId { volume: number(&bytes[..5]), index: number(&bytes[5..]) })
+        let number =
+            |part: &[u8]| part.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        (bytes.len() == 10)
+            .then(|| ObjectId { volume: number(&bytes[..5]), index: number(&bytes[5..]) })
     }
 }
 
@@ -107,7 +113,11 @@ pub struct ChunkId {
 
 impl fmt::Debug for ChunkId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:02x}{:02x}{:02x}{:02x}+{}", self.hash[0], self.hash[1], self.hash[2], self.hash[3], self.length)
+        write!(
+            f,
+            "{:02x}{:02x}{:02x}{:02x}+{}",
+            self.hash[0], self.hash[1], self.hash[2], self.hash[3], self.length
+        )
     }
 }
 
@@ -140,7 +150,9 @@ impl Chunk {
         for (byte, pair) in hash.iter_mut().zip(text.as_bytes().chunks(2)) {
             *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
         }
-        let length = u32::from_str_radix(length, 16).ok().filter(|length| (1..=CHUNK_MAX).contains(length))?;
+        let length = u32::from_str_radix(length, 16)
+            .ok()
+            .filter(|length| (1..=CHUNK_MAX).contains(length))?;
         Some(Chunk { id: ChunkId { hash, length }, copy: u8::from_str_radix(copy, 16).ok()? })
     }
 }

@@ -1,7 +1,10 @@
-//! The *re-cut* key: a piece of a volume whose chunks are cut by their content has it from the beginning.
+//! The *re-cut* key: a piece of a volume whose chunks are cut by their content has it from the
+//! beginning.
 //!
-//! A worker that moves cuts first sets it to the range and a new stamp, which its references carry. The operation that swaps the entries sets it to
-//! no range and another new stamp. Writes compare it: entries go and come with a re-cut, and an absent entry alone would be a value that comes back.
+//! A worker that moves cuts first sets it to the range and a new stamp, which its references carry.
+//! The operation that swaps the entries sets it to no range and another new stamp. Writes compare
+//! it: entries go and come with a re-cut, and an absent entry alone would be a value that comes
+//! back.
 
 use std::ops::Range;
 
@@ -31,7 +34,12 @@ impl Recut {
     /// The value.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        [&self.range.start.to_le_bytes()[..], &self.range.end.to_le_bytes(), &self.stamp.0.to_le_bytes()].concat()
+        [
+            &self.range.start.to_le_bytes()[..],
+            &self.range.end.to_le_bytes(),
+            &self.stamp.0.to_le_bytes(),
+        ]
+        .concat()
     }
 
     /// What a value says.
@@ -41,10 +49,16 @@ impl Recut {
     pub fn decode(value: &[u8]) -> Result<Recut> {
         let bad = || corrupt("a re-cut key is damaged");
         let value: &[u8; BYTES] = value.try_into().map_err(|_| bad())?;
-        let number = |at: usize| u32::from_le_bytes([value[at], value[at + 1], value[at + 2], value[at + 3]]);
+        let number = |at: usize| {
+            u32::from_le_bytes([value[at], value[at + 1], value[at + 2], value[at + 3]])
+        };
         let stamp = Stamp(u64::from(number(8)) | u64::from(number(12)) << 32);
         let range = number(0)..number(4);
-        if range.start > range.end || range.end > OBJECT_MAX { Err(bad()) } else { Ok(Recut { range, stamp }) }
+        if range.start > range.end || range.end > OBJECT_MAX {
+            Err(bad())
+        } else {
+            Ok(Recut { range, stamp })
+        }
     }
 }
 
@@ -54,7 +68,10 @@ mod tests {
 
     #[test]
     fn a_recut_comes_back_and_nonsense_does_not() {
-        for recut in [Recut::none(Stamp(u64::MAX - 1)), Recut { range: 4096..OBJECT_MAX, stamp: Stamp(7 << 40 | 3) }] {
+        for recut in [
+            Recut::none(Stamp(u64::MAX - 1)),
+            Recut { range: 4096..OBJECT_MAX, stamp: Stamp(7 << 40 | 3) },
+        ] {
             let value = recut.encode();
             assert_eq!(Recut::decode(&value).unwrap(), recut);
             assert!((0..BYTES).all(|length| Recut::decode(&value[..length]).is_err()));

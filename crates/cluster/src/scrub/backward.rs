@@ -1,4 +1,5 @@
-//! From chunks to maps: references that nobody has a use for, chunks without any, data without references, and whether data are what their names say.
+//! From chunks to maps: references that nobody has a use for, chunks without any, data without
+//! references, and whether data are what their names say.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,7 +15,8 @@ use crate::{
 const PAGE: usize = 500;
 
 impl Scrub {
-    /// Drops stale references, and removes chunks of which none is left. With erasure code this comes once for the references and once for the data.
+    /// Drops stale references, and removes chunks of which none is left. With erasure code this
+    /// comes once for the references and once for the data.
     pub(super) fn chunks(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
         if self.pool == Pool::Chunks {
             self.report.chunks += chunks.len() as u64;
@@ -24,12 +26,18 @@ impl Scrub {
             }
         }
         let session = self.session.clone();
-        let page = |chunk: &Chunk, after: Vec<u8>| Read { object: session.references(chunk), looks: vec![Look::Page(after, PAGE)] };
-        let mut open: Vec<(Chunk, Vec<u8>)> = chunks.iter().map(|chunk| (*chunk, Vec::new())).collect();
+        let page = |chunk: &Chunk, after: Vec<u8>| Read {
+            object: session.references(chunk),
+            looks: vec![Look::Page(after, PAGE)],
+        };
+        let mut open: Vec<(Chunk, Vec<u8>)> =
+            chunks.iter().map(|chunk| (*chunk, Vec::new())).collect();
         let mut unused: BTreeSet<Chunk> = BTreeSet::new();
         let mut first = true;
         while !open.is_empty() {
-            let sights = self.session.read_all(&open.iter().map(|(chunk, after)| page(chunk, after.clone())).collect::<Vec<_>>());
+            let sights = self.session.read_all(
+                &open.iter().map(|(chunk, after)| page(chunk, after.clone())).collect::<Vec<_>>(),
+            );
             let (mut references, mut more_of) = (Vec::new(), Vec::new());
             for ((chunk, _), sight) in open.iter().zip(sights) {
                 let sight = match sight {
@@ -40,7 +48,12 @@ impl Scrub {
                 if first {
                     unused.insert(*chunk);
                 }
-                references.extend(pairs.iter().filter_map(|(key, _)| key::parse_reference(key)).map(|reference| (*chunk, reference)));
+                references.extend(
+                    pairs
+                        .iter()
+                        .filter_map(|(key, _)| key::parse_reference(key))
+                        .map(|reference| (*chunk, reference)),
+                );
                 if let Some((last, _)) = pairs.last().filter(|_| more) {
                     more_of.push((*chunk, last.clone()));
                 }
@@ -50,13 +63,15 @@ impl Scrub {
             }
             (open, first) = (more_of, false);
         }
-        self.report.collected += if self.repairs { self.session.collect_all(unused)? } else { unused.len() as u64 };
+        self.report.collected +=
+            if self.repairs { self.session.collect_all(unused)? } else { unused.len() as u64 };
         self.hash(chunks)
     }
 
     /// Drops those of the references that are stale; the chunks that have others.
     fn backward(&mut self, references: &[(Chunk, Reference)]) -> Result<BTreeSet<Chunk>, Refusal> {
-        let objects: BTreeSet<ObjectId> = references.iter().map(|(_, reference)| reference.object).collect();
+        let objects: BTreeSet<ObjectId> =
+            references.iter().map(|(_, reference)| reference.object).collect();
         let inline = self.session.inline_sessions(&objects)?;
         let maps = self.session.maps_of(&objects)?;
         let (mut used, mut drops) = (BTreeSet::new(), Vec::new());
@@ -69,7 +84,8 @@ impl Scrub {
             let by_age = self.session.planted(PlantedBug::ScrubByAge);
             let old = by_age && {
                 let entry = map.as_ref().and_then(|map| map.entries.get(&reference.offset));
-                let named = entry.is_some_and(|entry| entry.base.is_some_and(|base| base.chunk == *chunk));
+                let named =
+                    entry.is_some_and(|entry| entry.base.is_some_and(|base| base.chunk == *chunk));
                 let changed = map.as_ref().map_or(Duration::ZERO, |map| map.changed);
                 !named && self.session.store.time() > changed + self.session.settings.cold
             };
@@ -97,7 +113,10 @@ impl Scrub {
 
     /// Finds data of an erasure-coded pool without an object for its references.
     fn orphans(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
-        let look = |chunk: &Chunk| Read { object: self.session.references(chunk), looks: vec![Look::Stat] };
+        let look = |chunk: &Chunk| Read {
+            object: self.session.references(chunk),
+            looks: vec![Look::Stat],
+        };
         let sights = self.session.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
         for (chunk, sight) in chunks.iter().zip(sights) {
             match sight {
@@ -111,7 +130,8 @@ impl Scrub {
 
     /// Data of an erasure-coded pool without an object for its references.
     fn orphan(&mut self, chunk: &Chunk) -> Result<(), Refusal> {
-        // In this order: who adds has the reference object first, and then writes the data anew, at another version.
+        // In this order: who adds has the reference object first, and then writes the data anew, at
+        // another version.
         let data = ObjectName::chunk(chunk.name());
         let version = match self.session.read_one(&data, vec![Look::Stat]) {
             Ok(sight) => sight.version,
@@ -126,7 +146,11 @@ impl Scrub {
             self.report.orphans += 1;
             return Ok(());
         }
-        match self.session.write_one(&Write { object: data, guards: vec![Guard::Version(version)], changes: vec![Change::Remove] }) {
+        match self.session.write_one(&Write {
+            object: data,
+            guards: vec![Guard::Version(version)],
+            changes: vec![Change::Remove],
+        }) {
             Ok(_) => self.report.orphans += 1,
             Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
             Err(refusal) => return Err(refusal),

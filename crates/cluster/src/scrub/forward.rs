@@ -36,8 +36,11 @@ impl Scrub {
         }
         if has {
             let pair = (self.session.reference_key(reference), Vec::new());
-            let op =
-                Write { object: self.session.references(chunk), guards: vec![Guard::Exists], changes: vec![Change::SetOmap(vec![pair])] };
+            let op = Write {
+                object: self.session.references(chunk),
+                guards: vec![Guard::Exists],
+                changes: vec![Change::SetOmap(vec![pair])],
+            };
             match self.session.insist(&op) {
                 Ok(_) => self.report.added += 1,
                 Err(Refusal::Missing) => return self.lost(object, offset, entry, chunk),
@@ -53,7 +56,13 @@ impl Scrub {
     }
 
     /// With an erasure-coded pool the data may be lost while the references are there.
-    fn data_there(&mut self, object: ObjectId, offset: u32, entry: &Entry, chunk: &Chunk) -> Result<(), Refusal> {
+    fn data_there(
+        &mut self,
+        object: ObjectId,
+        offset: u32,
+        entry: &Entry,
+        chunk: &Chunk,
+    ) -> Result<(), Refusal> {
         if self.session.format.chunks == PoolKind::Replicated {
             return Ok(());
         }
@@ -70,9 +79,18 @@ impl Scrub {
     }
 
     /// A chunk is missing that an entry names: what stands in the object whole becomes dirty.
-    fn lost(&mut self, object: ObjectId, offset: u32, entry: &Entry, chunk: &Chunk) -> Result<(), Refusal> {
+    fn lost(
+        &mut self,
+        object: ObjectId,
+        offset: u32,
+        entry: &Entry,
+        chunk: &Chunk,
+    ) -> Result<(), Refusal> {
         if !entry.is_cached() {
-            let place = self.known.get(&object.volume).map_or("", |known| if known.what == What::Volume { "volume " } else { "put " });
+            let place = self
+                .known
+                .get(&object.volume)
+                .map_or("", |known| if known.what == What::Volume { "volume " } else { "put " });
             let line = format!(
                 "chunk {} is missing; {place}{:x} needs it for object {}, offset {offset}",
                 chunk.name(),
@@ -95,11 +113,17 @@ impl Scrub {
         let new = Entry { dirty: true, base: None, stamp, ..*entry };
         let mut pairs = vec![(key::entry(offset), new.encode(object, offset))];
         if let Some((chunk, reference)) = entry.reference(object, offset) {
-            pairs.push((key::pending(offset, reference.stamp), entry::encode_pending(object, offset, &chunk)));
+            pairs.push((
+                key::pending(offset, reference.stamp),
+                entry::encode_pending(object, offset, &chunk),
+            ));
         }
         let op = Write {
             object: object.name(),
-            guards: vec![Guard::Version(map.version), Guard::Omap(key::entry(offset), entry.encode(object, offset))],
+            guards: vec![
+                Guard::Version(map.version),
+                Guard::Omap(key::entry(offset), entry.encode(object, offset)),
+            ],
             changes: vec![Change::SetOmap(pairs)],
         };
         match self.session.write_one(&op) {

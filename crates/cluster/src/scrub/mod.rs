@@ -1,9 +1,9 @@
 //! Scrubbing while clients and workers go on, in slices with a cursor.
 //!
-//! - *Forward*, from maps to chunks: a missing reference is added, then the entry read again; a missing chunk that stands in the object becomes dirty, and
-//!   one that does not is reported.
-//! - *Backward*, from references to maps: a reference is stale when its entry, read after it, does not name it and is not dirty with its very stamp. That is
-//!   for ever, so that no age is needed.
+//! - *Forward*, from maps to chunks: a missing reference is added, then the entry read again; a
+//!   missing chunk that stands in the object becomes dirty, and one that does not is reported.
+//! - *Backward*, from references to maps: a reference is stale when its entry, read after it, does
+//!   not name it and is not dirty with its very stamp. That is for ever, so that no age is needed.
 //! - *Lists and bitmaps*: what is dirty is on the list; what nothing names goes.
 
 mod backward;
@@ -58,7 +58,8 @@ impl Report {
     /// True when nothing had to be done.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.stale + self.added + self.collected + self.restored + self.listed + self.orphans == 0 && self.damage.is_empty()
+        self.stale + self.added + self.collected + self.restored + self.listed + self.orphans == 0
+            && self.damage.is_empty()
     }
 }
 
@@ -98,7 +99,8 @@ impl Scrub {
         Scrub::begin(session, deep, before, true)
     }
 
-    /// The same without changing anything: the report counts what a scrub would do. What others have under way may be counted, too.
+    /// The same without changing anything: the report counts what a scrub would do. What others
+    /// have under way may be counted, too.
     ///
     /// # Errors
     /// The store's.
@@ -110,12 +112,28 @@ impl Scrub {
     fn begin(session: Arc<Session>, deep: bool, before: u64, repairs: bool) -> Result<Scrub> {
         let mut known = BTreeMap::new();
         for (_, Record { named, .. }) in session.records()? {
-            known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: false });
+            known.insert(
+                named.id,
+                Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: false },
+            );
         }
         for (_, named) in session.names()? {
-            known.insert(named.id, Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: true });
+            known.insert(
+                named.id,
+                Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: true },
+            );
         }
-        Ok(Scrub { session, deep, repairs, pool: Pool::Metadata, from: None, known, before, report: Report::default(), done: false })
+        Ok(Scrub {
+            session,
+            deep,
+            repairs,
+            pool: Pool::Metadata,
+            from: None,
+            known,
+            before,
+            report: Report::default(),
+            done: false,
+        })
     }
 
     /// What was found so far.
@@ -144,7 +162,9 @@ impl Scrub {
                 self.object(object)?;
             } else if let Some(chunk) = Chunk::parse(name) {
                 chunks.push(chunk);
-            } else if let Some(id) = name.strip_prefix("v.").and_then(|id| u64::from_str_radix(id, 16).ok()) {
+            } else if let Some(id) =
+                name.strip_prefix("v.").and_then(|id| u64::from_str_radix(id, 16).ok())
+            {
                 self.header(id)?;
             }
         }
@@ -186,17 +206,28 @@ impl Scrub {
         let named: Vec<_> = map
             .entries
             .iter()
-            .filter_map(|(offset, entry)| entry.reference(object, *offset).map(|(chunk, reference)| (*offset, entry, chunk, reference)))
+            .filter_map(|(offset, entry)| {
+                entry
+                    .reference(object, *offset)
+                    .map(|(chunk, reference)| (*offset, entry, chunk, reference))
+            })
             .collect();
-        let references: Vec<(Chunk, Reference)> = named.iter().map(|(.., chunk, reference)| (*chunk, *reference)).collect();
-        for ((offset, entry, chunk, reference), well) in named.into_iter().zip(self.well(&references)) {
+        let references: Vec<(Chunk, Reference)> =
+            named.iter().map(|(.., chunk, reference)| (*chunk, *reference)).collect();
+        for ((offset, entry, chunk, reference), well) in
+            named.into_iter().zip(self.well(&references))
+        {
             // What is not as it should be is looked at again, one by one.
             if !well {
                 self.forward(object, offset, entry, &chunk, &reference)?;
             }
         }
         // The owner may be between its write and its insert; then there are two equal keys.
-        let unlisted = if self.repairs { self.session.list_again(object, &map)? } else { !self.session.is_listed(object, &map)? };
+        let unlisted = if self.repairs {
+            self.session.list_again(object, &map)?
+        } else {
+            !self.session.is_listed(object, &map)?
+        };
         if unlisted {
             self.report.listed += 1;
         }
@@ -207,7 +238,10 @@ impl Scrub {
     fn well(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
         let mut well = self.session.have_references(named);
         if self.session.format.chunks == PoolKind::Erasure {
-            let stat = |(chunk, _): &(Chunk, Reference)| Read { object: ObjectName::chunk(chunk.name()), looks: vec![Look::Stat] };
+            let stat = |(chunk, _): &(Chunk, Reference)| Read {
+                object: ObjectName::chunk(chunk.name()),
+                looks: vec![Look::Stat],
+            };
             let data = self.session.read_all(&named.iter().map(stat).collect::<Vec<_>>());
             well.iter_mut().zip(data).for_each(|(well, data)| *well &= data.is_ok());
         }
@@ -240,7 +274,11 @@ impl Scrub {
         if !self.is_nobodys(id)? {
             return self.session.store.unlock(&header, FILL, &cookie);
         }
-        match self.session.insist(&Write { object: header, guards: Vec::new(), changes: vec![Change::Remove] }) {
+        match self.session.insist(&Write {
+            object: header,
+            guards: Vec::new(),
+            changes: vec![Change::Remove],
+        }) {
             Ok(_) => self.report.orphans += 1,
             Err(Refusal::Missing) => {}
             Err(refusal) => return Err(refusal),
@@ -255,7 +293,10 @@ impl Scrub {
                 What::Put => self.missing_of(*id, 0..known.pieces)?,
                 What::Volume => {
                     let objects = known.bytes.div_ceil(u64::from(self.session.format.object_bytes));
-                    self.missing_of(*id, self.session.read_bits(*id)?.all().take_while(|index| *index < objects))?
+                    self.missing_of(
+                        *id,
+                        self.session.read_bits(*id)?.all().take_while(|index| *index < objects),
+                    )?
                 }
             };
             self.report.damage.extend(missing);
@@ -263,8 +304,13 @@ impl Scrub {
         Ok(())
     }
 
-    /// A sentence for each of these objects that is missing. After many it ends: a number of objects may be damaged itself.
-    fn missing_of(&self, volume: u64, indexes: impl Iterator<Item = u64>) -> Result<Vec<String>, Refusal> {
+    /// A sentence for each of these objects that is missing. After many it ends: a number of
+    /// objects may be damaged itself.
+    fn missing_of(
+        &self,
+        volume: u64,
+        indexes: impl Iterator<Item = u64>,
+    ) -> Result<Vec<String>, Refusal> {
         let mut missing = Vec::new();
         for index in indexes {
             let object = ObjectId { volume, index };
@@ -285,12 +331,15 @@ impl Scrub {
     /// True when it was deleted, replaced or cut off meanwhile.
     fn is_gone(&self, id: u64, index: u64) -> Result<bool, Refusal> {
         let names = self.session.names().map_err(Refusal::Failed)?;
-        let Some((_, named)) = names.into_iter().find(|(_, named)| named.id == id) else { return Ok(true) };
+        let Some((_, named)) = names.into_iter().find(|(_, named)| named.id == id) else {
+            return Ok(true);
+        };
         Ok(match named.what {
             What::Put => index >= named.pieces,
             // A shrink that was interrupted may have left the bit.
             What::Volume => {
-                index >= named.bytes.div_ceil(u64::from(self.session.format.object_bytes)) || !self.session.read_bits(id)?.has(index)
+                index >= named.bytes.div_ceil(u64::from(self.session.format.object_bytes))
+                    || !self.session.read_bits(id)?.has(index)
             }
         })
     }

@@ -1,7 +1,8 @@
 //! Attaching: one writer a volume, by the store's exclusive lock and by fencing.
 //!
-//! The lock tells a second server that it comes second. What keeps a server away that was stopped and wakes up again is the fence: nothing of the session
-//! that owned the volume before is applied any more once ours begins, whether its lock has expired or not.
+//! The lock tells a second server that it comes second. What keeps a server away that was stopped
+//! and wakes up again is the fence: nothing of the session that owned the volume before is applied
+//! any more once ours begins, whether its lock has expired or not.
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +41,8 @@ pub enum Mode {
     Read,
 }
 
-/// The owner as the header names it: `!` and its identity while it is at work, `=` and its identity after it closed.
+/// The owner as the header names it: `!` and its identity while it is at work, `=` and its identity
+/// after it closed.
 fn owner(at_work: bool, identity: &str) -> Vec<u8> {
     [if at_work { b"!" } else { b"=" }, identity.as_bytes()].concat()
 }
@@ -54,14 +56,18 @@ impl Volume {
     /// Attaches the volume called `name`.
     ///
     /// # Errors
-    /// `NotFound`, `Busy` when another server writes to it, `Denied` or `Unsupported` when its last owner can't be fenced.
+    /// `NotFound`, `Busy` when another server writes to it, `Denied` or `Unsupported` when its last
+    /// owner can't be fenced.
     pub fn attach(session: &Arc<Session>, name: &str, mode: Mode) -> Result<Volume> {
         let named = session.find(name)?;
         let Some(named) = named.filter(|named| named.what == What::Volume) else {
             return Err(Error::new(Kind::NotFound, format!("there is no volume {name:?}")));
         };
         if session.settings.dedup == Dedup::Inline && session.format.volume_cut == Cut::Content {
-            return Err(Error::new(Kind::Unsupported, "volumes that are cut by their content can't be deduplicated inline"));
+            return Err(Error::new(
+                Kind::Unsupported,
+                "volumes that are cut by their content can't be deduplicated inline",
+            ));
         }
         let volume = Volume {
             session: session.clone(),
@@ -74,7 +80,8 @@ impl Volume {
             discards: Mutex::default(),
             last_discard: Mutex::default(),
             cache: Mutex::default(),
-            inline: (mode != Mode::Read && session.settings.dedup == Dedup::Inline).then(|| session.stamp()),
+            inline: (mode != Mode::Read && session.settings.dedup == Dedup::Inline)
+                .then(|| session.stamp()),
             doubt: AtomicBool::new(false),
             queue: Mutex::default(),
             queue_changed: Condvar::new(),
@@ -84,16 +91,22 @@ impl Volume {
             return Ok(volume);
         }
         let clean = volume.own(mode == Mode::TakeOver).map_err(|refusal| match refusal {
-            Refusal::Busy => Error::new(Kind::Busy, format!("volume {name:?} is being written by another server")),
+            Refusal::Busy => Error::new(
+                Kind::Busy,
+                format!("volume {name:?} is being written by another server"),
+            ),
             refusal => failed(format_args!("volume {name:?} can't be taken"), refusal),
         })?;
         volume.load()?;
         // The size may have changed until the lock was ours.
         let size = session.find(name)?.filter(|again| again.id == named.id);
-        let Some(Named { bytes, .. }) = size else { return Err(Error::new(Kind::NotFound, format!("there is no volume {name:?}"))) };
+        let Some(Named { bytes, .. }) = size else {
+            return Err(Error::new(Kind::NotFound, format!("there is no volume {name:?}")));
+        };
         volume.size.store(bytes, Relaxed);
         if !clean {
-            (0..bytes.div_ceil(volume.object_bytes())).try_for_each(|index| volume.rescan(index))?;
+            (0..bytes.div_ceil(volume.object_bytes()))
+                .try_for_each(|index| volume.rescan(index))?;
         }
         Ok(volume)
     }
@@ -127,7 +140,8 @@ impl Volume {
         result?;
         let owned = self.succeed(&header);
         if matches!(owned, Err(Refusal::Denied(_))) {
-            // Who has not the right to fence leaves the lock to those who have. Where that fails it ends with the lease.
+            // Who has not the right to fence leaves the lock to those who have. Where that fails it
+            // ends with the lease.
             let _ = store.unlock(&header, LOCK, &self.cookie());
         }
         owned
@@ -138,7 +152,8 @@ impl Volume {
         for _ in 0..self.session.settings.tries.max(1) {
             let keys = vec![onefold_core::object::Look::Keys(vec![OWNER.to_vec()])];
             let sight = self.session.read_one(header, keys)?;
-            let before = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+            let before =
+                sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
             let parsed = parse_owner(&before);
             // Also one that closed: a copy of its last operations may still come.
             if let Some((_, identity)) = &parsed
@@ -150,9 +165,15 @@ impl Volume {
                 object: header.clone(),
                 guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), before)],
                 changes: match self.inline {
-                    Some(stamp) => vec![Change::SetOmap(vec![(OWNER.to_vec(), self.me()), (INLINE.to_vec(), stamp_value(stamp))])],
+                    Some(stamp) => vec![Change::SetOmap(vec![
+                        (OWNER.to_vec(), self.me()),
+                        (INLINE.to_vec(), stamp_value(stamp)),
+                    ])],
                     // Whoever made references before their entries was fenced.
-                    None => vec![Change::SetOmap(vec![(OWNER.to_vec(), self.me())]), Change::DropOmap(vec![INLINE.to_vec()])],
+                    None => vec![
+                        Change::SetOmap(vec![(OWNER.to_vec(), self.me())]),
+                        Change::DropOmap(vec![INLINE.to_vec()]),
+                    ],
                 },
             };
             match self.session.write_one(&op) {
@@ -166,7 +187,9 @@ impl Volume {
     }
 
     fn fence(&self, identity: &str) -> Result<(), Refusal> {
-        if identity == self.session.store.identity() || self.session.planted(PlantedBug::TakeoverWithoutFence) {
+        if identity == self.session.store.identity()
+            || self.session.planted(PlantedBug::TakeoverWithoutFence)
+        {
             return Ok(());
         }
         self.session.store.fence(identity)
@@ -174,8 +197,11 @@ impl Volume {
 
     /// Reads the header.
     fn load(&self) -> Result<()> {
-        let failed = |refusal| failed(format_args!("the header of volume {:?} can't be read", self.name), refusal);
-        let (mut bits, mut discards, mut cache) = (Bits::default(), BTreeMap::new(), Cache::default());
+        let failed = |refusal| {
+            failed(format_args!("the header of volume {:?} can't be read", self.name), refusal)
+        };
+        let (mut bits, mut discards, mut cache) =
+            (Bits::default(), BTreeMap::new(), Cache::default());
         for (key, value) in self.session.all_keys(&name(self.id), Vec::new()).map_err(failed)? {
             if bits.learn(&key, &value).map_err(failed)? {
                 continue;
@@ -183,7 +209,8 @@ impl Volume {
             if let Some(discard) = Discard::decode(&key, &value).map_err(failed)? {
                 discards.insert(discard.stamp, discard);
             } else if key == LAST_DISCARD {
-                self.last_discard.lock().number = value.as_slice().try_into().map_or(0, u64::from_le_bytes);
+                self.last_discard.lock().number =
+                    value.as_slice().try_into().map_or(0, u64::from_le_bytes);
             } else {
                 cache.learn(&key, &value, self.kept_bytes());
             }
@@ -207,7 +234,9 @@ impl Volume {
         match self.session.store.lock(&name(self.id), LOCK, &self.cookie(), lease) {
             // It is asked again soon, and the fence decides.
             Ok(()) | Err(Refusal::Unknown) => Ok(()),
-            Err(refusal) => Err(failed(format_args!("the lock of volume {:?} is lost", self.name), refusal)),
+            Err(refusal) => {
+                Err(failed(format_args!("the lock of volume {:?} is lost", self.name), refusal))
+            }
         }
     }
 
@@ -219,14 +248,18 @@ impl Volume {
         if self.read_only {
             return Ok(());
         }
-        let failed = |refusal| failed(format_args!("volume {:?} can't be closed", self.name), refusal);
+        let failed =
+            |refusal| failed(format_args!("volume {:?} can't be closed", self.name), refusal);
         self.drain();
         let owed = self.objects.lock().values().any(|object| object.lock().is_owing());
         if !owed {
             let mut op = Write {
                 object: name(self.id),
                 guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
-                changes: vec![Change::SetOmap(vec![(OWNER.to_vec(), owner(false, &self.session.store.identity()))])],
+                changes: vec![Change::SetOmap(vec![(
+                    OWNER.to_vec(),
+                    owner(false, &self.session.store.identity()),
+                )])],
             };
             if let Some(stamp) = self.inline.filter(|_| !self.doubt.load(Relaxed)) {
                 op.guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(stamp)));
@@ -242,7 +275,8 @@ impl Volume {
         self.session.store.unlock(&name(self.id), LOCK, &me.cookie).map_err(failed)
     }
 
-    /// Changes the size of a volume that is attached for writing, without touching what lies beyond it.
+    /// Changes the size of a volume that is attached for writing, without touching what lies beyond
+    /// it.
     ///
     /// # Errors
     /// The store's.

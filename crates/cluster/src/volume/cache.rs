@@ -1,10 +1,11 @@
 //! Hot chunks that are kept in metadata objects though they are clean (the paper's cache manager).
 //!
-//! Reads are noted in Bloom filters, one a second for a minute. A chunk that many of them hold is promoted: its data is written into the object where its
-//! entry is still the same. Keys of the header name what is kept, so that whoever comes after us can bring it back to the chunks.
+//! Reads are noted in Bloom filters, one a second for a minute. A chunk that many of them hold is
+//! promoted: its data is written into the object where its entry is still the same. Keys of the
+//! header name what is kept, so that whoever comes after us can bring it back to the chunks.
 //!
-//! One that is still dirty stays as it is: the header tells workers until when. That is short, and is told again while it is read; so nothing has to be taken
-//! back when we are gone.
+//! One that is still dirty stays as it is: the header tells workers until when. That is short, and
+//! is told again while it is read; so nothing has to be taken back when we are gone.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -112,13 +113,16 @@ impl Cache {
         if let Some(filter) = self.filters.back_mut() {
             at.iter().for_each(|bit| filter.bits[*bit as usize / 64] |= 1 << (bit % 64));
         }
-        let holds = |filter: &&Filter| at.iter().all(|bit| filter.bits[*bit as usize / 64] >> (bit % 64) & 1 == 1);
+        let holds = |filter: &&Filter| {
+            at.iter().all(|bit| filter.bits[*bit as usize / 64] >> (bit % 64) & 1 == 1)
+        };
         self.filters.iter().filter(holds).count() as u32
     }
 }
 
 impl Volume {
-    /// Bytes of hot chunks that are kept in metadata objects, clean ones and those that are not to be deduplicated yet.
+    /// Bytes of hot chunks that are kept in metadata objects, clean ones and those that are not to
+    /// be deduplicated yet.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         self.cache.lock().bytes
@@ -126,10 +130,15 @@ impl Volume {
 
     /// Bytes that a chunk that is kept counts for: the most that it may have.
     pub(super) fn kept_bytes(&self) -> u64 {
-        u64::from(if self.session.format.volume_cut == Cut::Content { CHUNK_MAX } else { self.chunk_bytes() })
+        u64::from(if self.session.format.volume_cut == Cut::Content {
+            CHUNK_MAX
+        } else {
+            self.chunk_bytes()
+        })
     }
 
-    /// Notes a read of chunks; those that are hot are promoted, or when they are dirty kept from workers. It is advice: what goes wrong is left for the next time.
+    /// Notes a read of chunks; those that are hot are promoted, or when they are dirty kept from
+    /// workers. It is advice: what goes wrong is left for the next time.
     pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<&Vec<u8>>]) {
         let hits = self.session.settings.hit_count;
         if hits == 0 || self.read_only {
@@ -154,7 +163,9 @@ impl Volume {
         {
             let mut cache = self.cache.lock();
             let noted = cache.hot.get(&place).copied();
-            let room = self.session.kept.load(Relaxed) + self.kept_bytes() <= self.session.cache_share() && cache.hot.len() < HOT_MAX;
+            let room = self.session.kept.load(Relaxed) + self.kept_bytes()
+                <= self.session.cache_share()
+                && cache.hot.len() < HOT_MAX;
             if noted.map_or(!room, |until| until > second + HOT_SECONDS / 2) {
                 return Ok(());
             }
@@ -163,8 +174,15 @@ impl Volume {
                 self.session.kept.fetch_add(self.kept_bytes(), Relaxed);
             }
         }
-        let note = Change::SetOmap(vec![(key::numbered(HOT, place), (second + HOT_SECONDS).to_le_bytes().to_vec())]);
-        self.session.write_one(&Write { object: name(self.id), guards: vec![Guard::Exists], changes: vec![note] })?;
+        let note = Change::SetOmap(vec![(
+            key::numbered(HOT, place),
+            (second + HOT_SECONDS).to_le_bytes().to_vec(),
+        )]);
+        self.session.write_one(&Write {
+            object: name(self.id),
+            guards: vec![Guard::Exists],
+            changes: vec![note],
+        })?;
         Ok(())
     }
 
@@ -173,7 +191,12 @@ impl Volume {
         let second = self.session.store.time().as_secs();
         let over: Vec<u64> = {
             let mut cache = self.cache.lock();
-            let over: Vec<u64> = cache.hot.iter().filter(|(_, until)| **until <= second).map(|(place, _)| *place).collect();
+            let over: Vec<u64> = cache
+                .hot
+                .iter()
+                .filter(|(_, until)| **until <= second)
+                .map(|(place, _)| *place)
+                .collect();
             cache.hot.retain(|_, until| *until > second);
             let bytes = over.len() as u64 * self.kept_bytes();
             cache.bytes -= bytes;
@@ -184,12 +207,22 @@ impl Volume {
             return Ok(());
         }
         let keys = over.into_iter().map(|place| key::numbered(HOT, place)).collect();
-        self.session.write_one(&Write { object: name(self.id), guards: vec![Guard::Exists], changes: vec![Change::DropOmap(keys)] })?;
+        self.session.write_one(&Write {
+            object: name(self.id),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::DropOmap(keys)],
+        })?;
         Ok(())
     }
 
     /// Writes a hot chunk into its object, where its entry is still the same.
-    fn promote(&self, index: u64, offset: u32, entry: &Entry, content: &[u8]) -> Result<(), Refusal> {
+    fn promote(
+        &self,
+        index: u64,
+        offset: u32,
+        entry: &Entry,
+        content: &[u8],
+    ) -> Result<(), Refusal> {
         let place = place(index, offset);
         {
             let mut cache = self.cache.lock();
@@ -209,7 +242,12 @@ impl Volume {
             self.note(place, true)?;
         }
         let id = self.object_id(index);
-        let new = Entry { mask: Entry::full_mask(entry.length), dirty: false, stamp: self.session.stamp(), ..*entry };
+        let new = Entry {
+            mask: Entry::full_mask(entry.length),
+            dirty: false,
+            stamp: self.session.stamp(),
+            ..*entry
+        };
         let op = Write {
             object: id.name(),
             guards: vec![Guard::Omap(entry_key(offset), entry.encode(id, offset))],
@@ -228,8 +266,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Notes in the header that a chunk is kept, or that it is no longer. The value is a stamp, which is compared: a copy of an older note that comes late does not
-    /// undo a newer one.
+    /// Notes in the header that a chunk is kept, or that it is no longer. The value is a stamp,
+    /// which is compared: a copy of an older note that comes late does not undo a newer one.
     fn note(&self, place: u64, kept: bool) -> Result<(), Refusal> {
         let key = key::numbered(CACHED, place);
         let change = if kept {
@@ -241,9 +279,14 @@ impl Volume {
         let mut before = if kept { Vec::new() } else { self.noted(&key)? };
         for _ in 0..8 {
             let guards = vec![Guard::Exists, Guard::Omap(key.clone(), before)];
-            match self.session.insist(&Write { object: name(self.id), guards, changes: vec![change.clone()] }) {
+            match self.session.insist(&Write {
+                object: name(self.id),
+                guards,
+                changes: vec![change.clone()],
+            }) {
                 Ok(_) => return Ok(()),
-                // A copy that came late, or our own operation whose reply was lost: then it is done once more.
+                // A copy that came late, or our own operation whose reply was lost: then it is done
+                // once more.
                 Err(Refusal::Mismatch) => before = self.noted(&key)?,
                 Err(refusal) => return Err(refusal),
             }
@@ -256,7 +299,8 @@ impl Volume {
         Ok(sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
     }
 
-    /// Takes the chunk that was read longest ago out of its object again, when more is kept than may be; false when there is nothing to do.
+    /// Takes the chunk that was read longest ago out of its object again, when more is kept than
+    /// may be; false when there is nothing to do.
     ///
     /// # Errors
     /// The store's.
@@ -265,8 +309,14 @@ impl Volume {
         let _ = self.forget_hot();
         let oldest = {
             let cache = self.cache.lock();
-            let over = self.session.kept.load(Relaxed) + self.kept_bytes() > self.session.cache_share();
-            cache.kept.iter().filter(|_| over).min_by_key(|(_, read)| **read).map(|(place, _)| *place)
+            let over =
+                self.session.kept.load(Relaxed) + self.kept_bytes() > self.session.cache_share();
+            cache
+                .kept
+                .iter()
+                .filter(|_| over)
+                .min_by_key(|(_, read)| **read)
+                .map(|(place, _)| *place)
         };
         let Some(place) = oldest else { return Ok(false) };
         let (index, offset) = parse(place);
@@ -319,13 +369,24 @@ impl Volume {
 }
 
 impl Session {
-    /// The dirty chunks of these, each by its object and offset, that servers read often: they are not to be deduplicated now.
-    pub(crate) fn hot(&self, chunks: &[(ObjectId, u32)], now: Duration) -> Result<BTreeSet<(ObjectId, u32)>, Refusal> {
+    /// The dirty chunks of these, each by its object and offset, that servers read often: they are
+    /// not to be deduplicated now.
+    pub(crate) fn hot(
+        &self,
+        chunks: &[(ObjectId, u32)],
+        now: Duration,
+    ) -> Result<BTreeSet<(ObjectId, u32)>, Refusal> {
         let mut volumes: BTreeMap<u64, Vec<(ObjectId, u32)>> = BTreeMap::new();
         chunks.iter().for_each(|chunk| volumes.entry(chunk.0.volume).or_default().push(*chunk));
-        let keys = |of: &Vec<(ObjectId, u32)>| of.iter().map(|(object, offset)| key::numbered(HOT, place(object.index, *offset))).collect();
-        let reads: Vec<Read> =
-            volumes.iter().map(|(volume, of)| Read { object: name(*volume), looks: vec![Look::Keys(keys(of))] }).collect();
+        let keys = |of: &Vec<(ObjectId, u32)>| {
+            of.iter()
+                .map(|(object, offset)| key::numbered(HOT, place(object.index, *offset)))
+                .collect()
+        };
+        let reads: Vec<Read> = volumes
+            .iter()
+            .map(|(volume, of)| Read { object: name(*volume), looks: vec![Look::Keys(keys(of))] })
+            .collect();
         let mut hot = BTreeSet::new();
         for (of, sight) in volumes.values().zip(self.read_all(&reads)) {
             let sight = match sight {
@@ -337,9 +398,11 @@ impl Session {
             let holds = |(object, offset): &&(ObjectId, u32)| {
                 let key = key::numbered(HOT, place(object.index, *offset));
                 // A clock that is far ahead of ours made no such note.
-                pairs
-                    .iter()
-                    .any(|(name, value)| *name == key && (1..=2 * HOT_SECONDS).contains(&until(value).saturating_sub(now.as_secs())))
+                pairs.iter().any(|(name, value)| {
+                    *name == key
+                        && (1..=2 * HOT_SECONDS)
+                            .contains(&until(value).saturating_sub(now.as_secs()))
+                })
             };
             hot.extend(of.iter().filter(holds));
         }
@@ -360,7 +423,10 @@ mod tests {
     #[test]
     fn hits_are_counted_by_seconds_and_forgotten_after_a_minute() {
         let mut cache = Cache::default();
-        assert_eq!((cache.hit(7, 10), cache.hit(7, 10), cache.hit(7, 11), cache.hit(8, 11)), (1, 1, 2, 1));
+        assert_eq!(
+            (cache.hit(7, 10), cache.hit(7, 10), cache.hit(7, 11), cache.hit(8, 11)),
+            (1, 1, 2, 1)
+        );
         assert_eq!(cache.hit(7, 69), 3);
         assert_eq!(cache.hit(7, 200), 1);
     }
@@ -370,12 +436,16 @@ mod tests {
         assert_eq!(parse(place(77, 5 * BLOCK)), (77, 5 * BLOCK));
     }
 
-    /// Writes two chunks, reads the first, and lets a worker take so many steps; bytes that are dirty then.
+    /// Writes two chunks, reads the first, and lets a worker take so many steps; bytes that are
+    /// dirty then.
     fn dirty_after(steps: u32, cache_bytes: u64) -> u64 {
         let store = MemoryObjects::new(PoolKind::Replicated);
         create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
-        let settings = Settings { cold: Duration::ZERO, hit_count: 1, cache_bytes, ..Settings::default() };
-        let open = |name: &str| Arc::new(Session::open(Arc::new(store.session(name)), settings.clone()).unwrap());
+        let settings =
+            Settings { cold: Duration::ZERO, hit_count: 1, cache_bytes, ..Settings::default() };
+        let open = |name: &str| {
+            Arc::new(Session::open(Arc::new(store.session(name)), settings.clone()).unwrap())
+        };
         let (server, worker) = (open("server"), open("worker"));
         server.create_volume("v", 1 << 20).unwrap();
         let volume = Volume::attach(&server, "v", Mode::Own).unwrap();

@@ -1,8 +1,10 @@
-//! Trims. Whole chunks become zeroes, and their bases pending drops, which a worker does; of others single blocks are punched. A long range is a record in
-//! the header, honoured at once, that reaches its objects later.
+//! Trims. Whole chunks become zeroes, and their bases pending drops, which a worker does; of others
+//! single blocks are punched. A long range is a record in the header, honoured at once, that
+//! reaches its objects later.
 //!
-//! *Crash argument:* the record stays until its cursor has passed all objects. Each object notes the number of the last long discard that reached it, in
-//! the same operation, and an object that is created meanwhile notes it too: a discard that is done again after a crash skips what was
+//! *Crash argument:* the record stays until its cursor has passed all objects. Each object notes
+//! the number of the last long discard that reached it, in the same operation, and an object that
+//! is created meanwhile notes it too: a discard that is done again after a crash skips what was
 //! written since.
 
 use std::ops::Range;
@@ -39,10 +41,12 @@ impl Volume {
         self.foreground(0);
         let end = offset + bytes;
         let whole = offset.div_ceil(self.object_bytes())..end / self.object_bytes();
-        if whole.start < whole.end && whole.end - whole.start > self.session.settings.direct_objects {
+        if whole.start < whole.end && whole.end - whole.start > self.session.settings.direct_objects
+        {
             self.make_room()?;
             self.zero(offset, whole.start * self.object_bytes())?;
-            self.record(whole.start, whole.end).map_err(|refusal| self.failed(whole.start, refusal))?;
+            self.record(whole.start, whole.end)
+                .map_err(|refusal| self.failed(whole.start, refusal))?;
             return self.zero(whole.end * self.object_bytes(), end);
         }
         self.zero(offset, end)
@@ -63,13 +67,15 @@ impl Volume {
         while at < end {
             let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
             let bytes = (self.object_bytes() - u64::from(within)).min(end - at) as u32;
-            self.fill(index, within..within + bytes, Fill::Zeroes).map_err(|refusal| self.failed(index, refusal))?;
+            self.fill(index, within..within + bytes, Fill::Zeroes)
+                .map_err(|refusal| self.failed(index, refusal))?;
             at += u64::from(bytes);
         }
         Ok(())
     }
 
-    /// Records a long discard. Their numbers are compared, which makes sure that a copy of the operation that comes late does nothing.
+    /// Records a long discard. Their numbers are compared, which makes sure that a copy of the
+    /// operation that comes late does nothing.
     fn record(&self, from: u64, to: u64) -> Result<(), Refusal> {
         let mut last = self.last_discard.lock();
         self.resolve(&mut last)?;
@@ -78,14 +84,18 @@ impl Volume {
         self.resolve(&mut last)
     }
 
-    /// Sends a discard of which it is not known whether it is recorded, until it is. Nobody else writes the header.
+    /// Sends a discard of which it is not known whether it is recorded, until it is. Nobody else
+    /// writes the header.
     fn resolve(&self, last: &mut LastDiscard) -> Result<(), Refusal> {
         let Some(discard) = last.doubt else { return Ok(()) };
         let before = if last.number == 0 { Vec::new() } else { last.number.to_le_bytes().to_vec() };
         let op = Write {
             object: name(self.id),
             guards: vec![Guard::Exists, Guard::Omap(LAST_DISCARD.to_vec(), before)],
-            changes: vec![Change::SetOmap(vec![(discard.key(), discard.encode()), (LAST_DISCARD.to_vec(), stamp_value(discard.stamp))])],
+            changes: vec![Change::SetOmap(vec![
+                (discard.key(), discard.encode()),
+                (LAST_DISCARD.to_vec(), stamp_value(discard.stamp)),
+            ])],
         };
         match self.session.insist(&op) {
             // A mismatch is our own, whose reply was lost.
@@ -99,7 +109,12 @@ impl Volume {
 
     /// The newest long discard that an object that is made now is part of.
     pub(super) fn newest_discard(&self, index: u64) -> Option<Stamp> {
-        self.discards.lock().iter().filter(|discard| discard.covers(index, Stamp(0))).map(|discard| discard.stamp).max()
+        self.discards
+            .lock()
+            .iter()
+            .filter(|discard| discard.covers(index, Stamp(0)))
+            .map(|discard| discard.stamp)
+            .max()
     }
 
     /// Before a write into an object: long discards reach it.
@@ -118,13 +133,26 @@ impl Volume {
         if !known.exists || known.discarded >= stamp {
             return Ok(());
         }
-        self.fill_object(index, object, &[(0..self.session.format.object_bytes, Fill::Zeroes)], Some(stamp))
+        self.fill_object(
+            index,
+            object,
+            &[(0..self.session.format.object_bytes, Fill::Zeroes)],
+            Some(stamp),
+        )
     }
 
-    /// Makes those chunks zeroes that a range covers whole and that have a base, which becomes a pending drop. The operation compares the object's version: only so it
-    /// is known that there is room for the drops, and a copy of it that comes late does nothing.
-    pub(super) fn let_go(&self, index: u64, object: &mut Object, range: &Range<u32>) -> Result<(), Refusal> {
-        let covered = |at: u32, entry: &Entry| entry.base.is_some() && range.start <= at && at + entry.length <= range.end;
+    /// Makes those chunks zeroes that a range covers whole and that have a base, which becomes a
+    /// pending drop. The operation compares the object's version: only so it is known that
+    /// there is room for the drops, and a copy of it that comes late does nothing.
+    pub(super) fn let_go(
+        &self,
+        index: u64,
+        object: &mut Object,
+        range: &Range<u32>,
+    ) -> Result<(), Refusal> {
+        let covered = |at: u32, entry: &Entry| {
+            entry.base.is_some() && range.start <= at && at + entry.length <= range.end
+        };
         for _ in 0..TURNS {
             if !self.known(index, object)?.entries.iter().any(|(at, entry)| covered(*at, entry)) {
                 return Ok(());
@@ -132,8 +160,12 @@ impl Volume {
             let id = self.object_id(index);
             let Some(map) = self.session.read_map(id)? else { return Err(self.lost(index)) };
             object.learn(None);
-            let chunks: Vec<(u32, Entry)> =
-                map.entries.iter().filter(|(at, entry)| covered(**at, entry)).map(|(at, entry)| (*at, *entry)).collect();
+            let chunks: Vec<(u32, Entry)> = map
+                .entries
+                .iter()
+                .filter(|(at, entry)| covered(**at, entry))
+                .map(|(at, entry)| (*at, *entry))
+                .collect();
             if map.pending.len() + chunks.len() > PENDING_MAX {
                 self.session.finish_drops(&map.pending)?;
                 continue;
@@ -151,16 +183,25 @@ impl Volume {
     }
 
     /// The operation of [`let_go`](Self::let_go), and the list stamp that it sets.
-    fn let_go_op(&self, map: &Map, id: crate::format::ObjectId, chunks: &[(u32, Entry)]) -> (Write, Option<Stamp>) {
+    fn let_go_op(
+        &self,
+        map: &Map,
+        id: crate::format::ObjectId,
+        chunks: &[(u32, Entry)],
+    ) -> (Write, Option<Stamp>) {
         let stamp = self.session.stamp();
         let listed = map.listed.is_none().then_some(stamp);
-        let mut pairs: Vec<(Vec<u8>, Vec<u8>)> = listed.iter().map(|stamp| (key::LISTED.to_vec(), stamp_value(*stamp))).collect();
+        let mut pairs: Vec<(Vec<u8>, Vec<u8>)> =
+            listed.iter().map(|stamp| (key::LISTED.to_vec(), stamp_value(*stamp))).collect();
         let mut changes = Vec::new();
         for (at, old) in chunks {
             let new = Entry { dirty: false, mask: 0, base: None, stamp, ..*old };
             pairs.push((key::entry(*at), new.encode(id, *at)));
             if let Some((chunk, reference)) = old.reference(id, *at) {
-                pairs.push((key::pending(*at, reference.stamp), entry::encode_pending(id, *at, &chunk)));
+                pairs.push((
+                    key::pending(*at, reference.stamp),
+                    entry::encode_pending(id, *at, &chunk),
+                ));
             }
             if old.mask != 0 {
                 changes.push(Change::Zero((*at).into(), old.length.into()));
@@ -195,7 +236,11 @@ impl Volume {
             Change::SetOmap(vec![(discard.key(), further.encode())])
         };
         let guards = vec![Guard::Exists, Guard::Omap(discard.key(), discard.encode())];
-        let further = match self.session.insist(&Write { object: name(self.id), guards, changes: vec![change] }) {
+        let further = match self.session.insist(&Write {
+            object: name(self.id),
+            guards,
+            changes: vec![change],
+        }) {
             Ok(_) => (next < discard.to).then_some(further),
             // An earlier step of ours, whose reply was lost.
             Err(Refusal::Mismatch) => self.recorded(discard)?,
@@ -211,12 +256,22 @@ impl Volume {
         Ok(())
     }
 
-    /// The first object of a range that may be there: the others need not be looked at. One whose first write failed on its way may have no bit.
+    /// The first object of a range that may be there: the others need not be looked at. One whose
+    /// first write failed on its way may have no bit.
     fn first_there(&self, range: Range<u64>) -> Option<u64> {
         let marked = self.bits.lock().first(range.clone());
         let range = range.start..marked.unwrap_or(range.end).max(range.start);
-        let remembered: Vec<_> = self.objects.lock().range(range).map(|(index, object)| (*index, object.clone())).collect();
-        remembered.into_iter().find(|(_, object)| object.lock().is_owing()).map(|(index, _)| index).or(marked)
+        let remembered: Vec<_> = self
+            .objects
+            .lock()
+            .range(range)
+            .map(|(index, object)| (*index, object.clone()))
+            .collect();
+        remembered
+            .into_iter()
+            .find(|(_, object)| object.lock().is_owing())
+            .map(|(index, _)| index)
+            .or(marked)
     }
 
     /// A discard as the header has it.

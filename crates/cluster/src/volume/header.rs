@@ -41,7 +41,8 @@ pub(crate) fn name(volume: u64) -> ObjectName {
     ObjectName::metadata(format!("v.{volume:010x}"))
 }
 
-/// Which objects are there. A set bit and no object is damage; a clear one says nothing while the volume is in use.
+/// Which objects are there. A set bit and no object is damage; a clear one says nothing while the
+/// volume is in use.
 #[derive(Clone, Default)]
 pub(crate) struct Bits(pub(super) BTreeMap<u64, Vec<u8>>);
 
@@ -58,14 +59,18 @@ impl Bits {
 
     /// The first object of a range whose bit is set.
     pub(super) fn first(&self, range: Range<u64>) -> Option<u64> {
-        self.from(range.start).find(|index| *index >= range.start).filter(|index| *index < range.end)
+        self.from(range.start)
+            .find(|index| *index >= range.start)
+            .filter(|index| *index < range.end)
     }
 
     /// All objects whose bit is set, from the group of `first` on.
     fn from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
         let of = |(group, bits): (&u64, &Vec<u8>)| {
             let (group, bits) = (*group, bits.clone());
-            (0..GROUP).filter(move |at| bits[*at as usize / 8] >> (at % 8) & 1 == 1).map(move |at| group * GROUP + at)
+            (0..GROUP)
+                .filter(move |at| bits[*at as usize / 8] >> (at % 8) & 1 == 1)
+                .map(move |at| group * GROUP + at)
         };
         self.0.range(first / GROUP..).flat_map(of)
     }
@@ -99,7 +104,8 @@ pub(crate) struct Discard {
 pub(crate) struct LastDiscard {
     /// Its number.
     pub(super) number: u64,
-    /// The next one, when it is not known whether it is recorded. Until it is, nothing may be written: it could come over what is newer.
+    /// The next one, when it is not known whether it is recorded. Until it is, nothing may be
+    /// written: it could come over what is newer.
     pub(super) doubt: Option<Discard>,
 }
 
@@ -116,9 +122,16 @@ impl Discard {
         let Some(stamp) = key::parse_numbered(DISCARD, key) else { return Ok(None) };
         let bad = || Refusal::Failed(corrupt("a discard of a volume is damaged"));
         let number = |at: usize| -> Result<u64, Refusal> {
-            Ok(u64::from_le_bytes(value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?))
+            Ok(u64::from_le_bytes(
+                value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?,
+            ))
         };
-        Ok(Some(Discard { stamp: Stamp(stamp), from: number(0)?, to: number(8)?, cursor: number(16)? }))
+        Ok(Some(Discard {
+            stamp: Stamp(stamp),
+            from: number(0)?,
+            to: number(8)?,
+            cursor: number(16)?,
+        }))
     }
 
     /// True when it is still to reach an object.
@@ -129,7 +142,13 @@ impl Discard {
 
 impl Session {
     /// Sets or clears the bit of an object; only the owner of the volume does.
-    pub(crate) fn change_bit(&self, volume: u64, bits: &mut Bits, index: u64, there: bool) -> Result<(), Refusal> {
+    pub(crate) fn change_bit(
+        &self,
+        volume: u64,
+        bits: &mut Bits,
+        index: u64,
+        there: bool,
+    ) -> Result<(), Refusal> {
         let (group, at) = (index / GROUP, (index % GROUP) as usize);
         let key = key::numbered(BITS, group);
         for _ in 0..8 {
@@ -154,8 +173,14 @@ impl Session {
                 }
                 // Our own operation, whose reply was lost.
                 Err(Refusal::Mismatch) => {
-                    let sight = self.read_one(&name(volume), vec![Look::Keys(vec![key.clone()])])?;
-                    let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+                    let sight =
+                        self.read_one(&name(volume), vec![Look::Keys(vec![key.clone()])])?;
+                    let value = sight
+                        .pairs(0)
+                        .0
+                        .first()
+                        .map(|(_, value)| value.clone())
+                        .unwrap_or_default();
                     bits.learn(&key, &value)?;
                 }
                 Err(refusal) => return Err(refusal),
@@ -184,10 +209,15 @@ mod tests {
         let mut group = vec![0; GROUP_BYTES];
         group[1] = 0b100;
         assert!(bits.learn(&key::numbered(BITS, 3), &group).unwrap());
-        assert!(!bits.learn(OWNER, b"x").unwrap() && bits.learn(&key::numbered(BITS, 3), b"x").is_err());
+        assert!(
+            !bits.learn(OWNER, b"x").unwrap() && bits.learn(&key::numbered(BITS, 3), b"x").is_err()
+        );
         assert_eq!(bits.all().collect::<Vec<_>>(), [3 * GROUP + 10]);
         assert!(bits.has(3 * GROUP + 10) && !bits.has(10));
         let at = 3 * GROUP + 10;
-        assert_eq!([0..at + 1, at..at + 1, at + 1..at + 9, 0..at].map(|range| bits.first(range)), [Some(at), Some(at), None, None]);
+        assert_eq!(
+            [0..at + 1, at..at + 1, at + 1..at + 9, 0..at].map(|range| bits.first(range)),
+            [Some(at), Some(at), None, None]
+        );
     }
 }

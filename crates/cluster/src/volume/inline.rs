@@ -1,11 +1,14 @@
-//! Writes that are deduplicated as they come (inline): whole chunks are read, changed, named and stored, and the entry names the new chunk at once.
+//! Writes that are deduplicated as they come (inline): whole chunks are read, changed, named and
+//! stored, and the entry names the new chunk at once.
 //!
-//! The order is the worker's: reference, flip, drop; only that no dirty entry tells beforehand which reference comes. Therefore the header of the volume
-//! says under which session references are made before their entries, and a scrub keeps those as long as that session is not fenced.
+//! The order is the worker's: reference, flip, drop; only that no dirty entry tells beforehand
+//! which reference comes. Therefore the header of the volume says under which session references
+//! are made before their entries, and a scrub keeps those as long as that session is not fenced.
 //!
-//! *Crash argument:* after a reference without its flip the reference is false, and stale once another session owns the volume; its [attempt](crate::attempts) tells of
-//! it. That is noted with the first references, so that no round trip is added: the embedded store applies all or none of them, and on Ceph they are sent together, the
-//! note first. The flip leaves the drop of the
+//! *Crash argument:* after a reference without its flip the reference is false, and stale once
+//! another session owns the volume; its [attempt](crate::attempts) tells of it. That is noted with
+//! the first references, so that no round trip is added: the embedded store applies all or none of
+//! them, and on Ceph they are sent together, the note first. The flip leaves the drop of the
 //! old chunk in the same object, which is on the dirty list before the write is acknowledged.
 
 use std::{
@@ -74,8 +77,13 @@ impl Draft {
 }
 
 impl Volume {
-    /// Writes to objects that are in hand, each in one operation, all in flight together; `discarded` notes the long discard that they are part of.
-    pub(super) fn inline_all(&self, jobs: &mut [Job<'_, '_>], discarded: Option<Stamp>) -> Vec<Result<(), Refusal>> {
+    /// Writes to objects that are in hand, each in one operation, all in flight together;
+    /// `discarded` notes the long discard that they are part of.
+    pub(super) fn inline_all(
+        &self,
+        jobs: &mut [Job<'_, '_>],
+        discarded: Option<Stamp>,
+    ) -> Vec<Result<(), Refusal>> {
         let mut results: Vec<Option<Result<(), Refusal>>> = jobs.iter().map(|_| None).collect();
         let mut gone = BTreeSet::new();
         for _ in 0..TURNS {
@@ -84,23 +92,34 @@ impl Volume {
                 break;
             }
             let mut drafts = self.add(drafts, &mut results);
-            drafts.iter_mut().for_each(|draft| self.build(draft, discarded.or_else(|| self.discard_for(draft))));
+            drafts
+                .iter_mut()
+                .for_each(|draft| self.build(draft, discarded.or_else(|| self.discard_for(draft))));
             for draft in &drafts {
                 let object = &mut jobs[draft.job].1;
                 object.bit_owed |= draft.map.is_none() && !draft.op.changes.is_empty();
                 object.owed.extend(draft.listed);
                 object.learn(None);
             }
-            let (mut sent, nothing): (Vec<Draft>, Vec<Draft>) = drafts.into_iter().partition(|draft| !draft.op.changes.is_empty());
-            let first = self.session.write_all(&sent.iter().map(|draft| draft.op.clone()).collect::<Vec<_>>());
-            let ends: Vec<Result<bool, Refusal>> = sent.iter().zip(first).map(|(draft, first)| self.follow_inline(draft, first)).collect();
+            let (mut sent, nothing): (Vec<Draft>, Vec<Draft>) =
+                drafts.into_iter().partition(|draft| !draft.op.changes.is_empty());
+            let first = self
+                .session
+                .write_all(&sent.iter().map(|draft| draft.op.clone()).collect::<Vec<_>>());
+            let ends: Vec<Result<bool, Refusal>> = sent
+                .iter()
+                .zip(first)
+                .map(|(draft, first)| self.follow_inline(draft, first))
+                .collect();
             for (draft, end) in sent.iter().zip(&ends) {
                 match end {
                     Ok(true) => {
                         self.session.attempts_are_over(draft.added.iter().copied());
                         jobs[draft.job].1.learn(Some(after(draft)));
                     }
-                    Ok(false) => jobs[draft.job].1.owed.retain(|stamp| Some(*stamp) != draft.listed),
+                    Ok(false) => {
+                        jobs[draft.job].1.owed.retain(|stamp| Some(*stamp) != draft.listed)
+                    }
                     Err(refusal) => {
                         self.doubt.store(true, Relaxed);
                         results[draft.job] = Some(Err(refusal.clone()));
@@ -128,13 +147,23 @@ impl Volume {
     }
 
     /// Reads what is there, and decides the new content of the chunks.
-    fn drafts(&self, jobs: &[Job<'_, '_>], results: &mut [Option<Result<(), Refusal>>], gone: &mut BTreeSet<(usize, Chunk)>) -> Vec<Draft> {
+    fn drafts(
+        &self,
+        jobs: &[Job<'_, '_>],
+        results: &mut [Option<Result<(), Refusal>>],
+        gone: &mut BTreeSet<(usize, Chunk)>,
+    ) -> Vec<Draft> {
         let open: Vec<usize> = (0..jobs.len()).filter(|job| results[*job].is_none()).collect();
-        let places: Vec<BTreeMap<u32, bool>> = open.iter().map(|job| self.places(jobs[*job].2)).collect();
+        let places: Vec<BTreeMap<u32, bool>> =
+            open.iter().map(|job| self.places(jobs[*job].2)).collect();
         let read = |(job, places): (&usize, &BTreeMap<u32, bool>)| {
             let partial = places.iter().filter(|(_, whole)| !**whole);
-            let data = partial.map(|(offset, _)| Look::Data((*offset).into(), self.chunk_bytes().into()));
-            Read { object: self.object_id(jobs[*job].0).name(), looks: map_looks().into_iter().chain(data).collect() }
+            let data =
+                partial.map(|(offset, _)| Look::Data((*offset).into(), self.chunk_bytes().into()));
+            Read {
+                object: self.object_id(jobs[*job].0).name(),
+                looks: map_looks().into_iter().chain(data).collect(),
+            }
         };
         let sights = self.session.read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
         let mut drafts = Vec::new();
@@ -158,22 +187,35 @@ impl Volume {
         let (chunk, mut places) = (self.chunk_bytes(), BTreeMap::new());
         for (range, _) in fills {
             for offset in (range.start / chunk * chunk..range.end).step_by(chunk as usize) {
-                *places.entry(offset).or_default() |= range.start <= offset && offset + chunk <= range.end;
+                *places.entry(offset).or_default() |=
+                    range.start <= offset && offset + chunk <= range.end;
             }
         }
         places
     }
 
-    fn draft(&self, job: usize, index: u64, places: &BTreeMap<u32, bool>, sight: Result<Sight, Refusal>) -> Result<Draft, Refusal> {
+    fn draft(
+        &self,
+        job: usize,
+        index: u64,
+        places: &BTreeMap<u32, bool>,
+        sight: Result<Sight, Refusal>,
+    ) -> Result<Draft, Refusal> {
         let id = self.object_id(index);
         let mut looks = 2..;
         let mut cached: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
         for (offset, _) in places.iter().filter(|(_, whole)| !**whole) {
             let look = looks.next().unwrap_or_default();
-            cached.insert(*offset, sight.as_ref().map(|sight| sight.data(look).to_vec()).unwrap_or_default());
+            cached.insert(
+                *offset,
+                sight.as_ref().map(|sight| sight.data(look).to_vec()).unwrap_or_default(),
+            );
         }
         let map = Session::parse_map(id, sight)?;
-        if map.is_none() && self.bits.lock().has(index) && !self.session.planted(PlantedBug::MissingAsZeroes) {
+        if map.is_none()
+            && self.bits.lock().has(index)
+            && !self.session.planted(PlantedBug::MissingAsZeroes)
+        {
             return Err(self.lost(index));
         }
         let part = |offset: &u32| Part {
@@ -185,10 +227,22 @@ impl Volume {
         let parts = places.keys().map(part).collect();
         let op = Write { object: id.name(), guards: Vec::new(), changes: Vec::new() };
         let (entries, stamp) = (BTreeMap::new(), self.session.stamp());
-        Ok(Draft { job, id, map, parts, stamp, entries, added: Vec::new(), dropped: Vec::new(), listed: None, op })
+        Ok(Draft {
+            job,
+            id,
+            map,
+            parts,
+            stamp,
+            entries,
+            added: Vec::new(),
+            dropped: Vec::new(),
+            listed: None,
+            op,
+        })
     }
 
-    /// Puts together old and new bytes. A chunk that is gone is looked for once more: then it is damage.
+    /// Puts together old and new bytes. A chunk that is gone is looked for once more: then it is
+    /// damage.
     fn fill_drafts(
         &self,
         mut drafts: Vec<Draft>,
@@ -196,7 +250,8 @@ impl Volume {
         results: &mut [Option<Result<(), Refusal>>],
         gone: &mut BTreeSet<(usize, Chunk)>,
     ) -> Vec<Draft> {
-        let chunks: Vec<Chunk> = drafts.iter().flat_map(|draft| &draft.parts).filter_map(Draft::base_of).collect();
+        let chunks: Vec<Chunk> =
+            drafts.iter().flat_map(|draft| &draft.parts).filter_map(Draft::base_of).collect();
         let mut bases = self.session.read_chunks(&chunks).into_iter();
         drafts.retain_mut(|draft| {
             let mut whole = true;
@@ -205,7 +260,8 @@ impl Volume {
                 let base = match base {
                     Some((chunk, Err(Refusal::Missing))) => {
                         if !gone.insert((draft.job, chunk)) {
-                            let missing = corrupt(format_args!("chunk {} is missing", chunk.name()));
+                            let missing =
+                                corrupt(format_args!("chunk {} is missing", chunk.name()));
                             results[draft.job] = Some(Err(Refusal::Failed(missing)));
                         }
                         whole = false;
@@ -230,32 +286,57 @@ impl Volume {
         drafts
     }
 
-    /// Step (a): adds the references of all new chunks. What fails is taken back as far as possible.
-    fn add(&self, mut drafts: Vec<Draft>, results: &mut [Option<Result<(), Refusal>>]) -> Vec<Draft> {
+    /// Step (a): adds the references of all new chunks. What fails is taken back as far as
+    /// possible.
+    fn add(
+        &self,
+        mut drafts: Vec<Draft>,
+        results: &mut [Option<Result<(), Refusal>>],
+    ) -> Vec<Draft> {
         let mut wanted: Vec<(usize, u32, ChunkId, Reference)> = Vec::new();
         for (n, draft) in drafts.iter_mut().enumerate() {
             for part in &draft.parts {
-                let none = Entry { length: self.chunk_bytes(), dirty: false, mask: 0, base: None, stamp: Stamp(0) };
+                let none = Entry {
+                    length: self.chunk_bytes(),
+                    dirty: false,
+                    mask: 0,
+                    base: None,
+                    stamp: Stamp(0),
+                };
                 let old = part.old.unwrap_or(none);
                 let mut new = Entry { dirty: false, mask: 0, stamp: draft.stamp, ..old };
                 let id = self.session.chunk_id(&part.content);
                 if is_zero(&part.content) {
                     new.base = None;
                 } else if old.base.is_none_or(|base| base.chunk.id != id) {
-                    wanted.push((n, part.offset, id, Reference { object: draft.id, offset: part.offset, stamp: draft.stamp }));
+                    wanted.push((
+                        n,
+                        part.offset,
+                        id,
+                        Reference { object: draft.id, offset: part.offset, stamp: draft.stamp },
+                    ));
                     new.base = Some(Base { chunk: Chunk { id, copy: 0 }, stamp: draft.stamp });
                 }
                 if old.mask == 0 && !old.dirty && new.base == old.base {
                     continue;
                 }
-                draft.dropped.extend(old.reference(draft.id, part.offset).filter(|_| new.base != old.base));
+                draft
+                    .dropped
+                    .extend(old.reference(draft.id, part.offset).filter(|_| new.base != old.base));
                 draft.entries.insert(part.offset, new);
             }
         }
-        let content =
-            |n: usize, offset: u32| drafts[n].parts.iter().find(|part| part.offset == offset).map_or(&[][..], |part| &part.content);
-        let all: Vec<(ChunkId, &[u8], Reference)> =
-            wanted.iter().map(|(n, at, id, reference)| (*id, content(*n, *at), *reference)).collect();
+        let content = |n: usize, offset: u32| {
+            drafts[n]
+                .parts
+                .iter()
+                .find(|part| part.offset == offset)
+                .map_or(&[][..], |part| &part.content)
+        };
+        let all: Vec<(ChunkId, &[u8], Reference)> = wanted
+            .iter()
+            .map(|(n, at, id, reference)| (*id, content(*n, *at), *reference))
+            .collect();
         let late = self.session.planted(PlantedBug::FlipBeforeReference);
         let chunks = if late {
             Ok(wanted.iter().map(|(_, _, id, _)| Chunk { id: *id, copy: 0 }).collect())
@@ -267,13 +348,19 @@ impl Volume {
                 for ((n, offset, _, reference), chunk) in wanted.into_iter().zip(chunks) {
                     let draft = &mut drafts[n];
                     draft.added.push((chunk, reference));
-                    draft.entries.entry(offset).and_modify(|entry| entry.base = Some(Base { chunk, stamp: reference.stamp }));
+                    draft.entries.entry(offset).and_modify(|entry| {
+                        entry.base = Some(Base { chunk, stamp: reference.stamp })
+                    });
                 }
                 drafts
             }
             Err(refusal) => {
-                // No entry will ever name them. What stays is found by its attempt, once the volume has another owner.
-                let added: Vec<_> = wanted.iter().map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference)).collect();
+                // No entry will ever name them. What stays is found by its attempt, once the volume
+                // has another owner.
+                let added: Vec<_> = wanted
+                    .iter()
+                    .map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference))
+                    .collect();
                 if self.session.do_drops(&added).is_ok() {
                     self.session.attempts_are_over(added);
                 }
@@ -303,7 +390,10 @@ impl Volume {
             pairs.push((key::entry(part.offset), new.encode(id, part.offset)));
         }
         for (chunk, reference) in &draft.dropped {
-            pairs.push((key::pending(reference.offset, reference.stamp), entry::encode_pending(id, reference.offset, chunk)));
+            pairs.push((
+                key::pending(reference.offset, reference.stamp),
+                entry::encode_pending(id, reference.offset, chunk),
+            ));
         }
         if !draft.dropped.is_empty() && draft.map.as_ref().is_some_and(|map| map.listed.is_none()) {
             draft.listed = Some(draft.stamp);
@@ -316,8 +406,13 @@ impl Volume {
         }
     }
 
-    /// Sends it again until it is known what became of it; false when it must be decided again, and nothing of it will ever be applied.
-    fn follow_inline(&self, draft: &Draft, first: Result<Version, Refusal>) -> Result<bool, Refusal> {
+    /// Sends it again until it is known what became of it; false when it must be decided again, and
+    /// nothing of it will ever be applied.
+    fn follow_inline(
+        &self,
+        draft: &Draft,
+        first: Result<Version, Refusal>,
+    ) -> Result<bool, Refusal> {
         if self.session.planted(PlantedBug::DropBeforeFlip) {
             self.session.do_drops(&draft.dropped)?;
         }
@@ -337,7 +432,9 @@ impl Volume {
             unknown |= matches!(result, Err(Refusal::Unknown));
             let map = self.session.read_map(draft.id)?;
             let ours = |map: &Map| match draft.entries.first_key_value() {
-                Some((offset, _)) => map.entries.get(offset).is_some_and(|entry| entry.stamp == draft.stamp),
+                Some((offset, _)) => {
+                    map.entries.get(offset).is_some_and(|entry| entry.stamp == draft.stamp)
+                }
                 None => draft.op.changes.iter().any(|change| is_noted(change, map.discarded)),
             };
             if map.as_ref().is_some_and(ours) {
@@ -351,18 +448,30 @@ impl Volume {
         Err(Refusal::Unknown)
     }
 
-    /// Step (c): drops the old references. What can't be dropped now is left to workers, by the dirty list.
+    /// Step (c): drops the old references. What can't be dropped now is left to workers, by the
+    /// dirty list.
     fn finish(&self, drafts: &[Draft]) {
         if self.session.planted(PlantedBug::FlipBeforeReference) {
             for draft in drafts {
-                let content =
-                    |reference: &Reference| draft.parts.iter().find(|part| part.offset == reference.offset).map(|part| &part.content[..]);
-                let wanted: Vec<_> =
-                    draft.added.iter().filter_map(|(chunk, reference)| Some((chunk.id, content(reference)?, *reference))).collect();
+                let content = |reference: &Reference| {
+                    draft
+                        .parts
+                        .iter()
+                        .find(|part| part.offset == reference.offset)
+                        .map(|part| &part.content[..])
+                };
+                let wanted: Vec<_> = draft
+                    .added
+                    .iter()
+                    .filter_map(|(chunk, reference)| {
+                        Some((chunk.id, content(reference)?, *reference))
+                    })
+                    .collect();
                 let _ = self.session.add_references(&wanted);
             }
         }
-        let all: Vec<(Chunk, Reference)> = drafts.iter().flat_map(|draft| draft.dropped.iter().copied()).collect();
+        let all: Vec<(Chunk, Reference)> =
+            drafts.iter().flat_map(|draft| draft.dropped.iter().copied()).collect();
         let _ = self.session.do_drops(&all).and_then(|()| self.session.forget_drops(&all));
     }
 }
@@ -371,7 +480,11 @@ impl Volume {
 fn is_noted(change: &Change, discarded: Stamp) -> bool {
     let Change::SetOmap(pairs) = change else { return false };
     pairs.iter().any(|(key, value)| {
-        key == key::DISCARDED && value.as_slice().try_into().is_ok_and(|bytes| u64::from_le_bytes(bytes) <= discarded.0)
+        key == key::DISCARDED
+            && value
+                .as_slice()
+                .try_into()
+                .is_ok_and(|bytes| u64::from_le_bytes(bytes) <= discarded.0)
     })
 }
 
@@ -384,7 +497,8 @@ fn overlay(part: &mut Part, range: &Range<u32>, fill: Fill<'_>) {
     }
     let into = &mut part.content[(start - part.offset) as usize..(end - part.offset) as usize];
     match fill {
-        Fill::Bytes(bytes) => into.copy_from_slice(&bytes[(start - range.start) as usize..(end - range.start) as usize]),
+        Fill::Bytes(bytes) => into
+            .copy_from_slice(&bytes[(start - range.start) as usize..(end - range.start) as usize]),
         Fill::Zeroes => into.fill(0),
     }
 }
@@ -397,7 +511,10 @@ fn after(draft: &Draft) -> Known {
     known.entries.extend(draft.entries.iter().map(|(offset, entry)| (*offset, *entry)));
     for change in &draft.op.changes {
         let Change::SetOmap(pairs) = change else { continue };
-        let noted = pairs.iter().find(|(key, _)| key == key::DISCARDED).and_then(|(_, value)| value.as_slice().try_into().ok());
+        let noted = pairs
+            .iter()
+            .find(|(key, _)| key == key::DISCARDED)
+            .and_then(|(_, value)| value.as_slice().try_into().ok());
         known.discarded = known.discarded.max(Stamp(noted.map_or(0, u64::from_le_bytes)));
     }
     known

@@ -62,7 +62,8 @@ pub struct Volume {
     queue_changed: Condvar,
 }
 
-/// What the owner remembers of an object; it may be out of date, and every operation that changes something compares it.
+/// What the owner remembers of an object; it may be out of date, and every operation that changes
+/// something compares it.
 #[derive(Default)]
 struct Object {
     known: Option<Known>,
@@ -95,9 +96,13 @@ impl Known {
         })
     }
 
-    /// The chunk that a byte is in: its offset and length. What has no entry yet is cut at multiples of `chunk_bytes`.
+    /// The chunk that a byte is in: its offset and length. What has no entry yet is cut at
+    /// multiples of `chunk_bytes`.
     fn place(&self, at: u32, chunk_bytes: u32) -> (u32, u32) {
-        covering(&self.entries, at).map_or((at / chunk_bytes * chunk_bytes, chunk_bytes), |(offset, entry)| (offset, entry.length))
+        covering(&self.entries, at)
+            .map_or((at / chunk_bytes * chunk_bytes, chunk_bytes), |(offset, entry)| {
+                (offset, entry.length)
+            })
     }
 }
 
@@ -154,7 +159,9 @@ impl Volume {
     /// What is remembered of an object.
     fn object(&self, index: u64) -> Arc<Mutex<Object>> {
         let mut objects = self.objects.lock();
-        if objects.len() >= self.session.settings.known_objects.max(1) && !objects.contains_key(&index) {
+        if objects.len() >= self.session.settings.known_objects.max(1)
+            && !objects.contains_key(&index)
+        {
             // What nobody holds is read again when it is needed.
             objects.retain(|_, object| Arc::strong_count(object) > 1 || object.lock().is_owing());
         }
@@ -164,7 +171,10 @@ impl Volume {
     fn within(&self, offset: u64, bytes: u64) -> Result<()> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes() => Ok(()),
-            _ => Err(Error::new(Kind::InvalidInput, format!("{bytes} bytes at {offset} lie beyond the end of volume {:?}", self.name))),
+            _ => Err(Error::new(
+                Kind::InvalidInput,
+                format!("{bytes} bytes at {offset} lie beyond the end of volume {:?}", self.name),
+            )),
         }
     }
 

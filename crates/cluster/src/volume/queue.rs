@@ -1,10 +1,13 @@
-//! Writes that wait for each other: while some are on their way, those that come are gathered, and go out together as one operation an object.
+//! Writes that wait for each other: while some are on their way, those that come are gathered, and
+//! go out together as one operation an object.
 //!
-//! A write is acknowledged when its ticket was waited for, and durable then. Whoever waits sends what waits for all and may go (group commit), while other groups
-//! are on their way; who finds nothing to send sleeps. A read of what waits, and every change that is not a write, lets it go first.
+//! A write is acknowledged when its ticket was waited for, and durable then. Whoever waits sends
+//! what waits for all and may go (group commit), while other groups are on their way; who finds
+//! nothing to send sleeps. A read of what waits, and every change that is not a write, lets it go
+//! first.
 //!
-//! *Invariant:* of each object one write is on its way at a time, and none overtakes another one to the same object: writes of one place land in the order in which
-//! they came.
+//! *Invariant:* of each object one write is on its way at a time, and none overtakes another one to
+//! the same object: writes of one place land in the order in which they came.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +30,8 @@ const WAITING_BYTES: usize = 32 << 20;
 /// Groups on their way together, at most: each has a thread that waits for it.
 const GROUPS_MAX: usize = 16;
 
-/// Failures that nobody has asked for yet, at most; beyond that only the ticket of the last one forgotten is kept, and those up to it count as failed.
+/// Failures that nobody has asked for yet, at most; beyond that only the ticket of the last one
+/// forgotten is kept, and those up to it count as failed.
 const FAILED_MAX: usize = 4096;
 
 /// A write that waits.
@@ -81,9 +85,10 @@ impl Queue {
         match self.failed.remove(&ticket) {
             Some(error) => Err(error),
             // Ticket 0 is that of what was over when it was asked for.
-            None if (1..=self.forgotten).contains(&ticket) => {
-                Err(Error::new(Kind::Io, "too many writes failed to tell whether this is one of them"))
-            }
+            None if (1..=self.forgotten).contains(&ticket) => Err(Error::new(
+                Kind::Io,
+                "too many writes failed to tell whether this is one of them",
+            )),
             None => Ok(()),
         }
     }
@@ -96,7 +101,8 @@ impl Queue {
 
     /// True until this very one is over.
     fn is_under_way(&self, ticket: u64) -> bool {
-        self.flying.contains_key(&ticket) || self.waiting.iter().any(|waiting| waiting.ticket == ticket)
+        self.flying.contains_key(&ticket)
+            || self.waiting.iter().any(|waiting| waiting.ticket == ticket)
     }
 
     /// Takes those that may go: whose objects are not busy, and not those of one that stays.
@@ -113,7 +119,8 @@ impl Queue {
             }
             free
         };
-        let (taken, stay): (Vec<Waiting>, Vec<Waiting>) = std::mem::take(&mut self.waiting).into_iter().partition(goes);
+        let (taken, stay): (Vec<Waiting>, Vec<Waiting>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(goes);
         self.waiting = stay;
         for waiting in &taken {
             self.bytes -= waiting.data.len();
@@ -148,7 +155,9 @@ struct Group<'a> {
 impl Drop for Group<'_> {
     fn drop(&mut self) {
         let panicked = || Error::new(Kind::Io, "the server failed while it wrote");
-        let failed = self.failed.take().unwrap_or_else(|| self.taken.iter().map(|waiting| (waiting.ticket, panicked())).collect());
+        let failed = self.failed.take().unwrap_or_else(|| {
+            self.taken.iter().map(|waiting| (waiting.ticket, panicked())).collect()
+        });
         let mut queue = self.volume.queue.lock();
         queue.keep(failed);
         for waiting in &self.taken {
@@ -203,7 +212,8 @@ impl Volume {
         let meets = |other: &Range<u64>| other.start < place.end && place.start < other.end;
         let meets = {
             let queue = self.queue.lock();
-            queue.flying.values().any(meets) || queue.waiting.iter().any(|waiting| meets(&waiting.range()))
+            queue.flying.values().any(meets)
+                || queue.waiting.iter().any(|waiting| meets(&waiting.range()))
         };
         if meets {
             self.drain();
@@ -235,9 +245,11 @@ impl Volume {
             while done < waiting.data.len() {
                 let at = waiting.offset + done as u64;
                 let within = at % self.object_bytes();
-                let bytes = (self.object_bytes() - within).min((waiting.data.len() - done) as u64) as usize;
+                let bytes =
+                    (self.object_bytes() - within).min((waiting.data.len() - done) as u64) as usize;
                 let range = within as u32..within as u32 + bytes as u32;
-                let part = Part { ticket: waiting.ticket, range, data: &waiting.data[done..done + bytes] };
+                let part =
+                    Part { ticket: waiting.ticket, range, data: &waiting.data[done..done + bytes] };
                 parts.entry(at / self.object_bytes()).or_default().push(part);
                 done += bytes;
             }
@@ -245,7 +257,11 @@ impl Volume {
         let objects: Vec<_> = parts.keys().map(|index| self.object(*index)).collect();
         // In the order of their places: whoever else holds one waits for no other.
         let mut held: Vec<_> = objects.iter().map(|object| object.lock()).collect();
-        let results = if self.inline.is_some() { self.send_inline(&parts, &mut held) } else { self.send_dirty(&parts, &mut held) };
+        let results = if self.inline.is_some() {
+            self.send_inline(&parts, &mut held)
+        } else {
+            self.send_dirty(&parts, &mut held)
+        };
         let mut failed = BTreeMap::new();
         for ((index, parts), result) in parts.iter().zip(results) {
             if let Err(refusal) = result {
@@ -256,20 +272,38 @@ impl Volume {
         failed
     }
 
-    fn send_inline(&self, parts: &BTreeMap<u64, Vec<Part<'_>>>, held: &mut [MutexGuard<'_, Object>]) -> Vec<Result<(), Refusal>> {
-        let reached = parts.keys().zip(held.iter_mut()).map(|(index, object)| self.discard_first(*index, object));
+    fn send_inline(
+        &self,
+        parts: &BTreeMap<u64, Vec<Part<'_>>>,
+        held: &mut [MutexGuard<'_, Object>],
+    ) -> Vec<Result<(), Refusal>> {
+        let reached = parts
+            .keys()
+            .zip(held.iter_mut())
+            .map(|(index, object)| self.discard_first(*index, object));
         let mut results: Vec<Result<(), Refusal>> = reached.collect();
-        let fills: Vec<Vec<(Range<u32>, Fill<'_>)>> = parts.values().map(|parts| fills(parts)).collect();
+        let fills: Vec<Vec<(Range<u32>, Fill<'_>)>> =
+            parts.values().map(|parts| fills(parts)).collect();
         let objects = parts.keys().zip(held.iter_mut()).zip(&fills).zip(&results);
         let ready = objects.filter(|(_, result)| result.is_ok());
-        let mut jobs: Vec<Job<'_, '_>> = ready.map(|(((index, object), fills), _)| (*index, &mut **object, fills.as_slice())).collect();
+        let mut jobs: Vec<Job<'_, '_>> = ready
+            .map(|(((index, object), fills), _)| (*index, &mut **object, fills.as_slice()))
+            .collect();
         let mut done = self.inline_all(&mut jobs, None).into_iter();
-        results.iter_mut().filter(|result| result.is_ok()).for_each(|result| *result = done.next().unwrap_or(Err(Refusal::Unknown)));
+        results
+            .iter_mut()
+            .filter(|result| result.is_ok())
+            .for_each(|result| *result = done.next().unwrap_or(Err(Refusal::Unknown)));
         results
     }
 
-    fn send_dirty(&self, parts: &BTreeMap<u64, Vec<Part<'_>>>, held: &mut [MutexGuard<'_, Object>]) -> Vec<Result<(), Refusal>> {
-        let mut results: Vec<Result<(), Refusal>> = self.learn_all(parts.keys().copied(), held.iter_mut().map(|object| &mut **object));
+    fn send_dirty(
+        &self,
+        parts: &BTreeMap<u64, Vec<Part<'_>>>,
+        held: &mut [MutexGuard<'_, Object>],
+    ) -> Vec<Result<(), Refusal>> {
+        let mut results: Vec<Result<(), Refusal>> =
+            self.learn_all(parts.keys().copied(), held.iter_mut().map(|object| &mut **object));
         let mut plans = Vec::new();
         for (n, (index, parts)) in parts.iter().enumerate() {
             let fills = fills(parts);
@@ -283,7 +317,9 @@ impl Volume {
             match planned {
                 Ok(Some(plan)) => plans.push((plan, fills)),
                 Ok(None) => results[n] = self.settle(*index, &mut held[n]),
-                Err(Refusal::Missing) => results[n] = self.fill_object(*index, &mut held[n], &fills, None),
+                Err(Refusal::Missing) => {
+                    results[n] = self.fill_object(*index, &mut held[n], &fills, None)
+                }
                 Err(refusal) => results[n] = Err(refusal),
             }
         }
@@ -297,14 +333,20 @@ impl Volume {
                 Err(refusal) => Err(refusal),
             };
         }
-        for ((index, object), _) in parts.keys().zip(held).zip(&results).filter(|(_, result)| result.is_ok()) {
+        for ((index, object), _) in
+            parts.keys().zip(held).zip(&results).filter(|(_, result)| result.is_ok())
+        {
             self.flush_through(*index, object);
         }
         results
     }
 
     /// Reads the maps that are not remembered, in flight together.
-    fn learn_all<'a>(&self, indexes: impl Iterator<Item = u64>, objects: impl Iterator<Item = &'a mut Object>) -> Vec<Result<(), Refusal>> {
+    fn learn_all<'a>(
+        &self,
+        indexes: impl Iterator<Item = u64>,
+        objects: impl Iterator<Item = &'a mut Object>,
+    ) -> Vec<Result<(), Refusal>> {
         let mut results = Vec::new();
         let mut unknown = Vec::new();
         for (n, (index, object)) in indexes.zip(objects).enumerate() {
@@ -313,11 +355,16 @@ impl Volume {
                 unknown.push((n, index, object));
             }
         }
-        let reads: Vec<Read> =
-            unknown.iter().map(|(_, index, _)| Read { object: self.object_id(*index).name(), looks: map_looks() }).collect();
+        let reads: Vec<Read> = unknown
+            .iter()
+            .map(|(_, index, _)| Read { object: self.object_id(*index).name(), looks: map_looks() })
+            .collect();
         for ((n, index, object), sight) in unknown.into_iter().zip(self.session.read_all(&reads)) {
             results[n] = Session::parse_map(self.object_id(index), sight).and_then(|map| {
-                if map.is_none() && self.bits.lock().has(index) && !self.session.planted(PlantedBug::MissingAsZeroes) {
+                if map.is_none()
+                    && self.bits.lock().has(index)
+                    && !self.session.planted(PlantedBug::MissingAsZeroes)
+                {
                     return Err(self.lost(index));
                 }
                 object.learn(Some(Known::of(map)));
@@ -339,17 +386,25 @@ mod tests {
     #[test]
     fn rule_00_no_failed_write_is_told_to_have_gone_well() {
         let mut queue = Queue::default();
-        let failed = |tickets: Range<u64>| tickets.map(|ticket| (ticket, Error::new(Kind::NoSpace, "full"))).collect();
+        let failed = |tickets: Range<u64>| {
+            tickets.map(|ticket| (ticket, Error::new(Kind::NoSpace, "full"))).collect()
+        };
         queue.keep(failed(1..10_001));
         assert!((1..10_001).all(|ticket| queue.ended(ticket).is_err()));
-        assert!(queue.failed.is_empty() && queue.ended(10_001).is_ok() && queue.ended(0).is_ok() && Queue::default().ended(0).is_ok());
+        assert!(
+            queue.failed.is_empty()
+                && queue.ended(10_001).is_ok()
+                && queue.ended(0).is_ok()
+                && Queue::default().ended(0).is_ok()
+        );
     }
 
     #[test]
     fn groups_share_no_object_and_nothing_overtakes() {
         let mut queue = Queue { last: 4, bytes: 400, ..Queue::default() };
         queue.waiting = vec![waiting(1, 0, 100), waiting(2, 1000, 100)];
-        let tickets = |taken: &[Waiting]| taken.iter().map(|waiting| waiting.ticket).collect::<Vec<_>>();
+        let tickets =
+            |taken: &[Waiting]| taken.iter().map(|waiting| waiting.ticket).collect::<Vec<_>>();
         assert_eq!(tickets(&queue.take(1000)), [1, 2]);
         // The first meets what is on its way, the second the first; the third is free.
         queue.waiting = vec![waiting(3, 1950, 100), waiting(4, 2500, 50), waiting(5, 7000, 50)];

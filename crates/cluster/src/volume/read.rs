@@ -1,8 +1,9 @@
-//! Foreground reads: entries and data of an object in one operation, the rest from chunks. Of reads that come together all objects are asked for at once, and
-//! then all chunks.
+//! Foreground reads: entries and data of an object in one operation, the rest from chunks. Of reads
+//! that come together all objects are asked for at once, and then all chunks.
 //!
-//! The owner remembers maps: a chunk that is not cached, as it remembers, is read at once, since a name is its content. When the chunk is gone the
-//! entry is read again; an entry that still names it is damage.
+//! The owner remembers maps: a chunk that is not cached, as it remembers, is read at once, since a
+//! name is its content. When the chunk is gone the entry is read again; an entry that still names
+//! it is damage.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +23,8 @@ use crate::{
 /// Times that an entry is read again because its chunk was gone.
 const TURNS: u32 = 20;
 
-/// A chunk of an object that is read: its offset, its entry, and those blocks that are asked for and stand in the object; others are zeroes.
+/// A chunk of an object that is read: its offset, its entry, and those blocks that are asked for
+/// and stand in the object; others are zeroes.
 struct Part {
     offset: u32,
     entry: Entry,
@@ -60,9 +62,12 @@ impl Volume {
 
     /// Reads several ranges, in flight together; a result for each.
     pub fn read_together(&self, reads: &mut [(u64, &mut [u8])]) -> Vec<Result<()>> {
-        let mut results: Vec<Result<()>> = reads.iter().map(|(offset, into)| self.within(*offset, into.len() as u64)).collect();
+        let mut results: Vec<Result<()>> =
+            reads.iter().map(|(offset, into)| self.within(*offset, into.len() as u64)).collect();
         let mut jobs = Vec::new();
-        for (read, (offset, into)) in reads.iter_mut().enumerate().filter(|(read, _)| results[*read].is_ok()) {
+        for (read, (offset, into)) in
+            reads.iter_mut().enumerate().filter(|(read, _)| results[*read].is_ok())
+        {
             self.foreground(into.len() as u64);
             self.drain_place(*offset..*offset + into.len() as u64);
             let (mut at, mut rest) = (*offset, &mut **into);
@@ -71,7 +76,14 @@ impl Volume {
                 let bytes = (self.object_bytes() - within).min(rest.len() as u64) as usize;
                 let (part, behind) = std::mem::take(&mut rest).split_at_mut(bytes);
                 part.fill(0);
-                jobs.push(Job { read, index, at: within as u32, into: part, gone: None, over: false });
+                jobs.push(Job {
+                    read,
+                    index,
+                    at: within as u32,
+                    into: part,
+                    gone: None,
+                    over: false,
+                });
                 (at, rest) = (at + bytes as u64, behind);
             }
         }
@@ -90,13 +102,18 @@ impl Volume {
         results
     }
 
-    /// Asks for all objects, then for all chunks; what failed. A chunk that is gone is looked for in the next turn.
+    /// Asks for all objects, then for all chunks; what failed. A chunk that is gone is looked for
+    /// in the next turn.
     fn turn(&self, jobs: &mut [&mut Job<'_>]) -> Vec<(usize, u64, Refusal)> {
         let looks = self.look_all(jobs);
-        let needed = |part: &Part| part.entry.base.filter(|_| !part.entry.is_cached()).map(|base| base.chunk);
-        let chunks: BTreeSet<Chunk> = looks.iter().flatten().flatten().flatten().filter_map(needed).collect();
+        let needed = |part: &Part| {
+            part.entry.base.filter(|_| !part.entry.is_cached()).map(|base| base.chunk)
+        };
+        let chunks: BTreeSet<Chunk> =
+            looks.iter().flatten().flatten().flatten().filter_map(needed).collect();
         let chunks: Vec<Chunk> = chunks.into_iter().collect();
-        let contents: BTreeMap<Chunk, Result<Vec<u8>, Refusal>> = chunks.iter().copied().zip(self.session.read_chunks(&chunks)).collect();
+        let contents: BTreeMap<Chunk, Result<Vec<u8>, Refusal>> =
+            chunks.iter().copied().zip(self.session.read_chunks(&chunks)).collect();
         let mut failed = Vec::new();
         for (job, look) in jobs.iter_mut().zip(looks) {
             let parts = match look {
@@ -107,7 +124,9 @@ impl Volume {
                     continue;
                 }
             };
-            match self.put_together(job, &parts, |part| needed(part).map(|chunk| (chunk, &contents[&chunk]))) {
+            match self.put_together(job, &parts, |part| {
+                needed(part).map(|chunk| (chunk, &contents[&chunk]))
+            }) {
                 Ok(()) => job.over = job.gone.is_none(),
                 Err(refusal) => {
                     failed.push((job.read, job.index, refusal));
@@ -129,7 +148,10 @@ impl Volume {
         for part in parts {
             match base(part) {
                 Some((chunk, Err(Refusal::Missing))) if before == Some((part.offset, chunk)) => {
-                    return Err(Refusal::Failed(corrupt(format_args!("chunk {} is missing", chunk.name()))));
+                    return Err(Refusal::Failed(corrupt(format_args!(
+                        "chunk {} is missing",
+                        chunk.name()
+                    ))));
                 }
                 Some((chunk, Err(Refusal::Missing))) => {
                     job.gone = Some((part.offset, chunk));
@@ -141,27 +163,46 @@ impl Volume {
             }
         }
         for (part, base) in parts.iter().zip(&bases) {
-            copy(&assemble(&part.entry, &part.cached, base.map(Vec::as_slice)), part.offset, job.into, job.at);
+            copy(
+                &assemble(&part.entry, &part.cached, base.map(Vec::as_slice)),
+                part.offset,
+                job.into,
+                job.at,
+            );
         }
-        self.warm(job.index, &parts.iter().map(|part| (part.offset, part.entry)).collect::<Vec<_>>(), &bases);
+        self.warm(
+            job.index,
+            &parts.iter().map(|part| (part.offset, part.entry)).collect::<Vec<_>>(),
+            &bases,
+        );
         Ok(())
     }
 
-    /// The chunks of ranges and what the objects hold of them, each at one moment; `None` when all of it is zeroes.
+    /// The chunks of ranges and what the objects hold of them, each at one moment; `None` when all
+    /// of it is zeroes.
     fn look_all(&self, jobs: &[&mut Job<'_>]) -> Vec<Result<Option<Vec<Part>>, Refusal>> {
-        let recalls: Vec<Recall> =
-            jobs.iter().map(|job| self.recall(job.index, job.at, job.into.len() as u32, job.gone.is_some())).collect();
+        let recalls: Vec<Recall> = jobs
+            .iter()
+            .map(|job| self.recall(job.index, job.at, job.into.len() as u32, job.gone.is_some()))
+            .collect();
         let ask = |(job, recall): (&&mut Job<'_>, &Recall)| match recall {
             Recall::Known(_) => None,
             Recall::Ask(start, end, _) => {
                 let data = Look::Data((*start).into(), (end - start).into());
-                Some(Read { object: self.object_id(job.index).name(), looks: [map_looks(), vec![data]].concat() })
+                Some(Read {
+                    object: self.object_id(job.index).name(),
+                    looks: [map_looks(), vec![data]].concat(),
+                })
             }
         };
         let asked: Vec<Read> = jobs.iter().zip(&recalls).filter_map(ask).collect();
         let apart = self.session.planted(PlantedBug::ReadApart);
-        let mut sights =
-            if apart { asked.iter().map(|read| self.read_apart(read)).collect() } else { self.session.read_all(&asked) }.into_iter();
+        let mut sights = if apart {
+            asked.iter().map(|read| self.read_apart(read)).collect()
+        } else {
+            self.session.read_all(&asked)
+        }
+        .into_iter();
         let look = |(job, recall): (&&mut Job<'_>, Recall)| match recall {
             Recall::Known(parts) => Ok(parts),
             Recall::Ask(start, _, turn) => {
@@ -207,7 +248,10 @@ impl Volume {
         let id = self.object_id(index);
         let cached = sight.as_ref().map(|sight| sight.data(2).to_vec()).unwrap_or_default();
         let map = Session::parse_map(id, sight)?;
-        if map.is_none() && self.has_bit(index)? && !self.session.planted(PlantedBug::MissingAsZeroes) {
+        if map.is_none()
+            && self.has_bit(index)?
+            && !self.session.planted(PlantedBug::MissingAsZeroes)
+        {
             return Err(self.lost(index));
         }
         let known = Known::of(map);
@@ -243,7 +287,11 @@ impl Volume {
 /// The known chunks of a range.
 fn in_range(known: &Known, at: u32, bytes: u32) -> Vec<Part> {
     let (start, end) = (covering(&known.entries, at).map_or(at, |(offset, _)| offset), at + bytes);
-    known.entries.range(start..end).map(|(offset, entry)| Part { offset: *offset, entry: *entry, cached: Vec::new() }).collect()
+    known
+        .entries
+        .range(start..end)
+        .map(|(offset, entry)| Part { offset: *offset, entry: *entry, cached: Vec::new() })
+        .collect()
 }
 
 /// Copies what two ranges have in common: `content` at `offset` into `into` at `at`.
@@ -251,7 +299,8 @@ fn copy(content: &[u8], offset: u32, into: &mut [u8], at: u32) {
     let start = offset.max(at);
     let end = (offset + content.len() as u32).min(at + into.len() as u32);
     if start < end {
-        into[(start - at) as usize..(end - at) as usize].copy_from_slice(&content[(start - offset) as usize..(end - offset) as usize]);
+        into[(start - at) as usize..(end - at) as usize]
+            .copy_from_slice(&content[(start - offset) as usize..(end - offset) as usize]);
     }
 }
 

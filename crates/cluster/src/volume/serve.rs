@@ -1,8 +1,12 @@
-//! Volumes for servers. A write is acknowledged when it is durable, so that those that come together go out together.
+//! Volumes for servers. A write is acknowledged when it is durable, so that those that come
+//! together go out together.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{BLOCK_BYTES, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, VolumeInfo, block::bytes_mut};
+use onefold_core::{
+    BLOCK_BYTES, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, VolumeInfo,
+    block::bytes_mut,
+};
 use parking_lot::Mutex;
 
 use super::{Mode, Volume};
@@ -14,8 +18,10 @@ impl onefold_core::Volume for Volume {
     }
 
     fn read(&self, reads: &mut [BlockRead<'_>]) {
-        let mut ranges: Vec<(u64, &mut [u8])> =
-            reads.iter_mut().map(|read| (read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into))).collect();
+        let mut ranges: Vec<(u64, &mut [u8])> = reads
+            .iter_mut()
+            .map(|read| (read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into)))
+            .collect();
         let results = self.read_together(&mut ranges);
         reads.iter_mut().zip(results).for_each(|(read, result)| read.result = result);
     }
@@ -77,7 +83,8 @@ impl onefold_core::Volume for Volume {
 }
 
 impl Volume {
-    /// What is at `at`, and for how many bytes at least. `looked` is the object that was asked last.
+    /// What is at `at`, and for how many bytes at least. `looked` is the object that was asked
+    /// last.
     fn extent(&self, at: u64, looked: &mut Option<u64>) -> Result<(u64, ExtentKind)> {
         let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
         let rest = self.object_bytes() - u64::from(within);
@@ -87,11 +94,16 @@ impl Volume {
         let object = self.object(index);
         let mut object = object.lock();
         // Workers may have found since that what was dirty is zeroes.
-        let old = self.read_only || object.known.as_ref().is_some_and(|known| known.entries.values().any(|entry| entry.dirty));
+        let old = self.read_only
+            || object
+                .known
+                .as_ref()
+                .is_some_and(|known| known.entries.values().any(|entry| entry.dirty));
         if old && looked.replace(index) != Some(index) {
             object.learn(None);
         }
-        let known = self.known(index, &mut object).map_err(|refusal| self.failed(index, refusal))?;
+        let known =
+            self.known(index, &mut object).map_err(|refusal| self.failed(index, refusal))?;
         if self.is_discarded(index, known.discarded) {
             return Ok((rest, ExtentKind::Hole));
         }
@@ -118,7 +130,8 @@ impl ClusterExports {
         ClusterExports { session, mode, open: Mutex::default(), peers: Mutex::default() }
     }
 
-    /// Does what is due for the volumes that are open: locks, long trims, evictions, the published load. True when there is more to do.
+    /// Does what is due for the volumes that are open: locks, long trims, evictions, the published
+    /// load. True when there is more to do.
     ///
     /// # Errors
     /// The store's; `Busy` or `Stopped` when a volume was taken over.
@@ -132,7 +145,8 @@ impl ClusterExports {
         Ok(more)
     }
 
-    /// Publishes the load for workers, and learns how many servers share the cache. It is advice: the next one says more.
+    /// Publishes the load for workers, and learns how many servers share the cache. It is advice:
+    /// the next one says more.
     pub fn publish(&self) {
         let _ = self.session.publish(false);
         let now = self.session.store.time();

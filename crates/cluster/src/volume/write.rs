@@ -1,9 +1,11 @@
-//! Foreground writes: one operation an object, which compares every entry that it changes with the value known.
+//! Foreground writes: one operation an object, which compares every entry that it changes with the
+//! value known.
 //!
-//! The write sets the entries dirty, widens their masks, and keeps their bases; a partial overwrite of a deduplicated chunk reads nothing but edges
-//! inside a block. On a mismatch the map is read, and it is decided again. A lost reply is answered by reading: our stamp says that it was
-//! applied, the old one that it may be sent again as it was. A copy of the operation that comes late finds another value, since no entry value ever
-//! comes back, and does nothing.
+//! The write sets the entries dirty, widens their masks, and keeps their bases; a partial overwrite
+//! of a deduplicated chunk reads nothing but edges inside a block. On a mismatch the map is read,
+//! and it is decided again. A lost reply is answered by reading: our stamp says that it was
+//! applied, the old one that it may be sent again as it was. A copy of the operation that comes
+//! late finds another value, since no entry value ever comes back, and does nothing.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -66,7 +68,12 @@ impl Volume {
     }
 
     /// Makes a range of one object read as `fill`.
-    pub(super) fn fill(&self, index: u64, range: Range<u32>, fill: Fill<'_>) -> Result<(), Refusal> {
+    pub(super) fn fill(
+        &self,
+        index: u64,
+        range: Range<u32>,
+        fill: Fill<'_>,
+    ) -> Result<(), Refusal> {
         let object = self.object(index);
         let mut object = object.lock();
         self.discard_first(index, &mut object)?;
@@ -75,7 +82,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Deduplicates an object at once, where that is wanted. It is written, and on the dirty list: what is not done now is done by a worker.
+    /// Deduplicates an object at once, where that is wanted. It is written, and on the dirty list:
+    /// what is not done now is done by a worker.
     pub(super) fn flush_through(&self, index: u64, object: &mut Object) {
         if self.session.settings.dedup == Dedup::FlushThrough {
             object.learn(None);
@@ -83,7 +91,8 @@ impl Volume {
         }
     }
 
-    /// The same for several, in their order, with the object in hand; `discarded` notes the long discard that they are part of.
+    /// The same for several, in their order, with the object in hand; `discarded` notes the long
+    /// discard that they are part of.
     pub(super) fn fill_object(
         &self,
         index: u64,
@@ -109,7 +118,11 @@ impl Volume {
             };
             let Some(plan) = planned else {
                 // An earlier write may have failed on its way to the list.
-                return if object.owed.is_empty() || !known.exists { Ok(()) } else { self.settle(index, object) };
+                return if object.owed.is_empty() || !known.exists {
+                    Ok(())
+                } else {
+                    self.settle(index, object)
+                };
             };
             // Until it is known that it was not applied, the list waits for it.
             object.owed.extend(plan.listed);
@@ -121,8 +134,15 @@ impl Volume {
         Err(Refusal::Mismatch)
     }
 
-    /// A chunk is gone that the map names as it is remembered: a worker may have put another one in its place. When the map still names it, it is damage.
-    fn look_again(&self, index: u64, object: &mut Object, known: &Known, gone: &mut Option<BTreeMap<u32, Entry>>) -> Result<(), Refusal> {
+    /// A chunk is gone that the map names as it is remembered: a worker may have put another one in
+    /// its place. When the map still names it, it is damage.
+    fn look_again(
+        &self,
+        index: u64,
+        object: &mut Object,
+        known: &Known,
+        gone: &mut Option<BTreeMap<u32, Entry>>,
+    ) -> Result<(), Refusal> {
         if self.session.planted(PlantedBug::GoneBaseFails) {
             return Err(Refusal::Missing);
         }
@@ -159,7 +179,10 @@ impl Volume {
     pub(super) fn known(&self, index: u64, object: &mut Object) -> Result<Known, Refusal> {
         if object.known.is_none() {
             let known = Known::of(self.session.read_map(self.object_id(index))?);
-            if !known.exists && self.bits.lock().has(index) && !self.session.planted(PlantedBug::MissingAsZeroes) {
+            if !known.exists
+                && self.bits.lock().has(index)
+                && !self.session.planted(PlantedBug::MissingAsZeroes)
+            {
                 return Err(self.lost(index));
             }
             object.learn(Some(known));
@@ -167,7 +190,8 @@ impl Volume {
         Ok(object.known.clone().unwrap_or_default())
     }
 
-    /// Decides what to write; `None` when there is nothing to do. [`Refusal::Missing`] when a chunk is gone of which a part is needed.
+    /// Decides what to write; `None` when there is nothing to do. [`Refusal::Missing`] when a chunk
+    /// is gone of which a part is needed.
     pub(super) fn plan(
         &self,
         index: u64,
@@ -194,18 +218,32 @@ impl Volume {
                 let (offset, length) = known.place(at, chunk_bytes);
                 let part = at..range.end.min(offset + length);
                 let fill = match fill {
-                    Fill::Bytes(bytes) => Fill::Bytes(&bytes[(part.start - range.start) as usize..(part.end - range.start) as usize]),
+                    Fill::Bytes(bytes) => Fill::Bytes(
+                        &bytes[(part.start - range.start) as usize
+                            ..(part.end - range.start) as usize],
+                    ),
                     Fill::Zeroes => Fill::Zeroes,
                 };
                 at = part.end;
                 let none = Entry { length, dirty: false, mask: 0, base: None, stamp: Stamp(0) };
-                self.plan_chunk(&mut plan, offset, part, known.entries.get(&offset).copied(), none, fill)?;
+                self.plan_chunk(
+                    &mut plan,
+                    offset,
+                    part,
+                    known.entries.get(&offset).copied(),
+                    none,
+                    fill,
+                )?;
             }
         }
         if plan.entries.is_empty() && discarded.is_none_or(|_| !known.exists) {
             return Ok(None);
         }
-        let mut pairs: Vec<_> = plan.entries.iter().map(|(offset, entry)| (key::entry(*offset), entry.encode(id, *offset))).collect();
+        let mut pairs: Vec<_> = plan
+            .entries
+            .iter()
+            .map(|(offset, entry)| (key::entry(*offset), entry.encode(id, *offset)))
+            .collect();
         if known.exists {
             let listed = known.listed.map_or_else(Vec::new, stamp_value);
             if !self.session.planted(PlantedBug::ListedNotCompared) {
@@ -223,8 +261,14 @@ impl Volume {
             match &known.recut {
                 // What was absent may be absent again, after a re-cut.
                 Some(_) if self.session.planted(PlantedBug::RecutNotCompared) => {}
-                Some(recut) => plan.op.guards.push(Guard::Omap(key::RECUT.to_vec(), recut.encode())),
-                None if known.exists => return Err(Refusal::Failed(crate::format::corrupt(format_args!("object {id} has no re-cut key")))),
+                Some(recut) => {
+                    plan.op.guards.push(Guard::Omap(key::RECUT.to_vec(), recut.encode()))
+                }
+                None if known.exists => {
+                    return Err(Refusal::Failed(crate::format::corrupt(format_args!(
+                        "object {id} has no re-cut key"
+                    ))));
+                }
                 None => {
                     plan.recut = Some(Recut::none(stamp));
                     pairs.push((key::RECUT.to_vec(), Recut::none(stamp).encode()));
@@ -257,17 +301,28 @@ impl Volume {
         let (first, last) = ((part.start - offset) / BLOCK, (part.end - 1 - offset) / BLOCK);
         let mask = match fill {
             // Without a base a block of no mask is zeroes already.
-            Fill::Zeroes if entry.base.is_none() => entry.mask & !whole_blocks(&(part.start - offset..part.end - offset), length),
+            Fill::Zeroes if entry.base.is_none() => {
+                entry.mask & !whole_blocks(&(part.start - offset..part.end - offset), length)
+            }
             _ => (first..=last).fold(entry.mask, |mask, block| mask | 1 << block),
         };
-        let new = if self.session.planted(PlantedBug::MaskBitLost) && entry.base.is_some() { mask & !entry.mask } else { mask };
+        let new = if self.session.planted(PlantedBug::MaskBitLost) && entry.base.is_some() {
+            mask & !entry.mask
+        } else {
+            mask
+        };
         if plan.exists && planned.is_none() && !self.session.planted(PlantedBug::BlindEntry) {
             let value = old.map_or_else(Vec::new, |old| old.encode(plan.id, offset));
             plan.op.guards.push(Guard::Omap(key::entry(offset), value));
         }
         match fill {
-            Fill::Bytes(bytes) => plan.op.changes.push(Change::Write(part.start.into(), bytes.to_vec())),
-            Fill::Zeroes => plan.op.changes.push(Change::Zero(part.start.into(), (part.end - part.start).into())),
+            Fill::Bytes(bytes) => {
+                plan.op.changes.push(Change::Write(part.start.into(), bytes.to_vec()))
+            }
+            Fill::Zeroes => plan
+                .op
+                .changes
+                .push(Change::Zero(part.start.into(), (part.end - part.start).into())),
         }
         // What the base has in blocks that are written in part comes along.
         let cut = |block: u32, part: &Range<u32>| {
@@ -275,13 +330,20 @@ impl Volume {
             (part.start > whole.start || part.end < whole.end).then_some(whole)
         };
         let edges = [first, last];
-        let mut edges: Vec<u32> = edges.into_iter().filter(|block| entry.mask >> block & 1 == 0 && cut(*block, &part).is_some()).collect();
+        let mut edges: Vec<u32> = edges
+            .into_iter()
+            .filter(|block| entry.mask >> block & 1 == 0 && cut(*block, &part).is_some())
+            .collect();
         edges.dedup();
         if let Some(base) = entry.base.filter(|_| !edges.is_empty()) {
             let content = self.session.read_chunks(&[base.chunk]).remove(0)?;
             for whole in edges.into_iter().filter_map(|block| cut(block, &part)) {
-                let from_base = |range: Range<u32>| content[(range.start - offset) as usize..(range.end - offset) as usize].to_vec();
-                for side in [whole.start..part.start.min(whole.end), part.end.max(whole.start)..whole.end] {
+                let from_base = |range: Range<u32>| {
+                    content[(range.start - offset) as usize..(range.end - offset) as usize].to_vec()
+                };
+                for side in
+                    [whole.start..part.start.min(whole.end), part.end.max(whole.start)..whole.end]
+                {
                     if side.start < side.end {
                         plan.op.changes.push(Change::Write(side.start.into(), from_base(side)));
                     }
@@ -294,7 +356,13 @@ impl Volume {
     }
 
     /// Sends it again until it is known what became of it.
-    fn follow(&self, index: u64, object: &mut Object, plan: &Plan, first: Result<Version, Refusal>) -> Result<Sent, Refusal> {
+    fn follow(
+        &self,
+        index: u64,
+        object: &mut Object,
+        plan: &Plan,
+        first: Result<Version, Refusal>,
+    ) -> Result<Sent, Refusal> {
         let mut first = Some(first);
         for _ in 0..self.session.settings.tries.max(1) {
             let result = first.take().unwrap_or_else(|| self.session.write_one(&plan.op));
@@ -303,14 +371,18 @@ impl Volume {
                 Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
                 Err(refusal) => return Err(refusal),
             }
-            if matches!(result, Err(Refusal::Unknown)) && self.session.planted(PlantedBug::NewStampOnRetry) {
+            if matches!(result, Err(Refusal::Unknown))
+                && self.session.planted(PlantedBug::NewStampOnRetry)
+            {
                 object.learn(None);
                 return Ok(Sent::Again);
             }
             object.learn(None);
             let now = self.known(index, object)?;
             // A worker may have been there since: then it is the stamp of the reference.
-            let ours = |entry: &Entry| entry.stamp == plan.stamp || entry.base.is_some_and(|base| base.stamp == plan.stamp);
+            let ours = |entry: &Entry| {
+                entry.stamp == plan.stamp || entry.base.is_some_and(|base| base.stamp == plan.stamp)
+            };
             let applied = match plan.entries.first_key_value() {
                 Some((offset, _)) => now.entries.get(offset).is_some_and(ours),
                 None => plan.discarded.is_some_and(|stamp| now.discarded >= stamp),
@@ -324,7 +396,8 @@ impl Volume {
         Err(Refusal::Unknown)
     }
 
-    /// Does what the acknowledgement waits for: the bit of a new object, and the place on the dirty list.
+    /// Does what the acknowledgement waits for: the bit of a new object, and the place on the dirty
+    /// list.
     pub(super) fn settle(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
         // The list comes last: while something is owed to it, the bit may be missing too.
         self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
@@ -340,10 +413,15 @@ impl Volume {
 
     /// The error of an object that should be there.
     pub(super) fn lost(&self, index: u64) -> Refusal {
-        Refusal::Failed(crate::format::corrupt(format_args!("object {} of volume {:?} is missing", self.object_id(index), self.name)))
+        Refusal::Failed(crate::format::corrupt(format_args!(
+            "object {} of volume {:?} is missing",
+            self.object_id(index),
+            self.name
+        )))
     }
 
-    /// Does what a crash of the owner before us may have left undone for one object: its bit, and its place on the dirty list.
+    /// Does what a crash of the owner before us may have left undone for one object: its bit, and
+    /// its place on the dirty list.
     pub(super) fn rescan(&self, index: u64) -> Result<()> {
         let id = self.object_id(index);
         let again = || -> Result<(), Refusal> {

@@ -1,4 +1,5 @@
-//! Backing off: a worker whose operations take much longer than they use to, or whose cluster recovers, does less for a while.
+//! Backing off: a worker whose operations take much longer than they use to, or whose cluster
+//! recovers, does less for a while.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -91,9 +92,13 @@ mod tests {
         assert!(backoff.waits(ms(1000)) && !backoff.waits(ms(1001)));
         backoff.note(ms(1001), ms(1002), 1, true);
         assert!(backoff.waits(ms(3001)) && !backoff.waits(ms(3002)));
-        assert!(Backoff { until: Duration::from_secs(100), ..Backoff::new(ms(1000)) }.waits(Duration::from_secs(99)));
         assert!(
-            !Backoff { until: Duration::from_secs(100), ..Backoff::new(ms(1000)) }.waits(Duration::from_secs(10)),
+            Backoff { until: Duration::from_secs(100), ..Backoff::new(ms(1000)) }
+                .waits(Duration::from_secs(99))
+        );
+        assert!(
+            !Backoff { until: Duration::from_secs(100), ..Backoff::new(ms(1000)) }
+                .waits(Duration::from_secs(10)),
             "the clock was set back"
         );
     }

@@ -1,4 +1,5 @@
-//! Content-defined cuts at multiples of 4 KiB, for volumes: a chunk ends where its last block says so.
+//! Content-defined cuts at multiples of 4 KiB, for volumes: a chunk ends where its last block says
+//! so.
 
 use onefold_core::checksum;
 

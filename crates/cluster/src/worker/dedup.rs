@@ -1,7 +1,9 @@
-//! Deduplicating the metadata objects of the dirty list: several at once, so that each step is one round trip for all of them.
+//! Deduplicating the metadata objects of the dirty list: several at once, so that each step is one
+//! round trip for all of them.
 //!
-//! What is dirty and cold goes through the steps of [`flip`](super::flip), as much at a time as may be in memory. Objects share nothing but the batches: one whose
-//! operation fails does not stop the others.
+//! What is dirty and cold goes through the steps of [`flip`](super::flip), as much at a time as may
+//! be in memory. Objects share nothing but the batches: one whose operation fails does not stop the
+//! others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -71,7 +73,11 @@ pub(super) struct Job<'a> {
 impl Job<'_> {
     /// Bytes of chunks that it moves.
     fn bytes(&self) -> u64 {
-        if let Plan::Flip(entries) = &self.plan { entries.iter().map(|(_, entry)| u64::from(entry.length)).sum() } else { 0 }
+        if let Plan::Flip(entries) = &self.plan {
+            entries.iter().map(|(_, entry)| u64::from(entry.length)).sum()
+        } else {
+            0
+        }
     }
 
     /// Leaves to the next step what is more than so many bytes.
@@ -111,18 +117,38 @@ impl Job<'_> {
             bytes += u64::from(entry.length);
             bytes <= room || *n == 0 && one
         };
-        let next: Vec<_> = entries[self.taken..].iter().take(FLIP_ENTRIES).enumerate().take_while(fits).map(|(_, pair)| *pair).collect();
+        let next: Vec<_> = entries[self.taken..]
+            .iter()
+            .take(FLIP_ENTRIES)
+            .enumerate()
+            .take_while(fits)
+            .map(|(_, pair)| *pair)
+            .collect();
         self.taken += next.len();
         next
     }
 }
 
 impl Session {
-    /// Decides what is to be done about the first of these objects, until that is as much as a step takes.
-    pub(super) fn jobs<'a>(&self, listed: &'a [Listed], now: Duration, step_bytes: u64) -> Vec<Job<'a>> {
-        let reads: Vec<Read> = listed.iter().map(|listed| Read { object: listed.object.name(), looks: map_looks() }).collect();
-        let job =
-            |(listed, sight): (&'a Listed, _)| self.job(listed, Session::parse_map(listed.object, sight), (!listed.overdue).then_some(now));
+    /// Decides what is to be done about the first of these objects, until that is as much as a step
+    /// takes.
+    pub(super) fn jobs<'a>(
+        &self,
+        listed: &'a [Listed],
+        now: Duration,
+        step_bytes: u64,
+    ) -> Vec<Job<'a>> {
+        let reads: Vec<Read> = listed
+            .iter()
+            .map(|listed| Read { object: listed.object.name(), looks: map_looks() })
+            .collect();
+        let job = |(listed, sight): (&'a Listed, _)| {
+            self.job(
+                listed,
+                Session::parse_map(listed.object, sight),
+                (!listed.overdue).then_some(now),
+            )
+        };
         let mut jobs: Vec<Job<'a>> = listed.iter().zip(self.read_all(&reads)).map(job).collect();
         self.spare(&mut jobs, now);
         let (mut bytes, mut count) = (0, 0);
@@ -143,16 +169,23 @@ impl Session {
         jobs
     }
 
-    /// Leaves out dirty chunks that servers read often, and objects with one of these whose cuts are to be moved.
+    /// Leaves out dirty chunks that servers read often, and objects with one of these whose cuts
+    /// are to be moved.
     fn spare(&self, jobs: &mut [Job<'_>], now: Duration) {
-        let dirty = |job: &&Job<'_>| matches!(job.plan, Plan::Flip(_) | Plan::Recut(_)) && !job.listed.overdue;
+        let dirty = |job: &&Job<'_>| {
+            matches!(job.plan, Plan::Flip(_) | Plan::Recut(_)) && !job.listed.overdue
+        };
         let places = |job: &Job<'_>| -> Vec<(ObjectId, u32)> {
             let (Plan::Flip(entries) | Plan::Recut(entries)) = &job.plan else { return Vec::new() };
             entries.iter().map(|(offset, _)| (job.listed.object, *offset)).collect()
         };
         let chunks: Vec<(ObjectId, u32)> = jobs.iter().filter(dirty).flat_map(places).collect();
         // Without an answer they are deduplicated: heat is advice.
-        let hot = if chunks.is_empty() { BTreeSet::new() } else { self.hot(&chunks, now).unwrap_or_default() };
+        let hot = if chunks.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.hot(&chunks, now).unwrap_or_default()
+        };
         for job in jobs.iter_mut().filter(|_| !hot.is_empty()) {
             let object = job.listed.object;
             let is_hot = |(offset, _): &(u32, Entry)| hot.contains(&(object, *offset));
@@ -168,12 +201,24 @@ impl Session {
     pub(crate) fn flush_through(&self, object: ObjectId) -> Result<(), Refusal> {
         let Some(map) = self.read_map(object)? else { return Ok(()) };
         let Some(stamp) = map.listed else { return Ok(()) };
-        let listed = Listed { object, shard: self.shard_of(object), key: self.list_key(object, stamp), overdue: true };
-        self.settle(vec![self.job(&listed, Ok(Some(map)), None)]).into_iter().try_for_each(|(_, result)| result.map(|_| ()))
+        let listed = Listed {
+            object,
+            shard: self.shard_of(object),
+            key: self.list_key(object, stamp),
+            overdue: true,
+        };
+        self.settle(vec![self.job(&listed, Ok(Some(map)), None)])
+            .into_iter()
+            .try_for_each(|(_, result)| result.map(|_| ()))
     }
 
     /// Decides what is to be done about an object; without `now` none is too hot.
-    fn job<'a>(&self, listed: &'a Listed, map: Result<Option<Map>, Refusal>, now: Option<Duration>) -> Job<'a> {
+    fn job<'a>(
+        &self,
+        listed: &'a Listed,
+        map: Result<Option<Map>, Refusal>,
+        now: Option<Duration>,
+    ) -> Job<'a> {
         let mut job = Job {
             listed,
             plan: Plan::LeftOver,
@@ -184,10 +229,19 @@ impl Session {
         };
         match map {
             // Another key has taken its place, or none is needed.
-            Ok(Some(map)) if map.listed.is_some_and(|stamp| self.list_key(listed.object, stamp) == listed.key) => {
-                let dirty: Vec<(u32, Entry)> =
-                    map.entries.iter().filter(|(_, entry)| entry.dirty).map(|(at, entry)| (*at, *entry)).collect();
-                let hot = !dirty.is_empty() && now.is_some_and(|now| now < map.changed + self.settings.cold);
+            Ok(Some(map))
+                if map
+                    .listed
+                    .is_some_and(|stamp| self.list_key(listed.object, stamp) == listed.key) =>
+            {
+                let dirty: Vec<(u32, Entry)> = map
+                    .entries
+                    .iter()
+                    .filter(|(_, entry)| entry.dirty)
+                    .map(|(at, entry)| (*at, *entry))
+                    .collect();
+                let hot = !dirty.is_empty()
+                    && now.is_some_and(|now| now < map.changed + self.settings.cold);
                 job.plan = match &map.recut {
                     _ if hot => Plan::Hot,
                     Some(_) => Plan::Recut(dirty),
@@ -201,9 +255,11 @@ impl Session {
         job
     }
 
-    /// Deduplicates what is dirty and cold in objects, finishes their drops, and takes those off the list of which nothing is left.
+    /// Deduplicates what is dirty and cold in objects, finishes their drops, and takes those off
+    /// the list of which nothing is left.
     pub(super) fn settle(&self, mut jobs: Vec<Job<'_>>) -> Vec<(ObjectId, Result<Done, Refusal>)> {
-        let drops: Vec<Vec<(Chunk, Reference)>> = jobs.iter_mut().map(|job| std::mem::take(&mut job.pending)).collect();
+        let drops: Vec<Vec<(Chunk, Reference)>> =
+            jobs.iter_mut().map(|job| std::mem::take(&mut job.pending)).collect();
         for (job, finished) in jobs.iter_mut().zip(self.finish_each(&drops)) {
             job.add(finished.map(|operations| Done { operations, ..Done::default() }));
             match job.plan {
@@ -250,11 +306,15 @@ impl Session {
         Ok(3 * drops.len() as u64 + 1)
     }
 
-    /// As [`finish_drops`](Self::finish_drops) for several objects together; where that fails, for each.
+    /// As [`finish_drops`](Self::finish_drops) for several objects together; where that fails, for
+    /// each.
     pub(super) fn finish_each(&self, of: &[Vec<(Chunk, Reference)>]) -> Vec<Result<u64, Refusal>> {
         let all = of.concat();
         match self.finish_drops(&all) {
-            Ok(_) => of.iter().map(|drops| if drops.is_empty() { Ok(0) } else { Ok(3 * drops.len() as u64 + 1) }).collect(),
+            Ok(_) => of
+                .iter()
+                .map(|drops| if drops.is_empty() { Ok(0) } else { Ok(3 * drops.len() as u64 + 1) })
+                .collect(),
             Err(_) => of.iter().map(|drops| self.finish_drops(drops)).collect(),
         }
     }
@@ -263,7 +323,9 @@ impl Session {
     pub(crate) fn forget_drops(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
         let mut keys: BTreeMap<ObjectId, Vec<Vec<u8>>> = BTreeMap::new();
         for (_, reference) in drops {
-            keys.entry(reference.object).or_default().push(key::pending(reference.offset, reference.stamp));
+            keys.entry(reference.object)
+                .or_default()
+                .push(key::pending(reference.offset, reference.stamp));
         }
         let op = |(object, keys): (ObjectId, _)| Write {
             object: object.name(),
@@ -281,18 +343,29 @@ impl Session {
 
     /// Takes those objects off the list of which all is clean, and keys that are left over.
     fn leave_list(&self, jobs: &mut [Job<'_>]) {
-        let stays = |job: &Job<'_>| job.result.is_err() || job.partial || matches!(job.plan, Plan::Hot | Plan::LeftOver);
+        let stays = |job: &Job<'_>| {
+            job.result.is_err() || job.partial || matches!(job.plan, Plan::Hot | Plan::LeftOver)
+        };
         let looked: Vec<usize> = (0..jobs.len()).filter(|n| !stays(&jobs[*n])).collect();
-        let mut leaving: Vec<usize> =
-            (0..jobs.len()).filter(|n| jobs[*n].result.is_ok() && matches!(jobs[*n].plan, Plan::LeftOver)).collect();
-        let reads: Vec<Read> = looked.iter().map(|n| Read { object: jobs[*n].listed.object.name(), looks: map_looks() }).collect();
+        let mut leaving: Vec<usize> = (0..jobs.len())
+            .filter(|n| jobs[*n].result.is_ok() && matches!(jobs[*n].plan, Plan::LeftOver))
+            .collect();
+        let reads: Vec<Read> = looked
+            .iter()
+            .map(|n| Read { object: jobs[*n].listed.object.name(), looks: map_looks() })
+            .collect();
         let (mut clean, mut ops) = (Vec::new(), Vec::new());
         for (n, sight) in looked.into_iter().zip(self.read_all(&reads)) {
             let Listed { object, key, .. } = jobs[n].listed;
             jobs[n].add(Ok(Done { operations: 1, ..Done::default() }));
             match Session::parse_map(*object, sight) {
                 Ok(None) => leaving.push(n),
-                Ok(Some(map)) if map.is_settled() && map.listed.is_some_and(|stamp| self.list_key(*object, stamp) == *key) => {
+                Ok(Some(map))
+                    if map.is_settled()
+                        && map
+                            .listed
+                            .is_some_and(|stamp| self.list_key(*object, stamp) == *key) =>
+                {
                     jobs[n].add(Ok(Done { operations: 2, ..Done::default() }));
                     clean.push(n);
                     ops.push(Write {
@@ -309,7 +382,9 @@ impl Session {
             match result {
                 Ok(_) => leaving.push(n),
                 // Without a reply the key is found to be left over, if so.
-                Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => jobs[n].add(Ok(Done { again: true, ..Done::default() })),
+                Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {
+                    jobs[n].add(Ok(Done { again: true, ..Done::default() }))
+                }
                 Err(refusal) => jobs[n].add(Err(refusal)),
             }
         }
@@ -318,7 +393,9 @@ impl Session {
         let op = |(shard, of): (&&ObjectName, &Vec<usize>)| Write {
             object: (*shard).clone(),
             guards: vec![Guard::Exists],
-            changes: vec![Change::DropOmap(of.iter().map(|n| jobs[*n].listed.key.clone()).collect())],
+            changes: vec![Change::DropOmap(
+                of.iter().map(|n| jobs[*n].listed.key.clone()).collect(),
+            )],
         };
         let results = self.insist_all(&shards.iter().map(op).collect::<Vec<_>>());
         let gone: Vec<(Vec<usize>, _)> = shards.into_values().zip(results).collect();

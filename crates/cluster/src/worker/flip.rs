@@ -1,4 +1,5 @@
-//! Chunks of metadata objects become references (the paper's 4.4.1, with the flip before the drop), those of several objects at once.
+//! Chunks of metadata objects become references (the paper's 4.4.1, with the flip before the drop),
+//! those of several objects at once.
 //!
 //! | step | after a crash |
 //! |---|---|
@@ -6,7 +7,8 @@
 //! | (b) the flip: compare entries; new entries, punch, *pending drops* of the old bases, in one operation | the pending drop tells what to drop |
 //! | (c) the old references are dropped, then their pending drops | it is dropped again, which does nothing |
 //!
-//! A flip that comes too late drops its reference only where the entry, read afterwards, has no use for it.
+//! A flip that comes too late drops its reference only where the entry, read afterwards, has no use
+//! for it.
 
 use onefold_core::object::{Change, Guard, Look, Read, Refusal, Sight, Version, Write};
 
@@ -64,11 +66,13 @@ struct Draft {
     done: Done,
 }
 
-/// The contents of a group's entries, `None` in place of one that changed, and for all when there are too many drops.
+/// The contents of a group's entries, `None` in place of one that changed, and for all when there
+/// are too many drops.
 type Contents = Option<Vec<Option<Vec<u8>>>>;
 
 impl Session {
-    /// Steps (a) to (c) for groups of different objects, each step in flight for all of them together; what became of each.
+    /// Steps (a) to (c) for groups of different objects, each step in flight for all of them
+    /// together; what became of each.
     pub(super) fn flip_groups(&self, groups: &[Group]) -> Vec<Result<Done, Refusal>> {
         let mut drafts: Vec<Result<Draft, Refusal>> = groups
             .iter()
@@ -77,21 +81,36 @@ impl Session {
             .collect();
         if self.planted(PlantedBug::DropBeforeFlip) {
             each(&mut drafts, |draft| {
-                draft.wanted.iter().try_for_each(|wanted| self.do_drops(draft.flips[wanted.flip].dropped.as_slice()))
+                draft.wanted.iter().try_for_each(|wanted| {
+                    self.do_drops(draft.flips[wanted.flip].dropped.as_slice())
+                })
             });
         }
         if self.planted(PlantedBug::FlipBeforeReference) {
             each(&mut drafts, |draft| {
-                draft.refer(&draft.wanted.iter().map(|wanted| Chunk { id: wanted.id, copy: 0 }).collect::<Vec<_>>());
+                draft.refer(
+                    &draft
+                        .wanted
+                        .iter()
+                        .map(|wanted| Chunk { id: wanted.id, copy: 0 })
+                        .collect::<Vec<_>>(),
+                );
                 self.follow(draft, self.write_one(&self.flip_op(draft)))?;
-                self.add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>()).map(|_| ())
+                self.add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())
+                    .map(|_| ())
             });
         } else {
             self.refer_all(&mut drafts);
         }
-        let mut open: Vec<&mut Result<Draft, Refusal>> =
-            drafts.iter_mut().filter(|draft| draft.as_ref().is_ok_and(|draft| !draft.flips.is_empty())).collect();
-        let ops: Vec<Write> = open.iter().flat_map(|draft| draft.as_ref().ok()).map(|draft| self.flip_op(draft)).collect();
+        let mut open: Vec<&mut Result<Draft, Refusal>> = drafts
+            .iter_mut()
+            .filter(|draft| draft.as_ref().is_ok_and(|draft| !draft.flips.is_empty()))
+            .collect();
+        let ops: Vec<Write> = open
+            .iter()
+            .flat_map(|draft| draft.as_ref().ok())
+            .map(|draft| self.flip_op(draft))
+            .collect();
         let mut drops = Vec::new();
         for (result, first) in open.iter_mut().zip(self.write_all(&ops)) {
             let mut dropped = Vec::new();
@@ -121,7 +140,8 @@ impl Session {
     /// What the entries become, and which references that takes.
     fn draft(&self, group: &Group, contents: Contents) -> Draft {
         let object = group.object;
-        let mut draft = Draft { object, flips: Vec::new(), wanted: Vec::new(), done: Done::default() };
+        let mut draft =
+            Draft { object, flips: Vec::new(), wanted: Vec::new(), done: Done::default() };
         let Some(contents) = contents else {
             draft.done.again = true;
             return draft;
@@ -152,12 +172,15 @@ impl Session {
 
     /// Step (a), for all together; where that fails, for each.
     fn refer_all(&self, drafts: &mut [Result<Draft, Refusal>]) {
-        let ops: Vec<_> = drafts.iter().flatten().flat_map(|draft| draft.wanted.iter().map(Wanted::op)).collect();
+        let ops: Vec<_> =
+            drafts.iter().flatten().flat_map(|draft| draft.wanted.iter().map(Wanted::op)).collect();
         let mut all = self.add_references(&ops).map(Vec::into_iter);
         each(drafts, |draft| {
             let chunks: Vec<Chunk> = match &mut all {
                 Ok(all) => all.take(draft.wanted.len()).collect(),
-                Err(_) => self.add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())?,
+                Err(_) => {
+                    self.add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())?
+                }
             };
             draft.refer(&chunks);
             Ok(())
@@ -167,11 +190,18 @@ impl Session {
     /// The bytes of the entries, read together with them.
     fn contents(&self, groups: &[Group]) -> Vec<Result<Contents, Refusal>> {
         let read = |group: &Group| {
-            let ranges = group.entries.iter().map(|(offset, entry)| Look::Data((*offset).into(), entry.length.into()));
-            Read { object: group.object.name(), looks: map_looks().into_iter().chain(ranges).collect() }
+            let ranges = group
+                .entries
+                .iter()
+                .map(|(offset, entry)| Look::Data((*offset).into(), entry.length.into()));
+            Read {
+                object: group.object.name(),
+                looks: map_looks().into_iter().chain(ranges).collect(),
+            }
         };
         let sights = self.read_all(&groups.iter().map(read).collect::<Vec<_>>());
-        let seen: Vec<_> = groups.iter().zip(sights).map(|(group, sight)| seen(group, sight)).collect();
+        let seen: Vec<_> =
+            groups.iter().zip(sights).map(|(group, sight)| seen(group, sight)).collect();
         let gaps: Vec<Chunk> = groups
             .iter()
             .zip(&seen)
@@ -182,11 +212,13 @@ impl Session {
         let content = |(group, seen): (&Group, Result<Option<(Map, Vec<Vec<u8>>)>, Refusal>)| {
             let Some((map, data)) = seen? else { return Ok(None) };
             // All of its bases, also when one of them can't be read: those that follow are others'.
-            let bases: Vec<_> = group.entries.iter().map(|entry| gap(entry).and_then(|_| bases.next())).collect();
+            let bases: Vec<_> =
+                group.entries.iter().map(|entry| gap(entry).and_then(|_| bases.next())).collect();
             let mut contents = Vec::new();
             for (((offset, entry), data), base) in group.entries.iter().zip(data).zip(bases) {
                 let base = match base {
-                    // It changed meanwhile, or the next read of a client will say that it is damaged.
+                    // It changed meanwhile, or the next read of a client will say that it is
+                    // damaged.
                     Some(Err(Refusal::Missing | Refusal::Failed(_))) => {
                         contents.push(None);
                         continue;
@@ -208,11 +240,15 @@ impl Session {
         let mut op = Write { object: object.name(), guards: Vec::new(), changes: Vec::new() };
         let mut pairs = Vec::new();
         for flip in &draft.flips {
-            op.guards.push(Guard::Omap(key::entry(flip.offset), flip.old.encode(object, flip.offset)));
+            op.guards
+                .push(Guard::Omap(key::entry(flip.offset), flip.old.encode(object, flip.offset)));
             pairs.push((key::entry(flip.offset), flip.new.encode(object, flip.offset)));
             let pending = flip.dropped.filter(|_| !self.planted(PlantedBug::PendingForgotten));
             if let Some((chunk, reference)) = pending {
-                pairs.push((key::pending(flip.offset, reference.stamp), entry::encode_pending(object, flip.offset, &chunk)));
+                pairs.push((
+                    key::pending(flip.offset, reference.stamp),
+                    entry::encode_pending(object, flip.offset, &chunk),
+                ));
             }
         }
         if !self.planted(PlantedBug::PunchOutsideFlip) {
@@ -230,7 +266,11 @@ impl Session {
             match first.take().unwrap_or_else(|| self.write_one(&self.flip_op(draft))) {
                 Ok(_) => {
                     if self.planted(PlantedBug::PunchOutsideFlip) {
-                        self.insist(&Write { object: object.name(), guards: vec![Guard::Exists], changes: punches(flips) })?;
+                        self.insist(&Write {
+                            object: object.name(),
+                            guards: vec![Guard::Exists],
+                            changes: punches(flips),
+                        })?;
                     }
                     return Ok(true);
                 }
@@ -240,7 +280,8 @@ impl Session {
             // Our stamp says that it was applied; the old entries that it may be sent again.
             let Some(map) = self.read_map(*object)? else { return Ok(false) };
             let now = |flip: &Flip| map.entries.get(&flip.offset).copied();
-            if flips.iter().any(|flip| now(flip).is_some_and(|entry| entry.stamp == flip.new.stamp)) {
+            if flips.iter().any(|flip| now(flip).is_some_and(|entry| entry.stamp == flip.new.stamp))
+            {
                 return Ok(true);
             }
             if flips.iter().any(|flip| now(flip) != Some(flip.old)) {
@@ -250,28 +291,37 @@ impl Session {
         Err(Refusal::Unknown)
     }
 
-    /// True for a reference that nobody has a use for, nor ever will: its entry, read after it, does not name it, and neither that nor the re-cut under way
-    /// has its very stamp.
+    /// True for a reference that nobody has a use for, nor ever will: its entry, read after it,
+    /// does not name it, and neither that nor the re-cut under way has its very stamp.
     pub(crate) fn is_stale(&self, map: Option<&Map>, chunk: &Chunk, reference: &Reference) -> bool {
         let Some(map) = map else { return true };
-        let recut = map.recut.as_ref().is_some_and(|recut| recut.stamp == reference.stamp && recut.range.contains(&reference.offset));
+        let recut = map.recut.as_ref().is_some_and(|recut| {
+            recut.stamp == reference.stamp && recut.range.contains(&reference.offset)
+        });
         if recut && !self.planted(PlantedBug::RecutJudged) {
             return false;
         }
         let Some(entry) = map.entries.get(&reference.offset) else { return true };
-        let named = entry.base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp);
+        let named =
+            entry.base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp);
         let coming = entry.dirty && entry.stamp == reference.stamp;
         !named && !coming
     }
 
-    /// After a flip that came too late: drops the references that were added and that no entry has a use for.
-    pub(crate) fn take_back(&self, object: ObjectId, added: &[(Chunk, Reference)]) -> Result<(), Refusal> {
+    /// After a flip that came too late: drops the references that were added and that no entry has
+    /// a use for.
+    pub(crate) fn take_back(
+        &self,
+        object: ObjectId,
+        added: &[(Chunk, Reference)],
+    ) -> Result<(), Refusal> {
         if added.is_empty() {
             return Ok(());
         }
         let map = self.read_map(object)?;
         for (chunk, reference) in added {
-            if self.planted(PlantedBug::LosersDrop) || self.is_stale(map.as_ref(), chunk, reference) {
+            if self.planted(PlantedBug::LosersDrop) || self.is_stale(map.as_ref(), chunk, reference)
+            {
                 self.do_drops(&[(*chunk, *reference)])?;
                 self.attempts_are_over([(*chunk, *reference)]);
             }
@@ -293,7 +343,10 @@ impl Draft {
 }
 
 /// Goes on with those that did not fail.
-fn each(drafts: &mut [Result<Draft, Refusal>], mut go: impl FnMut(&mut Draft) -> Result<(), Refusal>) {
+fn each(
+    drafts: &mut [Result<Draft, Refusal>],
+    mut go: impl FnMut(&mut Draft) -> Result<(), Refusal>,
+) {
     for result in drafts {
         if let Ok(draft) = result
             && let Err(refusal) = go(draft)
@@ -309,7 +362,10 @@ fn gap((_, entry): &(u32, Entry)) -> Option<Chunk> {
 }
 
 /// Map and data of a group; `None` when the object is gone, or has too many drops.
-fn seen(group: &Group, sight: Result<Sight, Refusal>) -> Result<Option<(Map, Vec<Vec<u8>>)>, Refusal> {
+fn seen(
+    group: &Group,
+    sight: Result<Sight, Refusal>,
+) -> Result<Option<(Map, Vec<Vec<u8>>)>, Refusal> {
     let sight = match sight {
         Err(Refusal::Missing) => return Ok(None),
         other => other?,

@@ -1,7 +1,9 @@
-//! Leases on shards of the dirty list: they make it rare that two workers do the same; nothing else rests on them.
+//! Leases on shards of the dirty list: they make it rare that two workers do the same; nothing else
+//! rests on them.
 //!
-//! A worker takes its share of the shards that have something on their list, those that changed longest ago first, and keeps them as long as they have: a lease
-//! ends after a time that the store's clock tells, and is renewed three times before.
+//! A worker takes its share of the shards that have something on their list, those that changed
+//! longest ago first, and keeps them as long as they have: a lease ends after a time that the
+//! store's clock tells, and is renewed three times before.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,15 +27,22 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Looks which shards have something to do, gives back the others and what is too much, and takes more; the shards that are ours, in order.
-    pub(super) fn take(&mut self, session: &Session, living: u64) -> Result<VecDeque<u16>, Refusal> {
+    /// Looks which shards have something to do, gives back the others and what is too much, and
+    /// takes more; the shards that are ours, in order.
+    pub(super) fn take(
+        &mut self,
+        session: &Session,
+        living: u64,
+    ) -> Result<VecDeque<u16>, Refusal> {
         let found = shards(session)?;
         let share = (found.len() as u64).div_ceil(living.max(1)) as usize;
         let mut ours = VecDeque::new();
-        for shard in found.iter().copied().filter(|shard| self.held.contains_key(shard)).take(share) {
+        for shard in found.iter().copied().filter(|shard| self.held.contains_key(shard)).take(share)
+        {
             ours.push_back(shard);
         }
-        let surplus: Vec<u16> = self.held.keys().copied().filter(|shard| !ours.contains(shard)).collect();
+        let surplus: Vec<u16> =
+            self.held.keys().copied().filter(|shard| !ours.contains(shard)).collect();
         surplus.into_iter().for_each(|shard| self.give_back(session, shard));
         for shard in found {
             if ours.len() < share && !ours.contains(&shard) && self.lock(session, shard)? {
@@ -46,7 +55,9 @@ impl Leases {
     /// True while a shard is ours; the lease is renewed when it is time.
     pub(super) fn keep(&mut self, session: &Session, shard: u16) -> Result<bool, Refusal> {
         match self.held.get(&shard) {
-            Some(since) if session.store.time() < *since + session.settings.lease / RENEWALS => Ok(true),
+            Some(since) if session.store.time() < *since + session.settings.lease / RENEWALS => {
+                Ok(true)
+            }
             Some(_) => self.lock(session, shard),
             None => Ok(false),
         }
@@ -61,7 +72,12 @@ impl Leases {
     fn lock(&mut self, session: &Session, shard: u16) -> Result<bool, Refusal> {
         // Before it is asked for: the store counts from later on.
         let now = session.store.time();
-        match session.store.lock(&shard_name(shard), LEASE, &cookie(session), Some(session.settings.lease)) {
+        match session.store.lock(
+            &shard_name(shard),
+            LEASE,
+            &cookie(session),
+            Some(session.settings.lease),
+        ) {
             Ok(()) => {
                 self.held.insert(shard, now);
                 Ok(true)
@@ -85,18 +101,26 @@ fn cookie(session: &Session) -> String {
     format!("session {}", session.number())
 }
 
-/// The shards that have something on their list: the one that changed longest ago first, and among equal ones ours.
+/// The shards that have something on their list: the one that changed longest ago first, and among
+/// equal ones ours.
 fn shards(session: &Session) -> Result<Vec<u16>, Refusal> {
     let count = session.format.shards;
     let own = (session.number() % u64::from(count)) as u16;
     let all: Vec<u16> = (own..count).chain(0..own).collect();
-    let look = |shard: &u16| Read { object: shard_name(*shard), looks: vec![Look::Page(Vec::new(), 1), Look::Stat] };
+    let look = |shard: &u16| Read {
+        object: shard_name(*shard),
+        looks: vec![Look::Page(Vec::new(), 1), Look::Stat],
+    };
     let sights = session.read_all(&all.iter().map(look).collect::<Vec<_>>());
     let mut found = Vec::new();
     for (shard, sight) in all.into_iter().zip(sights) {
         match sight {
             Ok(sight) if !sight.pairs(0).0.is_empty() => {
-                let changed = if let Some(Seen::Stat { changed, .. }) = sight.seen.get(1) { *changed } else { Duration::ZERO };
+                let changed = if let Some(Seen::Stat { changed, .. }) = sight.seen.get(1) {
+                    *changed
+                } else {
+                    Duration::ZERO
+                };
                 found.push((changed.as_secs(), shard));
             }
             Ok(_) | Err(Refusal::Missing) => {}
@@ -120,8 +144,13 @@ mod tests {
     #[test]
     fn workers_share_the_shards_and_take_over_what_is_given_back() {
         let store = MemoryObjects::new(PoolKind::Replicated);
-        create(&store, &Format { shards: 16, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) }).unwrap();
-        let open = |name: &str| Session::open(Arc::new(store.session(name)), Settings::default()).unwrap();
+        create(
+            &store,
+            &Format { shards: 16, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) },
+        )
+        .unwrap();
+        let open =
+            |name: &str| Session::open(Arc::new(store.session(name)), Settings::default()).unwrap();
         let (one, other) = (open("one"), open("other"));
         for n in 0..40 {
             one.put(&format!("p{n}"), &mut &b"something"[..]).unwrap();

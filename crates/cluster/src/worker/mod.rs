@@ -48,10 +48,12 @@ use crate::{
 /// Objects that wait because somebody was faster, at most; what finds no room is tried at once.
 const WAITING_MAX: usize = 4096;
 
-/// Chunks of a step while there is a limit: enough that looking at list and map is little beside them.
+/// Chunks of a step while there is a limit: enough that looking at list and map is little beside
+/// them.
 const LIMITED_CHUNKS: u64 = 8;
 
-/// After so many doublings an object that is always changed or read is deduplicated all the same: with a cold period of 10 s after 85 minutes.
+/// After so many doublings an object that is always changed or read is deduplicated all the same:
+/// with a cold period of 10 s after 85 minutes.
 const DOUBLINGS_MAX: u32 = 8;
 
 /// What a step did.
@@ -88,7 +90,8 @@ pub struct Worker {
     shards: VecDeque<u16>,
     /// Where the next step goes on in the first of them.
     after: Vec<u8>,
-    /// Objects that the next step looks at: what is dirty in them should be about as much as a step takes.
+    /// Objects that the next step looks at: what is dirty in them should be about as much as a
+    /// step takes.
     objects: usize,
     /// When an object may be tried again, and how often it failed.
     waiting: BTreeMap<ObjectId, (Duration, u32)>,
@@ -141,11 +144,13 @@ impl Worker {
         if self.backoff.waits(self.session.store.time()) {
             return Ok(Progress { waits: true, ..Progress::default() });
         }
-        let judged = self.judge.step(&self.session, self.rate.is_limited()).map_err(deduplication)?;
+        let judged =
+            self.judge.step(&self.session, self.rate.is_limited()).map_err(deduplication)?;
         self.rate.spent(judged);
         let begun = self.session.store.time();
         if self.shards.is_empty() {
-            self.shards = self.leases.take(&self.session, self.rate.workers()).map_err(deduplication)?;
+            self.shards =
+                self.leases.take(&self.session, self.rate.workers()).map_err(deduplication)?;
         }
         if self.shards.is_empty() {
             self.rate.spent(1);
@@ -162,7 +167,12 @@ impl Worker {
         let mut progress = result?;
         progress.round = self.shards.is_empty();
         self.rate.spent(progress.operations);
-        self.backoff.note(begun, self.session.store.time(), progress.operations, self.session.store.recovers());
+        self.backoff.note(
+            begun,
+            self.session.store.time(),
+            progress.operations,
+            self.session.store.recovers(),
+        );
         progress.operations += judged;
         Ok(progress)
     }
@@ -181,19 +191,26 @@ impl Worker {
         self.shards.retain(|shard| *shard != number);
     }
 
-    /// Takes objects off the lists of the next shards, as many as a step has, and deduplicates them together.
+    /// Takes objects off the lists of the next shards, as many as a step has, and deduplicates them
+    /// together.
     fn objects_step(&mut self) -> Result<Progress, Refusal> {
         let mut progress = Progress::default();
         let settings = &self.session.settings;
         // Where each operation counts, a step is small: what it takes is owed before the next one.
         let (most, bytes) = if self.rate.is_limited() {
-            (1, settings.batch_bytes.min(LIMITED_CHUNKS * u64::from(self.session.format.chunk_bytes)))
+            (
+                1,
+                settings
+                    .batch_bytes
+                    .min(LIMITED_CHUNKS * u64::from(self.session.format.chunk_bytes)),
+            )
         } else {
             (self.objects, settings.batch_bytes)
         };
         let pages = self.pages(most, &mut progress)?;
         let now = self.session.store.time();
-        let keys: Vec<(u16, &Vec<u8>)> = pages.iter().flat_map(|page| page.keys.iter().map(|key| (page.shard, key))).collect();
+        let keys: Vec<(u16, &Vec<u8>)> =
+            pages.iter().flat_map(|page| page.keys.iter().map(|key| (page.shard, key))).collect();
         let (mut places, mut listed) = (Vec::new(), Vec::new());
         for (place, (shard, key)) in keys.iter().enumerate() {
             let shard = shard_name(*shard);
@@ -208,12 +225,21 @@ impl Worker {
                 continue;
             }
             places.push(place);
-            listed.push(Listed { object, shard, key: (*key).clone(), overdue: failures >= DOUBLINGS_MAX });
+            listed.push(Listed {
+                object,
+                shard,
+                key: (*key).clone(),
+                overdue: failures >= DOUBLINGS_MAX,
+            });
         }
         let jobs = self.session.jobs(&listed, now, bytes);
         let too_many = listed.len() - jobs.len();
         progress.operations += too_many as u64;
-        self.objects = if too_many > 0 { jobs.len() } else { (self.objects + 1).min(self.session.settings.objects_per_step.max(1)) };
+        self.objects = if too_many > 0 {
+            jobs.len()
+        } else {
+            (self.objects + 1).min(self.session.settings.objects_per_step.max(1))
+        };
         let done = jobs.iter().filter(|job| !job.is_partial()).count();
         self.go_on_behind(&pages, places.get(done).copied().unwrap_or(keys.len()));
         self.deduplicate(jobs, now, &mut progress)?;
@@ -233,7 +259,11 @@ impl Worker {
             }
         }
         let look = |(n, shard): (usize, &u16)| {
-            let after = if n == 0 && self.shards.front() == Some(shard) { self.after.clone() } else { Vec::new() };
+            let after = if n == 0 && self.shards.front() == Some(shard) {
+                self.after.clone()
+            } else {
+                Vec::new()
+            };
             Read { object: shard_name(*shard), looks: vec![Look::Page(after, most)] }
         };
         let sights = self.session.read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
@@ -272,7 +302,12 @@ impl Worker {
     }
 
     /// Does what is to be done about objects; the first error, when all others are done.
-    fn deduplicate(&mut self, jobs: Vec<Job<'_>>, now: Duration, progress: &mut Progress) -> Result<(), Refusal> {
+    fn deduplicate(
+        &mut self,
+        jobs: Vec<Job<'_>>,
+        now: Duration,
+        progress: &mut Progress,
+    ) -> Result<(), Refusal> {
         let mut failed = None;
         for (object, result) in self.session.settle(jobs) {
             let done = match result {
@@ -289,7 +324,10 @@ impl Worker {
                 progress.later += 1;
                 let failures = waits.map_or(0, |(_, failures)| failures + 1).min(DOUBLINGS_MAX);
                 if self.waiting.len() < WAITING_MAX {
-                    self.waiting.insert(object, (now + self.session.settings.cold * (1 << failures), failures));
+                    self.waiting.insert(
+                        object,
+                        (now + self.session.settings.cold * (1 << failures), failures),
+                    );
                 }
             }
         }

@@ -1,5 +1,6 @@
-//! Rate control (the paper's 4.4.2): below the low mark no limit, between the marks one operation of deduplication for 100 of clients, above the high one
-//! for 500. The marks are for the whole store: servers publish what they did, workers add it up.
+//! Rate control (the paper's 4.4.2): below the low mark no limit, between the marks one operation
+//! of deduplication for 100 of clients, above the high one for 500. The marks are for the whole
+//! store: servers publish what they did, workers add it up.
 
 use std::time::Duration;
 
@@ -64,7 +65,8 @@ impl Rate {
         Rate { marks, looked: None, ratio: None, tokens: 0, most: 0, workers: 1 }
     }
 
-    /// Takes in what the sessions did since the last look, and says how many operations may be done now.
+    /// Takes in what the sessions did since the last look, and says how many operations may be done
+    /// now.
     pub(crate) fn allowance(&mut self, now: Duration, did: &Growth) -> u64 {
         self.workers = did.workers.max(1);
         if let Some(looked) = self.looked {
@@ -73,7 +75,8 @@ impl Rate {
             self.ratio = self.marks.ratio(a_second(did.operations), a_second(did.bytes));
             if let Some(ratio) = self.ratio {
                 let given = (did.operations * 1000 / ratio / self.workers) as i64;
-                self.most = (given as f64 * (SAVED.as_secs_f64() / passed.as_secs_f64()).max(1.0)) as i64;
+                self.most =
+                    (given as f64 * (SAVED.as_secs_f64() / passed.as_secs_f64()).max(1.0)) as i64;
                 self.tokens = (self.tokens + given).min(self.most.max(1000));
             }
         }

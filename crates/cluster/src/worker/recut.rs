@@ -1,4 +1,5 @@
-//! Moving cuts: what is dirty in a volume whose chunks are cut by their content is cut anew, together with its neighbours.
+//! Moving cuts: what is dirty in a volume whose chunks are cut by their content is cut anew,
+//! together with its neighbours.
 //!
 //! | step | after a crash |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | (b) the flip: compare key and old entries; new entries, punch, pending drops, another key value, in one operation | the pending drops tell what to drop |
 //! | (c) the old references are dropped | they are dropped again, which does nothing |
 //!
-//! Cutting begins with the chunk before the first dirty one, and goes on until a cut falls on one that is there. So only the last chunk before a place that was
-//! never written can be short.
+//! Cutting begins with the chunk before the first dirty one, and goes on until a cut falls on one
+//! that is there. So only the last chunk before a place that was never written can be short.
 
 use onefold_core::{
     block::is_zero,
@@ -66,7 +67,11 @@ impl Span {
         }
         let first = run.iter().position(|(_, entry)| entry.dirty)?;
         let last = run[first..].iter().take_while(|(_, entry)| entry.dirty).last()?;
-        Some(Span { start: *run[first.saturating_sub(1)].0, dirty_end: end_of(*last), run_end: end_of(*run.last()?) })
+        Some(Span {
+            start: *run[first.saturating_sub(1)].0,
+            dirty_end: end_of(*last),
+            run_end: end_of(*run.last()?),
+        })
     }
 
     /// Cuts `content`, which begins at the start; `None` when more of it is needed.
@@ -116,11 +121,23 @@ impl Session {
     }
 
     /// One range; false when something else changed it meanwhile.
-    fn recut_span(&self, object: ObjectId, map: &Map, span: Span, done: &mut Done) -> Result<bool, Refusal> {
-        let near = map.entries.iter().map(end_of).find(|end| *end >= (span.dirty_end + AHEAD).min(span.run_end));
+    fn recut_span(
+        &self,
+        object: ObjectId,
+        map: &Map,
+        span: Span,
+        done: &mut Done,
+    ) -> Result<bool, Refusal> {
+        let near = map
+            .entries
+            .iter()
+            .map(end_of)
+            .find(|end| *end >= (span.dirty_end + AHEAD).min(span.run_end));
         let mut cut = None;
         for end in [near.unwrap_or(span.run_end), span.run_end] {
-            let Some(content) = self.span_content(object, map, span.start, end)? else { return Ok(false) };
+            let Some(content) = self.span_content(object, map, span.start, end)? else {
+                return Ok(false);
+            };
             done.operations += 1;
             if let Some(pieces) = span.cut(map, &content, self.format.chunk_bytes) {
                 cut = Some((pieces, content));
@@ -128,12 +145,16 @@ impl Session {
             }
         }
         let Some((pieces, content)) = cut else { return Ok(false) };
-        let (mut pieces, end) = (pieces.as_slice(), pieces.last().map_or(span.start, |(at, length)| at + length));
-        let olds: Vec<(u32, Entry)> = map.entries.range(span.start..end).map(|(at, entry)| (*at, *entry)).collect();
+        let (mut pieces, end) =
+            (pieces.as_slice(), pieces.last().map_or(span.start, |(at, length)| at + length));
+        let olds: Vec<(u32, Entry)> =
+            map.entries.range(span.start..end).map(|(at, entry)| (*at, *entry)).collect();
         let mut old = olds.as_slice();
         let same = |piece: &(u32, u32), old: &(u32, Entry)| *piece == (old.0, old.1.length);
-        if pieces.len() == old.len() && pieces.iter().zip(old).all(|(piece, old)| same(piece, old)) {
-            let dirty: Vec<(u32, Entry)> = old.iter().filter(|(_, entry)| entry.dirty).copied().collect();
+        if pieces.len() == old.len() && pieces.iter().zip(old).all(|(piece, old)| same(piece, old))
+        {
+            let dirty: Vec<(u32, Entry)> =
+                old.iter().filter(|(_, entry)| entry.dirty).copied().collect();
             for group in dirty.chunks(FLIP_ENTRIES) {
                 for flipped in self.flip_groups(&[Group { object, entries: group.to_vec() }]) {
                     done.add(flipped?);
@@ -154,14 +175,26 @@ impl Session {
         {
             (pieces, old) = (&pieces[..pieces.len() - 1], &old[..old.len() - 1]);
         }
-        let bytes = |(at, length): &(u32, u32)| &content[(at - span.start) as usize..(at + length - span.start) as usize];
-        let pieces: Vec<(u32, &[u8])> = pieces.iter().map(|piece| (piece.0, bytes(piece))).collect();
+        let bytes = |(at, length): &(u32, u32)| {
+            &content[(at - span.start) as usize..(at + length - span.start) as usize]
+        };
+        let pieces: Vec<(u32, &[u8])> =
+            pieces.iter().map(|piece| (piece.0, bytes(piece))).collect();
         self.swap(object, map, old.to_vec(), &pieces, done)
     }
 
     /// The bytes of a range as the entries say, when they are still the same.
-    fn span_content(&self, object: ObjectId, map: &Map, start: u32, end: u32) -> Result<Option<Vec<u8>>, Refusal> {
-        let looks = map_looks().into_iter().chain([Look::Data(start.into(), (end - start).into())]).collect();
+    fn span_content(
+        &self,
+        object: ObjectId,
+        map: &Map,
+        start: u32,
+        end: u32,
+    ) -> Result<Option<Vec<u8>>, Refusal> {
+        let looks = map_looks()
+            .into_iter()
+            .chain([Look::Data(start.into(), (end - start).into())])
+            .collect();
         let sight = match self.read_one(&object.name(), looks) {
             Err(Refusal::Missing) => return Ok(None),
             other => other?,
@@ -169,10 +202,15 @@ impl Session {
         let data = sight.data(2).to_vec();
         let Some(now) = Session::parse_map(object, Ok(sight))? else { return Ok(None) };
         let range = || map.entries.range(start..end);
-        if !range().eq(now.entries.range(start..end)) || now.recut != map.recut || now.pending.len() + range().count() > PENDING_MAX {
+        if !range().eq(now.entries.range(start..end))
+            || now.recut != map.recut
+            || now.pending.len() + range().count() > PENDING_MAX
+        {
             return Ok(None);
         }
-        let gaps = |entry: &Entry| if entry.is_cached() { None } else { entry.base.map(|base| base.chunk) };
+        let gaps = |entry: &Entry| {
+            if entry.is_cached() { None } else { entry.base.map(|base| base.chunk) }
+        };
         let chunks: Vec<Chunk> = range().filter_map(|(_, entry)| gaps(entry)).collect();
         let mut bases = self.read_chunks(&chunks).into_iter();
         let mut content = Vec::with_capacity((end - start) as usize);
@@ -184,34 +222,65 @@ impl Session {
                 None => None,
             };
             let from = ((offset - start) as usize).min(data.len());
-            content.extend(assemble(entry, &data[from..(from + entry.length as usize).min(data.len())], base.as_deref()));
+            content.extend(assemble(
+                entry,
+                &data[from..(from + entry.length as usize).min(data.len())],
+                base.as_deref(),
+            ));
         }
         Ok(Some(content))
     }
 
     /// Steps (0) to (c).
-    fn swap(&self, object: ObjectId, map: &Map, old: Vec<(u32, Entry)>, pieces: &[(u32, &[u8])], done: &mut Done) -> Result<bool, Refusal> {
-        let (Some(first), Some(last), Some(before)) = (old.first(), old.last(), &map.recut) else { return Ok(false) };
+    fn swap(
+        &self,
+        object: ObjectId,
+        map: &Map,
+        old: Vec<(u32, Entry)>,
+        pieces: &[(u32, &[u8])],
+        done: &mut Done,
+    ) -> Result<bool, Refusal> {
+        let (Some(first), Some(last), Some(before)) = (old.first(), old.last(), &map.recut) else {
+            return Ok(false);
+        };
         let recut = Recut { range: first.0..last.0 + last.1.length, stamp: self.stamp() };
         if !self.set_recut(object, before, &recut)? {
             return Ok(false);
         }
         let stamp = self.stamp();
-        let (mut swap, mut wanted) = (Swap { old, new: Vec::new(), recut, added: Vec::new(), dropped: Vec::new() }, Vec::new());
+        let (mut swap, mut wanted) = (
+            Swap { old, new: Vec::new(), recut, added: Vec::new(), dropped: Vec::new() },
+            Vec::new(),
+        );
         let mut kept = Vec::new();
         for (offset, content) in pieces {
             let id = self.chunk_id(content);
-            let there = swap.old.iter().find(|(at, _)| at == offset).and_then(|(_, entry)| entry.base).filter(|base| base.chunk.id == id);
+            let there = swap
+                .old
+                .iter()
+                .find(|(at, _)| at == offset)
+                .and_then(|(_, entry)| entry.base)
+                .filter(|base| base.chunk.id == id);
             let base = there.filter(|_| !is_zero(content));
             kept.extend(base.map(|_| *offset));
             if base.is_none() && !is_zero(content) {
-                wanted.push((swap.new.len(), id, *content, Reference { object, offset: *offset, stamp: swap.recut.stamp }));
+                wanted.push((
+                    swap.new.len(),
+                    id,
+                    *content,
+                    Reference { object, offset: *offset, stamp: swap.recut.stamp },
+                ));
             }
-            swap.new.push((*offset, Entry { length: content.len() as u32, dirty: false, mask: 0, base, stamp }));
+            swap.new.push((
+                *offset,
+                Entry { length: content.len() as u32, dirty: false, mask: 0, base, stamp },
+            ));
         }
         let leaving = swap.old.iter().filter(|(offset, _)| !kept.contains(offset));
-        swap.dropped = leaving.filter_map(|(offset, entry)| entry.reference(object, *offset)).collect();
-        let ops: Vec<(ChunkId, &[u8], Reference)> = wanted.iter().map(|(_, id, content, reference)| (*id, *content, *reference)).collect();
+        swap.dropped =
+            leaving.filter_map(|(offset, entry)| entry.reference(object, *offset)).collect();
+        let ops: Vec<(ChunkId, &[u8], Reference)> =
+            wanted.iter().map(|(_, id, content, reference)| (*id, *content, *reference)).collect();
         for ((n, id, _, reference), chunk) in wanted.iter().zip(self.add_references(&ops)?) {
             done.operations += 1 + u64::from(id.length) / (32 << 10);
             swap.new[*n].1.base = Some(Base { chunk, stamp: reference.stamp });
@@ -230,7 +299,8 @@ impl Session {
         Ok(false)
     }
 
-    /// Sets the re-cut key where it is still `before`; false when it is not, or when that is not known.
+    /// Sets the re-cut key where it is still `before`; false when it is not, or when that is not
+    /// known.
     fn set_recut(&self, object: ObjectId, before: &Recut, recut: &Recut) -> Result<bool, Refusal> {
         let op = Write {
             object: object.name(),
@@ -250,30 +320,49 @@ impl Session {
     fn flip_swap(&self, object: ObjectId, swap: &Swap) -> Result<bool, Refusal> {
         let mut guards = vec![Guard::Omap(key::RECUT.to_vec(), swap.recut.encode())];
         if !self.planted(PlantedBug::RecutBlind) {
-            guards.extend(swap.old.iter().map(|(offset, entry)| Guard::Omap(key::entry(*offset), entry.encode(object, *offset))));
+            guards.extend(swap.old.iter().map(|(offset, entry)| {
+                Guard::Omap(key::entry(*offset), entry.encode(object, *offset))
+            }));
         }
         let gone = |offset: &u32| !swap.new.iter().any(|(at, _)| at == offset);
-        let gone = swap.old.iter().map(|(offset, _)| *offset).filter(gone).map(key::entry).collect();
-        let mut pairs: Vec<_> = swap.new.iter().map(|(offset, entry)| (key::entry(*offset), entry.encode(object, *offset))).collect();
+        let gone =
+            swap.old.iter().map(|(offset, _)| *offset).filter(gone).map(key::entry).collect();
+        let mut pairs: Vec<_> = swap
+            .new
+            .iter()
+            .map(|(offset, entry)| (key::entry(*offset), entry.encode(object, *offset)))
+            .collect();
         for (chunk, reference) in &swap.dropped {
-            pairs.push((key::pending(reference.offset, reference.stamp), entry::encode_pending(object, reference.offset, chunk)));
+            pairs.push((
+                key::pending(reference.offset, reference.stamp),
+                entry::encode_pending(object, reference.offset, chunk),
+            ));
         }
         pairs.push((key::RECUT.to_vec(), Recut::none(self.stamp()).encode()));
         let range = &swap.recut.range;
         let punch = Change::Zero(range.start.into(), (range.end - range.start).into());
-        let op = Write { object: object.name(), guards, changes: vec![Change::DropOmap(gone), Change::SetOmap(pairs), punch] };
+        let op = Write {
+            object: object.name(),
+            guards,
+            changes: vec![Change::DropOmap(gone), Change::SetOmap(pairs), punch],
+        };
         for _ in 0..self.settings.tries.max(1) {
             match self.write_one(&op) {
                 Ok(_) => return Ok(true),
                 Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
                 Err(refusal) => return Err(refusal),
             }
-            // Our stamp says that it was applied; the key and the old entries that it may be sent again.
+            // Our stamp says that it was applied; the key and the old entries that it may be sent
+            // again.
             let Some(map) = self.read_map(object)? else { return Ok(false) };
-            if swap.new.iter().any(|(offset, new)| map.entries.get(offset).is_some_and(|entry| entry.stamp == new.stamp)) {
+            if swap.new.iter().any(|(offset, new)| {
+                map.entries.get(offset).is_some_and(|entry| entry.stamp == new.stamp)
+            }) {
                 return Ok(true);
             }
-            if map.recut.as_ref() != Some(&swap.recut) || swap.old.iter().any(|(offset, old)| map.entries.get(offset) != Some(old)) {
+            if map.recut.as_ref() != Some(&swap.recut)
+                || swap.old.iter().any(|(offset, old)| map.entries.get(offset) != Some(old))
+            {
                 return Ok(false);
             }
         }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use onefold_backend::MemoryObjects;
-use onefold_core::object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write};
+use onefold_core::object::{
+    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version,
+    Write,
+};
 
 /// What a write gets instead of its result, and whether it is applied all the same.
 pub(crate) struct Fault {
@@ -42,7 +45,13 @@ impl<F: Fn() -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
         self.store.list(pool, from, most)
     }
 
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
         self.store.lock(object, lock, cookie, lease)
     }
 
@@ -54,7 +63,12 @@ impl<F: Fn() -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
         self.store.holder(object, lock)
     }
 
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal> {
         self.store.break_lock(object, lock, holder)
     }
 

@@ -1,10 +1,14 @@
-//! What every [`ObjectStore`] must keep, as checks that run on any of them, also on a cluster before a store is made on it.
+//! What every [`ObjectStore`] must keep, as checks that run on any of them, also on a cluster
+//! before a store is made on it.
 //!
 //! Names begin with a prefix of the caller's; what a check made it removes.
 
 use std::time::Duration;
 
-use super::{Change, Guard, Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal, Seen, Sight, Version, Write};
+use super::{
+    Change, Guard, Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal, Seen, Sight,
+    Version, Write,
+};
 
 /// A check: its name, and the sentence of what went wrong.
 type Check = (&'static str, fn(&Bench<'_>) -> Result<(), String>);
@@ -36,7 +40,9 @@ pub fn run(store: &dyn ObjectStore, prefix: &str) -> Vec<(&'static str, Result<(
 /// # Errors
 /// A sentence with the name of the check.
 pub fn hold(store: &dyn ObjectStore, prefix: &str) -> Result<(), String> {
-    run(store, prefix).into_iter().try_for_each(|(name, result)| result.map_err(|what| format!("{name}: {what}")))
+    run(store, prefix)
+        .into_iter()
+        .try_for_each(|(name, result)| result.map_err(|what| format!("{name}: {what}")))
 }
 
 struct Bench<'a> {
@@ -56,13 +62,22 @@ impl Bench<'_> {
         let _ = self.write(object, &[], &[Change::Remove]);
     }
 
-    fn write(&self, object: &ObjectName, guards: &[Guard], changes: &[Change]) -> Result<Version, Refusal> {
-        let op = Write { object: object.clone(), guards: guards.to_vec(), changes: changes.to_vec() };
+    fn write(
+        &self,
+        object: &ObjectName,
+        guards: &[Guard],
+        changes: &[Change],
+    ) -> Result<Version, Refusal> {
+        let op =
+            Write { object: object.clone(), guards: guards.to_vec(), changes: changes.to_vec() };
         self.store.write(&[op]).pop().unwrap_or(Err(Refusal::Unknown))
     }
 
     fn read(&self, object: &ObjectName, looks: &[Look]) -> Result<Sight, Refusal> {
-        self.store.read(&[Read { object: object.clone(), looks: looks.to_vec() }]).pop().unwrap_or(Err(Refusal::Unknown))
+        self.store
+            .read(&[Read { object: object.clone(), looks: looks.to_vec() }])
+            .pop()
+            .unwrap_or(Err(Refusal::Unknown))
     }
 }
 
@@ -89,12 +104,20 @@ fn set(key: &[u8], value: &[u8]) -> Change {
 fn whole_or_nothing(bench: &Bench<'_>) -> Result<(), String> {
     let object = bench.object("whole");
     ok(bench.write(&object, &[], &[Change::Write(0, b"one".to_vec()), set(b"a", b"1")]))?;
-    let guards = [Guard::Omap(b"a".to_vec(), b"1".to_vec()), Guard::Omap(b"b".to_vec(), b"9".to_vec())];
-    refused(bench.write(&object, &guards, &[Change::Write(0, b"two".to_vec()), set(b"a", b"2")]), &Refusal::Mismatch)?;
+    let guards =
+        [Guard::Omap(b"a".to_vec(), b"1".to_vec()), Guard::Omap(b"b".to_vec(), b"9".to_vec())];
+    refused(
+        bench.write(&object, &guards, &[Change::Write(0, b"two".to_vec()), set(b"a", b"2")]),
+        &Refusal::Mismatch,
+    )?;
     let sight = ok(bench.read(&object, &[Look::Data(0, 10), Look::Keys(vec![b"a".to_vec()])]))?;
     same(&sight.data(0), &&b"one"[..])?;
     same(&sight.pairs(1).0, &&[(b"a".to_vec(), b"1".to_vec())][..])?;
-    ok(bench.write(&object, &guards[..1], &[Change::Write(0, b"two".to_vec()), set(b"a", b"2"), set(b"b", b"3")]))?;
+    ok(bench.write(
+        &object,
+        &guards[..1],
+        &[Change::Write(0, b"two".to_vec()), set(b"a", b"2"), set(b"b", b"3")],
+    ))?;
     let sight = ok(bench.read(&object, &[Look::Data(0, 10)]))?;
     same(&sight.data(0), &&b"two"[..])?;
     bench.remove(&object);
@@ -103,7 +126,8 @@ fn whole_or_nothing(bench: &Bench<'_>) -> Result<(), String> {
 
 fn exclusive(bench: &Bench<'_>) -> Result<(), String> {
     let object = bench.object("exclusive");
-    let create = || bench.write(&object, &[Guard::Absent], &[Change::Full(b"x".to_vec()), set(b"r", b"")]);
+    let create =
+        || bench.write(&object, &[Guard::Absent], &[Change::Full(b"x".to_vec()), set(b"r", b"")]);
     ok(create())?;
     refused(create(), &Refusal::Exists)?;
     let sight = ok(bench.read(&object, &[Look::Page(vec![], 10)]))?;
@@ -118,8 +142,15 @@ fn absent_key(bench: &Bench<'_>) -> Result<(), String> {
     let object = bench.object("absent");
     ok(bench.write(&object, &[Guard::Absent], &[]))?;
     ok(bench.write(&object, &[Guard::Omap(b"k".to_vec(), vec![])], &[set(b"k", b"v")]))?;
-    refused(bench.write(&object, &[Guard::Omap(b"k".to_vec(), vec![])], &[set(b"k", b"w")]), &Refusal::Mismatch)?;
-    ok(bench.write(&object, &[Guard::Omap(b"k".to_vec(), b"v".to_vec())], &[Change::DropOmap(vec![b"k".to_vec(), b"none".to_vec()])]))?;
+    refused(
+        bench.write(&object, &[Guard::Omap(b"k".to_vec(), vec![])], &[set(b"k", b"w")]),
+        &Refusal::Mismatch,
+    )?;
+    ok(bench.write(
+        &object,
+        &[Guard::Omap(b"k".to_vec(), b"v".to_vec())],
+        &[Change::DropOmap(vec![b"k".to_vec(), b"none".to_vec()])],
+    ))?;
     ok(bench.write(&object, &[Guard::Omap(b"k".to_vec(), vec![])], &[]))?;
     bench.remove(&object);
     Ok(())
@@ -162,15 +193,28 @@ fn stale_version(bench: &Bench<'_>) -> Result<(), String> {
     let first = ok(bench.write(&object, &[], &[set(b"k", b"1")]))?;
     let second = ok(bench.write(&object, &[Guard::Version(first)], &[set(b"k", b"2")]))?;
     refused(bench.write(&object, &[Guard::Version(first)], &[Change::Remove]), &Refusal::Mismatch)?;
-    refused(bench.write(&object, &[Guard::Version(Version(second.0 + 1000))], &[Change::Remove]), &Refusal::Mismatch)?;
+    refused(
+        bench.write(&object, &[Guard::Version(Version(second.0 + 1000))], &[Change::Remove]),
+        &Refusal::Mismatch,
+    )?;
     ok(bench.write(&object, &[Guard::Version(second)], &[Change::Remove]))?;
     refused(bench.read(&object, &[Look::Stat]), &Refusal::Missing)
 }
 
 fn one_moment(bench: &Bench<'_>) -> Result<(), String> {
     let object = bench.object("moment");
-    let version = ok(bench.write(&object, &[], &[Change::Write(4096, vec![7; 100]), set(b"a", b"1"), set(b"b", b"2")]))?;
-    let looks = [Look::Data(4000, 196), Look::Data(4190, 100), Look::Data(9000, 10), Look::Page(b"a".to_vec(), 5), Look::Stat];
+    let version = ok(bench.write(
+        &object,
+        &[],
+        &[Change::Write(4096, vec![7; 100]), set(b"a", b"1"), set(b"b", b"2")],
+    ))?;
+    let looks = [
+        Look::Data(4000, 196),
+        Look::Data(4190, 100),
+        Look::Data(9000, 10),
+        Look::Page(b"a".to_vec(), 5),
+        Look::Stat,
+    ];
     let sight = ok(bench.read(&object, &looks))?;
     same(&sight.version, &version)?;
     same(&sight.data(0), &&[&[0; 96][..], &[7; 100][..]].concat()[..])?;
@@ -187,7 +231,11 @@ fn one_moment(bench: &Bench<'_>) -> Result<(), String> {
 fn pages(bench: &Bench<'_>) -> Result<(), String> {
     let object = bench.object("pages");
     let keys: Vec<Vec<u8>> = (1..=60u8).map(|n| vec![b'k', n, 0x80 + n]).collect();
-    ok(bench.write(&object, &[], &[Change::SetOmap(keys.iter().map(|key| (key.clone(), vec![1])).collect())]))?;
+    ok(bench.write(
+        &object,
+        &[],
+        &[Change::SetOmap(keys.iter().map(|key| (key.clone(), vec![1])).collect())],
+    ))?;
     let (mut found, mut after) = (Vec::new(), Vec::new());
     loop {
         let sight = ok(bench.read(&object, &[Look::Page(after.clone(), 7)]))?;
@@ -223,7 +271,11 @@ fn attributes(bench: &Bench<'_>) -> Result<(), String> {
     ok(bench.write(&object, &[], &[Change::SetXattr("h", vec![1, 0, 2])]))?;
     let sight = ok(bench.read(&object, &[Look::Xattr("h"), Look::Xattr("none")]))?;
     same(&(sight.xattr(0), sight.xattr(1)), &(Some(&[1, 0, 2][..]), None))?;
-    ok(bench.write(&object, &[Guard::Xattr("h", vec![1, 0, 2])], &[Change::SetXattr("h", vec![3])]))?;
+    ok(bench.write(
+        &object,
+        &[Guard::Xattr("h", vec![1, 0, 2])],
+        &[Change::SetXattr("h", vec![3])],
+    ))?;
     refused(bench.write(&object, &[Guard::Xattr("h", vec![1, 0, 2])], &[]), &Refusal::Mismatch)?;
     bench.remove(&object);
     Ok(())
@@ -237,7 +289,11 @@ fn listing(bench: &Bench<'_>) -> Result<(), String> {
     let (mut found, mut from) = (Vec::new(), None);
     loop {
         let page = ok(bench.store.list(Pool::Metadata, from.as_deref(), 4))?;
-        found.extend(page.names.into_iter().filter(|name| name.starts_with(&format!("{}listed", bench.prefix))));
+        found.extend(
+            page.names
+                .into_iter()
+                .filter(|name| name.starts_with(&format!("{}listed", bench.prefix))),
+        );
         from = page.next;
         if from.is_none() {
             break;
@@ -274,7 +330,11 @@ fn locks(bench: &Bench<'_>) -> Result<(), String> {
 fn chunk_pool(bench: &Bench<'_>) -> Result<(), String> {
     let object = ObjectName::chunk(format!("{}chunk", bench.prefix));
     bench.remove(&object);
-    ok(bench.write(&object, &[Guard::Absent], &[Change::Full(vec![9; 5000]), Change::SetXattr("h", vec![1])]))?;
+    ok(bench.write(
+        &object,
+        &[Guard::Absent],
+        &[Change::Full(vec![9; 5000]), Change::SetXattr("h", vec![1])],
+    ))?;
     let sight = ok(bench.read(&object, &[Look::Data(0, 9999), Look::Xattr("h")]))?;
     same(&sight.data(0), &&[9; 5000][..])?;
     let keys = bench.write(&object, &[Guard::Exists], &[set(b"k", b"v")]);
@@ -291,7 +351,10 @@ fn chunk_pool(bench: &Bench<'_>) -> Result<(), String> {
     }
     let version = ok(bench.read(&object, &[Look::Stat]))?.version;
     let later = ok(bench.write(&object, &[], &[Change::Full(vec![8; 10])]))?;
-    refused(bench.write(&object, &[Guard::Version(version)], &[Change::Remove]), &Refusal::Mismatch)?;
+    refused(
+        bench.write(&object, &[Guard::Version(version)], &[Change::Remove]),
+        &Refusal::Mismatch,
+    )?;
     ok(bench.write(&object, &[Guard::Version(later)], &[Change::Remove]))?;
     refused(bench.read(&object, &[Look::Stat]), &Refusal::Missing)?;
     let again = ok(bench.write(&object, &[Guard::Absent], &[Change::Full(vec![7; 10])]))?;

@@ -1,4 +1,5 @@
-//! The object store, as the cluster engine sees it: compound operations, atomic on one object and on nothing more.
+//! The object store, as the cluster engine sees it: compound operations, atomic on one object and
+//! on nothing more.
 //!
 //! | module | what |
 //! |---|---|
@@ -58,7 +59,8 @@ impl fmt::Debug for ObjectName {
     }
 }
 
-/// Counts the changes of an object: it rises, by any step, and never repeats under one name, not even after removal.
+/// Counts the changes of an object: it rises, by any step, and never repeats under one name, not
+/// even after removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
@@ -84,7 +86,8 @@ pub enum Change {
     Write(u64, Vec<u8>),
     /// The whole data.
     Full(Vec<u8>),
-    /// So many bytes at an offset read as zeroes and take no space; the object grows no longer by it.
+    /// So many bytes at an offset read as zeroes and take no space; the object grows no longer by
+    /// it.
     Zero(u64, u64),
     /// Keys and their values.
     SetOmap(Vec<(Vec<u8>, Vec<u8>)>),
@@ -96,9 +99,11 @@ pub enum Change {
     Remove,
 }
 
-/// A compound change of one object: all guards hold and all changes are made, or nothing is. Durable when it is acknowledged.
+/// A compound change of one object: all guards hold and all changes are made, or nothing is.
+/// Durable when it is acknowledged.
 ///
-/// Without [`Guard::Absent`] or [`Guard::Exists`] an object that is not there is created, but any other guard finds it missing.
+/// Without [`Guard::Absent`] or [`Guard::Exists`] an object that is not there is created, but any
+/// other guard finds it missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
     /// The object.
@@ -138,7 +143,8 @@ pub struct Read {
 pub enum Seen {
     /// For [`Look::Data`].
     Data(Vec<u8>),
-    /// For [`Look::Keys`] and [`Look::Page`]; `more` tells that keys follow. A page may be shorter than was asked for.
+    /// For [`Look::Keys`] and [`Look::Page`]; `more` tells that keys follow. A page may be shorter
+    /// than was asked for.
     Pairs {
         /// In the order of the keys.
         pairs: Vec<(Vec<u8>, Vec<u8>)>,
@@ -213,7 +219,8 @@ pub enum Refusal {
     Unknown,
     /// The pool can't do that.
     Unsupported,
-    /// Whom this session works for has not the right to; the sentence says which one. Nothing was applied.
+    /// Whom this session works for has not the right to; the sentence says which one. Nothing was
+    /// applied.
     Denied(Error),
     /// The store failed otherwise; nothing was applied.
     Failed(Error),
@@ -270,16 +277,19 @@ pub struct Space {
     pub used: u64,
 }
 
-/// A store of objects in two pools. A value is one *session*: what it sent is no longer applied once it was fenced.
+/// A store of objects in two pools. A value is one *session*: what it sent is no longer applied
+/// once it was fenced.
 ///
-/// All methods may be called from many threads at once. Operations of one session on one object are applied in the order in which they
-/// were sent; once [`Refusal::Unknown`] was given, that operation may still be applied at any later time, also more than once, until the
-/// session is fenced.
+/// All methods may be called from many threads at once. Operations of one session on one object are
+/// applied in the order in which they were sent; once [`Refusal::Unknown`] was given, that
+/// operation may still be applied at any later time, also more than once, until the session is
+/// fenced.
 pub trait ObjectStore: Send + Sync {
     /// What the pool can do.
     fn kind(&self, pool: Pool) -> PoolKind;
 
-    /// Applies each of a batch, all in flight together; operations of one batch on one object in their order.
+    /// Applies each of a batch, all in flight together; operations of one batch on one object in
+    /// their order.
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>>;
 
     /// Reads each of a batch, all in flight together.
@@ -291,11 +301,18 @@ pub trait ObjectStore: Send + Sync {
     /// As operations.
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal>;
 
-    /// Takes an exclusive lock, or renews it; it ends after `lease` by the store's clock, or never. The object is created.
+    /// Takes an exclusive lock, or renews it; it ends after `lease` by the store's clock, or never.
+    /// The object is created.
     ///
     /// # Errors
     /// `Busy` when somebody else holds it.
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal>;
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal>;
 
     /// Gives a lock back; no error when it is not held.
     ///
@@ -313,12 +330,18 @@ pub trait ObjectStore: Send + Sync {
     ///
     /// # Errors
     /// As operations.
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal>;
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal>;
 
     /// The name of this session for [`fence`](ObjectStore::fence); no other one ever has it.
     fn identity(&self) -> String;
 
-    /// Shuts a session out for good. On return nothing of it is applied any more, whatever was in flight.
+    /// Shuts a session out for good. On return nothing of it is applied any more, whatever was in
+    /// flight.
     ///
     /// # Errors
     /// `Denied` where this session has not the right to.

@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use super::{Change, Guard, Holder, Look, ObjectName, Page, Pool, PoolKind, Read, Refusal, Seen, Sight, Version, Write};
+use super::{
+    Change, Guard, Holder, Look, ObjectName, Page, Pool, PoolKind, Read, Refusal, Seen, Sight,
+    Version, Write,
+};
 
 /// An object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +46,13 @@ impl Objects {
     /// No objects, with a chunk pool of this kind.
     #[must_use]
     pub fn new(chunks: PoolKind) -> Objects {
-        Objects { chunks, objects: BTreeMap::new(), locks: BTreeMap::new(), fenced: BTreeSet::new(), version: 0 }
+        Objects {
+            chunks,
+            objects: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            fenced: BTreeSet::new(),
+            version: 0,
+        }
     }
 
     /// What a pool can do.
@@ -71,7 +80,8 @@ impl Objects {
         self.objects.remove(name);
     }
 
-    /// Puts another content in the place of an object's, as a medium does that rots; locks and versions stay.
+    /// Puts another content in the place of an object's, as a medium does that rots; locks and
+    /// versions stay.
     pub fn put_back(&mut self, name: &ObjectName, object: Object) {
         self.objects.insert(name.clone(), object);
     }
@@ -79,7 +89,10 @@ impl Objects {
     /// Bytes of data, keys and values.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let of = |object: &Object| object.data.len() + object.omap.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+        let of = |object: &Object| {
+            object.data.len()
+                + object.omap.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
+        };
         self.objects.values().map(|object| of(object) as u64).sum()
     }
 
@@ -115,13 +128,24 @@ impl Objects {
             return Err(Refusal::Unsupported);
         }
         let object = self.objects.get(&op.object).ok_or(Refusal::Missing)?;
-        Ok(Sight { version: Version(object.version), seen: op.looks.iter().map(|look| see(object, look)).collect() })
+        Ok(Sight {
+            version: Version(object.version),
+            seen: op.looks.iter().map(|look| see(object, look)).collect(),
+        })
     }
 
     fn supported(&self, op: &Write) -> Result<(), Refusal> {
-        let omap = |change: &Change| matches!(change, Change::SetOmap(_) | Change::DropOmap(_) | Change::Write(..) | Change::Zero(..));
+        let omap = |change: &Change| {
+            matches!(
+                change,
+                Change::SetOmap(_) | Change::DropOmap(_) | Change::Write(..) | Change::Zero(..)
+            )
+        };
         let erasure = self.kind(op.object.pool) == PoolKind::Erasure;
-        if erasure && (op.changes.iter().any(omap) || op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..)))) {
+        if erasure
+            && (op.changes.iter().any(omap)
+                || op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..))))
+        {
             return Err(Refusal::Unsupported);
         }
         Ok(())
@@ -130,8 +154,12 @@ impl Objects {
     /// A page of names after `from`.
     #[must_use]
     pub fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Page {
-        let mut names = self.objects.keys().filter(|name| name.pool == pool && from.is_none_or(|from| name.name.as_str() > from));
-        let page: Vec<String> = names.by_ref().take(most.max(1)).map(|name| name.name.clone()).collect();
+        let mut names = self
+            .objects
+            .keys()
+            .filter(|name| name.pool == pool && from.is_none_or(|from| name.name.as_str() > from));
+        let page: Vec<String> =
+            names.by_ref().take(most.max(1)).map(|name| name.name.clone()).collect();
         let next = names.next().and(page.last().cloned());
         Page { names: page, next }
     }
@@ -153,9 +181,13 @@ impl Objects {
         }
         if !self.objects.contains_key(object) {
             self.version += 1;
-            self.objects.insert(object.clone(), Object { version: self.version, changed: now, ..Object::default() });
+            self.objects.insert(
+                object.clone(),
+                Object { version: self.version, changed: now, ..Object::default() },
+            );
         }
-        self.locks.insert((object.clone(), lock), Lock { holder, until: lease.map(|lease| now + lease) });
+        self.locks
+            .insert((object.clone(), lock), Lock { holder, until: lease.map(|lease| now + lease) });
         Ok(())
     }
 
@@ -194,8 +226,12 @@ fn check(object: Option<&Object>, guards: &[Guard]) -> Result<(), Refusal> {
             (_, None) => return Err(Refusal::Missing),
             (Guard::Exists, Some(_)) => true,
             (Guard::Version(version), Some(object)) => object.version == version.0,
-            (Guard::Omap(key, value), Some(object)) => object.omap.get(key).map_or(&[][..], |value| value) == *value,
-            (Guard::Xattr(name, value), Some(object)) => object.xattrs.get(name).map_or(&[][..], |value| value) == *value,
+            (Guard::Omap(key, value), Some(object)) => {
+                object.omap.get(key).map_or(&[][..], |value| value) == *value
+            }
+            (Guard::Xattr(name, value), Some(object)) => {
+                object.xattrs.get(name).map_or(&[][..], |value| value) == *value
+            }
         };
         if !holds {
             return Err(Refusal::Mismatch);
@@ -233,16 +269,31 @@ fn see(object: &Object, look: &Look) -> Seen {
     match look {
         Look::Data(at, bytes) => {
             let length = object.data.len();
-            Seen::Data(object.data[(*at as usize).min(length)..(at.saturating_add(*bytes) as usize).min(length)].to_vec())
+            Seen::Data(
+                object.data
+                    [(*at as usize).min(length)..(at.saturating_add(*bytes) as usize).min(length)]
+                    .to_vec(),
+            )
         }
         Look::Keys(keys) => {
-            let found: BTreeMap<_, _> = keys.iter().filter_map(|key| object.omap.get_key_value(key)).collect();
-            Seen::Pairs { pairs: found.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect(), more: false }
+            let found: BTreeMap<_, _> =
+                keys.iter().filter_map(|key| object.omap.get_key_value(key)).collect();
+            Seen::Pairs {
+                pairs: found.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
+                more: false,
+            }
         }
         Look::Page(after, most) => {
             use std::ops::Bound::{Excluded, Unbounded};
-            let mut keys = object.omap.range::<[u8], _>((if after.is_empty() { Unbounded } else { Excluded(&after[..]) }, Unbounded));
-            let pairs = keys.by_ref().take(*most).map(|(key, value)| (key.clone(), value.clone())).collect();
+            let mut keys = object.omap.range::<[u8], _>((
+                if after.is_empty() { Unbounded } else { Excluded(&after[..]) },
+                Unbounded,
+            ));
+            let pairs = keys
+                .by_ref()
+                .take(*most)
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect();
             Seen::Pairs { pairs, more: keys.next().is_some() }
         }
         Look::Xattr(name) => Seen::Xattr(object.xattrs.get(name).cloned()),

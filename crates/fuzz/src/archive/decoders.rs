@@ -1,4 +1,5 @@
-//! Each decoder of the archive engine: bytes as they come, and with their checksums mended. What is accepted must be what would be written.
+//! Each decoder of the archive engine: bytes as they come, and with their checksums mended. What is
+//! accepted must be what would be written.
 
 use onefold_archive::{
     format::{
@@ -23,15 +24,22 @@ use crate::reach;
 const PART_BYTES: usize = 32 << 10;
 
 fn files(prefix: &'static str) -> impl Iterator<Item = &'static Vec<u8>> {
-    archives().iter().flatten().filter(move |(name, _)| name.starts_with(prefix)).map(|(_, bytes)| bytes)
+    archives()
+        .iter()
+        .flatten()
+        .filter(move |(name, _)| name.starts_with(prefix))
+        .map(|(_, bytes)| bytes)
 }
 
-/// With the checksum in the last eight bytes of the first 4,096, whose seed is the id and the secret in them.
+/// With the checksum in the last eight bytes of the first 4,096, whose seed is the id and the
+/// secret in them.
 fn sealed(data: &[u8], id: usize) -> Vec<u8> {
     let mut bytes = data.to_vec();
     bytes.resize(4096, 0);
-    let (archive, secret) = (std::array::from_fn(|n| bytes[id + n]), std::array::from_fn(|n| bytes[id + 16 + n]));
-    let checksum = onefold_archive::format::Identity::new(archive, &secret).checksum(&bytes[..4088]);
+    let (archive, secret) =
+        (std::array::from_fn(|n| bytes[id + n]), std::array::from_fn(|n| bytes[id + 16 + n]));
+    let checksum =
+        onefold_archive::format::Identity::new(archive, &secret).checksum(&bytes[..4088]);
     bytes[4088..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
@@ -42,7 +50,10 @@ pub fn label(data: &[u8]) {
         match Label::decode(&bytes) {
             Found::Good(label) => {
                 reach::good();
-                assert!(matches!(Label::decode(&label.encode()), Found::Good(again) if again == label), "a label changes by being written");
+                assert!(
+                    matches!(Label::decode(&label.encode()), Found::Good(again) if again == label),
+                    "a label changes by being written"
+                );
             }
             Found::Bad(error) => reach::refused(&error),
             Found::Foreign => {}
@@ -51,27 +62,43 @@ pub fn label(data: &[u8]) {
 }
 
 pub(crate) fn label_examples() -> Vec<Vec<u8>> {
-    files("label").flat_map(|bytes| bytes.chunks(4096)).filter(|place| place.starts_with(b"ONEF")).map(<[u8]>::to_vec).collect()
+    files("label")
+        .flat_map(|bytes| bytes.chunks(4096))
+        .filter(|place| place.starts_with(b"ONEF"))
+        .map(<[u8]>::to_vec)
+        .collect()
 }
 
 /// A place of a node's label.
 pub fn node_label(data: &[u8]) {
     for bytes in [data.to_vec(), sealed(data, 12)] {
         if let Some(Some(label)) = reach::noted(NodeLabel::decode(&bytes)) {
-            assert!(NodeLabel::decode(&label.encode()).is_ok_and(|again| again == Some(label)), "a node's label changes by being written");
+            assert!(
+                NodeLabel::decode(&label.encode()).is_ok_and(|again| again == Some(label)),
+                "a node's label changes by being written"
+            );
         }
     }
 }
 
 pub(crate) fn node_label_examples() -> Vec<Vec<u8>> {
-    let view = onefold_archive::nodes::label::View { epoch: 5, members: 0b1011, ids: (0..5).map(|n| [n; 16]).collect() };
-    vec![NodeLabel { archive: [1; 16], secret: [2; 32], number: 3, n: 3, k: 2, view, settled: true }.encode()]
+    let view = onefold_archive::nodes::label::View {
+        epoch: 5,
+        members: 0b1011,
+        ids: (0..5).map(|n| [n; 16]).collect(),
+    };
+    vec![
+        NodeLabel { archive: [1; 16], secret: [2; 32], number: 3, n: 3, k: 2, view, settled: true }
+            .encode(),
+    ]
 }
 
 /// The frames of a log: each whole one has records, which are written as they were read.
 pub fn log(data: &[u8]) {
     let mut at = 0;
-    while let Some((frame, _)) = data.get(at..).and_then(|bytes| frame::decode(&identity(), bytes, false)) {
+    while let Some((frame, _)) =
+        data.get(at..).and_then(|bytes| frame::decode(&identity(), bytes, false))
+    {
         reach::good();
         assert!(frame.bytes > 0);
         records_of(frame.payload);
@@ -88,7 +115,8 @@ fn records_of(payload: &[u8]) {
         let again = Record::decode_all(&Record::encode_all(&records));
         assert!(again.is_ok_and(|again| again == records), "records change by being written");
         // Whatever they say, applying them gives tables or an error.
-        let mut tables = Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
+        let mut tables =
+            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
         let _ = reach::noted(tables.apply(1, records));
     }
 }
@@ -102,13 +130,18 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
     let mut examples = Vec::new();
     for log in files("log-") {
         let mut at = 0;
-        while let Some((frame, _)) = log.get(at..).and_then(|bytes| frame::decode(&identity(), bytes, false)) {
+        while let Some((frame, _)) =
+            log.get(at..).and_then(|bytes| frame::decode(&identity(), bytes, false))
+        {
             examples.push(frame.payload.to_vec());
             at += frame.bytes as usize;
         }
     }
     // Frames that late encoding has.
-    examples.push([&[21, 1][..], &[1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 4]].concat());
+    examples.push(
+        [&[21, 1][..], &[1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 4]]
+            .concat(),
+    );
     examples.push([&[23, 1, 0, 0, 0][..], &5u64.to_le_bytes(), &7u64.to_le_bytes()].concat());
     examples
 }
@@ -124,35 +157,63 @@ pub fn snapshot(data: &[u8]) {
 }
 
 pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
-    let bodies = files("snapshot-").filter_map(|bytes| bytes.get(40..bytes.len().checked_sub(72)?)).map(<[u8]>::to_vec);
-    bodies.chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], true) }.encode()]).collect()
+    let bodies = files("snapshot-")
+        .filter_map(|bytes| bytes.get(40..bytes.len().checked_sub(72)?))
+        .map(<[u8]>::to_vec);
+    bodies
+        .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], true) }
+            .encode()])
+        .collect()
 }
 
 /// A container: its metadata, and each of its groups expanded.
 pub fn container(data: &[u8]) {
     let mut mended = data.to_vec();
     mend::container(&mut mended);
-    let number = |at: usize| data.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let number = |at: usize| {
+        data.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+    };
     let (id, length) = (ContainerId(number(24)), number(48) as u32 as usize);
     for bytes in [data, &mended] {
-        let Some(metadata) = bytes.get(..length).and_then(|bytes| reach::noted(Metadata::decode(&identity(), id, bytes))) else { continue };
+        let Some(metadata) = bytes
+            .get(..length)
+            .and_then(|bytes| reach::noted(Metadata::decode(&identity(), id, bytes)))
+        else {
+            continue;
+        };
         let again = Metadata::decode(&identity(), id, &metadata.encode(&identity()));
         assert!(again.is_ok_and(|again| again == metadata), "metadata changes by being written");
         let (mut packer, mut raw) = (Packer::default(), Vec::new());
         for group in &metadata.groups {
             let stored = bytes.get(group.at as usize..group.at as usize + group.stored as usize);
-            if stored.and_then(|stored| reach::noted(packer.expand(&identity(), group, stored, &mut raw))).is_some() {
-                let inside = |chunk: &&onefold_archive::format::container::Chunk| (chunk.at + chunk.bytes) as usize <= raw.len();
+            if stored
+                .and_then(|stored| {
+                    reach::noted(packer.expand(&identity(), group, stored, &mut raw))
+                })
+                .is_some()
+            {
+                let inside = |chunk: &&onefold_archive::format::container::Chunk| {
+                    (chunk.at + chunk.bytes) as usize <= raw.len()
+                };
                 let n = metadata.groups.iter().position(|other| other == group).unwrap_or(0);
-                assert!(metadata.chunks.iter().filter(|chunk| usize::from(chunk.group) == n).all(|chunk| inside(&chunk)));
+                assert!(
+                    metadata
+                        .chunks
+                        .iter()
+                        .filter(|chunk| usize::from(chunk.group) == n)
+                        .all(|chunk| inside(&chunk))
+                );
             }
         }
     }
 }
 
 pub(crate) fn container_examples() -> Vec<Vec<u8>> {
-    let all = files("segment-").flat_map(|bytes| (0..bytes.len()).step_by(4096).map(move |at| &bytes[at..]));
-    let found = all.filter(|bytes| bytes.starts_with(b"ONEFCONT")).map(|bytes| bytes[..bytes.len().min(PART_BYTES)].to_vec());
+    let all = files("segment-")
+        .flat_map(|bytes| (0..bytes.len()).step_by(4096).map(move |at| &bytes[at..]));
+    let found = all
+        .filter(|bytes| bytes.starts_with(b"ONEFCONT"))
+        .map(|bytes| bytes[..bytes.len().min(PART_BYTES)].to_vec());
     found.step_by(3).take(24).collect()
 }
 
@@ -174,12 +235,14 @@ pub(crate) fn recipe_examples() -> Vec<Vec<u8>> {
     };
     for n in 0..200u64 {
         let address = Address { container: ContainerId(n / 50), slot: (n % 50) as u16 };
-        let added = writer.chunk(address, onefold_core::Fingerprint([n as u8; 16]), 1000, &mut full);
+        let added =
+            writer.chunk(address, onefold_core::Fingerprint([n as u8; 16]), 1000, &mut full);
         let zeroes = if n % 70 == 0 { writer.zeroes(n, &mut full) } else { Ok(()) };
         assert!(added.is_ok() && zeroes.is_ok());
     }
     assert!(writer.end(&mut full).is_ok());
-    let slice = [&[4u8][..], &[9, 0, 0, 0, 0, 1, 0], &[5, 0, 0, 0], &[7, 0, 0, 0], &[3; 16]].concat();
+    let slice =
+        [&[4u8][..], &[9, 0, 0, 0, 0, 1, 0], &[5, 0, 0, 0], &[7, 0, 0, 0], &[3; 16]].concat();
     pieces.push(slice);
     pieces
 }

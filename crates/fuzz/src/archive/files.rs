@@ -16,7 +16,11 @@ pub(super) struct MemoryFiles(Mutex<BTreeMap<String, Content>>);
 
 impl MemoryFiles {
     pub(super) fn of(all: &BTreeMap<String, Vec<u8>>) -> MemoryFiles {
-        MemoryFiles(Mutex::new(all.iter().map(|(name, bytes)| (name.clone(), Arc::new(Mutex::new(bytes.clone())))).collect()))
+        MemoryFiles(Mutex::new(
+            all.iter()
+                .map(|(name, bytes)| (name.clone(), Arc::new(Mutex::new(bytes.clone()))))
+                .collect(),
+        ))
     }
 
     /// What they hold.

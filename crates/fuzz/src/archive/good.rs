@@ -1,4 +1,5 @@
-//! Good archives, with something of everything: streams of each compression, a tree, a volume, what was removed, collected and merged, an index and counts.
+//! Good archives, with something of everything: streams of each compression, a tree, a volume, what
+//! was removed, collected and merged, an index and counts.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +47,9 @@ fn build(compression: Compression, log_bytes: u64) -> BTreeMap<String, Vec<u8>> 
 /// Some of it compresses, some does not.
 fn content(seed: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
-    (0..bytes).map(|n| if n / 3000 % 2 == 0 { random.next() as u8 } else { (n / 700) as u8 }).collect()
+    (0..bytes)
+        .map(|n| if n / 3000 % 2 == 0 { random.next() as u8 } else { (n / 700) as u8 })
+        .collect()
 }
 
 fn try_build(compression: Compression, log_bytes: u64) -> Result<BTreeMap<String, Vec<u8>>> {
@@ -108,7 +111,13 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
         volumes.close()?;
     }
     archive.remove("gone")?;
-    let options = Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 4096, settle_all: false };
+    let options = Options {
+        now: 5_000,
+        keep_partial: 0,
+        wait: false,
+        reserve_bytes: 4096,
+        settle_all: false,
+    };
     Collection::begin(&archive, options)?.run(&mut |_| {})?;
     put(&archive, "last", &content(9, 9_000))?;
     archive.remove("three")

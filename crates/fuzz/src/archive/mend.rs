@@ -1,4 +1,5 @@
-//! Checksums that are made right again over changed files, so that the bytes behind them are reached. Offsets are those of `docs/archive-format.md`.
+//! Checksums that are made right again over changed files, so that the bytes behind them are
+//! reached. Offsets are those of `docs/archive-format.md`.
 
 use onefold_core::checksum;
 
@@ -7,7 +8,9 @@ use super::{files::MemoryFiles, good::identity};
 /// Mends all files. What a length leads astray stays as it is.
 pub(super) fn all(files: &MemoryFiles) {
     let all = files.all();
-    let number = |name: &str| name.rsplit('-').next().and_then(|digits| digits.parse::<u64>().ok()).unwrap_or(0);
+    let number = |name: &str| {
+        name.rsplit('-').next().and_then(|digits| digits.parse::<u64>().ok()).unwrap_or(0)
+    };
     for name in all.keys() {
         let kind = name.split('-').next().unwrap_or_default();
         files.change(name, |bytes| match kind {
@@ -27,7 +30,8 @@ pub(super) fn all(files: &MemoryFiles) {
     }
     // A log begins with the checksum of the last frame that its snapshot has.
     for name in all.keys().filter(|name| name.starts_with("log-")) {
-        let snapshot = files.all().get(&name.replace("log-", "snapshot-")).cloned().unwrap_or_default();
+        let snapshot =
+            files.all().get(&name.replace("log-", "snapshot-")).cloned().unwrap_or_default();
         let before = u64_at(&snapshot, 48).unwrap_or(0);
         files.change(name, |bytes| log(bytes, before));
     }
@@ -79,15 +83,19 @@ fn log(bytes: &mut [u8], mut before: u64) {
     }
 }
 
-/// A column of a segment: its header, and the checksum behind each unit, which is seeded with where it belongs.
+/// A column of a segment: its header, and the checksum behind each unit, which is seeded with where
+/// it belongs.
 fn column(bytes: &mut [u8], segment: u32) {
     let number = bytes.get(28).copied().unwrap_or_default();
     if let Some(header) = bytes.get_mut(..4096) {
         seal_end(header);
     }
-    for (row, unit) in (0u64..).zip(bytes.get_mut(4096..).unwrap_or_default().chunks_exact_mut(4096 + 8)) {
+    for (row, unit) in
+        (0u64..).zip(bytes.get_mut(4096..).unwrap_or_default().chunks_exact_mut(4096 + 8))
+    {
         if unit.iter().any(|byte| *byte != 0) {
-            let place = (u64::from(segment) << 40 | u64::from(number) << 32 | row).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let place = (u64::from(segment) << 40 | u64::from(number) << 32 | row)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let checksum = checksum::fast(identity().key ^ place, &unit[..4096]);
             unit[4096..].copy_from_slice(&checksum.to_le_bytes());
         }
@@ -107,7 +115,9 @@ fn segment(bytes: &mut [u8]) {
 pub(super) fn container(bytes: &mut [u8]) {
     let Some((groups, length)) = u32_at(bytes, 44).zip(u32_at(bytes, 48)) else { return };
     for entry in (128..bytes.len().min(length)).step_by(24).take(groups.min(256)) {
-        let stored = u32_at(bytes, entry).zip(u32_at(bytes, entry + 4)).and_then(|(at, stored)| bytes.get(at..at.checked_add(stored)?));
+        let stored = u32_at(bytes, entry)
+            .zip(u32_at(bytes, entry + 4))
+            .and_then(|(at, stored)| bytes.get(at..at.checked_add(stored)?));
         let checksum = stored.map(|stored| identity().checksum(stored));
         if let (Some(checksum), Some(place)) = (checksum, bytes.get_mut(entry + 16..entry + 24)) {
             place.copy_from_slice(&checksum.to_le_bytes());
@@ -131,7 +141,8 @@ fn index(bytes: &mut [u8], file: u64) {
 fn counts(bytes: &mut [u8]) {
     let mut at = 16;
     while let Some(length) = u32_at(bytes, at)
-        && let Some(checksum) = bytes.get(at + 12..at + 12 + length).map(|block| identity().checksum(block))
+        && let Some(checksum) =
+            bytes.get(at + 12..at + 12 + length).map(|block| identity().checksum(block))
     {
         bytes[at + 4..at + 12].copy_from_slice(&checksum.to_le_bytes());
         at += 12 + length;

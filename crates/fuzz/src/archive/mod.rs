@@ -1,7 +1,8 @@
-//! The archive engine: whole hostile archives under the verbs that read and collect them, and each of its decoders.
+//! The archive engine: whole hostile archives under the verbs that read and collect them, and each
+//! of its decoders.
 //!
-//! An input for a whole archive is a list of changes to a good one, so that it stays small; `docs/archive-format.md` says where the checksums are that
-//! are made right again behind them.
+//! An input for a whole archive is a list of changes to a good one, so that it stays small;
+//! `docs/archive-format.md` says where the checksums are that are made right again behind them.
 
 pub(crate) mod decoders;
 mod files;
@@ -40,7 +41,8 @@ const STEP_BYTES: usize = 14;
 /// Most changes.
 const STEPS_MAX: usize = 16;
 
-/// A changed archive under `ls`, `get`, `check`, `scrub`, `check --repair` and `gc`, as their verbs call the library.
+/// A changed archive under `ls`, `get`, `check`, `scrub`, `check --repair` and `gc`, as their verbs
+/// call the library.
 pub fn archive(data: &[u8]) {
     all_verbs(&changed(data, ""));
 }
@@ -97,7 +99,11 @@ fn listed(reader: &mut Reader, stream: &Stream) -> Result<()> {
         }
         listing::decode(&mut held, &mut |entry| {
             entries += 1;
-            if entries > ENTRIES_MAX { Err(Error::new(Kind::Stopped, "enough was seen")) } else { order.next(&entry) }
+            if entries > ENTRIES_MAX {
+                Err(Error::new(Kind::Stopped, "enough was seen"))
+            } else {
+                order.next(&entry)
+            }
         })
     })
 }
@@ -123,7 +129,13 @@ fn healed(files: &Arc<impl Files + 'static>) -> Result<()> {
 }
 
 fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
-    let options = Options { now: 5_000_000, keep_partial: 0, wait: false, reserve_bytes: 4096, settle_all: false };
+    let options = Options {
+        now: 5_000_000,
+        keep_partial: 0,
+        wait: false,
+        reserve_bytes: 4096,
+        settle_all: false,
+    };
     let mut collection = Collection::begin(&open(files, true)?, options)?;
     for _ in 0..1000 {
         if !collection.step()? {
@@ -154,14 +166,23 @@ fn changed(data: &[u8], kind: &str) -> Arc<MemoryFiles> {
 /// Changes files, without those that are empty and only locked.
 fn change_files(files: &MemoryFiles, kind: &str, steps: &[u8]) {
     let empty = |name: &str| name.starts_with("lock-") || name.starts_with("epoch-");
-    let names: Vec<String> = files.all().into_keys().filter(|name| !empty(name) && name.starts_with(kind)).collect();
+    let names: Vec<String> =
+        files.all().into_keys().filter(|name| !empty(name) && name.starts_with(kind)).collect();
     if names.is_empty() {
         return;
     }
     for step in steps.chunks_exact(STEP_BYTES).take(STEPS_MAX) {
         let name = &names[usize::from(step[1]) % names.len()];
         let at = u32::from_le_bytes([step[2], step[3], step[4], 0]) as usize;
-        files.change(name, |bytes| change(bytes, step[0], at, u64::from_le_bytes(std::array::from_fn(|n| step[6 + n])), step[5]));
+        files.change(name, |bytes| {
+            change(
+                bytes,
+                step[0],
+                at,
+                u64::from_le_bytes(std::array::from_fn(|n| step[6 + n])),
+                step[5],
+            )
+        });
     }
 }
 
@@ -171,7 +192,11 @@ fn change(bytes: &mut Vec<u8>, how: u8, at: usize, value: u64, other: u8) {
         return;
     }
     // The beginning of a container, a page or a label is worth more than what lies behind it.
-    let at = if how & 8 == 0 { at % bytes.len() } else { (at >> 8) * 4096 % bytes.len() / 4096 * 4096 + (at & 0xff) * 2 };
+    let at = if how & 8 == 0 {
+        at % bytes.len()
+    } else {
+        (at >> 8) * 4096 % bytes.len() / 4096 * 4096 + (at & 0xff) * 2
+    };
     let put = |bytes: &mut Vec<u8>, value: &[u8]| {
         bytes.iter_mut().skip(at).zip(value).for_each(|(byte, value)| *byte = *value);
     };
@@ -226,7 +251,8 @@ mod tests {
 
     #[test]
     fn rule_49_what_is_changed_is_believed() {
-        // The last stream's bytes, in the snapshot and the log: a checksum that was not mended would say so.
+        // The last stream's bytes, in the snapshot and the log: a checksum that was not mended
+        // would say so.
         let mut refused = 0;
         for example in examples() {
             refused += u32::from(open(&changed(&example, ""), false).is_err());

@@ -13,8 +13,14 @@ pub fn nodes(data: &[u8]) {
     let (first, steps) = data.split_first().unwrap_or((&0, &[]));
     let directories = changed(*first, steps);
     let lost = if first & 0x60 == 0x60 { usize::from(first & 3) } else { usize::MAX };
-    let there = |(n, files): (usize, &Arc<MemoryFiles>)| (n != lost).then(|| files.clone() as Arc<dyn Files>);
-    let Some(nodes) = reach::noted(Nodes::open(directories.iter().enumerate().map(there).collect(), false)) else { return };
+    let there = |(n, files): (usize, &Arc<MemoryFiles>)| {
+        (n != lost).then(|| files.clone() as Arc<dyn Files>)
+    };
+    let Some(nodes) =
+        reach::noted(Nodes::open(directories.iter().enumerate().map(there).collect(), false))
+    else {
+        return;
+    };
     all_verbs(&Arc::new(nodes));
 }
 
@@ -36,7 +42,8 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
     let mut examples = vec![vec![0], vec![0x60], vec![0x61], vec![0x62]];
     for (node, files) in good::nodes().iter().enumerate() {
         for file in 0..files.len() as u8 {
-            examples.push([&[0, node as u8, 3, file, 40, 0, 0, 9][..], &7u64.to_le_bytes()].concat());
+            examples
+                .push([&[0, node as u8, 3, file, 40, 0, 0, 9][..], &7u64.to_le_bytes()].concat());
         }
     }
     examples

@@ -1,5 +1,5 @@
-//! The files of an archive whose decoders are reached only by who works with them: the index, the counts of a collection, and the maps of volumes. Each target
-//! changes files of one kind.
+//! The files of an archive whose decoders are reached only by who works with them: the index, the
+//! counts of a collection, and the maps of volumes. Each target changes files of one kind.
 
 use std::sync::Arc;
 
@@ -20,7 +20,9 @@ const READ_BLOCKS: u64 = 64;
 pub fn index(data: &[u8]) {
     let files = changed(data, "index-");
     let Some(archive) = reach::noted(open(&files, false)) else { return };
-    let Some(mut index) = reach::noted(ChunkIndex::open(archive.clone(), &archive.tables())) else { return };
+    let Some(mut index) = reach::noted(ChunkIndex::open(archive.clone(), &archive.tables())) else {
+        return;
+    };
     for fingerprint in fingerprints(data.first().copied().unwrap_or_default()) {
         let _ = index.may_hold(&fingerprint);
         for filtered in [false, true] {
@@ -35,7 +37,8 @@ pub fn index(data: &[u8]) {
 /// Of the chunks that the good index of an archive has.
 fn fingerprints(archive: u8) -> Vec<Fingerprint> {
     let all = good::archives();
-    let files = all[usize::from(archive) % all.len()].iter().filter(|(name, _)| name.starts_with("index-"));
+    let files =
+        all[usize::from(archive) % all.len()].iter().filter(|(name, _)| name.starts_with("index-"));
     let pages = files.flat_map(|(_, bytes)| bytes.chunks_exact(PAGE_BYTES));
     let entries = pages.flat_map(|page| page[16..].chunks_exact(24).take(usize::from(page[12])));
     entries.map(|entry| Fingerprint(std::array::from_fn(|n| entry[n]))).take(32).collect()
@@ -56,12 +59,14 @@ pub fn maps(data: &[u8]) {
 fn volume_read(files: &Arc<MemoryFiles>) -> Result<()> {
     let archive = open(files, true)?;
     let exports = ArchiveExports(Volumes::new(&Ingest::begin(&archive, false, true)?, 100));
-    let volume = exports.list().into_iter().next().ok_or_else(|| Error::new(Kind::NotFound, "no volume"))?;
+    let volume =
+        exports.list().into_iter().next().ok_or_else(|| Error::new(Kind::NotFound, "no volume"))?;
     let disk = exports.open(&volume.name)?;
     let blocks = disk.size() / BLOCK_BYTES as u64;
     for n in 0..READ_BLOCKS {
         let mut into = Block::zeroed_vec(1);
-        let mut reads = [BlockRead { first: Lba(blocks * n / READ_BLOCKS), into: &mut into, result: Ok(()) }];
+        let mut reads =
+            [BlockRead { first: Lba(blocks * n / READ_BLOCKS), into: &mut into, result: Ok(()) }];
         disk.read(&mut reads);
         let [read] = reads;
         reach::noted(read.result);
@@ -92,12 +97,18 @@ mod tests {
     #[test]
     fn rule_49_the_parts_of_good_archives_are_taken_for_good() {
         for (name, target) in [("index", index as fn(&[u8])), ("counts", counts), ("maps", maps)] {
-            assert!(good::archives()[0].keys().any(|file| file.starts_with(name)), "there are no {name}");
+            assert!(
+                good::archives()[0].keys().any(|file| file.starts_with(name)),
+                "there are no {name}"
+            );
             for archive in 0..2 {
                 reach::taken();
                 target(&[archive as u8]);
                 let reached = reach::taken();
-                assert!(reached.good > 0 && reached.refused.is_empty(), "{name} of archive {archive}: {reached:?}");
+                assert!(
+                    reached.good > 0 && reached.refused.is_empty(),
+                    "{name} of archive {archive}: {reached:?}"
+                );
             }
         }
     }

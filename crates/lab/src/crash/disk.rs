@@ -1,4 +1,5 @@
-//! A disk that remembers in which order it was written and flushed, so that any moment of it, and any part of what no flush covered, can be had again.
+//! A disk that remembers in which order it was written and flushed, so that any moment of it, and
+//! any part of what no flush covered, can be had again.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -50,9 +51,14 @@ impl Journal {
         let mut written = Vec::new();
         for run in runs {
             if run.at.0 + run.blocks.len() as u64 > self.blocks {
-                return Err(Error::new(Kind::InvalidInput, format!("a write at {} reaches beyond the disk", run.at)));
+                return Err(Error::new(
+                    Kind::InvalidInput,
+                    format!("a write at {} reaches beyond the disk", run.at),
+                ));
             }
-            written.extend((run.at.0..).zip(run.blocks).map(|(at, block)| (at, Arc::new(block.block.clone()))));
+            written.extend(
+                (run.at.0..).zip(run.blocks).map(|(at, block)| (at, Arc::new(block.block.clone()))),
+            );
         }
         state.0.extend(written.iter().cloned());
         state.1.push(Step::Write(written));
@@ -149,8 +155,11 @@ impl Medium {
                 0 => {}
                 u8::MAX => drop(image.insert(*at, block.clone())),
                 some => {
-                    let mut torn = image.get(at).map_or_else(Block::zeroed, |before| Box::new((**before).clone()));
-                    let kept = (0..BLOCK_BYTES / SECTOR_BYTES).filter(|sector| some >> sector & 1 == 1);
+                    let mut torn = image
+                        .get(at)
+                        .map_or_else(Block::zeroed, |before| Box::new((**before).clone()));
+                    let kept =
+                        (0..BLOCK_BYTES / SECTOR_BYTES).filter(|sector| some >> sector & 1 == 1);
                     kept.map(|sector| sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES)
                         .for_each(|range| torn.0[range.clone()].copy_from_slice(&block.0[range]));
                     image.insert(*at, Arc::from(torn));

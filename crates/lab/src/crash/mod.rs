@@ -1,8 +1,11 @@
-//! Power failures: the real engine over a disk whose unflushed writes can be cut, at every point of a workload.
+//! Power failures: the real engine over a disk whose unflushed writes can be cut, at every point of
+//! a workload.
 //!
-//! A workload runs once, and the disk remembers each write and each flush. Then, for every prefix of those, the store is opened from what a
-//! power failure would leave: nothing of what no flush covered, all of it, and parts of it down to sectors. Every address must hold what was
-//! acknowledged last, or something newer; never anything else. The whole of a store's metadata is checked, too.
+//! A workload runs once, and the disk remembers each write and each flush. Then, for every prefix
+//! of those, the store is opened from what a power failure would leave: nothing of what no flush
+//! covered, all of it, and parts of it down to sectors. Every address must hold what was
+//! acknowledged last, or something newer; never anything else. The whole of a store's metadata is
+//! checked, too.
 
 mod disk;
 
@@ -36,11 +39,13 @@ const SPARE_BLOCKS: u64 = 4096;
 /// Windows between two idle moments, in which everything is carried into the tables.
 const BUSY_WINDOWS: u64 = 24;
 
-/// Time that passes with each window, so that what is delayed comes due, and after a recovery, so that what it left is tidied up.
+/// Time that passes with each window, so that what is delayed comes due, and after a recovery, so
+/// that what it left is tidied up.
 const WINDOW_TIME: Duration = Duration::from_secs(1);
 const IDLE_TIME: Duration = Duration::from_secs(120);
 
-/// Times that a store is used a little and idle after its recovery, before its metadata is checked: garbage is found in one and given back in the next.
+/// Times that a store is used a little and idle after its recovery, before its metadata is checked:
+/// garbage is found in one and given back in the next.
 const IDLE_ROUNDS: u32 = 2;
 
 /// Failures that are told.
@@ -69,8 +74,9 @@ pub struct Outcome {
     pub believed: u64,
     /// See there.
     pub refused: u64,
-    /// Most zones that a recovery scanned, and most that the medium marked as uncommitted then. A zone loses its mark with the next write of its list
-    /// page after the checkpoint, and gets it ahead of its first block.
+    /// Most zones that a recovery scanned, and most that the medium marked as uncommitted then. A
+    /// zone loses its mark with the next write of its list page after the checkpoint, and gets
+    /// it ahead of its first block.
     pub zones_scanned: u64,
     /// See there.
     pub zones_marked: u64,
@@ -114,7 +120,10 @@ impl History {
     /// All that was taken is durable.
     fn acknowledge(&mut self, steps: usize) {
         for at in self.pending.drain(..) {
-            self.of[at].iter_mut().filter(|version| version.durable == usize::MAX).for_each(|version| version.durable = steps);
+            self.of[at]
+                .iter_mut()
+                .filter(|version| version.durable == usize::MAX)
+                .for_each(|version| version.durable = steps);
         }
     }
 }
@@ -152,19 +161,29 @@ struct Life {
     checkpoints: u64,
 }
 
-/// Writes the requests of a source; addresses are numbered in the order in which they come, so that the store is small.
+/// Writes the requests of a source; addresses are numbered in the order in which they come, so that
+/// the store is small.
 fn live(source: Source, choice: &Choice) -> Result<Life> {
-    let requests: Vec<What> = source.requests.map(|item| item.map(|(_, request)| request.what)).collect::<Result<_>>()?;
+    let requests: Vec<What> =
+        source.requests.map(|item| item.map(|(_, request)| request.what)).collect::<Result<_>>()?;
     let mut numbers: HashMap<u64, u64> = HashMap::new();
-    let written =
-        || requests.iter().filter_map(|what| if let What::Write { first, blocks, .. } = what { Some((first.0, blocks)) } else { None });
+    let written = || {
+        requests.iter().filter_map(|what| {
+            if let What::Write { first, blocks, .. } = what {
+                Some((first.0, blocks))
+            } else {
+                None
+            }
+        })
+    };
     for at in written().flat_map(|(first, blocks)| first..first + blocks.len() as u64) {
         let next = numbers.len() as u64;
         numbers.entry(at).or_insert(next);
     }
     let blocks: u64 = written().map(|(_, blocks)| blocks.len() as u64).sum();
     let volume_blocks = numbers.len().max(1) as u64;
-    let device_blocks = (volume_blocks + blocks + SPARE_BLOCKS).next_multiple_of(u64::from(ZONE_BLOCKS));
+    let device_blocks =
+        (volume_blocks + blocks + SPARE_BLOCKS).next_multiple_of(u64::from(ZONE_BLOCKS));
     let journal = Arc::new(Journal::new(device_blocks, HashMap::new()));
     let clock = Arc::<VirtualClock>::default();
     let store = Store::make(choice, volume_blocks, device_blocks, journal.clone(), clock.clone())?;
@@ -228,21 +247,33 @@ impl Life {
     fn marked(&self, disk: &dyn Disk) -> u64 {
         let mut zones = HashSet::new();
         let mut block = Block::zeroed_vec(1);
-        for (page, at) in (0..self.geometry.list_pages).flat_map(|page| self.geometry.list_page(page).map(|at| (page, at))) {
+        for (page, at) in (0..self.geometry.list_pages)
+            .flat_map(|page| self.geometry.list_page(page).map(|at| (page, at)))
+        {
             disk.read(&mut [Read::new(at, &mut block)]);
             let page = Page::decode(&self.identity, &block[0], page, at.0);
-            zones.extend(page.iter().flat_map(|page| &page.entries).flatten().map(|entry| entry.zone));
+            zones.extend(
+                page.iter().flat_map(|page| &page.entries).flatten().map(|entry| entry.zone),
+            );
         }
         zones.len() as u64
     }
 }
 
-/// Runs a workload on a store, and lets the power fail at every point of it; `torn` times with parts of what was not flushed, by chance from
-/// `seed`. `progress` hears of the points done and how many there are.
+/// Runs a workload on a store, and lets the power fail at every point of it; `torn` times with
+/// parts of what was not flushed, by chance from `seed`. `progress` hears of the points done and
+/// how many there are.
 ///
 /// # Errors
-/// `Unsupported` for a choice that the engine does not have; the engine's while nothing fails. What a power failure brings is in the outcome.
-pub fn crash(source: Source, choice: &Choice, torn: usize, seed: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<Outcome> {
+/// `Unsupported` for a choice that the engine does not have; the engine's while nothing fails. What
+/// a power failure brings is in the outcome.
+pub fn crash(
+    source: Source,
+    choice: &Choice,
+    torn: usize,
+    seed: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Outcome> {
     let begun = Instant::now();
     let choice = Choice { zone_blocks: ZONE_BLOCKS, memory_bytes: MEMORY_MIN, ..choice.clone() };
     let life = live(source, &choice)?;
@@ -251,8 +282,16 @@ pub fn crash(source: Source, choice: &Choice, torn: usize, seed: u64, progress: 
     Ok(outcome)
 }
 
-fn cut_everywhere(life: &Life, steps: &[Step], choice: &Choice, torn: usize, seed: u64, progress: &mut dyn FnMut(u64, u64)) -> Outcome {
-    let mut outcome = Outcome { client_blocks: life.blocks, checkpoints: life.checkpoints, ..Outcome::default() };
+fn cut_everywhere(
+    life: &Life,
+    steps: &[Step],
+    choice: &Choice,
+    torn: usize,
+    seed: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Outcome {
+    let mut outcome =
+        Outcome { client_blocks: life.blocks, checkpoints: life.checkpoints, ..Outcome::default() };
     let mut medium = Medium::default();
     let mut rng = Rng::new(seed);
     let mut zones = HashSet::new();
@@ -266,10 +305,17 @@ fn cut_everywhere(life: &Life, steps: &[Step], choice: &Choice, torn: usize, see
             zones.extend(written.iter().map(|(at, _)| at / u64::from(ZONE_BLOCKS)));
         }
         outcome.cuts += 1;
-        let all = [Left::Nothing, Left::All].into_iter().chain(std::iter::repeat_n(Left::Torn, torn));
+        let all =
+            [Left::Nothing, Left::All].into_iter().chain(std::iter::repeat_n(Left::Torn, torn));
         for left in all.take(if medium.is_open() { usize::MAX } else { 1 }) {
             let image = medium.cut(left, &mut rng);
-            outcome.open(life, choice, &Arc::new(Journal::new(life.journal.blocks(), image)), done, left);
+            outcome.open(
+                life,
+                choice,
+                &Arc::new(Journal::new(life.journal.blocks(), image)),
+                done,
+                left,
+            );
         }
         progress(done as u64, steps.len() as u64);
     }
@@ -294,7 +340,8 @@ impl Outcome {
         }
     }
 
-    /// The store is used a little, and has time: what recovery finds to be garbage is given back with the checkpoints that follow.
+    /// The store is used a little, and has time: what recovery finds to be garbage is given back
+    /// with the checkpoints that follow.
     fn go_on(&self, store: &Store, clock: &VirtualClock) -> Result<()> {
         for (round, number) in (1..=IDLE_ROUNDS).zip(0..) {
             let mut block = Block::zeroed_vec(1);
@@ -308,7 +355,13 @@ impl Outcome {
         Ok(())
     }
 
-    fn recover(&mut self, life: &Life, choice: &Choice, disk: &Arc<Journal>, step: usize) -> Result<(), String> {
+    fn recover(
+        &mut self,
+        life: &Life,
+        choice: &Choice,
+        disk: &Arc<Journal>,
+        step: usize,
+    ) -> Result<(), String> {
         let marked = life.marked(&**disk);
         let clock = Arc::<VirtualClock>::default();
         let broken = |outcome: &mut Outcome, error: Error| {
@@ -316,7 +369,8 @@ impl Outcome {
             error.to_string()
         };
         let Recovered { store, zones, believed, refused } =
-            Store::open(choice, disk.clone(), clock.clone()).map_err(|error| broken(self, error))?;
+            Store::open(choice, disk.clone(), clock.clone())
+                .map_err(|error| broken(self, error))?;
         self.believed += believed;
         self.refused += refused;
         self.zones_scanned = self.zones_scanned.max(zones);
@@ -341,7 +395,9 @@ impl Outcome {
                 }
             }
         }
-        self.go_on(&store, &clock).and_then(|()| store.close()).map_err(|error| broken(self, error))?;
+        self.go_on(&store, &clock)
+            .and_then(|()| store.close())
+            .map_err(|error| broken(self, error))?;
         drop(store);
         let disk: Arc<dyn Disk> = disk.clone();
         let report = check(&disk, &mut |_| {}).map_err(|error| broken(self, error))?;
@@ -373,23 +429,41 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_at_any_point() {
-        let thin = Choice { window_blocks: Some(8), ..Choice::new(Scheme::Thin, Persistence::Strong) };
+        let thin =
+            Choice { window_blocks: Some(8), ..Choice::new(Scheme::Thin, Persistence::Strong) };
         let paper = Choice { leftover: Leftover::Table, layout: Layout::Split, ..thin.clone() };
         for choice in [thin, paper] {
             let outcome = crash(source(400), &choice, 1, 7, &mut |_, _| {}).unwrap();
             assert!(outcome.is_well(), "{outcome:?}");
-            assert!(outcome.cuts > 100 && outcome.openings > outcome.cuts && outcome.refused > 0 && outcome.checkpoints > 0, "{outcome:?}");
+            assert!(
+                outcome.cuts > 100
+                    && outcome.openings > outcome.cuts
+                    && outcome.refused > 0
+                    && outcome.checkpoints > 0,
+                "{outcome:?}"
+            );
         }
     }
 
     #[test]
     fn a_disk_that_flushes_nothing_is_found_out() {
-        let choice = Choice { window_blocks: Some(8), zone_blocks: ZONE_BLOCKS, ..Choice::new(Scheme::Thin, Persistence::Strong) };
+        let choice = Choice {
+            window_blocks: Some(8),
+            zone_blocks: ZONE_BLOCKS,
+            ..Choice::new(Scheme::Thin, Persistence::Strong)
+        };
         let life = live(source(200), &choice).unwrap();
         let mut steps = life.journal.take();
-        steps.iter_mut().skip(life.begun).filter(|step| !matches!(step, Step::Write(_))).for_each(|step| *step = Step::Write(Vec::new()));
+        steps
+            .iter_mut()
+            .skip(life.begun)
+            .filter(|step| !matches!(step, Step::Write(_)))
+            .for_each(|step| *step = Step::Write(Vec::new()));
         let outcome = cut_everywhere(&life, &steps, &choice, 1, 7, &mut |_, _| {});
-        assert!(outcome.lost > 0 && !outcome.is_well() && !outcome.failures.is_empty(), "{outcome:?}");
+        assert!(
+            outcome.lost > 0 && !outcome.is_well() && !outcome.failures.is_empty(),
+            "{outcome:?}"
+        );
     }
 
     #[test]
@@ -400,16 +474,29 @@ mod tests {
             content.fill(&mut block);
             block
         };
-        let versions =
-            [(1, 5, 7), (2, 8, 12), (3, 13, usize::MAX)].map(|(n, taken, durable)| Version { content: content(n), taken, durable });
-        let judged = |n: Option<u64>, step| match judge(&versions, &n.map_or_else(Block::zeroed, |n| held(content(n))), step) {
+        let versions = [(1, 5, 7), (2, 8, 12), (3, 13, usize::MAX)]
+            .map(|(n, taken, durable)| Version { content: content(n), taken, durable });
+        let judged = |n: Option<u64>, step| match judge(
+            &versions,
+            &n.map_or_else(Block::zeroed, |n| held(content(n))),
+            step,
+        ) {
             Held::Right => "right",
             Held::Lost => "lost",
             Held::Wrong => "wrong",
         };
-        assert_eq!([judged(None, 6), judged(Some(1), 6), judged(Some(2), 6)], ["right", "right", "wrong"]);
-        assert_eq!([judged(None, 7), judged(Some(1), 7), judged(Some(2), 9)], ["lost", "right", "right"]);
-        assert_eq!([judged(Some(1), 12), judged(Some(2), 20), judged(Some(3), 20)], ["lost", "right", "right"]);
+        assert_eq!(
+            [judged(None, 6), judged(Some(1), 6), judged(Some(2), 6)],
+            ["right", "right", "wrong"]
+        );
+        assert_eq!(
+            [judged(None, 7), judged(Some(1), 7), judged(Some(2), 9)],
+            ["lost", "right", "right"]
+        );
+        assert_eq!(
+            [judged(Some(1), 12), judged(Some(2), 20), judged(Some(3), 20)],
+            ["lost", "right", "right"]
+        );
         assert_eq!(judged(Some(4), 20), "wrong");
     }
 }

@@ -1,10 +1,14 @@
-//! The two devices of ThinDedup's paper, as two or three constants each that were fitted to the figures in its text.
+//! The two devices of ThinDedup's paper, as two or three constants each that were fitted to the
+//! figures in its text.
 //!
-//! SSD: 0.02 ms for each block written, 3.9 ms for each flush. Hard disk: a batch of data takes 10.3 ms and 0.357 ms for each block; a batch of
-//! n different pages of metadata takes 4.83·√n ms, at least 10.3; the flush is included in both, and a batch is what lies between two flushes.
-//! Data are taken as written in one run, as all schemes here do; metadata as scattered. The paper counts no reads, and they are free.
+//! SSD: 0.02 ms for each block written, 3.9 ms for each flush. Hard disk: a batch of data takes
+//! 10.3 ms and 0.357 ms for each block; a batch of n different pages of metadata takes 4.83·√n ms,
+//! at least 10.3; the flush is included in both, and a batch is what lies between two flushes. Data
+//! are taken as written in one run, as all schemes here do; metadata as scattered. The paper counts
+//! no reads, and they are free.
 //!
-//! Absolute throughput on these models agrees with the paper by construction. Ratios between schemes follow from what the schemes write.
+//! Absolute throughput on these models agrees with the paper by construction. Ratios between
+//! schemes follow from what the schemes write.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -117,7 +121,8 @@ mod tests {
         let bench = Bench::new(&DeviceKind::SsdP, 1000);
         bench.write_durable(Class::Data, 7, 4);
         near(bench.wait(), 3.98);
-        // ThinDedup with a window of 8 and half duplicates: four blocks and one flush; text: about 2000 blocks a second.
+        // ThinDedup with a window of 8 and half duplicates: four blocks and one flush; text: about
+        // 2000 blocks a second.
         near(8.0 / 3.98, 2.010);
         bench.write(Class::Data, &[(0, 8)]);
         bench.device.flush().unwrap();

@@ -1,9 +1,10 @@
 //! A hard disk by its mechanics: an honesty check of the fitted one.
 //!
-//! 7200 turns a minute, 208 blocks a track, 376,000 tracks (320 GB). A seek over d tracks takes 0.8 + 12.5·√(d/376,000) ms, then the disk
-//! waits until the block comes round. Writes go into the cache at once; a flush drains it, always going on with the block that can be
-//! reached first, and takes 0.5 ms besides. Tracks are skewed by the time of the shortest seek, as drives do, so that a long run does not
-//! lose a turn at each. A cache that is full (8 MiB) drains too.
+//! 7200 turns a minute, 208 blocks a track, 376,000 tracks (320 GB). A seek over d tracks takes 0.8
+//! + 12.5·√(d/376,000) ms, then the disk waits until the block comes round. Writes go into the
+//! cache at once; a flush drains it, always going on with the block that can be reached first, and
+//! takes 0.5 ms besides. Tracks are skewed by the time of the shortest seek, as drives do, so that
+//! a long run does not lose a turn at each. A cache that is full (8 MiB) drains too.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -78,7 +79,12 @@ impl Hdd {
     /// Adds a run to the cache, joined with its neighbours.
     fn cache(&mut self, at: u64, blocks: u64) {
         let (mut start, mut end) = (at, at + blocks);
-        while let Some((&first, &length)) = self.cache.range(..=end).next_back().filter(|&(&first, &length)| first + length >= start) {
+        while let Some((&first, &length)) = self
+            .cache
+            .range(..=end)
+            .next_back()
+            .filter(|&(&first, &length)| first + length >= start)
+        {
             self.cache.remove(&first);
             self.cached -= length as usize;
             start = start.min(first);
@@ -94,7 +100,13 @@ impl Hdd {
             let here = self.track * TRACK_BLOCKS;
             let before = self.cache.range(..here).rev().take(LOOKED_AT);
             let after = self.cache.range(here..).take(LOOKED_AT);
-            let Some((at, blocks)) = before.chain(after).map(|(&at, &n)| (at, n)).min_by_key(|&(at, _)| self.reach(now, at)) else { break };
+            let Some((at, blocks)) = before
+                .chain(after)
+                .map(|(&at, &n)| (at, n))
+                .min_by_key(|&(at, _)| self.reach(now, at))
+            else {
+                break;
+            };
             self.cache.remove(&at);
             now = self.pass(now, at, blocks);
         }
@@ -134,7 +146,11 @@ impl Model for Hdd {
     }
 
     fn read(&mut self, begin: Duration, at: Pba, blocks: u64) -> Duration {
-        let cached = self.cache.range(..=at.0).next_back().is_some_and(|(&first, &length)| first + length >= at.0 + blocks);
+        let cached = self
+            .cache
+            .range(..=at.0)
+            .next_back()
+            .is_some_and(|(&first, &length)| first + length >= at.0 + blocks);
         if cached {
             return Duration::ZERO;
         }

@@ -1,8 +1,9 @@
 //! Devices in virtual time: a [`Disk`] whose work takes the time of a model, and nobody's.
 //!
-//! A device does one thing after the other: what it is asked for begins when the clock says now, or when it is done with what came before.
-//! No call waits. Whoever wants to wait for the device lets the clock pass until [`Device::busy_until`]: so the replay decides what a client
-//! waits for and what happens behind its back, and the same run takes the same virtual time on every machine.
+//! A device does one thing after the other: what it is asked for begins when the clock says now, or
+//! when it is done with what came before. No call waits. Whoever wants to wait for the device lets
+//! the clock pass until [`Device::busy_until`]: so the replay decides what a client waits for and
+//! what happens behind its back, and the same run takes the same virtual time on every machine.
 //!
 //! | model | what it is | file |
 //! |---|---|---|
@@ -32,13 +33,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{VirtualClock, medium::Medium};
 
-/// How long things take on a device. Times are those at which the device begins, since a rotating disk cares.
+/// How long things take on a device. Times are those at which the device begins, since a rotating
+/// disk cares.
 pub(crate) trait Model: Send {
     /// Takes blocks into the cache.
     fn write(&mut self, begin: Duration, runs: &[Run<'_>]) -> Duration;
     /// Writes a run durably, and nothing else.
     fn write_durable(&mut self, begin: Duration, run: &Run<'_>) -> Duration;
-    /// Makes all that is in the cache durable. It is asked only when something was written since the last time.
+    /// Makes all that is in the cache durable. It is asked only when something was written since
+    /// the last time.
     fn flush(&mut self, begin: Duration) -> Duration;
     /// Reads blocks.
     fn read(&mut self, begin: Duration, at: Pba, blocks: u64) -> Duration;
@@ -61,9 +64,11 @@ pub enum DeviceKind {
 
 impl DeviceKind {
     /// All models.
-    pub const MODELS: [DeviceKind; 4] = [DeviceKind::SsdP, DeviceKind::HddP, DeviceKind::HddM, DeviceKind::NvmePlp];
+    pub const MODELS: [DeviceKind; 4] =
+        [DeviceKind::SsdP, DeviceKind::HddP, DeviceKind::HddM, DeviceKind::NvmePlp];
 
-    /// True when the model was fitted to a paper's figures: what comes out proves nothing about devices.
+    /// True when the model was fitted to a paper's figures: what comes out proves nothing about
+    /// devices.
     #[must_use]
     pub fn is_fitted(&self) -> bool {
         matches!(self, DeviceKind::SsdP | DeviceKind::HddP)
@@ -72,13 +77,17 @@ impl DeviceKind {
     /// A device of this kind with `blocks` blocks.
     ///
     /// # Errors
-    /// `InvalidInput` when the kind is not made so large; for a file, that it exists already and those of the system.
+    /// `InvalidInput` when the kind is not made so large; for a file, that it exists already and
+    /// those of the system.
     pub fn open(&self, blocks: u64, clock: Arc<VirtualClock>) -> Result<Arc<Device>> {
         let model: Box<dyn Model> = match self {
             DeviceKind::SsdP => Box::new(fitted::Ssd),
             DeviceKind::HddP => Box::<fitted::Hdd>::default(),
             DeviceKind::HddM if blocks > mechanical::BLOCKS => {
-                let message = format!("{self} has {} blocks of 4 KiB, and {blocks} are needed", mechanical::BLOCKS);
+                let message = format!(
+                    "{self} has {} blocks of 4 KiB, and {blocks} are needed",
+                    mechanical::BLOCKS
+                );
                 return Err(Error::new(Kind::InvalidInput, message));
             }
             DeviceKind::HddM => Box::<mechanical::Hdd>::default(),
@@ -117,7 +126,10 @@ impl FromStr for DeviceKind {
 /// A device on a new file. Nothing that exists is ever overwritten.
 fn real(path: &Path, blocks: u64, clock: Arc<VirtualClock>) -> Result<Arc<Device>> {
     if path.symlink_metadata().is_ok() {
-        return Err(Error::new(Kind::Exists, format!("{} exists already: a laboratory's file is a new one", path.display())));
+        return Err(Error::new(
+            Kind::Exists,
+            format!("{} exists already: a laboratory's file is a new one", path.display()),
+        ));
     }
     let disk = FileDisk::create(path, Some(blocks), Preallocate::Reserve, &mut |_, _| {})?;
     Ok(Arc::new(Device::new(Arc::new(disk), clock, None, Some(path.to_owned()))))
@@ -160,7 +172,16 @@ impl Counts {
         between!(
             earlier,
             self,
-            Counts { data_blocks, carrier_blocks, table_blocks, super_blocks, runs, flushes, durable_writes, read_blocks }
+            Counts {
+                data_blocks,
+                carrier_blocks,
+                table_blocks,
+                super_blocks,
+                runs,
+                flushes,
+                durable_writes,
+                read_blocks
+            }
         )
     }
 
@@ -214,8 +235,19 @@ impl State {
 }
 
 impl Device {
-    fn new(medium: Arc<dyn Disk>, clock: Arc<VirtualClock>, model: Option<Box<dyn Model>>, file: Option<PathBuf>) -> Device {
-        let state = State { model, busy_until: Duration::ZERO, dirty: false, counts: Counts::default(), zones: HashMap::new() };
+    fn new(
+        medium: Arc<dyn Disk>,
+        clock: Arc<VirtualClock>,
+        model: Option<Box<dyn Model>>,
+        file: Option<PathBuf>,
+    ) -> Device {
+        let state = State {
+            model,
+            busy_until: Duration::ZERO,
+            dirty: false,
+            counts: Counts::default(),
+            zones: HashMap::new(),
+        };
         Device { medium, clock, state: Mutex::new(state), file }
     }
 
@@ -268,11 +300,18 @@ impl Disk for Device {
     }
 
     fn read(&self, reads: &mut [Read<'_>]) {
-        let asked: Vec<(Pba, u64)> = reads.iter().map(|read| (read.at, read.into.len() as u64)).collect();
+        let asked: Vec<(Pba, u64)> =
+            reads.iter().map(|read| (read.at, read.into.len() as u64)).collect();
         self.work(
             |medium| medium.read(reads),
-            |state| state.counts.read_blocks += asked.iter().map(|&(_, blocks)| blocks).sum::<u64>(),
-            |model, begin| asked.iter().fold(Duration::ZERO, |spent, &(at, blocks)| spent + model.read(begin + spent, at, blocks)),
+            |state| {
+                state.counts.read_blocks += asked.iter().map(|&(_, blocks)| blocks).sum::<u64>()
+            },
+            |model, begin| {
+                asked.iter().fold(Duration::ZERO, |spent, &(at, blocks)| {
+                    spent + model.read(begin + spent, at, blocks)
+                })
+            },
         );
     }
 
@@ -290,7 +329,11 @@ impl Disk for Device {
             state.counts.flushes += 1;
             state.counts.durable_writes += 1;
         };
-        self.work(|medium| medium.write_durable(run), count, |model, begin| model.write_durable(begin, run))
+        self.work(
+            |medium| medium.write_durable(run),
+            count,
+            |model, begin| model.write_durable(begin, run),
+        )
     }
 
     fn flush(&self) -> Result<()> {
@@ -299,9 +342,12 @@ impl Disk for Device {
             state.counts.flushes += 1;
             dirty = std::mem::take(&mut state.dirty);
         };
-        // The models were made from flushes after writes; one that has nothing to do takes no time worth telling.
+        // The models were made from flushes after writes; one that has nothing to do takes no time
+        // worth telling.
         let dirty_before = self.state.lock().dirty;
-        let price = |model: &mut dyn Model, begin| if dirty_before { model.flush(begin) } else { Duration::ZERO };
+        let price = |model: &mut dyn Model, begin| {
+            if dirty_before { model.flush(begin) } else { Duration::ZERO }
+        };
         self.work(|medium| medium.flush(), count, price)
     }
 
@@ -341,8 +387,13 @@ pub(crate) mod tests {
         /// Writes blocks of a class, each run from its address on.
         pub(crate) fn write(&self, class: Class, runs: &[(u64, usize)]) {
             let block = Block::zeroed();
-            let refs: Vec<Vec<BlockRef<'_>>> = runs.iter().map(|&(_, n)| vec![BlockRef { block: &block, class }; n]).collect();
-            let runs: Vec<Run<'_>> = runs.iter().zip(&refs).map(|(&(at, _), blocks)| Run { at: Pba(at), blocks }).collect();
+            let refs: Vec<Vec<BlockRef<'_>>> =
+                runs.iter().map(|&(_, n)| vec![BlockRef { block: &block, class }; n]).collect();
+            let runs: Vec<Run<'_>> = runs
+                .iter()
+                .zip(&refs)
+                .map(|(&(at, _), blocks)| Run { at: Pba(at), blocks })
+                .collect();
             self.device.write(&runs).unwrap();
         }
 
@@ -387,7 +438,16 @@ pub(crate) mod tests {
         bench.device.flush().unwrap();
         assert_eq!(bench.device.busy_until(), Duration::from_micros(9_003_900));
         let counts = bench.device.counts();
-        assert_eq!((counts.data_blocks, counts.table_blocks, counts.flushes, counts.runs, counts.written()), (10, 5, 3, 2, 15));
+        assert_eq!(
+            (
+                counts.data_blocks,
+                counts.table_blocks,
+                counts.flushes,
+                counts.runs,
+                counts.written()
+            ),
+            (10, 5, 3, 2, 15)
+        );
     }
 
     #[test]

@@ -1,9 +1,12 @@
-//! An NVMe drive for data centres, with power-loss protection: what is acknowledged is durable, and a flush is a question.
+//! An NVMe drive for data centres, with power-loss protection: what is acknowledged is durable, and
+//! a flush is a question.
 //!
-//! The constants are those that data sheets and reviews of such drives with PCIe 4 agree on: a 4 KiB write is acknowledged from the protected cache in about
-//! 15 µs, commands that are sent together overlap until the drive does half a million a second, 2.5 GB are written in a second; a flush
-//! costs the round trip of a command; a read of 4 KiB takes 80 µs from the flash, with 6 GB a second. Here a flush is nearly free: the figures of a scheme that
-//! saves flushes show what it is worth where they cost nothing, and so do the blocks that it writes.
+//! The constants are those that data sheets and reviews of such drives with PCIe 4 agree on: a 4
+//! KiB write is acknowledged from the protected cache in about 15 µs, commands that are sent
+//! together overlap until the drive does half a million a second, 2.5 GB are written in a second; a
+//! flush costs the round trip of a command; a read of 4 KiB takes 80 µs from the flash, with 6 GB a
+//! second. Here a flush is nearly free: the figures of a scheme that saves flushes show what it is
+//! worth where they cost nothing, and so do the blocks that it writes.
 
 use std::time::Duration;
 
@@ -30,7 +33,9 @@ pub(super) struct Nvme;
 impl Model for Nvme {
     fn write(&mut self, _: Duration, runs: &[Run<'_>]) -> Duration {
         let Some(further) = (runs.len() as u32).checked_sub(1) else { return Duration::ZERO };
-        WRITE + COMMAND * further + WRITE_BLOCK * runs.iter().map(|run| run.blocks.len() as u32).sum()
+        WRITE
+            + COMMAND * further
+            + WRITE_BLOCK * runs.iter().map(|run| run.blocks.len() as u32).sum()
     }
 
     fn write_durable(&mut self, begin: Duration, run: &Run<'_>) -> Duration {

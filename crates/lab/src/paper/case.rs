@@ -36,7 +36,8 @@ pub enum System {
     Original,
     /// No metadata is written.
     Ideal,
-    /// Thin as its paper has it: zones of their own for records, what finds no room goes into the tables in place.
+    /// Thin as its paper has it: zones of their own for records, what finds no room goes into the
+    /// tables in place.
     Thin,
     /// Thin as the product has it: one run, what finds no room takes a block of the same write.
     ThinLog,
@@ -50,7 +51,8 @@ pub enum System {
     Soft,
     /// The same, and updates that nobody waits for are delayed and merged.
     SoftDelayed,
-    /// All of OrderMergeDedup: the device is left idle for a moment, too, when that is likely to merge more.
+    /// All of OrderMergeDedup: the device is left idle for a moment, too, when that is likely to
+    /// merge more.
     OrderMerge,
 }
 
@@ -81,14 +83,17 @@ impl System {
             System::ThinLog => (Scheme::Thin, Leftover::Log, Layout::Run),
             System::Ordered => (Scheme::Ordered, Leftover::Table, Layout::Run),
             System::Cow | System::CowSingle => (Scheme::Cow, Leftover::Table, Layout::Run),
-            System::Soft | System::SoftDelayed | System::OrderMerge => (Scheme::OrderMerge, Leftover::Table, Layout::Run),
+            System::Soft | System::SoftDelayed | System::OrderMerge => {
+                (Scheme::OrderMerge, Leftover::Table, Layout::Run)
+            }
         };
         let usual = Choice::new(scheme, persistence);
         let delay = if self == System::Soft { Duration::ZERO } else { usual.delay };
         Choice { leftover, layout, delay, ..usual }
     }
 
-    /// With strong persistence each request is committed alone: Dmdedup's transaction of a single write. The others gather what comes while a commit is under way.
+    /// With strong persistence each request is committed alone: Dmdedup's transaction of a single
+    /// write. The others gather what comes while a commit is under way.
     fn commits_alone(self) -> bool {
         matches!(self, System::Cow | System::CowSingle)
     }
@@ -123,8 +128,12 @@ impl Load {
     /// The name of a trace's file, without what all of them end in.
     #[must_use]
     pub fn name_of(path: &Path) -> String {
-        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        name.trim_end_matches(".zst").trim_end_matches(".dtrace").trim_end_matches(".blkparse").to_owned()
+        let name =
+            path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        name.trim_end_matches(".zst")
+            .trim_end_matches(".dtrace")
+            .trim_end_matches(".blkparse")
+            .to_owned()
     }
 
     /// Its requests.
@@ -146,8 +155,9 @@ impl Load {
 /// How requests come, and when they are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Windows of so many blocks, committed one after the other, each when it is full and the one before is durable. Each block is a request, flushes
-    /// are passed over, and there are no gaps: ThinDedup's way.
+    /// Windows of so many blocks, committed one after the other, each when it is full and the one
+    /// before is durable. Each block is a request, flushes are passed over, and there are no
+    /// gaps: ThinDedup's way.
     Windows(usize),
     /// With their recorded gaps, and nothing after a flush before it is answered.
     Timed(Persistence),
@@ -160,7 +170,9 @@ impl fmt::Display for Pace {
         match self {
             Pace::Windows(blocks) => write!(f, "window {blocks}"),
             Pace::Timed(Persistence::Weak) | Pace::Open(Persistence::Weak) => f.write_str("weak"),
-            Pace::Timed(Persistence::Strong) | Pace::Open(Persistence::Strong) => f.write_str("strong"),
+            Pace::Timed(Persistence::Strong) | Pace::Open(Persistence::Strong) => {
+                f.write_str("strong")
+            }
         }
     }
 }
@@ -197,17 +209,29 @@ impl Case {
     }
 
     fn plan(&self) -> Plan {
-        let plan = |choice| Plan { warm_up_blocks: self.warm_up, verify: Some(500), ..Plan::new(choice, self.device.clone()) };
+        let plan = |choice| Plan {
+            warm_up_blocks: self.warm_up,
+            verify: Some(500),
+            ..Plan::new(choice, self.device.clone())
+        };
         match self.pace {
             Pace::Windows(window) => Plan {
                 speed: Speed::Max,
                 clients: Clients { in_flight: window, wait_for_flush: true },
                 anticipation: Anticipation::None,
-                ..plan(Choice { window_blocks: Some(window), ..self.system.choice(Persistence::Strong) })
+                ..plan(Choice {
+                    window_blocks: Some(window),
+                    ..self.system.choice(Persistence::Strong)
+                })
             },
             Pace::Timed(persistence) | Pace::Open(persistence) => Plan {
                 clients: Clients {
-                    in_flight: if persistence == Persistence::Strong && self.system.commits_alone() { 1 } else { IN_FLIGHT },
+                    in_flight: if persistence == Persistence::Strong && self.system.commits_alone()
+                    {
+                        1
+                    } else {
+                        IN_FLIGHT
+                    },
                     wait_for_flush: matches!(self.pace, Pace::Timed(_)),
                 },
                 anticipation: self.system.anticipation(),
@@ -236,7 +260,8 @@ impl Case {
             system: self.system,
             workload,
             throughput: outcome.throughput(),
-            throughput_with_checkpoints: outcome.client_blocks as f64 / until_settled.max(f64::MIN_POSITIVE),
+            throughput_with_checkpoints: outcome.client_blocks as f64
+                / until_settled.max(f64::MIN_POSITIVE),
             blocks_with_warm_up: outcome.client_blocks + self.warm_up,
             setting: plan.setting(self.name.clone()),
             outcome,
@@ -244,15 +269,20 @@ impl Case {
     }
 }
 
-/// Makes a request of each block that is written, so that windows, or transactions, are committed one after the other: a long request would fill several,
-/// which thin makes durable together and which the papers don't have.
+/// Makes a request of each block that is written, so that windows, or transactions, are committed
+/// one after the other: a long request would fill several, which thin makes durable together and
+/// which the papers don't have.
 fn one_by_one(source: Source) -> Source {
     let Source { volume_blocks, steps, requests, cut } = source;
     let split = requests.flat_map(|item| match item {
         Ok((steps, Request { at, what: What::Write { first, blocks, fua } })) => {
             let last = (blocks.len() as u64).saturating_sub(1);
             let one = move |(number, content)| {
-                let what = What::Write { first: Lba(first.0 + number), blocks: vec![content], fua: fua && number == last };
+                let what = What::Write {
+                    first: Lba(first.0 + number),
+                    blocks: vec![content],
+                    fua: fua && number == last,
+                };
                 Ok((steps, Request { at, what }))
             };
             (0..).zip(blocks).map(one).collect::<Vec<_>>()
@@ -271,7 +301,8 @@ pub struct Measured {
     pub system: System,
     /// What was written, if it was generated.
     pub workload: Option<Workload>,
-    /// Blocks a second until everything was answered and durable; checkpoints left out, but for schemes that commit by them.
+    /// Blocks a second until everything was answered and durable; checkpoints left out, but for
+    /// schemes that commit by them.
     pub throughput: f64,
     /// Blocks a second until the last record was in the tables.
     pub throughput_with_checkpoints: f64,
@@ -292,16 +323,22 @@ impl Measured {
         self.outcome.hidden_records as f64 / self.outcome.records.max(1) as f64
     }
 
-    /// Blocks that a paper leaves out: those that carry records into the tables. What copy-on-write trees write is how they commit, and never is.
+    /// Blocks that a paper leaves out: those that carry records into the tables. What copy-on-write
+    /// trees write is how they commit, and never is.
     #[must_use]
     pub fn left_out(&self) -> u64 {
-        if matches!(self.system, System::Cow | System::CowSingle) { 0 } else { self.outcome.checkpoint_blocks }
+        if matches!(self.system, System::Cow | System::CowSingle) {
+            0
+        } else {
+            self.outcome.checkpoint_blocks
+        }
     }
 
     /// Blocks written for each block of a client, checkpoints left out.
     #[must_use]
     pub fn volume(&self) -> f64 {
-        (self.outcome.device_blocks - self.left_out()) as f64 / self.outcome.client_blocks.max(1) as f64
+        (self.outcome.device_blocks - self.left_out()) as f64
+            / self.outcome.client_blocks.max(1) as f64
     }
 
     /// The same, checkpoints included.

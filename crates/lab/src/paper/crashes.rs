@@ -26,14 +26,25 @@ const TORN: usize = 2;
 /// The workloads: generated, and the beginning of each trace.
 fn loads(extent: &Extent) -> Vec<(String, Load)> {
     let (blocks, records) = if extent.quick { (400, 400) } else { (2500, 1500) };
-    let generated = Workload { volume_blocks: ADDRESSES, ..Workload::paper(Pattern::Random, blocks) };
-    let recorded =
-        |path: &std::path::PathBuf| (Load::name_of(path), Load::Recorded { path: path.clone(), from: None, records: Some(records) });
-    [("random".to_owned(), Load::Generated(generated))].into_iter().chain(extent.traces.iter().map(recorded)).collect()
+    let generated =
+        Workload { volume_blocks: ADDRESSES, ..Workload::paper(Pattern::Random, blocks) };
+    let recorded = |path: &std::path::PathBuf| {
+        (
+            Load::name_of(path),
+            Load::Recorded { path: path.clone(), from: None, records: Some(records) },
+        )
+    };
+    [("random".to_owned(), Load::Generated(generated))]
+        .into_iter()
+        .chain(extent.traces.iter().map(recorded))
+        .collect()
 }
 
 /// Lets the power fail at every point of the workloads on each system.
-pub(super) fn crashes(extent: &Extent, systems: &[(System, Persistence)]) -> (Judgement, Vec<Outcome>) {
+pub(super) fn crashes(
+    extent: &Extent,
+    systems: &[(System, Persistence)],
+) -> (Judgement, Vec<Outcome>) {
     let mut judgement = Judgement::default();
     let (mut outcomes, mut rows) = (Vec::new(), Vec::new());
     for (name, load) in loads(extent) {
@@ -49,12 +60,15 @@ pub(super) fn crashes(extent: &Extent, systems: &[(System, Persistence)]) -> (Ju
                     outcomes.push(outcome);
                 }
                 Err(error) if error.kind() == Kind::Unsupported => judgement.missing = true,
-                Err(error) => judgement.check(format!("{name} on {}: {error}", system.name()), false),
+                Err(error) => {
+                    judgement.check(format!("{name} on {}: {error}", system.name()), false)
+                }
             }
         }
     }
     let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
-    let [lost, wrong, broken] = [sum(|outcome| outcome.lost), sum(|outcome| outcome.wrong), sum(|outcome| outcome.broken)];
+    let [lost, wrong, broken] =
+        [sum(|outcome| outcome.lost), sum(|outcome| outcome.wrong), sum(|outcome| outcome.broken)];
     judgement.check(
         format!(
             "power failed at all {} points of {} workloads, {} stores opened, {} blocks compared: {lost} lost, {wrong} wrong, {broken} stores with damaged \
@@ -66,7 +80,11 @@ pub(super) fn crashes(extent: &Extent, systems: &[(System, Persistence)]) -> (Ju
         ),
         !outcomes.is_empty() && lost + wrong + broken == 0,
     );
-    judgement.figures.push(Figure::Table(Table { title: "Power failures".to_owned(), columns: COLUMNS.map(str::to_owned).to_vec(), rows }));
+    judgement.figures.push(Figure::Table(Table {
+        title: "Power failures".to_owned(),
+        columns: COLUMNS.map(str::to_owned).to_vec(),
+        rows,
+    }));
     (judgement, outcomes)
 }
 
@@ -89,10 +107,23 @@ const COLUMNS: [&str; 15] = [
 ];
 
 fn row(name: &str, system: System, persistence: Persistence, outcome: &Outcome) -> Vec<String> {
-    let mut row = vec![name.to_owned(), system.name().to_owned(), persistence_name(persistence).to_owned()];
+    let mut row =
+        vec![name.to_owned(), system.name().to_owned(), persistence_name(persistence).to_owned()];
     let Outcome { client_blocks, cuts, openings, compared, lost, wrong, broken, .. } = *outcome;
     let Outcome { checkpoints, zones_scanned, zones_marked, zones_written, .. } = *outcome;
-    let counts = [client_blocks, cuts, openings, compared, lost, wrong, broken, checkpoints, zones_scanned, zones_marked, zones_written];
+    let counts = [
+        client_blocks,
+        cuts,
+        openings,
+        compared,
+        lost,
+        wrong,
+        broken,
+        checkpoints,
+        zones_scanned,
+        zones_marked,
+        zones_written,
+    ];
     row.extend(counts.map(|n| number(n as f64)));
     row.push(format!("{} / {}", number(outcome.believed as f64), number(outcome.refused as f64)));
     row

@@ -17,7 +17,8 @@ pub struct Extent {
     pub quick: bool,
     /// Recorded traces, if there are any.
     pub traces: Vec<PathBuf>,
-    /// The configuration of a Ceph cluster with pools `paper-meta` and `paper-chunks` for the experiments alone, if there is one.
+    /// The configuration of a Ceph cluster with pools `paper-meta` and `paper-chunks` for the
+    /// experiments alone, if there is one.
     pub cluster: Option<PathBuf>,
 }
 
@@ -33,7 +34,8 @@ pub struct Item {
     pub band: &'static str,
     /// It hangs on devices that were fitted to the paper.
     pub fitted: bool,
-    /// The constants that were fitted to the very figure that it is judged by, if there are any: then it never counts as reproduced.
+    /// The constants that were fitted to the very figure that it is judged by, if there are any:
+    /// then it never counts as reproduced.
     pub calibrated: Option<&'static str>,
     pub(super) cases: fn(&Extent) -> Vec<Case>,
     pub(super) judge: fn(&Extent, &Look<'_>) -> Judgement,
@@ -73,7 +75,13 @@ impl Judgement {
     }
 
     /// Checks that a value lies in a band, or beyond it on the good side: that is better.
-    pub(super) fn band(&mut self, text: impl Into<String>, value: f64, band: RangeInclusive<f64>, good: Good) {
+    pub(super) fn band(
+        &mut self,
+        text: impl Into<String>,
+        value: f64,
+        band: RangeInclusive<f64>,
+        good: Good,
+    ) {
         let beyond = match good {
             Good::Less => value < *band.start(),
             Good::More => value > *band.end(),
@@ -81,7 +89,10 @@ impl Judgement {
         };
         self.better |= beyond;
         let text = text.into();
-        self.checks.push((if beyond { format!("{text} (better)") } else { text }, beyond || band.contains(&value)));
+        self.checks.push((
+            if beyond { format!("{text} (better)") } else { text },
+            beyond || band.contains(&value),
+        ));
     }
 
     pub(super) fn missed(&self) -> bool {
@@ -130,7 +141,10 @@ impl<'a> Look<'a> {
 
     /// One speed over another, checkpoints left out and included.
     pub(super) fn ratio(&self, over: &Case, under: &Case) -> (f64, f64) {
-        (self.speed(over) / self.speed(under), self.speed_with_checkpoints(over) / self.speed_with_checkpoints(under))
+        (
+            self.speed(over) / self.speed(under),
+            self.speed_with_checkpoints(over) / self.speed_with_checkpoints(under),
+        )
     }
 }
 

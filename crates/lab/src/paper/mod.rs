@@ -1,7 +1,8 @@
 //! The papers' experiments: what each states, measured here and judged.
 //!
-//! A paper is a list of [`Item`]s, one for each thing that it states: which [`Case`]s it needs, when it counts as reproduced, and how its plot
-//! is drawn. Cases that several items need are run once. Every figure comes from a [`replay`](crate::replay) of the real engine, or from
+//! A paper is a list of [`Item`]s, one for each thing that it states: which [`Case`]s it needs,
+//! when it counts as reproduced, and how its plot is drawn. Cases that several items need are run
+//! once. Every figure comes from a [`replay`](crate::replay) of the real engine, or from
 //! [crashes](crate::crash) of it.
 //!
 //! | file | what is there |

@@ -34,7 +34,8 @@ pub struct Results {
     pub wall_seconds: f64,
 }
 
-/// Runs the items named, or all of them when there are no names. `progress` hears of the blocks written and how many there will be.
+/// Runs the items named, or all of them when there are no names. `progress` hears of the blocks
+/// written and how many there will be.
 ///
 /// # Errors
 /// The first of any replay; `Corrupt` when a block reads back wrong.
@@ -60,26 +61,52 @@ pub(super) fn run(
         judgement.missing |= look.missing.get();
         let used = look.used.into_inner();
         used.iter().for_each(|&place| items_of[place].push(item.id.to_owned()));
-        let looked_at: Vec<&Measured> = used.iter().filter_map(|&place| measured[place].1.as_ref()).collect();
+        let looked_at: Vec<&Measured> =
+            used.iter().filter_map(|&place| measured[place].1.as_ref()).collect();
         figures.append(&mut judgement.figures);
         if !looked_at.is_empty() {
             figures.push(Figure::Table(table(&looked_at)));
         }
         let statement = stated(item, judgement, &looked_at, began.elapsed().as_secs_f64());
-        let line =
-            format!("The paper: {} — Here: {} — Band: {} — {}.", statement.says, statement.found, statement.band, statement.verdict.word());
+        let line = format!(
+            "The paper: {} — Here: {} — Band: {} — {}.",
+            statement.says,
+            statement.found,
+            statement.band,
+            statement.verdict.word()
+        );
         sections.push(Section {
             title: item.name.to_owned(),
-            about: [line, statement.remark.clone()].into_iter().filter(|text| !text.is_empty()).collect(),
+            about: [line, statement.remark.clone()]
+                .into_iter()
+                .filter(|text| !text.is_empty())
+                .collect(),
             figures,
         });
         statements.push(statement);
     }
-    let points = measured.into_iter().zip(items_of).filter_map(|((_, measured), items)| Some(Measured { items, ..measured? })).collect();
-    let report = Report { title: format!("{paper}, measured"), about: about.to_vec(), statements: statements.clone(), sections };
+    let points = measured
+        .into_iter()
+        .zip(items_of)
+        .filter_map(|((_, measured), items)| Some(Measured { items, ..measured? }))
+        .collect();
+    let report = Report {
+        title: format!("{paper}, measured"),
+        about: about.to_vec(),
+        statements: statements.clone(),
+        sections,
+    };
     let score = report.score();
     let wall_seconds = begun.elapsed().as_secs_f64();
-    Ok(Results { paper: paper.to_owned(), quick: extent.quick, score, statements, points, report, wall_seconds })
+    Ok(Results {
+        paper: paper.to_owned(),
+        quick: extent.quick,
+        score,
+        statements,
+        points,
+        report,
+        wall_seconds,
+    })
 }
 
 /// The names of a paper's items.
@@ -89,7 +116,11 @@ pub(super) fn names(groups: &[&'static [Item]]) -> Vec<&'static str> {
 }
 
 /// Runs every case once. A case whose system the engine does not have stays without figures.
-fn measure(items: &[&Item], extent: &Extent, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<(Case, Option<Measured>)>> {
+fn measure(
+    items: &[&Item],
+    extent: &Extent,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<(Case, Option<Measured>)>> {
     let mut cases: Vec<(Case, u64)> = Vec::new();
     for case in items.iter().flat_map(|item| (item.cases)(extent)) {
         if cases.iter().all(|(known, _)| *known != case) {
@@ -112,7 +143,8 @@ fn measure(items: &[&Item], extent: &Extent, progress: &mut dyn FnMut(u64, u64))
 }
 
 fn stated(item: &Item, judgement: Judgement, used: &[&Measured], own: f64) -> Statement {
-    let missed: Vec<&str> = judgement.checks.iter().filter(|check| !check.1).map(|check| check.0.as_str()).collect();
+    let missed: Vec<&str> =
+        judgement.checks.iter().filter(|check| !check.1).map(|check| check.0.as_str()).collect();
     let verdict = match missed.len() {
         _ if judgement.out_of_scope => Verdict::OutOfScope,
         _ if judgement.missing => Verdict::NotRun,
@@ -123,8 +155,12 @@ fn stated(item: &Item, judgement: Judgement, used: &[&Measured], own: f64) -> St
     };
     let mut remark = match verdict {
         Verdict::Missed => format!("Missed: {}. ", missed.join("; ")),
-        Verdict::Calibrated => format!("Fitted to the same figures: {}. ", item.calibrated.unwrap_or_default()),
-        Verdict::NotRun if judgement.remark.is_empty() => "The engine does not have one of the systems. ".to_owned(),
+        Verdict::Calibrated => {
+            format!("Fitted to the same figures: {}. ", item.calibrated.unwrap_or_default())
+        }
+        Verdict::NotRun if judgement.remark.is_empty() => {
+            "The engine does not have one of the systems. ".to_owned()
+        }
         _ => String::new(),
     };
     remark.push_str(&judgement.remark);
@@ -141,7 +177,8 @@ fn stated(item: &Item, judgement: Judgement, used: &[&Measured], own: f64) -> St
         verdict,
         remark: remark.trim_end().to_owned(),
         fitted: item.fitted,
-        blocks: judgement.blocks + used.iter().map(|measured| measured.blocks_with_warm_up).sum::<u64>(),
+        blocks: judgement.blocks
+            + used.iter().map(|measured| measured.blocks_with_warm_up).sum::<u64>(),
         wall_seconds: own + used.iter().map(|measured| measured.outcome.wall_seconds).sum::<f64>(),
     }
 }
@@ -170,7 +207,9 @@ fn table(of: &[&Measured]) -> Table {
     ];
     let row = |measured: &&Measured| {
         let Measured { outcome, setting, workload, .. } = measured;
-        let of_workload = |of: fn(&Workload) -> f64| workload.as_ref().map_or("recorded".to_owned(), |workload| number(of(workload)));
+        let of_workload = |of: fn(&Workload) -> f64| {
+            workload.as_ref().map_or("recorded".to_owned(), |workload| number(of(workload)))
+        };
         vec![
             setting.source.clone(),
             setting.device.clone(),
@@ -193,5 +232,9 @@ fn table(of: &[&Measured]) -> Table {
             format!("{:.2}", outcome.wall_seconds),
         ]
     };
-    Table { title: "In numbers".to_owned(), columns: columns.map(str::to_owned).to_vec(), rows: of.iter().map(row).collect() }
+    Table {
+        title: "In numbers".to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        rows: of.iter().map(row).collect(),
+    }
 }

@@ -1,5 +1,6 @@
-//! Reading manifests of chunks: text under zstd, `V tag` begins a version, `F bytes h1 h2 …` is a file with a hash of 16 hexadecimal digits for each of
-//! its chunks of 4 KiB. Takes hostile bytes: memory is bounded by [`CHUNKS_MAX`], [`VERSIONS_MAX`] and [`LINE_BYTES_MAX`].
+//! Reading manifests of chunks: text under zstd, `V tag` begins a version, `F bytes h1 h2 …` is a
+//! file with a hash of 16 hexadecimal digits for each of its chunks of 4 KiB. Takes hostile bytes:
+//! memory is bounded by [`CHUNKS_MAX`], [`VERSIONS_MAX`] and [`LINE_BYTES_MAX`].
 
 use std::{
     fs::File,
@@ -55,15 +56,14 @@ pub fn parse(bytes: impl Read) -> Result<Vec<Version>> {
     let (mut versions, mut total, mut line) = (Vec::<Version>::new(), 0, Vec::new());
     for number in 1.. {
         line.clear();
-        let n = text
-            .by_ref()
-            .take(LINE_BYTES_MAX)
-            .read_until(b'\n', &mut line)
-            .map_err(|e| Error::new(Kind::Corrupt, format!("line {number} can't be expanded: {e}")))?;
+        let n = text.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(|e| {
+            Error::new(Kind::Corrupt, format!("line {number} can't be expanded: {e}"))
+        })?;
         if n == 0 {
             break;
         }
-        let damaged = |why: &str| Error::new(Kind::Corrupt, format!("line {number} of the manifest {why}"));
+        let damaged =
+            |why: &str| Error::new(Kind::Corrupt, format!("line {number} of the manifest {why}"));
         let words = std::str::from_utf8(&line).map_err(|_| damaged("is no text"))?;
         if n as u64 == LINE_BYTES_MAX && !words.ends_with('\n') {
             return Err(damaged("is too long"));
@@ -74,16 +74,25 @@ pub fn parse(bytes: impl Read) -> Result<Vec<Version>> {
                 if versions.len() == VERSIONS_MAX {
                     return Err(damaged("begins one version too many"));
                 }
-                versions.push(Version { name: words.collect::<Vec<_>>().join(" "), chunks: Vec::new() });
+                versions.push(Version {
+                    name: words.collect::<Vec<_>>().join(" "),
+                    chunks: Vec::new(),
+                });
             }
             (Some("F"), Some(version)) => {
-                let bytes: u64 = words.next().and_then(|word| word.parse().ok()).ok_or_else(|| damaged("tells no size"))?;
+                let bytes: u64 = words
+                    .next()
+                    .and_then(|word| word.parse().ok())
+                    .ok_or_else(|| damaged("tells no size"))?;
                 let before = version.chunks.len();
                 for word in words {
                     if total == CHUNKS_MAX {
                         return Err(damaged("has more chunks than can be replayed"));
                     }
-                    version.chunks.push(u64::from_str_radix(word, 16).map_err(|_| damaged("has a hash that is none"))?);
+                    version.chunks.push(
+                        u64::from_str_radix(word, 16)
+                            .map_err(|_| damaged("has a hash that is none"))?,
+                    );
                     total += 1;
                 }
                 if (version.chunks.len() - before) as u64 != bytes.div_ceil(CHUNK_BYTES) {
@@ -110,14 +119,21 @@ mod tests {
 
     #[test]
     fn versions_and_files_are_read() {
-        let versions = parsed("V one\nF 5000 00000000000000aa bb\nF 0\nV two words\nF 1 aa\n").unwrap();
+        let versions =
+            parsed("V one\nF 5000 00000000000000aa bb\nF 0\nV two words\nF 1 aa\n").unwrap();
         assert_eq!(versions[0], Version { name: "one".into(), chunks: vec![0xaa, 0xbb] });
         assert_eq!(versions[1], Version { name: "two words".into(), chunks: vec![0xaa] });
     }
 
     #[test]
     fn damage_is_told_with_its_line() {
-        for (text, line) in [("F 1 aa\n", 1), ("V a\nF 5000 aa\n", 2), ("V a\nF x\n", 2), ("V a\nF 1 xyz\n", 2), ("W\n", 1)] {
+        for (text, line) in [
+            ("F 1 aa\n", 1),
+            ("V a\nF 5000 aa\n", 2),
+            ("V a\nF x\n", 2),
+            ("V a\nF 1 xyz\n", 2),
+            ("W\n", 1),
+        ] {
             let error = parsed(text).unwrap_err();
             assert_eq!(error.kind(), Kind::Corrupt);
             assert!(error.to_string().contains(&format!("line {line}")), "{error}");

@@ -1,11 +1,14 @@
-//! RAD (Liu et al.): placement in stripes by reference counts, and what garbage collection then has to encode again.
+//! RAD (Liu et al.): placement in stripes by reference counts, and what garbage collection then has
+//! to encode again.
 //!
-//! A stripe has `k` chunks of 4 KiB and `n - k` of parity on `n` of the nodes. Versions are uploaded one after the other, then deleted in the same
-//! order. A chunk whose last reference goes is dead. A stripe with dead and living chunks is broken: what lives in it is read and encoded again, in new
-//! stripes; one with only dead chunks goes as a whole.
+//! A stripe has `k` chunks of 4 KiB and `n - k` of parity on `n` of the nodes. Versions are
+//! uploaded one after the other, then deleted in the same order. A chunk whose last reference goes
+//! is dead. A stripe with dead and living chunks is broken: what lives in it is read and encoded
+//! again, in new stripes; one with only dead chunks goes as a whole.
 //!
-//! *Round-robin* fills stripes in the order of arrival. *RAD* sorts the new chunks of a batch by their reference counts first, the highest in
-//! front, and does the same with what it encodes again. With a *delay*, chunks stand replicated, `n - k + 1` times, until their counts stood
+//! *Round-robin* fills stripes in the order of arrival. *RAD* sorts the new chunks of a batch by
+//! their reference counts first, the highest in front, and does the same with what it encodes
+//! again. With a *delay*, chunks stand replicated, `n - k + 1` times, until their counts stood
 //! still for so many versions; only then are they encoded.
 //!
 //! Time is virtual: see [`Model`].
@@ -57,7 +60,8 @@ pub struct Options {
 
 /// How long things take.
 ///
-/// Nodes work side by side, so that the slowest counts. The figures are those of a small disk node: only the ratio between them matters.
+/// Nodes work side by side, so that the slowest counts. The figures are those of a small disk node:
+/// only the ratio between them matters.
 pub struct Model;
 
 impl Model {
@@ -164,7 +168,8 @@ pub fn replay(versions: &[Version], options: &Options) -> Result<Outcome> {
         deletions.push(delete(version, chunks, &mut references, &mut array));
     }
     let sum = |of: fn(&Deletion) -> u64| deletions.iter().map(of).sum::<u64>();
-    let (bytes_written, upload_bytes_written) = (sum(|deletion| deletion.bytes_written), upload.bytes() + copies * CHUNK_BYTES);
+    let (bytes_written, upload_bytes_written) =
+        (sum(|deletion| deletion.bytes_written), upload.bytes() + copies * CHUNK_BYTES);
     let seconds = |work: &Work, more: f64| work.seconds() + more;
     Ok(Outcome {
         code: [options.n, options.k],
@@ -182,7 +187,10 @@ pub fn replay(versions: &[Version], options: &Options) -> Result<Outcome> {
         virtual_seconds: deletions.iter().map(|deletion| deletion.virtual_seconds).sum(),
         upload_bytes_written,
         total_bytes_written: upload_bytes_written + bytes_written,
-        upload_virtual_seconds: seconds(&upload, copies as f64 * Model::CHUNK_SECONDS / options.nodes as f64),
+        upload_virtual_seconds: seconds(
+            &upload,
+            copies as f64 * Model::CHUNK_SECONDS / options.nodes as f64,
+        ),
         deletions,
     })
 }
@@ -190,7 +198,9 @@ pub fn replay(versions: &[Version], options: &Options) -> Result<Outcome> {
 fn valid(options: &Options) -> Result<()> {
     let Options { n, k, nodes, batch, .. } = *options;
     if k == 0 || k >= n || n > nodes || nodes > NODES_MAX {
-        let why = format!("a code N,K needs 0 < K < N, and N of at most {NODES_MAX} nodes; this is {n},{k} on {nodes}");
+        let why = format!(
+            "a code N,K needs 0 < K < N, and N of at most {NODES_MAX} nodes; this is {n},{k} on {nodes}"
+        );
         return Err(Error::new(Kind::InvalidInput, why));
     }
     if batch == 0 {
@@ -200,10 +210,16 @@ fn valid(options: &Options) -> Result<()> {
 }
 
 /// Uploads all versions. Gives the work, and the copies that stood for a while.
-fn upload(chunks_of: &[Vec<usize>], options: &Options, references: &mut [u32], array: &mut Array) -> (Work, u64) {
+fn upload(
+    chunks_of: &[Vec<usize>],
+    options: &Options,
+    references: &mut [u32],
+    array: &mut Array,
+) -> (Work, u64) {
     let mut work = array.work();
     // In the order of arrival.
-    let (mut waiting, mut place): (Vec<Waiting>, Vec<Option<usize>>) = (Vec::new(), vec![None; references.len()]);
+    let (mut waiting, mut place): (Vec<Waiting>, Vec<Option<usize>>) =
+        (Vec::new(), vec![None; references.len()]);
     let mut copies = 0;
     for (now, chunks) in chunks_of.iter().enumerate() {
         for &chunk in chunks {
@@ -222,7 +238,12 @@ fn upload(chunks_of: &[Vec<usize>], options: &Options, references: &mut [u32], a
         }
         let (settled, rest): (Vec<Waiting>, Vec<Waiting>) =
             waiting.iter().partition(|waiting| last || now - waiting.changed >= options.delay);
-        array.encode(settled.iter().map(|waiting| waiting.chunk).collect(), references, true, &mut work);
+        array.encode(
+            settled.iter().map(|waiting| waiting.chunk).collect(),
+            references,
+            true,
+            &mut work,
+        );
         settled.iter().for_each(|waiting| place[waiting.chunk] = None);
         waiting = rest;
         waiting.iter().enumerate().for_each(|(at, waiting)| place[waiting.chunk] = Some(at));
@@ -230,7 +251,12 @@ fn upload(chunks_of: &[Vec<usize>], options: &Options, references: &mut [u32], a
     (work, copies)
 }
 
-fn delete(version: &Version, chunks: &[usize], references: &mut [u32], array: &mut Array) -> Deletion {
+fn delete(
+    version: &Version,
+    chunks: &[usize],
+    references: &mut [u32],
+    array: &mut Array,
+) -> Deletion {
     let mut dead = Vec::new();
     for &chunk in chunks {
         references[chunk] -= 1;
@@ -271,26 +297,54 @@ mod tests {
     fn the_example_of_the_paper_breaks_fewer_stripes_when_it_is_sorted() {
         // Figure 2: six files of one batch, with A, F, G and H shared; file 1 goes first.
         let files = ["ABCDEF", "AFGHIJ", "KALMNO", "PGQRHS", "TUVWXA", "AFYZHH"];
-        let versions: Vec<Version> = files.iter().map(|file| version(file, file.bytes().map(u64::from))).collect();
-        let found = |placement| replay(&versions, &Options { batch: 6, ..options(placement) }).unwrap();
+        let versions: Vec<Version> =
+            files.iter().map(|file| version(file, file.bytes().map(u64::from))).collect();
+        let found =
+            |placement| replay(&versions, &Options { batch: 6, ..options(placement) }).unwrap();
         let (robin, rad) = (found(Placement::RoundRobin), found(Placement::Rad));
         assert_eq!((robin.unique_chunks, robin.stripes, rad.stripes), (26, 7, 7));
         // B, C, D die in the stripe of A, E in that of F, G, H.
-        assert_eq!((robin.deletions[0].dead_chunks, robin.deletions[0].broken_stripes, robin.deletions[0].reencoded_chunks), (4, 2, 4));
-        assert_eq!((rad.deletions[0].dead_chunks, rad.deletions[0].broken_stripes, rad.deletions[0].reencoded_chunks), (4, 0, 0));
+        assert_eq!(
+            (
+                robin.deletions[0].dead_chunks,
+                robin.deletions[0].broken_stripes,
+                robin.deletions[0].reencoded_chunks
+            ),
+            (4, 2, 4)
+        );
+        assert_eq!(
+            (
+                rad.deletions[0].dead_chunks,
+                rad.deletions[0].broken_stripes,
+                rad.deletions[0].reencoded_chunks
+            ),
+            (4, 0, 0)
+        );
         assert!(rad.reencoded_chunks < robin.reencoded_chunks);
     }
 
     #[test]
     fn nothing_is_left_when_all_versions_are_gone() {
-        let versions = [version("a", 0..100), version("b", 50..170), version("c", (0..40).chain(160..200))];
+        let versions =
+            [version("a", 0..100), version("b", 50..170), version("c", (0..40).chain(160..200))];
         for placement in [Placement::RoundRobin, Placement::Rad] {
             for (batch, delay) in [(1, 0), (2, 0), (3, 0), (1, 1), (1, 2)] {
-                let outcome = replay(&versions, &Options { batch, delay, ..options(placement) }).unwrap();
-                assert_eq!(outcome.deletions.iter().map(|deletion| deletion.dead_chunks).sum::<u64>(), outcome.unique_chunks);
+                let outcome =
+                    replay(&versions, &Options { batch, delay, ..options(placement) }).unwrap();
+                assert_eq!(
+                    outcome.deletions.iter().map(|deletion| deletion.dead_chunks).sum::<u64>(),
+                    outcome.unique_chunks
+                );
                 let last = outcome.deletions.last().unwrap();
-                assert_eq!((last.reencoded_chunks, last.broken_stripes), (0, 0), "{placement:?} {batch} {delay}");
-                assert_eq!(outcome.total_bytes_written, outcome.upload_bytes_written + outcome.bytes_written);
+                assert_eq!(
+                    (last.reencoded_chunks, last.broken_stripes),
+                    (0, 0),
+                    "{placement:?} {batch} {delay}"
+                );
+                assert_eq!(
+                    outcome.total_bytes_written,
+                    outcome.upload_bytes_written + outcome.bytes_written
+                );
             }
         }
     }
@@ -309,7 +363,10 @@ mod tests {
     fn codes_that_make_no_sense_are_refused() {
         for (n, k, nodes, batch) in [(4, 4, 6, 1), (4, 0, 6, 1), (7, 4, 6, 1), (6, 4, 6, 0)] {
             let wrong = Options { n, k, nodes, batch, ..options(Placement::Rad) };
-            assert_eq!(replay(&[version("a", 0..3)], &wrong).unwrap_err().kind(), Kind::InvalidInput);
+            assert_eq!(
+                replay(&[version("a", 0..3)], &wrong).unwrap_err().kind(),
+                Kind::InvalidInput
+            );
         }
     }
 }

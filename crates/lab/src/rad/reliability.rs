@@ -1,8 +1,10 @@
-//! Space and reliability of RAD's codes (section V), with the two misprints corrected: the second term of equation (4) is `alpha (C-2)/C`, and
-//! that of equation (6) carries the factor `alpha`.
+//! Space and reliability of RAD's codes (section V), with the two misprints corrected: the second
+//! term of equation (4) is `alpha (C-2)/C`, and that of equation (6) carries the factor `alpha`.
 //!
-//! The paper averages the *shares* of user data and the *times* until data is lost. Averages that add up physically are those of raw bytes for each byte
-//! of users, and of loss rates; both are given. Equation (2) is for one group of as many disks as the stripe is long, not for a system of more.
+//! The paper averages the *shares* of user data and the *times* until data is lost. Averages that
+//! add up physically are those of raw bytes for each byte of users, and of loss rates; both are
+//! given. Equation (2) is for one group of as many disks as the stripe is long, not for a system of
+//! more.
 
 use onefold_core::{Error, Kind, Result};
 use serde::Serialize;
@@ -50,7 +52,8 @@ pub struct Tuple {
     pub baseline_storage: f64,
     /// The baseline's mean time to data loss, equation (5).
     pub baseline_mttdl_hours: f64,
-    /// From this share of hot chunks on RAD loses data later; `null` where it is never better in both.
+    /// From this share of hot chunks on RAD loses data later; `null` where it is never better in
+    /// both.
     pub alpha_low: Option<f64>,
     /// Up to here it takes less space.
     pub alpha_high: Option<f64>,
@@ -63,7 +66,8 @@ pub struct Tuple {
     pub crossings: [f64; 4],
 }
 
-/// Mean time to data loss of a group of `length` disks, two of which may fail: equation (2), in hours.
+/// Mean time to data loss of a group of `length` disks, two of which may fail: equation (2), in
+/// hours.
 #[must_use]
 pub fn mttdl_hours(length: u32, disks: Disks) -> f64 {
     let n = f64::from(length);
@@ -96,19 +100,27 @@ impl Codes {
     pub fn compare(self, disks: Disks) -> Result<Tuple> {
         let Codes { cold, baseline, hot } = self;
         if !(PARITY < hot && hot < baseline && baseline < cold && cold <= LENGTH_MAX) {
-            let why = format!("codes are three lengths A,B,C of stripes with {LENGTH_MAX} >= A > B > C > {PARITY}: cold, baseline, hot");
+            let why = format!(
+                "codes are three lengths A,B,C of stripes with {LENGTH_MAX} >= A > B > C > {PARITY}: cold, baseline, hot"
+            );
             return Err(Error::new(Kind::InvalidInput, why));
         }
         let sane = |hours: f64| hours.is_finite() && hours > 0.0;
         if !sane(disks.mttf_hours) || !sane(disks.mttr_hours) {
-            return Err(Error::new(Kind::InvalidInput, "times to failure and repair are hours above 0"));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "times to failure and repair are hours above 0",
+            ));
         }
         // The share of the second at which the average of two reaches a third.
         let crossing = |of: &dyn Fn(u32) -> f64| (of(baseline) - of(cold)) / (of(hot) - of(cold));
         let (low, high) = (crossing(&|n| mttdl_hours(n, disks)), crossing(&storage));
-        let (loss, raw) = (crossing(&|n| 1.0 / mttdl_hours(n, disks)), crossing(&|n| 1.0 / storage(n)));
-        let range = |low: f64, high: f64| if low < high { (Some(low), Some(high)) } else { (None, None) };
-        let ((alpha_low, alpha_high), (physical_alpha_low, physical_alpha_high)) = (range(low, high), range(loss, raw));
+        let (loss, raw) =
+            (crossing(&|n| 1.0 / mttdl_hours(n, disks)), crossing(&|n| 1.0 / storage(n)));
+        let range =
+            |low: f64, high: f64| if low < high { (Some(low), Some(high)) } else { (None, None) };
+        let ((alpha_low, alpha_high), (physical_alpha_low, physical_alpha_high)) =
+            (range(low, high), range(loss, raw));
         Ok(Tuple {
             codes: self,
             baseline_storage: storage(baseline),
@@ -138,7 +150,8 @@ mod tests {
 
     #[test]
     fn at_the_crossings_both_are_equal() {
-        let (codes, disks) = (Codes { cold: 20, baseline: 12, hot: 5 }, Disks { mttf_hours: 1e6, mttr_hours: 5.0 });
+        let (codes, disks) =
+            (Codes { cold: 20, baseline: 12, hot: 5 }, Disks { mttf_hours: 1e6, mttr_hours: 5.0 });
         let tuple = codes.compare(disks).unwrap();
         let (low, high) = (tuple.alpha_low.unwrap(), tuple.alpha_high.unwrap());
         assert!((codes.mttdl_hours(low, disks) / tuple.baseline_mttdl_hours - 1.0).abs() < 1e-9);
@@ -150,6 +163,10 @@ mod tests {
         for (cold, baseline, hot) in [(10, 10, 6), (14, 10, 2), (6, 10, 14), (300, 10, 6)] {
             assert!(Codes { cold, baseline, hot }.compare(Disks::default()).is_err());
         }
-        assert!(Codes { cold: 14, baseline: 10, hot: 6 }.compare(Disks { mttf_hours: 0.0, mttr_hours: 1.0 }).is_err());
+        assert!(
+            Codes { cold: 14, baseline: 10, hot: 6 }
+                .compare(Disks { mttf_hours: 0.0, mttr_hours: 1.0 })
+                .is_err()
+        );
     }
 }

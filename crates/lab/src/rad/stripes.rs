@@ -38,7 +38,9 @@ impl Work {
     /// Seconds of the model.
     pub(super) fn seconds(&self) -> f64 {
         let slowest = self.nodes.iter().copied().max().unwrap_or(0);
-        slowest as f64 * Model::CHUNK_SECONDS + self.encoded as f64 * Model::ENCODE_SECONDS + self.compared * Model::COMPARE_SECONDS
+        slowest as f64 * Model::CHUNK_SECONDS
+            + self.encoded as f64 * Model::ENCODE_SECONDS
+            + self.compared * Model::COMPARE_SECONDS
     }
 
     /// These chunks are read where they are.
@@ -54,7 +56,14 @@ impl Work {
 
 impl Array {
     pub(super) fn new(options: &Options, chunks: usize) -> Array {
-        Array { options: *options, stripes: Vec::new(), present: 0, stripe_of: vec![None; chunks], node_of: vec![0; chunks], turn: 0 }
+        Array {
+            options: *options,
+            stripes: Vec::new(),
+            present: 0,
+            stripe_of: vec![None; chunks],
+            node_of: vec![0; chunks],
+            turn: 0,
+        }
     }
 
     pub(super) fn work(&self) -> Work {
@@ -66,8 +75,15 @@ impl Array {
         self.present
     }
 
-    /// Encodes chunks into stripes. Those that are `new` are written; others stay on their nodes, unless another chunk of the stripe is there already.
-    pub(super) fn encode(&mut self, mut chunks: Vec<usize>, references: &[u32], new: bool, work: &mut Work) {
+    /// Encodes chunks into stripes. Those that are `new` are written; others stay on their nodes,
+    /// unless another chunk of the stripe is there already.
+    pub(super) fn encode(
+        &mut self,
+        mut chunks: Vec<usize>,
+        references: &[u32],
+        new: bool,
+        work: &mut Work,
+    ) {
         if self.options.placement == Placement::Rad && chunks.len() > 1 {
             // Stable: equal counts stay in the order of arrival.
             chunks.sort_by_key(|&chunk| std::cmp::Reverse(references[chunk]));
@@ -102,7 +118,8 @@ impl Array {
         }
     }
 
-    /// Takes dead chunks out. Gives the number of stripes that broke, and what lives in them, in the order of the stripes: those are gone.
+    /// Takes dead chunks out. Gives the number of stripes that broke, and what lives in them, in
+    /// the order of the stripes: those are gone.
     pub(super) fn remove(&mut self, dead: &[usize]) -> (u64, Vec<usize>) {
         let mut hit = Vec::new();
         for &chunk in dead {
@@ -119,7 +136,9 @@ impl Array {
             let Some(stripe) = self.stripes[place].take() else { continue };
             self.present -= 1;
             broken += u64::from(stripe.living > 0);
-            living.extend(stripe.chunks.into_iter().filter(|&chunk| self.stripe_of[chunk] == Some(place)));
+            living.extend(
+                stripe.chunks.into_iter().filter(|&chunk| self.stripe_of[chunk] == Some(place)),
+            );
         }
         (broken, living)
     }

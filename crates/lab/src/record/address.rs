@@ -16,8 +16,8 @@ pub enum Place {
     Tcp(String, u16),
 }
 
-/// A volume of an NBD server: `nbd+unix:///volume?socket=PATH`, `nbd://host:port/volume`, `unix:PATH`, or the path of a socket alone, which
-/// stands for the server's default volume.
+/// A volume of an NBD server: `nbd+unix:///volume?socket=PATH`, `nbd://host:port/volume`,
+/// `unix:PATH`, or the path of a socket alone, which stands for the server's default volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Its server.
@@ -31,13 +31,20 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Address> {
         let wrong = || {
-            let known = "nbd+unix:///VOLUME?socket=PATH, nbd://HOST:PORT/VOLUME, or the path of a socket";
-            Error::new(Kind::InvalidInput, format!("'{text}' is no NBD volume; it looks like {known}"))
+            let known =
+                "nbd+unix:///VOLUME?socket=PATH, nbd://HOST:PORT/VOLUME, or the path of a socket";
+            Error::new(
+                Kind::InvalidInput,
+                format!("'{text}' is no NBD volume; it looks like {known}"),
+            )
         };
         if let Some(rest) = text.strip_prefix("nbd+unix://") {
             let (path, query) = rest.split_once('?').ok_or_else(wrong)?;
-            let socket =
-                query.split('&').find_map(|pair| pair.strip_prefix("socket=")).filter(|path| !path.is_empty()).ok_or_else(wrong)?;
+            let socket = query
+                .split('&')
+                .find_map(|pair| pair.strip_prefix("socket="))
+                .filter(|path| !path.is_empty())
+                .ok_or_else(wrong)?;
             let volume = path.strip_prefix('/').ok_or_else(wrong)?;
             let place = Place::Unix(plain(socket).ok_or_else(wrong)?.into());
             return Ok(Address { place, volume: plain(volume).ok_or_else(wrong)? });
@@ -47,14 +54,19 @@ impl FromStr for Address {
             // An IPv6 address stands in brackets.
             let end = authority.rfind(']').map_or(0, |end| end + 1);
             let (host, port) = match authority[end..].rsplit_once(':') {
-                Some((before, port)) => (&authority[..end + before.len()], port.parse().map_err(|_| wrong())?),
+                Some((before, port)) => {
+                    (&authority[..end + before.len()], port.parse().map_err(|_| wrong())?)
+                }
                 None => (authority, PORT),
             };
             let host = host.trim_start_matches('[').trim_end_matches(']');
             if host.is_empty() || volume.contains('?') {
                 return Err(wrong());
             }
-            return Ok(Address { place: Place::Tcp(host.to_owned(), port), volume: plain(volume).ok_or_else(wrong)? });
+            return Ok(Address {
+                place: Place::Tcp(host.to_owned(), port),
+                volume: plain(volume).ok_or_else(wrong)?,
+            });
         }
         let path = text.strip_prefix("unix:").unwrap_or(text);
         if path.is_empty() || path.contains("://") {
@@ -84,7 +96,9 @@ fn plain(text: &str) -> Option<String> {
             continue;
         }
         let (digits, others) = others.split_at_checked(2)?;
-        let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
+        let digits = std::str::from_utf8(digits)
+            .ok()
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
         bytes.push(u8::from_str_radix(digits, 16).ok()?);
         rest = others;
     }
@@ -97,8 +111,14 @@ mod tests {
 
     #[test]
     fn volumes_are_named_as_people_do() {
-        let unix = |path: &str, volume: &str| Address { place: Place::Unix(path.into()), volume: volume.into() };
-        let tcp = |host: &str, port, volume: &str| Address { place: Place::Tcp(host.into(), port), volume: volume.into() };
+        let unix = |path: &str, volume: &str| Address {
+            place: Place::Unix(path.into()),
+            volume: volume.into(),
+        };
+        let tcp = |host: &str, port, volume: &str| Address {
+            place: Place::Tcp(host.into(), port),
+            volume: volume.into(),
+        };
         for (text, address) in [
             ("nbd+unix:///vm1?socket=/run/a.sock", unix("/run/a.sock", "vm1")),
             ("nbd+unix:///a%20b%2Fc?socket=/run/x%20y", unix("/run/x y", "a b/c")),
@@ -112,9 +132,16 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Address>().unwrap(), address, "{text}");
         }
-        for wrong in
-            ["", "unix:", "nbd+unix:///v", "nbd+unix:///v?socket=", "nbd+unix:///%zz?socket=a", "nbd://", "nbd://a:b/v", "nbds://a/v"]
-        {
+        for wrong in [
+            "",
+            "unix:",
+            "nbd+unix:///v",
+            "nbd+unix:///v?socket=",
+            "nbd+unix:///%zz?socket=a",
+            "nbd://",
+            "nbd://a:b/v",
+            "nbds://a/v",
+        ] {
             assert!(wrong.parse::<Address>().is_err(), "{wrong}");
         }
     }

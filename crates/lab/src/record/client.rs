@@ -1,9 +1,11 @@
 //! A small NBD client: one connection, one request at a time.
 //!
-//! One at a time is what a recorder wants: the order in which the server sees changes is then known, and it is that of the trace. It speaks the
-//! fixed newstyle handshake with GO, and simple replies.
+//! One at a time is what a recorder wants: the order in which the server sees changes is then
+//! known, and it is that of the trace. It speaks the fixed newstyle handshake with GO, and simple
+//! replies.
 //!
-//! *Invariant:* nothing that the server says makes it take more memory than the caller's buffers and 64 KiB.
+//! *Invariant:* nothing that the server says makes it take more memory than the caller's buffers
+//! and 64 KiB.
 
 use std::{
     io::{Read, Write},
@@ -82,14 +84,19 @@ impl Client {
             Place::Unix(path) => {
                 let stream = UnixStream::connect(path).map_err(failed)?;
                 stream.set_read_timeout(Some(HANDSHAKE)).map_err(failed)?;
-                let (size, flags) = handshake(&mut &stream, &address.volume).map_err(|e| e.context(address))?;
+                let (size, flags) =
+                    handshake(&mut &stream, &address.volume).map_err(|e| e.context(address))?;
                 stream.set_read_timeout(None).map_err(failed)?;
                 Client::new(Box::new(stream), address, size, flags)
             }
             Place::Tcp(host, port) => {
                 let stream = TcpStream::connect((host.as_str(), *port)).map_err(failed)?;
-                stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(HANDSHAKE))).map_err(failed)?;
-                let (size, flags) = handshake(&mut &stream, &address.volume).map_err(|e| e.context(address))?;
+                stream
+                    .set_nodelay(true)
+                    .and_then(|()| stream.set_read_timeout(Some(HANDSHAKE)))
+                    .map_err(failed)?;
+                let (size, flags) =
+                    handshake(&mut &stream, &address.volume).map_err(|e| e.context(address))?;
                 stream.set_read_timeout(None).map_err(failed)?;
                 Client::new(Box::new(stream), address, size, flags)
             }
@@ -129,7 +136,11 @@ impl Client {
 
     /// Does nothing on a server that knows no trim: it is advice.
     pub(super) fn trim(&mut self, offset: u64, bytes: u64) -> Result<()> {
-        if self.flags & SEND_TRIM == 0 { Ok(()) } else { self.range(Command::Trim, 0, offset, bytes) }
+        if self.flags & SEND_TRIM == 0 {
+            Ok(())
+        } else {
+            self.range(Command::Trim, 0, offset, bytes)
+        }
     }
 
     pub(super) fn write_zeroes(&mut self, offset: u64, bytes: u64, keep: bool) -> Result<()> {
@@ -148,7 +159,11 @@ impl Client {
 
     /// Does nothing on a server without a cache.
     pub(super) fn flush(&mut self) -> Result<()> {
-        if self.flags & SEND_FLUSH == 0 { Ok(()) } else { self.ask(Command::Flush, 0, 0, 0, &[], &mut []) }
+        if self.flags & SEND_FLUSH == 0 {
+            Ok(())
+        } else {
+            self.ask(Command::Flush, 0, 0, 0, &[], &mut [])
+        }
     }
 
     /// A command for a range that may be longer than a request can say.
@@ -163,7 +178,15 @@ impl Client {
     }
 
     /// One request and its answer.
-    fn ask(&mut self, command: Command, flags: u16, offset: u64, length: u32, data: &[u8], into: &mut [u8]) -> Result<()> {
+    fn ask(
+        &mut self,
+        command: Command,
+        flags: u16,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+        into: &mut [u8],
+    ) -> Result<()> {
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
         }
@@ -172,7 +195,8 @@ impl Client {
             Ok(0) => return Ok(()),
             Ok(error) => error,
             Err(error) => {
-                let broken = Error::from_io(format!("the connection to {} is broken", self.name), error);
+                let broken =
+                    Error::from_io(format!("the connection to {} is broken", self.name), error);
                 self.broken = Some(broken.clone());
                 return Err(broken);
             }
@@ -187,14 +211,24 @@ impl Client {
         Err(Error::new(kind, format!("{} answers with error {error}", self.name)))
     }
 
-    fn exchange(&mut self, command: Command, flags: u16, offset: u64, length: u32, data: &[u8], into: &mut [u8]) -> std::io::Result<u32> {
+    fn exchange(
+        &mut self,
+        command: Command,
+        flags: u16,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+        into: &mut [u8],
+    ) -> std::io::Result<u32> {
         self.stream.write_all(&self.request(command, flags, offset, length))?;
         self.stream.write_all(data)?;
         self.stream.flush()?;
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
         let [a, b, c, d, e, f, g, h, cookie @ ..] = reply;
-        if u32::from_be_bytes([a, b, c, d]) != SIMPLE_REPLY || u64::from_be_bytes(cookie) != self.cookie {
+        if u32::from_be_bytes([a, b, c, d]) != SIMPLE_REPLY
+            || u64::from_be_bytes(cookie) != self.cookie
+        {
             return Err(std::io::Error::other("it answers something that was not asked"));
         }
         let error = u32::from_be_bytes([e, f, g, h]);
@@ -238,7 +272,8 @@ where
         Ok(bytes)
     };
     let greeting = take(stream, 18)?;
-    let number = |bytes: &[u8]| bytes.iter().fold(0u64, |number, &byte| number << 8 | u64::from(byte));
+    let number =
+        |bytes: &[u8]| bytes.iter().fold(0u64, |number, &byte| number << 8 | u64::from(byte));
     if number(&greeting[..8]) != GREETING || number(&greeting[8..16]) != OPTION {
         return Err(strange("does not speak NBD as it is spoken today"));
     }
@@ -259,19 +294,27 @@ where
     for _ in 0..REPLIES_MAX {
         let head = take(stream, 20)?;
         let (answer, length) = (number(&head[12..16]) as u32, number(&head[16..20]) as u32);
-        if number(&head[..8]) != OPTION_REPLY || number(&head[8..12]) as u32 != OPTION_GO || length > REPLY_BYTES_MAX {
+        if number(&head[..8]) != OPTION_REPLY
+            || number(&head[8..12]) as u32 != OPTION_GO
+            || length > REPLY_BYTES_MAX
+        {
             return Err(strange("answers something that was not asked"));
         }
         let text = take(stream, length as usize)?;
         match answer {
-            ANSWER_ACK => return export.ok_or_else(|| strange("does not tell the size of its volume")),
+            ANSWER_ACK => {
+                return export.ok_or_else(|| strange("does not tell the size of its volume"));
+            }
             ANSWER_INFO if text.len() == 12 && number(&text[..2]) as u16 == INFO_EXPORT => {
                 export = Some((number(&text[2..10]), number(&text[10..]) as u16));
             }
             ANSWER_INFO => {}
             _ => {
                 let said = String::from_utf8_lossy(&text).into_owned();
-                return Err(Error::new(Kind::NotFound, format!("the server refuses ({:#x}): {said}", answer & !(1 << 31))));
+                return Err(Error::new(
+                    Kind::NotFound,
+                    format!("the server refuses ({:#x}): {said}", answer & !(1 << 31)),
+                ));
             }
         }
     }

@@ -1,7 +1,9 @@
-//! The recorder: an NBD server that passes everything on to another one, and writes a trace of what changes.
+//! The recorder: an NBD server that passes everything on to another one, and writes a trace of what
+//! changes.
 //!
-//! Clients connect to the recorder as they would to the server. Changes are passed on one at a time; each block is hashed, and compressed to know its size. The
-//! trace can be read at any moment up to a second ago, also when the recorder is killed.
+//! Clients connect to the recorder as they would to the server. Changes are passed on one at a
+//! time; each block is hashed, and compressed to know its size. The trace can be read at any moment
+//! up to a second ago, also when the recorder is killed.
 
 mod address;
 mod client;
@@ -36,15 +38,23 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Connects to the volume, begins the trace in a new file, and takes clients in. `listen` adds the sockets where they come.
+    /// Connects to the volume, begins the trace in a new file, and takes clients in. `listen` adds
+    /// the sockets where they come.
     ///
     /// # Errors
     /// Those of the connection, of the file and of the sockets.
-    pub fn start(from: &Address, out: &Path, listen: impl FnOnce(&mut Server) -> Result<()>) -> Result<Recorder> {
+    pub fn start(
+        from: &Address,
+        out: &Path,
+        listen: impl FnOnce(&mut Server) -> Result<()>,
+    ) -> Result<Recorder> {
         let client = Client::connect(from)?;
         let size = client.size();
         if size == 0 || !size.is_multiple_of(BLOCK_BYTES as u64) {
-            return Err(Error::new(Kind::Unsupported, format!("{from} has {size} bytes; a trace is of whole blocks of 4096")));
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!("{from} has {size} bytes; a trace is of whole blocks of 4096"),
+            ));
         }
         let writer = Writer::create(out, size / BLOCK_BYTES as u64)?;
         let started = Recorder::serve(from, client, writer, listen);
@@ -55,7 +65,12 @@ impl Recorder {
         started
     }
 
-    fn serve(from: &Address, client: Client, writer: Writer, listen: impl FnOnce(&mut Server) -> Result<()>) -> Result<Recorder> {
+    fn serve(
+        from: &Address,
+        client: Client,
+        writer: Writer,
+        listen: impl FnOnce(&mut Server) -> Result<()>,
+    ) -> Result<Recorder> {
         let volume = Arc::new(Recorded::new(&from.volume, client, writer));
         let mut server = Server::new(Arc::new(OneVolume(volume.clone())), Limits::default());
         listen(&mut server)?;
@@ -68,14 +83,18 @@ impl Recorder {
                 taped.write_out();
             }
         };
-        let ticker = std::thread::Builder::new().name("trace".into()).spawn(tick).map_err(|e| Error::from_io("can't start a thread", e))?;
+        let ticker = std::thread::Builder::new()
+            .name("trace".into())
+            .spawn(tick)
+            .map_err(|e| Error::from_io("can't start a thread", e))?;
         let mut recorder = Recorder { server: None, volume, stop, ticker: Some(ticker) };
         server.start()?;
         recorder.server = Some(server);
         Ok(recorder)
     }
 
-    /// Answers what has come, sends clients away and finishes the trace. Gives the number of its records.
+    /// Answers what has come, sends clients away and finishes the trace. Gives the number of its
+    /// records.
     ///
     /// # Errors
     /// The first failure of the recording; the trace holds what came before it.

@@ -7,7 +7,8 @@ use std::{
 };
 
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Lba, Result, Ticket, Volume, VolumeInfo, block,
+    BLOCK_BYTES, Block, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Lba, Result, Ticket,
+    Volume, VolumeInfo, block,
     compress::{Lz4, WORST_BYTES},
 };
 use parking_lot::Mutex;
@@ -17,10 +18,12 @@ use crate::trace::{Op, Record, Writer, blake2b_128};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Requests that may still get the flag FUA: clients send it with the request, and it is known here a moment later.
+/// Requests that may still get the flag FUA: clients send it with the request, and it is known here
+/// a moment later.
 const RECENT_MAX: usize = 256;
 
-/// Both ends of the recording. Under one lock, so that the order of the trace is that in which the server saw the changes.
+/// Both ends of the recording. Under one lock, so that the order of the trace is that in which the
+/// server saw the changes.
 struct Tape {
     client: Client,
     writer: Option<Writer>,
@@ -76,7 +79,9 @@ impl Recorded {
     pub(super) fn finish(&self) -> Result<u32> {
         let mut tape = self.tape.lock();
         tape.settle(0);
-        let Some(writer) = tape.writer.take() else { return Err(Error::new(Kind::Stopped, "the recording is finished already")) };
+        let Some(writer) = tape.writer.take() else {
+            return Err(Error::new(Kind::Stopped, "the recording is finished already"));
+        };
         let records = writer.records();
         let finished = writer.finish();
         tape.keep(finished);
@@ -100,7 +105,10 @@ impl Tape {
             if self.failed.is_some() {
                 continue;
             }
-            let written = self.writer.as_mut().map_or(Ok(()), |writer| records.iter().try_for_each(|record| writer.push(record)));
+            let written = self
+                .writer
+                .as_mut()
+                .map_or(Ok(()), |writer| records.iter().try_for_each(|record| writer.push(record)));
             self.keep(written);
         }
     }
@@ -116,7 +124,10 @@ impl Tape {
     fn note(&mut self, ops: Vec<Op>, microseconds: u64) -> Ticket {
         self.ticket += 1;
         if !ops.is_empty() {
-            self.recent.push_back((self.ticket, ops.into_iter().map(|op| Record { microseconds, op }).collect()));
+            self.recent.push_back((
+                self.ticket,
+                ops.into_iter().map(|op| Record { microseconds, op }).collect(),
+            ));
             self.settle(RECENT_MAX);
         }
         Ticket(self.ticket)
@@ -135,7 +146,9 @@ impl Tape {
     }
 
     fn describe(&mut self, lba: u64, block: &Block, first: bool, unaligned: bool) -> Op {
-        let lz4 = self.lz4.compress(block, WORST_BYTES).map_or(BLOCK_BYTES, <[u8]>::len).min(BLOCK_BYTES) as u16;
+        let lz4 =
+            self.lz4.compress(block, WORST_BYTES).map_or(BLOCK_BYTES, <[u8]>::len).min(BLOCK_BYTES)
+                as u16;
         Op::Write { lba: Lba(lba), hash: blake2b_128(&block.0), lz4, fua: false, first, unaligned }
     }
 
@@ -144,7 +157,11 @@ impl Tape {
         let (first, end) = (offset / BLOCK, (offset + bytes).div_ceil(BLOCK));
         let mut blocks = Block::zeroed_vec((end - first) as usize);
         self.client.read(first * BLOCK, block::bytes_mut(&mut blocks))?;
-        Ok(blocks.iter().zip(first..).map(|(block, lba)| self.describe(lba, block, lba == first, true)).collect())
+        Ok(blocks
+            .iter()
+            .zip(first..)
+            .map(|(block, lba)| self.describe(lba, block, lba == first, true))
+            .collect())
     }
 }
 
@@ -165,7 +182,11 @@ impl Volume for Recorded {
         let time = tape.time();
         tape.client.write(offset, data)?;
         let whole = offset.is_multiple_of(BLOCK) && data.len().is_multiple_of(BLOCK_BYTES);
-        let ops = if whole { tape.written(offset / BLOCK, data, true) } else { tape.reread(offset, data.len() as u64)? };
+        let ops = if whole {
+            tape.written(offset / BLOCK, data, true)
+        } else {
+            tape.reread(offset, data.len() as u64)?
+        };
         Ok(tape.note(ops, time))
     }
 
@@ -182,8 +203,11 @@ impl Volume for Recorded {
         let time = tape.time();
         tape.client.write_zeroes(offset, bytes, keep)?;
         let end = offset + bytes;
-        let (start, stop) = (offset.next_multiple_of(BLOCK).min(end), (end / BLOCK * BLOCK).max(offset));
-        let mut ops: Vec<Op> = ranges(offset, bytes).map(|(first, blocks)| Op::Zeroes { first, blocks, fua: false }).collect();
+        let (start, stop) =
+            (offset.next_multiple_of(BLOCK).min(end), (end / BLOCK * BLOCK).max(offset));
+        let mut ops: Vec<Op> = ranges(offset, bytes)
+            .map(|(first, blocks)| Op::Zeroes { first, blocks, fua: false })
+            .collect();
         // The edges are blocks of which a part was written.
         if start > offset {
             ops.extend(tape.reread(offset, start - offset)?);
@@ -194,7 +218,8 @@ impl Volume for Recorded {
         Ok(tape.note(ops, time))
     }
 
-    /// A request with FUA: its records get the flag, when they are still at hand; else it is a flush.
+    /// A request with FUA: its records get the flag, when they are still at hand; else it is a
+    /// flush.
     fn wait(&self, ticket: Ticket) -> Result<()> {
         let mut tape = self.tape.lock();
         if ticket.0 <= tape.durable {
@@ -203,7 +228,8 @@ impl Volume for Recorded {
         let time = tape.time();
         tape.client.flush()?;
         tape.durable = tape.ticket;
-        let Some((_, records)) = tape.recent.iter_mut().find(|(known, _)| *known == ticket.0) else {
+        let Some((_, records)) = tape.recent.iter_mut().find(|(known, _)| *known == ticket.0)
+        else {
             tape.note(vec![Op::Flush], time);
             return Ok(());
         };
@@ -239,7 +265,9 @@ impl Volume for Recorded {
 /// The whole blocks of a range, in pieces that a record can hold.
 fn ranges(offset: u64, bytes: u64) -> impl Iterator<Item = (Lba, u32)> {
     let (first, end) = (offset.div_ceil(BLOCK), (offset + bytes) / BLOCK);
-    (first..end).step_by(u32::MAX as usize).map(move |at| (Lba(at), (end - at).min(u64::from(u32::MAX)) as u32))
+    (first..end)
+        .step_by(u32::MAX as usize)
+        .map(move |at| (Lba(at), (end - at).min(u64::from(u32::MAX)) as u32))
 }
 
 /// The one volume that the recorder offers.
@@ -254,6 +282,9 @@ impl Exports for OneVolume {
         if name == self.0.name || name.is_empty() {
             return Ok(self.0.clone());
         }
-        Err(Error::new(Kind::NotFound, format!("there is no volume '{name}'; this recorder has '{}'", self.0.name)))
+        Err(Error::new(
+            Kind::NotFound,
+            format!("there is no volume '{name}'; this recorder has '{}'", self.0.name),
+        ))
     }
 }

@@ -1,11 +1,14 @@
 //! Replays requests on a subject in virtual time.
 //!
-//! One thread plays clients, store and device: it goes from event to event and sets the clock. Requests come at their times; the store gathers them and
-//! commits in *rounds*, one at a time, as the product does: a round begins when somebody waits for one (a flush, a write that is answered when it is
-//! durable), after a second, or when too much is not durable; what comes meanwhile is gathered for the next. A round's work is handed to the
-//! device at once, and the round ends when the device is done with it.
+//! One thread plays clients, store and device: it goes from event to event and sets the clock.
+//! Requests come at their times; the store gathers them and commits in *rounds*, one at a time, as
+//! the product does: a round begins when somebody waits for one (a flush, a write that is answered
+//! when it is durable), after a second, or when too much is not durable; what comes meanwhile is
+//! gathered for the next. A round's work is handed to the device at once, and the round ends when
+//! the device is done with it.
 //!
-//! What clients wait for is a choice ([`Clients`]): as a rule nothing comes after a flush before it is answered, and the recorded gap follows then.
+//! What clients wait for is a choice ([`Clients`]): as a rule nothing comes after a flush before it
+//! is answered, and the recorded gap follows then.
 
 mod oracle;
 mod outcome;

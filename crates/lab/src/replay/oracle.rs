@@ -1,4 +1,5 @@
-//! What every block holds, and how little could have been written: computed beside the engine, from the requests alone.
+//! What every block holds, and how little could have been written: computed beside the engine, from
+//! the requests alone.
 
 use std::collections::HashMap;
 
@@ -74,13 +75,20 @@ impl Oracle {
         self.references.len() as u64
     }
 
-    /// Up to `most` addresses with what they hold, spread evenly over all, and some that were dropped, which hold zeroes.
+    /// Up to `most` addresses with what they hold, spread evenly over all, and some that were
+    /// dropped, which hold zeroes.
     pub(super) fn sample(&self, most: u64) -> Vec<(Lba, Content)> {
-        let mut all: Vec<(Lba, Content)> = self.live.iter().map(|(&at, &content)| (Lba(at), content)).collect();
+        let mut all: Vec<(Lba, Content)> =
+            self.live.iter().map(|(&at, &content)| (Lba(at), content)).collect();
         all.sort_unstable();
         let step = (all.len() as u64).div_ceil(most.max(1)).max(1) as usize;
         let mut sample: Vec<(Lba, Content)> = all.into_iter().step_by(step).collect();
-        sample.extend(self.dropped.iter().filter(|at| !self.live.contains_key(at)).map(|&at| (Lba(at), Content::ZERO)));
+        sample.extend(
+            self.dropped
+                .iter()
+                .filter(|at| !self.live.contains_key(at))
+                .map(|&at| (Lba(at), Content::ZERO)),
+        );
         sample
     }
 }
@@ -90,7 +98,11 @@ mod tests {
     use super::*;
 
     fn write(first: u64, numbers: &[u64]) -> What {
-        What::Write { first: Lba(first), blocks: numbers.iter().map(|&n| Content::numbered(1, n, 4096)).collect(), fua: false }
+        What::Write {
+            first: Lba(first),
+            blocks: numbers.iter().map(|&n| Content::numbered(1, n, 4096)).collect(),
+            fua: false,
+        }
     }
 
     #[test]
@@ -105,10 +117,15 @@ mod tests {
         assert_eq!((oracle.client, oracle.ideal), (6, 4));
         oracle.note(&What::Trim { first: Lba(0), blocks: 1 << 40 });
         oracle.note(&write(5, &[1, 2, 3]));
-        assert_eq!((oracle.client, oracle.ideal, oracle.live_blocks(), oracle.live_contents()), (9, 7, 3, 3));
+        assert_eq!(
+            (oracle.client, oracle.ideal, oracle.live_blocks(), oracle.live_contents()),
+            (9, 7, 3, 3)
+        );
         oracle.note(&What::Zeroes { first: Lba(5), blocks: 2 });
         let sample = oracle.sample(100);
         assert_eq!(sample[0], (Lba(7), Content::numbered(1, 3, 4096)));
-        assert!(sample.contains(&(Lba(0), Content::ZERO)) && sample.contains(&(Lba(6), Content::ZERO)));
+        assert!(
+            sample.contains(&(Lba(0), Content::ZERO)) && sample.contains(&(Lba(6), Content::ZERO))
+        );
     }
 }

@@ -7,14 +7,17 @@ use crate::{device, subject::Tally};
 /// Points of a distribution's curve.
 const CURVE_POINTS: usize = 200;
 
-/// The figures of one replay. Sums are over the whole trace, without what came before the end of the warm-up.
+/// The figures of one replay. Sums are over the whole trace, without what came before the end of
+/// the warm-up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Blocks that clients wrote.
     pub client_blocks: u64,
-    /// Blocks of 4 KiB written to the device, all of them, until the last record was in the tables.
+    /// Blocks of 4 KiB written to the device, all of them, until the last record was in the
+    /// tables.
     pub device_blocks: u64,
-    /// Blocks whose content was not live when they were written: what a scheme without metadata would write.
+    /// Blocks whose content was not live when they were written: what a scheme without metadata
+    /// would write.
     pub ideal_blocks: u64,
     /// Blocks on the device that hold nothing of a client.
     pub metadata_blocks: u64,
@@ -74,13 +77,18 @@ impl Outcome {
     /// How much of the client's blocks was written more than the ideal, in points.
     #[must_use]
     pub fn points_above_ideal(&self) -> f64 {
-        (self.device_blocks as f64 - self.ideal_blocks as f64) * 100.0 / self.client_blocks.max(1) as f64
+        (self.device_blocks as f64 - self.ideal_blocks as f64) * 100.0
+            / self.client_blocks.max(1) as f64
     }
 
     /// Blocks that clients wrote in a second of virtual time.
     #[must_use]
     pub fn throughput(&self) -> f64 {
-        if self.virtual_seconds > 0.0 { self.client_blocks as f64 / self.virtual_seconds } else { 0.0 }
+        if self.virtual_seconds > 0.0 {
+            self.client_blocks as f64 / self.virtual_seconds
+        } else {
+            0.0
+        }
     }
 }
 
@@ -165,9 +173,15 @@ mod tests {
     #[test]
     fn latencies_are_summed_up() {
         let latency = Latency::of((1..=1000).rev().map(|n| n * 1_000_000).collect());
-        assert_eq!((latency.p50_ms, latency.p80_ms, latency.p99_ms, latency.max_ms), (500.0, 800.0, 990.0, 1000.0));
+        assert_eq!(
+            (latency.p50_ms, latency.p80_ms, latency.p99_ms, latency.max_ms),
+            (500.0, 800.0, 990.0, 1000.0)
+        );
         assert_eq!(latency.mean_ms, 500.5);
-        assert_eq!((latency.curve.len(), latency.curve[99], latency.curve[199]), (200, (500.0, 0.5), (1000.0, 1.0)));
+        assert_eq!(
+            (latency.curve.len(), latency.curve[99], latency.curve[199]),
+            (200, (500.0, 0.5), (1000.0, 1.0))
+        );
         let same = Latency::of(vec![7_000_000; 50]);
         assert_eq!(same.curve, [(7.0, 1.0)]);
         assert_eq!(Latency::of(Vec::new()), Latency::default());

@@ -37,13 +37,18 @@ impl FromStr for Speed {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Speed> {
-        let wrong = || Error::new(Kind::InvalidInput, "a speed is recorded, max, or a factor like x10 or x0.5");
+        let wrong = || {
+            Error::new(Kind::InvalidInput, "a speed is recorded, max, or a factor like x10 or x0.5")
+        };
         match text {
             "max" => Ok(Speed::Max),
             "recorded" => Ok(Speed::Times(1.0)),
             _ => {
                 let times = text.strip_prefix('x').and_then(|times| times.parse::<f64>().ok());
-                times.filter(|times| (1e-6..=1e6).contains(times)).map(Speed::Times).ok_or_else(wrong)
+                times
+                    .filter(|times| (1e-6..=1e6).contains(times))
+                    .map(Speed::Times)
+                    .ok_or_else(wrong)
             }
         }
     }
@@ -54,8 +59,8 @@ impl FromStr for Speed {
 pub struct Clients {
     /// Requests that are not answered at once, at most; further ones wait.
     pub in_flight: usize,
-    /// Nothing comes after a flush before it is answered. Otherwise requests come at their recorded times whatever the flush does, as from
-    /// clients that do not know of each other.
+    /// Nothing comes after a flush before it is answered. Otherwise requests come at their
+    /// recorded times whatever the flush does, as from clients that do not know of each other.
     pub wait_for_flush: bool,
 }
 
@@ -64,9 +69,11 @@ pub struct Clients {
 pub enum Anticipation {
     /// Not at all.
     None,
-    /// The product's: for as many as were answered together last time, at most a millisecond, and 30 µs after the last that came.
+    /// The product's: for as many as were answered together last time, at most a millisecond, and
+    /// 30 µs after the last that came.
     Returning,
-    /// OrderMergeDedup's: always this long, when requests come so often that one more is likely in that time.
+    /// OrderMergeDedup's: always this long, when requests come so often that one more is likely in
+    /// that time.
     Idle(Duration),
 }
 
@@ -84,7 +91,9 @@ impl FromStr for Anticipation {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Anticipation> {
-        let micros = |text: &str| text.parse::<u64>().ok().filter(|&us| us <= 1_000_000).map(Duration::from_micros);
+        let micros = |text: &str| {
+            text.parse::<u64>().ok().filter(|&us| us <= 1_000_000).map(Duration::from_micros)
+        };
         match text {
             "none" | "0" => Ok(Anticipation::None),
             "returning" => Ok(Anticipation::Returning),
@@ -124,7 +133,15 @@ impl Plan {
     pub fn new(choice: Choice, device: DeviceKind) -> Plan {
         let clients = Clients { in_flight: 128, wait_for_flush: true };
         let anticipation = Anticipation::Returning;
-        Plan { choice, device, speed: Speed::Times(1.0), clients, anticipation, warm_up_blocks: 0, verify: None }
+        Plan {
+            choice,
+            device,
+            speed: Speed::Times(1.0),
+            clients,
+            anticipation,
+            warm_up_blocks: 0,
+            verify: None,
+        }
     }
 }
 
@@ -170,10 +187,13 @@ impl Plan {
         Setting {
             source: source.into(),
             scheme: choice.scheme,
-            persistence: if choice.persistence == Persistence::Weak { "weak" } else { "strong" }.to_owned(),
+            persistence: if choice.persistence == Persistence::Weak { "weak" } else { "strong" }
+                .to_owned(),
             leftover: if choice.leftover == Leftover::Log { "log" } else { "table" }.to_owned(),
             layout: if choice.layout == Layout::Run { "run" } else { "split" }.to_owned(),
-            window_blocks: choice.window_blocks.unwrap_or_else(|| Settings::for_memory(choice.memory_bytes).window_blocks),
+            window_blocks: choice
+                .window_blocks
+                .unwrap_or_else(|| Settings::for_memory(choice.memory_bytes).window_blocks),
             device: self.device.to_string(),
             device_is_fitted: self.device.is_fitted(),
             speed: self.speed.to_string(),
@@ -181,7 +201,8 @@ impl Plan {
             wait_for_flush: self.clients.wait_for_flush,
             anticipation: self.anticipation.to_string(),
             warm_up_blocks: self.warm_up_blocks,
-            delay_seconds: (choice.scheme == Scheme::OrderMerge).then_some(choice.delay.as_secs_f64()),
+            delay_seconds: (choice.scheme == Scheme::OrderMerge)
+                .then_some(choice.delay.as_secs_f64()),
         }
     }
 }

@@ -98,7 +98,12 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(plan: &'a Plan, clock: Arc<VirtualClock>, device: Arc<Device>, subject: Box<dyn Subject>) -> Run<'a> {
+    pub(super) fn new(
+        plan: &'a Plan,
+        clock: Arc<VirtualClock>,
+        device: Arc<Device>,
+        subject: Box<dyn Subject>,
+    ) -> Run<'a> {
         let now = clock.now();
         let mut run = Run {
             plan,
@@ -167,7 +172,8 @@ impl<'a> Run<'a> {
             self.next_event()?;
         }
         let now = self.clock.now();
-        self.interval = (self.interval * 7 + (now - self.last_came).min(Duration::from_secs(1))) / 8;
+        self.interval =
+            (self.interval * 7 + (now - self.last_came).min(Duration::from_secs(1))) / 8;
         self.last_came = now;
         self.oracle.note(&request.what);
         self.take(request, now)
@@ -192,7 +198,11 @@ impl<'a> Run<'a> {
             }
             What::Trim { first, blocks } => self.drop_blocks(*first, *blocks, false)?,
             What::Zeroes { first, blocks } => self.drop_blocks(*first, *blocks, true)?,
-            What::Flush if self.gathered == 0 && self.round.is_none() && self.waiting.is_empty() => self.flushes.push(0),
+            What::Flush
+                if self.gathered == 0 && self.round.is_none() && self.waiting.is_empty() =>
+            {
+                self.flushes.push(0)
+            }
             What::Flush => {
                 self.barrier = self.plan.clients.wait_for_flush;
                 self.wait(Waiter { came, flush: true });
@@ -274,7 +284,8 @@ impl<'a> Run<'a> {
             _ if full => now,
             Anticipation::None => now,
             Anticipation::Returning if self.together <= self.waiting.len() + 1 => now,
-            Anticipation::Returning => (now + Duration::from_micros(30)).min((self.wanted + Duration::from_millis(1)).max(now)),
+            Anticipation::Returning => (now + Duration::from_micros(30))
+                .min((self.wanted + Duration::from_millis(1)).max(now)),
             Anticipation::Idle(idle) if self.interval < idle => (self.wanted + idle).max(now),
             Anticipation::Idle(_) => now,
         });
@@ -287,7 +298,11 @@ impl<'a> Run<'a> {
         self.subject.commit()?;
         let ends = self.device.busy_until();
         self.together = self.waiting.len();
-        self.round = Some(Round { ends, answers: std::mem::take(&mut self.waiting), blocks: std::mem::take(&mut self.gathered) });
+        self.round = Some(Round {
+            ends,
+            answers: std::mem::take(&mut self.waiting),
+            blocks: std::mem::take(&mut self.gathered),
+        });
         // Behind the round, so that nobody who waits for it waits for that.
         self.subject.background(Quiet::No)
     }
@@ -326,7 +341,11 @@ impl<'a> Run<'a> {
         let round = self.round.as_ref().map(|round| (round.ends, Happening::RoundEnds));
         let begins = self.begins.map(|at| (at, Happening::RoundBegins));
         let tick = Some((self.next_tick, Happening::Tick));
-        [round, begins, tick].into_iter().flatten().min_by_key(|&(at, _)| at).unwrap_or((self.next_tick, Happening::Tick))
+        [round, begins, tick]
+            .into_iter()
+            .flatten()
+            .min_by_key(|&(at, _)| at)
+            .unwrap_or((self.next_tick, Happening::Tick))
     }
 
     /// Goes to the next thing that happens by itself.
@@ -341,8 +360,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Lets time pass until `then`, with everything that happens before. A round that would begin just then waits: what comes at the same
-    /// moment takes part.
+    /// Lets time pass until `then`, with everything that happens before. A round that would begin
+    /// just then waits: what comes at the same moment takes part.
     fn pass(&mut self, then: Duration) -> Result<()> {
         while let (at, what) = self.next_time()
             && (at < then || at == then && matches!(what, Happening::RoundEnds))
@@ -426,7 +445,8 @@ impl<'a> Run<'a> {
         let end = self.mark();
         let verified_blocks = self.verify()?;
         let (data_zones, carrier_zones) = self.device.zones();
-        let (device, tally) = (end.device.since(&self.start.device), end.tally.since(&self.start.tally));
+        let (device, tally) =
+            (end.device.since(&self.start.device), end.tally.since(&self.start.tally));
         Ok(Outcome {
             client_blocks: end.client - self.start.client,
             device_blocks: device.written(),
@@ -467,7 +487,12 @@ impl<'a> Run<'a> {
         for (lba, content) in &sample {
             self.subject.read(*lba, &mut block)?;
             if !content.is_in(&block[0]) {
-                return Err(Error::new(Kind::Corrupt, format!("block {lba} reads back with a content that was not written there last")));
+                return Err(Error::new(
+                    Kind::Corrupt,
+                    format!(
+                        "block {lba} reads back with a content that was not written there last"
+                    ),
+                ));
             }
         }
         Ok(sample.len() as u64)

@@ -53,13 +53,20 @@ fn paragraphs(out: &mut String, about: &[String]) {
 
 fn statements(out: &mut String, report: &Report) {
     let score = report.score();
-    let _ = writeln!(out, "<h2>Statements</h2><p>{score}.</p><p class=\"soft\">{WORDS}</p><div class=\"scroll\"><table><thead><tr>");
+    let _ = writeln!(
+        out,
+        "<h2>Statements</h2><p>{score}.</p><p class=\"soft\">{WORDS}</p><div class=\"scroll\"><table><thead><tr>"
+    );
     for name in ["", "Statement", "Here", "Band", "Verdict"] {
         let _ = write!(out, "<th scope=\"col\">{name}</th>");
     }
-    out.push_str("<th scope=\"col\" class=\"n\">Blocks</th><th scope=\"col\" class=\"n\">Seconds</th>");
+    out.push_str(
+        "<th scope=\"col\" class=\"n\">Blocks</th><th scope=\"col\" class=\"n\">Seconds</th>",
+    );
     out.push_str("</tr></thead><tbody>\n");
-    for Statement { item, says, found, band, verdict, remark, fitted, blocks, wall_seconds } in &report.statements {
+    for Statement { item, says, found, band, verdict, remark, fitted, blocks, wall_seconds } in
+        &report.statements
+    {
         let class = match verdict {
             Verdict::Reproduced | Verdict::Better => "good",
             Verdict::Missed => "bad",
@@ -67,7 +74,11 @@ fn statements(out: &mut String, report: &Report) {
         };
         let word = verdict.word();
         let note = if *fitted { "<br><span class=\"soft\">fitted device</span>" } else { "" };
-        let remark = if remark.is_empty() { String::new() } else { format!("<br><span class=\"soft\">{}</span>", escaped(remark)) };
+        let remark = if remark.is_empty() {
+            String::new()
+        } else {
+            format!("<br><span class=\"soft\">{}</span>", escaped(remark))
+        };
         let _ = writeln!(
             out,
             "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}{remark}</td><td>{}</td><td class=\"{class}\">{word}{note}</td>\
@@ -89,8 +100,18 @@ fn section(out: &mut String, section: &Section) {
     for figure in &section.figures {
         match figure {
             Figure::Lines(plot) => {
-                let names = plot.series.iter().map(|series| series.name.as_str()).collect::<Vec<_>>();
-                drawn(out, &plot.title, &plot.note, &svg::lines(plot), &names, false, !plot.steps, None);
+                let names =
+                    plot.series.iter().map(|series| series.name.as_str()).collect::<Vec<_>>();
+                drawn(
+                    out,
+                    &plot.title,
+                    &plot.note,
+                    &svg::lines(plot),
+                    &names,
+                    false,
+                    !plot.steps,
+                    None,
+                );
             }
             Figure::Bars(plot) => {
                 let names = plot.series.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
@@ -104,9 +125,23 @@ fn section(out: &mut String, section: &Section) {
 }
 
 #[allow(clippy::too_many_arguments, reason = "two callers, beside each other")]
-fn drawn(out: &mut String, title: &str, note: &str, plot: &str, names: &[&str], bar: bool, marked: bool, mark: Option<&str>) {
-    let note = if note.is_empty() { String::new() } else { format!("<small>{}</small>", escaped(note)) };
-    let _ = write!(out, "<figure><figcaption>{}{note}</figcaption>{plot}<ul class=\"legend\">", escaped(title));
+fn drawn(
+    out: &mut String,
+    title: &str,
+    note: &str,
+    plot: &str,
+    names: &[&str],
+    bar: bool,
+    marked: bool,
+    mark: Option<&str>,
+) {
+    let note =
+        if note.is_empty() { String::new() } else { format!("<small>{}</small>", escaped(note)) };
+    let _ = write!(
+        out,
+        "<figure><figcaption>{}{note}</figcaption>{plot}<ul class=\"legend\">",
+        escaped(title)
+    );
     for (n, name) in names.iter().enumerate() {
         let _ = write!(out, "<li>{}{}</li>", sample(n, bar, marked), escaped(name));
     }
@@ -118,9 +153,13 @@ fn drawn(out: &mut String, title: &str, note: &str, plot: &str, names: &[&str], 
 }
 
 fn tabled(out: &mut String, table: &Table) {
-    let _ =
-        write!(out, "<figure class=\"wide\"><figcaption>{}</figcaption><div class=\"scroll\"><table><thead><tr>", escaped(&table.title));
-    let number = |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || "+−-".contains(c));
+    let _ = write!(
+        out,
+        "<figure class=\"wide\"><figcaption>{}</figcaption><div class=\"scroll\"><table><thead><tr>",
+        escaped(&table.title)
+    );
+    let number =
+        |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || "+−-".contains(c));
     let class = |number| if number { " class=\"n\"" } else { "" };
     for (n, name) in table.columns.iter().enumerate() {
         let numbers = table.rows.iter().filter_map(|row| row.get(n)).any(number);

@@ -1,7 +1,8 @@
 //! Reports: figures as one HTML file that needs nothing else.
 //!
-//! The data of a report ([`Report`]) are independent of what they show, so that the same page serves a user's trace, a sweep, and the
-//! figures of a paper beside what the paper says ([`Statement`]). `html` makes the page, `svg` its plots; `of` makes reports from results.
+//! The data of a report ([`Report`]) are independent of what they show, so that the same page
+//! serves a user's trace, a sweep, and the figures of a paper beside what the paper says
+//! ([`Statement`]). `html` makes the page, `svg` its plots; `of` makes reports from results.
 
 mod html;
 mod of;
@@ -167,7 +168,8 @@ pub enum Verdict {
     Reproduced,
     /// It was found beyond the band, on the good side.
     Better,
-    /// It was found, but a constant of the model was fitted to the very figure that it is judged by: it does not count.
+    /// It was found, but a constant of the model was fitted to the very figure that it is judged
+    /// by: it does not count.
     Calibrated,
     /// It was not found.
     Missed,
@@ -213,9 +215,21 @@ impl Score {
 
 impl fmt::Display for Score {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} reproduced and {} better, of {} that were looked at", self.reproduced, self.better, self.possible)?;
-        let others = [(self.calibrated, Verdict::Calibrated), (self.missed, Verdict::Missed), (self.not_run, Verdict::NotRun)];
-        for (count, verdict) in others.into_iter().chain([(self.out_of_scope, Verdict::OutOfScope)]).filter(|other| other.0 > 0) {
+        write!(
+            f,
+            "{} reproduced and {} better, of {} that were looked at",
+            self.reproduced, self.better, self.possible
+        )?;
+        let others = [
+            (self.calibrated, Verdict::Calibrated),
+            (self.missed, Verdict::Missed),
+            (self.not_run, Verdict::NotRun),
+        ];
+        for (count, verdict) in others
+            .into_iter()
+            .chain([(self.out_of_scope, Verdict::OutOfScope)])
+            .filter(|other| other.0 > 0)
+        {
             write!(f, ", {count} {}", verdict.word())?;
         }
         Ok(())

@@ -12,8 +12,10 @@ const RIGHT: f64 = 18.0;
 const TOP: f64 = 16.0;
 const BOTTOM: f64 = 58.0;
 
-/// Colours that people with any sight can tell apart (Okabe and Ito), each with a dash and a mark of its own for paper without colours.
-pub(super) const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666"];
+/// Colours that people with any sight can tell apart (Okabe and Ito), each with a dash and a mark
+/// of its own for paper without colours.
+pub(super) const COLOURS: [&str; 7] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666"];
 const DASHES: [&str; 7] = ["none", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 2"];
 
 /// Most ticks of an axis.
@@ -33,7 +35,9 @@ pub(super) fn colour(n: usize) -> &'static str {
 pub(super) fn sample(n: usize, bar: bool, marked: bool) -> String {
     let (colour, dash) = (colour(n), DASHES[n % DASHES.len()]);
     if bar {
-        return format!(r#"<svg width="14" height="12" aria-hidden="true"><rect width="14" height="12" fill="{colour}"/></svg>"#);
+        return format!(
+            r#"<svg width="14" height="12" aria-hidden="true"><rect width="14" height="12" fill="{colour}"/></svg>"#
+        );
     }
     let mark = if marked { mark(n, 17.0, 6.0) } else { String::new() };
     format!(
@@ -46,7 +50,11 @@ fn mark(n: usize, x: f64, y: f64) -> String {
     let fill = colour(n);
     match n % 4 {
         0 => format!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="3.5" fill="{fill}"/>"#),
-        1 => format!(r#"<rect x="{:.1}" y="{:.1}" width="6.4" height="6.4" fill="{fill}"/>"#, x - 3.2, y - 3.2),
+        1 => format!(
+            r#"<rect x="{:.1}" y="{:.1}" width="6.4" height="6.4" fill="{fill}"/>"#,
+            x - 3.2,
+            y - 3.2
+        ),
         2 => format!(r#"<path d="M{:.1} {:.1}l4 7h-8z" fill="{fill}"/>"#, x, y - 4.2),
         _ => format!(r#"<path d="M{:.1} {:.1}l4 4.4l-4 4.4l-4 -4.4z" fill="{fill}"/>"#, x, y - 4.4),
     }
@@ -63,7 +71,8 @@ struct Ruler {
 }
 
 impl Ruler {
-    /// A ruler for these values, drawn between two places; `exact` ticks at the values themselves, when they are few.
+    /// A ruler for these values, drawn between two places; `exact` ticks at the values themselves,
+    /// when they are few.
     fn new(axis: &Axis, values: &[f64], from: f64, to: f64, exact: bool) -> Ruler {
         let finite = || values.iter().copied().filter(|value| value.is_finite());
         let most = finite().fold(0.0, f64::max);
@@ -94,7 +103,9 @@ impl Ruler {
     fn place(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
-            Scale::Logarithmic => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
+            Scale::Logarithmic => {
+                (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
+            }
         };
         self.from + share.clamp(0.0, 1.0) * (self.to - self.from)
     }
@@ -107,7 +118,11 @@ fn nice(most: f64) -> f64 {
     }
     let raw = most / TICKS_MAX;
     let power = 10f64.powf(raw.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= raw * 0.999).unwrap_or(power * 10.0)
+    [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .map(|factor| factor * power)
+        .find(|&step| step >= raw * 0.999)
+        .unwrap_or(power * 10.0)
 }
 
 /// A number as people read it: thousands apart, no more digits than needed.
@@ -127,7 +142,11 @@ pub(crate) fn shown(value: f64) -> String {
         grouped.push(digit);
     }
     let fraction = fraction.trim_end_matches('0');
-    if fraction.is_empty() { format!("{sign}{grouped}") } else { format!("{sign}{grouped}.{fraction}") }
+    if fraction.is_empty() {
+        format!("{sign}{grouped}")
+    } else {
+        format!("{sign}{grouped}.{fraction}")
+    }
 }
 
 /// The frame of a drawing, its y axis and the label of its x axis.
@@ -138,8 +157,18 @@ fn frame(title: &str, x_label: &str, y: &Axis, ruler: &Ruler) -> String {
     );
     for &tick in &ruler.ticks {
         let at = ruler.place(tick);
-        let _ = write!(out, r#"<line class="grid" x1="{LEFT}" y1="{at:.1}" x2="{:.1}" y2="{at:.1}"/>"#, WIDTH - RIGHT);
-        let _ = write!(out, r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#, LEFT - 7.0, at + 4.5, shown(tick));
+        let _ = write!(
+            out,
+            r#"<line class="grid" x1="{LEFT}" y1="{at:.1}" x2="{:.1}" y2="{at:.1}"/>"#,
+            WIDTH - RIGHT
+        );
+        let _ = write!(
+            out,
+            r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+            LEFT - 7.0,
+            at + 4.5,
+            shown(tick)
+        );
     }
     let middle = (TOP + HEIGHT - BOTTOM) / 2.0;
     let _ = write!(
@@ -149,24 +178,44 @@ fn frame(title: &str, x_label: &str, y: &Axis, ruler: &Ruler) -> String {
     );
     let centre = (LEFT + WIDTH - RIGHT) / 2.0;
     if !x_label.is_empty() {
-        let _ =
-            write!(out, r#"<text class="unit" x="{centre:.1}" y="{:.1}" text-anchor="middle">{}</text>"#, HEIGHT - 10.0, escaped(x_label));
+        let _ = write!(
+            out,
+            r#"<text class="unit" x="{centre:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            HEIGHT - 10.0,
+            escaped(x_label)
+        );
     }
-    let _ = write!(out, r#"<line class="axis" x1="{LEFT}" y1="{0:.1}" x2="{1:.1}" y2="{0:.1}"/>"#, HEIGHT - BOTTOM, WIDTH - RIGHT);
+    let _ = write!(
+        out,
+        r#"<line class="axis" x1="{LEFT}" y1="{0:.1}" x2="{1:.1}" y2="{0:.1}"/>"#,
+        HEIGHT - BOTTOM,
+        WIDTH - RIGHT
+    );
     out
 }
 
 /// Lines over an axis.
 pub(super) fn lines(plot: &Lines) -> String {
-    let values = |of: fn(&(f64, f64)) -> f64| plot.series.iter().flat_map(|series| &series.points).map(of).collect::<Vec<f64>>();
+    let values = |of: fn(&(f64, f64)) -> f64| {
+        plot.series.iter().flat_map(|series| &series.points).map(of).collect::<Vec<f64>>()
+    };
     let x = Ruler::new(&plot.x, &values(|point| point.0), LEFT, WIDTH - RIGHT, !plot.steps);
     let y = Ruler::new(&plot.y, &values(|point| point.1), HEIGHT - BOTTOM, TOP, false);
     let mut out = frame(&plot.title, &plot.x.label, &plot.y, &y);
     for &tick in &x.ticks {
         let at = x.place(tick);
-        let _ =
-            write!(out, r#"<line class="axis" x1="{at:.1}" y1="{:.1}" x2="{at:.1}" y2="{:.1}"/>"#, HEIGHT - BOTTOM, HEIGHT - BOTTOM + 5.0);
-        let _ = write!(out, r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#, HEIGHT - BOTTOM + 19.0, shown(tick));
+        let _ = write!(
+            out,
+            r#"<line class="axis" x1="{at:.1}" y1="{:.1}" x2="{at:.1}" y2="{:.1}"/>"#,
+            HEIGHT - BOTTOM,
+            HEIGHT - BOTTOM + 5.0
+        );
+        let _ = write!(
+            out,
+            r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            HEIGHT - BOTTOM + 19.0,
+            shown(tick)
+        );
     }
     for (n, series) in plot.series.iter().enumerate() {
         let mut path = String::new();
@@ -186,9 +235,15 @@ pub(super) fn lines(plot: &Lines) -> String {
             let _ = write!(path, "L{:.1} {last:.1}", WIDTH - RIGHT);
         }
         let (colour, dash) = (colour(n), DASHES[n % DASHES.len()]);
-        let _ = write!(out, r#"<path d="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>"#);
+        let _ = write!(
+            out,
+            r#"<path d="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>"#
+        );
         if !plot.steps {
-            series.points.iter().for_each(|&(px, py)| out.push_str(&mark(n, x.place(px), y.place(py))));
+            series
+                .points
+                .iter()
+                .for_each(|&(px, py)| out.push_str(&mark(n, x.place(px), y.place(py))));
         }
     }
     out.push_str("</svg>");
@@ -198,7 +253,8 @@ pub(super) fn lines(plot: &Lines) -> String {
 /// Groups of bars.
 pub(super) fn bars(plot: &Bars) -> String {
     let heights = plot.series.iter().flat_map(|(_, heights)| heights.iter().flatten().copied());
-    let values: Vec<f64> = heights.chain(plot.mark.iter().flat_map(|(_, marks)| marks.iter().copied())).collect();
+    let values: Vec<f64> =
+        heights.chain(plot.mark.iter().flat_map(|(_, marks)| marks.iter().copied())).collect();
     let y = Ruler::new(&plot.y, &values, HEIGHT - BOTTOM, TOP, false);
     let mut out = frame(&plot.title, "", &plot.y, &y);
     let width = (WIDTH - LEFT - RIGHT) / plot.groups.len().max(1) as f64;
@@ -230,7 +286,9 @@ pub(super) fn bars(plot: &Bars) -> String {
                 );
             }
         }
-        if let Some(at) = plot.mark.as_ref().and_then(|(_, marks)| marks.get(g)).map(|&mark| y.place(mark)) {
+        if let Some(at) =
+            plot.mark.as_ref().and_then(|(_, marks)| marks.get(g)).map(|&mark| y.place(mark))
+        {
             let _ = write!(
                 out,
                 r#"<line class="mark" x1="{:.1}" y1="{at:.1}" x2="{:.1}" y2="{at:.1}"/>"#,
@@ -259,7 +317,10 @@ fn wrapped(name: &str, room: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in name.split_inclusive([' ', '-']) {
         let line = lines.len() - 1;
-        if !lines[line].is_empty() && lines[line].chars().count() + word.trim_end().chars().count() > room && lines.len() < 3 {
+        if !lines[line].is_empty()
+            && lines[line].chars().count() + word.trim_end().chars().count() > room
+            && lines.len() < 3
+        {
             lines.push(String::new());
         }
         let line = lines.len() - 1;
@@ -283,10 +344,16 @@ mod tests {
     fn rulers_cover_their_values() {
         let linear = Axis { label: "y".into(), scale: Scale::Linear };
         let ruler = Ruler::new(&linear, &[3.0, 4556.0], 300.0, 0.0, false);
-        assert_eq!((ruler.high, ruler.ticks.len(), ruler.place(0.0), ruler.place(5000.0)), (5000.0, 6, 300.0, 0.0));
+        assert_eq!(
+            (ruler.high, ruler.ticks.len(), ruler.place(0.0), ruler.place(5000.0)),
+            (5000.0, 6, 300.0, 0.0)
+        );
         let log = Axis { label: "x".into(), scale: Scale::Logarithmic };
         let ruler = Ruler::new(&log, &[8.0, 32.0, 128.0], 0.0, 100.0, true);
-        assert_eq!((ruler.ticks.clone(), ruler.place(32.0).round()), (vec![8.0, 32.0, 128.0], 50.0));
+        assert_eq!(
+            (ruler.ticks.clone(), ruler.place(32.0).round()),
+            (vec![8.0, 32.0, 128.0], 50.0)
+        );
         let ruler = Ruler::new(&log, &[0.0, 0.02, 30.0], 0.0, 100.0, false);
         assert_eq!((ruler.ticks.len(), ruler.place(0.0)), (5, 0.0));
         for values in [&[][..], &[0.0], &[5.0], &[f64::NAN, 1.0]] {

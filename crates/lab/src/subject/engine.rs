@@ -1,4 +1,5 @@
-//! The block engine as a subject: the real engine, its steps called in the order in which the product's threads call them.
+//! The block engine as a subject: the real engine, its steps called in the order in which the
+//! product's threads call them.
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
@@ -10,7 +11,9 @@ use onefold_block::{
         superblock::{Fixed, SchemeName},
     },
 };
-use onefold_core::{BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, block};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, block,
+};
 
 use super::{Choice, Quiet, Scheme, Subject, Tally};
 use crate::VirtualClock;
@@ -26,7 +29,8 @@ pub(crate) struct Store {
     engine: Engine,
     clock: Arc<VirtualClock>,
     volume: VolumeId,
-    /// The scheme makes checkpoints by itself. The ideal does not, but its memory is as limited as that of the others.
+    /// The scheme makes checkpoints by itself. The ideal does not, but its memory is as limited as
+    /// that of the others.
     tables: bool,
     /// Since when a checkpoint waits for a flush.
     asked: Cell<Option<Duration>>,
@@ -58,16 +62,32 @@ impl Store {
             Scheme::Ideal => SchemeName::Ideal,
             Scheme::OrderMerge => SchemeName::OrderMerge,
             Scheme::Original => {
-                return Err(Error::new(Kind::Unsupported, format!("the engine does not have the scheme '{}'", choice.scheme)));
+                return Err(Error::new(
+                    Kind::Unsupported,
+                    format!("the engine does not have the scheme '{}'", choice.scheme),
+                ));
             }
         };
         // The same store in every run: its id and secret take part in what is written.
         let Choice { leftover, layout, zone_blocks, .. } = *choice;
-        let format = Format { scheme, leftover, layout, zone_blocks, ..Format::new([1; 16], [2; 32], device_blocks) };
+        let format = Format {
+            scheme,
+            leftover,
+            layout,
+            zone_blocks,
+            ..Format::new([1; 16], [2; 32], device_blocks)
+        };
         Engine::format(&*device, &format)?;
         let engine = Engine::open(device, clock.clone(), settings(choice))?;
-        let (volume, _) = engine.create_volume_with(VOLUME, volume_blocks, choice.critical.clone())?;
-        let store = Store { tables: !engine.loses_everything(), engine, clock, volume, asked: Cell::new(None) };
+        let (volume, _) =
+            engine.create_volume_with(VOLUME, volume_blocks, choice.critical.clone())?;
+        let store = Store {
+            tables: !engine.loses_everything(),
+            engine,
+            clock,
+            volume,
+            asked: Cell::new(None),
+        };
         store.finish()?;
         // Learns where space is, which a store that was just made knows at once.
         store.background(Quiet::Short)?;
@@ -75,13 +95,28 @@ impl Store {
     }
 
     /// Opens what a crash left.
-    pub(crate) fn open(choice: &Choice, device: Arc<dyn Disk>, clock: Arc<VirtualClock>) -> Result<Recovered> {
+    pub(crate) fn open(
+        choice: &Choice,
+        device: Arc<dyn Disk>,
+        clock: Arc<VirtualClock>,
+    ) -> Result<Recovered> {
         let engine = Engine::open(device, clock.clone(), settings(choice))?;
         let reached = engine.reached();
-        let count = |branch| reached.iter().find(|(known, _)| *known == branch).map_or(0, |&(_, n)| n);
-        let (zones, believed, refused) = (count(Branch::ZoneScanned), count(Branch::NewerBelieved), count(Branch::NewerFallsBack));
+        let count =
+            |branch| reached.iter().find(|(known, _)| *known == branch).map_or(0, |&(_, n)| n);
+        let (zones, believed, refused) = (
+            count(Branch::ZoneScanned),
+            count(Branch::NewerBelieved),
+            count(Branch::NewerFallsBack),
+        );
         let volume = engine.find_volume(VOLUME)?;
-        let store = Store { tables: !engine.loses_everything(), engine, clock, volume, asked: Cell::new(None) };
+        let store = Store {
+            tables: !engine.loses_everything(),
+            engine,
+            clock,
+            volume,
+            asked: Cell::new(None),
+        };
         Ok(Recovered { store, zones, believed, refused })
     }
 
@@ -105,7 +140,9 @@ impl Store {
     fn checkpoint(&self, alone: bool) -> Result<()> {
         loop {
             match self.engine.checkpoint_step()? {
-                CheckpointStep::Advanced if self.engine.checkpoint_running() => self.asked.set(None),
+                CheckpointStep::Advanced if self.engine.checkpoint_running() => {
+                    self.asked.set(None)
+                }
                 CheckpointStep::NeedsFlush => {
                     let now = self.clock.now();
                     let since = self.asked.get().unwrap_or(now);
@@ -115,7 +152,9 @@ impl Store {
                     }
                     self.engine.settle()?;
                 }
-                CheckpointStep::Advanced | CheckpointStep::Idle | CheckpointStep::NeedsReaders => return Ok(()),
+                CheckpointStep::Advanced | CheckpointStep::Idle | CheckpointStep::NeedsReaders => {
+                    return Ok(());
+                }
             }
         }
     }
@@ -124,7 +163,12 @@ impl Store {
 impl Subject for Store {
     fn write(&self, first: Lba, blocks: &[Block], taken: &mut usize) -> Result<()> {
         let mut bytes = (*taken * BLOCK_BYTES) as u64;
-        let done = self.engine.write_from(self.volume, first.0 * BLOCK_BYTES as u64, block::bytes(blocks), &mut bytes);
+        let done = self.engine.write_from(
+            self.volume,
+            first.0 * BLOCK_BYTES as u64,
+            block::bytes(blocks),
+            &mut bytes,
+        );
         *taken = bytes as usize / BLOCK_BYTES;
         done.map(|_| ())
     }
@@ -166,7 +210,10 @@ impl Subject for Store {
     }
 
     fn background(&self, quiet: Quiet) -> Result<()> {
-        if self.engine.checkpoint_running() || self.engine.checkpoint_due() || quiet == Quiet::Long && self.engine.checkpoint_useful() {
+        if self.engine.checkpoint_running()
+            || self.engine.checkpoint_due()
+            || quiet == Quiet::Long && self.engine.checkpoint_useful()
+        {
             self.checkpoint(quiet > Quiet::No)?;
         }
         if quiet > Quiet::No {
@@ -216,6 +263,10 @@ impl Subject for Store {
 }
 
 fn settings(choice: &Choice) -> Settings {
-    let settings = Settings { persistence: choice.persistence, delay: choice.delay, ..Settings::for_memory(choice.memory_bytes) };
+    let settings = Settings {
+        persistence: choice.persistence,
+        delay: choice.delay,
+        ..Settings::for_memory(choice.memory_bytes)
+    };
     Settings { window_blocks: choice.window_blocks.unwrap_or(settings.window_blocks), ..settings }
 }

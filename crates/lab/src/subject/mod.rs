@@ -1,7 +1,8 @@
 //! What is compared: a store of some scheme on a device, behind one narrow seam.
 //!
-//! A subject has no threads and knows no clients: the [replay](crate::replay) decides when a window is committed and when there is
-//! time for background work, and gives every scheme the same chances.
+//! A subject has no threads and knows no clients: the [replay](crate::replay) decides when a window
+//! is committed and when there is time for background work, and gives every scheme the same
+//! chances.
 
 mod engine;
 mod original;
@@ -42,7 +43,14 @@ pub enum Scheme {
 
 impl Scheme {
     /// All of them, from the baseline to the product's default.
-    pub const ALL: [Scheme; 6] = [Scheme::Original, Scheme::Ideal, Scheme::Ordered, Scheme::Cow, Scheme::OrderMerge, Scheme::Thin];
+    pub const ALL: [Scheme; 6] = [
+        Scheme::Original,
+        Scheme::Ideal,
+        Scheme::Ordered,
+        Scheme::Cow,
+        Scheme::OrderMerge,
+        Scheme::Thin,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -67,10 +75,12 @@ impl FromStr for Scheme {
 
     fn from_str(text: &str) -> Result<Scheme> {
         let names: Vec<&str> = Scheme::ALL.iter().map(|scheme| scheme.name()).collect();
-        Scheme::ALL
-            .into_iter()
-            .find(|scheme| scheme.name() == text)
-            .ok_or_else(|| Error::new(Kind::InvalidInput, format!("no scheme '{text}': one of {}", names.join(", "))))
+        Scheme::ALL.into_iter().find(|scheme| scheme.name() == text).ok_or_else(|| {
+            Error::new(
+                Kind::InvalidInput,
+                format!("no scheme '{text}': one of {}", names.join(", ")),
+            )
+        })
     }
 }
 
@@ -186,9 +196,11 @@ pub enum Quiet {
     Long,
 }
 
-/// A store under comparison. Calls do their work on the device and return; nobody waits for the device inside.
+/// A store under comparison. Calls do their work on the device and return; nobody waits for the
+/// device inside.
 pub trait Subject {
-    /// Writes blocks: they are gathered. `taken` counts those that were taken, also by a call that fails.
+    /// Writes blocks: they are gathered. `taken` counts those that were taken, also by a call that
+    /// fails.
     ///
     /// # Errors
     /// `Busy` when [`make_room`](Subject::make_room) must be called first.
@@ -239,7 +251,8 @@ pub trait Subject {
     /// What it counted.
     fn tally(&self) -> Tally;
 
-    /// Blocks in use by contents and tables, as of what is in the tables; none for a subject that keeps no account.
+    /// Blocks in use by contents and tables, as of what is in the tables; none for a subject that
+    /// keeps no account.
     fn stored_blocks(&self) -> Option<u64>;
 
     /// Most blocks that may be answered and not durable.
@@ -259,9 +272,20 @@ pub fn device_blocks(volume_blocks: u64) -> u64 {
 ///
 /// # Errors
 /// `Unsupported` for a choice that the engine does not have; the device's.
-pub fn open(choice: &Choice, volume_blocks: u64, device: Arc<Device>, clock: Arc<VirtualClock>) -> Result<Box<dyn Subject>> {
+pub fn open(
+    choice: &Choice,
+    volume_blocks: u64,
+    device: Arc<Device>,
+    clock: Arc<VirtualClock>,
+) -> Result<Box<dyn Subject>> {
     Ok(match choice.scheme {
         Scheme::Original => Box::new(original::Original::new(choice, volume_blocks, device)),
-        _ => Box::new(Store::make(choice, volume_blocks, device_blocks(volume_blocks), device, clock)?),
+        _ => Box::new(Store::make(
+            choice,
+            volume_blocks,
+            device_blocks(volume_blocks),
+            device,
+            clock,
+        )?),
     })
 }

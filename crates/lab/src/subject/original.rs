@@ -1,4 +1,5 @@
-//! No deduplication: the baseline of the OrderMergeDedup paper. Each block goes to its own address, each request in one run.
+//! No deduplication: the baseline of the OrderMergeDedup paper. Each block goes to its own address,
+//! each request in one run.
 
 use std::{
     cell::{Cell, RefCell},
@@ -30,7 +31,8 @@ pub(super) struct Original {
 impl Original {
     pub(super) fn new(choice: &Choice, volume_blocks: u64, device: Arc<Device>) -> Original {
         let window_blocks = choice.window_blocks.unwrap_or(WINDOW_BLOCKS);
-        let (gathered, windows, zero_blocks) = (RefCell::default(), Cell::default(), Cell::default());
+        let (gathered, windows, zero_blocks) =
+            (RefCell::default(), Cell::default(), Cell::default());
         Original { device, window_blocks, blocks: volume_blocks, gathered, windows, zero_blocks }
     }
 
@@ -39,7 +41,10 @@ impl Original {
         if gathered.is_empty() {
             return Ok(());
         }
-        let refs: Vec<(u64, BlockRef<'_>)> = gathered.iter().map(|(&at, block)| (at, BlockRef { block, class: Class::Data })).collect();
+        let refs: Vec<(u64, BlockRef<'_>)> = gathered
+            .iter()
+            .map(|(&at, block)| (at, BlockRef { block, class: Class::Data }))
+            .collect();
         let blocks: Vec<BlockRef<'_>> = refs.iter().map(|&(_, block)| block).collect();
         let mut runs = Vec::new();
         let mut done = 0;
@@ -68,7 +73,8 @@ impl Subject for Original {
     }
 
     fn drop_blocks(&self, first: Lba, blocks: u64, _: bool) -> Result<()> {
-        // What the device does with a trim is its own affair, but what is read afterwards must be zeroes.
+        // What the device does with a trim is its own affair, but what is read afterwards must be
+        // zeroes.
         self.write_gathered()?;
         let zero = Block::zeroed();
         let refs = [BlockRef { block: &zero, class: Class::Data }];
@@ -92,7 +98,11 @@ impl Subject for Original {
     }
 
     fn write_out(&self) -> Result<()> {
-        if self.gathered.borrow().len() >= self.window_blocks { self.write_gathered() } else { Ok(()) }
+        if self.gathered.borrow().len() >= self.window_blocks {
+            self.write_gathered()
+        } else {
+            Ok(())
+        }
     }
 
     fn commit(&self) -> Result<()> {
@@ -113,7 +123,11 @@ impl Subject for Original {
     }
 
     fn tally(&self) -> Tally {
-        Tally { windows: self.windows.get(), zero_blocks: self.zero_blocks.get(), ..Tally::default() }
+        Tally {
+            windows: self.windows.get(),
+            zero_blocks: self.zero_blocks.get(),
+            ..Tally::default()
+        }
     }
 
     fn stored_blocks(&self) -> Option<u64> {

@@ -1,7 +1,9 @@
-//! Reading the text form of FIU's traces ("I/O Deduplication", FAST 2010): `ns pid process lba512 sectors R|W major minor md5-hex`.
+//! Reading the text form of FIU's traces ("I/O Deduplication", FAST 2010): `ns pid process lba512
+//! sectors R|W major minor md5-hex`.
 //!
-//! The hash is one MD5 for each block of 4096 bytes, or one for each sector of 512, whose eight together stand for the block. Reads are
-//! passed over; there are no flushes. The text does not tell how blocks compress: that is [`Assumed`].
+//! The hash is one MD5 for each block of 4096 bytes, or one for each sector of 512, whose eight
+//! together stand for the block. Reads are passed over; there are no flushes. The text does not
+//! tell how blocks compress: that is [`Assumed`].
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -68,7 +70,12 @@ pub(super) fn source(input: &Input, assumed: Assumed) -> Result<Source> {
     if end == 0 {
         return Err(Error::new(Kind::Corrupt, format!("{input} has no write in it")));
     }
-    Ok(Source { volume_blocks: end, steps, requests: Box::new(Lines::open(input, assumed)?), cut: Rc::default() })
+    Ok(Source {
+        volume_blocks: end,
+        steps,
+        requests: Box::new(Lines::open(input, assumed)?),
+        cut: Rc::default(),
+    })
 }
 
 struct Lines {
@@ -93,7 +100,15 @@ impl Lines {
         } else {
             stream
         };
-        Ok(Lines { input: input.clone(), assumed, text, number: 0, begun: None, last: 0, ended: false })
+        Ok(Lines {
+            input: input.clone(),
+            assumed,
+            text,
+            number: 0,
+            begun: None,
+            last: 0,
+            ended: false,
+        })
     }
 
     fn wrong(&self, what: &str) -> Error {
@@ -119,18 +134,30 @@ impl Lines {
         while let Some(line) = self.line()? {
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
             let &[time, _, _, sector, sectors, op, _, _, md5] = &words[..] else {
-                return Err(self.wrong(&format!("nine words were expected, there are {}", words.len())));
+                return Err(
+                    self.wrong(&format!("nine words were expected, there are {}", words.len()))
+                );
             };
-            let number = |text: &str, what: &str| text.parse::<u64>().map_err(|_| self.wrong(&format!("'{}' is no {what}", shown(text))));
+            let number = |text: &str, what: &str| {
+                text.parse::<u64>()
+                    .map_err(|_| self.wrong(&format!("'{}' is no {what}", shown(text))))
+            };
             let time = number(time, "time")?;
-            let (sector, sectors) = (number(sector, "sector")?, number(sectors, "number of sectors")?);
+            let (sector, sectors) =
+                (number(sector, "sector")?, number(sectors, "number of sectors")?);
             match op {
                 "W" => {}
                 "R" => continue,
                 _ => return Err(self.wrong(&format!("'{}' is neither R nor W", shown(op)))),
             }
-            if sector % 8 != 0 || sectors % 8 != 0 || sectors == 0 || sector.checked_add(sectors).is_none_or(|end| end > SECTOR_MAX) {
-                return Err(self.wrong(&format!("{sectors} sectors at {sector} are not whole blocks of 4096 bytes")));
+            if sector % 8 != 0
+                || sectors % 8 != 0
+                || sectors == 0
+                || sector.checked_add(sectors).is_none_or(|end| end > SECTOR_MAX)
+            {
+                return Err(self.wrong(&format!(
+                    "{sectors} sectors at {sector} are not whole blocks of 4096 bytes"
+                )));
             }
             let hashes = self.hashes(md5, sectors / 8)?;
             // Lines of several processors can be a little out of order.
@@ -138,16 +165,26 @@ impl Lines {
             let begun = *self.begun.get_or_insert(time);
             let blocks = hashes.into_iter().map(|hash| self.content(hash)).collect();
             let what = What::Write { first: Lba(sector / 8), blocks, fua: false };
-            return Ok(Some((self.number, Request { at: Duration::from_nanos(self.last - begun), what })));
+            return Ok(Some((
+                self.number,
+                Request { at: Duration::from_nanos(self.last - begun), what },
+            )));
         }
         Ok(None)
     }
 
     /// One hash for each block.
     fn hashes(&self, md5: &str, blocks: u64) -> Result<Vec<[u8; 16]>> {
-        let bad = || self.wrong(&format!("{} digits of hash do not fit {blocks} blocks", md5.len()));
-        let each = usize::try_from(blocks).ok().and_then(|blocks| md5.len().checked_div(blocks)).unwrap_or(0);
-        if each as u64 * blocks != md5.len() as u64 || !matches!(each, 32 | 256) || !md5.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        let bad =
+            || self.wrong(&format!("{} digits of hash do not fit {blocks} blocks", md5.len()));
+        let each = usize::try_from(blocks)
+            .ok()
+            .and_then(|blocks| md5.len().checked_div(blocks))
+            .unwrap_or(0);
+        if each as u64 * blocks != md5.len() as u64
+            || !matches!(each, 32 | 256)
+            || !md5.bytes().all(|digit| digit.is_ascii_hexdigit())
+        {
             return Err(bad());
         }
         let mut hashes = Vec::new();
@@ -159,7 +196,10 @@ impl Lines {
                 hash = Content::ZERO.hash;
             } else if each == 32 {
                 for (byte, digits) in hash.iter_mut().zip(text.as_bytes().chunks(2)) {
-                    *byte = std::str::from_utf8(digits).ok().and_then(|digits| u8::from_str_radix(digits, 16).ok()).ok_or_else(bad)?;
+                    *byte = std::str::from_utf8(digits)
+                        .ok()
+                        .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+                        .ok_or_else(bad)?;
                 }
             } else {
                 hash = blake2b_128(text.as_bytes());
@@ -173,7 +213,11 @@ impl Lines {
         if hash == Content::ZERO.hash {
             return Content::ZERO;
         }
-        let chance = hash.as_chunks::<8>().0.iter().fold(0, |chance, &half| mix(chance ^ u64::from_le_bytes(half)));
+        let chance = hash
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .fold(0, |chance, &half| mix(chance ^ u64::from_le_bytes(half)));
         Content { hash, lz4: self.assumed.lz4(chance) }
     }
 }

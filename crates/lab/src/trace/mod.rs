@@ -1,6 +1,7 @@
 //! Recorded traces: block requests with a hash of each block instead of its data.
 //!
-//! `.dtrace.zst` is a zstd stream (window at most 8 MiB) of a header of 32 bytes and records of 32 bytes, little-endian:
+//! `.dtrace.zst` is a zstd stream (window at most 8 MiB) of a header of 32 bytes and records of 32
+//! bytes, little-endian:
 //!
 //! | header | | | record | | |
 //! |---|---|---|---|---|---|
@@ -11,8 +12,8 @@
 //! | 24 | u64 | zero | 14 | u16 | LZ4 size of the block, 4096 when it does not shrink |
 //! | | | | 16 | 16 bytes | BLAKE2b-128 of the block; trim, write zeroes: u32 number of blocks, zeroes; phase mark: its name, filled with zeroes |
 //!
-//! A request of n blocks is n records, the first with flag 2. The number of records is `0xffff_ffff` in a trace whose recording was not
-//! finished: what is there is valid.
+//! A request of n blocks is n records, the first with flag 2. The number of records is
+//! `0xffff_ffff` in a trace whose recording was not finished: what is there is valid.
 
 mod blkparse;
 mod reader;
@@ -37,7 +38,8 @@ pub use writer::Writer;
 
 use crate::request::Source;
 
-/// Opens a trace of either kind: `.dtrace.zst`, or FIU's `blkparse` text, plain or compressed. `assumed` says what the latter does not.
+/// Opens a trace of either kind: `.dtrace.zst`, or FIU's `blkparse` text, plain or compressed.
+/// `assumed` says what the latter does not.
 ///
 /// # Errors
 /// Those of the system; `Corrupt` for what is neither.
@@ -54,7 +56,11 @@ pub fn of_bytes(bytes: Arc<[u8]>, assumed: Assumed) -> Result<Source> {
 }
 
 fn source(input: Input, assumed: Assumed) -> Result<Source> {
-    if reader::is_dtrace(&input)? { reader::source(input) } else { blkparse::source(&input, assumed) }
+    if reader::is_dtrace(&input)? {
+        reader::source(input)
+    } else {
+        blkparse::source(&input, assumed)
+    }
 }
 
 /// Where a trace is; it can be read several times.
@@ -67,7 +73,9 @@ enum Input {
 impl Input {
     fn open(&self) -> Result<Box<dyn BufRead>> {
         Ok(match self {
-            Input::File(path) => Box::new(BufReader::new(File::open(path).map_err(|error| self.failed(error))?)),
+            Input::File(path) => {
+                Box::new(BufReader::new(File::open(path).map_err(|error| self.failed(error))?))
+            }
             Input::Memory(bytes) => Box::new(Cursor::new(bytes.clone())),
         })
     }

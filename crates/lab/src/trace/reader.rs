@@ -1,4 +1,5 @@
-//! Reading `.dtrace.zst`. Takes hostile bytes: every record is checked, and memory is bounded whatever the file says.
+//! Reading `.dtrace.zst`. Takes hostile bytes: every record is checked, and memory is bounded
+//! whatever the file says.
 
 use std::{
     cell::Cell,
@@ -20,7 +21,8 @@ use crate::{
     request::{Request, Source, What},
 };
 
-/// Largest window of a zstd stream, as a power of two: what the format says, and a bound of our memory.
+/// Largest window of a zstd stream, as a power of two: what the format says, and a bound of our
+/// memory.
 pub(super) const WINDOW_LOG_MAX: u32 = 23;
 
 /// Most blocks of a request that are kept together: 16 MiB, more than any recorder's.
@@ -75,7 +77,8 @@ impl Reader {
         (self.header.records != UNFINISHED).then(|| u64::from(self.header.records))
     }
 
-    /// After the last record: true when the trace ended before the header said, or was not finished.
+    /// After the last record: true when the trace ended before the header said, or was not
+    /// finished.
     #[must_use]
     pub fn was_cut(&self) -> bool {
         self.cut
@@ -145,7 +148,9 @@ pub(super) fn is_dtrace(input: &Input) -> Result<bool> {
     let mut magic = [0; 8];
     let mut stream = Decoder::with_buffer(stream).map_err(|error| input.failed(error))?;
     // What can't be expanded is told by whoever reads it then.
-    Ok(stream.window_log_max(WINDOW_LOG_MAX).is_ok() && stream.read_exact(&mut magic).is_ok() && magic.starts_with(b"DTRC"))
+    Ok(stream.window_log_max(WINDOW_LOG_MAX).is_ok()
+        && stream.read_exact(&mut magic).is_ok()
+        && magic.starts_with(b"DTRC"))
 }
 
 /// The requests of a trace.
@@ -183,7 +188,8 @@ impl Requests {
                 while let Some(next) = self.next_record()? {
                     match next.op {
                         Op::Write { lba: at, hash, lz4, fua: also, first: false, .. }
-                            if at == lba.plus(blocks.len() as u64) && blocks.len() < REQUEST_BLOCKS_MAX =>
+                            if at == lba.plus(blocks.len() as u64)
+                                && blocks.len() < REQUEST_BLOCKS_MAX =>
                         {
                             blocks.push(Content { hash, lz4 });
                             fua |= also;

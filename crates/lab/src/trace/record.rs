@@ -36,7 +36,9 @@ impl Header {
 
     pub(super) fn decode(bytes: &[u8; BYTES]) -> Result<Header> {
         let bad = |what: String| Err(Error::new(Kind::Corrupt, what));
-        let [magic, sizes, device, rest] = bytes.as_chunks::<8>().0 else { return bad("the header is cut off".into()) };
+        let [magic, sizes, device, rest] = bytes.as_chunks::<8>().0 else {
+            return bad("the header is cut off".into());
+        };
         if magic != MAGIC {
             return bad("it does not begin as a trace does".into());
         }
@@ -112,7 +114,9 @@ impl Record {
         let code = match &self.op {
             Op::Write { lba: at, hash, lz4: size, fua, first, unaligned } => {
                 (lba, lz4, tail) = (at.0 as u32, *size, *hash);
-                flags = if *fua { FLAG_FUA } else { 0 } | if *first { FLAG_FIRST } else { 0 } | if *unaligned { FLAG_UNALIGNED } else { 0 };
+                flags = if *fua { FLAG_FUA } else { 0 }
+                    | if *first { FLAG_FIRST } else { 0 }
+                    | if *unaligned { FLAG_UNALIGNED } else { 0 };
                 0
             }
             Op::Flush => 1,
@@ -152,7 +156,8 @@ impl Record {
         tail.copy_from_slice(&bytes[16..]);
         let microseconds = u64::from_le_bytes(*time);
         let [lba, _] = halves(*mid);
-        let (lba, code, flags, lz4) = (u64::from(lba), mid[4], mid[5], u16::from_le_bytes([mid[6], mid[7]]));
+        let (lba, code, flags, lz4) =
+            (u64::from(lba), mid[4], mid[5], u16::from_le_bytes([mid[6], mid[7]]));
         if flags & !(FLAG_FUA | FLAG_FIRST | FLAG_UNALIGNED) != 0 {
             return Err(format!("flags {flags:#x} are not known"));
         }
@@ -161,13 +166,19 @@ impl Record {
             let [a, b, c, d, rest @ ..] = tail;
             let blocks = u32::from_le_bytes([a, b, c, d]);
             if rest != [0; 12] || blocks == 0 || lba + u64::from(blocks) > device_blocks {
-                return Err(format!("a range of {blocks} blocks at {lba} on a device of {device_blocks}"));
+                return Err(format!(
+                    "a range of {blocks} blocks at {lba} on a device of {device_blocks}"
+                ));
             }
             Ok((Lba(lba), blocks))
         };
         let op = match code {
-            0 if lba >= device_blocks => return Err(format!("a write of block {lba} on a device of {device_blocks}")),
-            0 if lz4 == 0 || usize::from(lz4) > BLOCK_BYTES => return Err(format!("an LZ4 size of {lz4}")),
+            0 if lba >= device_blocks => {
+                return Err(format!("a write of block {lba} on a device of {device_blocks}"));
+            }
+            0 if lz4 == 0 || usize::from(lz4) > BLOCK_BYTES => {
+                return Err(format!("an LZ4 size of {lz4}"));
+            }
             0 => {
                 let (first, unaligned) = (flags & FLAG_FIRST != 0, flags & FLAG_UNALIGNED != 0);
                 Op::Write { lba: Lba(lba), hash: tail, lz4, fua, first, unaligned }

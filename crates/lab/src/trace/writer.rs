@@ -1,7 +1,8 @@
 //! Writing `.dtrace.zst` so that it can be read at any moment.
 //!
-//! The header is a zstd frame of its own, stored and not compressed, so that the number of records can be filled in at the end. Records
-//! follow in frames of their own: a file that is cut off anywhere is readable up to its last whole frame.
+//! The header is a zstd frame of its own, stored and not compressed, so that the number of records
+//! can be filled in at the end. Records follow in frames of their own: a file that is cut off
+//! anywhere is readable up to its last whole frame.
 
 use std::{
     fs::File,
@@ -23,7 +24,8 @@ const FRAME_RECORDS: usize = 32_768;
 /// Good compression at a speed that no recorder feels.
 const LEVEL: i32 = 6;
 
-/// Where the header's bytes are in the file: behind the frame's magic, its header, and that of its only block.
+/// Where the header's bytes are in the file: behind the frame's magic, its header, and that of its
+/// only block.
 const HEADER_AT: u64 = 9;
 
 /// Writes a trace.
@@ -39,10 +41,14 @@ impl Writer {
     /// Begins a new trace of a device of `device_blocks` blocks.
     ///
     /// # Errors
-    /// `Exists`, and those of the system. `InvalidInput` for a device beyond 16 TiB, whose blocks have no number in a record.
+    /// `Exists`, and those of the system. `InvalidInput` for a device beyond 16 TiB, whose blocks
+    /// have no number in a record.
     pub fn create(path: &Path, device_blocks: u64) -> Result<Writer> {
         if device_blocks == 0 || device_blocks > 1 << 32 {
-            return Err(Error::new(Kind::InvalidInput, "a trace can be made of a device of one block to 16 TiB"));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "a trace can be made of a device of one block to 16 TiB",
+            ));
         }
         let failed = |error| Error::from_io(format!("trace {}", path.display()), error);
         let mut file = File::create_new(path).map_err(failed)?;
@@ -65,7 +71,10 @@ impl Writer {
         if self.records == UNFINISHED - 1 {
             return Err(Error::new(
                 Kind::Unsupported,
-                format!("trace {}: it has as many records as a trace can have", self.path.display()),
+                format!(
+                    "trace {}: it has as many records as a trace can have",
+                    self.path.display()
+                ),
             ));
         }
         self.buffer.extend_from_slice(&record.encode());
@@ -83,7 +92,9 @@ impl Writer {
         }
         let frame = zstd::bulk::compress(&self.buffer, LEVEL);
         let path = &self.path;
-        frame.and_then(|frame| self.file.write_all(&frame)).map_err(|error| Error::from_io(format!("trace {}", path.display()), error))?;
+        frame
+            .and_then(|frame| self.file.write_all(&frame))
+            .map_err(|error| Error::from_io(format!("trace {}", path.display()), error))?;
         self.buffer.clear();
         Ok(())
     }
@@ -95,7 +106,8 @@ impl Writer {
     pub fn finish(mut self) -> Result<()> {
         self.write_out()?;
         let header = Header { records: self.records, device_blocks: self.device_blocks };
-        let written = self.file.write_all_at(&header.encode(), HEADER_AT).and_then(|()| self.file.sync_all());
+        let written =
+            self.file.write_all_at(&header.encode(), HEADER_AT).and_then(|()| self.file.sync_all());
         written.map_err(|error| Error::from_io(format!("trace {}", self.path.display()), error))
     }
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::{Content, Rng};
 
-/// Live contents. Drawing takes the same time however many there are, and depends on the order of writes alone.
+/// Live contents. Drawing takes the same time however many there are, and depends on the order of
+/// writes alone.
 #[derive(Default)]
 pub(super) struct Live {
     at: HashMap<u64, Content>,

@@ -18,7 +18,8 @@ use super::{
 };
 use crate::store_file::StoreFile;
 
-/// How long a server may be silent: it tells progress of long work, and a change of a full and busy store may wait for checkpoints.
+/// How long a server may be silent: it tells progress of long work, and a change of a full and busy
+/// store may wait for checkpoints.
 const SILENCE: Duration = Duration::from_secs(600);
 
 /// How long a server may take to say its number.
@@ -27,7 +28,8 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 /// Longest line of an answer but for lists and statuses, in bytes.
 const SHORT_LINE_MAX: u64 = 64 << 10;
 
-/// A line of an answer, read into what is expected and nothing else: what a line costs is what it may hold.
+/// A line of an answer, read into what is expected and nothing else: what a line costs is what it
+/// may hold.
 #[derive(Deserialize)]
 struct Heard<T> {
     answer: String,
@@ -69,7 +71,10 @@ impl Client {
     /// As [`connect`](Self::connect).
     pub(crate) fn connect_to(name: &str, owner: u32, path: &Path) -> Result<Client> {
         let stream = look(name, owner).map_err(|error| match error.kind() {
-            Kind::Denied => Error::new(Kind::Denied, format!("a process that does not own {} listens for its commands", path.display())),
+            Kind::Denied => Error::new(
+                Kind::Denied,
+                format!("a process that does not own {} listens for its commands", path.display()),
+            ),
             _ => error,
         })?;
         stream.set_read_timeout(Some(SILENCE)).map_err(lost)?;
@@ -84,7 +89,9 @@ impl Client {
     pub(crate) fn pid(&mut self) -> Result<u32> {
         self.stream.set_read_timeout(Some(AT_ONCE)).map_err(lost)?;
         self.say(&Request::Pid)?;
-        self.hear(SHORT_LINE_MAX, &mut |_, _, _| Err(Error::new(Kind::Unsupported, "the server of the store does not say its number")))
+        self.hear(SHORT_LINE_MAX, &mut |_, _, _| {
+            Err(Error::new(Kind::Unsupported, "the server of the store does not say its number"))
+        })
     }
 
     /// Asks, and gives the answer.
@@ -99,16 +106,25 @@ impl Client {
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
-    pub(crate) fn ask_long<T: DeserializeOwned>(&mut self, request: &Request, progress: &mut dyn FnMut(&str, u64, u64)) -> Result<T> {
+    pub(crate) fn ask_long<T: DeserializeOwned>(
+        &mut self,
+        request: &Request,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<T> {
         self.say(request)?;
-        let line_max = if matches!(request, Request::Status | Request::VolumeList) { LINE_MAX } else { SHORT_LINE_MAX };
+        let line_max = if matches!(request, Request::Status | Request::VolumeList) {
+            LINE_MAX
+        } else {
+            SHORT_LINE_MAX
+        };
         self.hear(line_max, &mut |what, done, total| {
             progress(what, done, total);
             Ok(())
         })
     }
 
-    /// Asks with a stream, which `source` writes as soon as the server takes it; `progress` is as of [`ask_long`](Self::ask_long).
+    /// Asks with a stream, which `source` writes as soon as the server takes it; `progress` is as
+    /// of [`ask_long`](Self::ask_long).
     ///
     /// # Errors
     /// What the server says, or `source`, or `Io` when the server goes away.
@@ -119,7 +135,8 @@ impl Client {
         source: impl FnOnce(&mut Outlet<&UnixStream>) -> Result<()>,
     ) -> Result<T> {
         self.say(request)?;
-        // It sends for as long as its source has something; the server says nothing meanwhile when nothing comes.
+        // It sends for as long as its source has something; the server says nothing meanwhile when
+        // nothing comes.
         self.stream.set_read_timeout(None).map_err(lost)?;
         let (ready, may) = std::sync::mpsc::channel();
         let this = &*self;
@@ -149,7 +166,9 @@ impl Client {
             let heard = hearing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             match (sent, heard) {
                 // A source that failed is the reason; a server that went away said why.
-                (Err(error), heard) if !error.to_string().starts_with(GONE) || heard.is_ok() => Err(error),
+                (Err(error), heard) if !error.to_string().starts_with(GONE) || heard.is_ok() => {
+                    Err(error)
+                }
                 (_, heard) => heard,
             }
         })
@@ -162,18 +181,30 @@ impl Client {
     }
 
     /// Reads lines of at most so many bytes, until one ends the answer; `progress` may give it up.
-    fn hear<T: DeserializeOwned>(&self, line_max: u64, progress: &mut dyn FnMut(&str, u64, u64) -> Result<()>) -> Result<T> {
+    fn hear<T: DeserializeOwned>(
+        &self,
+        line_max: u64,
+        progress: &mut dyn FnMut(&str, u64, u64) -> Result<()>,
+    ) -> Result<T> {
         let mut answers = BufReader::new(&self.stream);
         loop {
             let mut line = String::new();
             answers.by_ref().take(line_max).read_line(&mut line).map_err(lost)?;
             if line.is_empty() {
-                return Err(Error::new(Kind::Io, "the server of the store went away before it answered"));
+                return Err(Error::new(
+                    Kind::Io,
+                    "the server of the store went away before it answered",
+                ));
             }
             let heard: Heard<T> = serde_json::from_str(&line).map_err(strange)?;
             match heard.answer.as_str() {
                 "progress" => progress(&heard.what, heard.done, heard.total)?,
-                "done" => return heard.value.map_or_else(|| serde_json::from_value(serde_json::Value::Null).map_err(strange), Ok),
+                "done" => {
+                    return heard.value.map_or_else(
+                        || serde_json::from_value(serde_json::Value::Null).map_err(strange),
+                        Ok,
+                    );
+                }
                 "failed" => return Err(told(&heard.kind, heard.message)),
                 _ => return Err(strange(serde::de::Error::custom("an answer of another kind"))),
             }
@@ -181,7 +212,8 @@ impl Client {
     }
 }
 
-/// Looks in all places; what is wrong with a socket in one of them is told when no other has the server.
+/// Looks in all places; what is wrong with a socket in one of them is told when no other has the
+/// server.
 fn look(name: &str, owner: u32) -> Result<UnixStream> {
     let mut wrong = Error::new(Kind::NotFound, "no server listens for commands");
     for place in places::all(owner) {
@@ -199,5 +231,9 @@ fn lost(error: std::io::Error) -> Error {
 }
 
 fn strange(error: serde_json::Error) -> Error {
-    Error::new(Kind::Unsupported, "the server of the store is of another version: it can't be understood").caused_by(error)
+    Error::new(
+        Kind::Unsupported,
+        "the server of the store is of another version: it can't be understood",
+    )
+    .caused_by(error)
 }

@@ -1,7 +1,8 @@
 //! The control socket: how verbs reach a store that is being served.
 //!
-//! One line of JSON asks, and lines of JSON answer: any number that tell progress, then one that ends it. Who may ask is checked by the
-//! socket itself ([`onefold_backend::peer`]): root and the user of the server. [`places`] says where the socket is.
+//! One line of JSON asks, and lines of JSON answer: any number that tell progress, then one that
+//! ends it. Who may ask is checked by the socket itself ([`onefold_backend::peer`]): root and the
+//! user of the server. [`places`] says where the socket is.
 
 mod client;
 pub(crate) mod places;
@@ -17,7 +18,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use client::Client;
 pub(crate) use server::{Served, Server};
 
-/// Longest line in bytes: a status with 65,536 volumes of long names fits; more is no message of ours.
+/// Longest line in bytes: a status with 65,536 volumes of long names fits; more is no message of
+/// ours.
 const LINE_MAX: u64 = 64 << 20;
 
 /// Longest request in bytes: two names of volumes with room to spare.
@@ -54,7 +56,8 @@ pub(crate) enum Request {
     VolumeDelete { name: String },
     /// A comparison of all data with its fingerprints, which ends when the client goes away.
     Scrub,
-    /// A stream into an archive, which follows when the answer says that it may, in the form of [`stream`].
+    /// A stream into an archive, which follows when the answer says that it may, in the form of
+    /// [`stream`].
     Put {
         name: String,
         /// The stream is a directory's data and its listing.
@@ -103,7 +106,8 @@ pub(crate) enum Answer {
     Failed { kind: String, message: String },
 }
 
-/// Told how far long work is: what is being done, bytes done, and bytes in all or 0. It is given up when this fails.
+/// Told how far long work is: what is being done, bytes done, and bytes in all or 0. It is given up
+/// when this fails.
 pub(crate) type Tell<'a> = dyn FnMut(&str, u64, u64) -> Result<()> + Send + 'a;
 
 /// A volume, as lists show it.
@@ -123,8 +127,18 @@ pub(crate) struct VolumeLine {
 
 impl VolumeLine {
     pub(crate) fn of(volume: &VolumeStatus) -> VolumeLine {
-        let critical = volume.critical.ranges().iter().map(|range| range.start * 4096..range.end * 4096).collect();
-        VolumeLine { name: volume.name.clone(), bytes: volume.bytes, critical, limits: volume.limits.into() }
+        let critical = volume
+            .critical
+            .ranges()
+            .iter()
+            .map(|range| range.start * 4096..range.end * 4096)
+            .collect();
+        VolumeLine {
+            name: volume.name.clone(),
+            bytes: volume.bytes,
+            critical,
+            limits: volume.limits.into(),
+        }
     }
 }
 
@@ -145,7 +159,8 @@ const KINDS: [(Kind, &str); 11] = [
 
 impl From<&Error> for Answer {
     fn from(error: &Error) -> Answer {
-        let kind = KINDS.iter().find(|(kind, _)| *kind == error.kind()).map_or("io", |(_, name)| name);
+        let kind =
+            KINDS.iter().find(|(kind, _)| *kind == error.kind()).map_or("io", |(_, name)| name);
         Answer::Failed { kind: kind.to_owned(), message: error.to_string() }
     }
 }
@@ -163,7 +178,11 @@ mod tests {
     #[test]
     fn errors_keep_their_kind_and_sentence_on_the_way() {
         for (kind, _) in KINDS {
-            let Answer::Failed { kind: name, message } = Answer::from(&Error::new(kind, "a sentence")) else { panic!() };
+            let Answer::Failed { kind: name, message } =
+                Answer::from(&Error::new(kind, "a sentence"))
+            else {
+                panic!()
+            };
             let error = told(&name, message);
             assert_eq!((error.kind(), error.to_string().as_str()), (kind, "a sentence"));
         }
@@ -185,7 +204,9 @@ mod tests {
         ];
         let mut state = 1u64;
         let mut below = |n: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize % n
         };
         let mut understood = 0;
@@ -209,10 +230,16 @@ mod tests {
 
     #[test]
     fn the_wire_format_is_as_documented() {
-        let line = serde_json::to_string(&Request::VolumeRename { name: "a".into(), new_name: "b".into() }).unwrap();
+        let line = serde_json::to_string(&Request::VolumeRename {
+            name: "a".into(),
+            new_name: "b".into(),
+        })
+        .unwrap();
         assert_eq!(line, r#"{"ask":"volume-rename","name":"a","new_name":"b"}"#);
         assert_eq!(serde_json::to_string(&Request::Status).unwrap(), r#"{"ask":"status"}"#);
-        let line = serde_json::to_string(&Answer::Progress { what: "data".into(), done: 1, total: 2 }).unwrap();
+        let line =
+            serde_json::to_string(&Answer::Progress { what: "data".into(), done: 1, total: 2 })
+                .unwrap();
         assert_eq!(line, r#"{"answer":"progress","what":"data","done":1,"total":2}"#);
     }
 }

@@ -7,9 +7,11 @@
 //! | root | `/run/onefold/root` | `/run/onefold/*`, and `/run/user/UID/onefold` of a store's owner that `--owner UID` names |
 //! | anybody else | `$XDG_RUNTIME_DIR/onefold` | `/run/onefold/*` |
 //!
-//! Root believes no server that a user started by itself unless `--owner` says so: it could say anything, for as long as it likes.
+//! Root believes no server that a user started by itself unless `--owner` says so: it could say
+//! anything, for as long as it likes.
 //!
-//! `/run/onefold` itself has to be open to the users of services that lie below, and so holds no sockets for commands.
+//! `/run/onefold` itself has to be open to the users of services that lie below, and so holds no
+//! sockets for commands.
 
 use std::{
     ffi::OsString,
@@ -53,12 +55,19 @@ pub(super) fn own() -> Result<PathBuf> {
     if own_uid() == 0 {
         return Ok(Path::new(SERVICES).join("root"));
     }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let missing = || Error::new(Kind::NotFound, "there is no place for commands: XDG_RUNTIME_DIR is not set, and --control names none");
+    let runtime =
+        std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let missing = || {
+        Error::new(
+            Kind::NotFound,
+            "there is no place for commands: XDG_RUNTIME_DIR is not set, and --control names none",
+        )
+    };
     Ok(runtime.ok_or_else(missing)?.join("onefold"))
 }
 
-/// Where a server of a store of `owner` may take commands that this process can reach, the likeliest first.
+/// Where a server of a store of `owner` may take commands that this process can reach, the
+/// likeliest first.
 pub(super) fn all(owner: u32) -> Vec<PathBuf> {
     if let Some(chosen) = CHOSEN.get() {
         return vec![chosen.clone()];
@@ -68,7 +77,11 @@ pub(super) fn all(owner: u32) -> Vec<PathBuf> {
         places.push(format!("/run/user/{owner}/onefold").into());
     }
     let services = std::fs::read_dir(SERVICES).into_iter().flatten().flatten();
-    places.extend(services.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+    places.extend(
+        services
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .map(|entry| entry.path()),
+    );
     places
 }
 

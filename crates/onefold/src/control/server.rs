@@ -1,7 +1,8 @@
 //! A server's side of the control socket.
 //!
-//! *Threads:* one accepts; each connection has one of its own, since some work takes long. *Invariant:* nobody who may connect can make it
-//! take more than a line of memory and one of [`CONNECTIONS_MAX`] threads.
+//! *Threads:* one accepts; each connection has one of its own, since some work takes long.
+//! *Invariant:* nobody who may connect can make it take more than a line of memory and one of
+//! [`CONNECTIONS_MAX`] threads.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -42,7 +43,8 @@ const END_WAIT: Duration = Duration::from_secs(10);
 
 /// What answers requests.
 pub(crate) trait Served: Send + Sync + 'static {
-    /// Answers a request; `progress` tells how far long work is, and fails when it should be given up.
+    /// Answers a request; `progress` tells how far long work is, and fails when it should be given
+    /// up.
     ///
     /// # Errors
     /// What the client is told.
@@ -52,7 +54,12 @@ pub(crate) trait Served: Send + Sync + 'static {
     ///
     /// # Errors
     /// What the client is told.
-    fn take(&self, request: Request, _input: &mut (dyn Read + Send), _progress: &mut Tell<'_>) -> Result<serde_json::Value> {
+    fn take(
+        &self,
+        request: Request,
+        _input: &mut (dyn Read + Send),
+        _progress: &mut Tell<'_>,
+    ) -> Result<serde_json::Value> {
         Err(Error::new(Kind::Unsupported, format!("the server takes no stream for {request:?}")))
     }
 }
@@ -71,8 +78,9 @@ struct Hall {
 }
 
 impl Server {
-    /// Listens under `name` in the [place](places::own) of this process; the caller holds the lock of what is served. When there is no such place,
-    /// and nobody asked for one, it warns and takes no commands.
+    /// Listens under `name` in the [place](places::own) of this process; the caller holds the lock
+    /// of what is served. When there is no such place, and nobody asked for one, it warns and
+    /// takes no commands.
     ///
     /// # Errors
     /// When the place that was asked for can't be had, or for lack of threads.
@@ -82,7 +90,9 @@ impl Server {
             Ok(listener) => Server::listen(listener, served),
             Err(error) if places::is_chosen() => Err(error),
             Err(error) => {
-                tracing::warn!("{error}; the store takes no commands while it serves (--control DIR names a place)");
+                tracing::warn!(
+                    "{error}; the store takes no commands while it serves (--control DIR names a place)"
+                );
                 Ok(Server { hall: Hall::new(served), at_work: None })
             }
         }
@@ -91,8 +101,11 @@ impl Server {
     fn listen(listener: ControlListener, served: impl Served) -> Result<Server> {
         let (hall, listener) = (Hall::new(served), Arc::new(listener));
         let (inner, socket) = (hall.clone(), listener.clone());
-        let acceptor = std::thread::Builder::new().name("control".to_owned()).spawn(move || inner.accept(&socket));
-        let acceptor = acceptor.map_err(|e| Error::from_io("cannot start a thread for commands", e))?;
+        let acceptor = std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || inner.accept(&socket));
+        let acceptor =
+            acceptor.map_err(|e| Error::from_io("cannot start a thread for commands", e))?;
         Ok(Server { hall, at_work: Some((listener, acceptor)) })
     }
 
@@ -127,7 +140,11 @@ impl Drop for Server {
 
 impl Hall {
     fn new(served: impl Served) -> Arc<Hall> {
-        Arc::new(Hall { served: Box::new(served), stopping: AtomicBool::new(false), connections: AtomicUsize::new(0) })
+        Arc::new(Hall {
+            served: Box::new(served),
+            stopping: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+        })
     }
 
     fn accept(self: &Arc<Hall>, listener: &ControlListener) {
@@ -145,13 +162,18 @@ impl Hall {
 
     fn attend(self: &Arc<Hall>, stream: UnixStream) {
         if self.connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS_MAX {
-            let busy = Error::new(Kind::Busy, format!("the server answers {CONNECTIONS_MAX} commands already; try again"));
+            let busy = Error::new(
+                Kind::Busy,
+                format!("the server answers {CONNECTIONS_MAX} commands already; try again"),
+            );
             let _ = tell(&stream, &Answer::from(&busy));
             self.connections.fetch_sub(1, Ordering::SeqCst);
             return;
         }
         let place = Place(self.clone());
-        let spawned = std::thread::Builder::new().name("command".to_owned()).spawn(move || place.0.serve(&stream));
+        let spawned = std::thread::Builder::new()
+            .name("command".to_owned())
+            .spawn(move || place.0.serve(&stream));
         if let Err(error) = spawned {
             tracing::warn!("cannot start a thread for a command: {error}");
         }
@@ -177,13 +199,21 @@ impl Hall {
             told = Some(Instant::now());
             tell(stream, &Answer::Progress { what: what.to_owned(), done, total })
         };
-        let request = serde_json::from_str(&line)
-            .map_err(|_| Error::new(Kind::Unsupported, "the server of the store is of another version: it does not know this command"));
+        let request = serde_json::from_str(&line).map_err(|_| {
+            Error::new(
+                Kind::Unsupported,
+                "the server of the store is of another version: it does not know this command",
+            )
+        });
         let answered = request.and_then(|request| match request {
             Request::Put { .. } => {
                 // A source may take its time between two pieces.
                 let _ = stream.set_read_timeout(Some(LOOK_EVERY));
-                self.served.take(request, &mut Patient { input, stopping: &self.stopping }, &mut progress)
+                self.served.take(
+                    request,
+                    &mut Patient { input, stopping: &self.stopping },
+                    &mut progress,
+                )
             }
             request => self.served.answer(request, &mut progress),
         });
@@ -205,7 +235,12 @@ impl Read for Patient<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         loop {
             match self.input.read(into) {
-                Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                    ) =>
+                {
                     if self.stopping.load(Ordering::SeqCst) {
                         return Err(std::io::Error::other("the server is stopping"));
                     }
@@ -226,7 +261,8 @@ impl Drop for Place {
 }
 
 fn tell(mut stream: &UnixStream, answer: &Answer) -> Result<()> {
-    let mut line = serde_json::to_vec(answer).map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))?;
+    let mut line = serde_json::to_vec(answer)
+        .map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))?;
     line.push(b'\n');
     stream.write_all(&line).map_err(|e| Error::from_io("the client went away", e))
 }
@@ -279,12 +315,21 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_answered_and_costs_its_connection_alone() {
         let (room, server) = server();
-        for line in [&b"\n"[..], b"{}\n", b"{\"ask\":\"frobnicate\"}\n", b"{\"ask\":\"volume-create\",\"name\":5}\n", &[b'x'; 10_000]] {
+        for line in [
+            &b"\n"[..],
+            b"{}\n",
+            b"{\"ask\":\"frobnicate\"}\n",
+            b"{\"ask\":\"volume-create\",\"name\":5}\n",
+            &[b'x'; 10_000],
+        ] {
             assert!(answer(&mut ask(&room, line)).contains("\"kind\":\"unsupported\""));
         }
         drop(connect(&room).unwrap());
         drop(ask(&room, b"{\"ask\":\"scrub\"}\n"));
-        assert_eq!(answer(&mut ask(&room, b"{\"ask\":\"pid\"}\n")), "{\"answer\":\"done\",\"value\":7}\n");
+        assert_eq!(
+            answer(&mut ask(&room, b"{\"ask\":\"pid\"}\n")),
+            "{\"answer\":\"done\",\"value\":7}\n"
+        );
         assert!(server.stop());
         assert!(connect(&room).is_err());
     }
@@ -292,7 +337,8 @@ mod tests {
     #[test]
     fn too_many_wait_and_long_work_is_given_up_at_the_end() {
         let (room, server) = server();
-        let mut busy: Vec<_> = (0..CONNECTIONS_MAX).map(|_| ask(&room, b"{\"ask\":\"scrub\"}\n")).collect();
+        let mut busy: Vec<_> =
+            (0..CONNECTIONS_MAX).map(|_| ask(&room, b"{\"ask\":\"scrub\"}\n")).collect();
         for one in &mut busy {
             assert!(answer(one).contains("\"answer\":\"progress\""));
         }

@@ -1,4 +1,5 @@
-//! A stream that goes through the control socket into a served archive: pieces behind their kinds, until the end is said.
+//! A stream that goes through the control socket into a served archive: pieces behind their kinds,
+//! until the end is said.
 //!
 //! | kind | what follows |
 //! |---|---|
@@ -76,7 +77,10 @@ pub(crate) struct Outlet<W: Write> {
 
 impl<W: Write> Outlet<W> {
     pub(crate) fn new(out: W) -> Outlet<W> {
-        Outlet { out: BufWriter::with_capacity(PIECE_BYTES + 16, out), buffer: vec![0; PIECE_BYTES] }
+        Outlet {
+            out: BufWriter::with_capacity(PIECE_BYTES + 16, out),
+            buffer: vec![0; PIECE_BYTES],
+        }
     }
 
     /// The end of the stream, which makes it count.
@@ -100,7 +104,10 @@ impl<W: Write> Intake for Outlet<W> {
     }
 
     fn zeroes(&mut self, bytes: u64) -> Result<()> {
-        self.out.write_all(&[ZEROES]).and_then(|()| self.out.write_all(&bytes.to_le_bytes())).map_err(gone)
+        self.out
+            .write_all(&[ZEROES])
+            .and_then(|()| self.out.write_all(&bytes.to_le_bytes()))
+            .map_err(gone)
     }
 
     fn border(&mut self) -> Result<()> {
@@ -124,9 +131,15 @@ fn gone(error: std::io::Error) -> Error {
 ///
 /// # Errors
 /// `Io` when the client goes away before the end, and those of the engine.
-pub(crate) fn take(input: &mut dyn Read, feeder: &mut Feeder<'_>, look: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+pub(crate) fn take(
+    input: &mut dyn Read,
+    feeder: &mut Feeder<'_>,
+    look: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
     let went = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => Error::new(Kind::Io, "the client went away before the end of the stream"),
+        std::io::ErrorKind::UnexpectedEof => {
+            Error::new(Kind::Io, "the client went away before the end of the stream")
+        }
         _ => Error::from_io("the stream can't be read on", e),
     };
     loop {
@@ -164,5 +177,8 @@ pub(crate) fn take(input: &mut dyn Read, feeder: &mut Feeder<'_>, look: &mut dyn
 }
 
 fn strange() -> Error {
-    Error::new(Kind::Unsupported, "the client is of another version: its stream can't be understood")
+    Error::new(
+        Kind::Unsupported,
+        "the client is of another version: its stream can't be understood",
+    )
 }

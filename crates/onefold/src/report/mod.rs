@@ -1,4 +1,5 @@
-//! What `status` tells: one report, filled in by a server or from a store that nobody serves, printed as JSON or as text.
+//! What `status` tells: one report, filled in by a server or from a store that nobody serves,
+//! printed as JSON or as text.
 //!
 //! The keys of the JSON are stable: new ones may be added, and none changes its meaning.
 
@@ -206,7 +207,8 @@ fn rate(part: u64, whole: u64) -> Option<f64> {
 }
 
 impl Report {
-    /// A store that is open in `engine`, from the file that holds it. `clean` and `server` are for the caller to fill in.
+    /// A store that is open in `engine`, from the file that holds it. `clean` and `server` are for
+    /// the caller to fill in.
     pub(crate) fn new(file: &StoreFile, engine: &Engine, status: &Status) -> Report {
         let fixed = engine.fixed();
         let by_name = |name: String| name.to_lowercase();
@@ -290,7 +292,11 @@ impl From<&Counts> for Writes {
 
 impl From<&Status> for Index {
     fn from(status: &Status) -> Index {
-        Index { entries: status.index_entries, refused: status.index_refused, complete: status.index_complete }
+        Index {
+            entries: status.index_entries,
+            refused: status.index_refused,
+            complete: status.index_complete,
+        }
     }
 }
 

@@ -21,7 +21,11 @@ impl Display for Report {
             "created",
             format_args!(
                 "scheme {}, fingerprint {}, verify {}, leftover {}, layout {}",
-                created.scheme, created.fingerprint, created.verify, created.leftover, created.layout
+                created.scheme,
+                created.fingerprint,
+                created.verify,
+                created.leftover,
+                created.layout
             ),
         )?;
         row(f, "state", self.state())?;
@@ -52,14 +56,20 @@ impl Display for Report {
             0 => row(f, "volumes", "none"),
             n => {
                 row(f, "volumes", n)?;
-                volume_table(f, self.volumes.iter().map(|volume| (volume.name.as_str(), volume.bytes)))
+                volume_table(
+                    f,
+                    self.volumes.iter().map(|volume| (volume.name.as_str(), volume.bytes)),
+                )
             }
         }
     }
 }
 
 /// Names and sizes in two columns.
-fn volume_table<'a>(f: &mut Formatter<'_>, volumes: impl Iterator<Item = (&'a str, u64)>) -> fmt::Result {
+fn volume_table<'a>(
+    f: &mut Formatter<'_>,
+    volumes: impl Iterator<Item = (&'a str, u64)>,
+) -> fmt::Result {
     for (name, bytes) in volumes {
         writeln!(f, "  {:>9}  {}", Size(bytes).to_string(), name.escape_debug())?;
     }
@@ -76,7 +86,9 @@ impl Report {
                 server.persistence,
                 server.listeners.join(" and ")
             ),
-            (None, Some(false)) => "not served; was not closed in order, and will recover when it is opened".to_owned(),
+            (None, Some(false)) => {
+                "not served; was not closed in order, and will recover when it is opened".to_owned()
+            }
             (None, _) => "not served; closed in order".to_owned(),
         }
     }
@@ -107,7 +119,14 @@ impl Report {
             ),
         )?;
         if space.pending_bytes > 0 {
-            row(f, "to come", format_args!("dropped ranges of up to {} are still to be freed", Size(space.pending_bytes)))?;
+            row(
+                f,
+                "to come",
+                format_args!(
+                    "dropped ranges of up to {} are still to be freed",
+                    Size(space.pending_bytes)
+                ),
+            )?;
         }
         if let Some(host) = space.host_bytes {
             row(f, "host", format_args!("{} taken by the file", Size(host)))?;
@@ -157,7 +176,11 @@ impl Server {
         row(
             f,
             "records",
-            format_args!("{}, {} hidden beside compressed blocks", grouped(writes.records), share(writes.hidden_records, writes.records)),
+            format_args!(
+                "{}, {} hidden beside compressed blocks",
+                grouped(writes.records),
+                share(writes.hidden_records, writes.records)
+            ),
         )?;
         row(
             f,
@@ -191,7 +214,11 @@ impl Server {
         row(
             f,
             "page cache",
-            format_args!("{} hits of {}", share(cache.hits, cache.hits + cache.misses), grouped(cache.hits + cache.misses)),
+            format_args!(
+                "{} hits of {}",
+                share(cache.hits, cache.hits + cache.misses),
+                grouped(cache.hits + cache.misses)
+            ),
         )?;
         let index = &self.index;
         let state = match (index.complete, index.refused) {

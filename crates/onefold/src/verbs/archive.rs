@@ -30,8 +30,9 @@ use crate::{
 
 /// Makes archives: streams and directories, cut by their content, each chunk stored once
 ///
-/// An archive is a directory, or several of them with parity. Any number of readers, one `put` and one `gc` work on it at the same time, and a kill at any
-/// point loses nothing that was acknowledged.
+/// An archive is a directory, or several of them with parity. Any number of readers, one `put` and
+/// one `gc` work on it at the same time, and a kill at any point loses nothing that was
+/// acknowledged.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(
@@ -46,15 +47,16 @@ pub(crate) struct Options {
 enum Verb {
     /// Makes an empty archive in a new or empty directory
     ///
-    /// With --nodes containers are cut into shards with parity, and log and tables have copies, on nodes of which N-K may be lost; the archive's own directory only tells
-    /// where they are.
+    /// With --nodes containers are cut into shards with parity, and log and tables have copies, on
+    /// nodes of which N-K may be lost; the archive's own directory only tells where they are.
     #[command(
         after_help = "Examples:\n  onefold archive create backups\n  onefold archive create images --chunking static:4K --compress lz4\n  onefold archive create safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  onefold archive create far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad --class-codes 6,4:5,3:4,2"
     )]
     Create {
         /// The directory
         archive: PathBuf,
-        /// How streams are cut, and the mean size of a chunk: fastcdc:8K, rabin:8K or static:4K; any power of two from 1K to 256K
+        /// How streams are cut, and the mean size of a chunk: fastcdc:8K, rabin:8K or static:4K;
+        /// any power of two from 1K to 256K
         #[arg(long, default_value = "fastcdc:8K", value_name = "KIND:SIZE")]
         chunking: Chunking,
         /// How chunks are compressed: zstd, lz4 or none
@@ -82,14 +84,19 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Makes lost shards anew: on nodes that are there, or on a directory that takes the place of one
+    /// Makes lost shards anew: on nodes that are there, or on a directory that takes the place of
+    /// one
     ///
-    /// Without --replace every shard is looked at, and bad ones are mended. With it the directory is filled with all that the node must have; puts and gc wait meanwhile.
-    #[command(after_help = "Examples:\n  onefold archive rebuild safe\n  onefold archive rebuild safe --replace 2=/mnt/new")]
+    /// Without --replace every shard is looked at, and bad ones are mended. With it the directory
+    /// is filled with all that the node must have; puts and gc wait meanwhile.
+    #[command(
+        after_help = "Examples:\n  onefold archive rebuild safe\n  onefold archive rebuild safe --replace 2=/mnt/new"
+    )]
     Rebuild {
         /// The archive
         archive: PathBuf,
-        /// The number of a node that is absent, and an empty directory, or its own that missed changes
+        /// The number of a node that is absent, and an empty directory, or its own that missed
+        /// changes
         #[arg(long, value_name = "NUMBER=DIR", value_parser = replacement)]
         replace: Vec<(usize, PathBuf)>,
         #[command(flatten)]
@@ -112,12 +119,16 @@ enum Verb {
 }
 
 pub(super) fn code(text: &str) -> Result<(usize, usize), String> {
-    let numbers = text.split_once(',').and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
+    let numbers = text
+        .split_once(',')
+        .and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
     numbers.ok_or_else(|| "a code is two numbers N,K: shards with and without parity".to_owned())
 }
 
 fn replacement(text: &str) -> Result<(usize, PathBuf), String> {
-    let parts = text.split_once('=').and_then(|(number, path)| Some((number.parse().ok()?, PathBuf::from(path))));
+    let parts = text
+        .split_once('=')
+        .and_then(|(number, path)| Some((number.parse().ok()?, PathBuf::from(path))));
     parts.ok_or_else(|| "a replacement is NUMBER=DIR".to_owned())
 }
 
@@ -126,7 +137,12 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
         Verb::Create { archive, chunking, compress, nodes, code, placement, answer } => {
             let late = placement.late(nodes.len(), code)?;
-            let format = Format { chunking, compression: compress, late, ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?) };
+            let format = Format {
+                chunking,
+                compression: compress,
+                late,
+                ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?)
+            };
             let made = match code {
                 Some(code) => create_on(&archive, &nodes, code, &format)?,
                 None => {
@@ -140,8 +156,10 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
                 "archive": archive.display().to_string(), "chunking": chunking.to_string(), "compression": compress.to_string(),
                 "nodes": nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>(), "code": code, "encrypted": false,
             });
-            let words =
-                format_args!("created {}: chunks by {chunking}, compressed by {compress}{made}\n{NOT_ENCRYPTED}", archive.display());
+            let words = format_args!(
+                "created {}: chunks by {chunking}, compressed by {compress}{made}\n{NOT_ENCRYPTED}",
+                archive.display()
+            );
             answer.tell(&report, words)
         }
         Verb::Attach { archive, nodes, answer } => {
@@ -156,15 +174,25 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         Verb::Volume(options) => archive_volume::run(options),
         Verb::Rename { archive, name, new_name, answer } => {
             ArchiveDir::look(&archive)?.open(Settings::default())?.rename(&name, &new_name)?;
-            answer.tell(&json!({ "renamed": name, "to": new_name }), format_args!("renamed {name:?} to {new_name:?}"))
+            answer.tell(
+                &json!({ "renamed": name, "to": new_name }),
+                format_args!("renamed {name:?} to {new_name:?}"),
+            )
         }
     }
 }
 
 /// Makes an archive on several nodes; says how.
-fn create_on(archive: &Path, nodes: &[PathBuf], (n, k): (usize, usize), format: &Format) -> Result<String, Failure> {
-    let directories =
-        nodes.iter().map(|node| Ok(Arc::new(Directory::create_as(node, word())?) as Arc<dyn Files>)).collect::<Result<Vec<_>>>()?;
+fn create_on(
+    archive: &Path,
+    nodes: &[PathBuf],
+    (n, k): (usize, usize),
+    format: &Format,
+) -> Result<String, Failure> {
+    let directories = nodes
+        .iter()
+        .map(|node| Ok(Arc::new(Directory::create_as(node, word())?) as Arc<dyn Files>))
+        .collect::<Result<Vec<_>>>()?;
     let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
     ArchiveDir::create(archive, nodes)?;
@@ -191,7 +219,10 @@ fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), 
         && let Some(mut server) = directory.server()?
     {
         let pid = server.pid()?;
-        return Err(Failure::new(format!("{} is served by process {pid}; stop it first", path.display())));
+        return Err(Failure::new(format!(
+            "{} is served by process {pid}; stop it first",
+            path.display()
+        )));
     }
     let mut all = Rebuilt::default();
     let bar = Progress::of("rebuilding", "containers");
@@ -203,7 +234,9 @@ fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), 
             Err(_) => Arc::new(Directory::open_as(to, true, word())?),
         };
         let replacement = Replacement { number: *number, files, id: random_bytes()? };
-        let done = rebuild::replace(&archive, &nodes, &replacement, &mut |done, total| bar.set(done, total))?;
+        let done = rebuild::replace(&archive, &nodes, &replacement, &mut |done, total| {
+            bar.set(done, total)
+        })?;
         directory.move_node(*number, to)?;
         all.nodes += done.nodes;
         all.units.units += done.units.units;
@@ -219,7 +252,10 @@ fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), 
 fn several(directory: &ArchiveDir) -> Result<(Arc<Archive>, Arc<Nodes>), Failure> {
     match directory.open_nodes(Settings::default(), true)? {
         (archive, Some(nodes)) => Ok((archive, nodes)),
-        (_, None) => Err(Failure::new(format!("{} has one node, and nothing to rebuild it from", directory.path().display()))),
+        (_, None) => Err(Failure::new(format!(
+            "{} has one node, and nothing to rebuild it from",
+            directory.path().display()
+        ))),
     }
 }
 
@@ -235,14 +271,24 @@ fn tell(path: &Path, all: &Rebuilt, json: bool) -> Result<(), Failure> {
         };
         output::json(&done)?;
     } else if all.nodes > 0 {
-        output::line(format_args!("filled {} with {} units of 4 KiB", counted(all.nodes, "node"), grouped(units.units)));
+        output::line(format_args!(
+            "filled {} with {} units of 4 KiB",
+            counted(all.nodes, "node"),
+            grouped(units.units)
+        ));
     } else {
         let (bad, mended) = (grouped(units.bad_units), grouped(units.repaired_units));
-        output::line(format_args!("{} units of 4 KiB: {bad} bad, {mended} made anew", grouped(units.units)));
+        output::line(format_args!(
+            "{} units of 4 KiB: {bad} bad, {mended} made anew",
+            grouped(units.units)
+        ));
     }
     if all.lost_containers > 0 {
         let lost = counted(all.lost_containers, "container");
-        return Err(Failure::new(format!("{} lost data in {lost}; `onefold scrub` tells which streams it hits", path.display())));
+        return Err(Failure::new(format!(
+            "{} lost data in {lost}; `onefold scrub` tells which streams it hits",
+            path.display()
+        )));
     }
     Ok(())
 }

@@ -11,7 +11,8 @@ type Code = (usize, usize);
 /// How containers are placed on several nodes.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// round-robin encodes containers as they arrive; rad keeps copies of new chunks, and encodes them by their reference counts when these have stood still
+    /// round-robin encodes containers as they arrive; rad keeps copies of new chunks, and encodes
+    /// them by their reference counts when these have stood still
     #[arg(long, value_name = "KIND")]
     placement: Option<Placement>,
     /// With rad: puts for which the counts of a container must have stood still; 1 unless given
@@ -20,15 +21,19 @@ pub(crate) struct Options {
     /// With rad: versions whose containers are sorted together, at least; 1 unless given
     #[arg(long, value_name = "VERSIONS")]
     batch: Option<u32>,
-    /// With rad: the codes of chunks with one reference, of those between, and of those with the most, with as much parity as --code; that one unless given
+    /// With rad: the codes of chunks with one reference, of those between, and of those with the
+    /// most, with as much parity as --code; that one unless given
     #[arg(long, value_name = "COLD:BASELINE:HOT", value_parser = class_codes)]
     class_codes: Option<[Code; 3]>,
 }
 
 fn class_codes(text: &str) -> Result<[Code; 3], String> {
-    let codes: Option<Vec<Code>> = text.split(':').map(|code| super::archive::code(code).ok()).collect();
+    let codes: Option<Vec<Code>> =
+        text.split(':').map(|code| super::archive::code(code).ok()).collect();
     let three = codes.and_then(|codes| <[Code; 3]>::try_from(codes).ok());
-    three.ok_or_else(|| "class codes are three codes N,K with colons between them, as in 14,12:10,8:6,4".to_owned())
+    three.ok_or_else(|| {
+        "class codes are three codes N,K with colons between them, as in 14,12:10,8:6,4".to_owned()
+    })
 }
 
 impl Options {
@@ -39,17 +44,28 @@ impl Options {
     pub(crate) fn late(&self, nodes: usize, code: Option<Code>) -> Result<Option<Rad>, Failure> {
         if self.placement != Some(Placement::Rad) {
             let more = self.delay.is_some() || self.batch.is_some() || self.class_codes.is_some();
-            return if more { Err(Failure::new("--delay, --batch and --class-codes go with --placement rad")) } else { Ok(None) };
+            return if more {
+                Err(Failure::new("--delay, --batch and --class-codes go with --placement rad"))
+            } else {
+                Ok(None)
+            };
         }
         let Some((n, k)) = code.filter(|(n, k)| n > k) else {
             return Err(Failure::new("--placement rad needs --nodes, and a --code with parity"));
         };
         let codes = self.class_codes.unwrap_or([(n, k); 3]);
         if codes.iter().any(|&(of, data)| of.checked_sub(data) != Some(n - k)) {
-            return Err(Failure::new(format!("all codes of an archive have the same parity: {} shards, as --code {n},{k} has", n - k)));
+            return Err(Failure::new(format!(
+                "all codes of an archive have the same parity: {} shards, as --code {n},{k} has",
+                n - k
+            )));
         }
         let narrow = |n: usize| u8::try_from(n).unwrap_or(u8::MAX);
-        let rad = Rad { delay: self.delay.unwrap_or(1), batch: self.batch.unwrap_or(1), classes: codes.map(|(_, k)| narrow(k)) };
+        let rad = Rad {
+            delay: self.delay.unwrap_or(1),
+            batch: self.batch.unwrap_or(1),
+            classes: codes.map(|(_, k)| narrow(k)),
+        };
         rad.check([narrow(nodes), narrow(k), narrow(n - k)])?;
         Ok(Some(rad))
     }

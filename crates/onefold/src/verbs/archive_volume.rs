@@ -1,7 +1,7 @@
 //! `onefold archive volume`: the backup volumes of an archive, served or not.
 //!
-//! A verb takes the commit lock, and is done in milliseconds, beside a server and beside puts. Where the archive is served its server does it, so that it knows at
-//! once.
+//! A verb takes the commit lock, and is done in milliseconds, beside a server and beside puts.
+//! Where the archive is served its server does it, so that it knows at once.
 
 use std::path::{Path, PathBuf};
 
@@ -21,11 +21,13 @@ use crate::{
 
 /// Creates, lists, resizes, renames and deletes backup volumes, also while the archive is served
 ///
-/// A volume is what a backup program writes as a disk: `onefold serve ARCHIVE` offers it over NBD. Its blocks of 128 KiB share chunks with each other and with all
-/// streams of the archive.
+/// A volume is what a backup program writes as a disk: `onefold serve ARCHIVE` offers it over NBD.
+/// Its blocks of 128 KiB share chunks with each other and with all streams of the archive.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(after_help = "Examples:\n  onefold archive volume create backups disk1 --size 1T\n  onefold archive volume list backups")]
+#[command(
+    after_help = "Examples:\n  onefold archive volume create backups disk1 --size 1T\n  onefold archive volume list backups"
+)]
 pub(crate) struct Options {
     #[command(subcommand)]
     verb: Verb,
@@ -47,14 +49,17 @@ enum Verb {
         answer: Answer,
     },
     /// Lists all volumes with their sizes
-    #[command(after_help = "Examples:\n  onefold archive volume list backups\n  onefold archive volume list backups --json")]
+    #[command(
+        after_help = "Examples:\n  onefold archive volume list backups\n  onefold archive volume list backups --json"
+    )]
     List {
         /// The archive
         archive: PathBuf,
         #[command(flatten)]
         answer: Answer,
     },
-    /// Changes the size of a volume; what lies beyond a smaller size is lost, and `onefold gc` frees it
+    /// Changes the size of a volume; what lies beyond a smaller size is lost, and `onefold gc`
+    /// frees it
     #[command(after_help = "Examples:\n  onefold archive volume resize backups disk1 --size 2T")]
     Resize {
         /// The archive
@@ -120,11 +125,22 @@ pub(super) fn lines(archive: &Archive) -> Vec<Line> {
 pub(super) fn run(options: Options) -> Result<(), Failure> {
     let (archive, answer, request) = match options.verb {
         Verb::List { archive, answer } => return list(&archive, answer),
-        Verb::Create { archive, name, size, answer } => {
-            (archive, answer, Request::VolumeCreate { name, bytes: needed(size)?, critical: Vec::new(), limits: Speed::default() })
+        Verb::Create { archive, name, size, answer } => (
+            archive,
+            answer,
+            Request::VolumeCreate {
+                name,
+                bytes: needed(size)?,
+                critical: Vec::new(),
+                limits: Speed::default(),
+            },
+        ),
+        Verb::Resize { archive, name, size, answer } => {
+            (archive, answer, Request::VolumeResize { name, bytes: needed(size)? })
         }
-        Verb::Resize { archive, name, size, answer } => (archive, answer, Request::VolumeResize { name, bytes: needed(size)? }),
-        Verb::Rename { archive, name, new_name, answer } => (archive, answer, Request::VolumeRename { name, new_name }),
+        Verb::Rename { archive, name, new_name, answer } => {
+            (archive, answer, Request::VolumeRename { name, new_name })
+        }
         Verb::Delete { archive, name, answer } => (archive, answer, Request::VolumeDelete { name }),
     };
     let directory = ArchiveDir::look(&archive)?;
@@ -137,7 +153,9 @@ pub(super) fn run(options: Options) -> Result<(), Failure> {
 
 /// The size as whole blocks.
 fn needed(size: Option<Size>) -> Result<u64, Failure> {
-    let Some(Size(bytes)) = size else { return Err(Failure::usage("a volume needs a size, like --size 1T")) };
+    let Some(Size(bytes)) = size else {
+        return Err(Failure::usage("a volume needs a size, like --size 1T"));
+    };
     Ok(onefold_archive::catalogue::volume_bytes(bytes)?)
 }
 
@@ -153,15 +171,20 @@ pub(super) fn apply(archive: &Archive, request: &Request) -> Result<()> {
 }
 
 fn list(path: &Path, answer: Answer) -> Result<(), Failure> {
-    let lines = lines(&*ArchiveDir::look(path)?.open_to_read(onefold_archive::settings::READER_BYTES)?);
+    let lines =
+        lines(&*ArchiveDir::look(path)?.open_to_read(onefold_archive::settings::READER_BYTES)?);
     if answer.json {
         output::json(&lines)?;
     } else if lines.is_empty() {
         output::line("no volumes");
     } else {
         for line in lines {
-            let (bytes, mapped) = (Size(line.bytes).to_string(), Size(line.mapped_bytes).to_string());
-            output::line(format_args!("{bytes:>9}  {mapped:>9} written  {}", line.name.escape_debug()));
+            let (bytes, mapped) =
+                (Size(line.bytes).to_string(), Size(line.mapped_bytes).to_string());
+            output::line(format_args!(
+                "{bytes:>9}  {mapped:>9} written  {}",
+                line.name.escape_debug()
+            ));
         }
     }
     Ok(())

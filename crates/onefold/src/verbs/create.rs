@@ -49,7 +49,8 @@ pub(crate) struct Options {
     /// A path where there is no file yet, or a block device
     store: PathBuf,
 
-    /// Size of the store: a number with K, M, G, T or P for powers of 1024. A device is used whole without it
+    /// Size of the store: a number with K, M, G, T or P for powers of 1024. A device is used whole
+    /// without it
     #[arg(long)]
     size: Option<Size>,
 
@@ -61,7 +62,8 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "hash")]
     verify: Verify,
 
-    /// How a file gets its space: reserve takes it now, full also writes it once (slow to create, fastest after), none lets it grow
+    /// How a file gets its space: reserve takes it now, full also writes it once (slow to create,
+    /// fastest after), none lets it grow
     #[arg(long, value_enum, default_value = "reserve")]
     preallocate: Space,
 
@@ -196,7 +198,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let blocks = blocks(options, device)?;
     if device && !options.force && holds_something(path, blocks)? {
         let shown = path.display();
-        return Err(Failure::new(format!("there is something on {shown} already; --force overwrites it, and what is there is lost")));
+        return Err(Failure::new(format!(
+            "there is something on {shown} already; --force overwrites it, and what is there is lost"
+        )));
     }
     let preallocate = match options.preallocate {
         Space::Reserve => Preallocate::Reserve,
@@ -229,21 +233,30 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     )
 }
 
-/// Sees to it that nobody works on the store that is on a device, perhaps of another machine: its claim is taken, whosever it is, and given up.
+/// Sees to it that nobody works on the store that is on a device, perhaps of another machine: its
+/// claim is taken, whosever it is, and given up.
 fn vacate(path: &Path) -> Result<()> {
     let disk = FileDisk::open(path, Access::ReadWrite)?;
     match found(&disk)? {
-        Some(claim) => Keeper::take(disk, claim.store).map(drop).map_err(|error| error.context(path.display())),
+        Some(claim) => {
+            Keeper::take(disk, claim.store).map(drop).map_err(|error| error.context(path.display()))
+        }
         None => Ok(()),
     }
 }
 
-/// Takes a file back that was made for a store. The error that led here is the one to tell, whether this works or not.
+/// Takes a file back that was made for a store. The error that led here is the one to tell, whether
+/// this works or not.
 fn undo(path: &Path, existed: bool) {
-    let _ = if existed { fs::File::options().write(true).open(path).and_then(|file| file.set_len(0)) } else { fs::remove_file(path) };
+    let _ = if existed {
+        fs::File::options().write(true).open(path).and_then(|file| file.set_len(0))
+    } else {
+        fs::remove_file(path)
+    };
 }
 
-/// What happens when somebody loses patience while a large store is written: the half-made file goes.
+/// What happens when somebody loses patience while a large store is written: the half-made file
+/// goes.
 struct Abandoned {
     /// The file is ours, and not a store yet.
     ours: Arc<AtomicBool>,
@@ -276,10 +289,18 @@ fn blocks(options: &Options, device: bool) -> Result<u64, Failure> {
     let bytes = match options.size {
         Some(Size(bytes)) => bytes,
         None if device => device_bytes(&options.store)?,
-        None => return Err(Failure::usage(format!("the new file {shown} needs a size, like --size 100G"))),
+        None => {
+            return Err(Failure::usage(format!(
+                "the new file {shown} needs a size, like --size 100G"
+            )));
+        }
     };
     let blocks = bytes / BLOCK_BYTES as u64;
-    let leftover = if matches!(options.scheme, Scheme::Ordered) { Leftover::Table } else { options.leftover.into() };
+    let leftover = if matches!(options.scheme, Scheme::Ordered) {
+        Leftover::Table
+    } else {
+        options.leftover.into()
+    };
     Geometry::new(blocks, ZONE_BLOCKS_MAX, leftover)
         .map_err(|e| Failure::new(format!("{shown} can't be a store of {}: {e}", Size(bytes))))?;
     Ok(blocks)
@@ -300,7 +321,9 @@ fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64)
         clear(disk)?;
     }
     Engine::format(disk, &format).map_err(|e| match e.kind() {
-        Kind::InvalidInput => Error::new(Kind::InvalidInput, format!("{}: {e}", options.store.display())),
+        Kind::InvalidInput => {
+            Error::new(Kind::InvalidInput, format!("{}: {e}", options.store.display()))
+        }
         _ => e,
     })
 }

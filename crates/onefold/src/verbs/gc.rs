@@ -19,10 +19,13 @@ use crate::{
 
 /// Frees the space of chunks that no stream needs, also beside a running put
 ///
-/// Containers without live chunks are dropped, those less than half full are merged. Chunks that a put could still take are looked at again when
-/// puts and readers that began before have ended. With --placement rad, chunks whose counts have stood still are encoded by classes.
+/// Containers without live chunks are dropped, those less than half full are merged. Chunks that a
+/// put could still take are looked at again when puts and readers that began before have ended.
+/// With --placement rad, chunks whose counts have stood still are encoded by classes.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --keep-partial 0 --no-wait")]
+#[command(
+    after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --keep-partial 0 --no-wait"
+)]
 pub(crate) struct Options {
     /// The archive
     archive: PathBuf,
@@ -31,7 +34,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 24, value_name = "HOURS")]
     keep_partial: u64,
 
-    /// With --placement rad: encodes all that stands replicated, whatever delay and batch say; for archives that get no more versions
+    /// With --placement rad: encodes all that stands replicated, whatever delay and batch say; for
+    /// archives that get no more versions
     #[arg(long)]
     settle: bool,
 
@@ -55,7 +59,8 @@ struct Done {
     merged_containers: u64,
     new_containers: u64,
     copied_chunks: u64,
-    /// Bytes of the chunks that merges encoded again, before compression; and what they wrote, with parity.
+    /// Bytes of the chunks that merges encoded again, before compression; and what they wrote,
+    /// with parity.
     copied_chunk_bytes: u64,
     merge_written_bytes: u64,
     /// Containers that stood replicated and were encoded by classes, with --placement rad.
@@ -67,7 +72,8 @@ struct Done {
     /// What stands replicated now, with its copies.
     replicated_bytes: u64,
     freed_bytes: u64,
-    /// Containers that stay although they are less than half full, because a chunk of theirs is damaged.
+    /// Containers that stay although they are less than half full, because a chunk of theirs is
+    /// damaged.
     damaged_containers: u64,
     /// True when running puts or readers hold something back.
     held_back: bool,
@@ -86,7 +92,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         settle_all: options.settle,
     };
     if options.settle && archive.label().late.is_none() {
-        return Err(Failure::new("--settle is for archives with --placement rad: in others nothing stands replicated"));
+        return Err(Failure::new(
+            "--settle is for archives with --placement rad: in others nothing stands replicated",
+        ));
     }
     let mut steps = 0;
     let done = Collection::begin(&archive, collect)?.run(&mut |doing| {
@@ -124,7 +132,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         done.new_containers
     ));
     if done.copied_chunks > 0 {
-        let (chunks, written) = (counted(done.copied_chunks, "chunk"), Size(done.merge_written_bytes));
+        let (chunks, written) =
+            (counted(done.copied_chunks, "chunk"), Size(done.merge_written_bytes));
         output::line(format_args!("merging encoded {chunks} again, and wrote {written}"));
     }
     if archive.label().late.is_some() {
@@ -137,7 +146,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         ));
     }
     if done.held_back {
-        output::line("note: running puts or readers hold more back; another gc frees it when they have ended");
+        output::line(
+            "note: running puts or readers hold more back; another gc frees it when they have ended",
+        );
     }
     if done.damaged_containers > 0 {
         let shown = directory.path().display();

@@ -8,7 +8,8 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Lba, Pba, ZoneId};
 
 use crate::{failure::Failure, output, size::Size, store_file::StoreFile};
 
-/// Shows what a part of a store that is not served says: superblocks, zones, blocks, volumes, the way to data
+/// Shows what a part of a store that is not served says: superblocks, zones, blocks, volumes, the
+/// way to data
 ///
 /// Nothing is written, and damage is part of the answer. The store's secret is never shown.
 #[derive(Debug, Args)]
@@ -85,7 +86,9 @@ impl FromStr for Offset {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Offset, Error> {
-        let Size(bytes) = text.parse().map_err(|_| Error::new(Kind::InvalidInput, "a place is a number of bytes, like 4096 or 1.5G"))?;
+        let Size(bytes) = text.parse().map_err(|_| {
+            Error::new(Kind::InvalidInput, "a place is a number of bytes, like 4096 or 1.5G")
+        })?;
         Ok(Offset(bytes))
     }
 }
@@ -95,14 +98,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     // Superblocks can be shown of what is no good store any more; the disk says what is wrong then.
     let disk = StoreFile::open_any(&options.store)?;
     let wanted = match &options.what {
-        None | Some(Part::Superblock { place: None }) => vec![What::Superblock(0), What::Superblock(1)],
+        None | Some(Part::Superblock { place: None }) => {
+            vec![What::Superblock(0), What::Superblock(1)]
+        }
         Some(Part::Superblock { place: Some(place) }) => vec![What::Superblock(*place)],
         Some(Part::ZoneList) => vec![What::ZoneList],
         Some(Part::Zone { zone }) => vec![What::Zone(ZoneId(*zone))],
         Some(Part::Block { block }) => vec![What::Block(Pba(*block))],
         Some(Part::Physical { block }) => vec![What::Physical(Pba(*block))],
         Some(Part::Volume { name }) => vec![What::Volume(name.clone())],
-        Some(Part::Address { name, offset }) => vec![What::Address(name.clone(), Lba(offset.0 / BLOCK_BYTES as u64))],
+        Some(Part::Address { name, offset }) => {
+            vec![What::Address(name.clone(), Lba(offset.0 / BLOCK_BYTES as u64))]
+        }
     };
     let mut parts = Vec::new();
     for what in wanted {

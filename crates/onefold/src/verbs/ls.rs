@@ -11,7 +11,9 @@ use crate::{archive_dir::ArchiveDir, failure::Failure, output, size::Size};
 
 /// Lists the streams of an archive, or the entries of a directory that is stored in it
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold ls backups\n  onefold ls backups etc-monday\n  onefold ls backups --json")]
+#[command(
+    after_help = "Examples:\n  onefold ls backups\n  onefold ls backups etc-monday\n  onefold ls backups --json"
+)]
 pub(crate) struct Options {
     /// The archive
     archive: PathBuf,
@@ -83,7 +85,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         for line in lines {
             let (bytes, added) = (Size(line.bytes).to_string(), Size(line.added_bytes).to_string());
             let mark = if line.incomplete { "  incomplete" } else { "" };
-            output::line(format_args!("{bytes:>9}  {added:>9} added  {:<5}  {}{mark}", line.shape, line.name.escape_debug()));
+            output::line(format_args!(
+                "{bytes:>9}  {added:>9} added  {:<5}  {}{mark}",
+                line.shape,
+                line.name.escape_debug()
+            ));
         }
     }
     Ok(())

@@ -17,8 +17,11 @@ pub(crate) struct Options {
 /// Writes a page for the command and one for each verb.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let directory = &options.directory;
-    let written = fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(Arguments::command(), directory));
-    written.map_err(|e| Failure::new(format!("the manual pages can't be written into {}: {e}", directory.display())))?;
+    let written = fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(Arguments::command(), directory));
+    written.map_err(|e| {
+        Failure::new(format!("the manual pages can't be written into {}: {e}", directory.display()))
+    })?;
     output::line(format_args!("manual pages are in {}", directory.display()));
     Ok(())
 }

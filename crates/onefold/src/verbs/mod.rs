@@ -35,7 +35,8 @@ use crate::{
 
 /// Does what was asked for.
 pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
-    // The service manager's variables are taken while there is one thread, which the log does not change.
+    // The service manager's variables are taken while there is one thread, which the log does not
+    // change.
     crate::logging::start(arguments.log.as_deref())?;
     arguments.control.into_iter().for_each(control::places::choose);
     crate::operator::give(arguments.operator);
@@ -65,8 +66,13 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
 /// How long a verb waits for a server that is just coming up or going down.
 const CHANGE_WAIT: Duration = Duration::from_secs(3);
 
-/// Asks the server of the store when there is one, else does it here. A server that is just coming or going is waited for.
-fn served_or_not<T>(file: &StoreFile, mut ask: impl FnMut(&mut Client) -> Result<T>, mut here: impl FnMut() -> Result<T>) -> Result<T> {
+/// Asks the server of the store when there is one, else does it here. A server that is just coming
+/// or going is waited for.
+fn served_or_not<T>(
+    file: &StoreFile,
+    mut ask: impl FnMut(&mut Client) -> Result<T>,
+    mut here: impl FnMut() -> Result<T>,
+) -> Result<T> {
     let begun = Instant::now();
     loop {
         match Client::connect(file) {
@@ -75,7 +81,9 @@ fn served_or_not<T>(file: &StoreFile, mut ask: impl FnMut(&mut Client) -> Result
             Err(_) => {}
         }
         match here() {
-            Err(error) if error.kind() == Kind::Busy && begun.elapsed() < CHANGE_WAIT => std::thread::sleep(Duration::from_millis(50)),
+            Err(error) if error.kind() == Kind::Busy && begun.elapsed() < CHANGE_WAIT => {
+                std::thread::sleep(Duration::from_millis(50))
+            }
             done => return done,
         }
     }

@@ -1,4 +1,5 @@
-//! `onefold reliability`: space and time to data loss, when hot and cold chunks have codes of their own.
+//! `onefold reliability`: space and time to data loss, when hot and cold chunks have codes of their
+//! own.
 
 use std::path::PathBuf;
 
@@ -12,17 +13,20 @@ use serde::Serialize;
 use super::lab::write_page;
 use crate::{failure::Failure, output};
 
-/// Compares one erasure code for all chunks with a long one for chunks of few references and a short one for those of many
+/// Compares one erasure code for all chunks with a long one for chunks of few references and a
+/// short one for those of many
 ///
-/// Every code has two chunks of parity. As in the RAD paper, a tuple is three lengths of stripes: cold, baseline, hot; alpha is the share of hot chunks.
-/// RAD is better in space below one share, and in mean time to data loss above another. The paper averages shares of user data, and times; averages
-/// that add up physically, of raw bytes and of loss rates, are named so.
+/// Every code has two chunks of parity. As in the RAD paper, a tuple is three lengths of stripes:
+/// cold, baseline, hot; alpha is the share of hot chunks. RAD is better in space below one share,
+/// and in mean time to data loss above another. The paper averages shares of user data, and times;
+/// averages that add up physically, of raw bytes and of loss rates, are named so.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold reliability --codes 14,10,6\n  onefold reliability --codes 14,10,6 --codes 20,12,5 --alpha 0.2 --report page.html\n  onefold reliability --codes 14,10,6 --json"
 )]
 pub(crate) struct Options {
-    /// Lengths of stripes of cold chunks, of the baseline, of hot chunks; several times for several tuples
+    /// Lengths of stripes of cold chunks, of the baseline, of hot chunks; several times for
+    /// several tuples
     #[arg(long, required = true, value_name = "A,B,C", value_parser = codes)]
     codes: Vec<Codes>,
 
@@ -48,7 +52,8 @@ pub(crate) struct Options {
 }
 
 fn codes(text: &str) -> Result<Codes, String> {
-    let numbers: Vec<u32> = text.split(',').map_while(|number| number.trim().parse().ok()).collect();
+    let numbers: Vec<u32> =
+        text.split(',').map_while(|number| number.trim().parse().ok()).collect();
     match numbers[..] {
         [cold, baseline, hot] if text.split(',').count() == 3 => Ok(Codes { cold, baseline, hot }),
         _ => Err("codes are three lengths of stripes A,B,C: cold, baseline, hot".to_owned()),
@@ -83,8 +88,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let disks = Disks { mttf_hours: options.mttf, mttr_hours: options.mttr };
     let at = |&codes: &Codes| -> Result<At, Failure> {
         let tuple = codes.compare(disks)?;
-        let (storage, mttdl_hours) =
-            (options.alpha.map(|alpha| codes.storage(alpha)), options.alpha.map(|alpha| codes.mttdl_hours(alpha, disks)));
+        let (storage, mttdl_hours) = (
+            options.alpha.map(|alpha| codes.storage(alpha)),
+            options.alpha.map(|alpha| codes.mttdl_hours(alpha, disks)),
+        );
         Ok(At { tuple, alpha: options.alpha, storage, mttdl_hours })
     };
     let told = Told { disks, tuples: options.codes.iter().map(at).collect::<Result<_, _>>()? };
@@ -100,26 +107,39 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 fn print(at: &At) {
-    let Tuple { codes: Codes { cold, baseline, hot }, baseline_storage, baseline_mttdl_hours, .. } = at.tuple;
+    let Tuple {
+        codes: Codes { cold, baseline, hot }, baseline_storage, baseline_mttdl_hours, ..
+    } = at.tuple;
     let [low, high, loss, raw] = at.tuple.crossings;
     output::line(format_args!(
         "codes {cold},{baseline},{hot}: the baseline uses {:.1} % of the space for data, and loses data after {baseline_mttdl_hours:.3e} hours",
         baseline_storage * 100.0
     ));
     let range = |name: &str, low: f64, high: f64| {
-        let both = if low < high { format!("both from {low:.3} to {high:.3}") } else { "never both".to_owned() };
-        output::line(format_args!("  {name:<9} less space below alpha {high:.3}, later loss above {low:.3}: {both}"));
+        let both = if low < high {
+            format!("both from {low:.3} to {high:.3}")
+        } else {
+            "never both".to_owned()
+        };
+        output::line(format_args!(
+            "  {name:<9} less space below alpha {high:.3}, later loss above {low:.3}: {both}"
+        ));
     };
     range("paper", low, high);
     range("physical", loss, raw);
     if let (Some(alpha), Some(storage), Some(hours)) = (at.alpha, at.storage, at.mttdl_hours) {
-        output::line(format_args!("  at alpha {alpha}: {:.1} % of the space for data, {hours:.3e} hours", storage * 100.0));
+        output::line(format_args!(
+            "  at alpha {alpha}: {:.1} % of the space for data, {hours:.3e} hours",
+            storage * 100.0
+        ));
     }
 }
 
 /// The paper's Figure 10.
 fn page(told: &Told) -> Report {
-    let over = |of: &dyn Fn(f64) -> f64| (0..=50).map(|n| f64::from(n) / 50.0).map(|alpha| (alpha, of(alpha))).collect::<Vec<_>>();
+    let over = |of: &dyn Fn(f64) -> f64| {
+        (0..=50).map(|n| f64::from(n) / 50.0).map(|alpha| (alpha, of(alpha))).collect::<Vec<_>>()
+    };
     let section = |at: &At| {
         let tuple = &at.tuple;
         let Codes { cold, baseline, hot } = tuple.codes;

@@ -14,7 +14,9 @@ use crate::{
 
 /// Removes streams, also beside a running put; `onefold gc` gives their space back
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold rm backups etc-monday\n  onefold rm backups monday tuesday")]
+#[command(
+    after_help = "Examples:\n  onefold rm backups etc-monday\n  onefold rm backups monday tuesday"
+)]
 pub(crate) struct Options {
     /// The archive
     archive: PathBuf,

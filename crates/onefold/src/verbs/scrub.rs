@@ -29,10 +29,12 @@ use crate::{
 
 /// Verifies all data of a store, also while it is served; names what damage hits
 ///
-/// Every stored block is read and compared with its fingerprint. The exit status is 0 only when all of it is whole. A folder of the cluster engine may not be served
-/// meanwhile.
+/// Every stored block is read and compared with its fingerprint. The exit status is 0 only when all
+/// of it is whole. A folder of the cluster engine may not be served meanwhile.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json")]
+#[command(
+    after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json"
+)]
 pub(crate) struct Options {
     /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
@@ -88,9 +90,19 @@ impl From<ScrubReport> for Scrubbed {
             block: bad.pba.0,
             what: bad.what,
             addresses: bad.names_found,
-            hit: bad.names.into_iter().map(|(volume, lba)| Hit { volume, offset: lba.0 * BLOCK_BYTES as u64 }).collect(),
+            hit: bad
+                .names
+                .into_iter()
+                .map(|(volume, lba)| Hit { volume, offset: lba.0 * BLOCK_BYTES as u64 })
+                .collect(),
         });
-        Scrubbed { blocks: report.blocks, bad_blocks: report.bad_found, bad: bad.collect(), unread_pages: report.unread, well }
+        Scrubbed {
+            blocks: report.blocks,
+            bad_blocks: report.bad_found,
+            bad: bad.collect(),
+            unread_pages: report.unread,
+            well,
+        }
     }
 }
 
@@ -102,7 +114,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if ArchiveDir::is_there(&options.store) {
         return archive::run(
             &options.store,
-            Extent { data: true, repair: false, only: options.only.as_deref(), memory: options.memory.0 },
+            Extent {
+                data: true,
+                repair: false,
+                only: options.only.as_deref(),
+                memory: options.memory.0,
+            },
             options.answer.json,
         );
     }
@@ -119,7 +136,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                 bar.set(done, total);
             })
         },
-        || Ok(check::scrub(&file.open_for_reading()?, &mut |progress| show(&bar, "scrubbing", &progress), &mut || false)?.into()),
+        || {
+            Ok(check::scrub(
+                &file.open_for_reading()?,
+                &mut |progress| show(&bar, "scrubbing", &progress),
+                &mut || false,
+            )?
+            .into())
+        },
     )?;
     drop(bar);
     tell(&file, &scrubbed, options.answer.json)
@@ -131,8 +155,18 @@ pub(crate) fn served(store: &Store, tell: &mut Tell<'_>) -> Result<Scrubbed> {
     let given_up = std::cell::RefCell::new(None);
     let report = store.engine().scrub(
         &mut |progress| {
-            let bytes = |blocks: u64| if progress.what == Phase::Names { 0 } else { blocks.saturating_mul(BLOCK_BYTES as u64) };
-            if let Err(error) = tell(&format!("scrubbing {}", progress.what), bytes(progress.done), bytes(progress.total)) {
+            let bytes = |blocks: u64| {
+                if progress.what == Phase::Names {
+                    0
+                } else {
+                    blocks.saturating_mul(BLOCK_BYTES as u64)
+                }
+            };
+            if let Err(error) = tell(
+                &format!("scrubbing {}", progress.what),
+                bytes(progress.done),
+                bytes(progress.total),
+            ) {
                 *given_up.borrow_mut() = Some(error);
             }
         },
@@ -149,11 +183,18 @@ fn tell(file: &StoreFile, scrubbed: &Scrubbed, json: bool) -> Result<(), Failure
     if json {
         output::json(scrubbed)?;
     } else {
-        output::line(format_args!("{} of data were read", Size(scrubbed.blocks * BLOCK_BYTES as u64)));
+        output::line(format_args!(
+            "{} of data were read",
+            Size(scrubbed.blocks * BLOCK_BYTES as u64)
+        ));
         for bad in &scrubbed.bad {
             output::line(format_args!("problem: physical block {} {}", bad.block, bad.what));
             for hit in &bad.hit {
-                output::line(format_args!("  lost: volume '{}', 4096 bytes at {}", hit.volume.escape_debug(), hit.offset));
+                output::line(format_args!(
+                    "  lost: volume '{}', 4096 bytes at {}",
+                    hit.volume.escape_debug(),
+                    hit.offset
+                ));
             }
             let unnamed = bad.addresses - bad.hit.len() as u64;
             if unnamed > 0 {

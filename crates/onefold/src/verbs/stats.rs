@@ -157,7 +157,8 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
         directory: directory.node(node).display().to_string(),
         why: why.to_string(),
     });
-    let code = nodes.as_ref().map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
+    let code =
+        nodes.as_ref().map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
     let tables = archive.tables();
     let (late, work) = (archive.label().late, tables.work);
     let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
@@ -173,8 +174,16 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
         stored_bytes,
         ratio: (stored_bytes > 0).then(|| (bytes + mapped) as f64 / stored_bytes as f64),
         containers: tables.containers.len() as u64,
-        chunks: tables.containers.values().map(|container| u64::from(container.stored.chunks)).sum(),
-        chunk_bytes: tables.containers.values().map(|container| u64::from(container.stored.raw_bytes)).sum(),
+        chunks: tables
+            .containers
+            .values()
+            .map(|container| u64::from(container.stored.chunks))
+            .sum(),
+        chunk_bytes: tables
+            .containers
+            .values()
+            .map(|container| u64::from(container.stored.raw_bytes))
+            .sum(),
         unfinished_containers: tables.unfinished.len() as u64,
         held_back_bytes: tables.leaving.iter().map(|(place, _)| u64::from(place.bytes)).sum(),
         index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
@@ -199,7 +208,11 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
         },
         absent: absent.collect(),
         volumes,
-        server: directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok()),
+        server: directory
+            .server()
+            .ok()
+            .flatten()
+            .and_then(|mut server| server.ask(&Request::Status).ok()),
     };
     if json {
         output::json(&stats)?;
@@ -210,21 +223,43 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
     row("created", format!("chunks by {}, compressed by {}", stats.chunking, stats.compression));
     if stats.nodes > 1 {
         let [n, k] = stats.code;
-        row("nodes", format!("{}, containers in {n} shards of which any {k} are enough", stats.nodes));
-        stats.absent.iter().for_each(|absent| row("absent", format!("node {} ({}): {}", absent.node, absent.directory, absent.why)));
+        row(
+            "nodes",
+            format!("{}, containers in {n} shards of which any {k} are enough", stats.nodes),
+        );
+        stats.absent.iter().for_each(|absent| {
+            row("absent", format!("node {} ({}): {}", absent.node, absent.directory, absent.why))
+        });
     }
     if let (Some(delay), Some(batch)) = (stats.delay, stats.batch) {
         let versions = |n: u32| counted(u64::from(n), "version");
-        row("placement", format!("rad: encoded when counts stood still for {}, {} at a time", versions(delay), versions(batch)));
+        row(
+            "placement",
+            format!(
+                "rad: encoded when counts stood still for {}, {} at a time",
+                versions(delay),
+                versions(batch)
+            ),
+        );
         for line in &stats.classes {
             let (stripes, [n, k]) = (counted(line.stripes, "stripe"), line.code);
-            let (chunks, bytes, written) = (grouped(line.chunks), Size(line.chunk_bytes), Size(line.written_bytes));
-            row(&line.class, format!("{stripes} of {n},{k}: {chunks} chunks with {bytes}, {written} on the nodes"));
+            let (chunks, bytes, written) =
+                (grouped(line.chunks), Size(line.chunk_bytes), Size(line.written_bytes));
+            row(
+                &line.class,
+                format!(
+                    "{stripes} of {n},{k}: {chunks} chunks with {bytes}, {written} on the nodes"
+                ),
+            );
         }
     }
-    let Work { upload_bytes, settle_bytes, merge_bytes, settled_chunks, reencoded_chunks, .. } = work;
-    let settled =
-        if late.is_some() { format!(", to settle {} chunks {}", grouped(settled_chunks), Size(settle_bytes)) } else { String::new() };
+    let Work { upload_bytes, settle_bytes, merge_bytes, settled_chunks, reencoded_chunks, .. } =
+        work;
+    let settled = if late.is_some() {
+        format!(", to settle {} chunks {}", grouped(settled_chunks), Size(settle_bytes))
+    } else {
+        String::new()
+    };
     let merged = format!("to merge {} chunks {}", grouped(reencoded_chunks), Size(merge_bytes));
     row("written", format!("by uploads {}{settled}, {merged}", Size(upload_bytes)));
     if let Some(server) = &stats.server {
@@ -238,11 +273,34 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
     }
     row("streams", format!("{} with {}", grouped(stats.streams), Size(stats.bytes)));
     let ratio = stats.ratio.map_or_else(String::new, |ratio| format!(", {ratio:.2} times less"));
-    row("stored", format!("{} in {}{ratio}", Size(stats.stored_bytes), counted(stats.containers, "container")));
-    row("chunks", format!("{} with {} before compression", grouped(stats.chunks), Size(stats.chunk_bytes)));
-    row("index", format!("{} entries in {}", grouped(stats.index_entries), counted(stats.index_files, "file")));
+    row(
+        "stored",
+        format!(
+            "{} in {}{ratio}",
+            Size(stats.stored_bytes),
+            counted(stats.containers, "container")
+        ),
+    );
+    row(
+        "chunks",
+        format!("{} with {} before compression", grouped(stats.chunks), Size(stats.chunk_bytes)),
+    );
+    row(
+        "index",
+        format!(
+            "{} entries in {}",
+            grouped(stats.index_entries),
+            counted(stats.index_files, "file")
+        ),
+    );
     if stats.unfinished_containers > 0 {
-        row("unfinished", format!("{} of puts that run or were killed", counted(stats.unfinished_containers, "container")));
+        row(
+            "unfinished",
+            format!(
+                "{} of puts that run or were killed",
+                counted(stats.unfinished_containers, "container")
+            ),
+        );
     }
     if stats.held_back_bytes > 0 {
         row("to be freed", format!("{} when its readers have ended", Size(stats.held_back_bytes)));

@@ -7,13 +7,19 @@ use onefold_archive::settings::READER_BYTES;
 use onefold_core::Result;
 
 use super::{cluster, served_or_not, stats};
-use crate::{archive_dir::ArchiveDir, control::Request, failure::Failure, output, report::Report, store_file::StoreFile};
+use crate::{
+    archive_dir::ArchiveDir, control::Request, failure::Failure, output, report::Report,
+    store_file::StoreFile,
+};
 
 /// Shows what a store holds, what it saved, and how it is doing
 ///
-/// Stores in a file or device, archives and stores on Ceph are shown served or not, a folder of the cluster engine only while nobody serves it.
+/// Stores in a file or device, archives and stores on Ceph are shown served or not, a folder of the
+/// cluster engine only while nobody serves it.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json")]
+#[command(
+    after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json"
+)]
 pub(crate) struct Options {
     /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
@@ -32,7 +38,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return stats::show(&options.store, READER_BYTES, options.json);
     }
     let file = StoreFile::look(&options.store)?;
-    let report = served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
+    let report =
+        served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
     if options.json {
         output::json(&report)?;
     } else {

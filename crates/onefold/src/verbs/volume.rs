@@ -18,7 +18,9 @@ use crate::{
 /// Creates, lists, resizes, limits, renames and deletes volumes, also while the store is served
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T\n  onefold volume list disk.onefold")]
+#[command(
+    after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T\n  onefold volume list disk.onefold"
+)]
 pub(crate) struct Options {
     #[command(subcommand)]
     verb: Verb,
@@ -45,7 +47,9 @@ enum Verb {
         answer: Answer,
     },
     /// Lists all volumes with their sizes
-    #[command(after_help = "Examples:\n  onefold volume list disk.onefold\n  onefold volume list disk.onefold --json")]
+    #[command(
+        after_help = "Examples:\n  onefold volume list disk.onefold\n  onefold volume list disk.onefold --json"
+    )]
     List {
         /// The store
         store: PathBuf,
@@ -65,10 +69,12 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Says which blocks of a volume get a place of their own, whatever else is stored; `none` ends it
+    /// Says which blocks of a volume get a place of their own, whatever else is stored; `none` ends
+    /// it
     ///
-    /// A file system keeps two copies of what it can't do without. As duplicates both would be one block on the disk. Ranges name the bytes of one
-    /// of the copies. What was written before stays as it is until it is written again.
+    /// A file system keeps two copies of what it can't do without. As duplicates both would be one
+    /// block on the disk. Ranges name the bytes of one of the copies. What was written before
+    /// stays as it is until it is written again.
     #[command(
         after_help = "Examples:\n  onefold volume critical disk.onefold vm1 0-64K 128M-129M\n  onefold volume critical disk.onefold vm1 none"
     )]
@@ -134,14 +140,24 @@ struct Limits {
 
 impl Limits {
     fn speed(self) -> Speed {
-        Speed { iops: self.limit_iops.unwrap_or(0), bytes: self.limit_bytes.map_or(0, |size| size.0) }
+        Speed {
+            iops: self.limit_iops.unwrap_or(0),
+            bytes: self.limit_bytes.map_or(0, |size| size.0),
+        }
     }
 }
 
 /// A size that is not zero.
 fn some_bytes(text: &str) -> Result<Size> {
     let size: Size = text.parse()?;
-    if size.0 > 0 { Ok(size) } else { Err(Error::new(Kind::InvalidInput, "nothing a second is no limit that clients could live with")) }
+    if size.0 > 0 {
+        Ok(size)
+    } else {
+        Err(Error::new(
+            Kind::InvalidInput,
+            "nothing a second is no limit that clients could live with",
+        ))
+    }
 }
 
 /// Does what was asked for, and says so.
@@ -150,17 +166,36 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         Verb::List { store, answer } => return list(&store, answer),
         Verb::Create { store, name, size, critical, limits, answer } => {
             let critical = blocks_of(&critical)?;
-            (store, answer, Request::VolumeCreate { name, bytes: needed(size)?, critical, limits: limits.speed() })
+            (
+                store,
+                answer,
+                Request::VolumeCreate {
+                    name,
+                    bytes: needed(size)?,
+                    critical,
+                    limits: limits.speed(),
+                },
+            )
         }
-        Verb::Limit { store, name, limits, answer } => (store, answer, Request::VolumeLimit { name, limits: limits.speed() }),
+        Verb::Limit { store, name, limits, answer } => {
+            (store, answer, Request::VolumeLimit { name, limits: limits.speed() })
+        }
         Verb::Critical { store, name, ranges, answer } => {
             let none = ranges.len() == 1 && ranges[0] == "none";
-            let ranges = if none { Ok(Vec::new()) } else { ranges.iter().map(|range| range.parse()).collect::<Result<Vec<ByteRange>>>() };
+            let ranges = if none {
+                Ok(Vec::new())
+            } else {
+                ranges.iter().map(|range| range.parse()).collect::<Result<Vec<ByteRange>>>()
+            };
             let critical = blocks_of(&ranges.map_err(|e| Failure::usage(e.to_string()))?)?;
             (store, answer, Request::VolumeCritical { name, critical })
         }
-        Verb::Resize { store, name, size, answer } => (store, answer, Request::VolumeResize { name, bytes: needed(size)? }),
-        Verb::Rename { store, name, new_name, answer } => (store, answer, Request::VolumeRename { name, new_name }),
+        Verb::Resize { store, name, size, answer } => {
+            (store, answer, Request::VolumeResize { name, bytes: needed(size)? })
+        }
+        Verb::Rename { store, name, new_name, answer } => {
+            (store, answer, Request::VolumeRename { name, new_name })
+        }
         Verb::Delete { store, name, answer } => (store, answer, Request::VolumeDelete { name }),
     };
     change(&store, &request)?;
@@ -170,16 +205,28 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
 /// What was done, for the person who asked and for the server's log.
 pub(crate) fn said(request: &Request) -> String {
     match request {
-        Request::VolumeCreate { name, bytes, .. } => format!("created volume {name:?} of {}", Size(*bytes)),
-        Request::VolumeResize { name, bytes } => format!("resized volume {name:?} to {}", Size(*bytes)),
-        Request::VolumeCritical { name, critical } if critical.is_empty() => format!("volume {name:?} has no critical ranges any more"),
+        Request::VolumeCreate { name, bytes, .. } => {
+            format!("created volume {name:?} of {}", Size(*bytes))
+        }
+        Request::VolumeResize { name, bytes } => {
+            format!("resized volume {name:?} to {}", Size(*bytes))
+        }
+        Request::VolumeCritical { name, critical } if critical.is_empty() => {
+            format!("volume {name:?} has no critical ranges any more")
+        }
         Request::VolumeCritical { name, critical } => {
             let blocks: u64 = critical.iter().map(|range| range.end - range.start).sum();
             format!("{} of volume {name:?} will not be deduplicated", Size(blocks * 4096))
         }
-        Request::VolumeLimit { name, limits } if limits.is_any() => format!("nothing limits the clients of volume {name:?} any more"),
-        Request::VolumeLimit { name, limits } => format!("clients of volume {name:?} have {}", speed(limits)),
-        Request::VolumeRename { name, new_name } => format!("renamed volume {name:?} to {new_name:?}"),
+        Request::VolumeLimit { name, limits } if limits.is_any() => {
+            format!("nothing limits the clients of volume {name:?} any more")
+        }
+        Request::VolumeLimit { name, limits } => {
+            format!("clients of volume {name:?} have {}", speed(limits))
+        }
+        Request::VolumeRename { name, new_name } => {
+            format!("renamed volume {name:?} to {new_name:?}")
+        }
         Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
         other => format!("{other:?}"),
     }
@@ -189,7 +236,10 @@ pub(crate) fn said(request: &Request) -> String {
 fn speed(limits: &Speed) -> String {
     let iops = (limits.iops > 0).then(|| format!("{} requests", limits.iops));
     let bytes = (limits.bytes > 0).then(|| Size(limits.bytes).to_string());
-    format!("at most {} a second", [iops, bytes].into_iter().flatten().collect::<Vec<_>>().join(" and "))
+    format!(
+        "at most {} a second",
+        [iops, bytes].into_iter().flatten().collect::<Vec<_>>().join(" and ")
+    )
 }
 
 /// The same as JSON: the verb, and what it was given.
@@ -205,14 +255,19 @@ pub(crate) fn done(request: &Request) -> serde_json::Value {
 
 /// Critical ranges as blocks.
 fn blocks_of(ranges: &[ByteRange]) -> Result<Vec<Range<u64>>, Failure> {
-    let critical = Critical::new(ranges.iter().map(ByteRange::blocks).collect()).map_err(|e| Failure::usage(e.to_string()))?;
+    let critical = Critical::new(ranges.iter().map(ByteRange::blocks).collect())
+        .map_err(|e| Failure::usage(e.to_string()))?;
     Ok(critical.ranges().to_vec())
 }
 
 /// The size as whole blocks.
 fn needed(size: Option<Size>) -> Result<u64, Failure> {
-    let Some(Size(bytes)) = size else { return Err(Failure::usage("a volume needs a size, like --size 1T")) };
-    bytes.checked_next_multiple_of(4096).ok_or_else(|| Failure::new("all volumes together can't be larger than 1 EiB"))
+    let Some(Size(bytes)) = size else {
+        return Err(Failure::usage("a volume needs a size, like --size 1T"));
+    };
+    bytes
+        .checked_next_multiple_of(4096)
+        .ok_or_else(|| Failure::new("all volumes together can't be larger than 1 EiB"))
 }
 
 fn change(path: &std::path::Path, request: &Request) -> Result<(), Failure> {
@@ -234,11 +289,18 @@ fn change(path: &std::path::Path, request: &Request) -> Result<(), Failure> {
 /// A change of the catalogue; durable on return.
 pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
     match request {
-        Request::VolumeCreate { name, bytes, critical, limits } => {
-            store.create_volume_limited(name, *bytes, &Critical::new(critical.clone())?, (*limits).into()).map(|_| ())
-        }
+        Request::VolumeCreate { name, bytes, critical, limits } => store
+            .create_volume_limited(
+                name,
+                *bytes,
+                &Critical::new(critical.clone())?,
+                (*limits).into(),
+            )
+            .map(|_| ()),
         Request::VolumeLimit { name, limits } => store.set_limits(name, (*limits).into()),
-        Request::VolumeCritical { name, critical } => store.set_critical(name, &Critical::new(critical.clone())?),
+        Request::VolumeCritical { name, critical } => {
+            store.set_critical(name, &Critical::new(critical.clone())?)
+        }
         Request::VolumeResize { name, bytes } => store.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => store.rename_volume(name, new_name),
         Request::VolumeDelete { name } => store.delete_volume(name),
@@ -263,9 +325,21 @@ fn list(path: &std::path::Path, answer: Answer) -> Result<(), Failure> {
     } else {
         for volume in volumes {
             let critical: u64 = volume.critical.iter().map(|range| range.end - range.start).sum();
-            let critical = if critical > 0 { format!("  ({} not deduplicated)", Size(critical)) } else { String::new() };
-            let limits = if volume.limits.is_any() { String::new() } else { format!("  ({})", speed(&volume.limits)) };
-            output::line(format_args!("{:>9}  {}{critical}{limits}", Size(volume.bytes).to_string(), volume.name.escape_debug()));
+            let critical = if critical > 0 {
+                format!("  ({} not deduplicated)", Size(critical))
+            } else {
+                String::new()
+            };
+            let limits = if volume.limits.is_any() {
+                String::new()
+            } else {
+                format!("  ({})", speed(&volume.limits))
+            };
+            output::line(format_args!(
+                "{:>9}  {}{critical}{limits}",
+                Size(volume.bytes).to_string(),
+                volume.name.escape_debug()
+            ));
         }
     }
     Ok(())

@@ -21,8 +21,16 @@ impl Street {
         let dir = tempfile::Builder::new().prefix("onefold-").tempdir_in("/tmp").unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let command = dir.path().join("onefold");
-        // By another process: a child that is started meanwhile would hold our copy open for writing, and then it can't be run.
-        assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_onefold")).arg(&command).status().unwrap().success());
+        // By another process: a child that is started meanwhile would hold our copy open for
+        // writing, and then it can't be run.
+        assert!(
+            Command::new("cp")
+                .arg(env!("CARGO_BIN_EXE_onefold"))
+                .arg(&command)
+                .status()
+                .unwrap()
+                .success()
+        );
         fs::set_permissions(&command, fs::Permissions::from_mode(0o755)).unwrap();
         Street { dir }
     }
@@ -50,7 +58,14 @@ impl Street {
     pub(crate) fn program(&self, user: u32, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.dir.path()).uid(user).gid(user).env("HOME", self.dir.path());
-        for name in ["RUST_LOG", "JOURNAL_STREAM", "NOTIFY_SOCKET", "LISTEN_FDS", "XDG_RUNTIME_DIR", "RUNTIME_DIRECTORY"] {
+        for name in [
+            "RUST_LOG",
+            "JOURNAL_STREAM",
+            "NOTIFY_SOCKET",
+            "LISTEN_FDS",
+            "XDG_RUNTIME_DIR",
+            "RUNTIME_DIRECTORY",
+        ] {
             command.env_remove(name);
         }
         command

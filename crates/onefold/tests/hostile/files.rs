@@ -28,7 +28,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Runs a command that must end by itself.
 #[track_caller]
 fn ends(command: &mut Command) -> Said {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let out = std::thread::spawn(move || read_all(&mut out));
     let err = std::thread::spawn(move || read_all(&mut err));
@@ -58,7 +59,8 @@ fn one_sentence(what: &str, said: &Said) {
     if !said.status.success() {
         assert_eq!(said.status.code(), Some(1), "{what}: {said:?}");
         // Who waits shows how far it is.
-        let warns = |line: &&str| line.starts_with("onefold: warning: ") || line.starts_with("storing: ");
+        let warns =
+            |line: &&str| line.starts_with("onefold: warning: ") || line.starts_with("storing: ");
         let sentences = said.err.lines().filter(|line| !warns(line)).count();
         assert!(sentences == 1 && said.err.contains("onefold: "), "{what}: {said:?}");
     }
@@ -95,7 +97,10 @@ fn snapshot(root: &Path) -> BTreeMap<PathBuf, (u64, u32, u64, i64, i64, Vec<u8>)
 }
 
 fn names_in(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -109,11 +114,24 @@ fn archive(desk: &Desk, name: &str) {
     desk.ok(&format!("archive volume create {name} v --size 1M"));
     desk.ok(&format!("rm {name} two"));
     desk.ok(&format!("gc {name}"));
-    fs::File::options().write(true).open(desk.path(name).join("vouched")).unwrap().set_len(0).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(desk.path(name).join("vouched"))
+        .unwrap()
+        .set_len(0)
+        .unwrap();
 }
 
-const READERS: [&str; 8] =
-    ["ls a", "ls a --json", "get a one", "get a one --verify", "stats a", "status a", "check a", "archive volume list a"];
+const READERS: [&str; 8] = [
+    "ls a",
+    "ls a --json",
+    "get a one",
+    "get a one --verify",
+    "stats a",
+    "status a",
+    "check a",
+    "archive volume list a",
+];
 
 #[test]
 fn rule_01_readers_write_nothing() {
@@ -134,16 +152,27 @@ fn calls_of(desk: &Desk, verb: &str) -> String {
                  fsync,fdatasync,io_uring_setup,copy_file_range,sendfile";
     let trace = desk.path("trace");
     let mut command = Command::new("strace");
-    command.args(["-f", "-y", "-e", calls, "-o"]).arg(&trace).arg(env!("CARGO_BIN_EXE_onefold")).args(verb.split_whitespace());
+    command
+        .args(["-f", "-y", "-e", calls, "-o"])
+        .arg(&trace)
+        .arg(env!("CARGO_BIN_EXE_onefold"))
+        .args(verb.split_whitespace());
     let said = ends(command.current_dir(trace.parent().unwrap()));
     assert!(said.status.success(), "{verb}: {said:?}");
     fs::read_to_string(trace).unwrap()
 }
 
 fn asks_for_nothing_that_writes(verb: &str, calls: &str) {
-    for call in calls.lines().filter(|call| !call.contains("+++") && !call.contains("---") && !call.contains("resumed>")) {
-        let reads = ["openat(", "openat2(", "open(", "fsync(", "fdatasync("].iter().any(|name| call.contains(name));
-        let writes = ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_TMPFILE"].iter().any(|flag| call.contains(flag));
+    for call in calls
+        .lines()
+        .filter(|call| !call.contains("+++") && !call.contains("---") && !call.contains("resumed>"))
+    {
+        let reads = ["openat(", "openat2(", "open(", "fsync(", "fdatasync("]
+            .iter()
+            .any(|name| call.contains(name));
+        let writes = ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_TMPFILE"]
+            .iter()
+            .any(|flag| call.contains(flag));
         assert!(reads && !writes, "{verb}: {call}");
     }
 }
@@ -155,7 +184,8 @@ fn rule_01_readers_of_a_cluster_folder_write_nothing_whether_it_was_closed_or_no
     desk.ok("cluster create a");
     desk.ok("cluster volume create a v --size 64M");
     desk.ok("cluster put a one content");
-    let readers = ["status a", "check a", "cluster ls a", "cluster volume list a", "cluster get a one -"];
+    let readers =
+        ["status a", "check a", "cluster ls a", "cluster volume list a", "cluster get a one -"];
     let untouched = || {
         let before = snapshot(&desk.path("a"));
         for verb in readers {
@@ -169,7 +199,10 @@ fn rule_01_readers_of_a_cluster_folder_write_nothing_whether_it_was_closed_or_no
     serving.kill();
     untouched();
     let said = desk.ok("cluster get a one copy");
-    assert!(fs::read(desk.path("copy")).unwrap() == fs::read(desk.path("content")).unwrap(), "{said}");
+    assert!(
+        fs::read(desk.path("copy")).unwrap() == fs::read(desk.path("content")).unwrap(),
+        "{said}"
+    );
 }
 
 #[test]
@@ -246,12 +279,14 @@ enum Trap {
 
 impl Trap {
     fn all() -> Vec<Trap> {
-        let all = [Trap::Link, Trap::HardLink, Trap::Fifo, Trap::Socket, Trap::Directory, Trap::Device];
+        let all =
+            [Trap::Link, Trap::HardLink, Trap::Fifo, Trap::Socket, Trap::Directory, Trap::Device];
         let root = rustix::process::geteuid().is_root();
         all.into_iter().filter(|trap| root || *trap != Trap::Device).collect()
     }
 
-    /// Puts it in the place of a file; `victim` has the file's bytes, so that nothing else tells them apart.
+    /// Puts it in the place of a file; `victim` has the file's bytes, so that nothing else tells
+    /// them apart.
     fn set(self, path: &Path, victim: &Path) {
         let _ = fs::remove_file(victim);
         match fs::copy(path, victim) {
@@ -261,8 +296,17 @@ impl Trap {
         match self {
             Trap::Link => symlink(victim, path).unwrap(),
             Trap::HardLink => fs::hard_link(victim, path).unwrap(),
-            Trap::Fifo => mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap(),
-            Trap::Device => mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), rustix::fs::makedev(1, 5)).unwrap(),
+            Trap::Fifo => {
+                mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap()
+            }
+            Trap::Device => mknodat(
+                CWD,
+                path,
+                FileType::CharacterDevice,
+                Mode::from_raw_mode(0o600),
+                rustix::fs::makedev(1, 5),
+            )
+            .unwrap(),
             // The name of a socket is short: made elsewhere, and moved.
             Trap::Socket => {
                 static MADE: AtomicU32 = AtomicU32::new(0);
@@ -287,13 +331,19 @@ fn rule_02_no_file_of_an_archive_leads_elsewhere() {
     let desk = Desk::new();
     archive(&desk, "pristine");
     // It is copied often.
-    fs::File::options().write(true).open(desk.path("pristine/reserve")).unwrap().set_len(8192).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(desk.path("pristine/reserve"))
+        .unwrap()
+        .set_len(8192)
+        .unwrap();
     let victim = desk.path("victim");
     let mut files = names_in(&desk.path("pristine"));
     files.push("nodes".into());
     for name in &files {
         for trap in Trap::all() {
-            for verb in ["ls a", "get a one", "check a", "rm a one", "put a three content", "gc a"] {
+            for verb in ["ls a", "get a one", "check a", "rm a one", "put a three content", "gc a"]
+            {
                 let what = format!("{verb} with {name} as {trap:?}");
                 restore(&desk.path("pristine"), &desk.path("a"));
                 trap.set(&desk.path("a").join(name), &victim);
@@ -355,7 +405,9 @@ fn rule_02_no_file_of_a_cluster_folder_leads_elsewhere() {
     let victim = desk.path("victim");
     for name in ["objects.redb", "data"] {
         for trap in Trap::all() {
-            for verb in ["cluster status a", "cluster volume create a w --size 1M", "scrub a", "check a"] {
+            for verb in
+                ["cluster status a", "cluster volume create a w --size 1M", "scrub a", "check a"]
+            {
                 let what = format!("{verb} with {name} as {trap:?}");
                 restore(&desk.path("pristine"), &desk.path("a"));
                 trap.set(&desk.path("a").join(name), &victim);
@@ -375,11 +427,20 @@ fn rule_02_no_file_of_a_cluster_folder_leads_elsewhere() {
 #[test]
 fn rule_02_what_is_no_file_and_no_device_is_no_store() {
     let desk = Desk::new();
-    for trap in Trap::all().into_iter().filter(|trap| !matches!(trap, Trap::Link | Trap::HardLink)) {
+    for trap in Trap::all().into_iter().filter(|trap| !matches!(trap, Trap::Link | Trap::HardLink))
+    {
         let _ = fs::remove_file(desk.path("s"));
         let _ = fs::remove_dir(desk.path("s"));
         trap.set(&desk.path("s"), &desk.path("victim"));
-        for verb in ["status s", "check s", "scrub s", "inspect s", "volume list s", "serve s --nbd unix:sock", "create s --size 64M"] {
+        for verb in [
+            "status s",
+            "check s",
+            "scrub s",
+            "inspect s",
+            "volume list s",
+            "serve s --nbd unix:sock",
+            "create s --size 64M",
+        ] {
             let said = ends(&mut desk.command(verb));
             one_sentence(&format!("{verb} of {trap:?}"), &said);
             assert!(!said.status.success(), "{verb} of {trap:?}: {said:?}");
@@ -405,7 +466,10 @@ fn rule_03_what_is_made_is_private_whatever_the_umask_and_the_default_acl_say() 
     let desk = Desk::new();
     let home = desk.path("home");
     fs::create_dir(&home).unwrap();
-    let set = Command::new("setfacl").args(["-d", "-m", "u::rwx,u:daemon:rwx,g::rwx,o::rwx"]).arg(&home).status();
+    let set = Command::new("setfacl")
+        .args(["-d", "-m", "u::rwx,u:daemon:rwx,g::rwx,o::rwx"])
+        .arg(&home)
+        .status();
     if !set.is_ok_and(|set| set.success()) {
         println!("no default ACLs here: the umask alone is tried");
     }
@@ -424,7 +488,9 @@ fn rule_03_what_is_made_is_private_whatever_the_umask_and_the_default_acl_say() 
     ];
     for verb in verbs {
         let mut command = Command::new("sh");
-        command.args(["-c", "umask 000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_onefold")]).args(verb.split_whitespace());
+        command
+            .args(["-c", "umask 000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_onefold")])
+            .args(verb.split_whitespace());
         let said = ends(command.current_dir(&home));
         assert!(said.status.success() && said.err.is_empty(), "{verb}: {said:?}");
     }
@@ -438,15 +504,24 @@ fn rule_03_a_directory_that_others_can_enter_is_told_with_what_to_do() {
     let desk = Desk::new();
     archive(&desk, "a");
     desk.ok("cluster create c");
-    for (name, verbs) in [("a", vec!["ls a", "stats a", "check a"]), ("c", vec!["cluster status c"])] {
+    for (name, verbs) in
+        [("a", vec!["ls a", "stats a", "check a"]), ("c", vec!["cluster status c"])]
+    {
         fs::set_permissions(desk.path(name), fs::Permissions::from_mode(0o755)).unwrap();
         for verb in verbs {
             let said = desk.run(verb);
             assert!(said.status.success(), "{verb}: {said:?}");
-            assert!(said.err.lines().count() == 1 && said.err.contains(&format!("chmod -R go= {name}")), "{verb}: {said:?}");
+            assert!(
+                said.err.lines().count() == 1 && said.err.contains(&format!("chmod -R go= {name}")),
+                "{verb}: {said:?}"
+            );
         }
         // What it says helps.
-        let helped = Command::new("chmod").args(["-R", "go=", name]).current_dir(desk.path("")).status().unwrap();
+        let helped = Command::new("chmod")
+            .args(["-R", "go=", name])
+            .current_dir(desk.path(""))
+            .status()
+            .unwrap();
         assert!(helped.success());
     }
     desk.ok("ls a");
@@ -462,7 +537,12 @@ impl Locker {
                       held.append(os.open(path, os.O_RDONLY))\n        fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)\n    except OSError:\n        \
                       pass\nprint('ready', flush=True)\ntime.sleep(600)\n";
         let mut command = street.program(STRANGER, Path::new("/usr/bin/python3"));
-        let mut child = command.args(["-c", script, directory]).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+        let mut child = command
+            .args(["-c", script, directory])
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
         Locker(child)
     }
@@ -492,12 +572,15 @@ fn rule_03_a_second_user_who_holds_every_lock_that_it_can_reach_stalls_nobody() 
     drop(locker);
     // As it was made by older versions.
     for name in names_in(&street.path("a")) {
-        fs::set_permissions(street.path("a").join(name), fs::Permissions::from_mode(0o644)).unwrap();
+        fs::set_permissions(street.path("a").join(name), fs::Permissions::from_mode(0o644))
+            .unwrap();
     }
     fs::set_permissions(street.path("a"), fs::Permissions::from_mode(0o755)).unwrap();
     let locker = Locker::start(&street, "a");
-    let verbs = ["ls a", "rm a one", "put a two content"].map(|verb| (verb, street.onefold(0, verb)));
-    let waiting = verbs.map(|(verb, mut command)| (verb, std::thread::spawn(move || ends(&mut command))));
+    let verbs =
+        ["ls a", "rm a one", "put a two content"].map(|verb| (verb, street.onefold(0, verb)));
+    let waiting =
+        verbs.map(|(verb, mut command)| (verb, std::thread::spawn(move || ends(&mut command))));
     for (verb, said) in waiting {
         let said = said.join().unwrap();
         one_sentence(verb, &said);

@@ -12,15 +12,19 @@ use rustix::process::Signal;
 
 use crate::support::{Desk, Serving, overwrite, qemu_io, try_qemu_io};
 
-/// Writes and flushes one place after another, until `done` has been true for a few more of them. Returns how many were acknowledged, and how
-/// many of these were begun after `done`.
+/// Writes and flushes one place after another, until `done` has been true for a few more of them.
+/// Returns how many were acknowledged, and how many of these were begun after `done`.
 fn write_until(uri: &str, written: &AtomicU64, done: &AtomicBool) -> u64 {
     let mut late = 0;
     for n in 0..400 {
         let after = done.load(Ordering::SeqCst);
         // Content that is stored nowhere else.
-        let said = try_qemu_io(uri, &[&format!("write -f -P {} {}k 4k", 1 + n % 255, 4 * n), "flush"]);
-        if said.out.contains("wrote 4096/4096") && !said.out.contains("failed") && !said.err.contains("failed") {
+        let said =
+            try_qemu_io(uri, &[&format!("write -f -P {} {}k 4k", 1 + n % 255, 4 * n), "flush"]);
+        if said.out.contains("wrote 4096/4096")
+            && !said.out.contains("failed")
+            && !said.err.contains("failed")
+        {
             written.fetch_add(1, Ordering::SeqCst);
             late += u64::from(after);
         }
@@ -31,7 +35,8 @@ fn write_until(uri: &str, written: &AtomicU64, done: &AtomicBool) -> u64 {
     late
 }
 
-/// Harms the store's file while a client writes. Nothing that was begun afterwards is acknowledged, and the log says why in one sentence.
+/// Harms the store's file while a client writes. Nothing that was begun afterwards is acknowledged,
+/// and the log says why in one sentence.
 fn harmed_under_load(harm: impl FnOnce(&Path), says: &str) {
     let desk = Desk::new();
     desk.store_with_volume("a");
@@ -54,12 +59,17 @@ fn harmed_under_load(harm: impl FnOnce(&Path), says: &str) {
 fn told_once(server: &Serving, says: &str) {
     let log = server.log();
     assert_eq!(log.lines().filter(|line| line.contains(says)).count(), 1, "{log}");
-    assert_eq!(log.lines().filter(|line| line.contains("the store takes no more writes")).count(), 1, "{log}");
+    assert_eq!(
+        log.lines().filter(|line| line.contains("the store takes no more writes")).count(),
+        1,
+        "{log}"
+    );
 }
 
 #[test]
 fn rule_17_nothing_is_acknowledged_on_a_truncated_store() {
-    let cut = |path: &Path| fs::File::options().write(true).open(path).unwrap().set_len(1 << 20).unwrap();
+    let cut =
+        |path: &Path| fs::File::options().write(true).open(path).unwrap().set_len(1 << 20).unwrap();
     harmed_under_load(cut, "was cut off");
 }
 
@@ -104,7 +114,11 @@ fn rule_15_a_file_and_the_loop_device_over_it_are_not_served_both() {
     let device = Loop::on(&desk.path("a"));
     let shown = device.0.display();
     let by_file = desk.serve("a");
-    desk.fails(&format!("serve {shown} --nbd unix:{}", desk.path("s").display()), 1, &["is in use by another process"]);
+    desk.fails(
+        &format!("serve {shown} --nbd unix:{}", desk.path("s").display()),
+        1,
+        &["is in use by another process"],
+    );
     assert!(by_file.terminate().0.success());
     let by_device = desk.serve(&format!("{shown} --nbd unix:{}", desk.path("s").display()));
     desk.fails("serve a", 1, &["in use by"]);
@@ -114,10 +128,13 @@ fn rule_15_a_file_and_the_loop_device_over_it_are_not_served_both() {
 
 /// A socket outside of the desk's directory.
 fn socket(desk: &Desk) -> PathBuf {
-    Path::new("/tmp").join(desk.path("x").parent().unwrap().file_name().unwrap()).with_extension("sock")
+    Path::new("/tmp")
+        .join(desk.path("x").parent().unwrap().file_name().unwrap())
+        .with_extension("sock")
 }
 
-/// The command where the desk's files have no names, so that no lock on them keeps it away: the claim alone does.
+/// The command where the desk's files have no names, so that no lock on them keeps it away: the
+/// claim alone does.
 fn elsewhere(desk: &Desk, arguments: &str) -> Command {
     let script = format!(
         "mount -t tmpfs none '{}' && exec {} {arguments}",
@@ -125,7 +142,9 @@ fn elsewhere(desk: &Desk, arguments: &str) -> Command {
         env!("CARGO_BIN_EXE_onefold")
     );
     let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-c", &script]).envs(desk.command("").get_envs().filter_map(|(k, v)| Some((k, v?))));
+    command
+        .args(["-m", "sh", "-c", &script])
+        .envs(desk.command("").get_envs().filter_map(|(k, v)| Some((k, v?))));
     command
 }
 
@@ -138,19 +157,26 @@ fn rule_15_a_device_whose_store_is_served_elsewhere_is_not_made_another_store() 
     let server = desk.serve("a");
     qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
     for more in ["", " --preallocate full"] {
-        let said = elsewhere(&desk, &format!("create {} --force{more}", device.0.display())).output().unwrap();
+        let said = elsewhere(&desk, &format!("create {} --force{more}", device.0.display()))
+            .output()
+            .unwrap();
         let says = String::from_utf8_lossy(&said.stderr);
-        assert!(!said.status.success() && says.contains(&format!("in use by process {}", server.pid())), "{says}");
+        assert!(
+            !said.status.success() && says.contains(&format!("in use by process {}", server.pid())),
+            "{says}"
+        );
     }
     qemu_io(&desk.uri("a", "v"), &["read -P 1 0 64k", "write -P 2 0 64k", "flush"]);
     assert!(server.terminate().0.success());
     desk.ok("check a");
     // Once it is given up, it is taken.
-    let said = elsewhere(&desk, &format!("create {} --force", device.0.display())).output().unwrap();
+    let said =
+        elsewhere(&desk, &format!("create {} --force", device.0.display())).output().unwrap();
     assert!(said.status.success(), "{said:?}");
 }
 
-/// One that wants the claim sleeps in the middle of its waits. When it wakes up, long after it would have been the holder, it finds that the holder renewed its claim.
+/// One that wants the claim sleeps in the middle of its waits. When it wakes up, long after it
+/// would have been the holder, it finds that the holder renewed its claim.
 #[test]
 #[ignore = "needs root"]
 fn rule_15_a_taker_that_slept_takes_nothing() {
@@ -158,7 +184,8 @@ fn rule_15_a_taker_that_slept_takes_nothing() {
     desk.store_with_volume("a");
     let device = Loop::on(&desk.path("a"));
     let (first, door) = (desk.serve("a"), socket(&desk));
-    let mut command = elsewhere(&desk, &format!("serve {} --nbd unix:{}", device.0.display(), door.display()));
+    let mut command =
+        elsewhere(&desk, &format!("serve {} --nbd unix:{}", device.0.display(), door.display()));
     first.signal(Signal::STOP);
     let taker = Serving::start_saying(&mut command, "waiting for 27 s");
     std::thread::sleep(Duration::from_secs(3));
@@ -168,13 +195,17 @@ fn rule_15_a_taker_that_slept_takes_nothing() {
     std::thread::sleep(Duration::from_secs(25));
     taker.signal(Signal::CONT);
     let (status, log) = taker.end();
-    assert!(!status.success() && log.contains(&format!("in use by process {}", first.pid())), "{log}");
+    assert!(
+        !status.success() && log.contains(&format!("in use by process {}", first.pid())),
+        "{log}"
+    );
     qemu_io(&desk.uri("a", "v"), &["read -P 1 0 64k", "write -P 2 0 64k", "flush"]);
     assert!(first.terminate().0.success());
     desk.ok("check a");
 }
 
-/// Bytes of somebody else in the claim of a folder that is served: nothing is acknowledged any more.
+/// Bytes of somebody else in the claim of a folder that is served: nothing is acknowledged any
+/// more.
 fn folder_is_lost(desk: &Desk) {
     let mut server = desk.serve("a");
     qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
@@ -205,7 +236,10 @@ fn rule_15_a_server_that_still_opens_its_store_ends_when_it_is_asked() {
     desk.store_with_volume("a");
     let device = Loop::on(&desk.path("a"));
     let first = desk.serve("a");
-    let mut command = elsewhere(&desk, &format!("serve {} --nbd unix:{}", device.0.display(), socket(&desk).display()));
+    let mut command = elsewhere(
+        &desk,
+        &format!("serve {} --nbd unix:{}", device.0.display(), socket(&desk).display()),
+    );
     first.signal(Signal::STOP);
     let taker = Serving::start_saying(&mut command, "waiting for 27 s");
     let asked = Instant::now();
@@ -238,8 +272,9 @@ fn rule_15_bytes_that_are_not_its_own_stop_the_server_of_a_cluster_folder() {
     folder_is_lost(&desk);
 }
 
-/// A server by the loop device that cannot reach the file's name, so that no lock keeps it away: the claim alone does. While the first server sleeps the second
-/// one takes over, by the waits of the rule; when the first one wakes up it writes and acknowledges nothing.
+/// A server by the loop device that cannot reach the file's name, so that no lock keeps it away:
+/// the claim alone does. While the first server sleeps the second one takes over, by the waits of
+/// the rule; when the first one wakes up it writes and acknowledges nothing.
 #[test]
 #[ignore = "needs root"]
 fn rule_15_a_server_that_slept_while_another_took_over_acknowledges_nothing() {
@@ -249,10 +284,15 @@ fn rule_15_a_server_that_slept_while_another_took_over_acknowledges_nothing() {
     let mut first = desk.serve("a");
     qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
     let socket = socket(&desk);
-    let command = || elsewhere(&desk, &format!("serve {} --nbd unix:{}", device.0.display(), socket.display()));
+    let command = || {
+        elsewhere(&desk, &format!("serve {} --nbd unix:{}", device.0.display(), socket.display()))
+    };
     let refused = command().output().unwrap();
     let says = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && says.contains(&format!("in use by process {}", first.pid())), "{says}");
+    assert!(
+        !refused.status.success() && says.contains(&format!("in use by process {}", first.pid())),
+        "{says}"
+    );
 
     first.signal(Signal::STOP);
     let second = Serving::start_saying(&mut command(), "waiting for 27 s");

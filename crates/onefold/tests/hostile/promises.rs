@@ -12,7 +12,8 @@ fn status(desk: &Desk) -> serde_json::Value {
     serde_json::from_str(&desk.ok("cluster status a --json")).unwrap()
 }
 
-/// Writes 4 KiB here and there into the first 64 MiB of a volume, as fast as `qemu-io` takes it, for so long.
+/// Writes 4 KiB here and there into the first 64 MiB of a volume, as fast as `qemu-io` takes it,
+/// for so long.
 fn scribble(uri: &str, seed: u64, time: Duration) -> Child {
     let mut child = Command::new("qemu-io")
         .args(["-f", "raw", "-t", "none", uri])
@@ -54,9 +55,14 @@ fn rule_00_promise_workers_collect_what_a_killed_server_left() {
     assert!(serving.terminate().0.success());
     let found = status(&desk);
     assert_eq!((&found["backlog"], &found["dirty_bytes"]), (&0.into(), &0.into()), "{found}");
-    let scrubbed: serde_json::Value = serde_json::from_str(&desk.ok("cluster scrub a --json")).unwrap();
+    let scrubbed: serde_json::Value =
+        serde_json::from_str(&desk.ok("cluster scrub a --json")).unwrap();
     assert!(scrubbed["references"].as_u64().unwrap() > 100, "{scrubbed}");
-    assert_eq!((&scrubbed["stale_references"], &scrubbed["collected_chunks"]), (&0.into(), &0.into()), "{scrubbed}");
+    assert_eq!(
+        (&scrubbed["stale_references"], &scrubbed["collected_chunks"]),
+        (&0.into(), &0.into()),
+        "{scrubbed}"
+    );
 }
 
 #[test]
@@ -66,11 +72,29 @@ fn rule_00_promise_what_is_trimmed_is_a_hole_at_once() {
     desk.ok("cluster volume create a v --size 64M");
     let serving = desk.serve("a");
     let uri = desk.uri("a", "v");
-    qemu_io(&uri, &["write -P 0x11 0 40M", "discard 0 40M", "write -P 0x22 8M 4k", "discard 8M 4k", "write -P 0x33 50M 4k"]);
-    let map = Command::new("qemu-img").args(["map", "--output=json", "-f", "raw", &uri]).output().unwrap();
+    qemu_io(
+        &uri,
+        &[
+            "write -P 0x11 0 40M",
+            "discard 0 40M",
+            "write -P 0x22 8M 4k",
+            "discard 8M 4k",
+            "write -P 0x33 50M 4k",
+        ],
+    );
+    let map = Command::new("qemu-img")
+        .args(["map", "--output=json", "-f", "raw", &uri])
+        .output()
+        .unwrap();
     let map: serde_json::Value = serde_json::from_slice(&map.stdout).unwrap();
-    let data: Vec<_> = map.as_array().unwrap().iter().filter(|extent| extent["data"] == true).collect();
-    assert!(data.len() == 1 && data[0]["start"] == 50 << 20 && data[0]["length"].as_u64().unwrap() <= 32 << 10, "{map}");
+    let data: Vec<_> =
+        map.as_array().unwrap().iter().filter(|extent| extent["data"] == true).collect();
+    assert!(
+        data.len() == 1
+            && data[0]["start"] == 50 << 20
+            && data[0]["length"].as_u64().unwrap() <= 32 << 10,
+        "{map}"
+    );
     qemu_io(&uri, &["read -P 0 0 40M", "read -P 0x33 50M 4k"]);
     serving.terminate();
     assert_eq!(status(&desk)["logical_bytes"], 32 << 10);
@@ -88,7 +112,10 @@ fn rule_00_promise_sentences_about_a_folder_are_true() {
     let serving = desk.serve("a");
     for verb in ["status a", "check a", "check a --repair", "scrub a", "cluster status a"] {
         let said = desk.fails(verb, 1, &["one owner"]);
-        assert!(said.err.contains("stop the process that serves it") && !said.err.contains("--repair"), "{verb}: {said:?}");
+        assert!(
+            said.err.contains("stop the process that serves it") && !said.err.contains("--repair"),
+            "{verb}: {said:?}"
+        );
     }
     serving.terminate();
     let help = desk.ok("status --help");
@@ -100,9 +127,18 @@ fn rule_00_promise_sentences_about_a_folder_are_true() {
 fn rule_09_the_name_of_a_store_gives_a_terminal_no_orders() {
     let desk = Desk::new();
     let name = "a\u{1b}]0;x\u{7}";
-    for words in [&["create", name, "--size", "64M"][..], &["status", name], &["check", name], &["status", &format!("{name}b")]] {
+    for words in [
+        &["create", name, "--size", "64M"][..],
+        &["status", name],
+        &["check", name],
+        &["status", &format!("{name}b")],
+    ] {
         let said = desk.command("").args(words).output().unwrap();
         let text = [said.stdout, said.stderr].concat();
-        assert!(!text.is_empty() && !text.contains(&0x1b) && !text.contains(&7), "{words:?}: {}", String::from_utf8_lossy(&text).escape_debug());
+        assert!(
+            !text.is_empty() && !text.contains(&0x1b) && !text.contains(&7),
+            "{words:?}: {}",
+            String::from_utf8_lossy(&text).escape_debug()
+        );
     }
 }

@@ -29,7 +29,8 @@ const SECONDS: u32 = 30;
 /// Runs `onefold` within bounds.
 fn bounded(desk: &Desk, arguments: &str) -> Command {
     let mut command = Command::new("sh");
-    let limits = format!("ulimit -v {MEMORY_KIB}; exec timeout -s KILL {SECONDS} \"$0\" {arguments}");
+    let limits =
+        format!("ulimit -v {MEMORY_KIB}; exec timeout -s KILL {SECONDS} \"$0\" {arguments}");
     command.args(["-c", &limits, env!("CARGO_BIN_EXE_onefold")]).current_dir(desk.path("."));
     command
 }
@@ -39,15 +40,23 @@ fn bounded(desk: &Desk, arguments: &str) -> Command {
 fn ends(desk: &Desk, arguments: &str) -> Said {
     let output = bounded(desk, arguments).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let said = Said { status: output.status, out: text(&output.stdout[..output.stdout.len().min(4096)]), err: text(&output.stderr) };
-    assert!(matches!(said.status.code(), Some(0 | 1)) && said.err.lines().count() <= 1, "onefold {arguments}: {said:?}");
+    let said = Said {
+        status: output.status,
+        out: text(&output.stdout[..output.stdout.len().min(4096)]),
+        err: text(&output.stderr),
+    };
+    assert!(
+        matches!(said.status.code(), Some(0 | 1)) && said.err.lines().count() <= 1,
+        "onefold {arguments}: {said:?}"
+    );
     said
 }
 
 /// Each verb that reads ends by itself; gives what they said on standard error.
 #[track_caller]
 fn all_end(desk: &Desk) -> Vec<(&'static str, Said)> {
-    let verbs = ["ls a", "get a one", "get a one --verify", "check a", "scrub a", "gc a", "stats a"];
+    let verbs =
+        ["ls a", "get a one", "get a one --verify", "check a", "scrub a", "gc a", "stats a"];
     verbs.map(|verb| (verb, ends(desk, &format!("{verb} > out")))).into()
 }
 
@@ -65,7 +74,9 @@ impl Forged {
         fs::write(desk.path("file"), noise(1, 1 << 20)).unwrap();
         desk.ok("put a one file");
         let label = fs::read(desk.path("a/label")).unwrap();
-        let Some(Found::Good(label)) = label.chunks(4096).map(Label::decode).find(|found| matches!(found, Found::Good(_))) else {
+        let Some(Found::Good(label)) =
+            label.chunks(4096).map(Label::decode).find(|found| matches!(found, Found::Good(_)))
+        else {
             panic!()
         };
         Forged { identity: label.identity(), desk }
@@ -84,13 +95,21 @@ impl Forged {
             last = (frame.sequence, frame.checksum, frame.epoch);
             at += frame.bytes as usize;
         }
-        let (frame, _) = frame::encode(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records));
-        fs::File::options().write(true).open(path).unwrap().write_all_at(&frame, at as u64).unwrap();
+        let (frame, _) =
+            frame::encode(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records));
+        fs::File::options()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .write_all_at(&frame, at as u64)
+            .unwrap();
     }
 
-    /// Changes the metadata of the first container that holds chunks of streams, and mends its checksum.
+    /// Changes the metadata of the first container that holds chunks of streams, and mends its
+    /// checksum.
     fn change_container(&self, change: impl Fn(&mut [u8])) {
-        let file = fs::File::options().read(true).write(true).open(self.path("segment-00000001")).unwrap();
+        let file =
+            fs::File::options().read(true).write(true).open(self.path("segment-00000001")).unwrap();
         let mut header = [0; 128];
         file.read_exact_at(&mut header, 0).unwrap();
         assert!(header.starts_with(b"ONEFCONT") && header[36] == 1);
@@ -106,7 +125,12 @@ impl Forged {
         let (mut segment, mut all) = (Vec::new(), Vec::new());
         for (id, holds, groups) in containers {
             let (metadata, bytes) = container(&self.identity, id, holds, &groups);
-            let place = Place { segment: 50, at: segment.len() as u64, bytes: bytes.len() as u32, meta_bytes: metadata };
+            let place = Place {
+                segment: 50,
+                at: segment.len() as u64,
+                bytes: bytes.len() as u32,
+                meta_bytes: metadata,
+            };
             let raw_bytes = groups.iter().map(|group| group.raw).sum();
             let chunks = groups.iter().map(|group| group.chunks.len() as u32).sum();
             all.push(Stored { id: ContainerId(id), holds, chunks, raw_bytes, place });
@@ -115,8 +139,17 @@ impl Forged {
         }
         fs::write(self.path("segment-00000050"), segment).unwrap();
         let class = (Class::Plain, 0);
-        let reserved = Record::Reserved { owner: Owner::Ingest, first: ContainerId(5000), count: 10, segment: Some(50), class };
-        self.append(&[reserved, Record::Put { name: name.into(), stream, containers: all, finished: Vec::new() }]);
+        let reserved = Record::Reserved {
+            owner: Owner::Ingest,
+            first: ContainerId(5000),
+            count: 10,
+            segment: Some(50),
+            class,
+        };
+        self.append(&[
+            reserved,
+            Record::Put { name: name.into(), stream, containers: all, finished: Vec::new() },
+        ]);
     }
 }
 
@@ -145,7 +178,8 @@ fn container(identity: &Identity, id: u64, holds: Holds, groups: &[Group]) -> (u
     let chunks: usize = groups.iter().map(|group| group.chunks.len()).sum();
     let length = 128 + 24 * groups.len() + 32 * chunks;
     let all = length + groups.iter().map(|group| group.stored.len()).sum::<usize>();
-    let mut metadata = [b"ONEFCONT", &identity.id[..], &id.to_le_bytes(), &1u32.to_le_bytes()].concat();
+    let mut metadata =
+        [b"ONEFCONT", &identity.id[..], &id.to_le_bytes(), &1u32.to_le_bytes()].concat();
     metadata.extend([if holds == Holds::Data { 1 } else { 2 }, 0, 1, 0]);
     for n in [chunks, groups.len(), length, all] {
         metadata.extend((n as u32).to_le_bytes());
@@ -174,7 +208,14 @@ fn container(identity: &Identity, id: u64, holds: Holds, groups: &[Group]) -> (u
         }
     }
     seal(identity, &mut metadata);
-    (length as u32, [metadata].into_iter().chain(groups.iter().map(|group| group.stored.clone())).flatten().collect())
+    (
+        length as u32,
+        [metadata]
+            .into_iter()
+            .chain(groups.iter().map(|group| group.stored.clone()))
+            .flatten()
+            .collect(),
+    )
 }
 
 /// Zeroes, in LZ4.
@@ -184,7 +225,8 @@ fn zeroes(bytes: usize) -> Vec<u8> {
     [0x1f, 0, 1, 0].into_iter().chain(lengths).chain([0x50, 0, 0, 0, 0, 0]).collect()
 }
 
-/// A recipe in pieces, each a chunk of container 5001, from what `fill` says. `filler` pieces hold as much as fits.
+/// A recipe in pieces, each a chunk of container 5001, from what `fill` says. `filler` pieces hold
+/// as much as fits.
 fn recipe(fill: impl FnOnce(&mut RecipeWriter, &mut dyn FnMut(Vec<u8>))) -> Vec<Vec<u8>> {
     let (mut writer, mut pieces) = (RecipeWriter::default(), Vec::new());
     fill(&mut writer, &mut |piece| pieces.push(piece));
@@ -235,7 +277,10 @@ fn rule_09_groups_that_do_not_follow_one_another_are_damage() {
         forged.change_container(change);
         for (verb, said) in all_end(&forged.desk) {
             let reads = ["get", "check", "scrub"].iter().any(|of| verb.starts_with(of));
-            assert!(!reads || said.err.contains("container") || said.err.contains("damaged"), "{verb}: {said:?}");
+            assert!(
+                !reads || said.err.contains("container") || said.err.contains("damaged"),
+                "{verb}: {said:?}"
+            );
         }
     }
 }
@@ -255,7 +300,12 @@ fn rule_09_chunks_tile_their_group() {
 #[test]
 fn rule_09_a_sparse_log_takes_no_memory() {
     let forged = Forged::new();
-    fs::File::options().write(true).open(forged.path("log-0000000001")).unwrap().set_len(200 << 30).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(forged.path("log-0000000001"))
+        .unwrap()
+        .set_len(200 << 30)
+        .unwrap();
     for (verb, said) in all_end(&forged.desk) {
         assert!(said.err.contains("operations log"), "{verb}: {said:?}");
     }
@@ -281,7 +331,12 @@ fn rule_09_a_sparse_snapshot_is_over_budget_and_no_damage() {
 fn rule_09_few_bytes_do_not_expand_to_many() {
     const CHUNK: u32 = 8 << 20;
     let forged = Forged::new();
-    let group = || Group { compression: 1, stored: zeroes(CHUNK as usize), raw: CHUNK, chunks: vec![(Fingerprint([7; 16]), CHUNK)] };
+    let group = || Group {
+        compression: 1,
+        stored: zeroes(CHUNK as usize),
+        raw: CHUNK,
+        chunks: vec![(Fingerprint([7; 16]), CHUNK)],
+    };
     let at = |slot| Address { container: ContainerId(5000), slot };
     let pieces = recipe(|writer, full| {
         for slot in 0..80 {
@@ -292,32 +347,60 @@ fn rule_09_few_bytes_do_not_expand_to_many() {
             writer.chunk(at(slot), Fingerprint([7; 16]), CHUNK, whole).unwrap();
         }
     });
-    let bomb = Stream { recipe: vec![pieces_of(0, pieces.len() as u16)], ..stream(Shape::Bytes, 80 * u64::from(CHUNK), 80) };
-    let containers = [(5000, Holds::Data, (0..80).map(|_| group()).collect()), (5001, Holds::Recipes, groups_of(&pieces))];
+    let bomb = Stream {
+        recipe: vec![pieces_of(0, pieces.len() as u16)],
+        ..stream(Shape::Bytes, 80 * u64::from(CHUNK), 80)
+    };
+    let containers = [
+        (5000, Holds::Data, (0..80).map(|_| group()).collect()),
+        (5001, Holds::Recipes, groups_of(&pieces)),
+    ];
     forged.add("bomb", bomb, containers);
     let said = ends(&forged.desk, "get a bomb > out");
     assert!(said.err.contains("container"), "{said:?}");
     all_end(&forged.desk);
 }
 
-/// An archive with the tree `tree`, of whose listing a thousand million entries are one chunk, named over and over.
+/// An archive with the tree `tree`, of whose listing a thousand million entries are one chunk,
+/// named over and over.
 fn endless_listing() -> Forged {
     let forged = Forged::new();
     let mut entries = Vec::new();
     while entries.len() < 1_000_000 {
         let what = What::File { bytes: 1 << 30, data: vec![(0, 1 << 30)] };
-        let entry = Entry { path: b"f".into(), what, mode: 0o600, uid: 0, gid: 0, seconds: 0, nanoseconds: 0, attributes: Vec::new() };
+        let entry = Entry {
+            path: b"f".into(),
+            what,
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+            seconds: 0,
+            nanoseconds: 0,
+            attributes: Vec::new(),
+        };
         listing::encode(&entry, &mut entries);
     }
     let bytes = entries.len() as u32;
-    let chunk = Group { compression: 0, stored: entries, raw: bytes, chunks: vec![(Fingerprint([7; 16]), bytes)] };
+    let chunk = Group {
+        compression: 0,
+        stored: entries,
+        raw: bytes,
+        chunks: vec![(Fingerprint([7; 16]), bytes)],
+    };
     let mut pieces = recipe(|writer, full| {
         for _ in 0..2300 {
             let whole = &mut |piece| {
                 full(piece);
                 Ok(())
             };
-            writer.chunk(Address { container: ContainerId(5000), slot: 0 }, Fingerprint([7; 16]), bytes, whole).unwrap();
+            writer
+                .chunk(
+                    Address { container: ContainerId(5000), slot: 0 },
+                    Fingerprint([7; 16]),
+                    bytes,
+                    whole,
+                )
+                .unwrap();
         }
     });
     pieces.extend(recipe(|_, _| {}));
@@ -327,7 +410,11 @@ fn endless_listing() -> Forged {
         recipe: vec![pieces_of(end, 1)],
         ..stream(Shape::Tree, 0, 0)
     };
-    forged.add("tree", endless, [(5000, Holds::Data, vec![chunk]), (5001, Holds::Recipes, groups_of(&pieces))]);
+    forged.add(
+        "tree",
+        endless,
+        [(5000, Holds::Data, vec![chunk]), (5001, Holds::Recipes, groups_of(&pieces))],
+    );
     forged
 }
 

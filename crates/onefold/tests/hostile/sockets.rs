@@ -22,7 +22,10 @@ use super::{
 /// The sockets for commands in a directory.
 fn control_sockets(directory: &Path) -> Vec<PathBuf> {
     let names = fs::read_dir(directory).into_iter().flatten();
-    names.map(|name| name.unwrap().path()).filter(|path| path.extension().is_some_and(|end| end == "ctl")).collect()
+    names
+        .map(|name| name.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "ctl"))
+        .collect()
 }
 
 /// The name of the control socket of a store that is a file, without its ending.
@@ -45,7 +48,11 @@ fn rule_10_a_control_socket_is_closed_to_others_and_goes_with_its_server() {
     assert_eq!(fs::symlink_metadata(&sockets[0]).unwrap().permissions().mode() & 0o777, 0o600);
     desk.ok("volume create a w --size 1M --control doors");
     // A verb that does not know the place says where it looked, and what to do.
-    desk.fails("volume create a x --size 1M", 1, &["a is in use by another process", "no control socket", "--control DIR"]);
+    desk.fails(
+        "volume create a x --size 1M",
+        1,
+        &["a is in use by another process", "no control socket", "--control DIR"],
+    );
     assert!(serving.terminate().0.success());
     assert_eq!(control_sockets(&doors), [] as [PathBuf; 0]);
     // What a server left that was killed is replaced by the next one.
@@ -75,8 +82,17 @@ fn rule_10_who_only_looks_for_a_server_makes_no_place_for_it() {
     let desk = Desk::new();
     desk.store_with_volume("a");
     let mut command = Command::new("strace");
-    command.args(["-f", "-e", "trace=mkdir,mkdirat", env!("CARGO_BIN_EXE_onefold"), "volume", "list", "a"]);
-    let said = command.current_dir(desk.path(".")).env_remove("RUNTIME_DIRECTORY").output().unwrap();
+    command.args([
+        "-f",
+        "-e",
+        "trace=mkdir,mkdirat",
+        env!("CARGO_BIN_EXE_onefold"),
+        "volume",
+        "list",
+        "a",
+    ]);
+    let said =
+        command.current_dir(desk.path(".")).env_remove("RUNTIME_DIRECTORY").output().unwrap();
     let calls = String::from_utf8_lossy(&said.stderr);
     assert!(said.status.success() && !calls.contains("mkdir"), "{calls}");
 }
@@ -105,7 +121,11 @@ fn rule_10_a_directory_that_others_may_enter_holds_no_control_socket() {
     let serving = Serving::start(command.env("RUNTIME_DIRECTORY", &open));
     assert!(serving.log().contains("takes no commands while it serves"), "{}", serving.log());
     assert_eq!(control_sockets(&open), [] as [PathBuf; 0]);
-    desk.fails("volume create a w --size 1M", 1, &["a is in use by another process", "no control socket"]);
+    desk.fails(
+        "volume create a w --size 1M",
+        1,
+        &["a is in use by another process", "no control socket"],
+    );
     assert!(serving.terminate().0.success());
 }
 
@@ -114,7 +134,8 @@ fn rule_10_a_server_starts_though_somebody_has_the_name_that_older_ones_took() {
     let desk = Desk::new();
     desk.store_with_volume("a");
     let name = format!("onefold-control-{}", control_name(&desk, "a"));
-    let _squatter = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    let _squatter =
+        UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
     let serving = desk.serve("a");
     desk.ok("volume create a w --size 1M");
     assert!(serving.terminate().0.success());
@@ -127,10 +148,21 @@ fn rule_10_root_of_another_mount_namespace_reaches_no_server() {
     desk.store_with_volume("a");
     let serving = desk.serve("a");
     let mut command = Command::new("unshare");
-    let script = format!("mount -t tmpfs none {} && exec {} volume delete a v", desk.runtime().display(), env!("CARGO_BIN_EXE_onefold"));
-    command.args(["-m", "sh", "-c", &script]).current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
+    let script = format!(
+        "mount -t tmpfs none {} && exec {} volume delete a v",
+        desk.runtime().display(),
+        env!("CARGO_BIN_EXE_onefold")
+    );
+    command
+        .args(["-m", "sh", "-c", &script])
+        .current_dir(desk.path("."))
+        .env("RUNTIME_DIRECTORY", desk.runtime());
     let said = command.output().unwrap();
-    assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("in use by another process"), "{said:?}");
+    assert!(
+        !said.status.success()
+            && String::from_utf8_lossy(&said.stderr).contains("in use by another process"),
+        "{said:?}"
+    );
     assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n");
     assert!(serving.terminate().0.success());
 }
@@ -144,17 +176,23 @@ fn rule_10_a_squatter_is_neither_served_nor_spoken_to() {
     fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
     // No server puts its socket into the directory of somebody else.
     desk.fails(&format!("serve a --control {}", home.display()), 1, &["belongs to user 61234"]);
-    // A verb speaks to nobody who does not own the store: neither in the stranger's directory, nor to his socket in one of ours.
+    // A verb speaks to nobody who does not own the store: neither in the stranger's directory, nor
+    // to his socket in one of ours.
     let socket = home.join(format!("{}.ctl", control_name(&desk, "a")));
     let mut python = street.program(STRANGER, Path::new("python3"));
     let script = "import socket,sys,time; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); s.accept(); print('spoken to')";
-    let mut squatter = python.args(["-c", script]).arg(&socket).stdout(Stdio::piped()).spawn().unwrap();
+    let mut squatter =
+        python.args(["-c", script]).arg(&socket).stdout(Stdio::piped()).spawn().unwrap();
     while fs::symlink_metadata(&socket).is_err() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     desk.ok(&format!("volume list a --control {}", home.display()));
     chown(&home, Some(0), Some(0)).unwrap();
-    desk.fails(&format!("volume list a --control {}", home.display()), 1, &["a process that does not own a"]);
+    desk.fails(
+        &format!("volume list a --control {}", home.display()),
+        1,
+        &["a process that does not own a"],
+    );
     squatter.wait().unwrap();
     // And the holder of the store's lock puts its own socket in the place of that.
     let serving = desk.serve(&format!("a --control {}", home.display()));
@@ -162,8 +200,8 @@ fn rule_10_a_squatter_is_neither_served_nor_spoken_to() {
     assert!(serving.terminate().0.success());
 }
 
-/// A program of a user that listens where a server of that user would, says lines without end to whoever connects, and says once on its own
-/// standard output that it was spoken to.
+/// A program of a user that listens where a server of that user would, says lines without end to
+/// whoever connects, and says once on its own standard output that it was spoken to.
 const TALKER: &str = "import socket,sys,time
 s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()
 while True:
@@ -190,18 +228,26 @@ fn rule_10_root_believes_no_server_of_another_user_without_being_told_to() {
     let socket = home.join("onefold").join(format!("{}.ctl", control_name(&desk, "a")));
     let mut python = street.program(STRANGER, Path::new("python3"));
     let line = r#"{"answer":"progress","what":"\u001b]0;owned\u0007","done":1,"total":2}"#;
-    let mut talker = python.args(["-c", TALKER]).arg(&socket).arg(line).stdout(Stdio::piped()).spawn().unwrap();
+    let mut talker =
+        python.args(["-c", TALKER]).arg(&socket).arg(line).stdout(Stdio::piped()).spawn().unwrap();
     while fs::symlink_metadata(&socket).is_err() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    // Not asked, it is not spoken to; asked for its number it is not listened to for long, and what it says does not reach the terminal.
+    // Not asked, it is not spoken to; asked for its number it is not listened to for long, and what
+    // it says does not reach the terminal.
     assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n");
     let locked = |owner: &[&str]| {
         let mut command = Command::new("flock");
-        command.args(["-x", "a", "timeout", "60", env!("CARGO_BIN_EXE_onefold"), "check", "a"]).args(owner).current_dir(desk.path("."));
+        command
+            .args(["-x", "a", "timeout", "60", env!("CARGO_BIN_EXE_onefold"), "check", "a"])
+            .args(owner)
+            .current_dir(desk.path("."));
         let said = command.env("RUNTIME_DIRECTORY", desk.runtime()).output().unwrap();
         let sentence = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert!(said.status.code() == Some(1) && sentence.contains("in use by another process"), "{sentence}");
+        assert!(
+            said.status.code() == Some(1) && sentence.contains("in use by another process"),
+            "{sentence}"
+        );
         assert!(!sentence.contains('\u{1b}'), "{sentence}");
         sentence
     };
@@ -223,7 +269,9 @@ fn rule_11_no_tcp_address_is_served_without_being_insisted_on() {
     desk.store_with_volume("a");
     for address in ["tcp:127.0.0.1:0", "tcp:[::1]:0", "tcp:0.0.0.0:0"] {
         let mut command = Command::new("timeout");
-        command.args(["20", env!("CARGO_BIN_EXE_onefold"), "serve", "a", "--nbd", address]).current_dir(desk.path("."));
+        command
+            .args(["20", env!("CARGO_BIN_EXE_onefold"), "serve", "a", "--nbd", address])
+            .current_dir(desk.path("."));
         command.env("RUNTIME_DIRECTORY", desk.runtime());
         refused(&mut command);
     }
@@ -237,9 +285,15 @@ fn rule_11_no_tcp_socket_is_taken_over_without_being_insisted_on() {
     desk.store_with_volume("a");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     // The shell hands the socket over as descriptor 3, and its own number as that of the process.
-    let script = format!("exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec {} serve a", env!("CARGO_BIN_EXE_onefold"));
+    let script = format!(
+        "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec {} serve a",
+        env!("CARGO_BIN_EXE_onefold")
+    );
     let mut command = Command::new("timeout");
-    command.args(["20", "sh", "-c", &script]).current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
+    command
+        .args(["20", "sh", "-c", &script])
+        .current_dir(desk.path("."))
+        .env("RUNTIME_DIRECTORY", desk.runtime());
     command.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)));
     refused(&mut command);
 }
@@ -249,7 +303,10 @@ fn refused(command: &mut Command) {
     let said = command.output().unwrap();
     let error = String::from_utf8_lossy(&said.stderr);
     assert_eq!(said.status.code(), Some(2), "{command:?}: {said:?}");
-    assert!(error.contains("--insecure") && error.contains("TLS") && error.contains("unix:"), "{error}");
+    assert!(
+        error.contains("--insecure") && error.contains("TLS") && error.contains("unix:"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -263,9 +320,12 @@ fn rule_14_a_full_store_answers_a_right_guess_like_a_wrong_one() {
     let serving = desk.serve("a");
     qemu_io(&desk.uri("a", "victim"), &["write -P 0x47 0 4k", "flush"]);
     let answers = || {
-        assert!(!try_qemu_io(&desk.uri("a", "attacker"), &[&fill]).out.contains("wrote 100663296/"));
+        assert!(
+            !try_qemu_io(&desk.uri("a", "attacker"), &[&fill]).out.contains("wrote 100663296/")
+        );
         [0x46, 0x47].map(|guess| {
-            let said = try_qemu_io(&desk.uri("a", "attacker"), &[&format!("write -P {guess:#x} 200M 4k")]);
+            let said =
+                try_qemu_io(&desk.uri("a", "attacker"), &[&format!("write -P {guess:#x} 200M 4k")]);
             said.out.contains("wrote 4096/4096")
         })
     };
@@ -274,7 +334,8 @@ fn rule_14_a_full_store_answers_a_right_guess_like_a_wrong_one() {
     assert!(serving.terminate().0.success());
 }
 
-/// A client without a library: it opens volumes as often as asked for, and keeps the connections, on the first of them asking for their status all the time.
+/// A client without a library: it opens volumes as often as asked for, and keeps the connections,
+/// on the first of them asking for their status all the time.
 const CROWD: &str = r#"
 import os, socket, struct, sys, threading, time
 path, name, idle, flood = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3]), int(sys.argv[4])
@@ -309,14 +370,22 @@ fn rule_12_a_peer_that_has_all_places_keeps_no_other_out() {
     let (desk, street) = (Desk::new(), Street::new());
     desk.store_with_volume("a");
     desk.ok("volume create a his --size 64M");
-    fs::write(desk.path("access"), format!("uid:{STRANGER} write his\nuser:root write v\n")).unwrap();
+    fs::write(desk.path("access"), format!("uid:{STRANGER} write his\nuser:root write v\n"))
+        .unwrap();
     let door = street.path("door.sock");
-    let serving = desk.serve(&format!("a --memory 64M --access access --nbd unix:{},mode=0666", door.display()));
+    let serving = desk
+        .serve(&format!("a --memory 64M --access access --nbd unix:{},mode=0666", door.display()));
     let mut crowd = street.program(STRANGER, Path::new("python3"));
-    let crowd = Serving::start_saying(crowd.args(["-c", CROWD]).arg(&door).args(["his", "34", "8"]), "there");
+    let crowd = Serving::start_saying(
+        crowd.args(["-c", CROWD]).arg(&door).args(["his", "34", "8"]),
+        "there",
+    );
     let uri = format!("nbd+unix:///v?socket={}", door.display());
     for round in 0..5 {
-        qemu_io(&uri, &[&format!("write -P {round} 0 1M"), "flush", &format!("read -P {round} 0 1M")]);
+        qemu_io(
+            &uri,
+            &[&format!("write -P {round} 0 1M"), "flush", &format!("read -P {round} 0 1M")],
+        );
     }
     drop(crowd);
     assert!(serving.terminate().0.success());
@@ -333,7 +402,11 @@ fn rule_13_a_peer_sees_and_changes_what_it_has_a_right_to() {
     let nbdinfo = |user: u32, rest: &[&str]| {
         let mut command = street.program(user, Path::new("nbdinfo"));
         let said = command.args(rest).output().unwrap();
-        (said.status.success(), String::from_utf8_lossy(&said.stdout).into_owned(), String::from_utf8_lossy(&said.stderr).into_owned())
+        (
+            said.status.success(),
+            String::from_utf8_lossy(&said.stdout).into_owned(),
+            String::from_utf8_lossy(&said.stderr).into_owned(),
+        )
     };
     let uri = |volume: &str| format!("nbd+unix:///{volume}?socket={}", door.display());
     // Without a file, others see nothing, though they can connect.
@@ -342,14 +415,25 @@ fn rule_13_a_peer_sees_and_changes_what_it_has_a_right_to() {
     assert!(!nbdinfo(STRANGER, &["--list", &uri("")]).1.contains("export="));
     assert!(serving.terminate().0.success());
 
-    fs::write(desk.path("access"), format!("uid:{STRANGER} write his\nuid:{STRANGER} read shown\n")).unwrap();
+    fs::write(
+        desk.path("access"),
+        format!("uid:{STRANGER} write his\nuid:{STRANGER} read shown\n"),
+    )
+    .unwrap();
     let serving = desk.serve(&format!("a --access access --nbd unix:{},mode=0666", door.display()));
     let list = nbdinfo(STRANGER, &["--list", &uri("")]).1;
-    assert!(list.contains("\"his\"") && list.contains("\"shown\"") && !list.contains("\"v\""), "{list}");
-    let (forbidden, missing) = (nbdinfo(STRANGER, &["--size", &uri("v")]), nbdinfo(STRANGER, &["--size", &uri("w")]));
+    assert!(
+        list.contains("\"his\"") && list.contains("\"shown\"") && !list.contains("\"v\""),
+        "{list}"
+    );
+    let (forbidden, missing) =
+        (nbdinfo(STRANGER, &["--size", &uri("v")]), nbdinfo(STRANGER, &["--size", &uri("w")]));
     assert!(!forbidden.0 && forbidden.2.contains("'v'"), "{forbidden:?}");
     assert_eq!(forbidden.2.replace("'v'", "'w'").replace("/v?", "/w?"), missing.2);
-    assert!(nbdinfo(STRANGER, &["--is", "readonly", &uri("shown")]).0 && !nbdinfo(STRANGER, &["--is", "readonly", &uri("his")]).0);
+    assert!(
+        nbdinfo(STRANGER, &["--is", "readonly", &uri("shown")]).0
+            && !nbdinfo(STRANGER, &["--is", "readonly", &uri("his")]).0
+    );
     // Root has no line, and so no right.
     assert!(!nbdinfo(0, &["--size", &uri("v")]).0);
     assert!(serving.terminate().0.success());
@@ -370,11 +454,15 @@ fn rule_19_the_service_is_exposed_to_little() {
     ] {
         assert!(unit.lines().any(|found| found == line), "the unit has no {line}");
     }
-    assert!(fs::read_to_string(packaging.join("onefold.sysusers.conf")).unwrap().contains("u onefold "));
+    assert!(
+        fs::read_to_string(packaging.join("onefold.sysusers.conf")).unwrap().contains("u onefold ")
+    );
     let mut command = Command::new("systemd-analyze");
     // The most that it may have, in tenths.
-    let analyzed =
-        command.args(["security", "--offline=yes", "--threshold=15", "--no-pager"]).arg(packaging.join("onefold@.service")).output();
+    let analyzed = command
+        .args(["security", "--offline=yes", "--threshold=15", "--no-pager"])
+        .arg(packaging.join("onefold@.service"))
+        .output();
     match analyzed {
         Ok(said) => assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout)),
         Err(error) => println!("not tried, since systemd-analyze does not run: {error}"),

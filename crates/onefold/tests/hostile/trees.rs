@@ -27,7 +27,16 @@ use crate::{
 /// An entry with nothing special.
 fn entry(path: &str, what: What) -> Entry {
     let mode = if what == What::Directory { 0o755 } else { 0o644 };
-    Entry { path: path.into(), what, mode, uid: 0, gid: 0, seconds: 7, nanoseconds: 0, attributes: Vec::new() }
+    Entry {
+        path: path.into(),
+        what,
+        mode,
+        uid: 0,
+        gid: 0,
+        seconds: 7,
+        nanoseconds: 0,
+        attributes: Vec::new(),
+    }
 }
 
 fn link(target: &str) -> What {
@@ -81,8 +90,19 @@ fn rule_05_a_listing_is_checked_before_anything_is_created() {
     deep.extend((1..4_097).map(|depth| entry(&vec!["a"; depth + 1].join("/"), What::Directory)));
     let bad: Vec<(&str, Vec<Entry>)> = vec![
         ("order", vec![entry("b", file()), entry("a", file())]),
-        ("twice", vec![entry("a", What::Directory), entry("a/b", file()), entry("a", What::Directory)]),
-        ("left", vec![entry("a", What::Directory), entry("a/b", file()), entry("c", file()), entry("a/d", file())]),
+        (
+            "twice",
+            vec![entry("a", What::Directory), entry("a/b", file()), entry("a", What::Directory)],
+        ),
+        (
+            "left",
+            vec![
+                entry("a", What::Directory),
+                entry("a/b", file()),
+                entry("c", file()),
+                entry("a/d", file()),
+            ],
+        ),
         ("orphan", vec![entry("a", file()), entry("b/c", file())]),
         ("file", vec![entry("a", file()), entry("a/b", file())]),
         ("through", vec![entry("a", link("/")), entry("a/b", file())]),
@@ -139,7 +159,9 @@ fn rule_05_who_renames_inside_the_destination_gets_nothing() {
     for n in 0..40 {
         let directory = street.path(&format!("tree/d/{n:03}"));
         fs::create_dir_all(&directory).unwrap();
-        (0..5).for_each(|file| fs::write(directory.join(format!("f{file}")), noise(n * 5 + file, 5_000)).unwrap());
+        (0..5).for_each(|file| {
+            fs::write(directory.join(format!("f{file}")), noise(n * 5 + file, 5_000)).unwrap()
+        });
     }
     assert!(run("put a t -r tree").status.success());
     let target = street.home("target", STRANGER);
@@ -152,7 +174,8 @@ fn rule_05_who_renames_inside_the_destination_gets_nothing() {
                 while !done.load(Relaxed) {
                     if theirs.is_dir() && fs::rename(&theirs, &ours).is_ok() {
                         fs::create_dir(&theirs).unwrap();
-                        (0..40).for_each(|n| fs::create_dir(theirs.join(format!("{n:03}"))).unwrap());
+                        (0..40)
+                            .for_each(|n| fs::create_dir(theirs.join(format!("{n:03}"))).unwrap());
                         std::os::unix::fs::chown(&theirs, Some(STRANGER), Some(STRANGER)).unwrap();
                         symlink(&target, out.join("e")).unwrap();
                         break;
@@ -166,7 +189,10 @@ fn rule_05_who_renames_inside_the_destination_gets_nothing() {
             (0..40).for_each(|n| found += count(&out.join(format!("d/{n:03}"))));
         }
         assert_eq!(found, 0, "round {n}");
-        assert!(!out.join("away").exists() || fs::metadata(out.join("d")).unwrap().uid() == STRANGER, "round {n}: it was given away");
+        assert!(
+            !out.join("away").exists() || fs::metadata(out.join("d")).unwrap().uid() == STRANGER,
+            "round {n}: it was given away"
+        );
     }
     assert_eq!(count(&target), 0);
 }
@@ -211,21 +237,45 @@ fn rule_06_privileges_are_restored_only_when_asked_for() {
     fs::set_permissions(desk.path("out"), fs::Permissions::from_mode(0o700)).unwrap();
     let said = desk.run("get a t -C out --json");
     assert!(said.status.success(), "{said:?}");
-    assert!(said.err.contains("--preserve-privileged") && said.err.lines().count() == 1, "{}", said.err);
+    assert!(
+        said.err.contains("--preserve-privileged") && said.err.lines().count() == 1,
+        "{}",
+        said.err
+    );
     let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     let left = &report["left_out"];
-    assert_eq!((left["special_bits"].as_u64(), left["devices"].as_u64()), (Some(2), Some(2)), "{report}");
-    assert_eq!((left["attributes"].as_u64(), left["owners"].as_u64()), (Some(1), Some(0)), "{report}");
+    assert_eq!(
+        (left["special_bits"].as_u64(), left["devices"].as_u64()),
+        (Some(2), Some(2)),
+        "{report}"
+    );
+    assert_eq!(
+        (left["attributes"].as_u64(), left["owners"].as_u64()),
+        (Some(1), Some(0)),
+        "{report}"
+    );
     let look = |name: &str| fs::symlink_metadata(desk.path(name)).unwrap();
     let shown = |name: &str| (look(name).mode() & 0o7777, look(name).uid());
     assert_eq!(shown("out"), (0o700, 0), "the destination stays as it was");
-    assert_eq!((shown("out/setuid"), shown("out/sticky"), shown("out/plain")), ((0o755, STRANGER), (0o777, STRANGER), (0o640, STRANGER)));
+    assert_eq!(
+        (shown("out/setuid"), shown("out/sticky"), shown("out/plain")),
+        ((0o755, STRANGER), (0o777, STRANGER), (0o640, STRANGER))
+    );
     assert_eq!(shown("out/pipe"), (0o622, 0));
     assert!(!desk.path("out/device").exists() && !desk.path("out/device2").exists());
-    assert!(attribute(&desk.path("out/plain"), "user.mine") && !attribute(&desk.path("out/plain"), "trusted.theirs"));
+    assert!(
+        attribute(&desk.path("out/plain"), "user.mine")
+            && !attribute(&desk.path("out/plain"), "trusted.theirs")
+    );
     desk.ok("get a t -C all --preserve-privileged");
-    assert_eq!((shown("all/setuid"), shown("all/sticky")), ((0o4755, STRANGER), (0o1777, STRANGER)));
-    assert!(look("all/device").file_type().is_char_device() && look("all/device").rdev() == look("all/device2").rdev());
+    assert_eq!(
+        (shown("all/setuid"), shown("all/sticky")),
+        ((0o4755, STRANGER), (0o1777, STRANGER))
+    );
+    assert!(
+        look("all/device").file_type().is_char_device()
+            && look("all/device").rdev() == look("all/device2").rdev()
+    );
     assert!(attribute(&desk.path("all/plain"), "trusted.theirs"));
 }
 
@@ -254,7 +304,8 @@ fn dig(root: &Path, levels: usize) {
         mkdirat(&at, "d", Mode::from_raw_mode(0o700)).unwrap();
         at = openat(&at, "d", OFlags::DIRECTORY, Mode::empty()).unwrap();
     }
-    let file = openat(&at, "file", OFlags::CREATE | OFlags::WRONLY, Mode::from_raw_mode(0o600)).unwrap();
+    let file =
+        openat(&at, "file", OFlags::CREATE | OFlags::WRONLY, Mode::from_raw_mode(0o600)).unwrap();
     rustix::io::write(&file, &noise(1, 5_000)).unwrap();
 }
 
@@ -276,7 +327,8 @@ fn rule_04_twenty_thousand_levels_are_walked() {
     fs::write(desk.path("deep/z/last"), "seen").unwrap();
     dig(&desk.path("deep"), 20_000);
     // Where a machine is slow it tells how far it is.
-    let found: serde_json::Value = serde_json::from_str(&desk.run("estimate --json deep").out).unwrap();
+    let found: serde_json::Value =
+        serde_json::from_str(&desk.run("estimate --json deep").out).unwrap();
     assert_eq!((found["files"].as_u64(), found["unreadable"].as_u64()), (Some(2), Some(0)));
     // What lies deeper than a get would go is left out, and said.
     let said = desk.run("put a t -r deep");
@@ -308,7 +360,11 @@ fn rule_07_what_cannot_be_read_is_named_and_the_rest_is_stored() {
     let told = String::from_utf8_lossy(&said.stderr);
     assert!(told.contains("f0500") && told.contains("closed"), "{told}");
     let report: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
-    assert_eq!((report["incomplete"].as_bool(), report["skipped"].as_u64()), (Some(true), Some(2)), "{report}");
+    assert_eq!(
+        (report["incomplete"].as_bool(), report["skipped"].as_u64()),
+        (Some(true), Some(2)),
+        "{report}"
+    );
     let list: serde_json::Value = serde_json::from_slice(&run("ls home/a --json").stdout).unwrap();
     assert_eq!(list[0]["incomplete"], true);
     assert!(String::from_utf8_lossy(&run("ls home/a").stdout).contains("incomplete"));
@@ -336,14 +392,29 @@ impl Mounted {
     fn new(image: &Path, at: &Path, bytes: u64) -> Mounted {
         fs::File::create(image).unwrap().set_len(bytes).unwrap();
         fs::create_dir_all(at).unwrap();
-        assert!(Command::new("mkfs.ext4").args(["-q", "-F", "-O", "^has_journal"]).arg(image).status().unwrap().success());
+        assert!(
+            Command::new("mkfs.ext4")
+                .args(["-q", "-F", "-O", "^has_journal"])
+                .arg(image)
+                .status()
+                .unwrap()
+                .success()
+        );
         let mounted = Mounted { image: image.to_owned(), at: at.to_owned() };
         mounted.mount("loop");
         mounted
     }
 
     fn mount(&self, options: &str) {
-        assert!(Command::new("mount").args(["-o", options]).arg(&self.image).arg(&self.at).status().unwrap().success());
+        assert!(
+            Command::new("mount")
+                .args(["-o", options])
+                .arg(&self.image)
+                .arg(&self.at)
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     fn unmount(&self) -> bool {
@@ -378,21 +449,34 @@ fn rule_07_a_file_that_fails_in_its_middle_does_not_claim_to_be_whole() {
     assert_eq!(said.status.code(), Some(3), "{said:?}");
     assert!(said.err.contains("fs/big"), "{}", said.err);
     assert_eq!(fs::read(desk.path("out/z")).unwrap(), b"after it");
-    assert!(desk.ok("ls a t").lines().any(|line| line.contains("fs/big") && line.contains("in part")));
+    assert!(
+        desk.ok("ls a t").lines().any(|line| line.contains("fs/big") && line.contains("in part"))
+    );
 }
 
 #[test]
 fn rule_07_patterns_leave_out_what_they_name() {
     let desk = Desk::new();
     desk.ok("archive create a");
-    for path in
-        ["keep/x.o", "keep/y.c", "node_modules/z", "deep/node_modules/z", "only/sub/f", "deep/only/sub/f", "cache/data", "cache2/data"]
-    {
+    for path in [
+        "keep/x.o",
+        "keep/y.c",
+        "node_modules/z",
+        "deep/node_modules/z",
+        "only/sub/f",
+        "deep/only/sub/f",
+        "cache/data",
+        "cache2/data",
+    ] {
         let path = desk.path("tree").join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, "x").unwrap();
     }
-    fs::write(desk.path("tree/cache/CACHEDIR.TAG"), "Signature: 8a477f597d28d172789f06886806bc55\n# a cache").unwrap();
+    fs::write(
+        desk.path("tree/cache/CACHEDIR.TAG"),
+        "Signature: 8a477f597d28d172789f06886806bc55\n# a cache",
+    )
+    .unwrap();
     fs::write(desk.path("tree/cache2/CACHEDIR.TAG"), "something else").unwrap();
     fs::write(desk.path("patterns"), "# objects\n*.o\n\n").unwrap();
     let listed = |options: &str| -> Vec<String> {
@@ -401,13 +485,21 @@ fn rule_07_patterns_leave_out_what_they_name() {
         lines.lines().map(|line| line.split_whitespace().last().unwrap().to_owned()).collect()
     };
     let has = |all: &[String], path: &str| all.iter().any(|found| found == path);
-    let all = listed("--exclude-from patterns --exclude node_modules/ --exclude /only --exclude-caches --one-file-system");
+    let all = listed(
+        "--exclude-from patterns --exclude node_modules/ --exclude /only --exclude-caches --one-file-system",
+    );
     assert!(!has(&all, "keep/x.o") && has(&all, "keep/y.c"), "{all:?}");
     assert!(!has(&all, "node_modules") && !has(&all, "deep/node_modules"), "{all:?}");
     assert!(!has(&all, "only") && has(&all, "deep/only/sub/f"), "{all:?}");
-    assert!(!has(&all, "cache/data") && has(&all, "cache/CACHEDIR.TAG") && has(&all, "cache2/data"), "{all:?}");
+    assert!(
+        !has(&all, "cache/data") && has(&all, "cache/CACHEDIR.TAG") && has(&all, "cache2/data"),
+        "{all:?}"
+    );
     let all = listed("--exclude only/*/f --exclude k*p/**");
-    assert!(has(&all, "only/sub") && !has(&all, "only/sub/f") && !has(&all, "deep/only/sub/f"), "{all:?}");
+    assert!(
+        has(&all, "only/sub") && !has(&all, "only/sub/f") && !has(&all, "deep/only/sub/f"),
+        "{all:?}"
+    );
     assert!(has(&all, "keep") && !has(&all, "keep/y.c"), "{all:?}");
     let absolute = desk.path("tree/keep");
     let all = listed(&format!("--exclude {}", absolute.display()));
@@ -433,7 +525,10 @@ fn rule_07_a_put_through_the_server_is_incomplete_too() {
     let said = desk.run("put a t -r tree --json");
     assert_eq!(said.status.code(), Some(3), "{said:?}");
     let list: serde_json::Value = serde_json::from_str(&desk.ok("ls a --json")).unwrap();
-    assert_eq!((list.as_array().unwrap().len(), &list[0]["incomplete"]), (1, &serde_json::Value::Bool(true)));
+    assert_eq!(
+        (list.as_array().unwrap().len(), &list[0]["incomplete"]),
+        (1, &serde_json::Value::Bool(true))
+    );
     serving.terminate();
 }
 
@@ -460,7 +555,8 @@ fn traced(desk: &Desk, arguments: &str, calls: &str) -> String {
     let log = desk.path("trace");
     let mut command = Command::new("strace");
     command.args(["-f", "-y", "-e", calls, "-o"]).arg(&log).arg(env!("CARGO_BIN_EXE_onefold"));
-    let done = command.args(arguments.split_whitespace()).current_dir(desk.path("")).output().unwrap();
+    let done =
+        command.args(arguments.split_whitespace()).current_dir(desk.path("")).output().unwrap();
     assert!(done.status.success(), "{done:?}");
     fs::read_to_string(log).unwrap()
 }
@@ -474,16 +570,27 @@ fn rule_08_what_was_restored_is_synced_before_it_is_reported() {
     desk.ok("put a t -r tree");
     desk.ok("put a s tree/file");
     let calls = traced(&desk, "get a t -C out --json", "trace=syncfs,fsync,write,utimensat");
-    let place = |call: &str| calls.lines().position(|line| line.contains(call)).unwrap_or_else(|| panic!("no {call}: {calls}"));
-    let last_time = calls.lines().enumerate().filter(|(_, line)| line.contains("utimensat")).last().unwrap().0;
+    let place = |call: &str| {
+        calls
+            .lines()
+            .position(|line| line.contains(call))
+            .unwrap_or_else(|| panic!("no {call}: {calls}"))
+    };
+    let last_time =
+        calls.lines().enumerate().filter(|(_, line)| line.contains("utimensat")).last().unwrap().0;
     assert!(last_time < place("syncfs("), "{calls}");
     assert!(place("syncfs(") < place("fsync(") && place("fsync(") < place("write(1"), "{calls}");
     let calls = traced(&desk, "get a s --output new", "trace=linkat,renameat2,fsync");
-    let lines: Vec<&str> =
-        calls.lines().filter(|line| line.contains("linkat") || line.contains("fsync") || line.contains("renameat2")).collect();
+    let lines: Vec<&str> = calls
+        .lines()
+        .filter(|line| {
+            line.contains("linkat") || line.contains("fsync") || line.contains("renameat2")
+        })
+        .collect();
     let linked = lines.iter().position(|line| line.contains("\"new\"")).unwrap();
     assert!(
-        lines[..linked].iter().any(|line| line.contains("fsync")) && lines[linked..].iter().any(|line| line.contains("fsync")),
+        lines[..linked].iter().any(|line| line.contains("fsync"))
+            && lines[linked..].iter().any(|line| line.contains("fsync")),
         "{calls}"
     );
 }

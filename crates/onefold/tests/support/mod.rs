@@ -1,4 +1,5 @@
-//! What the tests of the command share: a directory on a real disk, the command, a server, and NBD clients.
+//! What the tests of the command share: a directory on a real disk, the command, a server, and NBD
+//! clients.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::{
@@ -31,7 +32,12 @@ pub(crate) struct Said {
 impl Desk {
     pub(crate) fn new() -> Desk {
         // Names of sockets are short, so directories are too; the disk is that of the build.
-        Desk { dir: tempfile::Builder::new().prefix("o").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
+        Desk {
+            dir: tempfile::Builder::new()
+                .prefix("o")
+                .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+                .unwrap(),
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -153,7 +159,11 @@ impl Serving {
         let begun = Instant::now();
         while !self.log().contains(text) {
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none() && begun.elapsed() < PATIENCE, "no '{text}' ({ended:?}): {}", self.log());
+            assert!(
+                ended.is_none() && begun.elapsed() < PATIENCE,
+                "no '{text}' ({ended:?}): {}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -202,7 +212,9 @@ impl Drop for Serving {
 #[track_caller]
 pub(crate) fn qemu_io(uri: &str, commands: &[&str]) -> String {
     let said = try_qemu_io(uri, commands);
-    let failed = ["failed", "error", "Could not", "can't"].iter().any(|word| said.out.contains(word) || said.err.contains(word));
+    let failed = ["failed", "error", "Could not", "can't"]
+        .iter()
+        .any(|word| said.out.contains(word) || said.err.contains(word));
     assert!(said.status.success() && !failed, "{commands:?}: {said:?}");
     said.out
 }

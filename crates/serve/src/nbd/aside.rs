@@ -1,7 +1,9 @@
-//! Reads aside: while helpers carry out batches of reads and send their replies, the connection's thread takes the next requests. So the
-//! disk works while data is verified and sent, as a client that keeps many reads under way expects.
+//! Reads aside: while helpers carry out batches of reads and send their replies, the connection's
+//! thread takes the next requests. So the disk works while data is verified and sent, as a client
+//! that keeps many reads under way expects.
 //!
-//! *Threads:* a connection has at most [`HELPERS`] of them, started when first needed, and each has one batch at a time.
+//! *Threads:* a connection has at most [`HELPERS`] of them, started when first needed, and each has
+//! one batch at a time.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -18,7 +20,8 @@ use super::wire::Dialect;
 /// Bytes of reads that are worth another thread: about 100 µs of disk and processor.
 pub(crate) const WORTH_BYTES: usize = 256 << 10;
 
-/// Helpers of a connection: with its own thread one for the disk, one for verifying and one for sending.
+/// Helpers of a connection: with its own thread one for the disk, one for verifying and one for
+/// sending.
 pub(crate) const HELPERS: usize = 2;
 
 /// A batch of reads, and the replies to it.
@@ -46,11 +49,18 @@ pub(crate) struct Aside<'a> {
 impl<'a> Aside<'a> {
     /// With empty batches to begin with, which take memory when they are used.
     pub(crate) fn new(dialect: Dialect, empty: impl Fn() -> ReadBatch<'a>) -> Aside<'a> {
-        let spare = (0..HELPERS).map(|_| Errand { reads: empty(), replies: Replies::new(dialect) }).collect();
-        Aside { state: Mutex::new(State { given: VecDeque::new(), spare, closed: false }), changed: Condvar::new(), quiet: Condvar::new() }
+        let spare = (0..HELPERS)
+            .map(|_| Errand { reads: empty(), replies: Replies::new(dialect) })
+            .collect();
+        Aside {
+            state: Mutex::new(State { given: VecDeque::new(), spare, closed: false }),
+            changed: Condvar::new(),
+            quiet: Condvar::new(),
+        }
     }
 
-    /// Gives a batch to a helper and leaves an empty one; false, having done nothing, when all of them are at work.
+    /// Gives a batch to a helper and leaves an empty one; false, having done nothing, when all of
+    /// them are at work.
     pub(crate) fn give(&self, reads: &mut ReadBatch<'a>) -> bool {
         let mut state = self.state.lock();
         let Some(mut errand) = state.spare.pop() else { return false };
@@ -61,7 +71,8 @@ impl<'a> Aside<'a> {
         true
     }
 
-    /// Waits until the helpers have answered what they were given, and gives back the memory for it.
+    /// Waits until the helpers have answered what they were given, and gives back the memory for
+    /// it.
     pub(crate) fn release(&self) {
         let mut state = self.state.lock();
         self.quiet.wait_while(&mut state, |state| state.spare.len() < HELPERS);
@@ -80,8 +91,14 @@ impl<'a> Aside<'a> {
     /// A helper: reads and answers until closed.
     ///
     /// # Panics
-    /// At its end, when the volume panicked before: a client must not wait for ever for an answer because of that.
-    pub(crate) fn help<W: Write>(&self, volume: &dyn Volume, outbox: &Outbox<W>, counters: &Counters) {
+    /// At its end, when the volume panicked before: a client must not wait for ever for an answer
+    /// because of that.
+    pub(crate) fn help<W: Write>(
+        &self,
+        volume: &dyn Volume,
+        outbox: &Outbox<W>,
+        counters: &Counters,
+    ) {
         let mut panicked = None;
         loop {
             let mut state = self.state.lock();

@@ -1,8 +1,9 @@
 //! Memory for the buffers of all connections together.
 //!
-//! Every connection has a little, with which it waits for its client; one that works has a working place, and with it buffers with which it can do everything.
-//! Larger ones, which make large requests faster, come out of what is left. Nobody waits for it: a connection that gets none goes on with what it has, so
-//! clients can't keep each other waiting.
+//! Every connection has a little, with which it waits for its client; one that works has a working
+//! place, and with it buffers with which it can do everything. Larger ones, which make large
+//! requests faster, come out of what is left. Nobody waits for it: a connection that gets none goes
+//! on with what it has, so clients can't keep each other waiting.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -21,7 +22,8 @@ pub(crate) struct Buffers {
 #[derive(Default)]
 pub(crate) struct Share {
     bytes: AtomicUsize,
-    /// The volumes that a peer has open now; with more than one, none gets more than half of what the peer may have.
+    /// The volumes that a peer has open now; with more than one, none gets more than half of what
+    /// the peer may have.
     pub(crate) volumes: AtomicUsize,
 }
 
@@ -81,7 +83,8 @@ impl Loan<'_> {
             self.to.peer.give(bytes);
             return false;
         }
-        let taken = self.of.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok();
+        let taken =
+            self.of.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok();
         self.bytes += bytes;
         if !taken {
             self.bytes -= bytes;
@@ -91,10 +94,13 @@ impl Loan<'_> {
         taken
     }
 
-    /// True when peer or volume have more than they may beside others: they got it while nobody else was there.
+    /// True when peer or volume have more than they may beside others: they got it while nobody
+    /// else was there.
     pub(crate) fn is_too_much(&self) -> bool {
         let (of_peer, of_volume) = self.of.most(self.to.peer);
-        self.bytes > 0 && (self.to.peer.bytes.load(Relaxed) > of_peer || self.to.volume.bytes.load(Relaxed) > of_volume)
+        self.bytes > 0
+            && (self.to.peer.bytes.load(Relaxed) > of_peer
+                || self.to.volume.bytes.load(Relaxed) > of_volume)
     }
 
     /// Gives all of it back.
@@ -132,7 +138,10 @@ mod tests {
         assert!(other.more(60) && !other.more(1));
         other.give_back();
         assert!(other.more(100));
-        assert!(!Buffers::new(&Limits { connections: 1 << 20, ..Limits::default() }).loan(to).more(1), "all of it is promised");
+        assert!(
+            !Buffers::new(&Limits { connections: 1 << 20, ..Limits::default() }).loan(to).more(1),
+            "all of it is promised"
+        );
     }
 
     #[test]
@@ -145,8 +154,14 @@ mod tests {
         buffers.peers.store(2, Relaxed);
         assert!(early.is_too_much(), "somebody else has come");
         early.give_back();
-        let (mut one, mut more, mut other) = (buffers.loan(to(here, first)), buffers.loan(to(here, first)), buffers.loan(to(there, third)));
-        assert!(one.more(40) && !more.more(11) && more.more(10) && other.more(50) && !other.more(1));
+        let (mut one, mut more, mut other) = (
+            buffers.loan(to(here, first)),
+            buffers.loan(to(here, first)),
+            buffers.loan(to(there, third)),
+        );
+        assert!(
+            one.more(40) && !more.more(11) && more.more(10) && other.more(50) && !other.more(1)
+        );
         drop(one);
         assert!(!other.more(1) && more.more(40));
         more.give_back();

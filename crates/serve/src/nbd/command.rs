@@ -1,6 +1,7 @@
 //! Requests, checked: a command, flags that belong to it, and a range inside the volume.
 //!
-//! *Invariant:* what [`check`] lets pass has `offset + length <= size`, and `offset` and `length` below 2^63.
+//! *Invariant:* what [`check`] lets pass has `offset + length <= size`, and `offset` and `length`
+//! below 2^63.
 
 use super::limits::Limits;
 use super::reply::{Code, Refusal};
@@ -19,7 +20,8 @@ pub(crate) enum Command {
     BlockStatus,
 }
 
-/// The protocol's number of WRITE, which decides whether a payload follows even where nothing else is understood.
+/// The protocol's number of WRITE, which decides whether a payload follows even where nothing else
+/// is understood.
 const WRITE: u16 = 1;
 
 impl Command {
@@ -73,31 +75,68 @@ impl Command {
 }
 
 /// What can be said of a request by its header alone; `size` is the volume's.
-pub(crate) fn check(request: &Request, dialect: Dialect, size: u64, limits: &Limits) -> Result<Command, Refusal> {
+pub(crate) fn check(
+    request: &Request,
+    dialect: Dialect,
+    size: u64,
+    limits: &Limits,
+) -> Result<Command, Refusal> {
     let Some(command) = Command::from_wire(request.command) else {
-        return Err(Refusal::new(Code::Invalid, format!("command {} is not known here", request.command)));
+        return Err(Refusal::new(
+            Code::Invalid,
+            format!("command {} is not known here", request.command),
+        ));
     };
     let strange = request.flags & !command.flags(dialect);
     if strange != 0 {
-        return Err(Refusal::new(Code::Invalid, format!("{command:?} does not take the flags {strange:#x}")));
+        return Err(Refusal::new(
+            Code::Invalid,
+            format!("{command:?} does not take the flags {strange:#x}"),
+        ));
     }
     let fits = request.offset.checked_add(request.length).is_some_and(|end| end <= size);
-    let beyond = |code| Refusal::new(code, format!("{} bytes at {} end beyond the volume's {size} bytes", request.length, request.offset));
+    let beyond = |code| {
+        Refusal::new(
+            code,
+            format!(
+                "{} bytes at {} end beyond the volume's {size} bytes",
+                request.length, request.offset
+            ),
+        )
+    };
     match command {
         Command::Disconnect | Command::Flush => {}
         // Its range is in its payload.
         Command::BlockStatus if request.has(flag::PAYLOAD_LEN) => {}
-        Command::BlockStatus if request.length == 0 => return Err(Refusal::new(Code::Invalid, "the status of nothing was asked for")),
+        Command::BlockStatus if request.length == 0 => {
+            return Err(Refusal::new(Code::Invalid, "the status of nothing was asked for"));
+        }
         Command::Read if request.length > u64::from(limits.payload_bytes) => {
             let code = if request.has(flag::DF) { Code::TooLarge } else { Code::Invalid };
-            return Err(Refusal::new(code, format!("a read of {} bytes is more than {}", request.length, limits.payload_bytes)));
+            return Err(Refusal::new(
+                code,
+                format!("a read of {} bytes is more than {}", request.length, limits.payload_bytes),
+            ));
         }
         Command::Write if request.length > u64::from(limits.payload_bytes) => {
-            return Err(Refusal::new(Code::Invalid, format!("a write of {} bytes is more than {}", request.length, limits.payload_bytes)));
+            return Err(Refusal::new(
+                Code::Invalid,
+                format!(
+                    "a write of {} bytes is more than {}",
+                    request.length, limits.payload_bytes
+                ),
+            ));
         }
         Command::Write | Command::WriteZeroes if !fits => return Err(beyond(Code::NoSpace)),
-        Command::Read | Command::Trim | Command::Cache | Command::BlockStatus if !fits => return Err(beyond(Code::Invalid)),
-        Command::Read | Command::Write | Command::Trim | Command::Cache | Command::WriteZeroes | Command::BlockStatus => {}
+        Command::Read | Command::Trim | Command::Cache | Command::BlockStatus if !fits => {
+            return Err(beyond(Code::Invalid));
+        }
+        Command::Read
+        | Command::Write
+        | Command::Trim
+        | Command::Cache
+        | Command::WriteZeroes
+        | Command::BlockStatus => {}
     }
     Ok(command)
 }
@@ -110,7 +149,9 @@ mod tests {
 
     fn code(command: u16, flags: u16, offset: u64, length: u64) -> Option<Code> {
         let request = Request { flags, command, cookie: 0, offset, length };
-        check(&request, Dialect::Extended, SIZE, &Limits::default()).err().map(|refusal| refusal.code)
+        check(&request, Dialect::Extended, SIZE, &Limits::default())
+            .err()
+            .map(|refusal| refusal.code)
     }
 
     #[test]
@@ -132,7 +173,10 @@ mod tests {
             assert_eq!(code(command, flag::FUA, 0, 1), None);
             assert_eq!(code(command, flag::DF, 0, 1), (command != 0).then_some(Code::Invalid));
             assert_eq!(code(command, flag::REQ_ONE, 0, 1), (command != 7).then_some(Code::Invalid));
-            assert_eq!(code(command, flag::FAST_ZERO, 0, 1), (command != 6).then_some(Code::Invalid));
+            assert_eq!(
+                code(command, flag::FAST_ZERO, 0, 1),
+                (command != 6).then_some(Code::Invalid)
+            );
             assert_eq!(code(command, 1 << 15, 0, 1), Some(Code::Invalid));
         }
         assert_eq!(code(8, 0, 0, 0), Some(Code::Invalid));
@@ -142,8 +186,11 @@ mod tests {
     #[test]
     fn a_read_too_large_says_so_by_its_fragmentation_flag() {
         let limits = Limits::default();
-        let mut request = Request { flags: 0, command: 0, cookie: 0, offset: 0, length: (32 << 20) + 1 };
-        let code = |request: &Request| check(request, Dialect::Structured, 1 << 40, &limits).map_err(|refusal| refusal.code);
+        let mut request =
+            Request { flags: 0, command: 0, cookie: 0, offset: 0, length: (32 << 20) + 1 };
+        let code = |request: &Request| {
+            check(request, Dialect::Structured, 1 << 40, &limits).map_err(|refusal| refusal.code)
+        };
         assert_eq!(code(&request), Err(Code::Invalid));
         request.flags = flag::DF;
         assert_eq!(code(&request), Err(Code::TooLarge));

@@ -1,7 +1,9 @@
-//! Waiting for durability aside: FLUSH, and requests with FUA, of a client that has more requests under way.
+//! Waiting for durability aside: FLUSH, and requests with FUA, of a client that has more requests
+//! under way.
 //!
-//! *Threads:* a connection has one helper, started when first needed, or [`LATE_HELPERS`] where writes are sent by who waits for them. Each takes all that wait
-//! at once: one flush answers every request that began waiting before the flush started.
+//! *Threads:* a connection has one helper, started when first needed, or [`LATE_HELPERS`] where
+//! writes are sent by who waits for them. Each takes all that wait at once: one flush answers every
+//! request that began waiting before the flush started.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,8 +15,9 @@ use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::statistics::{Counters, add, sub};
 use super::wire::Dialect;
 
-/// Helpers of a connection to a volume that acknowledges late: so many groups of its writes are on their way together. With two an embedded store's
-/// commits get smaller, and 4 KiB writes half as fast; connections beside each other have a group each.
+/// Helpers of a connection to a volume that acknowledges late: so many groups of its writes are on
+/// their way together. With two an embedded store's commits get smaller, and 4 KiB writes half as
+/// fast; connections beside each other have a group each.
 pub(crate) const LATE_HELPERS: usize = 1;
 
 /// Requests for which memory is kept while none wait.
@@ -87,8 +90,15 @@ impl Waits {
     /// The helper: answers until closed.
     ///
     /// # Panics
-    /// At its end, when the volume panicked before: a client must not wait for ever for an answer because of that.
-    pub(crate) fn help<W: Write>(&self, volume: &dyn Volume, dialect: Dialect, outbox: &Outbox<W>, counters: &Counters) {
+    /// At its end, when the volume panicked before: a client must not wait for ever for an answer
+    /// because of that.
+    pub(crate) fn help<W: Write>(
+        &self,
+        volume: &dyn Volume,
+        dialect: Dialect,
+        outbox: &Outbox<W>,
+        counters: &Counters,
+    ) {
         let mut taken = Vec::new();
         let mut replies = Replies::new(dialect);
         let mut panicked = None;
@@ -119,7 +129,10 @@ impl Waits {
                     Ok(result) => result.err().map(Refusal::from),
                     Err(panic) => {
                         panicked = Some(panic);
-                        Some(Refusal::new(Code::Io, "the server failed while it made the data durable"))
+                        Some(Refusal::new(
+                            Code::Io,
+                            "the server failed while it made the data durable",
+                        ))
                     }
                 };
                 for &(_, of) in group {

@@ -1,7 +1,7 @@
 //! The handshake: the client's options one by one, until it has chosen a volume or leaves.
 //!
-//! *Invariant:* an option is looked at only when all of it is there, and it is refused by its length before that. What a client negotiated
-//! for one volume is not used for another.
+//! *Invariant:* an option is looked at only when all of it is there, and it is refused by its
+//! length before that. What a client negotiated for one volume is not used for another.
 
 use std::cell::Cell;
 use std::io::{Read, Write};
@@ -15,8 +15,8 @@ use super::reply::Outbox;
 use super::rights::Offer;
 use super::session::Ending;
 use super::wire::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, Dialect, Fields, GREETING, OPTION, OPTION_REPLY, Put, answer, greeting_flag, info, option,
-    transmission_flag as offer,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, Dialect, Fields, GREETING, OPTION, OPTION_REPLY, Put,
+    answer, greeting_flag, info, option, transmission_flag as offer,
 };
 
 /// What client and server agreed on.
@@ -64,8 +64,9 @@ enum Next {
     Transmission(Agreed),
 }
 
-/// Runs the handshake. `established` is called with the reader and the name of the volume once it has succeeded, before the client hears of that; when it gives
-/// nothing, there is no place for the client.
+/// Runs the handshake. `established` is called with the reader and the name of the volume once it
+/// has succeeded, before the client hears of that; when it gives nothing, there is no place for the
+/// client.
 ///
 /// # Errors
 /// How the connection ended, when it did.
@@ -102,7 +103,9 @@ pub(crate) fn handshake<R: Read, W: Write, T>(
     };
     for _ in 0..limits.options {
         if let Next::Transmission(agreed) = handshake.option()? {
-            let Some(place) = established(handshake.inbox.reader(), &agreed.name) else { return Err(Ending::Closed) };
+            let Some(place) = established(handshake.inbox.reader(), &agreed.name) else {
+                return Err(Ending::Closed);
+            };
             handshake.send()?;
             return Ok((agreed, place));
         }
@@ -193,8 +196,12 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         let (answer, text): (u32, &[u8]) = match self.dialect {
             _ if !data.is_empty() => (answer::ERR_INVALID, b"STRUCTURED_REPLY takes no data"),
             Dialect::Simple => (answer::ACK, b""),
-            Dialect::Structured => (answer::ERR_INVALID, b"structured replies were negotiated already"),
-            Dialect::Extended => (answer::ERR_EXT_HEADER_REQD, b"extended headers were negotiated already"),
+            Dialect::Structured => {
+                (answer::ERR_INVALID, b"structured replies were negotiated already")
+            }
+            Dialect::Extended => {
+                (answer::ERR_EXT_HEADER_REQD, b"extended headers were negotiated already")
+            }
         };
         if answer == answer::ACK {
             self.dialect = Dialect::Structured;
@@ -204,16 +211,25 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
 
     fn extended_headers(&mut self, data: &[u8]) {
         if !data.is_empty() {
-            self.reply(option::EXTENDED_HEADERS, answer::ERR_INVALID, b"EXTENDED_HEADERS takes no data");
+            self.reply(
+                option::EXTENDED_HEADERS,
+                answer::ERR_INVALID,
+                b"EXTENDED_HEADERS takes no data",
+            );
         } else if self.dialect == Dialect::Extended {
-            self.reply(option::EXTENDED_HEADERS, answer::ERR_INVALID, b"extended headers were negotiated already");
+            self.reply(
+                option::EXTENDED_HEADERS,
+                answer::ERR_INVALID,
+                b"extended headers were negotiated already",
+            );
         } else {
             self.dialect = Dialect::Extended;
             self.reply(option::EXTENDED_HEADERS, answer::ACK, &[]);
         }
     }
 
-    /// INFO and GO: everything that a client may want to know of a volume, and for GO the start of transmission.
+    /// INFO and GO: everything that a client may want to know of a volume, and for GO the start of
+    /// transmission.
     fn info(&mut self, option: u32, data: &[u8]) -> Next {
         let Some((name, items)) = parse_info(data) else {
             self.reply(option, answer::ERR_INVALID, b"not a name and a list of items");
@@ -268,8 +284,11 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
             self.reply(option, answer, text.as_bytes());
             return;
         }
-        // A list without queries, or of a whole namespace, is a list of everything in it; set takes exact names only.
-        let wanted = |query: &&[u8]| **query == *BASE_ALLOCATION.as_bytes() || (!set && **query == *b"base:");
+        // A list without queries, or of a whole namespace, is a list of everything in it; set takes
+        // exact names only.
+        let wanted = |query: &&[u8]| {
+            **query == *BASE_ALLOCATION.as_bytes() || (!set && **query == *b"base:")
+        };
         if queries.iter().any(wanted) || (!set && queries.is_empty()) {
             let mut context = Vec::new();
             context.put32(if set { BASE_ALLOCATION_ID } else { 0 });
@@ -288,7 +307,8 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         self.lists.get() <= LISTS_MAX
     }
 
-    /// The volume that a client calls `name`, whether it may change it, and its own name. The empty name means the only volume, where there is only one.
+    /// The volume that a client calls `name`, whether it may change it, and its own name. The empty
+    /// name means the only volume, where there is only one.
     fn open(&self, name: &[u8]) -> Result<(String, (Arc<dyn Volume>, bool)), (u32, String)> {
         let unknown = |text: &str| (answer::ERR_UNKNOWN, text.to_owned());
         if name.len() > self.limits.name_bytes as usize {
@@ -316,7 +336,13 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
 
     /// `name` is the volume's as the client says it, and `opened` as it is.
     fn agree(&self, name: &[u8], opened: String, volume: Arc<dyn Volume>, writes: bool) -> Agreed {
-        Agreed { volume, name: opened, writes, dialect: self.dialect, allocation: self.allocation_for.as_deref() == Some(name) }
+        Agreed {
+            volume,
+            name: opened,
+            writes,
+            dialect: self.dialect,
+            allocation: self.allocation_for.as_deref() == Some(name),
+        }
     }
 
     fn reply(&mut self, option: u32, kind: u32, data: &[u8]) {
@@ -346,7 +372,8 @@ fn offers(agreed: &Agreed, allocation: bool) -> u16 {
         | offer::SEND_CACHE
         | offer::SEND_FAST_ZERO;
     let chunks = if dialect >= Dialect::Structured { offer::SEND_DF } else { 0 };
-    let payload = if dialect == Dialect::Extended && allocation { offer::BLOCK_STATUS_PAYLOAD } else { 0 };
+    let payload =
+        if dialect == Dialect::Extended && allocation { offer::BLOCK_STATUS_PAYLOAD } else { 0 };
     let no_changes = if agreed.writes { 0 } else { offer::READ_ONLY };
     always | no_changes | chunks | payload
 }
@@ -356,7 +383,9 @@ fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let name = fields.string()?;
     let count = fields.u16()?;
     let items = fields.bytes(usize::from(count) * 2)?;
-    fields.is_empty().then(|| (name, items.chunks_exact(2).map(|item| u16::from_be_bytes([item[0], item[1]])).collect()))
+    fields.is_empty().then(|| {
+        (name, items.chunks_exact(2).map(|item| u16::from_be_bytes([item[0], item[1]])).collect())
+    })
 }
 
 fn parse_queries<'a>(data: &'a [u8], limits: &Limits) -> Option<(&'a [u8], Vec<&'a [u8]>)> {
@@ -366,6 +395,8 @@ fn parse_queries<'a>(data: &'a [u8], limits: &Limits) -> Option<(&'a [u8], Vec<&
     if count > limits.meta_queries {
         return None;
     }
-    let queries: Option<Vec<_>> = (0..count).map(|_| fields.string().filter(|query| query.len() <= limits.name_bytes as usize)).collect();
+    let queries: Option<Vec<_>> = (0..count)
+        .map(|_| fields.string().filter(|query| query.len() <= limits.name_bytes as usize))
+        .collect();
     queries.filter(|_| fields.is_empty()).map(|queries| (name, queries))
 }

@@ -4,8 +4,9 @@ use std::io::{self, Read};
 
 /// Where a client's bytes come from.
 pub(crate) trait Source: Read {
-    /// From now on a read may fail with `WouldBlock` after [`LOOK`](super::limits::LOOK), when `looks`, so that the reader can look around; else it waits as long
-    /// as the client may be silent.
+    /// From now on a read may fail with `WouldBlock` after [`LOOK`](super::limits::LOOK), when
+    /// `looks`, so that the reader can look around; else it waits as long as the client may be
+    /// silent.
     fn looks_around(&mut self, looks: bool);
 }
 
@@ -63,10 +64,12 @@ impl<R: Read> Inbox<R> {
         self.start += n;
     }
 
-    /// Receives once, at most `most` bytes, and waits when there is nothing. Zero bytes mean that the client has closed.
+    /// Receives once, at most `most` bytes, and waits when there is nothing. Zero bytes mean that
+    /// the client has closed.
     ///
     /// # Errors
-    /// Those of the connection, `WouldBlock` when it is time to look around, and when the buffer is full of unread bytes.
+    /// Those of the connection, `WouldBlock` when it is time to look around, and when the buffer is
+    /// full of unread bytes.
     pub(crate) fn receive(&mut self, most: usize) -> io::Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

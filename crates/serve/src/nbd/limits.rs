@@ -2,71 +2,90 @@
 
 use std::time::Duration;
 
-/// Connections at once: each is up to four threads and their buffers, and 64 hypervisors with 4 connections each are many.
+/// Connections at once: each is up to four threads and their buffers, and 64 hypervisors with 4
+/// connections each are many.
 pub const CONNECTIONS: usize = 256;
 /// Connections that work at once, where there is memory for them: all.
 pub const PLACES: usize = CONNECTIONS;
-/// Bytes of the buffers of all connections together: 16 MiB for large requests beside what [`CONNECTIONS`] are sure of.
+/// Bytes of the buffers of all connections together: 16 MiB for large requests beside what
+/// [`CONNECTIONS`] are sure of.
 pub const BUFFER_BYTES: usize = 64 << 20;
-/// Bytes of buffers that a connection holds while it only waits for its client: its receive buffer has half of them, and the rest is for replies of the handshake.
+/// Bytes of buffers that a connection holds while it only waits for its client: its receive buffer
+/// has half of them, and the rest is for replies of the handshake.
 pub const IDLE_BYTES: usize = 16 << 10;
-/// Time without a request after which a connection gives its working place back, though nobody waits for it.
+/// Time without a request after which a connection gives its working place back, though nobody
+/// waits for it.
 pub const REST: Duration = Duration::from_secs(10);
-/// How often a connection that works, and waits for its client, looks whether somebody else waits for its place.
+/// How often a connection that works, and waits for its client, looks whether somebody else waits
+/// for its place.
 pub const LOOK: Duration = Duration::from_millis(100);
-/// Connections in their handshake beyond those that there may be: which volume a client wants, and so whether another one has to give way for it, is known at
-/// the end of its handshake only.
+/// Connections in their handshake beyond those that there may be: which volume a client wants, and
+/// so whether another one has to give way for it, is known at the end of its handshake only.
 pub(crate) const HANDSHAKES_BESIDE: usize = 8;
-/// How long a client that holds one of too many working places may stand still in the middle of a request while somebody else waits for a place: longer than any
-/// that is still there.
+/// How long a client that holds one of too many working places may stand still in the middle of a
+/// request while somebody else waits for a place: longer than any that is still there.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Writes at once where several volumes are served; others wait in turn. No volume has more than half of them, so that none fills the engine's windows alone.
+/// Writes at once where several volumes are served; others wait in turn. No volume has more than
+/// half of them, so that none fills the engine's windows alone.
 pub(crate) const WRITERS: usize = 16;
-/// Receive buffer that a connection at work is sure of: larger writes go to the volume in halves of it, which should be many blocks.
+/// Receive buffer that a connection at work is sure of: larger writes go to the volume in halves of
+/// it, which should be many blocks.
 const RECEIVE_SURE: usize = 64 << 10;
-/// Bytes of blocks read together that a connection at work is sure of, here and aside: the usual readahead takes four of them.
+/// Bytes of blocks read together that a connection at work is sure of, here and aside: the usual
+/// readahead takes four of them.
 const READ_SURE: usize = 32 << 10;
-/// Bytes of replies, data apart, with which a batch ends. One more may come, with all its [`EXTENTS`].
+/// Bytes of replies, data apart, with which a batch ends. One more may come, with all its
+/// [`EXTENTS`].
 pub(crate) const REPLY_BYTES: usize = 16 << 10;
-/// Memory of collected replies: [`REPLY_BYTES`] and a whole status reply, rounded up to a power of two as a growing vector does.
+/// Memory of collected replies: [`REPLY_BYTES`] and a whole status reply, rounded up to a power of
+/// two as a growing vector does.
 const REPLY_SURE: usize = 64 << 10;
 /// Time for a whole handshake: a few round trips over the slowest link that is still usable.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Options in one handshake: clients send about ten; more is a client that goes round in circles.
 pub const OPTIONS: u32 = 128;
-/// Bytes of one option: room for a name and a query of [`NAME_BYTES`] each, but for the few bytes around them, in half of [`IDLE_BYTES`].
+/// Bytes of one option: room for a name and a query of [`NAME_BYTES`] each, but for the few bytes
+/// around them, in half of [`IDLE_BYTES`].
 pub const OPTION_BYTES: u32 = (IDLE_BYTES / 2 - 64) as u32;
 /// Bytes of a name or query: the protocol's own limit for strings.
 pub const NAME_BYTES: u32 = 4096;
 /// Metadata contexts asked for at once: there is one; clients ask for a handful.
 pub const META_QUERIES: u32 = 64;
-/// Bytes of a request's payload, and of the data of a read: what clients assume when a server says nothing.
+/// Bytes of a request's payload, and of the data of a read: what clients assume when a server says
+/// nothing.
 pub const PAYLOAD_BYTES: u32 = 32 << 20;
-/// Receive buffer of a connection: takes in many requests by one system call, and stays in a core's cache.
+/// Receive buffer of a connection: takes in many requests by one system call, and stays in a core's
+/// cache.
 pub const RECEIVE_BYTES: usize = 512 << 10;
-/// Bytes read for one batch of replies: as [`RECEIVE_BYTES`], and larger reads are answered in chunks of this size.
+/// Bytes read for one batch of replies: as [`RECEIVE_BYTES`], and larger reads are answered in
+/// chunks of this size.
 pub const READ_BATCH_BYTES: usize = 512 << 10;
-/// Bytes of a read that is held whole because the client wants it in one piece: more than the kernel's NBD client asks for at once. Larger
-/// ones are read twice, first to know that all of it can be read.
+/// Bytes of a read that is held whole because the client wants it in one piece: more than the
+/// kernel's NBD client asks for at once. Larger ones are read twice, first to know that all of it
+/// can be read.
 pub const WHOLE_READ_BYTES: usize = 2 << 20;
-/// Requests of one connection that wait for durability aside, while later ones go on: more than any client keeps in flight.
+/// Requests of one connection that wait for durability aside, while later ones go on: more than any
+/// client keeps in flight.
 pub const WAITS: usize = 1024;
 /// Time for sending one batch of replies. A client that doesn't read for so long is gone.
 pub const SEND: Duration = Duration::from_secs(30);
-/// Time for which a connection waits for a brisk client without sleeping: a little more than a client takes that was asleep itself. On two
-/// cores of a virtual machine it more than doubles the requests of a client that waits for each reply (20,000 to 50,000 a second).
+/// Time for which a connection waits for a brisk client without sleeping: a little more than a
+/// client takes that was asleep itself. On two cores of a virtual machine it more than doubles the
+/// requests of a client that waits for each reply (20,000 to 50,000 a second).
 pub const AWAKE: Duration = Duration::from_micros(50);
 /// Extents in one status reply: 8 to 16 bytes each, so that a reply stays at 32 KiB.
 pub const EXTENTS: usize = 2048;
 
 /// What a client may ask of the server; [`Limits::default`] gives the constants of this module.
 ///
-/// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it sends, [`IDLE_BYTES`] while it waits for its client, and all of
-/// them together at most `buffer_bytes`, as long as that is enough for [what they are sure of](Limits::needed_bytes).
+/// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it
+/// sends, [`IDLE_BYTES`] while it waits for its client, and all of them together at most
+/// `buffer_bytes`, as long as that is enough for [what they are sure of](Limits::needed_bytes).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once, unfinished handshakes apart. When all are taken and one peer has more than half of them, its longest silent one gives way to another
-    /// peer's, and within a peer one volume's to another's; else the newcomer is refused.
+    /// Connections at once, unfinished handshakes apart. When all are taken and one peer has more
+    /// than half of them, its longest silent one gives way to another peer's, and within a
+    /// peer one volume's to another's; else the newcomer is refused.
     pub connections: usize,
     /// Connections that work at once; others wait in turn, with [`IDLE_BYTES`] each.
     pub places: usize,
@@ -78,8 +97,9 @@ pub struct Limits {
     pub idle: Option<Duration>,
     /// Time without a request after which a connection gives its working place back.
     pub rest: Duration,
-    /// Time for which a client that holds one of too many working places may stand still in the middle of a request while another peer or volume waits for a place.
-    /// One that holds none too many may for twice as long, or `rest` if that is longer.
+    /// Time for which a client that holds one of too many working places may stand still in the
+    /// middle of a request while another peer or volume waits for a place. One that holds none
+    /// too many may for twice as long, or `rest` if that is longer.
     pub patience: Duration,
     /// Options in one handshake.
     pub options: u32,
@@ -91,11 +111,13 @@ pub struct Limits {
     pub meta_queries: u32,
     /// Bytes of a request's payload, and of the data of a read.
     pub payload_bytes: u32,
-    /// Bytes of a connection's receive buffer. Larger writes are handed to the volume piece by piece as they arrive.
+    /// Bytes of a connection's receive buffer. Larger writes are handed to the volume piece by
+    /// piece as they arrive.
     pub receive_bytes: usize,
     /// Bytes read for one batch of replies.
     pub read_batch_bytes: usize,
-    /// Bytes of a read that is held whole because the client wants it in one piece: the most that a connection's read buffer grows to.
+    /// Bytes of a read that is held whole because the client wants it in one piece: the most that
+    /// a connection's read buffer grows to.
     pub whole_read_bytes: usize,
     /// Requests of one connection that wait for durability aside.
     pub waits: usize,
@@ -117,19 +139,23 @@ impl Limits {
     /// Bytes of buffers that all connections and working places are sure of.
     #[must_use]
     pub fn needed_bytes(&self) -> usize {
-        (self.connections + HANDSHAKES_BESIDE) * IDLE_BYTES + self.places * (self.sure_bytes() - IDLE_BYTES)
+        (self.connections + HANDSHAKES_BESIDE) * IDLE_BYTES
+            + self.places * (self.sure_bytes() - IDLE_BYTES)
     }
 
-    /// As many connections, up to [`CONNECTIONS`], as a fifth of `buffer_bytes` serves while they are idle.
+    /// As many connections, up to [`CONNECTIONS`], as a fifth of `buffer_bytes` serves while they
+    /// are idle.
     #[must_use]
     pub fn connections_for(buffer_bytes: usize) -> usize {
         (buffer_bytes / 5 / IDLE_BYTES).clamp(2, CONNECTIONS)
     }
 
-    /// As many working places for so many connections as `buffer_bytes` serve with a fifth of it left for large requests; at least two.
+    /// As many working places for so many connections as `buffer_bytes` serve with a fifth of it
+    /// left for large requests; at least two.
     #[must_use]
     pub fn places_for(buffer_bytes: usize, connections: usize) -> usize {
-        let left = (buffer_bytes / 5 * 4).saturating_sub((connections + HANDSHAKES_BESIDE) * IDLE_BYTES);
+        let left =
+            (buffer_bytes / 5 * 4).saturating_sub((connections + HANDSHAKES_BESIDE) * IDLE_BYTES);
         (left / (Limits::default().sure_bytes() - IDLE_BYTES)).clamp(2, connections.max(2))
     }
 
@@ -138,7 +164,8 @@ impl Limits {
         RECEIVE_SURE.max(self.receive_idle())
     }
 
-    /// The receive buffer of a connection that waits for its client: a handshake needs room for one option and its header.
+    /// The receive buffer of a connection that waits for its client: a handshake needs room for one
+    /// option and its header.
     pub(crate) fn receive_idle(&self) -> usize {
         self.option_bytes as usize + 64
     }

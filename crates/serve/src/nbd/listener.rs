@@ -1,8 +1,9 @@
 //! Sockets on which clients arrive: UNIX, TCP, or handed over by the service manager.
 //!
-//! *Invariants.* A UNIX socket is never open to anybody whom its mode keeps out, not even for a moment: it is made with its mode inside a directory that
-//! only we can enter, and moved to its place. A socket on which somebody answers is never replaced, nor is anything that is no socket. Nobody else can
-//! keep us from taking a place: the lock for it is a file of our own.
+//! *Invariants.* A UNIX socket is never open to anybody whom its mode keeps out, not even for a
+//! moment: it is made with its mode inside a directory that only we can enter, and moved to its
+//! place. A socket on which somebody answers is never replaced, nor is anything that is no socket.
+//! Nobody else can keep us from taking a place: the lock for it is a file of our own.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -15,11 +16,14 @@ use std::time::{Duration, Instant};
 
 use onefold_core::{Error, Kind, Result};
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chownat, fchmod, flock, fstat, mkdirat, open, openat, renameat, statat,
-    unlinkat,
+    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chownat, fchmod, flock, fstat,
+    mkdirat, open, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+    sockopt,
+};
 
 /// How long to wait for another server of ours that is taking the same place.
 const PLACE_WAIT: Duration = Duration::from_secs(5);
@@ -71,16 +75,24 @@ impl Listener {
     /// A UNIX socket at `path`, which those of `reach` can connect to.
     pub(crate) fn unix(path: &Path, reach: Reach) -> Result<Listener> {
         let shown = path.display();
-        let failed = |error: Errno| Error::from_io(format_args!("can't listen on {shown}"), error.into());
-        let name = path.file_name().ok_or_else(|| Error::new(Kind::InvalidInput, format!("{shown} is not a file name")))?;
+        let failed =
+            |error: Errno| Error::from_io(format_args!("can't listen on {shown}"), error.into());
+        let name = path
+            .file_name()
+            .ok_or_else(|| Error::new(Kind::InvalidInput, format!("{shown} is not a file name")))?;
         if path.as_os_str().as_bytes().len() > SOCKET_PATH_BYTES {
-            return Err(Error::new(Kind::InvalidInput, format!("{shown} is too long for the path of a socket")));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{shown} is too long for the path of a socket"),
+            ));
         }
         let parent = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let directory = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+        let directory =
+            open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(failed)?;
         let private = PrivateDirectory::new(&directory).map_err(failed)?;
         let socket = private.listening(reach).map_err(failed)?;
         rustix::io::ioctl_fionbio(&socket, true).map_err(failed)?;
@@ -99,7 +111,8 @@ impl Listener {
         if !insecure {
             return Err(lets_anybody_in(addr));
         }
-        let failed = |error: io::Error| Error::from_io(format_args!("can't listen on {addr}"), error);
+        let failed =
+            |error: io::Error| Error::from_io(format_args!("can't listen on {addr}"), error);
         let socket = TcpListener::bind(addr).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let addr = socket.local_addr().map_err(failed)?;
@@ -108,9 +121,14 @@ impl Listener {
 
     /// A stream socket that listens already; one that is no UNIX socket only when `insecure`.
     pub(crate) fn handed_over(socket: OwnedFd, insecure: bool) -> Result<Listener> {
-        let failed = |error: Errno| Error::from_io("the socket that was handed over can't be used", error.into());
+        let failed = |error: Errno| {
+            Error::from_io("the socket that was handed over can't be used", error.into())
+        };
         if !sockopt::socket_acceptconn(&socket).map_err(failed)? {
-            return Err(Error::new(Kind::InvalidInput, "the socket that was handed over does not listen"));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "the socket that was handed over does not listen",
+            ));
         }
         let tcp = sockopt::socket_domain(&socket).map_err(failed)? != AddressFamily::UNIX;
         if tcp && !insecure {
@@ -134,7 +152,8 @@ impl Listener {
             Err(error) => return Err(error.into()),
         };
         if self.tcp {
-            // Replies are sent as whole batches already. A client whose machine is gone is found by keepalive.
+            // Replies are sent as whole batches already. A client whose machine is gone is found by
+            // keepalive.
             sockopt::set_tcp_nodelay(&socket, true)?;
             sockopt::set_socket_keepalive(&socket, true)?;
         }
@@ -144,7 +163,10 @@ impl Listener {
 
 /// On this machine every user reaches a TCP address, and of others all that are not kept out.
 fn lets_anybody_in(what: impl std::fmt::Display) -> Error {
-    Error::new(Kind::Denied, format!("{what} would let in everybody who can reach it: TCP has no authentication"))
+    Error::new(
+        Kind::Denied,
+        format!("{what} would let in everybody who can reach it: TCP has no authentication"),
+    )
 }
 
 /// What a name in a directory is, itself.
@@ -158,7 +180,9 @@ fn identity(found: &Stat) -> (u64, u64) {
 
 /// The address of a name in a directory, whatever the directory is called by then.
 fn address(directory: &impl AsFd, name: &OsStr) -> rustix::io::Result<SocketAddrUnix> {
-    SocketAddrUnix::new(PathBuf::from(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd())).join(name))
+    SocketAddrUnix::new(
+        PathBuf::from(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd())).join(name),
+    )
 }
 
 /// The name of a socket in the directory in which it is made.
@@ -177,12 +201,21 @@ impl PrivateDirectory<'_> {
             let name = format!(".nbd{:x}.{attempt:x}", std::process::id());
             match mkdirat(parent, &name, Mode::RWXU) {
                 Ok(()) => {
-                    let inside =
-                        openat(parent, &name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+                    let inside = openat(
+                        parent,
+                        &name,
+                        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                        Mode::empty(),
+                    )?;
                     let found = fstat(&inside)?;
                     // Whoever may write to the parent could have put another one there.
-                    let ours = found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o077 == 0;
-                    return if ours { Ok(PrivateDirectory { parent, name, inside }) } else { Err(Errno::PERM) };
+                    let ours = found.st_uid == rustix::process::geteuid().as_raw()
+                        && found.st_mode & 0o077 == 0;
+                    return if ours {
+                        Ok(PrivateDirectory { parent, name, inside })
+                    } else {
+                        Err(Errno::PERM)
+                    };
                 }
                 Err(Errno::EXIST) if attempt < 64 => {}
                 Err(error) => return Err(error),
@@ -191,21 +224,34 @@ impl PrivateDirectory<'_> {
         unreachable!("the last attempt returns")
     }
 
-    /// A socket that listens in here; its file gets the mode of the socket, and so has it from the first moment.
+    /// A socket that listens in here; its file gets the mode of the socket, and so has it from the
+    /// first moment.
     #[allow(
         clippy::disallowed_methods,
         reason = "the file of a socket has no descriptor to change it by; nobody else enters this directory"
     )]
     fn listening(&self, reach: Reach) -> rustix::io::Result<OwnedFd> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         bind(&socket, &address(&self.inside, SOCKET_NAME.as_ref())?)?;
         if let Some(group) = reach.group {
-            chownat(&self.inside, SOCKET_NAME, None, Some(Gid::from_raw(group)), AtFlags::SYMLINK_NOFOLLOW)?;
+            chownat(
+                &self.inside,
+                SOCKET_NAME,
+                None,
+                Some(Gid::from_raw(group)),
+                AtFlags::SYMLINK_NOFOLLOW,
+            )?;
         }
         if reach != Reach::default() {
             // Whatever the mask of the process is; nobody else can enter the directory.
-            rustix::fs::chmodat(&self.inside, SOCKET_NAME, Mode::from_raw_mode(reach.mode), AtFlags::empty())?;
+            rustix::fs::chmodat(
+                &self.inside,
+                SOCKET_NAME,
+                Mode::from_raw_mode(reach.mode),
+                AtFlags::empty(),
+            )?;
         }
         listen(&socket, BACKLOG)?;
         Ok(socket)
@@ -229,26 +275,40 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Locks a file of our own beside the socket, which nobody else can open: a lock of the directory, others could hold for ever.
+    /// Locks a file of our own beside the socket, which nobody else can open: a lock of the
+    /// directory, others could hold for ever.
     fn take(directory: &'a OwnedFd, name: &'a OsStr, path: &'a Path) -> Result<Place<'a>> {
         let mut lock = OsString::from(".");
         lock.push(name);
         lock.push(".lock");
-        let failed = |error: Errno| Error::from_io(format_args!("can't lock the place of {}", path.display()), error.into());
+        let failed = |error: Errno| {
+            Error::from_io(format_args!("can't lock the place of {}", path.display()), error.into())
+        };
         let began = Instant::now();
         loop {
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let flags = OFlags::RDWR
+                | OFlags::CREATE
+                | OFlags::NOFOLLOW
+                | OFlags::NONBLOCK
+                | OFlags::CLOEXEC;
             let held = openat(directory, &lock, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
             let found = fstat(&held).map_err(failed)?;
             if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o077 != 0 {
-                let text = format!("the lock {} beside {} is another user's or open to others; remove it", lock.display(), path.display());
+                let text = format!(
+                    "the lock {} beside {} is another user's or open to others; remove it",
+                    lock.display(),
+                    path.display()
+                );
                 return Err(Error::new(Kind::Denied, text));
             }
             let locked = flock(&held, FlockOperation::NonBlockingLockExclusive);
             // Who had it before has removed it.
-            let still_there = look(directory, &lock).is_ok_and(|there| identity(&there) == identity(&found));
+            let still_there =
+                look(directory, &lock).is_ok_and(|there| identity(&there) == identity(&found));
             match locked {
-                Ok(()) if still_there => return Ok(Place { directory, name, path, lock, _held: held }),
+                Ok(()) if still_there => {
+                    return Ok(Place { directory, name, path, lock, _held: held });
+                }
                 Err(error) if began.elapsed() > PLACE_WAIT => return Err(failed(error)),
                 _ => std::thread::sleep(Duration::from_millis(10)),
             }
@@ -261,15 +321,23 @@ impl<'a> Place<'a> {
         let found = match look(self.directory, self.name) {
             Ok(found) => found,
             Err(Errno::NOENT) => return Ok(()),
-            Err(error) => return Err(Error::from_io(format_args!("can't look at {path}"), error.into())),
+            Err(error) => {
+                return Err(Error::from_io(format_args!("can't look at {path}"), error.into()));
+            }
         };
         if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
-            return Err(Error::new(Kind::Exists, format!("{path} is there already, and is not a socket")));
+            return Err(Error::new(
+                Kind::Exists,
+                format!("{path} is there already, and is not a socket"),
+            ));
         }
         match UnixStream::connect(self.path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
             Ok(_) => Err(Error::new(Kind::Busy, format!("another server answers on {path}"))),
-            Err(error) => Err(Error::new(Kind::Busy, format!("{path} may belong to another server")).caused_by(error)),
+            Err(error) => {
+                Err(Error::new(Kind::Busy, format!("{path} may belong to another server"))
+                    .caused_by(error))
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Limits of a volume: requests and bytes a second, for all its connections together.
 //!
-//! The generic cell rate algorithm: what was done is paid for at the volume's rate, and who comes before it is paid waits for that. *Invariant:* a pure decision:
-//! times are what the caller says.
+//! The generic cell rate algorithm: what was done is paid for at the volume's rate, and who comes
+//! before it is paid waits for that. *Invariant:* a pure decision: times are what the caller says.
 
 use std::time::Duration;
 
@@ -40,7 +40,8 @@ fn pay(paid: &mut Duration, now: Duration, amount: u64, per_second: u64) -> Dura
     }
     let nanoseconds = u128::from(amount) * 1_000_000_000 / u128::from(per_second);
     let begin = (*paid).max(now.saturating_sub(BURST));
-    *paid = begin.saturating_add(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)));
+    *paid =
+        begin.saturating_add(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)));
     paid.saturating_sub(now)
 }
 
@@ -48,7 +49,8 @@ fn pay(paid: &mut Duration, now: Duration, amount: u64, per_second: u64) -> Dura
 mod tests {
     use super::*;
 
-    /// When a client is done that asks for so much `times` times, and for the next as soon as it has had the last.
+    /// When a client is done that asks for so much `times` times, and for the next as soon as it
+    /// has had the last.
     fn done(limits: VolumeLimits, times: u64, bytes: u64) -> Duration {
         let mut pace = Pace::default();
         pace.set(limits);
@@ -63,9 +65,22 @@ mod tests {
     fn rule_12_clients_are_as_fast_as_the_limits_say() {
         let none = VolumeLimits::default();
         assert_eq!(done(none, 1000, 1 << 30), Duration::ZERO);
-        assert_eq!(done(VolumeLimits { iops: 100, ..none }, 110, 1 << 30), Duration::from_secs(1), "ten of them at once");
-        assert_eq!(done(VolumeLimits { bytes: 1 << 20, ..none }, 256, 4096), Duration::from_millis(900));
-        assert_eq!(done(VolumeLimits { iops: 1000, bytes: 1 << 20 }, 1, 32 << 20), Duration::from_millis(31_900), "the slower one counts");
-        assert!(done(VolumeLimits { bytes: 1, ..none }, 3, u64::MAX) > Duration::from_secs(1 << 30));
+        assert_eq!(
+            done(VolumeLimits { iops: 100, ..none }, 110, 1 << 30),
+            Duration::from_secs(1),
+            "ten of them at once"
+        );
+        assert_eq!(
+            done(VolumeLimits { bytes: 1 << 20, ..none }, 256, 4096),
+            Duration::from_millis(900)
+        );
+        assert_eq!(
+            done(VolumeLimits { iops: 1000, bytes: 1 << 20 }, 1, 32 << 20),
+            Duration::from_millis(31_900),
+            "the slower one counts"
+        );
+        assert!(
+            done(VolumeLimits { bytes: 1, ..none }, 3, u64::MAX) > Duration::from_secs(1 << 30)
+        );
     }
 }

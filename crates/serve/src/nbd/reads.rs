@@ -1,6 +1,8 @@
-//! READ: the reads of a batch go to the volume together, and their data is sent from where the volume put it.
+//! READ: the reads of a batch go to the volume together, and their data is sent from where the
+//! volume put it.
 //!
-//! The volume reads whole blocks; what a client asked for is a slice of them. Zeroes are sent as holes where that is worth a chunk.
+//! The volume reads whole blocks; what a client asked for is a slice of them. Zeroes are sent as
+//! holes where that is worth a chunk.
 
 use std::ops::Range;
 
@@ -12,11 +14,12 @@ use super::limits::Limits;
 use super::reply::{Of, Refusal, Replies};
 use super::wire::{Dialect, Request, command_flag};
 
-/// Zeroes inside a read that are worth a hole of their own: a chunk costs a client a system call or two, about as much as copying this.
-/// A read of nothing but zeroes is always one hole.
+/// Zeroes inside a read that are worth a hole of their own: a chunk costs a client a system call or
+/// two, about as much as copying this. A read of nothing but zeroes is always one hole.
 const HOLE_BYTES: usize = 16 << 10;
 
-/// Blocks whose bytes are the range `offset..offset + length`, with up to a block more at both ends.
+/// Blocks whose bytes are the range `offset..offset + length`, with up to a block more at both
+/// ends.
 fn blocks_around(offset: u64, length: u64) -> Range<u64> {
     offset / BLOCK_BYTES as u64..(offset + length).div_ceil(BLOCK_BYTES as u64)
 }
@@ -77,7 +80,17 @@ impl<'a> ReadBatch<'a> {
         let batch = (limits.read_batch_bytes / BLOCK_BYTES).max(2);
         let whole = (limits.whole_read_bytes / BLOCK_BYTES).max(batch);
         let room = (limits.read_sure() / BLOCK_BYTES).clamp(2, batch);
-        ReadBatch { blocks: Vec::new(), room, sure: room, loan, batch, whole, used: 0, pieces: Vec::new(), dialect }
+        ReadBatch {
+            blocks: Vec::new(),
+            room,
+            sure: room,
+            loan,
+            batch,
+            whole,
+            used: 0,
+            pieces: Vec::new(),
+            dialect,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -96,7 +109,8 @@ impl<'a> ReadBatch<'a> {
         self.loan.is_too_much()
     }
 
-    /// True when there may be memory for so many blocks. More than were needed so far are taken at once, when they are left.
+    /// True when there may be memory for so many blocks. More than were needed so far are taken at
+    /// once, when they are left.
     fn has_room(&mut self, blocks: usize) -> bool {
         for wanted in [blocks.max(self.batch), blocks] {
             if blocks > self.room && self.loan.more((wanted - self.room) * BLOCK_BYTES) {
@@ -125,7 +139,9 @@ impl<'a> ReadBatch<'a> {
         let blocks = range.end - range.start;
         let unfragmented = self.dialect == Dialect::Simple || request.has(command_flag::DF);
         let most = if unfragmented { self.whole } else { self.batch } as u64;
-        if blocks + self.used as u64 <= self.batch as u64 && self.has_room(self.used + blocks as usize) {
+        if blocks + self.used as u64 <= self.batch as u64
+            && self.has_room(self.used + blocks as usize)
+        {
             Fit::Beside
         } else if blocks <= most && self.has_room(blocks as usize) {
             Fit::Alone
@@ -143,11 +159,13 @@ impl<'a> ReadBatch<'a> {
 
     /// Where the piece of a large read that starts at `offset` ends.
     fn part_end(&self, request: &Request, offset: u64) -> u64 {
-        let room = (offset / BLOCK_BYTES as u64 + self.batch.min(self.room) as u64) * BLOCK_BYTES as u64;
+        let room =
+            (offset / BLOCK_BYTES as u64 + self.batch.min(self.room) as u64) * BLOCK_BYTES as u64;
         (request.offset + request.length).min(room)
     }
 
-    /// Adds as much of a large read, from `offset` on, as fits into an empty batch; returns where the next piece starts.
+    /// Adds as much of a large read, from `offset` on, as fits into an empty batch; returns where
+    /// the next piece starts.
     pub(crate) fn add_part(&mut self, request: &Request, offset: u64) -> u64 {
         let next = self.part_end(request, offset);
         self.add_piece(request, offset, next - offset, next == request.offset + request.length);
@@ -155,7 +173,13 @@ impl<'a> ReadBatch<'a> {
     }
 
     fn add_piece(&mut self, request: &Request, offset: u64, length: u64, last: bool) {
-        let piece = Piece { of: request.into(), offset, length: length as u32, whole: request.has(command_flag::DF), last };
+        let piece = Piece {
+            of: request.into(),
+            offset,
+            length: length as u32,
+            whole: request.has(command_flag::DF),
+            last,
+        };
         let blocks = piece.blocks();
         self.used += (blocks.end - blocks.start) as usize;
         assert!(self.used <= self.room, "a read was added to a full batch");
@@ -168,22 +192,31 @@ impl<'a> ReadBatch<'a> {
         }
     }
 
-    /// Reads the piece of a large read that starts at `offset`; returns where the next one starts, and where its bytes lie in
-    /// [`data`](ReadBatch::data).
-    pub(crate) fn read_piece(&mut self, volume: &dyn Volume, request: &Request, offset: u64) -> (u64, Result<Range<usize>>) {
+    /// Reads the piece of a large read that starts at `offset`; returns where the next one starts,
+    /// and where its bytes lie in [`data`](ReadBatch::data).
+    pub(crate) fn read_piece(
+        &mut self,
+        volume: &dyn Volume,
+        request: &Request,
+        offset: u64,
+    ) -> (u64, Result<Range<usize>>) {
         let next = self.part_end(request, offset);
         let range = blocks_around(offset, next - offset);
         let blocks = (range.end - range.start) as usize;
         self.reserve(blocks);
-        let mut read = [BlockRead { first: Lba(range.start), into: &mut self.blocks[..blocks], result: Ok(()) }];
+        let mut read = [BlockRead {
+            first: Lba(range.start),
+            into: &mut self.blocks[..blocks],
+            result: Ok(()),
+        }];
         volume.read(&mut read);
         let [BlockRead { result, .. }] = read;
         let start = (offset % BLOCK_BYTES as u64) as usize;
         (next, result.map(|()| start..start + (next - offset) as usize))
     }
 
-    /// Reads all that wait, and appends the replies. Their data is [`data`](ReadBatch::data) until the next run. True when every read
-    /// succeeded.
+    /// Reads all that wait, and appends the replies. Their data is [`data`](ReadBatch::data) until
+    /// the next run. True when every read succeeded.
     pub(crate) fn run(&mut self, volume: &dyn Volume, replies: &mut Replies) -> bool {
         self.reserve(self.used);
         let mut free = &mut self.blocks[..];
@@ -195,7 +228,8 @@ impl<'a> ReadBatch<'a> {
             free = rest;
         }
         volume.read(&mut reads);
-        let results: Vec<(usize, Result<()>)> = reads.into_iter().map(|read| (read.into.len(), read.result)).collect();
+        let results: Vec<(usize, Result<()>)> =
+            reads.into_iter().map(|read| (read.into.len(), read.result)).collect();
 
         let mut complete = true;
         let mut block = 0;
@@ -240,7 +274,8 @@ fn answer(piece: &Piece, at: usize, data: &[u8], replies: &mut Replies) {
     }
 }
 
-/// Cuts a range of `data` into runs of data and of zeroes, the latter at least [`HOLE_BYTES`] long unless there is nothing else.
+/// Cuts a range of `data` into runs of data and of zeroes, the latter at least [`HOLE_BYTES`] long
+/// unless there is nothing else.
 struct Chunks<'a> {
     data: &'a [u8],
     range: Range<usize>,
@@ -308,7 +343,10 @@ mod tests {
         assert_eq!(chunks(&[true, false, true], 0, 3 * B), [(false, 0..3 * B)]);
         let mut long = [true; 10];
         long[2..8].fill(false);
-        assert_eq!(chunks(&long, 5, 10 * B), [(false, 5..2 * B), (true, 2 * B..8 * B), (false, 8 * B..10 * B)]);
+        assert_eq!(
+            chunks(&long, 5, 10 * B),
+            [(false, 5..2 * B), (true, 2 * B..8 * B), (false, 8 * B..10 * B)]
+        );
         assert_eq!(chunks(&long, 2 * B, 9 * B), [(true, 2 * B..8 * B), (false, 8 * B..9 * B)]);
         assert_eq!(chunks(&long, 7 * B, 9 * B), [(false, 7 * B..9 * B)]);
     }

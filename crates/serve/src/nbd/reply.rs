@@ -1,7 +1,8 @@
 //! Replies: collected for a whole batch of requests, and sent at once.
 //!
-//! *Threads:* a connection's own thread and its waiting helper both send; who holds the [`Outbox`] sends whole replies before another does. After a failed
-//! send nothing more is sent, because the client could not tell where the next reply starts.
+//! *Threads:* a connection's own thread and its waiting helper both send; who holds the [`Outbox`]
+//! sends whole replies before another does. After a failed send nothing more is sent, because the
+//! client could not tell where the next reply starts.
 
 use std::io::{self, IoSlice, Write};
 use std::ops::Range;
@@ -9,7 +10,9 @@ use std::ops::Range;
 use onefold_core::{Error, Kind};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::wire::{CHUNK_DONE, Dialect, EXTENDED_REPLY, Put, Request, SIMPLE_REPLY, STRUCTURED_REPLY, chunk};
+use super::wire::{
+    CHUNK_DONE, Dialect, EXTENDED_REPLY, Put, Request, SIMPLE_REPLY, STRUCTURED_REPLY, chunk,
+};
 
 /// The protocol's error numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +178,8 @@ impl Replies {
         self.end_small(start);
     }
 
-    /// Bytes that were read from `offset` on; `data` is where they lie in the data given to [`send`](Replies::send).
+    /// Bytes that were read from `offset` on; `data` is where they lie in the data given to
+    /// [`send`](Replies::send).
     pub(crate) fn data(&mut self, of: Of, offset: u64, data: Range<usize>, last: bool) {
         self.data_header(of, offset, data.len() as u64, last);
         self.data_part(data);
@@ -194,7 +198,8 @@ impl Replies {
         self.end_small(start);
     }
 
-    /// A part of what was announced; `data` is where it lies in the data given to [`send`](Replies::send).
+    /// A part of what was announced; `data` is where it lies in the data given to
+    /// [`send`](Replies::send).
     pub(crate) fn data_part(&mut self, data: Range<usize>) {
         self.parts.push(Part { source: Source::Data, range: data });
     }
@@ -209,8 +214,14 @@ impl Replies {
         self.end_small(start);
     }
 
-    /// What a range holds, as lengths and states of the context `context`; not in the simple dialect.
-    pub(crate) fn status(&mut self, of: Of, context: u32, extents: impl ExactSizeIterator<Item = (u64, u32)>) {
+    /// What a range holds, as lengths and states of the context `context`; not in the simple
+    /// dialect.
+    pub(crate) fn status(
+        &mut self,
+        of: Of,
+        context: u32,
+        extents: impl ExactSizeIterator<Item = (u64, u32)>,
+    ) {
         self.answered += 1;
         let start = self.small.len();
         let count = extents.len();
@@ -226,7 +237,8 @@ impl Replies {
             self.chunk_header(of, chunk::BLOCK_STATUS, true, 4 + 8 * count as u64);
             self.small.put32(context);
             for (bytes, state) in extents {
-                // A 32-bit request asks for no more than 32 bits, and extents are cut to the request.
+                // A 32-bit request asks for no more than 32 bits, and extents are cut to the
+                // request.
                 self.small.put32(u32::try_from(bytes).unwrap_or(u32::MAX));
                 self.small.put32(state);
             }
@@ -263,7 +275,8 @@ impl Replies {
         }
     }
 
-    /// Sends everything, and is empty then. `data` is what the ranges of [`data`](Replies::data) mean.
+    /// Sends everything, and is empty then. `data` is what the ranges of [`data`](Replies::data)
+    /// mean.
     ///
     /// # Errors
     /// Those of the connection; the replies are lost then.
@@ -275,7 +288,11 @@ impl Replies {
     ///
     /// # Errors
     /// As [`send`](Replies::send).
-    pub(crate) fn send_held<W: Write>(&mut self, held: &mut Held<'_, W>, data: &[u8]) -> io::Result<()> {
+    pub(crate) fn send_held<W: Write>(
+        &mut self,
+        held: &mut Held<'_, W>,
+        data: &[u8],
+    ) -> io::Result<()> {
         let parts = self.parts.iter().map(|part| match part.source {
             Source::Small => &self.small[part.range.clone()],
             Source::Data => &data[part.range.clone()],
@@ -333,7 +350,10 @@ impl<W: Write> Held<'_, W> {
     }
 }
 
-fn send_parts<'a>(writer: &mut impl Write, mut parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+fn send_parts<'a>(
+    writer: &mut impl Write,
+    mut parts: impl Iterator<Item = &'a [u8]>,
+) -> io::Result<()> {
     loop {
         let mut slices = [IoSlice::new(&[]); SLICES];
         let mut filled = 0;
@@ -347,7 +367,9 @@ fn send_parts<'a>(writer: &mut impl Write, mut parts: impl Iterator<Item = &'a [
         let mut left = &mut slices[..filled];
         while !left.is_empty() {
             match writer.write_vectored(left) {
-                Ok(0) if left.iter().any(|slice| !slice.is_empty()) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(0) if left.iter().any(|slice| !slice.is_empty()) => {
+                    return Err(io::ErrorKind::WriteZero.into());
+                }
                 Ok(n) => IoSlice::advance_slices(&mut left, n),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),

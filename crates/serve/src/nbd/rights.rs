@@ -1,4 +1,5 @@
-//! Who is at the other end of a connection, and which volumes that peer may use (rules 12 and 13 of SECURITY.md).
+//! Who is at the other end of a connection, and which volumes that peer may use (rules 12 and 13 of
+//! SECURITY.md).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -15,7 +16,8 @@ const OVERFLOW_UID: u32 = 65_534;
 pub enum Peer {
     /// A user of this machine, over a UNIX socket.
     User(u32),
-    /// A machine, over TCP. Of an IPv6 address these are the first 64 bits: the rest, its user chooses. All loopback addresses are one.
+    /// A machine, over TCP. Of an IPv6 address these are the first 64 bits: the rest, its user
+    /// chooses. All loopback addresses are one.
     Address(IpAddr),
     /// Somebody whom the system does not know.
     Unknown,
@@ -24,10 +26,15 @@ pub enum Peer {
 impl Peer {
     /// The peer of a connected socket.
     pub(crate) fn of(socket: &OwnedFd) -> Peer {
-        let address = rustix::net::getpeername(socket).ok().flatten().and_then(|address| SocketAddr::try_from(address).ok());
+        let address = rustix::net::getpeername(socket)
+            .ok()
+            .flatten()
+            .and_then(|address| SocketAddr::try_from(address).ok());
         match (address, socket_peercred(socket)) {
             (Some(address), _) => Peer::at(address.ip()),
-            (None, Ok(credentials)) if credentials.uid.as_raw() != OVERFLOW_UID => Peer::User(credentials.uid.as_raw()),
+            (None, Ok(credentials)) if credentials.uid.as_raw() != OVERFLOW_UID => {
+                Peer::User(credentials.uid.as_raw())
+            }
             _ => Peer::Unknown,
         }
     }
@@ -97,9 +104,15 @@ impl Offer<'_> {
         all
     }
 
-    /// A volume, and whether the peer may change it. One that the peer has no right to answers as one that is not there.
+    /// A volume, and whether the peer may change it. One that the peer has no right to answers as
+    /// one that is not there.
     pub(crate) fn open(&self, name: &str) -> Result<(Arc<dyn Volume>, bool)> {
-        let missing = || Error::new(Kind::NotFound, format!("there is no volume '{}' for you", name.escape_debug()));
+        let missing = || {
+            Error::new(
+                Kind::NotFound,
+                format!("there is no volume '{}' for you", name.escape_debug()),
+            )
+        };
         let right = self.rights.right(self.peer, name);
         if right == Right::Nothing {
             return Err(missing());

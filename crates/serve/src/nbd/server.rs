@@ -1,8 +1,9 @@
 //! The server: takes clients in, gives each a thread, and ends them all on request.
 //!
-//! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some beside, and when that is full an older one gives way. Neither a
-//! peer nor, within a peer, a volume keeps others out: when all connections are taken and it has more than half of them, that of it which was silent longest
-//! gives way. A session that panics ends alone.
+//! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some
+//! beside, and when that is full an older one gives way. Neither a peer nor, within a peer, a
+//! volume keeps others out: when all connections are taken and it has more than half of them, that
+//! of it which was silent longest gives way. A session that panics ends alone.
 //! *Threads:* one that accepts, and those of the [sessions](super::session).
 
 use std::collections::{HashMap, HashSet};
@@ -30,9 +31,11 @@ use super::shares::Holder;
 use super::socket::{Activity, Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};
 
-/// Pause after the system refused a new connection (no more descriptors or memory): the reason will not go away at once.
+/// Pause after the system refused a new connection (no more descriptors or memory): the reason will
+/// not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Time for sessions to notice that their connection was cut. What a volume does then is not ours to hurry.
+/// Time for sessions to notice that their connection was cut. What a volume does then is not ours
+/// to hurry.
 const CUT_GRACE: Duration = Duration::from_secs(5);
 
 /// An NBD server for the volumes of [`Exports`].
@@ -71,7 +74,8 @@ struct Guests {
     past: Statistics,
     /// Threads that have nothing more to do than to end.
     leaving: Vec<JoinHandle<()>>,
-    /// The volumes that clients have open, by the names by which they opened them: numbers, and limits.
+    /// The volumes that clients have open, by the names by which they opened them: numbers, and
+    /// limits.
     volumes: HashMap<String, (u64, Arc<Limited>)>,
     next_volume: u64,
 }
@@ -82,7 +86,8 @@ struct Guest {
     activity: Arc<Activity>,
     /// Buffers lent to its peer.
     of_peer: Arc<Share>,
-    /// The number of its volume, and buffers lent to its peer for it; nothing during the handshake.
+    /// The number of its volume, and buffers lent to its peer for it; nothing during the
+    /// handshake.
     volume: Option<(u64, Arc<Share>)>,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
@@ -97,11 +102,18 @@ impl Server {
 
     /// The same for peers of different rights.
     #[must_use]
-    pub fn with_rights(exports: Arc<dyn Exports>, rights: Arc<dyn Rights>, limits: Limits) -> Server {
+    pub fn with_rights(
+        exports: Arc<dyn Exports>,
+        rights: Arc<dyn Rights>,
+        limits: Limits,
+    ) -> Server {
         let hall = Hall {
             exports,
             rights,
-            shares: Shares::new(&limits, std::thread::available_parallelism().map_or(1, std::num::NonZero::get)),
+            shares: Shares::new(
+                &limits,
+                std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            ),
             since: Instant::now(),
             limits,
             guests: Mutex::default(),
@@ -111,7 +123,8 @@ impl Server {
         Server { hall: Arc::new(hall), listeners: Vec::new(), acceptor: None }
     }
 
-    /// Listens on a UNIX socket that this user alone can connect to. The file is removed when the server stops.
+    /// Listens on a UNIX socket that this user alone can connect to. The file is removed when the
+    /// server stops.
     ///
     /// # Errors
     /// As [`add_unix_for`](Server::add_unix_for).
@@ -119,18 +132,19 @@ impl Server {
         self.add_unix_for(path, Reach::default())
     }
 
-    /// Listens on a UNIX socket that those of `reach` can connect to. The file is removed when the server stops.
+    /// Listens on a UNIX socket that those of `reach` can connect to. The file is removed when the
+    /// server stops.
     ///
     /// # Errors
-    /// `Busy` when another server answers there, `Exists` when something else is there, `InvalidInput` when the path is too long, and
-    /// those of the system.
+    /// `Busy` when another server answers there, `Exists` when something else is there,
+    /// `InvalidInput` when the path is too long, and those of the system.
     pub fn add_unix_for(&mut self, path: &Path, reach: Reach) -> Result<()> {
         self.listeners.push(Listener::unix(path, reach)?);
         Ok(())
     }
 
-    /// Listens on a TCP address, and returns it with the port that it got. There is no authentication, not even of the users of this machine,
-    /// so that each needs `insecure`.
+    /// Listens on a TCP address, and returns it with the port that it got. There is no
+    /// authentication, not even of the users of this machine, so that each needs `insecure`.
     ///
     /// # Errors
     /// `Denied` without `insecure`, and those of the system.
@@ -140,10 +154,12 @@ impl Server {
         Ok(addr)
     }
 
-    /// Takes over a stream socket that listens already, as service managers hand them over. One that is not a UNIX socket needs `insecure`.
+    /// Takes over a stream socket that listens already, as service managers hand them over. One
+    /// that is not a UNIX socket needs `insecure`.
     ///
     /// # Errors
-    /// `InvalidInput` when it does not listen, `Denied` without `insecure`, and those of the system.
+    /// `InvalidInput` when it does not listen, `Denied` without `insecure`, and those of the
+    /// system.
     pub fn add_listener(&mut self, socket: OwnedFd, insecure: bool) -> Result<()> {
         self.listeners.push(Listener::handed_over(socket, insecure)?);
         Ok(())
@@ -155,14 +171,18 @@ impl Server {
     /// `InvalidInput` when it listens nowhere or was started before, and those of the system.
     pub fn start(&mut self) -> Result<()> {
         if self.listeners.is_empty() {
-            return Err(Error::new(Kind::InvalidInput, "the server has no socket to listen on, or was started before"));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "the server has no socket to listen on, or was started before",
+            ));
         }
         let failed = |error| Error::from_io("can't start the server", error);
         let (alive, watched) = UnixStream::pair().map_err(failed)?;
         let hall = self.hall.clone();
         let listeners = std::mem::take(&mut self.listeners);
         let accept = move || hall.accept_all(&listeners, &watched);
-        let thread = std::thread::Builder::new().name("nbd accept".into()).spawn(accept).map_err(failed)?;
+        let thread =
+            std::thread::Builder::new().name("nbd accept".into()).spawn(accept).map_err(failed)?;
         self.acceptor = Some(Acceptor { thread, alive });
         Ok(())
     }
@@ -173,7 +193,8 @@ impl Server {
         let guests = self.hall.guests.lock();
         let mut sum = guests.past;
         sum.connections = guests.present.len() as u64;
-        sum.working = guests.present.values().filter(|guest| guest.activity.is_at_work()).count() as u64;
+        sum.working =
+            guests.present.values().filter(|guest| guest.activity.is_at_work()).count() as u64;
         for guest in guests.present.values() {
             guest.counters.add_to(&mut sum);
         }
@@ -189,10 +210,12 @@ impl Server {
         }
     }
 
-    /// Takes no more clients, answers the requests that have arrived, and closes. Connections that are not done after `grace` are cut.
+    /// Takes no more clients, answers the requests that have arrived, and closes. Connections that
+    /// are not done after `grace` are cut.
     ///
     /// # Errors
-    /// `Busy` when sessions still wait for their volume some seconds after they were cut; their threads go on.
+    /// `Busy` when sessions still wait for their volume some seconds after they were cut; their
+    /// threads go on.
     pub fn stop(mut self, grace: Duration) -> Result<()> {
         self.end(grace)
     }
@@ -226,7 +249,9 @@ impl Server {
         }
         match guests.present.len() + guests.leaving.len() {
             0 => Ok(()),
-            stuck => Err(Error::new(Kind::Busy, format!("{stuck} sessions still wait for their volume"))),
+            stuck => {
+                Err(Error::new(Kind::Busy, format!("{stuck} sessions still wait for their volume")))
+            }
         }
     }
 }
@@ -248,7 +273,9 @@ impl Hall {
     fn accept_all(self: &Arc<Hall>, listeners: &[Listener], watched: &UnixStream) {
         loop {
             let mut waited: Vec<PollFd<'_>> = vec![PollFd::new(watched, PollFlags::IN)];
-            waited.extend(listeners.iter().map(|listener| PollFd::new(listener.socket(), PollFlags::IN)));
+            waited.extend(
+                listeners.iter().map(|listener| PollFd::new(listener.socket(), PollFlags::IN)),
+            );
             let ready = match poll(&mut waited, None) {
                 Ok(_) => waited.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>(),
                 Err(_) => vec![false; waited.len()],
@@ -256,7 +283,11 @@ impl Hall {
             if ready[0] {
                 return;
             }
-            for listener in listeners.iter().zip(&ready[1..]).filter_map(|(listener, &ready)| ready.then_some(listener)) {
+            for listener in listeners
+                .iter()
+                .zip(&ready[1..])
+                .filter_map(|(listener, &ready)| ready.then_some(listener))
+            {
                 match listener.accept() {
                     Ok(Some(socket)) => self.welcome(socket),
                     Ok(None) => {}
@@ -277,7 +308,11 @@ impl Hall {
         {
             guests.cut(id);
         }
-        let of_peer = guests.present.values().find(|guest| guest.peer == peer).map_or_else(Arc::default, |guest| guest.of_peer.clone());
+        let of_peer = guests
+            .present
+            .values()
+            .find(|guest| guest.peer == peer)
+            .map_or_else(Arc::default, |guest| guest.of_peer.clone());
         let id = guests.next;
         guests.next += 1;
         let (socket, counters) = (Arc::new(socket), Arc::new(Counters::default()));
@@ -308,9 +343,17 @@ impl Hall {
     }
 
     /// The life of a connection's thread.
-    fn attend(&self, id: u64, peer: Peer, socket: Arc<OwnedFd>, activity: Arc<Activity>, counters: &Counters) {
+    fn attend(
+        &self,
+        id: u64,
+        peer: Peer,
+        socket: Arc<OwnedFd>,
+        activity: Arc<Activity>,
+        counters: &Counters,
+    ) {
         let session = || -> io::Result<()> {
-            let receiver = Receiver::new(socket.clone(), &self.limits, &self.stopping, activity.clone());
+            let receiver =
+                Receiver::new(socket.clone(), &self.limits, &self.stopping, activity.clone());
             let transmitter = Transmitter::new(socket.clone(), self.limits.send, activity)?;
             let offer = Offer { exports: &*self.exports, rights: &*self.rights, peer };
             let house = House {
@@ -336,7 +379,8 @@ impl Hall {
         self.left.notify_all();
     }
 
-    /// The seat of a client whose handshake has succeeded; nothing when there are too many connections, and none gives way.
+    /// The seat of a client whose handshake has succeeded; nothing when there are too many
+    /// connections, and none gives way.
     fn seat(&self, id: u64, volume: &str) -> Option<Seat> {
         let mut guests = self.guests.lock();
         let (number, limited) = guests.open(volume);
@@ -344,7 +388,9 @@ impl Hall {
             limited.set(limits);
         }
         let peer = guests.present.get(&id)?.peer;
-        if guests.present.values().filter(|guest| guest.volume.is_some()).count() >= self.limits.connections {
+        if guests.present.values().filter(|guest| guest.volume.is_some()).count()
+            >= self.limits.connections
+        {
             match guests.who_gives_way(peer, number, self.limits.connections / 2) {
                 Some(other) => guests.cut(other),
                 None => {
@@ -363,14 +409,23 @@ impl Hall {
         guest.volume = Some((number, of_volume.clone()));
         let (of_peer, activity) = (guest.of_peer.clone(), guest.activity.clone());
         self.count(&guests);
-        Some(Seat { holder: Holder { peer, volume: number }, of_peer, of_volume, limited, activity })
+        Some(Seat {
+            holder: Holder { peer, volume: number },
+            of_peer,
+            of_volume,
+            limited,
+            activity,
+        })
     }
 
     /// Tells the buffers how many share them.
     fn count(&self, guests: &Guests) {
         let mut volumes: HashMap<Peer, HashSet<u64>> = HashMap::new();
         for guest in guests.present.values() {
-            volumes.entry(guest.peer).or_default().extend(guest.volume.as_ref().map(|(number, _)| *number));
+            volumes
+                .entry(guest.peer)
+                .or_default()
+                .extend(guest.volume.as_ref().map(|(number, _)| *number));
         }
         self.shares.buffers.peers.store(volumes.len(), Relaxed);
         for guest in guests.present.values() {
@@ -378,8 +433,10 @@ impl Hall {
         }
     }
 
-    /// Cuts a client off that keeps a working place for which `holder` has waited so long, and stands still in the middle of a request: one that holds one of too
-    /// many, or has stood still for longer than any may rest. One of too many that sends a byte now and then is cut off when the wait has been as long.
+    /// Cuts a client off that keeps a working place for which `holder` has waited so long, and
+    /// stands still in the middle of a request: one that holds one of too many, or has stood
+    /// still for longer than any may rest. One of too many that sends a byte now and then is cut
+    /// off when the wait has been as long.
     fn make_way(&self, holder: Holder, waited: Duration) {
         let Limits { patience, rest, .. } = self.limits;
         if waited < patience {
@@ -391,8 +448,11 @@ impl Hall {
             let Some((volume, _)) = &guest.volume else { return false };
             let of = Holder { peer: guest.peer, volume: *volume };
             let still = now.saturating_sub(Duration::from_millis(guest.activity.heard()));
-            let too_many = || self.shares.places.holds_too_many(of) && (still >= patience || waited >= long);
-            of != holder && guest.activity.is_kept_by_its_client() && (waited >= long && still >= long || too_many())
+            let too_many =
+                || self.shares.places.holds_too_many(of) && (still >= patience || waited >= long);
+            of != holder
+                && guest.activity.is_kept_by_its_client()
+                && (waited >= long && still >= long || too_many())
         });
         if let Some(guest) = in_the_way.min_by_key(|guest| guest.activity.heard()) {
             guest.activity.works(false);
@@ -415,7 +475,8 @@ impl Guests {
         if let Some((number, limited)) = self.volumes.get(volume) {
             return (*number, limited.clone());
         }
-        let open: HashSet<u64> = self.present.values().filter_map(|guest| Some(guest.volume.as_ref()?.0)).collect();
+        let open: HashSet<u64> =
+            self.present.values().filter_map(|guest| Some(guest.volume.as_ref()?.0)).collect();
         self.volumes.retain(|_, (number, _)| open.contains(number));
         self.next_volume += 1;
         let new = (self.next_volume, Arc::<Limited>::default());
@@ -423,19 +484,25 @@ impl Guests {
         new
     }
 
-    /// The handshake that ends when there are too many connections and another one comes from `peer`: the oldest of another peer that has more than `half` of all
-    /// connections, or else of this one, or else of all.
+    /// The handshake that ends when there are too many connections and another one comes from
+    /// `peer`: the oldest of another peer that has more than `half` of all connections, or else
+    /// of this one, or else of all.
     fn which_handshake_gives_way(&self, peer: Peer, half: usize) -> Option<u64> {
         let greedy = self.greedy(peer, half);
         let handshakes = self.present.iter().filter(|(_, guest)| guest.volume.is_none());
-        handshakes.min_by_key(|(id, guest)| (Some(guest.peer) != greedy, guest.peer != peer, **id)).map(|(id, _)| *id)
+        handshakes
+            .min_by_key(|(id, guest)| (Some(guest.peer) != greedy, guest.peer != peer, **id))
+            .map(|(id, _)| *id)
     }
 
-    /// The connection that gives way when all are taken and `peer` comes for `volume`: of another peer that has more than `half` of all, or else of another volume
-    /// that has more than half of the peer's, the one that was silent longest.
+    /// The connection that gives way when all are taken and `peer` comes for `volume`: of another
+    /// peer that has more than `half` of all, or else of another volume that has more than half
+    /// of the peer's, the one that was silent longest.
     fn who_gives_way(&self, peer: Peer, volume: u64, half: usize) -> Option<u64> {
         let silent_longest = |of: &dyn Fn(Peer, u64) -> bool| {
-            let guests = self.present.iter().filter(|(_, guest)| guest.volume.as_ref().is_some_and(|(number, _)| of(guest.peer, *number)));
+            let guests = self.present.iter().filter(|(_, guest)| {
+                guest.volume.as_ref().is_some_and(|(number, _)| of(guest.peer, *number))
+            });
             guests.min_by_key(|(id, guest)| (guest.activity.heard(), **id)).map(|(id, _)| *id)
         };
         if let Some(greedy) = self.greedy(peer, half) {
@@ -443,9 +510,12 @@ impl Guests {
         }
         let mut volumes: HashMap<u64, usize> = HashMap::new();
         let own = self.present.values().filter(|guest| guest.peer == peer);
-        own.filter_map(|guest| guest.volume.as_ref()).for_each(|(number, _)| *volumes.entry(*number).or_default() += 1);
+        own.filter_map(|guest| guest.volume.as_ref())
+            .for_each(|(number, _)| *volumes.entry(*number).or_default() += 1);
         let half = volumes.values().sum::<usize>() / 2;
-        let (greedy, _) = volumes.iter().find(|(number, connections)| **number != volume && **connections > half)?;
+        let (greedy, _) = volumes
+            .iter()
+            .find(|(number, connections)| **number != volume && **connections > half)?;
         silent_longest(&|of, number| of == peer && number == *greedy)
     }
 
@@ -453,7 +523,10 @@ impl Guests {
     fn greedy(&self, peer: Peer, half: usize) -> Option<Peer> {
         let mut connections: HashMap<Peer, usize> = HashMap::new();
         self.present.values().for_each(|guest| *connections.entry(guest.peer).or_default() += 1);
-        connections.into_iter().find(|(other, connections)| *other != peer && *connections > half).map(|(other, _)| other)
+        connections
+            .into_iter()
+            .find(|(other, connections)| *other != peer && *connections > half)
+            .map(|(other, _)| other)
     }
 
     /// Ends a connection, whose place is free at once.

@@ -1,16 +1,21 @@
 //! A connection after its handshake: requests in, replies out, a batch at a time.
 //!
-//! All requests found in the receive buffer are a batch: its writes go to the volume at once and in order, its reads together at the end,
-//! and all replies are sent together. A client that waits for each reply gets its flush on this thread, without a switch to another;
-//! one that pipelines gets it from a helper, while its later requests go on. Many bytes of reads go to helpers of their own.
+//! All requests found in the receive buffer are a batch: its writes go to the volume at once and in
+//! order, its reads together at the end, and all replies are sent together. A client that waits for
+//! each reply gets its flush on this thread, without a switch to another; one that pipelines gets
+//! it from a helper, while its later requests go on. Many bytes of reads go to helpers of their
+//! own.
 //!
-//! A connection that only waits for its client has a small buffer. When something comes it waits for a *working place*, with which go all other buffers, and
-//! gives it back when it is done and somebody else waits, or when nothing more comes (see [`turns`](super::turns)).
+//! A connection that only waits for its client has a small buffer. When something comes it waits
+//! for a *working place*, with which go all other buffers, and gives it back when it is done and
+//! somebody else waits, or when nothing more comes (see [`turns`](super::turns)).
 //!
-//! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of a connection is its buffers, whose
-//! sizes are limits: larger writes go to the volume, and larger reads to the client, piece by piece; how large the pieces are depends on what
-//! all connections together may take (see [`buffers`](super::buffers)).
-//! *Threads:* one for each connection, and at most three helpers (see [`durable`](super::durable) and [`aside`](super::aside)), which end with it.
+//! *Invariants.* Replies of a batch are sent before this thread waits for more bytes. The memory of
+//! a connection is its buffers, whose sizes are limits: larger writes go to the volume, and larger
+//! reads to the client, piece by piece; how large the pieces are depends on what all connections
+//! together may take (see [`buffers`](super::buffers)). *Threads:* one for each connection, and at
+//! most three helpers (see [`durable`](super::durable) and [`aside`](super::aside)), which end with
+//! it.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -48,7 +53,8 @@ use super::wire::{Dialect, Request, command_flag};
 pub enum Ending {
     /// The client left as the protocol wants it.
     Closed,
-    /// The client broke the protocol so that its stream can't be understood any more; the text says how.
+    /// The client broke the protocol so that its stream can't be understood any more; the text says
+    /// how.
     Protocol(&'static str),
     /// The connection broke, or a time limit passed.
     Broken(io::Error),
@@ -63,9 +69,20 @@ impl From<io::Error> for Ending {
 /// Serves one client over any pair of byte streams, from the greeting to the end.
 ///
 /// Time limits are up to the streams; all other limits hold.
-pub fn session_over<R: Read, W: Write + Send>(exports: &dyn Exports, limits: &Limits, reader: R, writer: W) -> Ending {
+pub fn session_over<R: Read, W: Write + Send>(
+    exports: &dyn Exports,
+    limits: &Limits,
+    reader: R,
+    writer: W,
+) -> Ending {
     let (shares, counters) = (Shares::new(limits, 1), Counters::default());
-    let house = House { limits, shares: &shares, make_way: &|_, _| {}, since: Instant::now(), stopping: &AtomicBool::new(false) };
+    let house = House {
+        limits,
+        shares: &shares,
+        make_way: &|_, _| {},
+        since: Instant::now(),
+        stopping: &AtomicBool::new(false),
+    };
     let offer = Offer { exports, rights: &Everything, peer: Peer::Unknown };
     serve(offer, house, &counters, Plain(reader), writer, |_, _| Some(Seat::default()))
 }
@@ -97,7 +114,8 @@ impl Shares {
 const TURN_BYTES: u32 = 64 << 10;
 /// What a turn at the status of a range is worth: the status of a few thousand blocks.
 const TURN_MICROSECONDS: u32 = 100;
-/// How much longer than it took the status of a range keeps its turn while others work: with one turn at a time, it takes a ninth of a core from them.
+/// How much longer than it took the status of a range keeps its turn while others work: with one
+/// turn at a time, it takes a ninth of a core from them.
 const STATUS_REST: u32 = 8;
 /// What a request costs beside its bytes.
 const REQUEST_COST: u64 = 4096;
@@ -107,7 +125,8 @@ const REQUEST_COST: u64 = 4096;
 pub(crate) struct House<'a> {
     pub(crate) limits: &'a Limits,
     pub(crate) shares: &'a Shares,
-    /// Told now and then for whom, and for how long, a connection has waited for its working place.
+    /// Told now and then for whom, and for how long, a connection has waited for its working
+    /// place.
     pub(crate) make_way: &'a dyn Fn(Holder, Duration),
     /// What times count from.
     pub(crate) since: Instant,
@@ -128,8 +147,15 @@ pub(crate) struct Seat {
 
 impl Default for Seat {
     fn default() -> Seat {
-        let (holder, activity) = (Holder { peer: Peer::Unknown, volume: 0 }, Arc::new(Activity::new(Instant::now())));
-        Seat { holder, of_peer: Arc::default(), of_volume: Arc::default(), limited: Arc::default(), activity }
+        let (holder, activity) =
+            (Holder { peer: Peer::Unknown, volume: 0 }, Arc::new(Activity::new(Instant::now())));
+        Seat {
+            holder,
+            of_peer: Arc::default(),
+            of_volume: Arc::default(),
+            limited: Arc::default(),
+            activity,
+        }
     }
 }
 
@@ -150,12 +176,17 @@ impl Limited {
 
     /// How long a request of so many bytes has to wait; `since` is when times begin.
     fn wait(&self, since: Instant, bytes: u64) -> Duration {
-        if self.limited.load(Relaxed) { self.pace.lock().take(since.elapsed(), bytes) } else { Duration::ZERO }
+        if self.limited.load(Relaxed) {
+            self.pace.lock().take(since.elapsed(), bytes)
+        } else {
+            Duration::ZERO
+        }
     }
 }
 
-/// As [`session_over`], with what connections of a server share. `established` is called with the reader and the name of the volume when the handshake has
-/// succeeded, before the client hears of that, and gives the client a seat.
+/// As [`session_over`], with what connections of a server share. `established` is called with the
+/// reader and the name of the volume when the handshake has succeeded, before the client hears of
+/// that, and gives the client a seat.
 pub(crate) fn serve<R: Source, W: Write + Send>(
     offer: Offer<'_>,
     house: House<'_>,
@@ -171,17 +202,26 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
         Ok(agreed) => agreed,
         Err(ending) => return ending,
     };
-    let _present: [Presence<'_>; 3] = [&shares.places, &shares.statuses, &shares.writers].map(|turns| turns.join(seat.holder));
+    let _present: [Presence<'_>; 3] =
+        [&shares.places, &shares.statuses, &shares.writers].map(|turns| turns.join(seat.holder));
     let borrower = Borrower { peer: &seat.of_peer, volume: &seat.of_volume };
     let reads = || ReadBatch::new(limits, shares.buffers.loan(borrower), agreed.dialect);
     let waits = Waits::new(limits.waits);
     let aside = Aside::new(agreed.dialect, reads);
     thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
-        let (volume, dialect, waits, aside, outbox) = (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
+        let (volume, dialect, waits, aside, outbox) =
+            (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
         let helpers = if volume.acknowledges_late() { LATE_HELPERS } else { 1 };
-        let help = move || (0..helpers).for_each(|_| drop(scope.spawn(move || waits.help(volume, dialect, outbox, counters))));
-        let read = || (0..aside::HELPERS).for_each(|_| drop(scope.spawn(move || aside.help(volume, outbox, counters))));
+        let help = move || {
+            (0..helpers).for_each(|_| {
+                drop(scope.spawn(move || waits.help(volume, dialect, outbox, counters)))
+            })
+        };
+        let read = || {
+            (0..aside::HELPERS)
+                .for_each(|_| drop(scope.spawn(move || aside.help(volume, outbox, counters))))
+        };
         Session {
             agreed: &agreed,
             limits,
@@ -248,7 +288,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             }
         };
         self.seat.activity.works(false);
-        // What was answered in the last batch is still sent, also when the client has said good-bye.
+        // What was answered in the last batch is still sent, also when the client has said
+        // good-bye.
         match (ending, self.finish_batch()) {
             (Ending::Closed, Err(error)) => Ending::Broken(error),
             (ending, _) => ending,
@@ -284,15 +325,18 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             return;
         }
         let holder = self.seat.holder;
-        self.place = Some(self.house.shares.places.take(holder, |waited| (self.house.make_way)(holder, waited)));
+        self.place = Some(
+            self.house.shares.places.take(holder, |waited| (self.house.make_way)(holder, waited)),
+        );
         self.seat.activity.works(true);
         inbox.reader().looks_around(true);
         let (sure, large) = (self.limits.receive_sure(), self.limits.receive_bytes);
         inbox.resize(if large > sure && self.loan.more(large - sure) { large } else { sure });
     }
 
-    /// Gives the working place back when somebody else wants it, or when nothing comes. A request of which a part is there comes to its end first, and nothing behind
-    /// it, unless its client stops and the small buffer holds that part. Returns how much to receive at most.
+    /// Gives the working place back when somebody else wants it, or when nothing comes. A request
+    /// of which a part is there comes to its end first, and nothing behind it, unless its
+    /// client stops and the small buffer holds that part. Returns how much to receive at most.
     fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>) -> usize {
         let Some(place) = &mut self.place else { return usize::MAX };
         let wanted = place.is_wanted() || self.loan.is_too_much() || self.reads.has_too_much();
@@ -336,13 +380,21 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         Ok(())
     }
 
-    /// Answers what a range holds, in its turn. While others work, the turn lasts longer than the answer took, for a rest in which the processor is theirs: a client
-    /// could ask for such answers all the time, and each of them is pure computing.
+    /// Answers what a range holds, in its turn. While others work, the turn lasts longer than the
+    /// answer took, for a rest in which the processor is theirs: a client could ask for such
+    /// answers all the time, and each of them is pure computing.
     fn status(&mut self, request: &Request, payload: &[u8]) {
         let Shares { places, statuses, .. } = self.house.shares;
         let mut turn = statuses.take(self.seat.holder, |_| {});
         let began = Instant::now();
-        status::answer(&*self.agreed.volume, request, payload, self.size, self.limits, &mut self.replies);
+        status::answer(
+            &*self.agreed.volume,
+            request,
+            payload,
+            self.size,
+            self.limits,
+            &mut self.replies,
+        );
         let took = began.elapsed();
         turn.cost = took.as_micros() as u64;
         if places.others_hold(self.seat.holder) {
@@ -350,7 +402,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         }
     }
 
-    /// Waits for a turn to change the volume by so many bytes, where others are there that want to change theirs.
+    /// Waits for a turn to change the volume by so many bytes, where others are there that want to
+    /// change theirs.
     fn turn_to_write(&self, bytes: u64) -> Option<Turn<'_>> {
         let writers = &self.house.shares.writers;
         if writers.alone() {
@@ -365,10 +418,15 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     fn request<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<bool, Ending> {
         let dialect = self.agreed.dialect;
         let parsed = Request::parse(inbox.unread(), dialect);
-        let Some(request) = parsed.map_err(|_| Ending::Protocol("no request where one should start"))? else { return Ok(false) };
+        let Some(request) =
+            parsed.map_err(|_| Ending::Protocol("no request where one should start"))?
+        else {
+            return Ok(false);
+        };
         let header = dialect.request_bytes();
         let payload = request.payload_bytes(dialect);
-        let checked = check(&request, dialect, self.size, self.limits).and_then(|command| self.allowed(command));
+        let checked = check(&request, dialect, self.size, self.limits)
+            .and_then(|command| self.allowed(command));
         let fits = payload <= (inbox.capacity() - header) as u64;
         if checked.is_ok() && fits && (inbox.unread().len() as u64) < header as u64 + payload {
             return Ok(false);
@@ -377,7 +435,12 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.finish_batch()?;
         }
         self.batch += 1;
-        self.cost += REQUEST_COST + if matches!(checked, Ok(Command::Read | Command::Write)) { request.length } else { 0 };
+        self.cost += REQUEST_COST
+            + if matches!(checked, Ok(Command::Read | Command::Write)) {
+                request.length
+            } else {
+                0
+            };
         add(&self.counters.in_flight, 1);
         if let Ok(command) = checked {
             self.keep_pace(command, request.length)?;
@@ -399,7 +462,12 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             }
             Ok(_) => {
                 inbox.consume(header);
-                self.refuse(&request, payload, Refusal::new(Code::Invalid, "the payload is too long"), inbox)?;
+                self.refuse(
+                    &request,
+                    payload,
+                    Refusal::new(Code::Invalid, "the payload is too long"),
+                    inbox,
+                )?;
             }
         }
         Ok(true)
@@ -414,7 +482,13 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     }
 
     /// Answers with an error, after throwing away the payload: the next request starts behind it.
-    fn refuse<R: Source>(&mut self, request: &Request, payload: u64, refusal: Refusal, inbox: &mut Inbox<R>) -> Result<(), Ending> {
+    fn refuse<R: Source>(
+        &mut self,
+        request: &Request,
+        payload: u64,
+        refusal: Refusal,
+        inbox: &mut Inbox<R>,
+    ) -> Result<(), Ending> {
         if payload > 2 * u64::from(self.limits.payload_bytes) {
             self.replies.error(request.into(), &refusal, None);
             return Err(Ending::Protocol("the client announced a payload far beyond the limit"));
@@ -428,7 +502,13 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     }
 
     /// Carries out a request that was checked. `more` says that bytes of another one have arrived.
-    fn execute(&mut self, command: Command, request: &Request, payload: &[u8], more: bool) -> Result<(), Ending> {
+    fn execute(
+        &mut self,
+        command: Command,
+        request: &Request,
+        payload: &[u8],
+        more: bool,
+    ) -> Result<(), Ending> {
         let counters = self.counters;
         let (offset, length) = (request.offset, request.length);
         match command {
@@ -455,7 +535,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Command::WriteZeroes => {
                 add(&counters.zeroes, 1);
                 let turn = self.turn_to_write(0);
-                let result = self.volume().write_zeroes(offset, length, request.has(command_flag::NO_HOLE));
+                let result =
+                    self.volume().write_zeroes(offset, length, request.has(command_flag::NO_HOLE));
                 drop(turn);
                 self.changed(request, result, more)?;
             }
@@ -523,8 +604,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         Ok(())
     }
 
-    /// A read too large to be held, of which the client wants to hear either an error or all the data: it is read once to know that it can
-    /// be, and once more to be sent.
+    /// A read too large to be held, of which the client wants to hear either an error or all the
+    /// data: it is read once to know that it can be, and once more to be sent.
     fn read_pieces(&mut self, request: &Request) -> Result<(), Ending> {
         let end = request.offset + request.length;
         let mut offset = request.offset;
@@ -560,7 +641,11 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     }
 
     /// A write too large for the receive buffer: its pieces go to the volume as they arrive.
-    fn write_pieces<R: Source>(&mut self, request: &Request, inbox: &mut Inbox<R>) -> Result<(), Ending> {
+    fn write_pieces<R: Source>(
+        &mut self,
+        request: &Request,
+        inbox: &mut Inbox<R>,
+    ) -> Result<(), Ending> {
         add(&self.counters.writes, 1);
         add(&self.counters.written_bytes, request.length);
         self.finish_batch()?;
@@ -571,7 +656,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         let mut result = Ok(Ticket(0));
         while result.is_ok() && offset < end {
             // Pieces end where blocks end, so that no block is written twice.
-            let next = ((offset + piece) & !(onefold_core::BLOCK_BYTES as u64 - 1)).clamp(offset + 1, end);
+            let next =
+                ((offset + piece) & !(onefold_core::BLOCK_BYTES as u64 - 1)).clamp(offset + 1, end);
             let bytes = (next - offset) as usize;
             inbox.need(bytes)?;
             let turn = self.turn_to_write(bytes as u64);
@@ -587,14 +673,21 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         let more = !inbox.unread().is_empty();
         match result {
             // The pieces may have different tickets; a flush covers them all.
-            Ok(_) if request.has(command_flag::FUA) => self.answer_when(Until::Flushed, request.into(), more)?,
+            Ok(_) if request.has(command_flag::FUA) => {
+                self.answer_when(Until::Flushed, request.into(), more)?
+            }
             other => self.answer(request.into(), other.map(drop)),
         }
         Ok(())
     }
 
     /// Answers a change, with FUA when it is durable.
-    fn changed(&mut self, request: &Request, result: VolumeResult<Ticket>, more: bool) -> Result<(), Ending> {
+    fn changed(
+        &mut self,
+        request: &Request,
+        result: VolumeResult<Ticket>,
+        more: bool,
+    ) -> Result<(), Ending> {
         match result {
             Ok(ticket) if request.has(command_flag::FUA) || self.volume().acknowledges_late() => {
                 self.answer_when(Until::Ticket(ticket), request.into(), more)
@@ -613,7 +706,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         }
     }
 
-    /// Answers when data is durable: here when the client waits for just this, aside when it has more requests under way.
+    /// Answers when data is durable: here when the client waits for just this, aside when it has
+    /// more requests under way.
     fn answer_when(&mut self, until: Until, of: Of, more: bool) -> Result<(), Ending> {
         let alone = self.batch == 1 && !more && self.waits.idle();
         if !alone {

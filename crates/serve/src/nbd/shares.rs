@@ -1,9 +1,12 @@
-//! Who works next when more want to than there are places: deficit round robin among peers, and among the volumes of each (rule 12 of SECURITY.md).
+//! Who works next when more want to than there are places: deficit round robin among peers, and
+//! among the volumes of each (rule 12 of SECURITY.md).
 //!
-//! While somebody else is there, a peer holds at most half of the places, and a volume half of what its peer may hold. Of those that wait and may hold one more,
-//! each has its turn; whoever cost more than a turn's worth is passed over until it is paid for.
+//! While somebody else is there, a peer holds at most half of the places, and a volume half of what
+//! its peer may hold. Of those that wait and may hold one more, each has its turn; whoever cost
+//! more than a turn's worth is passed over until it is paid for.
 //!
-//! *Invariant:* a pure decision, without threads, clocks or chance: [`turns`](super::turns) drives it.
+//! *Invariant:* a pure decision, without threads, clocks or chance: [`turns`](super::turns) drives
+//! it.
 
 use std::collections::VecDeque;
 
@@ -52,18 +55,34 @@ fn most(all: usize, several: bool) -> usize {
     if several { (all / 2).max(1) } else { all }
 }
 
-/// The flow whose turn it is, of those that are `ready`. When none may cost anything, all of these are granted as many rounds as the first of them needs.
-fn turn<K, Q>(flows: &mut [Flow<K, Q>], quantum: i64, ready: impl Fn(&Flow<K, Q>) -> bool) -> Option<usize> {
-    let rounds =
-        flows.iter().filter(|flow| ready(flow)).map(|flow| if flow.deficit > 0 { 0 } else { -flow.deficit / quantum + 1 }).min()?;
-    flows.iter_mut().for_each(|flow| flow.deficit += if ready(flow) { rounds * quantum } else { 0 });
+/// The flow whose turn it is, of those that are `ready`. When none may cost anything, all of these
+/// are granted as many rounds as the first of them needs.
+fn turn<K, Q>(
+    flows: &mut [Flow<K, Q>],
+    quantum: i64,
+    ready: impl Fn(&Flow<K, Q>) -> bool,
+) -> Option<usize> {
+    let rounds = flows
+        .iter()
+        .filter(|flow| ready(flow))
+        .map(|flow| if flow.deficit > 0 { 0 } else { -flow.deficit / quantum + 1 })
+        .min()?;
+    flows
+        .iter_mut()
+        .for_each(|flow| flow.deficit += if ready(flow) { rounds * quantum } else { 0 });
     flows.iter().position(|flow| flow.deficit > 0 && ready(flow))
 }
 
 impl<W> Shares<W> {
     /// `places`, of which one costs `quantum` at first.
     pub(crate) fn new(places: usize, quantum: u32) -> Shares<W> {
-        Shares { places: places.max(1), quantum: i64::from(quantum.max(1)), held: 0, waiting: 0, peers: Vec::new() }
+        Shares {
+            places: places.max(1),
+            quantum: i64::from(quantum.max(1)),
+            held: 0,
+            waiting: 0,
+            peers: Vec::new(),
+        }
     }
 
     /// A connection more.
@@ -93,9 +112,19 @@ impl<W> Shares<W> {
     pub(crate) fn hold_at_once(&mut self, holder: Holder) -> bool {
         let peers = most(self.places, self.peers.len() > 1);
         let free = self.waiting == 0 && self.held < self.places;
-        let Some(peer) = self.peers.iter_mut().find(|peer| free && peer.key == holder.peer && peer.held < peers) else { return false };
+        let Some(peer) =
+            self.peers.iter_mut().find(|peer| free && peer.key == holder.peer && peer.held < peers)
+        else {
+            return false;
+        };
         let volumes = most(peers, peer.queue.len() > 1);
-        let Some(volume) = peer.queue.iter_mut().find(|volume| volume.key == holder.volume && volume.held < volumes) else { return false };
+        let Some(volume) = peer
+            .queue
+            .iter_mut()
+            .find(|volume| volume.key == holder.volume && volume.held < volumes)
+        else {
+            return false;
+        };
         peer.held += 1;
         volume.held += 1;
         self.held += 1;
@@ -126,7 +155,9 @@ impl<W> Shares<W> {
         let peer = &mut self.peers[at];
         let volume = &mut peer.queue[within];
         let who = volume.queue.pop_front()?;
-        for (held, deficit) in [(&mut peer.held, &mut peer.deficit), (&mut volume.held, &mut volume.deficit)] {
+        for (held, deficit) in
+            [(&mut peer.held, &mut peer.deficit), (&mut volume.held, &mut volume.deficit)]
+        {
             *held += 1;
             *deficit -= self.quantum;
         }
@@ -164,24 +195,32 @@ impl<W> Shares<W> {
         self.peers.iter().any(|peer| {
             let gives = usize::from(peer.key == holder.peer);
             let volumes = most(peers, peer.queue.len() > 1);
-            let has_room = |volume: &Flow<u64, VecDeque<W>>| volume.held < volumes + gives * usize::from(volume.key == holder.volume);
-            peer.held < peers + gives && peer.queue.iter().any(|volume| !volume.queue.is_empty() && has_room(volume))
+            let has_room = |volume: &Flow<u64, VecDeque<W>>| {
+                volume.held < volumes + gives * usize::from(volume.key == holder.volume)
+            };
+            peer.held < peers + gives
+                && peer.queue.iter().any(|volume| !volume.queue.is_empty() && has_room(volume))
         })
     }
 
     /// True when somebody else holds a place.
     pub(crate) fn others_hold(&self, holder: Holder) -> bool {
         let of_peer = self.peers.iter().find(|peer| peer.key == holder.peer);
-        let own = of_peer.and_then(|peer| peer.queue.iter().find(|volume| volume.key == holder.volume));
+        let own =
+            of_peer.and_then(|peer| peer.queue.iter().find(|volume| volume.key == holder.volume));
         self.held > own.map_or(0, |volume| volume.held)
     }
 
-    /// True when a peer, or a volume of it, holds more than it may beside others: it got the places while nobody else was there.
+    /// True when a peer, or a volume of it, holds more than it may beside others: it got the places
+    /// while nobody else was there.
     pub(crate) fn holds_too_many(&self, holder: Holder) -> bool {
         let peers = most(self.places, self.peers.len() > 1);
-        let Some(peer) = self.peers.iter().find(|peer| peer.key == holder.peer) else { return false };
+        let Some(peer) = self.peers.iter().find(|peer| peer.key == holder.peer) else {
+            return false;
+        };
         let volumes = most(peers, peer.queue.len() > 1);
-        peer.held > peers || peer.queue.iter().any(|volume| volume.key == holder.volume && volume.held > volumes)
+        peer.held > peers
+            || peer.queue.iter().any(|volume| volume.key == holder.volume && volume.held > volumes)
     }
 
     fn next(&mut self) -> Option<(usize, usize)> {
@@ -189,12 +228,15 @@ impl<W> Shares<W> {
             return None;
         }
         let peers = most(self.places, self.peers.len() > 1);
-        let ready = |volume: &Flow<u64, VecDeque<W>>, several: bool| !volume.queue.is_empty() && volume.held < most(peers, several);
+        let ready = |volume: &Flow<u64, VecDeque<W>>, several: bool| {
+            !volume.queue.is_empty() && volume.held < most(peers, several)
+        };
         let peer = turn(&mut self.peers, self.quantum, |peer| {
             peer.held < peers && peer.queue.iter().any(|volume| ready(volume, peer.queue.len() > 1))
         })?;
         let several = self.peers[peer].queue.len() > 1;
-        let volume = turn(&mut self.peers[peer].queue, self.quantum, |volume| ready(volume, several))?;
+        let volume =
+            turn(&mut self.peers[peer].queue, self.quantum, |volume| ready(volume, several))?;
         Some((peer, volume))
     }
 }
@@ -242,8 +284,13 @@ mod tests {
         std::iter::from_fn(|| shares.grant()).collect()
     }
 
-    /// So many turns one after the other, each at the cost of its holder, which waits again at once.
-    fn turns(shares: &mut Shares<Holder>, turns: usize, cost: impl Fn(Holder) -> u64) -> Vec<Holder> {
+    /// So many turns one after the other, each at the cost of its holder, which waits again at
+    /// once.
+    fn turns(
+        shares: &mut Shares<Holder>,
+        turns: usize,
+        cost: impl Fn(Holder) -> u64,
+    ) -> Vec<Holder> {
         let mut took = granted(shares);
         let mut all = Vec::new();
         while all.len() < turns {
@@ -267,7 +314,11 @@ mod tests {
         assert_eq!(granted(&mut shares(8, &[(a, 30), (b, 1)])).len(), 4 + 1);
         let together = granted(&mut shares(8, &[(a, 30), (b, 30), (c, 30)]));
         assert_eq!([a, b, c].map(|of| count(of, &together)), [4, 2, 2]);
-        assert_eq!(granted(&mut shares(1, &[(a, 3), (b, 3)])).len(), 1, "there is always one that may");
+        assert_eq!(
+            granted(&mut shares(1, &[(a, 3), (b, 3)])).len(),
+            1,
+            "there is always one that may"
+        );
     }
 
     #[test]
@@ -275,9 +326,17 @@ mod tests {
         let (a, b) = (holder(1, 1), holder(2, 1));
         let mut shares = shares(4, &[(a, 9)]);
         assert_eq!(granted(&mut shares), [a; 4]);
-        assert!(shares.is_wanted(a) && !shares.holds_too_many(a) && !shares.others_hold(a) && shares.others_hold(b));
+        assert!(
+            shares.is_wanted(a)
+                && !shares.holds_too_many(a)
+                && !shares.others_hold(a)
+                && shares.others_hold(b)
+        );
         shares.join(b);
-        assert!(!shares.is_wanted(a) && shares.holds_too_many(a), "another one of its own would not get it");
+        assert!(
+            !shares.is_wanted(a) && shares.holds_too_many(a),
+            "another one of its own would not get it"
+        );
         shares.wait(b, b);
         assert!(shares.is_wanted(a));
         shares.give_back(a, 100);
@@ -297,7 +356,10 @@ mod tests {
         (0..2).for_each(|_| shares.join(other));
         (0..2).for_each(|_| shares.wait(other, other));
         let took = turns(&mut shares, 20, |_| 100);
-        assert!((9..=11).contains(&count(other, &took)), "it makes up for nothing, and then they take turns: {took:?}");
+        assert!(
+            (9..=11).contains(&count(other, &took)),
+            "it makes up for nothing, and then they take turns: {took:?}"
+        );
     }
 
     #[test]
@@ -305,7 +367,11 @@ mod tests {
         let (heavy, light, third) = (holder(1, 1), holder(2, 1), holder(2, 2));
         let mut two = shares(1, &[(heavy, 5), (light, 2)]);
         let took = turns(&mut two, 440, |of| if of == heavy { 1000 } else { 100 });
-        assert!((36..=44).contains(&count(heavy, &took)), "ten light turns for each heavy one: {}", count(heavy, &took));
+        assert!(
+            (36..=44).contains(&count(heavy, &took)),
+            "ten light turns for each heavy one: {}",
+            count(heavy, &took)
+        );
         let mut three = shares(2, &[(heavy, 5), (light, 5), (third, 5)]);
         let took = turns(&mut three, 400, |_| 100);
         assert!((190..=210).contains(&count(heavy, &took)), "{}", count(heavy, &took));
@@ -327,7 +393,9 @@ mod tests {
     fn places_are_neither_lost_nor_made_whatever_happens() {
         let mut state = 7u64;
         let mut dice = |sides: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % sides
         };
         let mut shares: Shares<Holder> = Shares::new(5, QUANTUM);
@@ -339,7 +407,9 @@ mod tests {
                     shares.join(one);
                     idle.push(one);
                 }
-                1 if !idle.is_empty() => shares.leave(idle.swap_remove(dice(idle.len() as u64) as usize)),
+                1 if !idle.is_empty() => {
+                    shares.leave(idle.swap_remove(dice(idle.len() as u64) as usize))
+                }
                 2 if !idle.is_empty() => {
                     let one = idle.swap_remove(dice(idle.len() as u64) as usize);
                     shares.wait(one, one);

@@ -1,4 +1,5 @@
-//! Connected sockets, with the deadlines that keep a silent client from holding anything but its own connection.
+//! Connected sockets, with the deadlines that keep a silent client from holding anything but its
+//! own connection.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::OwnedFd;
@@ -20,8 +21,8 @@ pub(crate) fn hang_up(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Both);
 }
 
-/// Takes nothing new from the client; what has arrived can still be read and answered. TCP goes on receiving all the same, which is why
-/// a [`Receiver`] is told.
+/// Takes nothing new from the client; what has arrived can still be read and answered. TCP goes on
+/// receiving all the same, which is why a [`Receiver`] is told.
 pub(crate) fn stop_receiving(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Read);
 }
@@ -92,7 +93,12 @@ impl Activity {
 
 impl<'a> Receiver<'a> {
     /// Receives until the handshake's time is over, or shortly after `stopping` is set.
-    pub(crate) fn new(socket: Arc<OwnedFd>, limits: &Limits, stopping: &'a AtomicBool, activity: Arc<Activity>) -> Receiver<'a> {
+    pub(crate) fn new(
+        socket: Arc<OwnedFd>,
+        limits: &Limits,
+        stopping: &'a AtomicBool,
+        activity: Arc<Activity>,
+    ) -> Receiver<'a> {
         let born = Instant::now();
         let deadline = Some(born + limits.handshake);
         Receiver {
@@ -131,12 +137,16 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Takes what comes. A client that waits for each reply is back within microseconds, and falling asleep and being woken would take
-    /// longer than its request; so a thread whose client was brisk the last time stays awake for a moment, and lets others run meanwhile.
+    /// Takes what comes. A client that waits for each reply is back within microseconds, and
+    /// falling asleep and being woken would take longer than its request; so a thread whose
+    /// client was brisk the last time stays awake for a moment, and lets others run meanwhile.
     /// Not on a crowded processor.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let began = Instant::now();
-        while self.brisk && !self.crowd.is_there(self.born.elapsed()) && began.elapsed() < self.awake {
+        while self.brisk
+            && !self.crowd.is_there(self.born.elapsed())
+            && began.elapsed() < self.awake
+        {
             if let Some(received) = self.receive_now(buffer)? {
                 self.hear(began);
                 return Ok(received);
@@ -155,7 +165,10 @@ impl<'a> Receiver<'a> {
                 self.hear(now);
                 Ok(received)
             }
-            Err(Errno::AGAIN) if self.deadline.is_some() || self.idle.is_some_and(|idle| now - self.heard >= idle) => {
+            Err(Errno::AGAIN)
+                if self.deadline.is_some()
+                    || self.idle.is_some_and(|idle| now - self.heard >= idle) =>
+            {
                 Err(io::ErrorKind::TimedOut.into())
             }
             Err(Errno::AGAIN) => Err(io::ErrorKind::WouldBlock.into()),
@@ -166,9 +179,13 @@ impl<'a> Receiver<'a> {
 
 impl Source for Receiver<'_> {
     fn looks_around(&mut self, looks: bool) {
-        let left = self.idle.map(|idle| idle.saturating_sub(self.heard.elapsed()).max(Duration::from_millis(1)));
-        let timeout = if looks { Some(self.idle.map_or(LOOK, |idle| idle.min(LOOK))) } else { left };
-        // If that fails, the timeout of the last receive stays: the thread looks around more often, or less.
+        let left = self
+            .idle
+            .map(|idle| idle.saturating_sub(self.heard.elapsed()).max(Duration::from_millis(1)));
+        let timeout =
+            if looks { Some(self.idle.map_or(LOOK, |idle| idle.min(LOOK))) } else { left };
+        // If that fails, the timeout of the last receive stays: the thread looks around more often,
+        // or less.
         let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, timeout);
     }
 }
@@ -180,7 +197,11 @@ impl Read for Receiver<'_> {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            sockopt::set_socket_timeout(&self.socket, Timeout::Recv, Some(left.max(Duration::from_millis(1))))?;
+            sockopt::set_socket_timeout(
+                &self.socket,
+                Timeout::Recv,
+                Some(left.max(Duration::from_millis(1))),
+            )?;
         }
         if self.stopped {
             return Ok(0);
@@ -190,7 +211,8 @@ impl Read for Receiver<'_> {
     }
 }
 
-/// The sending half. The client has `timeout` to take what is sent between two calls of `flush`; the connection is ended when it does not.
+/// The sending half. The client has `timeout` to take what is sent between two calls of `flush`;
+/// the connection is ended when it does not.
 pub(crate) struct Transmitter {
     socket: Arc<OwnedFd>,
     timeout: Duration,
@@ -204,14 +226,23 @@ impl Transmitter {
     ///
     /// # Errors
     /// When the system refuses the timeout.
-    pub(crate) fn new(socket: Arc<OwnedFd>, timeout: Duration, activity: Arc<Activity>) -> io::Result<Transmitter> {
+    pub(crate) fn new(
+        socket: Arc<OwnedFd>,
+        timeout: Duration,
+        activity: Arc<Activity>,
+    ) -> io::Result<Transmitter> {
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
         Ok(Transmitter { socket, timeout, waiting_since: None, activity })
     }
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.activity.waits.store(true, Relaxed);
-        let sent = sendmsg(&*self.socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+        let sent = sendmsg(
+            &*self.socket,
+            slices,
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::NOSIGNAL,
+        );
         self.activity.waits.store(false, Relaxed);
         let sent = match sent {
             Ok(sent) => sent,

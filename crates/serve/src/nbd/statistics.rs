@@ -1,6 +1,7 @@
 //! Counters of each connection, and their sum for whoever looks.
 //!
-//! *Threads:* every connection counts in memory of its own, so that counting costs nothing; reading adds them up.
+//! *Threads:* every connection counts in memory of its own, so that counting costs nothing; reading
+//! adds them up.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -15,7 +15,8 @@ fn state(kind: ExtentKind) -> u32 {
     }
 }
 
-/// The length of the range, which is in the payload where there is one, with the contexts that the client wants.
+/// The length of the range, which is in the payload where there is one, with the contexts that the
+/// client wants.
 fn asked_length(request: &Request, payload: &[u8]) -> Result<u64, Refusal> {
     if !request.has(command_flag::PAYLOAD_LEN) {
         return Ok(request.length);
@@ -25,18 +26,31 @@ fn asked_length(request: &Request, payload: &[u8]) -> Result<u64, Refusal> {
     let mut contexts = 0;
     while let Some(context) = fields.u32() {
         if context != BASE_ALLOCATION_ID {
-            return Err(Refusal::new(Code::Invalid, format!("metadata context {context} was not negotiated")));
+            return Err(Refusal::new(
+                Code::Invalid,
+                format!("metadata context {context} was not negotiated"),
+            ));
         }
         contexts += 1;
     }
     match length {
         Some(length) if contexts == 1 && fields.is_empty() => Ok(length),
-        _ => Err(Refusal::new(Code::Invalid, "the payload is not a length and a list of different metadata contexts")),
+        _ => Err(Refusal::new(
+            Code::Invalid,
+            "the payload is not a length and a list of different metadata contexts",
+        )),
     }
 }
 
 /// Appends the reply to a status request; `size` is the volume's.
-pub(crate) fn answer(volume: &dyn Volume, request: &Request, payload: &[u8], size: u64, limits: &Limits, replies: &mut Replies) {
+pub(crate) fn answer(
+    volume: &dyn Volume,
+    request: &Request,
+    payload: &[u8],
+    size: u64,
+    limits: &Limits,
+    replies: &mut Replies,
+) {
     match extents(volume, request, payload, size, limits) {
         Ok(extents) => {
             let described = extents.iter().map(|extent| (extent.bytes, state(extent.kind)));
@@ -46,10 +60,22 @@ pub(crate) fn answer(volume: &dyn Volume, request: &Request, payload: &[u8], siz
     }
 }
 
-fn extents(volume: &dyn Volume, request: &Request, payload: &[u8], size: u64, limits: &Limits) -> Result<Vec<Extent>, Refusal> {
+fn extents(
+    volume: &dyn Volume,
+    request: &Request,
+    payload: &[u8],
+    size: u64,
+    limits: &Limits,
+) -> Result<Vec<Extent>, Refusal> {
     let length = asked_length(request, payload)?;
     if length == 0 || request.offset.checked_add(length).is_none_or(|end| end > size) {
-        return Err(Refusal::new(Code::Invalid, format!("{length} bytes at {} are not inside the volume's {size} bytes", request.offset)));
+        return Err(Refusal::new(
+            Code::Invalid,
+            format!(
+                "{length} bytes at {} are not inside the volume's {size} bytes",
+                request.offset
+            ),
+        ));
     }
     let limit = if request.has(command_flag::REQ_ONE) { 1 } else { limits.extents };
     let extents = cut(volume.extents(request.offset, length, limit)?, length, limit);
@@ -59,7 +85,8 @@ fn extents(volume: &dyn Volume, request: &Request, payload: &[u8], size: u64, li
     Ok(extents)
 }
 
-/// At most `limit` extents and `length` bytes of them: the client counts on getting no more than it asked for.
+/// At most `limit` extents and `length` bytes of them: the client counts on getting no more than it
+/// asked for.
 fn cut(mut extents: Vec<Extent>, length: u64, limit: usize) -> Vec<Extent> {
     extents.truncate(limit);
     let mut left = length;

@@ -1,6 +1,8 @@
-//! Places for which connections wait in turn: those to work at all, those at work that one request can ask much of, and those for writing.
+//! Places for which connections wait in turn: those to work at all, those at work that one request
+//! can ask much of, and those for writing.
 //!
-//! [`Shares`] decides who is next. *Threads:* all connections; who waits sleeps until the place is its own.
+//! [`Shares`] decides who is next. *Threads:* all connections; who waits sleeps until the place is
+//! its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -49,7 +51,11 @@ pub(crate) struct Presence<'a> {
 impl Turns {
     /// `places`, each of which costs `quantum` at first.
     pub(crate) fn new(places: usize, quantum: u32) -> Turns {
-        Turns { shares: Mutex::new(Shares::new(places, quantum)), waiting: AtomicUsize::new(0), alone: AtomicBool::new(true) }
+        Turns {
+            shares: Mutex::new(Shares::new(places, quantum)),
+            waiting: AtomicUsize::new(0),
+            alone: AtomicBool::new(true),
+        }
     }
 
     /// Counts a connection among those that share the places.
@@ -66,7 +72,8 @@ impl Turns {
         if self.shares.lock().hold_at_once(holder) {
             return Turn { of: self, holder, cost: 0 };
         }
-        let me = Arc::new(Waiting { thread: std::thread::current(), granted: AtomicBool::new(false) });
+        let me =
+            Arc::new(Waiting { thread: std::thread::current(), granted: AtomicBool::new(false) });
         self.waiting.fetch_add(1, Relaxed);
         {
             let mut shares = self.shares.lock();

@@ -1,6 +1,7 @@
 //! The numbers and the layouts of the protocol document; all integers are big-endian.
 //!
-//! *Invariant:* nothing here decides anything; every other file of this folder gets its constants and byte layouts from here.
+//! *Invariant:* nothing here decides anything; every other file of this folder gets its constants
+//! and byte layouts from here.
 
 /// First bytes of a server's greeting, `NBDMAGIC`.
 pub(crate) const GREETING: u64 = 0x4e42_444d_4147_4943;
@@ -161,14 +162,19 @@ impl Request {
                 command: fields.u16()?,
                 cookie: fields.u64()?,
                 offset: fields.u64()?,
-                length: if dialect == Dialect::Extended { fields.u64()? } else { u64::from(fields.u32()?) },
+                length: if dialect == Dialect::Extended {
+                    fields.u64()?
+                } else {
+                    u64::from(fields.u32()?)
+                },
             })
         };
         Ok(request())
     }
 }
 
-/// Takes big-endian integers and byte strings from the front of a slice; `None` when it is too short.
+/// Takes big-endian integers and byte strings from the front of a slice; `None` when it is too
+/// short.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -254,6 +260,9 @@ mod tests {
         assert_eq!(Request::parse(&bytes[..27], Dialect::Structured), Ok(None));
         bytes[..4].copy_from_slice(&EXTENDED_REQUEST.to_be_bytes());
         bytes.put32(6);
-        assert_eq!(Request::parse(&bytes, Dialect::Extended), Ok(Some(Request { length: (5 << 32) + 6, ..expected })));
+        assert_eq!(
+            Request::parse(&bytes, Dialect::Extended),
+            Ok(Some(Request { length: (5 << 32) + 6, ..expected }))
+        );
     }
 }

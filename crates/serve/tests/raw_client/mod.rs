@@ -1,4 +1,5 @@
-//! An NBD client that does what it is told, right or wrong. Written from the protocol document and not from the server's code.
+//! An NBD client that does what it is told, right or wrong. Written from the protocol document and
+//! not from the server's code.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(dead_code, reason = "each test uses a part of it")]
@@ -110,7 +111,14 @@ pub(crate) fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// A request as it goes over the wire, without payload.
-pub(crate) fn request_bytes(mode: Mode, flags: u16, command: u16, cookie: u64, offset: u64, length: u64) -> Vec<u8> {
+pub(crate) fn request_bytes(
+    mode: Mode,
+    flags: u16,
+    command: u16,
+    cookie: u64,
+    offset: u64,
+    length: u64,
+) -> Vec<u8> {
     let magic: u32 = if mode == Mode::Extended { 0x21e4_1c71 } else { 0x2560_9513 };
     let mut bytes = magic.to_be_bytes().to_vec();
     bytes.extend_from_slice(&flags.to_be_bytes());
@@ -214,7 +222,14 @@ impl Raw {
     }
 
     /// Sends a request; returns its cookie.
-    pub(crate) fn request(&mut self, flags: u16, command: u16, offset: u64, length: u64, payload: &[u8]) -> u64 {
+    pub(crate) fn request(
+        &mut self,
+        flags: u16,
+        command: u16,
+        offset: u64,
+        length: u64,
+        payload: &[u8],
+    ) -> u64 {
         self.cookie += 1;
         let mut bytes = request_bytes(self.mode, flags, command, self.cookie, offset, length);
         bytes.extend_from_slice(payload);
@@ -230,7 +245,9 @@ impl Raw {
                 let fields = self.take(12)?;
                 let (code, cookie) = (be32(&fields), be64(&fields[4..]));
                 let content = match code {
-                    0 if self.mode == Mode::Simple && data > 0 => Content::Data(u64::MAX, self.take(data)?),
+                    0 if self.mode == Mode::Simple && data > 0 => {
+                        Content::Data(u64::MAX, self.take(data)?)
+                    }
                     0 => Content::None,
                     code => Content::Error(code, String::new(), None),
                 };
@@ -238,11 +255,21 @@ impl Raw {
             }
             (Mode::Structured, 0x668e_33ef) => {
                 let fields = self.take(16)?;
-                self.content(be16(&fields), be16(&fields[2..]), be64(&fields[4..]), u64::from(be32(&fields[12..])))
+                self.content(
+                    be16(&fields),
+                    be16(&fields[2..]),
+                    be64(&fields[4..]),
+                    u64::from(be32(&fields[12..])),
+                )
             }
             (Mode::Extended, 0x6e8a_278c) => {
                 let fields = self.take(28)?;
-                self.content(be16(&fields), be16(&fields[2..]), be64(&fields[4..]), be64(&fields[20..]))
+                self.content(
+                    be16(&fields),
+                    be16(&fields[2..]),
+                    be64(&fields[4..]),
+                    be64(&fields[20..]),
+                )
             }
             other => panic!("a reply starts with {other:x?}"),
         }
@@ -254,9 +281,12 @@ impl Raw {
             0 if bytes.is_empty() => Content::None,
             1 => Content::Data(be64(&bytes), bytes[8..].to_vec()),
             2 if bytes.len() == 12 => Content::Hole(be64(&bytes), be32(&bytes[8..])),
-            5 if self.mode == Mode::Structured && be32(&bytes) == 1 => {
-                Content::Status(bytes[4..].chunks(8).map(|e| (u64::from(be32(e)), u64::from(be32(&e[4..])))).collect())
-            }
+            5 if self.mode == Mode::Structured && be32(&bytes) == 1 => Content::Status(
+                bytes[4..]
+                    .chunks(8)
+                    .map(|e| (u64::from(be32(e)), u64::from(be32(&e[4..]))))
+                    .collect(),
+            ),
             6 if self.mode == Mode::Extended && be32(&bytes) == 1 => {
                 assert_eq!(be32(&bytes[4..]) as usize, (bytes.len() - 8) / 16);
                 Content::Status(bytes[8..].chunks(16).map(|e| (be64(e), be64(&e[8..]))).collect())
@@ -311,7 +341,14 @@ impl Raw {
     }
 
     /// Sends a request that has no content in its reply; returns the error number, or 0.
-    pub(crate) fn act(&mut self, flags: u16, command: u16, offset: u64, length: u64, payload: &[u8]) -> u32 {
+    pub(crate) fn act(
+        &mut self,
+        flags: u16,
+        command: u16,
+        offset: u64,
+        length: u64,
+        payload: &[u8],
+    ) -> u32 {
         let cookie = self.request(flags, command, offset, length, payload);
         match &self.reply(cookie, 0)[..] {
             [Content::None] => 0,

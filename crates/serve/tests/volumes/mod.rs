@@ -1,4 +1,5 @@
-//! Volumes in memory, for tests: sparse blocks of known kinds, and everything that a test wants to count or to break.
+//! Volumes in memory, for tests: sparse blocks of known kinds, and everything that a test wants to
+//! count or to break.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -7,7 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, Volume, VolumeInfo};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket,
+    Volume, VolumeInfo,
+};
 use parking_lot::Mutex;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -108,11 +112,20 @@ impl MemoryVolume {
     fn check(&self, offset: u64, bytes: u64) -> Result<()> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.size => Ok(()),
-            _ => Err(Error::new(Kind::InvalidInput, "beyond the end: the server must not ask for this")),
+            _ => Err(Error::new(
+                Kind::InvalidInput,
+                "beyond the end: the server must not ask for this",
+            )),
         }
     }
 
-    fn change(&self, mut offset: u64, bytes: u64, new: Option<&dyn Fn(u64) -> u8>, whole: Option<Content>) -> Result<Ticket> {
+    fn change(
+        &self,
+        mut offset: u64,
+        bytes: u64,
+        new: Option<&dyn Fn(u64) -> u8>,
+        whole: Option<Content>,
+    ) -> Result<Ticket> {
         self.check(offset, bytes)?;
         let mut state = self.state.lock();
         if state.stopped {
@@ -128,7 +141,10 @@ impl MemoryVolume {
                     None => drop(state.blocks.remove(&block)),
                 }
             } else {
-                if state.full && new.is_some() && !matches!(state.blocks.get(&block), Some(Content::Data(_))) {
+                if state.full
+                    && new.is_some()
+                    && !matches!(state.blocks.get(&block), Some(Content::Data(_)))
+                {
                     return Err(Error::new(Kind::NoSpace, "the store is full"));
                 }
                 let absent = !matches!(state.blocks.get(&block), Some(Content::Data(_)));
@@ -141,7 +157,8 @@ impl MemoryVolume {
                 }
                 if let Some(Content::Data(data)) = state.blocks.get_mut(&block) {
                     for i in 0..n {
-                        data.0[(within + i) as usize] = new.map_or(0, |new| new(offset + i - start));
+                        data.0[(within + i) as usize] =
+                            new.map_or(0, |new| new(offset + i - start));
                     }
                 }
             }
@@ -188,11 +205,15 @@ impl Volume for MemoryVolume {
             for (i, into) in read.into.iter_mut().enumerate() {
                 let at = read.first.0 + i as u64;
                 if (at + 1) * BLOCK > self.size.next_multiple_of(BLOCK) {
-                    read.result = Err(Error::new(Kind::InvalidInput, "beyond the end: the server must not ask for this"));
+                    read.result = Err(Error::new(
+                        Kind::InvalidInput,
+                        "beyond the end: the server must not ask for this",
+                    ));
                     break;
                 }
                 if state.bad == Some(at) {
-                    read.result = Err(Error::new(Kind::Corrupt, format!("block {at} fails its checksum")));
+                    read.result =
+                        Err(Error::new(Kind::Corrupt, format!("block {at} fails its checksum")));
                     break;
                 }
                 match state.blocks.get(&at) {
@@ -268,18 +289,26 @@ impl MemoryExports {
         (MemoryExports::of([("disk".to_owned(), volume.clone())]), volume)
     }
 
-    pub(crate) fn of(volumes: impl IntoIterator<Item = (String, Arc<MemoryVolume>)>) -> Arc<MemoryExports> {
+    pub(crate) fn of(
+        volumes: impl IntoIterator<Item = (String, Arc<MemoryVolume>)>,
+    ) -> Arc<MemoryExports> {
         Arc::new(MemoryExports(volumes.into_iter().collect()))
     }
 }
 
 impl Exports for MemoryExports {
     fn list(&self) -> Vec<VolumeInfo> {
-        self.0.iter().map(|(name, volume)| VolumeInfo { name: name.clone(), size: volume.size }).collect()
+        self.0
+            .iter()
+            .map(|(name, volume)| VolumeInfo { name: name.clone(), size: volume.size })
+            .collect()
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
-        let volume = self.0.get(name).ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
+        let volume = self
+            .0
+            .get(name)
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
         Ok(volume.clone())
     }
 }

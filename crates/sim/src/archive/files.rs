@@ -1,8 +1,11 @@
-//! Virtual files: volatile contents and names over durable ones, and what a power failure or a kill leaves.
+//! Virtual files: volatile contents and names over durable ones, and what a power failure or a kill
+//! leaves.
 //!
-//! A write changes what reads see and joins the file's unsynced changes; a sync makes the file durable. A name that is made or removed joins the
-//! unsynced names. When the power fails, any part of what is unsynced persists: each 512-byte sector of a write, each change of a length, each name.
-//! A sync that fails drops the data that it should have written, as page caches do: reads may see it for a while, later syncs succeed without it.
+//! A write changes what reads see and joins the file's unsynced changes; a sync makes the file
+//! durable. A name that is made or removed joins the unsynced names. When the power fails, any part
+//! of what is unsynced persists: each 512-byte sector of a write, each change of a length, each
+//! name. A sync that fails drops the data that it should have written, as page caches do: reads may
+//! see it for a while, later syncs succeed without it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +21,8 @@ const SECTOR: usize = 512;
 const PAGE: u64 = 4096;
 
 /// What the names of files begin with that hold no data of streams.
-pub const METADATA: [&str; 7] = ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched"];
+pub const METADATA: [&str; 7] =
+    ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched"];
 
 #[derive(Clone, Debug)]
 enum Change {
@@ -53,7 +57,9 @@ impl Bytes {
         if self.data.len() < at + data.len() {
             self.data.resize(at + data.len(), 0);
         }
-        for (at, &byte) in (at..).zip(data).filter(|(at, byte)| self.data[*at] != **byte).collect::<Vec<_>>() {
+        for (at, &byte) in
+            (at..).zip(data).filter(|(at, byte)| self.data[*at] != **byte).collect::<Vec<_>>()
+        {
             let right = std::mem::replace(&mut self.data[at], byte);
             self.hurt.entry(at).or_insert(right);
         }
@@ -80,7 +86,8 @@ struct Node {
 }
 
 impl Node {
-    /// A sync failed: what was written is clean in memory, and nowhere else. Reads see it as long as it is not evicted.
+    /// A sync failed: what was written is clean in memory, and nowhere else. Reads see it as long
+    /// as it is not evicted.
     fn drop_unsynced(&mut self, evicted: bool, sized: bool) {
         self.unsynced.retain(|change| !matches!(change, Change::Write(..)));
         if sized {
@@ -118,7 +125,8 @@ struct Damage {
     is_unreadable: bool,
     /// Files of which damaged bytes were read.
     met: BTreeSet<u64>,
-    /// A write goes wrong with the sync of a file that comes after so many others of files whose names begin so.
+    /// A write goes wrong with the sync of a file that comes after so many others of files whose
+    /// names begin so.
     armed: Option<(Wrong, String, u64)>,
 }
 
@@ -144,7 +152,8 @@ struct State {
     next: u64,
     locks: BTreeMap<String, Vec<(u64, Hold)>>,
     rng: Rng,
-    /// The power fails, or the process is killed, inside the call that changes something and comes after so many others.
+    /// The power fails, or the process is killed, inside the call that changes something and comes
+    /// after so many others.
     crash_in: Option<u64>,
     down: bool,
     /// A call of this kind fails after so many others.
@@ -262,7 +271,9 @@ impl VirtualFiles {
         if state.change(b"names", true)? {
             return Err(power_failed());
         }
-        let (these, others) = std::mem::take(&mut state.unsynced_names).into_iter().partition(|(name, _)| name.starts_with(prefix));
+        let (these, others) = std::mem::take(&mut state.unsynced_names)
+            .into_iter()
+            .partition(|(name, _)| name.starts_with(prefix));
         state.unsynced_names = others;
         for (name, id) in Vec::<(String, Option<u64>)>::from_iter(these) {
             match id {
@@ -276,10 +287,17 @@ impl VirtualFiles {
     /// A bit of a byte of a file whose name begins so rots; false when there is none.
     pub fn rot(&self, prefix: &str) -> bool {
         let mut state = self.0.lock();
-        let ids: Vec<u64> = state.names.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, &id)| id).collect();
+        let ids: Vec<u64> = state
+            .names
+            .iter()
+            .filter(|(name, _)| name.starts_with(prefix))
+            .map(|(_, &id)| id)
+            .collect();
         let Some(&id) = state.rng.clone().pick(&ids) else { return false };
         let mut rng = state.rng.fork();
-        let Some(node) = state.nodes.get_mut(&id).filter(|node| !node.view.data.is_empty()) else { return false };
+        let Some(node) = state.nodes.get_mut(&id).filter(|node| !node.view.data.is_empty()) else {
+            return false;
+        };
         let (at, bit) = (rng.below(node.view.data.len() as u64) as usize, 1 << rng.below(8));
         node.view.data[at] ^= bit;
         if let Some(byte) = node.durable.data.get_mut(at) {
@@ -289,19 +307,32 @@ impl VirtualFiles {
         true
     }
 
-    /// A bit of some file whose name begins so flips, or with `unreadable` a sector of it can't be read; `pick` chooses. False when there is none.
+    /// A bit of some file whose name begins so flips, or with `unreadable` a sector of it can't be
+    /// read; `pick` chooses. False when there is none.
     pub fn damage(&self, prefix: &str, unreadable: bool, pick: &mut Rng) -> bool {
         let mut state = self.0.lock();
         let state = &mut *state;
-        let ids: Vec<u64> = state.names.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, &id)| id).collect();
-        let Some(node) = pick.pick(&ids).and_then(|id| state.nodes.get_mut(id)).filter(|node| !node.durable.data.is_empty()) else {
+        let ids: Vec<u64> = state
+            .names
+            .iter()
+            .filter(|(name, _)| name.starts_with(prefix))
+            .map(|(_, &id)| id)
+            .collect();
+        let Some(node) = pick
+            .pick(&ids)
+            .and_then(|id| state.nodes.get_mut(id))
+            .filter(|node| !node.durable.data.is_empty())
+        else {
             return false;
         };
         node.stale |= true;
         node.evict();
         let at = pick.below(node.durable.data.len() as u64) as usize;
-        let range =
-            if unreadable { at / SECTOR * SECTOR..(at / SECTOR * SECTOR + SECTOR).min(node.durable.data.len()) } else { at..at + 1 };
+        let range = if unreadable {
+            at / SECTOR * SECTOR..(at / SECTOR * SECTOR + SECTOR).min(node.durable.data.len())
+        } else {
+            at..at + 1
+        };
         let flip = if unreadable { u8::MAX } else { 1 << pick.below(8) };
         for bytes in [&mut node.durable, &mut node.view] {
             let range = range.start.min(bytes.data.len())..range.end.min(bytes.data.len());
@@ -311,11 +342,16 @@ impl VirtualFiles {
         // What the file still had to write comes after, and is whole.
         node.unsynced.iter().for_each(|change| node.view.change(change));
         state.damage.is_unreadable = unreadable;
-        state.reach.hit(if unreadable { "fault: a sector can't be read" } else { "fault: rot of metadata" });
+        state.reach.hit(if unreadable {
+            "fault: a sector can't be read"
+        } else {
+            "fault: rot of metadata"
+        });
         true
     }
 
-    /// Lets a write to a file whose name begins so go wrong, with the sync that comes after so many others of such files.
+    /// Lets a write to a file whose name begins so go wrong, with the sync that comes after so many
+    /// others of such files.
     pub fn arm_wrong_write(&self, how: Wrong, prefix: &str, syncs: u64) {
         let mut state = self.0.lock();
         state.damage.armed = Some((how, prefix.to_owned(), syncs));
@@ -343,17 +379,26 @@ impl VirtualFiles {
     pub fn is_label_lost(&self) -> bool {
         let state = self.0.lock();
         let node = state.names.get("label").and_then(|id| state.nodes.get(id));
-        let places: BTreeSet<u64> = node.iter().flat_map(|node| node.view.hurt.keys()).map(|at| *at as u64 / PAGE).collect();
+        let places: BTreeSet<u64> = node
+            .iter()
+            .flat_map(|node| node.view.hurt.keys())
+            .map(|at| *at as u64 / PAGE)
+            .collect();
         places.len() > 1
     }
 
     /// True when bytes are not what they should be.
     #[must_use]
     pub fn is_hurt(&self) -> bool {
-        self.0.lock().nodes.values().any(|node| !(node.durable.hurt.is_empty() && node.view.hurt.is_empty()))
+        self.0
+            .lock()
+            .nodes
+            .values()
+            .any(|node| !(node.durable.hurt.is_empty() && node.view.hurt.is_empty()))
     }
 
-    /// Lets what is vouched for be on the medium at once, as if time passed: damage of the log's end is noticed by it.
+    /// Lets what is vouched for be on the medium at once, as if time passed: damage of the log's
+    /// end is noticed by it.
     pub fn write_vouched_through(&self) {
         let mut state = self.0.lock();
         let id = state.names.get("vouched").copied();
@@ -369,7 +414,12 @@ impl VirtualFiles {
     #[must_use]
     pub fn met(&self) -> Vec<String> {
         let state = self.0.lock();
-        state.names.iter().filter(|(_, id)| state.damage.met.contains(id)).map(|(name, _)| name.clone()).collect()
+        state
+            .names
+            .iter()
+            .filter(|(_, id)| state.damage.met.contains(id))
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// The hash of all calls.
@@ -387,7 +437,9 @@ impl VirtualFiles {
 
 impl State {
     fn fold(&mut self, bytes: &[u8]) {
-        self.trace = bytes.iter().fold(self.trace, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(5));
+        self.trace = bytes.iter().fold(self.trace, |hash, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(5)
+        });
     }
 
     fn used(&self) -> u64 {
@@ -478,13 +530,18 @@ impl State {
         if evicted {
             node.evict();
         }
-        self.reach.hit(if how == Wrong::Lost { "fault: a write was lost" } else { "fault: a write was misdirected" });
+        self.reach.hit(if how == Wrong::Lost {
+            "fault: a write was lost"
+        } else {
+            "fault: a write was misdirected"
+        });
         if how == Wrong::Lost {
             return;
         }
         // It lands in the same file, or in another one of those that may go wrong, at a page.
         let may = |name: &str| METADATA.iter().any(|prefix| name.starts_with(prefix));
-        let others: Vec<u64> = self.names.iter().filter(|(name, _)| may(name)).map(|(_, &id)| id).collect();
+        let others: Vec<u64> =
+            self.names.iter().filter(|(name, _)| may(name)).map(|(_, &id)| id).collect();
         let to = if self.aside.percent(50) { Some(id) } else { self.aside.pick(&others).copied() };
         // The label's other place is the copy of the one that was missed.
         let label = self.names.get("label").copied();
@@ -509,7 +566,9 @@ impl State {
     fn apply(&mut self, id: u64, change: Change) -> Result<()> {
         if let (Change::Write(at, data), Some(capacity)) = (&change, self.capacity) {
             let node = &self.nodes[&id];
-            let new = (at / PAGE..(at + data.len() as u64).div_ceil(PAGE)).filter(|page| !node.pages.contains(page)).count() as u64;
+            let new = (at / PAGE..(at + data.len() as u64).div_ceil(PAGE))
+                .filter(|page| !node.pages.contains(page))
+                .count() as u64;
             if new > 0 && self.used() + new * PAGE > capacity {
                 self.reach.hit("fault: disk full");
                 return Err(Error::new(Kind::NoSpace, "the disk is full"));
@@ -518,9 +577,13 @@ impl State {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.view.change(&change);
             match &change {
-                Change::Write(at, data) => node.pages.extend(at / PAGE..(at + data.len() as u64).div_ceil(PAGE)),
+                Change::Write(at, data) => {
+                    node.pages.extend(at / PAGE..(at + data.len() as u64).div_ceil(PAGE))
+                }
                 Change::Length(bytes) => node.pages.retain(|page| page * PAGE < *bytes),
-                Change::Punch(at, bytes) => node.pages.retain(|page| page * PAGE < *at || (page + 1) * PAGE > at + bytes),
+                Change::Punch(at, bytes) => {
+                    node.pages.retain(|page| page * PAGE < *at || (page + 1) * PAGE > at + bytes)
+                }
             }
             if self.write_through == Some(id) {
                 node.durable.change(&change);
@@ -567,7 +630,12 @@ impl State {
             node.view = durable.clone();
             node.durable = durable;
             node.stale = false;
-            node.pages = node.durable_pages.iter().copied().chain(0..(node.view.data.len() as u64).div_ceil(PAGE)).collect();
+            node.pages = node
+                .durable_pages
+                .iter()
+                .copied()
+                .chain(0..(node.view.data.len() as u64).div_ceil(PAGE))
+                .collect();
         }
         for (name, id) in std::mem::take(&mut self.unsynced_names) {
             n += 1;
@@ -622,7 +690,11 @@ impl Files for VirtualFiles {
         state.nodes.insert(id, Node::default());
         state.names.insert(name.to_owned(), id);
         state.unsynced_names.push((name.to_owned(), Some(id)));
-        if crash { Err(power_failed()) } else { Ok(Arc::new(VirtualFile { files: self.clone(), id })) }
+        if crash {
+            Err(power_failed())
+        } else {
+            Ok(Arc::new(VirtualFile { files: self.clone(), id }))
+        }
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
@@ -630,7 +702,10 @@ impl Files for VirtualFiles {
         if state.down {
             return Err(power_failed());
         }
-        let id = *state.names.get(name).ok_or_else(|| Error::new(Kind::NotFound, format!("{name} is not there")))?;
+        let id = *state
+            .names
+            .get(name)
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("{name} is not there")))?;
         Ok(Arc::new(VirtualFile { files: self.clone(), id }))
     }
 
@@ -710,7 +785,11 @@ impl VirtualFile {
 impl File for VirtualFile {
     fn bytes(&self) -> Result<u64> {
         let state = self.files.0.lock();
-        if state.down { Err(power_failed()) } else { Ok(state.nodes.get(&self.id).map_or(0, |node| node.view.data.len() as u64)) }
+        if state.down {
+            Err(power_failed())
+        } else {
+            Ok(state.nodes.get(&self.id).map_or(0, |node| node.view.data.len() as u64))
+        }
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
@@ -726,7 +805,8 @@ impl File for VirtualFile {
         if view.hurt.range(at as usize..at as usize + n).next().is_some() {
             damage.met.insert(self.id);
             if damage.is_unreadable {
-                let name = names.iter().find(|(_, id)| **id == self.id).map_or("a file", |(name, _)| name);
+                let name =
+                    names.iter().find(|(_, id)| **id == self.id).map_or("a file", |(name, _)| name);
                 return Err(Error::new(Kind::Io, format!("{name}: the disk can't read a sector")));
             }
         }
@@ -746,7 +826,10 @@ impl File for VirtualFile {
 
     fn sync(&self) -> Result<()> {
         let mut state = self.files.0.lock();
-        match state.change(&self.id.to_le_bytes(), true).and_then(|crash| state.sync_may_fail().map(|()| crash)) {
+        match state
+            .change(&self.id.to_le_bytes(), true)
+            .and_then(|crash| state.sync_may_fail().map(|()| crash))
+        {
             Ok(false) => {}
             Ok(true) => return Err(power_failed()),
             Err(error) if state.down => return Err(error),
@@ -782,8 +865,12 @@ impl File for VirtualFile {
         }
         let (used, capacity) = (state.used(), state.capacity);
         let Some(node) = state.nodes.get_mut(&self.id) else { return Ok(()) };
-        let new: Vec<u64> = (at / PAGE..(at + bytes).div_ceil(PAGE)).filter(|page| !node.pages.contains(page)).collect();
-        if capacity.is_some_and(|capacity| !new.is_empty() && used + new.len() as u64 * PAGE > capacity) {
+        let new: Vec<u64> = (at / PAGE..(at + bytes).div_ceil(PAGE))
+            .filter(|page| !node.pages.contains(page))
+            .collect();
+        if capacity
+            .is_some_and(|capacity| !new.is_empty() && used + new.len() as u64 * PAGE > capacity)
+        {
             return Err(Error::new(Kind::NoSpace, "the disk is full"));
         }
         node.pages.extend(new);
@@ -801,7 +888,8 @@ mod tests {
 
     use super::*;
 
-    /// A volume is created; its process is killed inside the call `crash`, a reader looks, and the power fails: was it shown, and is it there?
+    /// A volume is created; its process is killed inside the call `crash`, a reader looks, and the
+    /// power fails: was it shown, and is it there?
     fn shown_and_there(seed: u64, crash: u64, bug: Option<PlantedBug>) -> (bool, bool) {
         let files = VirtualFiles::new(Rng::new(seed));
         let open = |writes| {
@@ -809,7 +897,11 @@ mod tests {
             Archive::open(Arc::new(files.clone()), writes, settings).unwrap()
         };
         let has = |archive: &Archive| archive.tables().volume("v").is_ok();
-        Archive::create(&files, &Format { reserve_bytes: 0, ..Format::new([7; 16], [8; 32], [9; 16]) }).unwrap();
+        Archive::create(
+            &files,
+            &Format { reserve_bytes: 0, ..Format::new([7; 16], [8; 32], [9; 16]) },
+        )
+        .unwrap();
         let archive = open(true);
         files.arm_crash(crash);
         let _ = archive.create_volume("v", 4, 1_000);

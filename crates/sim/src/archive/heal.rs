@@ -24,7 +24,9 @@ impl Sim {
         let archive = self.open(true)?;
         let report = self.scrub(&archive, None)?;
         heal::note(&archive, &report.rotten).map_err(|e| self.judge("note", &e))?;
-        let Some(name) = report.hit.iter().find(|name| self.streams.contains_key(*name)) else { return Ok(()) };
+        let Some(name) = report.hit.iter().find(|name| self.streams.contains_key(*name)) else {
+            return Ok(());
+        };
         let content = self.streams[name].clone();
         match put_at_once(&archive, self.now, &content) {
             Ok(()) => drop(self.streams.insert(AGAIN.to_owned(), content.clone())),
@@ -38,10 +40,20 @@ impl Sim {
         self.reach.hit("what was lost was put again");
         match read(&archive, AGAIN) {
             Ok(bytes) if bytes == *content => {}
-            Ok(_) => return Err(Failure::new(Checker::NeverWrong, format!("{AGAIN} is not what was put")).into()),
+            Ok(_) => {
+                return Err(Failure::new(
+                    Checker::NeverWrong,
+                    format!("{AGAIN} is not what was put"),
+                )
+                .into());
+            }
             Err(_) if self.files.is_down() => return Err(Stop::Down),
             Err(error) => {
-                return Err(Failure::new(Checker::DurableSurvives, format!("put after a scrub, and lost: {error}")).into());
+                return Err(Failure::new(
+                    Checker::DurableSurvives,
+                    format!("put after a scrub, and lost: {error}"),
+                )
+                .into());
             }
         }
         let report = self.scrub(&archive, None)?;
@@ -56,14 +68,21 @@ impl Sim {
         let recipe = |problem: &String| problem.contains("its recipe can't be read");
         if report.hit.contains(name) && !report.problems.iter().any(recipe) {
             let problems = report.problems.join("; ");
-            return Err(Failure::new(Checker::StoreCheck, format!("{name} was not healed by the same content: {problems}")).into());
+            return Err(Failure::new(
+                Checker::StoreCheck,
+                format!("{name} was not healed by the same content: {problems}"),
+            )
+            .into());
         }
         Ok(())
     }
 
-    /// A scrub says that chunks are damaged which are not: puts store them anew, and nothing is lost by it, whoever puts, reads and collects meanwhile.
+    /// A scrub says that chunks are damaged which are not: puts store them anew, and nothing is
+    /// lost by it, whoever puts, reads and collects meanwhile.
     pub(super) fn note_move(&mut self) -> Flow {
-        let quiet = self.params.profile == Profile::Crashes && self.params.collects && self.params.spread.is_none();
+        let quiet = self.params.profile == Profile::Crashes
+            && self.params.collects
+            && self.params.spread.is_none();
         if !quiet || !self.aside.percent(40) {
             return Ok(());
         }
@@ -72,7 +91,11 @@ impl Sim {
         if self.aside.percent(20) {
             return self.heal_noted(&archive);
         }
-        let all: Vec<_> = tables.containers.values().map(|container| (container.stored.id, container.stored.chunks as usize)).collect();
+        let all: Vec<_> = tables
+            .containers
+            .values()
+            .map(|container| (container.stored.id, container.stored.chunks as usize))
+            .collect();
         let Some(&(id, chunks)) = self.aside.pick(&all) else { return Ok(()) };
         let mut bits = vec![0; chunks.div_ceil(8)];
         for n in (0..chunks).filter(|_| self.aside.percent(50)) {
@@ -88,7 +111,8 @@ impl Sim {
         if archive.tables().damaged.is_empty() {
             return Ok(());
         }
-        let report = check::check(archive, false, &mut |_, _, _| {}).map_err(|e| self.judge("check", &e))?;
+        let report =
+            check::check(archive, false, &mut |_, _, _| {}).map_err(|e| self.judge("check", &e))?;
         match heal::heal(archive, &report.lost, &mut |_, _| {}) {
             Ok(healed) if healed.chunks > 0 => self.reach.hit("what was noted was whole"),
             Ok(_) => {}
@@ -133,7 +157,13 @@ fn put_at_once(archive: &Arc<Archive>, now: u64, content: &[u8]) -> Result<(), E
     }
     let data = session.end_recipe(writing, &mut |open| stower.stow(open))?;
     session.seal(&mut |open| stower.stow(open))?;
-    stower.commit(Ended { name: AGAIN.to_owned(), shape: Shape::Bytes, created: now, data, listing: Vec::new() })?;
+    stower.commit(Ended {
+        name: AGAIN.to_owned(),
+        shape: Shape::Bytes,
+        created: now,
+        data,
+        listing: Vec::new(),
+    })?;
     stower.close()
 }
 

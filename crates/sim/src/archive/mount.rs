@@ -57,7 +57,12 @@ impl Mount {
 impl Files for Mount {
     fn names(&self) -> Result<Vec<String>> {
         self.there()?;
-        Ok(self.files.names()?.into_iter().filter_map(|name| Some(name.strip_prefix(&self.prefix)?.to_owned())).collect())
+        Ok(self
+            .files
+            .names()?
+            .into_iter()
+            .filter_map(|name| Some(name.strip_prefix(&self.prefix)?.to_owned()))
+            .collect())
     }
 
     fn create(&self, name: &str) -> Result<Arc<dyn File>> {

@@ -22,14 +22,24 @@ pub(super) fn draw(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Ra
     let cold = rng.within(2, most as u64);
     let baseline = rng.within(2, cold);
     let hot = rng.within(2, baseline);
-    Some(Rad { delay: rng.below(3) as u32, batch: rng.within(1, 2) as u32, classes: [cold as u8, baseline as u8, hot as u8] })
+    Some(Rad {
+        delay: rng.below(3) as u32,
+        batch: rng.within(1, 2) as u32,
+        classes: [cold as u8, baseline as u8, hot as u8],
+    })
 }
 
-/// Old numbers lead to few containers that are there and know them, and no further; what holds chunks of streams stands replicated or has a class.
+/// Old numbers lead to few containers that are there and know them, and no further; what holds
+/// chunks of streams stands replicated or has a class.
 pub(super) fn look_at_places(tables: &Tables, late: bool) -> Result<(), Failure> {
     let wrong = |why: String| Err(Failure::new(Checker::StoreCheck, why));
     for (id, places) in &tables.homes {
-        let knows = |place| tables.containers.get(place).is_some_and(|container: &Container| container.merged.contains(id));
+        let knows = |place| {
+            tables
+                .containers
+                .get(place)
+                .is_some_and(|container: &Container| container.merged.contains(id))
+        };
         let most = if late { PLACES_MAX } else { 1 };
         if places.is_empty() || places.len() > most || !places.iter().all(knows) {
             return wrong(format!("container {id} went to {places:?}"));

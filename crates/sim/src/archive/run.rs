@@ -230,7 +230,11 @@ impl Sim {
     fn open_nodes(&mut self, writes: bool) -> Result<(Arc<Archive>, Option<Arc<Nodes>>), Stop> {
         let nodes = match self.params.spread {
             Some(_) => {
-                let mounts = self.mounts.iter().map(|mount| Some(Arc::new(mount.clone()) as Arc<dyn Files>)).collect();
+                let mounts = self
+                    .mounts
+                    .iter()
+                    .map(|mount| Some(Arc::new(mount.clone()) as Arc<dyn Files>))
+                    .collect();
                 match Nodes::open_with(mounts, self.rng.percent(60), &self.settings()) {
                     Ok(nodes) => Some(Arc::new(nodes)),
                     Err(error) => return Err(self.judge("open", &error)),
@@ -250,7 +254,20 @@ impl Sim {
 
     /// Puts and collections may say that too few nodes are there.
     fn excuses(&self, what: &str) -> bool {
-        !self.bad.is_empty() && matches!(what, "put" | "begin" | "gc" | "abandon" | "write" | "wait" | "zero" | "flush" | "tend" | "close")
+        !self.bad.is_empty()
+            && matches!(
+                what,
+                "put"
+                    | "begin"
+                    | "gc"
+                    | "abandon"
+                    | "write"
+                    | "wait"
+                    | "zero"
+                    | "flush"
+                    | "tend"
+                    | "close"
+            )
     }
 
     /// What an error means: the end of the life, or a failure that nothing explains.
@@ -266,21 +283,33 @@ impl Sim {
         if self.files.is_down() || failed || self.damaged || self.excuses(what) {
             return Stop::Down;
         }
-        let checker = if error.kind() == Kind::NoSpace { Checker::SpaceReserved } else { Checker::Unexplained };
+        let checker = if error.kind() == Kind::NoSpace {
+            Checker::SpaceReserved
+        } else {
+            Checker::Unexplained
+        };
         Failure::new(checker, format!("{what}: {error:?}")).into()
     }
 
     fn run(&mut self) -> Result<(), Failure> {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
-        (format.segment_bytes, format.reserve_bytes, format.late) = (self.params.segment_bytes, 256 << 10, self.params.late);
+        (format.segment_bytes, format.reserve_bytes, format.late) =
+            (self.params.segment_bytes, 256 << 10, self.params.late);
         let created = match self.params.spread {
             None => Archive::create(&self.files, &format),
             Some((count, n, k)) => {
-                self.mounts = (0..count).map(|node| Mount::new(&self.files, &format!("n{node}"))).collect();
-                let mounts = self.mounts.iter().map(|mount| Arc::new(mount.clone()) as Arc<dyn Files>).collect();
-                let spread = Spread { n, k, ids: (0..count).map(|node| [node as u8 + 1; 16]).collect() };
-                Nodes::create(mounts, &spread, format.id, format.secret).and_then(|nodes| Archive::create(&nodes, &format))
+                self.mounts =
+                    (0..count).map(|node| Mount::new(&self.files, &format!("n{node}"))).collect();
+                let mounts = self
+                    .mounts
+                    .iter()
+                    .map(|mount| Arc::new(mount.clone()) as Arc<dyn Files>)
+                    .collect();
+                let spread =
+                    Spread { n, k, ids: (0..count).map(|node| [node as u8 + 1; 16]).collect() };
+                Nodes::create(mounts, &spread, format.id, format.secret)
+                    .and_then(|nodes| Archive::create(&nodes, &format))
             }
         };
         created.map_err(|e| Failure::new(Checker::Unexplained, format!("create: {e:?}")))?;
@@ -295,7 +324,9 @@ impl Sim {
             if self.aside.percent(60) {
                 match self.look_as_reader() {
                     Err(Stop::Failed(failure)) => return Err(failure),
-                    Err(Stop::Down) if !self.damaged && !self.refused => return Err(Failure::new(Checker::Progress, "no reader opens it")),
+                    Err(Stop::Down) if !self.damaged && !self.refused => {
+                        return Err(Failure::new(Checker::Progress, "no reader opens it"));
+                    }
                     _ => self.lose_power(),
                 }
             }
@@ -315,7 +346,9 @@ impl Sim {
             self.look_at_damage(under_way)?;
             match self.look() {
                 Err(Stop::Failed(failure)) => return Err(failure),
-                Err(Stop::Down) if !self.damaged => return Err(Failure::new(Checker::Progress, "it does not open")),
+                Err(Stop::Down) if !self.damaged => {
+                    return Err(Failure::new(Checker::Progress, "it does not open"));
+                }
                 _ => {}
             }
             self.actors = Actors::default();
@@ -360,7 +393,9 @@ impl Sim {
             }
             self.now += self.rng.below(3);
             match self.one_move() {
-                Err(Stop::Down) if self.sync_failed && !self.files.is_down() => self.begin_again()?,
+                Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
+                    self.begin_again()?
+                }
                 moved => moved?,
             }
         }
@@ -375,7 +410,8 @@ impl Sim {
         }
     }
 
-    /// A sync failed, and the processes that were told so ended. Others begin and go on with what is there, which may be in memory only.
+    /// A sync failed, and the processes that were told so ended. Others begin and go on with what
+    /// is there, which may be in memory only.
     fn begin_again(&mut self) -> Flow {
         self.sync_failed = false;
         self.actors = Actors::default();
@@ -432,7 +468,9 @@ impl Sim {
             Ok(()) => Ok(()),
             Err(Stop::Failed(failure)) => Err(failure),
             Err(Stop::Down) if self.damaged => Ok(()),
-            Err(Stop::Down) => Err(Failure::new(Checker::Progress, "it does not work although nothing fails")),
+            Err(Stop::Down) => {
+                Err(Failure::new(Checker::Progress, "it does not work although nothing fails"))
+            }
         };
         self.actors = Actors::default();
         ended
@@ -468,15 +506,30 @@ impl Sim {
         self.now += 10_000;
         for _ in 0..2 {
             let archive = self.open(true)?;
-            let options = Options { now: self.now, keep_partial: 0, wait: false, reserve_bytes: 256 << 10, settle_all: false };
-            let collected = Collection::begin(&archive, options).and_then(|collection| collection.run(&mut |_| {}));
+            let options = Options {
+                now: self.now,
+                keep_partial: 0,
+                wait: false,
+                reserve_bytes: 256 << 10,
+                settle_all: false,
+            };
+            let collected = Collection::begin(&archive, options)
+                .and_then(|collection| collection.run(&mut |_| {}));
             collected.map_err(|e| self.judge("gc", &e))?;
         }
         let archive = self.open(true)?;
         let tables = archive.tables();
-        if !self.damaged && (tables.stored_bytes() > 0 || tables.segments.len() > self.segments_left() || !tables.leaving.is_empty()) {
+        if !self.damaged
+            && (tables.stored_bytes() > 0
+                || tables.segments.len() > self.segments_left()
+                || !tables.leaving.is_empty())
+        {
             let left: Vec<_> = tables.containers.keys().collect();
-            return Err(Failure::new(Checker::ReferenceCounts, format!("containers {left:?} are left of nothing")).into());
+            return Err(Failure::new(
+                Checker::ReferenceCounts,
+                format!("containers {left:?} are left of nothing"),
+            )
+            .into());
         }
         self.reach.hit("everything was collected");
         Ok(())

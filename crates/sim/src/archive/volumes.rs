@@ -1,8 +1,9 @@
 //! Volumes of a served archive under simulation, and the oracle of what they may read as.
 //!
-//! Each read gives the last acknowledged write. When the server dies, all volumes are as they were after some change that is not before the last
-//! acknowledged FLUSH: a drain takes everything at once, and is there as a whole or not at all. Where a disk gets full or rots, that holds for each block
-//! by itself.
+//! Each read gives the last acknowledged write. When the server dies, all volumes are as they were
+//! after some change that is not before the last acknowledged FLUSH: a drain takes everything at
+//! once, and is there as a whole or not at all. Where a disk gets full or rots, that holds for each
+//! block by itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,21 +16,25 @@ use onefold_archive::{
     settings::VOLUME_BLOCK_BYTES,
     volume::{ArchiveExports, Volumes},
 };
-use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, Exports, ExtentKind, Kind, Lba, Volume, block::bytes_mut};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Error, Exports, ExtentKind, Kind, Lba, Volume, block::bytes_mut,
+};
 
 use super::run::{Flow, Profile, Sim, Stop, Unsure};
 use crate::checker::{Checker, Failure};
 
 const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;
 
-/// What a block held, with the change after which it did: the oldest is durable, the newest is read. `None` is zeroes.
+/// What a block held, with the change after which it did: the oldest is durable, the newest is
+/// read. `None` is zeroes.
 type Cell = Vec<(u64, Option<Arc<Vec<u8>>>)>;
 
 /// A volume of the model.
 #[derive(Clone, Default)]
 pub(super) struct Disk {
     pub(super) cells: Vec<Cell>,
-    /// Blocks that could not be read when it was asked what they are: nobody knows which version they have.
+    /// Blocks that could not be read when it was asked what they are: nobody knows which version
+    /// they have.
     unknown: BTreeSet<usize>,
 }
 
@@ -52,9 +57,11 @@ impl Disk {
         while !rest.is_empty() {
             let within = at % BLOCK;
             let (part, later) = rest.split_at(rest.len().min(BLOCK - within));
-            let mut bytes = self.last(at / BLOCK).map_or_else(|| vec![0; BLOCK], |bytes| Vec::clone(bytes));
+            let mut bytes =
+                self.last(at / BLOCK).map_or_else(|| vec![0; BLOCK], |bytes| Vec::clone(bytes));
             bytes[within..within + part.len()].copy_from_slice(part);
-            let new = if bytes.iter().all(|&byte| byte == 0) { None } else { Some(Arc::new(bytes)) };
+            let new =
+                if bytes.iter().all(|&byte| byte == 0) { None } else { Some(Arc::new(bytes)) };
             self.cells[at / BLOCK].push((stamp, new));
             (at, rest) = (at + part.len(), later);
         }
@@ -142,7 +149,11 @@ impl Sim {
         for (name, disk) in self.disks.clone() {
             let volume = self.export(&name)?;
             if volume.size() != (disk.cells.len() * BLOCK) as u64 {
-                let message = format!("volume {name} has {} bytes instead of {} blocks", volume.size(), disk.cells.len());
+                let message = format!(
+                    "volume {name} has {} bytes instead of {} blocks",
+                    volume.size(),
+                    disk.cells.len()
+                );
                 return Err(Failure::new(Checker::Volumes, message).into());
             }
             let mut blocks = Vec::new();
@@ -165,23 +176,42 @@ impl Sim {
         // One change after which everything was as it is.
         let of_disk = |(name, disk)| -> Vec<(&Cell, &Option<Vec<u8>>)> {
             let (name, disk): (&String, &Disk) = (name, disk);
-            let known = disk.cells.iter().zip(&found[name]).enumerate().filter(|(block, _)| !disk.unknown.contains(block));
+            let known = disk
+                .cells
+                .iter()
+                .zip(&found[name])
+                .enumerate()
+                .filter(|(block, _)| !disk.unknown.contains(block));
             known.map(|(_, pair)| pair).collect()
         };
         let cells = || self.disks.iter().flat_map(of_disk);
-        let mut stamps: Vec<u64> = cells().flat_map(|(cell, _)| cell.iter().map(|version| version.0)).collect();
+        let mut stamps: Vec<u64> =
+            cells().flat_map(|(cell, _)| cell.iter().map(|version| version.0)).collect();
         stamps.sort_unstable();
         stamps.dedup();
-        let as_of = |cell: &Cell, stamp: u64| cell.iter().rposition(|version| version.0 <= stamp).unwrap_or(0);
-        let whole =
-            |stamp: &&u64| cells().all(|(cell, read)| read.as_ref().is_none_or(|read| matches(&cell[as_of(cell, **stamp)].1, read)));
+        let as_of = |cell: &Cell, stamp: u64| {
+            cell.iter().rposition(|version| version.0 <= stamp).unwrap_or(0)
+        };
+        let whole = |stamp: &&u64| {
+            cells().all(|(cell, read)| {
+                read.as_ref().is_none_or(|read| matches(&cell[as_of(cell, **stamp)].1, read))
+            })
+        };
         let pending = cells().any(|(cell, _)| cell.len() > 1);
         let one = stamps.iter().rev().find(whole).copied();
         if one.is_none() && !stamps.is_empty() && self.params.profile == Profile::Crashes {
-            return Err(Failure::new(Checker::DurableSurvives, "the volumes are as after no change").into());
+            return Err(Failure::new(
+                Checker::DurableSurvives,
+                "the volumes are as after no change",
+            )
+            .into());
         }
         if pending {
-            self.reach.hit(if one == stamps.last().copied() { "all unflushed writes were there" } else { "unflushed writes were lost" });
+            self.reach.hit(if one == stamps.last().copied() {
+                "all unflushed writes were there"
+            } else {
+                "unflushed writes were lost"
+            });
         }
         for (name, disk) in &mut self.disks {
             for (block, (cell, read)) in disk.cells.iter_mut().zip(&found[name]).enumerate() {
@@ -192,8 +222,12 @@ impl Sim {
                 if disk.unknown.contains(&block) {
                     continue;
                 }
-                let Some(version) = cell.iter().rposition(|version| matches(&version.1, read)) else {
-                    let message = format!("block {block} of volume {name} has none of its {} versions", cell.len());
+                let Some(version) = cell.iter().rposition(|version| matches(&version.1, read))
+                else {
+                    let message = format!(
+                        "block {block} of volume {name} has none of its {} versions",
+                        cell.len()
+                    );
                     return Err(Failure::new(Checker::DurableSurvives, message).into());
                 };
                 let version = one.map_or(version, |stamp| as_of(cell, stamp));
@@ -220,9 +254,14 @@ impl Sim {
 
     /// A range of a volume, mostly of whole sectors.
     fn range(&mut self, bytes: usize, most: u64) -> (usize, usize) {
-        let unit = if self.rng.percent(15) { 1 } else { [512, 4096, 16 << 10, BLOCK][self.rng.weighted(&[1, 3, 2, 2])] };
+        let unit = if self.rng.percent(15) {
+            1
+        } else {
+            [512, 4096, 16 << 10, BLOCK][self.rng.weighted(&[1, 3, 2, 2])]
+        };
         let offset = self.rng.below((bytes / unit) as u64) as usize * unit;
-        let n = (self.rng.within(1, most / unit.min(most as usize) as u64) as usize * unit).min(bytes - offset);
+        let n = (self.rng.within(1, most / unit.min(most as usize) as u64) as usize * unit)
+            .min(bytes - offset);
         (offset, n)
     }
 
@@ -233,7 +272,11 @@ impl Sim {
         if self.rng.percent(20) {
             // What is there already, perhaps at its own place.
             data.resize(n, 0);
-            let from = if self.rng.percent(70) { offset } else { self.rng.below((bytes - n) as u64 + 1) as usize };
+            let from = if self.rng.percent(70) {
+                offset
+            } else {
+                self.rng.below((bytes - n) as u64 + 1) as usize
+            };
             self.disks[&name].read(from, &mut data);
         }
         while data.len() < n {
@@ -278,13 +321,22 @@ impl Sim {
         let Some((name, bytes)) = self.pick_volume() else { return Ok(()) };
         let (offset, n) = self.range(bytes, 500 << 10);
         let trims = self.rng.percent(50);
-        let (start, end) =
-            if trims { (offset.next_multiple_of(BLOCK_BYTES), (offset + n) / BLOCK_BYTES * BLOCK_BYTES) } else { (offset, offset + n) };
+        let (start, end) = if trims {
+            (offset.next_multiple_of(BLOCK_BYTES), (offset + n) / BLOCK_BYTES * BLOCK_BYTES)
+        } else {
+            (offset, offset + n)
+        };
         let volume = self.export(&name)?;
-        self.say(|| format!("{} {n} bytes at {offset} of {name}", if trims { "trim" } else { "zero" }));
+        self.say(|| {
+            format!("{} {n} bytes at {offset} of {name}", if trims { "trim" } else { "zero" })
+        });
         let (first, last) = (start.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
         // The edges are changes of their own.
-        let parts = if first <= last { vec![(start, first), (last, end), (first, last)] } else { vec![(start, end)] };
+        let parts = if first <= last {
+            vec![(start, first), (last, end), (first, last)]
+        } else {
+            vec![(start, end)]
+        };
         for (from, to) in parts.into_iter().filter(|(from, to)| from < to) {
             self.changes += 1;
             let stamp = self.changes;
@@ -292,7 +344,11 @@ impl Sim {
                 disk.change(stamp, from, &vec![0; to - from]);
             }
         }
-        let done = if trims { volume.trim(offset as u64, n as u64) } else { volume.write_zeroes(offset as u64, n as u64, false) };
+        let done = if trims {
+            volume.trim(offset as u64, n as u64)
+        } else {
+            volume.write_zeroes(offset as u64, n as u64, false)
+        };
         match done {
             Ok(_) => Ok(()),
             Err(error) => {
@@ -324,10 +380,18 @@ impl Sim {
                 continue;
             }
             let zero = bytes.iter().all(|&byte| byte == 0);
-            let Some(cell) = self.disks.get_mut(name).map(|disk| &mut disk.cells[block]) else { continue };
-            let is = |version: &(u64, Option<Arc<Vec<u8>>>)| version.1.as_ref().map_or(zero, |known| **known == bytes);
+            let Some(cell) = self.disks.get_mut(name).map(|disk| &mut disk.cells[block]) else {
+                continue;
+            };
+            let is = |version: &(u64, Option<Arc<Vec<u8>>>)| {
+                version.1.as_ref().map_or(zero, |known| **known == bytes)
+            };
             let Some(n) = cell.iter().rposition(is) else {
-                return Err(Failure::new(Checker::NeverWrong, format!("block {block} of volume {name} has none of its versions")).into());
+                return Err(Failure::new(
+                    Checker::NeverWrong,
+                    format!("block {block} of volume {name} has none of its versions"),
+                )
+                .into());
             };
             cell.truncate(n + 1);
         }
@@ -347,14 +411,19 @@ impl Sim {
                     return Ok(());
                 }
                 let unknown = |at: usize| self.disks[&name].unknown.contains(&(at / BLOCK));
-                let wrong = (0..n).filter(|&at| read[at] != expected[at]).map(|at| offset + at).filter(|&at| !unknown(at));
+                let wrong = (0..n)
+                    .filter(|&at| read[at] != expected[at])
+                    .map(|at| offset + at)
+                    .filter(|&at| !unknown(at));
                 let wrong: Vec<usize> = wrong.collect();
                 if wrong.is_empty() {
                     return Ok(());
                 }
                 let (first, last) = (wrong.first(), wrong.last());
-                let message =
-                    format!("{} bytes of volume {name} are wrong, from {first:?} to {last:?}, of {n} read at {offset}", wrong.len());
+                let message = format!(
+                    "{} bytes of volume {name} are wrong, from {first:?} to {last:?}, of {n} read at {offset}",
+                    wrong.len()
+                );
                 Err(Failure::new(Checker::NeverWrong, message).into())
             }
             Err(error) if error.kind() == Kind::Corrupt && self.damaged => {
@@ -368,17 +437,29 @@ impl Sim {
     fn extents(&mut self) -> Flow {
         let Some((name, bytes)) = self.pick_volume() else { return Ok(()) };
         let volume = self.export(&name)?;
-        let extents = volume.extents(0, bytes as u64, usize::MAX).map_err(|e| self.judge("extents", &e))?;
+        let extents =
+            volume.extents(0, bytes as u64, usize::MAX).map_err(|e| self.judge("extents", &e))?;
         let mut at = 0;
         for extent in extents {
             let blocks = at / BLOCK..(at + extent.bytes as usize) / BLOCK;
             let known = !blocks.clone().any(|block| self.disks[&name].unknown.contains(&block));
-            if known && extent.kind != ExtentKind::Data && blocks.clone().any(|block| self.disks[&name].last(block).is_some()) {
-                return Err(Failure::new(Checker::Extents, format!("blocks {blocks:?} of volume {name} are no hole")).into());
+            if known
+                && extent.kind != ExtentKind::Data
+                && blocks.clone().any(|block| self.disks[&name].last(block).is_some())
+            {
+                return Err(Failure::new(
+                    Checker::Extents,
+                    format!("blocks {blocks:?} of volume {name} are no hole"),
+                )
+                .into());
             }
             at += extent.bytes as usize;
         }
-        if at == bytes { Ok(()) } else { Err(Failure::new(Checker::Extents, format!("extents of {at} of {bytes} bytes")).into()) }
+        if at == bytes {
+            Ok(())
+        } else {
+            Err(Failure::new(Checker::Extents, format!("extents of {at} of {bytes} bytes")).into())
+        }
     }
 
     fn flush(&mut self) -> Flow {
@@ -397,8 +478,11 @@ impl Sim {
                 self.disks.values_mut().for_each(Disk::settle);
                 Ok(())
             }
-            Err(error) if error.kind() == Kind::Corrupt && self.damaged && !self.files.is_down() => {
-                // A block that was written in part and could not be completed; the others are there.
+            Err(error)
+                if error.kind() == Kind::Corrupt && self.damaged && !self.files.is_down() =>
+            {
+                // A block that was written in part and could not be completed; the others are
+                // there.
                 self.reach.hit("a drain lost a damaged block");
                 // A server that ended is asked no more.
                 if self.actors.serving.is_some() { self.look_at_all() } else { Ok(()) }
@@ -409,7 +493,10 @@ impl Sim {
 
     /// A full disk takes nothing, and that is all.
     fn refused(&mut self, what: &str, error: &Error) -> Flow {
-        if error.kind() == Kind::NoSpace && self.params.profile == Profile::FullDisk && !self.files.is_down() {
+        if error.kind() == Kind::NoSpace
+            && self.params.profile == Profile::FullDisk
+            && !self.files.is_down()
+        {
             self.reach.hit("volumes met a full disk");
             return Ok(());
         }
@@ -464,7 +551,10 @@ impl Sim {
             let archive = if self.rng.percent(50) { self.admin()? } else { archive };
             self.unsure = (!there).then(|| Unsure::VolumeSize(name.clone(), blocks));
             return match archive.create_volume(&name, (blocks * BLOCK) as u64 - 5, self.now) {
-                Ok(()) if there => Err(Failure::new(Checker::Volumes, format!("volume {name} was made twice")).into()),
+                Ok(()) if there => {
+                    Err(Failure::new(Checker::Volumes, format!("volume {name} was made twice"))
+                        .into())
+                }
                 Ok(()) => {
                     self.unsure = None;
                     self.disks.insert(name, Disk::new(blocks));
@@ -486,7 +576,9 @@ impl Sim {
                 let blocks = self.rng.within(1, 6) as usize;
                 self.unsure = Some(Unsure::VolumeSize(name.clone(), blocks));
                 self.say(|| format!("volume {name} from {} to {blocks} blocks", bytes / BLOCK));
-                archive.resize_volume(&name, (blocks * BLOCK) as u64).map_err(|e| self.judge("resize", &e))?;
+                archive
+                    .resize_volume(&name, (blocks * BLOCK) as u64)
+                    .map_err(|e| self.judge("resize", &e))?;
                 if let Some(disk) = self.disks.get_mut(&name) {
                     disk.resize(blocks);
                 }
@@ -522,7 +614,11 @@ impl Sim {
         found.sort_unstable();
         let expected: Vec<&str> = self.disks.keys().map(|name| &name[..]).collect();
         if found != expected {
-            return Err(Failure::new(Checker::Volumes, format!("volumes {found:?} instead of {expected:?}")).into());
+            return Err(Failure::new(
+                Checker::Volumes,
+                format!("volumes {found:?} instead of {expected:?}"),
+            )
+            .into());
         }
         if self.disks.is_empty() || self.actors.serving.is_some() || self.actors.putting.is_some() {
             return Ok(());

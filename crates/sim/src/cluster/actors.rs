@@ -81,7 +81,8 @@ pub(super) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
     };
     {
         let mut inner = world.inner();
-        // Who was stopped on the last step of it, and is continued when another one has the volume, does not own it.
+        // Who was stopped on the last step of it, and is continued when another one has the volume,
+        // does not own it.
         if inner.objects.is_fenced(&session.store().identity()) {
             return;
         }
@@ -111,11 +112,18 @@ pub(super) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
     }
 }
 
-fn call(world: &Arc<World>, session: &Arc<Session>, volume: &Volume, actor: usize, at: usize) -> Result<(), Error> {
+fn call(
+    world: &Arc<World>,
+    session: &Arc<Session>,
+    volume: &Volume,
+    actor: usize,
+    at: usize,
+) -> Result<(), Error> {
     let (what, sectors, chunk) = {
         let mut inner = world.inner();
         let params = &inner.params;
-        let (sectors, chunk) = (volume.bytes() as usize / SECTOR, params.chunk_bytes as usize / SECTOR);
+        let (sectors, chunk) =
+            (volume.bytes() as usize / SECTOR, params.chunk_bytes as usize / SECTOR);
         (inner.rng.below(100), sectors, chunk)
     };
     match what {
@@ -136,13 +144,20 @@ fn call(world: &Arc<World>, session: &Arc<Session>, volume: &Volume, actor: usiz
         }
         45..80 => {
             let together = world.inner().rng.within(1, 3);
-            let ranges: Vec<(usize, usize)> = (0..together).map(|_| range(world, sectors, 1)).collect();
-            let mut bytes: Vec<Vec<u8>> = ranges.iter().map(|(_, count)| vec![0xaa; count * SECTOR]).collect();
-            let mut reads: Vec<(u64, &mut [u8])> =
-                ranges.iter().zip(&mut bytes).map(|((from, _), bytes)| ((from * SECTOR) as u64, bytes.as_mut_slice())).collect();
+            let ranges: Vec<(usize, usize)> =
+                (0..together).map(|_| range(world, sectors, 1)).collect();
+            let mut bytes: Vec<Vec<u8>> =
+                ranges.iter().map(|(_, count)| vec![0xaa; count * SECTOR]).collect();
+            let mut reads: Vec<(u64, &mut [u8])> = ranges
+                .iter()
+                .zip(&mut bytes)
+                .map(|((from, _), bytes)| ((from * SECTOR) as u64, bytes.as_mut_slice()))
+                .collect();
             let results = volume.read_together(&mut reads);
             let mut inner = world.inner();
-            for (((from, _), bytes), _) in ranges.iter().zip(&bytes).zip(&results).filter(|(_, result)| result.is_ok()) {
+            for (((from, _), bytes), _) in
+                ranges.iter().zip(&bytes).zip(&results).filter(|(_, result)| result.is_ok())
+            {
                 if let Some(finding) = inner.model.check(at, actor, *from, bytes) {
                     inner.fail(finding);
                 }
@@ -161,7 +176,14 @@ fn call(world: &Arc<World>, session: &Arc<Session>, volume: &Volume, actor: usiz
 }
 
 /// Several writes that wait together; those that failed may be there or not.
-fn write_together(world: &Arc<World>, volume: &Volume, actor: usize, at: usize, sectors: usize, chunk: usize) -> Result<(), Error> {
+fn write_together(
+    world: &Arc<World>,
+    volume: &Volume,
+    actor: usize,
+    at: usize,
+    sectors: usize,
+    chunk: usize,
+) -> Result<(), Error> {
     let count = world.inner().rng.within(2, 4);
     let mut taken = Vec::new();
     for _ in 0..count {
@@ -181,7 +203,10 @@ fn write_together(world: &Arc<World>, volume: &Volume, actor: usize, at: usize, 
         world.inner().model.begin(at, actor, from, &tokens);
         (volume.discard((from * SECTOR) as u64, (count * SECTOR) as u64), from, tokens)
     });
-    let over: Vec<_> = taken.into_iter().map(|(ticket, from, tokens)| (volume.wait_for(ticket), from, tokens)).collect();
+    let over: Vec<_> = taken
+        .into_iter()
+        .map(|(ticket, from, tokens)| (volume.wait_for(ticket), from, tokens))
+        .collect();
     world.inner().reach.hit("writes go out together");
     if let Some((Ok(()), from, bytes)) = seen
         && over.iter().all(|(done, ..)| done.is_ok())
@@ -204,13 +229,28 @@ fn write_together(world: &Arc<World>, volume: &Volume, actor: usize, at: usize, 
 }
 
 /// A read between writes that wait gives the last of them.
-fn reads_own_writes(world: &Arc<World>, actor: usize, at: usize, from: usize, bytes: &[u8], over: &[(Result<(), Error>, usize, Vec<u32>)]) {
+fn reads_own_writes(
+    world: &Arc<World>,
+    actor: usize,
+    at: usize,
+    from: usize,
+    bytes: &[u8],
+    over: &[(Result<(), Error>, usize, Vec<u32>)],
+) {
     let mut inner = world.inner();
     inner.reach.hit("a read comes between writes that wait");
     for (n, bytes) in bytes.chunks(SECTOR).enumerate() {
-        let wrote = over.iter().rev().find_map(|(_, first, tokens)| tokens.get((from + n).checked_sub(*first)?));
-        if inner.model.volumes[at].owner == Some(actor) && wrote.is_some_and(|token| content(&[*token]) != bytes) {
-            inner.fail(Finding::new("OwnWrites", format!("volume {at}, sector {}: not the last write {wrote:?}", from + n)));
+        let wrote = over
+            .iter()
+            .rev()
+            .find_map(|(_, first, tokens)| tokens.get((from + n).checked_sub(*first)?));
+        if inner.model.volumes[at].owner == Some(actor)
+            && wrote.is_some_and(|token| content(&[*token]) != bytes)
+        {
+            inner.fail(Finding::new(
+                "OwnWrites",
+                format!("volume {at}, sector {}: not the last write {wrote:?}", from + n),
+            ));
         }
     }
 }
@@ -231,11 +271,15 @@ fn acknowledged(
         return Ok(());
     }
     if tokens[0] == 0 {
-        // A long trim does not look at the objects, and what an earlier write failed to do is not its business.
+        // A long trim does not look at the objects, and what an earlier write failed to do is not
+        // its business.
         return Ok(());
     }
     let object_bytes = u64::from(inner.params.object_bytes);
-    let (first, last) = ((from * SECTOR) as u64 / object_bytes, ((from + tokens.len()) * SECTOR - 1) as u64 / object_bytes);
+    let (first, last) = (
+        (from * SECTOR) as u64 / object_bytes,
+        ((from + tokens.len()) * SECTOR - 1) as u64 / object_bytes,
+    );
     for index in first..=last {
         let id = onefold_cluster::format::ObjectId { volume: volume.id(), index };
         if let Some(finding) = check::is_listed(&inner.objects, id) {
@@ -311,7 +355,8 @@ pub(super) fn worker(world: &Arc<World>, store: SimStore, _actor: usize) {
 /// The bytes that are put with this token: some of them are those of volumes.
 pub(super) fn put_bytes(token: u32, chunk_bytes: u32) -> Vec<u8> {
     let sectors = chunk_bytes / SECTOR as u32;
-    let chunks: Vec<u32> = (0..token % 4).flat_map(|n| (0..sectors).map(move |s| 1000 * (1 + n % 2) + s)).collect();
+    let chunks: Vec<u32> =
+        (0..token % 4).flat_map(|n| (0..sectors).map(move |s| 1000 * (1 + n % 2) + s)).collect();
     let mut bytes = content(&chunks);
     bytes.extend(content(&vec![token; (token % 23) as usize]));
     bytes.extend(token.to_le_bytes());
@@ -337,7 +382,12 @@ pub(super) fn putter(world: &Arc<World>, store: SimStore, actor: usize) {
 fn put_call(world: &Arc<World>, session: &Session, actor: usize) -> Result<(), Error> {
     let (what, name, token, chunk_bytes) = {
         let mut inner = world.inner();
-        (inner.rng.below(100), format!("p{}", inner.rng.below(NAMES)), inner.model.token(), inner.params.chunk_bytes)
+        (
+            inner.rng.below(100),
+            format!("p{}", inner.rng.below(NAMES)),
+            inner.model.token(),
+            inner.params.chunk_bytes,
+        )
     };
     match what {
         0..50 => {
@@ -381,7 +431,10 @@ pub(super) fn check_put(world: &Arc<World>, session: &Session, name: &str) -> Re
         Err(_) => return got.map(|_| ()),
     };
     if !right {
-        inner.fail(Finding::new("LastPut", format!("{name} gives {} bytes that nobody put: {got:?}", bytes.len())));
+        inner.fail(Finding::new(
+            "LastPut",
+            format!("{name} gives {} bytes that nobody put: {got:?}", bytes.len()),
+        ));
     }
     Ok(())
 }

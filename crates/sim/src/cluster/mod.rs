@@ -1,10 +1,12 @@
 //! Clients and workers of the cluster engine, interleaved over a simulated object store.
 //!
-//! A seed gives the parameters, what clients do, which operation is applied next, which replies are lost or late, who is killed, stopped and continued.
-//! After every operation that is applied, [`check`] looks whether a map names a chunk without a reference; once all have calmed down, everything is
-//! compared with the [`model`].
+//! A seed gives the parameters, what clients do, which operation is applied next, which replies are
+//! lost or late, who is killed, stopped and continued. After every operation that is applied,
+//! [`check`] looks whether a map names a chunk without a reference; once all have calmed down,
+//! everything is compared with the [`model`].
 //!
-//! *Invariant:* nobody runs but who has the baton; nothing depends on the wall clock, on the order of a hash map, or on chance from outside.
+//! *Invariant:* nobody runs but who has the baton; nothing depends on the wall clock, on the order
+//! of a hash map, or on chance from outside.
 
 mod actors;
 mod check;
@@ -138,7 +140,8 @@ fn set_up(world: &Arc<World>, store: SimStore) {
     let made = || -> Result<(), Error> {
         onefold_cluster::create(&store, &params.format())?;
         let session = Session::open(Arc::new(store), params.settings())?;
-        (0..params.volumes).try_for_each(|n| session.create_volume(&format!("v{n}"), params.volume_bytes))
+        (0..params.volumes)
+            .try_for_each(|n| session.create_volume(&format!("v{n}"), params.volume_bytes))
     };
     if let Err(error) = made() {
         world.inner().fail(Finding::new("Unexplained", format!("setting up: {error:?}")));
@@ -150,7 +153,8 @@ fn clean_up(world: &Arc<World>, store: SimStore) {
     // What was killed has no lock any more.
     world.inner().now += std::time::Duration::from_secs(120);
     if let Err(error) = finish(world, store) {
-        let checker = if error.kind() == onefold_core::Kind::Corrupt { "Damage" } else { "Unexplained" };
+        let checker =
+            if error.kind() == onefold_core::Kind::Corrupt { "Damage" } else { "Unexplained" };
         world.inner().fail(Finding::new(checker, format!("cleaning up: {error:?}")));
     }
 }
@@ -161,7 +165,8 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     let session = Arc::new(Session::open(Arc::new(store), params.settings())?);
     let mut worker = Worker::new(session.clone(), Marks::NONE);
     if params.late_last {
-        // Nobody was shut out, and all is clean: what comes now finds the values that it was made for, if they ever come back.
+        // Nobody was shut out, and all is clean: what comes now finds the values that it was made
+        // for, if they ever come back.
         work(world, &session, &mut worker)?;
         world.come_late(50);
     }
@@ -194,7 +199,8 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     }
     let left = {
         let inner = world.inner();
-        let unnoted = inner.sent_notes.iter().filter(|reference| !inner.noted.contains_key(reference));
+        let unnoted =
+            inner.sent_notes.iter().filter(|reference| !inner.noted.contains_key(reference));
         let unnoted = unnoted.chain(&inner.slow_left).copied().collect();
         check::left_behind(&inner.objects, &inner.made_late, &unnoted)
     };
@@ -252,7 +258,8 @@ fn scrub(world: &Arc<World>, session: &Arc<Session>, quiet: bool) -> Result<(), 
     let mut scrub = Scrub::new(session.clone(), true)?;
     while scrub.step()? {}
     let report = scrub.report();
-    // What a flip that failed left for another worker may be overwritten before that comes, and a lock may make a header anew: that is all that a scrub finds.
+    // What a flip that failed left for another worker may be overwritten before that comes, and a
+    // lock may make a header anew: that is all that a scrub finds.
     let tidy = world.inner().params.tidy && report.added + report.restored + report.listed > 0;
     if !report.damage.is_empty() || tidy || quiet && !report.is_quiet() {
         world.inner().fail(Finding::new("ScrubQuiet", format!("{report:?}")));
@@ -279,8 +286,12 @@ fn lose_object(world: &Arc<World>, session: &Arc<Session>, params: &Params) -> R
     let id = session.find("v0")?.map_or(0, |named| named.id);
     let there = |inner: &world::Inner| -> Option<(u64, ObjectName)> {
         let names = inner.objects.all().map(|(name, _)| name);
-        let ids = names.filter_map(|name| Some((onefold_cluster::format::ObjectId::parse(&name.name)?, name.clone())));
-        ids.filter(|(object, _)| object.volume == id).map(|(object, name)| (object.index, name)).next()
+        let ids = names.filter_map(|name| {
+            Some((onefold_cluster::format::ObjectId::parse(&name.name)?, name.clone()))
+        });
+        ids.filter(|(object, _)| object.volume == id)
+            .map(|(object, name)| (object.index, name))
+            .next()
     };
     let Some((index, name)) = there(&world.inner()) else { return Ok(()) };
     world.inner().objects.lose(&name);
@@ -289,7 +300,10 @@ fn lose_object(world: &Arc<World>, session: &Arc<Session>, params: &Params) -> R
     let mut bytes = vec![0; SECTOR];
     let read = volume.read_at(index * u64::from(params.object_bytes), &mut bytes);
     if !matches!(&read, Err(error) if error.kind() == onefold_core::Kind::Corrupt) {
-        world.inner().fail(Finding::new("MissingObject", format!("object {index} is lost, and reading it gives {read:?}")));
+        world.inner().fail(Finding::new(
+            "MissingObject",
+            format!("object {index} is lost, and reading it gives {read:?}"),
+        ));
     }
     Ok(())
 }

@@ -48,7 +48,8 @@ struct Put {
     open: BTreeSet<u32>,
     /// Actors that put under it now.
     flying: BTreeSet<usize>,
-    /// Of those that are under way, or were since the last quiet moment, some were at the same time.
+    /// Of those that are under way, or were since the last quiet moment, some were at the same
+    /// time.
     together: bool,
 }
 
@@ -66,7 +67,8 @@ pub(super) struct VolumeModel {
     pub(super) owner: Option<usize>,
     /// Its number: a higher one is another volume of the same name.
     id: u64,
-    /// Somebody cuts it off from this sector on, or began to: what lies there may be zeroes at any time.
+    /// Somebody cuts it off from this sector on, or began to: what lies there may be zeroes at any
+    /// time.
     cut: Option<usize>,
 }
 
@@ -97,8 +99,17 @@ pub(super) fn content(tokens: &[u32]) -> Vec<u8> {
 impl Model {
     pub(super) fn new(params: &Params) -> Model {
         let zero = Cell { now: [0].into(), open: BTreeSet::new() };
-        let volume = || VolumeModel { cells: vec![zero.clone(); params.volume_bytes as usize / SECTOR], owner: None, id: 0, cut: None };
-        Model { volumes: (0..params.volumes).map(|_| volume()).collect(), puts: BTreeMap::new(), tokens: 1 << 20 }
+        let volume = || VolumeModel {
+            cells: vec![zero.clone(); params.volume_bytes as usize / SECTOR],
+            owner: None,
+            id: 0,
+            cut: None,
+        };
+        Model {
+            volumes: (0..params.volumes).map(|_| volume()).collect(),
+            puts: BTreeMap::new(),
+            tokens: 1 << 20,
+        }
     }
 
     /// A token that no sector ever had.
@@ -107,7 +118,8 @@ impl Model {
         self.tokens
     }
 
-    /// An actor attached the volume with this number; false when that is no longer the one of its name.
+    /// An actor attached the volume with this number; false when that is no longer the one of its
+    /// name.
     pub(super) fn attach(&mut self, volume: usize, actor: usize, id: u64) -> bool {
         let it = &mut self.volumes[volume];
         if id < it.id {
@@ -116,7 +128,9 @@ impl Model {
         if id > it.id {
             it.id = id;
             it.cut = None;
-            it.cells.iter_mut().for_each(|cell| *cell = Cell { now: [0].into(), open: BTreeSet::new() });
+            it.cells
+                .iter_mut()
+                .for_each(|cell| *cell = Cell { now: [0].into(), open: BTreeSet::new() });
         }
         self.own(volume, actor);
         true
@@ -124,7 +138,9 @@ impl Model {
 
     /// An actor's session was shut out: what it has not done by now it never does.
     pub(super) fn fenced(&mut self, actor: Option<usize>) {
-        for volume in self.volumes.iter_mut().filter(|volume| actor.is_some() && volume.owner == actor) {
+        for volume in
+            self.volumes.iter_mut().filter(|volume| actor.is_some() && volume.owner == actor)
+        {
             volume.owner = None;
             for cell in &mut volume.cells {
                 let open = std::mem::take(&mut cell.open);
@@ -145,7 +161,9 @@ impl Model {
         if let Some(begun) = volume.cut.take() {
             volume.cells[begun..].iter_mut().for_each(|cell| cell.now.extend([0]));
         }
-        volume.cells[from..].iter_mut().for_each(|cell| *cell = Cell { now: [0].into(), open: BTreeSet::new() });
+        volume.cells[from..]
+            .iter_mut()
+            .for_each(|cell| *cell = Cell { now: [0].into(), open: BTreeSet::new() });
     }
 
     fn name(&mut self, name: &str) -> &mut Put {
@@ -212,19 +230,30 @@ impl Model {
     }
 
     /// A write was acknowledged; false when somebody else owns the volume by now.
-    pub(super) fn acknowledge(&mut self, volume: usize, actor: usize, at: usize, tokens: &[u32]) -> bool {
+    pub(super) fn acknowledge(
+        &mut self,
+        volume: usize,
+        actor: usize,
+        at: usize,
+        tokens: &[u32],
+    ) -> bool {
         let volume = &mut self.volumes[volume];
         if volume.owner == Some(actor) {
-            volume.cells[at..at + tokens.len()]
-                .iter_mut()
-                .zip(tokens)
-                .for_each(|(cell, token)| *cell = Cell { now: [*token].into(), open: BTreeSet::new() });
+            volume.cells[at..at + tokens.len()].iter_mut().zip(tokens).for_each(|(cell, token)| {
+                *cell = Cell { now: [*token].into(), open: BTreeSet::new() }
+            });
         }
         volume.owner == Some(actor)
     }
 
     /// Compares what was read.
-    pub(super) fn check(&mut self, volume: usize, actor: usize, at: usize, bytes: &[u8]) -> Option<Finding> {
+    pub(super) fn check(
+        &mut self,
+        volume: usize,
+        actor: usize,
+        at: usize,
+        bytes: &[u8],
+    ) -> Option<Finding> {
         let name = volume;
         let volume = &mut self.volumes[volume];
         if volume.owner != Some(actor) {
@@ -232,14 +261,20 @@ impl Model {
         }
         for (n, bytes) in bytes.chunks(SECTOR).enumerate() {
             let cell = &mut volume.cells[at + n];
-            let found = cell.now.iter().chain(&cell.open).copied().find(|token| sector(*token) == *bytes);
+            let found =
+                cell.now.iter().chain(&cell.open).copied().find(|token| sector(*token) == *bytes);
             let zero = volume.cut.is_some_and(|from| at + n >= from) && sector(0) == *bytes;
             if zero && found.is_none_or(|found| found == 0) {
                 continue;
             }
             let Some(found) = found else {
                 let token = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                let message = format!("volume {name}, sector {}: token {token}, not one of {:?} or {:?}", at + n, cell.now, cell.open);
+                let message = format!(
+                    "volume {name}, sector {}: token {token}, not one of {:?} or {:?}",
+                    at + n,
+                    cell.now,
+                    cell.open
+                );
                 return Some(Finding::new("LastWrite", message));
             };
             cell.now = [found].into();

@@ -1,4 +1,5 @@
-//! What a seed stands for: all parameters of a run, drawn before it begins, and printed when it fails.
+//! What a seed stands for: all parameters of a run, drawn before it begins, and printed when it
+//! fails.
 
 use std::time::Duration;
 
@@ -99,7 +100,8 @@ impl Params {
     #[must_use]
     pub fn draw(seed: u64) -> Params {
         let [decay, set_back] = draw_ends(seed);
-        let params = Params { discards_max: draw_limit(seed), decay, set_back, ..Params::draw_common(seed) };
+        let params =
+            Params { discards_max: draw_limit(seed), decay, set_back, ..Params::draw_common(seed) };
         if is_wild(seed) { params.wild() } else { params }
     }
 
@@ -108,10 +110,15 @@ impl Params {
         let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6402);
         let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
         let steward = of(&[0, 1]) == 1;
-        let object_bytes = if self.content { self.chunk_bytes * of(&[8, 16]) as u32 } else { self.object_bytes };
+        let object_bytes =
+            if self.content { self.chunk_bytes * of(&[8, 16]) as u32 } else { self.object_bytes };
         Params {
             object_bytes,
-            volume_bytes: if self.content { u64::from(object_bytes) * of(&[1, 2]) } else { self.volume_bytes },
+            volume_bytes: if self.content {
+                u64::from(object_bytes) * of(&[1, 2])
+            } else {
+                self.volume_bytes
+            },
             volumes: self.volumes + usize::from(steward),
             stops: of(&[0, 1, 5]),
             calls: of(&[60, 300]),
@@ -128,10 +135,19 @@ impl Params {
         if !last {
             return self;
         }
-        Params { late_last: true, late: 0, clients: 1, calls: 1000, kills: 0, copies: self.copies.max(150), ..self }
+        Params {
+            late_last: true,
+            late: 0,
+            clients: 1,
+            calls: 1000,
+            kills: 0,
+            copies: self.copies.max(150),
+            ..self
+        }
     }
 
-    /// Nothing goes wrong, and nobody is in another one's way: then nobody fails, and a scrub finds nothing but references that are false.
+    /// Nothing goes wrong, and nobody is in another one's way: then nobody fails, and a scrub finds
+    /// nothing but references that are false.
     fn tidied(self, tidy: bool) -> Params {
         if !tidy {
             return self;
@@ -209,7 +225,8 @@ impl Params {
         self.jumps == 0 && self.stops == 0 && self.kills == 0
     }
 
-    /// True when what is deleted is looked up in the pool's listing: in one seed of nine, none of them kept.
+    /// True when what is deleted is looked up in the pool's listing: in one seed of nine, none of
+    /// them kept.
     fn lists(&self) -> bool {
         self.seed % 9 == 5
     }
@@ -232,7 +249,11 @@ impl Params {
             cache_bytes: u64::from(self.chunk_bytes) * self.cached,
             known_objects: self.known_objects,
             objects_per_step: 2,
-            batch_bytes: if self.seed.is_multiple_of(5) { self.chunk_bytes.into() } else { 8 << 20 },
+            batch_bytes: if self.seed.is_multiple_of(5) {
+                self.chunk_bytes.into()
+            } else {
+                8 << 20
+            },
             bug: self.bug.map(|bug| PlantedBug::ALL[bug]),
         }
     }
@@ -252,7 +273,8 @@ impl Params {
     }
 }
 
-/// Limits that are tiny in some seeds, so that they are reached; drawn apart, so that all else of a seed stays as it was.
+/// Limits that are tiny in some seeds, so that they are reached; drawn apart, so that all else of a
+/// seed stays as it was.
 fn draw_limit(seed: u64) -> usize {
     [1, 2, 64][Rng::new(seed ^ 0x6f6e_6566_6f6c_6403).below(3) as usize]
 }
@@ -263,7 +285,8 @@ fn draw_ends(seed: u64) -> [bool; 2] {
     [(); 2].map(|()| rng.below(4) == 0)
 }
 
-/// True for seeds with what came later: the other three of five are as they were when some of them were kept.
+/// True for seeds with what came later: the other three of five are as they were when some of them
+/// were kept.
 fn is_wild(seed: u64) -> bool {
     matches!(seed % 5, 0 | 2)
 }

@@ -24,7 +24,11 @@ pub(super) fn steward(world: &Arc<World>, store: SimStore, actor: usize, at: usi
         // It passes the time.
         let _ = session.find(&name);
     }
-    let done = if chance(world, 40) { make_anew(world, &session, &name) } else { resize(world, &session, &name, actor, at) };
+    let done = if chance(world, 40) {
+        make_anew(world, &session, &name)
+    } else {
+        resize(world, &session, &name, actor, at)
+    };
     if let Err(error) = done {
         note(world, "steward", &error);
     }
@@ -44,20 +48,31 @@ fn make_anew(world: &Arc<World>, session: &Session, name: &str) -> Result<(), Er
     }
 }
 
-fn resize(world: &Arc<World>, session: &Arc<Session>, name: &str, actor: usize, at: usize) -> Result<(), Error> {
+fn resize(
+    world: &Arc<World>,
+    session: &Arc<Session>,
+    name: &str,
+    actor: usize,
+    at: usize,
+) -> Result<(), Error> {
     // Who has it is sent away; another one may be faster than we are.
     let volume = Volume::attach(session, name, Mode::TakeOver)?;
     {
         let mut inner = world.inner();
         // As a client: who was sent away before it came to this does not own it.
-        if inner.objects.is_fenced(&session.store().identity()) || !inner.model.attach(at, actor, volume.id()) {
+        if inner.objects.is_fenced(&session.store().identity())
+            || !inner.model.attach(at, actor, volume.id())
+        {
             return Ok(());
         }
     }
     volume.detach()?;
     let bytes = {
         let mut inner = world.inner();
-        let (most, unit) = (inner.params.volume_bytes, if inner.rng.percent(70) { inner.params.object_bytes } else { 4096 });
+        let (most, unit) = (
+            inner.params.volume_bytes,
+            if inner.rng.percent(70) { inner.params.object_bytes } else { 4096 },
+        );
         let bytes = inner.rng.within(1, most / u64::from(unit)) * u64::from(unit);
         bytes.max(inner.params.chunk_bytes.into())
     };

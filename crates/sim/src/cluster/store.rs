@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use onefold_core::object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write};
+use onefold_core::object::{
+    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version,
+    Write,
+};
 
 use super::world::{Op, Reply, World};
 
@@ -31,14 +34,24 @@ impl ObjectStore for SimStore {
 
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
         let ops = batch.iter().cloned().map(Op::Write).collect();
-        let version = |reply| if let Reply::Version(version) = reply { version } else { Version(0) };
-        self.world.ask(self.actor, &self.identity, ops).into_iter().map(|result| result.map(version)).collect()
+        let version =
+            |reply| if let Reply::Version(version) = reply { version } else { Version(0) };
+        self.world
+            .ask(self.actor, &self.identity, ops)
+            .into_iter()
+            .map(|result| result.map(version))
+            .collect()
     }
 
     fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
         let ops = batch.iter().cloned().map(Op::Read).collect();
-        let sight = |reply| if let Reply::Sight(sight) = reply { Ok(sight) } else { Err(Refusal::Unknown) };
-        self.world.ask(self.actor, &self.identity, ops).into_iter().map(|result| result.and_then(sight)).collect()
+        let sight =
+            |reply| if let Reply::Sight(sight) = reply { Ok(sight) } else { Err(Refusal::Unknown) };
+        self.world
+            .ask(self.actor, &self.identity, ops)
+            .into_iter()
+            .map(|result| result.and_then(sight))
+            .collect()
     }
 
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
@@ -48,12 +61,22 @@ impl ObjectStore for SimStore {
         }
     }
 
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
         self.one(Op::Lock(object.clone(), lock, cookie.into(), lease)).map(|_| ())
     }
 
     fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
-        self.break_lock(object, lock, &Holder { identity: self.identity.clone(), cookie: cookie.into() })
+        self.break_lock(
+            object,
+            lock,
+            &Holder { identity: self.identity.clone(), cookie: cookie.into() },
+        )
     }
 
     fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
@@ -63,7 +86,12 @@ impl ObjectStore for SimStore {
         }
     }
 
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal> {
         self.one(Op::Break(object.clone(), lock, holder.clone())).map(|_| ())
     }
 

@@ -4,7 +4,9 @@ use onefold_core::object::{Change, Guard};
 
 pub(super) fn short_guard(guard: &Guard) -> String {
     match guard {
-        Guard::Omap(key, value) => format!("{}=={:04x}", short_key(key), onefold_core::checksum::fast(0, value) as u16),
+        Guard::Omap(key, value) => {
+            format!("{}=={:04x}", short_key(key), onefold_core::checksum::fast(0, value) as u16)
+        }
         other => format!("{other:?}"),
     }
 }
@@ -16,11 +18,19 @@ pub(super) fn short_change(change: &Change) -> String {
         Change::SetOmap(pairs) => {
             let pairs: Vec<String> = pairs
                 .iter()
-                .map(|(key, value)| format!("{}={:04x}", short_key(key), onefold_core::checksum::fast(0, value) as u16))
+                .map(|(key, value)| {
+                    format!(
+                        "{}={:04x}",
+                        short_key(key),
+                        onefold_core::checksum::fast(0, value) as u16
+                    )
+                })
                 .collect();
             format!("set {}", pairs.join(","))
         }
-        Change::DropOmap(keys) => format!("drop {}", keys.iter().map(|key| short_key(key)).collect::<Vec<_>>().join(",")),
+        Change::DropOmap(keys) => {
+            format!("drop {}", keys.iter().map(|key| short_key(key)).collect::<Vec<_>>().join(","))
+        }
         other => format!("{other:?}"),
     }
 }

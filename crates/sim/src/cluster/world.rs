@@ -1,7 +1,8 @@
 //! The simulated object store and the one who decides what happens next.
 //!
-//! Every actor is a thread, but only the one with the baton runs: an operation of the store hands it back, and the schedule decides which operation is
-//! applied, which reply arrives, is lost or comes late, who is stopped, continued or killed, and who runs next.
+//! Every actor is a thread, but only the one with the baton runs: an operation of the store hands
+//! it back, and the schedule decides which operation is applied, which reply arrives, is lost or
+//! comes late, who is stopped, continued or killed, and who runs next.
 
 mod events;
 
@@ -14,7 +15,9 @@ use std::{
 };
 
 use onefold_cluster::format::{Reference, key};
-use onefold_core::object::{Change, Holder, ObjectName, Page, Pool, Read, Refusal, Sight, Version, Write, model::Objects};
+use onefold_core::object::{
+    Change, Holder, ObjectName, Page, Pool, Read, Refusal, Sight, Version, Write, model::Objects,
+};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::events::Next;
@@ -125,13 +128,16 @@ pub(super) struct Inner {
     pub(super) params: Params,
     /// References that were dropped.
     pub(super) dropped: Dropped,
-    /// References that a late copy of an operation made, after whoever noted them may have been done: those are left to a scrub.
+    /// References that a late copy of an operation made, after whoever noted them may have been
+    /// done: those are left to a scrub.
     pub(super) made_late: Dropped,
-    /// References whose note was sent. An inline server sends it together with the reference: when it is lost, the reference is left to a scrub.
+    /// References whose note was sent. An inline server sends it together with the reference: when
+    /// it is lost, the reference is left to a scrub.
     pub(super) sent_notes: BTreeSet<Reference>,
     /// When references were noted.
     pub(super) noted: BTreeMap<Reference, Duration>,
-    /// References that a session added so long after it noted them that they may have been judged: it drops them itself, unless it ends before.
+    /// References that a session added so long after it noted them that they may have been judged:
+    /// it drops them itself, unless it ends before.
     slow: BTreeMap<Reference, usize>,
     /// Those whose session ended before: they are left to a scrub.
     pub(super) slow_left: BTreeSet<Reference>,
@@ -199,12 +205,21 @@ impl World {
     }
 
     /// Starts an actor; it runs when the schedule says so.
-    pub(super) fn start(self: &Arc<World>, role: (Role, usize), mortal: bool, life: fn(&Arc<World>, SimStore, usize)) -> usize {
+    pub(super) fn start(
+        self: &Arc<World>,
+        role: (Role, usize),
+        mortal: bool,
+        life: fn(&Arc<World>, SimStore, usize),
+    ) -> usize {
         let mut inner = self.inner.lock();
         let id = inner.actors.len();
         inner.identities += 1;
         let identity = format!("client.{}", inner.identities);
-        let drift = Duration::from_millis(if inner.params.drift == 0 { 0 } else { inner.rng.fork().below(inner.params.drift) });
+        let drift = Duration::from_millis(if inner.params.drift == 0 {
+            0
+        } else {
+            inner.rng.fork().below(inner.params.drift)
+        });
         let wake = Arc::new(Condvar::new());
         inner.actors.push(Actor {
             state: State::Ready,
@@ -231,7 +246,9 @@ impl World {
                 && !payload.is::<Killed>()
             {
                 let text = payload.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
+                let text = text
+                    .or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string))
+                    .unwrap_or_default();
                 inner.fail(Finding::new("NoPanic", text));
             }
             inner.actors[id].state = State::Ended;
@@ -255,7 +272,12 @@ impl World {
     }
 
     /// Sends operations and waits for all their replies.
-    pub(super) fn ask(&self, actor: usize, identity: &str, ops: Vec<Op>) -> Vec<Result<Reply, Refusal>> {
+    pub(super) fn ask(
+        &self,
+        actor: usize,
+        identity: &str,
+        ops: Vec<Op>,
+    ) -> Vec<Result<Reply, Refusal>> {
         if ops.is_empty() {
             return Vec::new();
         }
@@ -263,9 +285,17 @@ impl World {
             let mut inner = self.inner.lock();
             inner.actors[actor].replies = ops.iter().map(|_| None).collect();
             inner.actors[actor].state = State::Waiting;
-            let notes = ops.iter().filter_map(|op| if let Op::Write(op) = op { Some(noted_by(op)) } else { None });
+            let notes = ops
+                .iter()
+                .filter_map(|op| if let Op::Write(op) = op { Some(noted_by(op)) } else { None });
             inner.sent_notes.extend(notes.flatten());
-            let flights = ops.into_iter().enumerate().map(|(slot, op)| Flight { actor, slot, identity: identity.into(), op, reply: None });
+            let flights = ops.into_iter().enumerate().map(|(slot, op)| Flight {
+                actor,
+                slot,
+                identity: identity.into(),
+                op,
+                reply: None,
+            });
             inner.flights.extend(flights);
             inner.running = None;
             self.back.notify_one();
@@ -285,11 +315,18 @@ impl World {
         }
     }
 
-    /// Lets things happen until `events` of them have, or all actors have ended. `revive` is told who was killed.
-    pub(super) fn run(self: &Arc<World>, mut events: u64, mut revive: impl FnMut(&Arc<World>, (Role, usize))) {
+    /// Lets things happen until `events` of them have, or all actors have ended. `revive` is told
+    /// who was killed.
+    pub(super) fn run(
+        self: &Arc<World>,
+        mut events: u64,
+        mut revive: impl FnMut(&Arc<World>, (Role, usize)),
+    ) {
         loop {
             let mut inner = self.inner.lock();
-            let over = inner.finding.is_some() || inner.actors.iter().all(|actor| actor.state == State::Ended) || events == 0;
+            let over = inner.finding.is_some()
+                || inner.actors.iter().all(|actor| actor.state == State::Ended)
+                || events == 0;
             if over {
                 return;
             }
@@ -300,7 +337,9 @@ impl World {
                 Next::Run(actor) => {
                     self.hand_over(actor);
                     let inner = self.inner.lock();
-                    let ended = inner.actors[actor].state == State::Ended && !inner.stopping && inner.actors[actor].mortal;
+                    let ended = inner.actors[actor].state == State::Ended
+                        && !inner.stopping
+                        && inner.actors[actor].mortal;
                     let role = inner.actors[actor].role;
                     drop(inner);
                     if ended {
@@ -327,8 +366,9 @@ impl World {
         inner.leaves_slow(actor);
         inner.model.died(actor);
         inner.actors[actor].state = State::Ready;
-        let (its, others): (Vec<Flight>, Vec<Flight>) =
-            std::mem::take(&mut inner.flights).into_iter().partition(|flight| flight.actor == actor);
+        let (its, others): (Vec<Flight>, Vec<Flight>) = std::mem::take(&mut inner.flights)
+            .into_iter()
+            .partition(|flight| flight.actor == actor);
         inner.flights = others;
         for flight in its {
             if let (Op::Write(op), None) = (flight.op, flight.reply) {
@@ -343,7 +383,8 @@ impl World {
     pub(super) fn end(&self) {
         let count = self.inner.lock().actors.len();
         (0..count).for_each(|actor| self.kill(actor));
-        let threads: Vec<JoinHandle<()>> = self.inner.lock().threads.iter_mut().filter_map(Option::take).collect();
+        let threads: Vec<JoinHandle<()>> =
+            self.inner.lock().threads.iter_mut().filter_map(Option::take).collect();
         for thread in threads {
             // What it died of was noted.
             let _ = thread.join();
@@ -421,6 +462,9 @@ impl Inner {
 
 /// The references that an operation notes before they are added.
 fn noted_by(op: &Write) -> impl Iterator<Item = Reference> {
-    let pairs = op.changes.iter().filter_map(|change| if let Change::SetOmap(pairs) = change { Some(pairs) } else { None });
+    let pairs = op
+        .changes
+        .iter()
+        .filter_map(|change| if let Change::SetOmap(pairs) = change { Some(pairs) } else { None });
     pairs.flatten().filter_map(|(key, _)| key::parse_attempt(key))
 }

@@ -1,8 +1,9 @@
 //! What a power failure leaves of the writes that were not flushed.
 //!
-//! The choice is one sector mask for each unflushed block write: 0 is lost, 255 is kept, all else is torn. The masks are applied in
-//! the order in which the writes came. That covers every order in which a disk may write its cache back: a sector ends up as one of
-//! its versions, and a choice of masks exists for each (keep that one, lose the later ones).
+//! The choice is one sector mask for each unflushed block write: 0 is lost, 255 is kept, all else
+//! is torn. The masks are applied in the order in which the writes came. That covers every order in
+//! which a disk may write its cache back: a sector ends up as one of its versions, and a choice of
+//! masks exists for each (keep that one, lose the later ones).
 
 use super::Bytes;
 use crate::rng::Rng;

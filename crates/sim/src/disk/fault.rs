@@ -19,7 +19,8 @@ pub enum Fault {
     NoSpaceAllocate,
     /// A bit of a written block flips, or a sector turns into noise.
     Rot,
-    /// A block is written to another address, and acknowledged: the right one stays old, the wrong one is damaged.
+    /// A block is written to another address, and acknowledged: the right one stays old, the wrong
+    /// one is damaged.
     MisdirectedWrite,
     /// A block is acknowledged and never written: the old one, which looks whole, stays.
     LostWrite,
@@ -70,10 +71,18 @@ impl Fault {
         }
     }
 
-    /// True when it can cost data, so that errors (never wrong content) are right answers afterwards.
+    /// True when it can cost data, so that errors (never wrong content) are right answers
+    /// afterwards.
     #[must_use]
     pub fn damages(self) -> bool {
-        matches!(self, Fault::ReadForGood | Fault::MisdirectedRead | Fault::Rot | Fault::MisdirectedWrite | Fault::LostWrite)
+        matches!(
+            self,
+            Fault::ReadForGood
+                | Fault::MisdirectedRead
+                | Fault::Rot
+                | Fault::MisdirectedWrite
+                | Fault::LostWrite
+        )
     }
 
     /// True when the store must stop writing after it, until it is opened again.
@@ -86,7 +95,10 @@ impl Fault {
     fn fits(self, call: Call) -> bool {
         match self {
             Fault::ReadOnce | Fault::ReadForGood | Fault::MisdirectedRead => call == Call::Read,
-            Fault::WriteError | Fault::NoSpaceWrite | Fault::MisdirectedWrite | Fault::LostWrite => call == Call::Write,
+            Fault::WriteError
+            | Fault::NoSpaceWrite
+            | Fault::MisdirectedWrite
+            | Fault::LostWrite => call == Call::Write,
             Fault::FlushError => call == Call::Flush,
             Fault::NoSpaceAllocate => call == Call::Allocate,
             Fault::Rot | Fault::Slow => true,
@@ -109,7 +121,8 @@ impl Plan {
         self.0.clear();
     }
 
-    /// Counts one call, and takes the fault whose turn it is: at most one a call, the others wait for the next.
+    /// Counts one call, and takes the fault whose turn it is: at most one a call, the others wait
+    /// for the next.
     pub(super) fn take(&mut self, call: Call) -> Option<Fault> {
         let mut due = None;
         for (index, (fault, calls)) in self.0.iter_mut().enumerate() {

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::BLOCK_BYTES;
 
-/// The bytes of a block, shared. (Not [`Block`](onefold_core::Block): its alignment would double the size of the shared allocation.)
+/// The bytes of a block, shared. (Not [`Block`](onefold_core::Block): its alignment would double
+/// the size of the shared allocation.)
 pub type Bytes = Arc<[u8; BLOCK_BYTES]>;
 
 /// Sectors of a block: the unit that a disk writes as a whole.
@@ -13,7 +14,8 @@ pub const SECTORS: usize = 8;
 /// Bytes of a sector.
 pub const SECTOR_BYTES: usize = BLOCK_BYTES / SECTORS;
 
-/// Blocks of a shared piece: small enough to be copied for one changed block, large enough to keep the tree shallow.
+/// Blocks of a shared piece: small enough to be copied for one changed block, large enough to keep
+/// the tree shallow.
 const PIECE: u64 = 32;
 
 /// What a disk holds. Blocks that were never written read as zeroes.
@@ -29,7 +31,8 @@ impl Image {
 
     /// Puts a block to `at`.
     pub fn set(&mut self, at: u64, bytes: Bytes) {
-        let piece = self.0.entry(at / PIECE).or_insert_with(|| Arc::new(std::array::from_fn(|_| None)));
+        let piece =
+            self.0.entry(at / PIECE).or_insert_with(|| Arc::new(std::array::from_fn(|_| None)));
         Arc::make_mut(piece)[(at % PIECE) as usize] = Some(bytes);
     }
 
@@ -61,7 +64,11 @@ impl Image {
     /// The addresses of all blocks that were ever written, in order.
     pub fn written(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.iter().flat_map(|(piece, blocks)| {
-            blocks.iter().enumerate().filter(|(_, block)| block.is_some()).map(move |(index, _)| piece * PIECE + index as u64)
+            blocks
+                .iter()
+                .enumerate()
+                .filter(|(_, block)| block.is_some())
+                .map(move |(index, _)| piece * PIECE + index as u64)
         })
     }
 }

@@ -1,4 +1,5 @@
-//! The state behind a virtual disk: what each call does to the view, the durable image and the unflushed writes.
+//! The state behind a virtual disk: what each call does to the view, the durable image and the
+//! unflushed writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,9 +50,11 @@ pub(super) struct State {
     pub(super) calls_after_failure: u64,
     /// A fault that damages has happened since the disk was made.
     pub(super) damage: u64,
-    /// What blocks hold that they must not: sectors that rotted, or that a lost or misdirected write left there. Damage lasts while they hold it.
+    /// What blocks hold that they must not: sectors that rotted, or that a lost or misdirected
+    /// write left there. Damage lasts while they hold it.
     pub(super) wounds: BTreeMap<u64, Vec<Wound>>,
-    /// Blocks that were read, and those of them that were damaged or that a fault of that read met; since the last [`forget_reads`](State::forget_reads).
+    /// Blocks that were read, and those of them that were damaged or that a fault of that read
+    /// met; since the last [`forget_reads`](State::forget_reads).
     pub(super) met: BTreeSet<u64>,
     /// A read since then met a fault that the next one does not meet.
     pub(super) met_transient: bool,
@@ -129,7 +132,11 @@ impl State {
         for mut write in std::mem::take(&mut self.unflushed) {
             if Some(write.call) == under_way {
                 // It is not in the view yet.
-                let mask = if self.rng.percent(70) { u8::MAX * (self.rng.below(2) as u8) } else { self.rng.next() as u8 };
+                let mask = if self.rng.percent(70) {
+                    u8::MAX * (self.rng.below(2) as u8)
+                } else {
+                    self.rng.next() as u8
+                };
                 if mask == 0 {
                     continue;
                 }
@@ -145,7 +152,8 @@ impl State {
 
     pub(super) fn next_session(&mut self) {
         if self.failed {
-            // Whoever opens the disk anew sees what is there, not what a cache kept of a flush that failed.
+            // Whoever opens the disk anew sees what is there, not what a cache kept of a flush that
+            // failed.
             self.view = self.durable.clone();
             for write in &self.unflushed {
                 self.view.set(write.at, Arc::clone(&write.bytes));
@@ -190,13 +198,16 @@ impl State {
         Ok(None)
     }
 
-    /// Damages one block that was written before; each class of blocks is hit as often as the others.
+    /// Damages one block that was written before; each class of blocks is hit as often as the
+    /// others.
     pub(super) fn rot(&mut self) {
         // Most of the pages that were written are of no use any more.
-        let classes = [Class::Data, Class::Carrier, Class::Table, Class::Table, Class::Table, Class::Super];
+        let classes =
+            [Class::Data, Class::Carrier, Class::Table, Class::Table, Class::Table, Class::Super];
         let class = classes[self.rng.below(6) as usize];
         let of_class = |state: &State, at: &u64| state.classes.get(at) == Some(&class);
-        let mut written: Vec<u64> = self.durable.written().filter(|at| of_class(self, at)).collect();
+        let mut written: Vec<u64> =
+            self.durable.written().filter(|at| of_class(self, at)).collect();
         if written.is_empty() {
             written = self.durable.written().collect();
         }
@@ -231,7 +242,8 @@ impl State {
 
     /// The block at `at` holds `wrong` where it must hold `right`.
     fn wound(&mut self, at: u64, wrong: &[u8; BLOCK_BYTES], right: &[u8; BLOCK_BYTES]) {
-        let sectors = wrong.chunks_exact(SECTOR_BYTES).zip(right.chunks_exact(SECTOR_BYTES)).enumerate();
+        let sectors =
+            wrong.chunks_exact(SECTOR_BYTES).zip(right.chunks_exact(SECTOR_BYTES)).enumerate();
         for (sector, (wrong, _)) in sectors.filter(|(_, (wrong, right))| wrong != right) {
             let mut bytes = [0; SECTOR_BYTES];
             bytes.copy_from_slice(wrong);
@@ -248,7 +260,9 @@ impl State {
     pub(super) fn is_damaged(&self, at: u64) -> bool {
         let holds = |wounds: &Vec<Wound>| {
             let seen = self.seen(at);
-            wounds.iter().any(|wound| seen[wound.sector * SECTOR_BYTES..][..SECTOR_BYTES] == wound.bytes)
+            wounds
+                .iter()
+                .any(|wound| seen[wound.sector * SECTOR_BYTES..][..SECTOR_BYTES] == wound.bytes)
         };
         self.bad.contains(&at) || self.wounds.get(&at).is_some_and(holds)
     }
@@ -278,7 +292,8 @@ impl State {
         if at.0.checked_add(blocks).is_some_and(|end| end <= self.blocks) {
             return Ok(());
         }
-        let message = format!("{what} of {blocks} blocks at {at} on a disk of {} blocks", self.blocks);
+        let message =
+            format!("{what} of {blocks} blocks at {at} on a disk of {} blocks", self.blocks);
         self.abuse.push(message.clone());
         Err(Error::new(Kind::InvalidInput, message))
     }
@@ -294,7 +309,8 @@ impl State {
             self.bad.insert(read.at.0 + hit);
         }
         for at in read.at.0..read.at.0 + n {
-            let once = matches!(fault, Some(Fault::ReadOnce | Fault::MisdirectedRead)) && at == read.at.0 + hit;
+            let once = matches!(fault, Some(Fault::ReadOnce | Fault::MisdirectedRead))
+                && at == read.at.0 + hit;
             self.met_transient |= once;
             if once || self.is_damaged(at) {
                 self.meet(at);
@@ -303,7 +319,13 @@ impl State {
         let bad = self.bad.range(read.at.0..read.at.0 + n).next();
         if fault == Some(Fault::ReadOnce) || bad.is_some() {
             self.read_faults += 1;
-            return Err(Error::new(Kind::Io, format!("read of block {} failed (simulated)", bad.copied().unwrap_or(read.at.0 + hit))));
+            return Err(Error::new(
+                Kind::Io,
+                format!(
+                    "read of block {} failed (simulated)",
+                    bad.copied().unwrap_or(read.at.0 + hit)
+                ),
+            ));
         }
         for (index, block) in read.into.iter_mut().enumerate() {
             let mut at = read.at.0 + index as u64;
@@ -321,11 +343,20 @@ impl State {
 
     /// Another address, most often near.
     pub(super) fn other_than(&mut self, at: u64) -> u64 {
-        let other = if self.rng.percent(70) { (at + self.rng.within(1, 16)) % self.blocks } else { self.rng.below(self.blocks) };
+        let other = if self.rng.percent(70) {
+            (at + self.rng.within(1, 16)) % self.blocks
+        } else {
+            self.rng.below(self.blocks)
+        };
         if other == at { (at + 1) % self.blocks } else { other }
     }
 
-    pub(super) fn write(&mut self, runs: &[Run<'_>], durable: bool, fault: Option<Fault>) -> Result<()> {
+    pub(super) fn write(
+        &mut self,
+        runs: &[Run<'_>],
+        durable: bool,
+        fault: Option<Fault>,
+    ) -> Result<()> {
         let mut blocks = Vec::new();
         for run in runs {
             self.bounds(run.at, run.blocks.len() as u64, "write")?;
@@ -344,7 +375,10 @@ impl State {
         let call = self.calls;
         self.calls += 1;
         let writes = |blocks: &[(u64, Bytes)]| -> Vec<Unflushed> {
-            blocks.iter().map(|(at, bytes)| Unflushed { call, at: *at, bytes: Arc::clone(bytes) }).collect()
+            blocks
+                .iter()
+                .map(|(at, bytes)| Unflushed { call, at: *at, bytes: Arc::clone(bytes) })
+                .collect()
         };
         if let Some(recording) = &mut self.recording {
             let unflushed = self.unflushed.iter().cloned().chain(writes(&blocks)).collect();
@@ -357,10 +391,16 @@ impl State {
             return Err(power_failed());
         }
         match fault {
-            Some(Fault::WriteError | Fault::NoSpaceWrite) => return Err(self.fail_write(&blocks, call, fault)),
+            Some(Fault::WriteError | Fault::NoSpaceWrite) => {
+                return Err(self.fail_write(&blocks, call, fault));
+            }
             Some(Fault::LostWrite) => {
                 let lost = self.rng.below(blocks.len() as u64) as usize;
-                let lost = if self.rng.percent(50) { std::mem::take(&mut blocks) } else { vec![blocks.remove(lost)] };
+                let lost = if self.rng.percent(50) {
+                    std::mem::take(&mut blocks)
+                } else {
+                    vec![blocks.remove(lost)]
+                };
                 for (at, right) in lost {
                     let old = self.seen(at);
                     self.wound(at, &old, &right);
@@ -383,7 +423,8 @@ impl State {
             self.view.set(*at, Arc::clone(bytes));
         }
         if durable {
-            // What was written here before came back before this call began, so it can't come later than it.
+            // What was written here before came back before this call began, so it can't come later
+            // than it.
             let own: BTreeSet<u64> = blocks.iter().map(|(at, _)| *at).collect();
             self.unflushed.retain(|write| !own.contains(&write.at));
             blocks.into_iter().for_each(|(at, bytes)| self.durable.set(at, bytes));
@@ -395,7 +436,8 @@ impl State {
 
     /// True when the host has to find space before the block can be written.
     pub(super) fn needs_space(&self, at: u64) -> bool {
-        self.view.get(at).is_none() && !self.allocated.iter().any(|(first, end)| (*first..*end).contains(&at))
+        self.view.get(at).is_none()
+            && !self.allocated.iter().any(|(first, end)| (*first..*end).contains(&at))
     }
 
     /// Reports a batch that writes one block twice, as its order is not defined.
@@ -407,7 +449,12 @@ impl State {
     }
 
     /// A write that fails leaves any of its blocks old, new or torn.
-    pub(super) fn fail_write(&mut self, blocks: &[(u64, Bytes)], call: u64, fault: Option<Fault>) -> Error {
+    pub(super) fn fail_write(
+        &mut self,
+        blocks: &[(u64, Bytes)],
+        call: u64,
+        fault: Option<Fault>,
+    ) -> Error {
         for (at, bytes) in blocks {
             let mask = match self.rng.below(3) {
                 0 => 0,
@@ -421,7 +468,11 @@ impl State {
             }
         }
         self.failed = true;
-        if fault == Some(Fault::NoSpaceWrite) { host_full() } else { Error::new(Kind::Io, "write failed (simulated)") }
+        if fault == Some(Fault::NoSpaceWrite) {
+            host_full()
+        } else {
+            Error::new(Kind::Io, "write failed (simulated)")
+        }
     }
 
     pub(super) fn flush(&mut self, fault: Option<Fault>) -> Result<()> {

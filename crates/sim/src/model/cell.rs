@@ -35,7 +35,8 @@ pub(super) struct Cell {
     pub(super) recoveries: u64,
     /// Values that a read after a recovery told are not there.
     rejected: Vec<Content>,
-    /// When damage met the store, the durable value was among the newest: it may be gone since then.
+    /// When damage met the store, the durable value was among the newest: it may be gone since
+    /// then.
     pub(super) in_tail: bool,
 }
 
@@ -58,7 +59,12 @@ impl Default for Cell {
 
 impl Cell {
     pub(super) fn push(&mut self, content: Content, ticket: u64, standing: Standing) {
-        if standing == Standing::Maybe && self.later.last().is_some_and(|last| last.content == content && last.standing == standing) {
+        if standing == Standing::Maybe
+            && self
+                .later
+                .last()
+                .is_some_and(|last| last.content == content && last.standing == standing)
+        {
             return;
         }
         self.later.push(Version { ticket, content, standing });
@@ -92,7 +98,10 @@ impl Cell {
 
     /// A read returned `content`, one of [`live`](Cell::live).
     pub(super) fn pin(&mut self, content: Content) {
-        let found = self.later.iter().rposition(|version| version.content == content && version.standing != Standing::Ghost);
+        let found = self
+            .later
+            .iter()
+            .rposition(|version| version.content == content && version.standing != Standing::Ghost);
         for version in self.later.iter_mut().skip(found.map_or(0, |index| index + 1)) {
             version.standing = Standing::Ghost;
         }
@@ -114,7 +123,11 @@ impl Cell {
 
     /// All with `ticket` or a lower one is durable.
     pub(super) fn advance(&mut self, ticket: u64, settled: u64) {
-        let Some(last) = self.later.iter().rposition(|version| version.standing == Standing::Sure && version.ticket <= ticket) else {
+        let Some(last) = self
+            .later
+            .iter()
+            .rposition(|version| version.standing == Standing::Sure && version.ticket <= ticket)
+        else {
             return;
         };
         let gone: Vec<Version> = self.later.drain(..=last).collect();
@@ -125,8 +138,8 @@ impl Cell {
         self.recoveries = 0;
     }
 
-    /// The store was opened again: what survived is durable now, a read will tell what it is. Damage may have cost what became durable
-    /// since `tail`.
+    /// The store was opened again: what survived is durable now, a read will tell what it is.
+    /// Damage may have cost what became durable since `tail`.
     pub(super) fn restart(&mut self, settled: u64, tail: Option<u64>) {
         self.in_tail |= tail.is_some_and(|tail| self.settled >= tail);
         if !self.later.is_empty() {
@@ -157,7 +170,8 @@ impl Cell {
         self.older.contains(&content)
     }
 
-    /// True when `content` could have been there after the last recovery, and a read told that it is not.
+    /// True when `content` could have been there after the last recovery, and a read told that it
+    /// is not.
     pub(super) fn was_rejected(&self, content: Content) -> bool {
         self.rejected.contains(&content)
     }

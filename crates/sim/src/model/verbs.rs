@@ -58,7 +58,8 @@ impl Model {
         }
     }
 
-    /// The verb that was asked for was taken: with a ticket, or durably. `id` is that of the volume.
+    /// The verb that was asked for was taken: with a ticket, or durably. `id` is that of the
+    /// volume.
     ///
     /// # Errors
     /// The id of a new volume was used before.
@@ -81,11 +82,16 @@ impl Model {
 
     /// Shows `verb`, and says how to take it back.
     fn apply(&mut self, verb: Verb, id: VolumeId) -> Result<Undo, Failure> {
-        let gone = |key: Key| Failure::new(Checker::Volumes, format!("the simulation has no volume {key}"));
+        let gone = |key: Key| {
+            Failure::new(Checker::Volumes, format!("the simulation has no volume {key}"))
+        };
         Ok(match verb {
             Verb::Create(name, blocks) => {
                 if !self.used_ids.insert(id) {
-                    return Err(Failure::new(Checker::Volumes, format!("the new volume '{name}' has the id {id}, which was used before")));
+                    return Err(Failure::new(
+                        Checker::Volumes,
+                        format!("the new volume '{name}' has the id {id}, which was used before"),
+                    ));
                 }
                 let key = self.next_key;
                 self.next_key += 1;
@@ -100,7 +106,9 @@ impl Model {
                 let volume = self.volumes.get_mut(&key).ok_or_else(|| gone(key))?;
                 Undo::Rename(key, std::mem::replace(&mut volume.name, name))
             }
-            Verb::Delete(key) => Undo::Delete(key, self.volumes.remove(&key).ok_or_else(|| gone(key))?),
+            Verb::Delete(key) => {
+                Undo::Delete(key, self.volumes.remove(&key).ok_or_else(|| gone(key))?)
+            }
         })
     }
 
@@ -155,7 +163,8 @@ impl Model {
         }
     }
 
-    /// The verb that was asked for did not happen, or not wholly: what it would have dropped may be gone.
+    /// The verb that was asked for did not happen, or not wholly: what it would have dropped may be
+    /// gone.
     fn abandon(&mut self, verb: &Verb) {
         let (key, from) = match verb {
             Verb::Resize(key, blocks) => (key, *blocks),
@@ -172,16 +181,23 @@ impl Model {
     /// # Errors
     /// They differ.
     pub fn compare(&self, found: &[(VolumeId, VolumeInfo)]) -> Result<(), Failure> {
-        let listing: Listing = found.iter().map(|(_, info)| (info.name.clone(), info.size)).collect();
-        if listing == self.listing() { Ok(()) } else { Err(wrong_volumes(&listing, &self.listing(), None)) }
+        let listing: Listing =
+            found.iter().map(|(_, info)| (info.name.clone(), info.size)).collect();
+        if listing == self.listing() {
+            Ok(())
+        } else {
+            Err(wrong_volumes(&listing, &self.listing(), None))
+        }
     }
 
-    /// Compares the store's list of volumes with the model's after a recovery, or after a verb failed, and so learns whether the verb in doubt happened.
+    /// Compares the store's list of volumes with the model's after a recovery, or after a verb
+    /// failed, and so learns whether the verb in doubt happened.
     ///
     /// # Errors
     /// The list is neither that before nor that after the verb.
     pub fn resolve(&mut self, found: &[(VolumeId, VolumeInfo)]) -> Result<(), Failure> {
-        let listing: Listing = found.iter().map(|(_, info)| (info.name.clone(), info.size)).collect();
+        let listing: Listing =
+            found.iter().map(|(_, info)| (info.name.clone(), info.size)).collect();
         let shown = listing == self.listing();
         let mut other = self.clone_catalogue();
         match std::mem::take(&mut self.doubt) {
@@ -190,8 +206,14 @@ impl Model {
             Doubt::Taken(_, undo) if shown => self.happened(&undo),
             Doubt::Clear => return Err(wrong_volumes(&listing, &self.listing(), None)),
             Doubt::Asked(verb) => {
-                let id = |name: &String| found.iter().find(|(_, info)| info.name == *name).map_or(VolumeId(u32::MAX), |(id, _)| *id);
-                let id = if let Verb::Create(name, _) = &verb { id(name) } else { VolumeId::default() };
+                let id = |name: &String| {
+                    found
+                        .iter()
+                        .find(|(_, info)| info.name == *name)
+                        .map_or(VolumeId(u32::MAX), |(id, _)| *id)
+                };
+                let id =
+                    if let Verb::Create(name, _) = &verb { id(name) } else { VolumeId::default() };
                 other.apply(verb.clone(), id)?;
                 if listing != other.listing() {
                     return Err(wrong_volumes(&listing, &self.listing(), Some(&other.listing())));
@@ -209,7 +231,10 @@ impl Model {
         }
         for volume in self.volumes.values() {
             if !found.iter().any(|(id, info)| *id == volume.id && info.name == volume.name) {
-                return Err(Failure::new(Checker::Volumes, format!("volume '{}' no longer has the id {}", volume.name, volume.id)));
+                return Err(Failure::new(
+                    Checker::Volumes,
+                    format!("volume '{}' no longer has the id {}", volume.name, volume.id),
+                ));
             }
         }
         Ok(())
@@ -217,7 +242,12 @@ impl Model {
 
     /// A model with the same volumes and no contents, to try a change on.
     fn clone_catalogue(&self) -> Model {
-        let bare = |volume: &Volume| Volume { id: volume.id, name: volume.name.clone(), blocks: volume.blocks, cells: BTreeMap::new() };
+        let bare = |volume: &Volume| Volume {
+            id: volume.id,
+            name: volume.name.clone(),
+            blocks: volume.blocks,
+            cells: BTreeMap::new(),
+        };
         Model {
             volumes: self.volumes.iter().map(|(key, volume)| (*key, bare(volume))).collect(),
             used_ids: self.used_ids.clone(),
@@ -228,11 +258,17 @@ impl Model {
 
     /// Names and sizes in bytes.
     fn listing(&self) -> Listing {
-        self.volumes.values().map(|volume| (volume.name.clone(), volume.blocks * BLOCK_BYTES as u64)).collect()
+        self.volumes
+            .values()
+            .map(|volume| (volume.name.clone(), volume.blocks * BLOCK_BYTES as u64))
+            .collect()
     }
 }
 
 fn wrong_volumes(found: &Listing, right: &Listing, or: Option<&Listing>) -> Failure {
     let or = or.map_or(String::new(), |or| format!(" or {or:?}"));
-    Failure::new(Checker::Volumes, format!("the store has the volumes {found:?}; right is {right:?}{or}"))
+    Failure::new(
+        Checker::Volumes,
+        format!("the store has the volumes {found:?}; right is {right:?}{or}"),
+    )
 }

@@ -21,7 +21,11 @@ pub(super) fn is_carrier(bytes: &[u8; BLOCK_BYTES], at: u64, superblock: &Superb
 fn carried(bytes: &[u8; BLOCK_BYTES]) -> Option<[u8; BLOCK_BYTES]> {
     let (records, length) = (number::<2>(bytes, 4) as usize, number::<2>(bytes, 6) as usize);
     let end = 80 + 40 * records;
-    if records > 100 || length == 0 || end + length > BLOCK_BYTES || !zero(&bytes[end..BLOCK_BYTES - length]) {
+    if records > 100
+        || length == 0
+        || end + length > BLOCK_BYTES
+        || !zero(&bytes[end..BLOCK_BYTES - length])
+    {
         return None;
     }
     let plain = lz4_flex::block::decompress(&bytes[BLOCK_BYTES - length..], BLOCK_BYTES).ok()?;
@@ -30,7 +34,9 @@ fn carried(bytes: &[u8; BLOCK_BYTES]) -> Option<[u8; BLOCK_BYTES]> {
 
 /// HMAC-SHA-256 (RFC 2104).
 fn hmac(key: &[u8; 32], bytes: &[u8; BLOCK_BYTES]) -> [u8; 32] {
-    let pad = |with: u8| -> Vec<u8> { (0..64).map(|n| key.get(n).copied().unwrap_or(0) ^ with).collect() };
+    let pad = |with: u8| -> Vec<u8> {
+        (0..64).map(|n| key.get(n).copied().unwrap_or(0) ^ with).collect()
+    };
     let inner = sha2::Sha256::new().chain_update(pad(0x36)).chain_update(bytes).finalize();
     sha2::Sha256::new().chain_update(pad(0x5c)).chain_update(inner).finalize().into()
 }
@@ -62,12 +68,22 @@ impl Reader<'_> {
 
     fn look(&mut self, at: u64, inside: bool, prefix: u64, critical: bool) -> Held {
         let block = self.block(at);
-        let bytes = if inside { carried(&block).filter(|_| is_carrier(&block, at, &self.superblock)) } else { Some(block) };
+        let bytes = if inside {
+            carried(&block).filter(|_| is_carrier(&block, at, &self.superblock))
+        } else {
+            Some(block)
+        };
         let turned = if critical { u64::MAX } else { 0 };
         match bytes {
-            Some(bytes) if self.weak || number::<8>(&self.fingerprint(&bytes), 0) ^ turned == prefix => Held::Data(Arc::new(bytes)),
+            Some(bytes)
+                if self.weak || number::<8>(&self.fingerprint(&bytes), 0) ^ turned == prefix =>
+            {
+                Held::Data(Arc::new(bytes))
+            }
             _ => {
-                self.wrong(at, || format!("does not hold what a map names with the prefix {prefix:016x}"));
+                self.wrong(at, || {
+                    format!("does not hold what a map names with the prefix {prefix:016x}")
+                });
                 Held::Dark
             }
         }

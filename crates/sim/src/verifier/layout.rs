@@ -66,25 +66,41 @@ pub(super) struct Listed {
 
 impl Superblock {
     /// The one that counts, or `None` when damage hides it.
-    pub(super) fn choose(image: &Image, damaged: &BTreeSet<u64>) -> Result<Option<Superblock>, String> {
+    pub(super) fn choose(
+        image: &Image,
+        damaged: &BTreeSet<u64>,
+    ) -> Result<Option<Superblock>, String> {
         let mut best: Option<Superblock> = None;
         for (place, at) in PLACES.into_iter().enumerate() {
-            match image.get(at).ok_or("was never written".to_owned()).and_then(|bytes| Superblock::decode(&bytes[..], place as u64)) {
-                Ok(found) if best.as_ref().is_none_or(|best| best.sequence < found.sequence) => best = Some(found),
+            match image
+                .get(at)
+                .ok_or("was never written".to_owned())
+                .and_then(|bytes| Superblock::decode(&bytes[..], place as u64))
+            {
+                Ok(found) if best.as_ref().is_none_or(|best| best.sequence < found.sequence) => {
+                    best = Some(found)
+                }
                 Ok(_) => {}
-                Err(problem) if !damaged.contains(&at) => return Err(format!("superblock at {at}: {problem}")),
+                Err(problem) if !damaged.contains(&at) => {
+                    return Err(format!("superblock at {at}: {problem}"));
+                }
                 Err(_) => {}
             }
         }
         match best {
-            None if PLACES.iter().any(|at| !damaged.contains(at)) => Err("no superblock".to_owned()),
+            None if PLACES.iter().any(|at| !damaged.contains(at)) => {
+                Err("no superblock".to_owned())
+            }
             best => Ok(best),
         }
     }
 
     fn decode(bytes: &[u8], place: u64) -> Result<Superblock, String> {
         let version = if bytes[88] == 5 { 2 } else { 1 };
-        if &bytes[..8] != b"ONEFOLD\0" || number::<4>(bytes, 8) != version || number::<8>(bytes, 16) != checksum(version, bytes, 16) {
+        if &bytes[..8] != b"ONEFOLD\0"
+            || number::<4>(bytes, 8) != version
+            || number::<8>(bytes, 16) != checksum(version, bytes, 16)
+        {
             return Err("its magic, version or checksum is wrong".to_owned());
         }
         let sequence = number::<8>(bytes, 96);
@@ -123,7 +139,9 @@ impl Superblock {
             index_entries: number::<8>(bytes, 376),
             index_bits: number::<4>(bytes, 392),
             leftover_pages: number::<4>(bytes, 396),
-            cuts: cuts.map(|cut| std::array::from_fn(|n| number::<8>(bytes, 400 + 24 * cut + 8 * n))).collect(),
+            cuts: cuts
+                .map(|cut| std::array::from_fn(|n| number::<8>(bytes, 400 + 24 * cut + 8 * n)))
+                .collect(),
             scheme: number::<8>(bytes, 1168),
             inexact: number::<8>(bytes, 1184) == 1,
         })
@@ -131,7 +149,8 @@ impl Superblock {
 
     /// The first block behind what is fixed.
     pub(super) fn first(&self) -> u64 {
-        (LIST + 2 * self.list_pages + 2 * self.leftover_pages).div_ceil(self.zone_blocks) * self.zone_blocks
+        (LIST + 2 * self.list_pages + 2 * self.leftover_pages).div_ceil(self.zone_blocks)
+            * self.zone_blocks
     }
 
     /// The end of the zones.
@@ -142,22 +161,47 @@ impl Superblock {
     /// What it says that can't be.
     pub(super) fn plausible(&self) -> Vec<String> {
         let least = |pages: u64, most: u64| pages.clamp(1, most);
-        // A store has as many leftover pages as its blocks, which may be a few more than those of its zones, ask for.
-        let leftover = least(self.end() / 64, 16_384)..=least((self.end() + self.zone_blocks) / 64, 16_384);
+        // A store has as many leftover pages as its blocks, which may be a few more than those of
+        // its zones, ask for.
+        let leftover =
+            least(self.end() / 64, 16_384)..=least((self.end() + self.zone_blocks) / 64, 16_384);
         let conditions = [
-            ((16..=1024).contains(&self.zone_blocks) && self.zone_blocks.is_power_of_two(), "the size of its zones"),
-            (self.list_pages == (self.zones / 4).div_ceil(28).clamp(1, 74), "the pages of the zone list"),
-            (if self.table { leftover.contains(&self.leftover_pages) } else { self.leftover_pages == 0 }, "the leftover pages"),
+            (
+                (16..=1024).contains(&self.zone_blocks) && self.zone_blocks.is_power_of_two(),
+                "the size of its zones",
+            ),
+            (
+                self.list_pages == (self.zones / 4).div_ceil(28).clamp(1, 74),
+                "the pages of the zone list",
+            ),
+            (
+                if self.table {
+                    leftover.contains(&self.leftover_pages)
+                } else {
+                    self.leftover_pages == 0
+                },
+                "the leftover pages",
+            ),
             (self.end() <= 1 << 40, "its end"),
             ((1..=5).contains(&self.fingerprint), "its fingerprint"),
             (self.committed == self.durable, "windows that no table holds after a clean shutdown"),
-            (self.durable <= self.last_window && self.last_window < 1 << 44, "the number of the last window"),
+            (
+                self.durable <= self.last_window && self.last_window < 1 << 44,
+                "the number of the last window",
+            ),
             (self.used_zones <= self.zones, "the zones that were used"),
             (self.cuts.iter().all(|cut| cut[0] < self.epoch && cut[1] < cut[2]), "its cuts"),
-            (self.roots.iter().all(|root| root.1 <= 9 && (root.1 == 0) == root.0.is_none()), "a root"),
+            (
+                self.roots.iter().all(|root| root.1 <= 9 && (root.1 == 0) == root.0.is_none()),
+                "a root",
+            ),
             (self.scheme <= 4 && (!self.inexact || self.scheme == IN_PLACE), "its scheme"),
         ];
-        conditions.into_iter().filter(|condition| !condition.0).map(|(_, what)| format!("superblock: {what} can't be")).collect()
+        conditions
+            .into_iter()
+            .filter(|condition| !condition.0)
+            .map(|(_, what)| format!("superblock: {what} can't be"))
+            .collect()
     }
 }
 
@@ -196,9 +240,13 @@ impl Reader<'_> {
         for entry in bytes[64..].chunks_exact(144).filter(|entry| entry[7] != 0) {
             let (zone, generation) = (number::<7>(entry, 0), number::<8>(entry, 8));
             let marks = (entry[7] == 2).then(|| part(entry, 16));
-            let zones = self.superblock.first() / self.superblock.zone_blocks..self.superblock.zones;
+            let zones =
+                self.superblock.first() / self.superblock.zone_blocks..self.superblock.zones;
             if entry[7] > 2 || !zones.contains(&zone) || generation >= self.superblock.generation {
-                self.problem(format!("the zone list has zone {zone}, generation {generation}, state {}", entry[7]));
+                self.problem(format!(
+                    "the zone list has zone {zone}, generation {generation}, state {}",
+                    entry[7]
+                ));
             } else if listed.insert(zone, Listed { generation, marks }).is_some() {
                 self.problem(format!("the zone list has zone {zone} twice"));
             }
@@ -215,7 +263,9 @@ impl Reader<'_> {
                     continue;
                 }
                 let bytes = self.block(at);
-                if blocks::is_carrier(&bytes, at, &self.superblock) && number::<8>(&bytes, 24) == entry.generation {
+                if blocks::is_carrier(&bytes, at, &self.superblock)
+                    && number::<8>(&bytes, 24) == entry.generation
+                {
                     self.uncommitted(at, number::<4>(&bytes, 16), number::<8>(&bytes, 40));
                 }
             }
@@ -228,7 +278,10 @@ impl Reader<'_> {
             None => epoch == self.superblock.epoch,
         };
         if counts && window > self.superblock.committed {
-            self.problem(format!("block {at}: a carrier of window {window}, after a clean shutdown at {}", self.superblock.committed));
+            self.problem(format!(
+                "block {at}: a carrier of window {window}, after a clean shutdown at {}",
+                self.superblock.committed
+            ));
         }
     }
 }

@@ -1,7 +1,9 @@
-//! A second reading of `docs/format.md`: what a store that was shut down cleanly holds, and whether its metadata agrees with itself.
+//! A second reading of `docs/format.md`: what a store that was shut down cleanly holds, and whether
+//! its metadata agrees with itself.
 //!
-//! It was written from the document alone, and shares no code with the engine nor with the product's `check`: a mistake that these two share shows
-//! here. It is told which blocks of the disk are damaged; what it can't know because of them it leaves out, and all else must be right.
+//! It was written from the document alone, and shares no code with the engine nor with the
+//! product's `check`: a mistake that these two share shows here. It is told which blocks of the
+//! disk are damaged; what it can't know because of them it leaves out, and all else must be right.
 //!
 //! *Invariant:* nothing here uses `onefold-block`, and of `onefold-core` only the size of a block.
 
@@ -71,7 +73,8 @@ pub struct Reading {
     pub hidden: BTreeSet<u64>,
 }
 
-/// Reads the store on `image`, of which the blocks of `damaged` may hold anything. Fingerprints are not compared when they are `weak`.
+/// Reads the store on `image`, of which the blocks of `damaged` may hold anything. Fingerprints are
+/// not compared when they are `weak`.
 #[must_use]
 pub fn read(image: &Image, damaged: &BTreeSet<u64>, weak: bool) -> Reading {
     let mut reading = Reading::default();
@@ -100,7 +103,8 @@ struct Reader<'a> {
     hidden: BTreeSet<u64>,
     /// Blocks that hold pages, and which.
     pages: BTreeMap<u64, String>,
-    /// Map entries that name a block: how many, whether they say that it is in a carrier, and the prefix that they have.
+    /// Map entries that name a block: how many, whether they say that it is in a carrier, and the
+    /// prefix that they have.
     links: BTreeMap<u64, Link>,
     /// A page of a map, or of the catalogue, is hidden: there may be more links, and more pages.
     maps_hidden: bool,
@@ -119,7 +123,12 @@ struct Link {
 }
 
 impl<'a> Reader<'a> {
-    fn new(image: &'a Image, damaged: &'a BTreeSet<u64>, weak: bool, superblock: Superblock) -> Reader<'a> {
+    fn new(
+        image: &'a Image,
+        damaged: &'a BTreeSet<u64>,
+        weak: bool,
+        superblock: Superblock,
+    ) -> Reader<'a> {
         Reader {
             image,
             damaged,

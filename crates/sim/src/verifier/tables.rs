@@ -50,7 +50,12 @@ impl Reader<'_> {
         let leaves = self.table(6, DISCARDS);
         self.maps_hidden |= !leaves.hidden.is_empty();
         let mut all = Vec::new();
-        for entry in leaves.found.iter().flat_map(|leaf| leaf.body.chunks_exact(32)).filter(|entry| !zero(entry)) {
+        for entry in leaves
+            .found
+            .iter()
+            .flat_map(|leaf| leaf.body.chunks_exact(32))
+            .filter(|entry| !zero(entry))
+        {
             all.push(Discard {
                 volume: number::<4>(entry, 0),
                 first: number::<8>(entry, 8),
@@ -59,7 +64,11 @@ impl Reader<'_> {
             });
         }
         if leaves.hidden.is_empty() && all.len() as u64 != self.superblock.discards {
-            self.problem(format!("{} pending discards, and the superblock says {}", all.len(), self.superblock.discards));
+            self.problem(format!(
+                "{} pending discards, and the superblock says {}",
+                all.len(),
+                self.superblock.discards
+            ));
         }
         all
     }
@@ -69,20 +78,36 @@ impl Reader<'_> {
         let leaves = self.table(5, CATALOGUE);
         let whole = leaves.hidden.is_empty() && !self.maps_hidden;
         self.maps_hidden |= !whole;
-        let entries: Vec<Entry> =
-            leaves.found.iter().flat_map(|leaf| leaf.body.chunks_exact(504)).filter(|entry| !zero(entry)).map(Entry::decode).collect();
+        let entries: Vec<Entry> = leaves
+            .found
+            .iter()
+            .flat_map(|leaf| leaf.body.chunks_exact(504))
+            .filter(|entry| !zero(entry))
+            .map(Entry::decode)
+            .collect();
         if whole && entries.len() as u64 != self.superblock.volumes {
-            self.problem(format!("{} volumes, and the superblock says {}", entries.len(), self.superblock.volumes));
+            self.problem(format!(
+                "{} volumes, and the superblock says {}",
+                entries.len(),
+                self.superblock.volumes
+            ));
         }
         if entries.windows(2).any(|two| two[0].number >= two[1].number)
             || entries.last().is_some_and(|last| last.number >= self.superblock.next_volume)
         {
-            self.problem("the volumes are not in the order of their numbers, or beyond the next one".to_owned());
+            self.problem(
+                "the volumes are not in the order of their numbers, or beyond the next one"
+                    .to_owned(),
+            );
         }
         let mut mapped = 0;
-        let volumes: Vec<Volume> = entries.iter().filter_map(|entry| self.volume(entry, discards, &mut mapped)).collect();
+        let volumes: Vec<Volume> =
+            entries.iter().filter_map(|entry| self.volume(entry, discards, &mut mapped)).collect();
         if !self.maps_hidden && self.exact() && mapped != self.superblock.mapped {
-            self.problem(format!("{mapped} mapped blocks, and the superblock says {}", self.superblock.mapped));
+            self.problem(format!(
+                "{mapped} mapped blocks, and the superblock says {}",
+                self.superblock.mapped
+            ));
         }
         whole.then_some(volumes)
     }
@@ -101,12 +126,18 @@ impl Reader<'_> {
             name: entry.name.clone(),
             blocks: entry.blocks,
             held: BTreeMap::new(),
-            dark: leaves.hidden.iter().map(|&(first, end)| (first * 288, end.saturating_mul(288))).collect(),
+            dark: leaves
+                .hidden
+                .iter()
+                .map(|&(first, end)| (first * 288, end.saturating_mul(288)))
+                .collect(),
         };
         for leaf in &leaves.found {
             for (lba, bytes) in (leaf.number * 288..).zip(leaf.body.chunks_exact(14)) {
                 let gone = |discard: &Discard| {
-                    discard.volume == entry.number && (discard.first..discard.end).contains(&lba) && discard.window > leaf.birth
+                    discard.volume == entry.number
+                        && (discard.first..discard.end).contains(&lba)
+                        && discard.window > leaf.birth
                 };
                 self.map_entry(entry, &mut volume, lba, bytes, discards.iter().any(gone), mapped);
             }
@@ -114,11 +145,22 @@ impl Reader<'_> {
         (!entry.name.is_empty()).then_some(volume)
     }
 
-    fn map_entry(&mut self, entry: &Entry, volume: &mut Volume, lba: u64, bytes: &[u8], gone: bool, mapped: &mut u64) {
+    fn map_entry(
+        &mut self,
+        entry: &Entry,
+        volume: &mut Volume,
+        lba: u64,
+        bytes: &[u8],
+        gone: bool,
+        mapped: &mut u64,
+    ) {
         let (kind, at, prefix) = (bytes[0], number::<5>(bytes, 1), number::<8>(bytes, 6));
         if kind == 0 || kind == 3 {
             if !zero(&bytes[1..]) {
-                self.problem(format!("block {lba} of volume {} is kind {kind} and has an address", entry.number));
+                self.problem(format!(
+                    "block {lba} of volume {} is kind {kind} and has an address",
+                    entry.number
+                ));
             }
             return;
         }
@@ -133,7 +175,10 @@ impl Reader<'_> {
         link.count += 1;
         let agrees = link.carried == carried && link.prefix == prefix;
         if !agrees {
-            self.problem(format!("block {lba} of volume {} and another name block {at} differently", entry.number));
+            self.problem(format!(
+                "block {lba} of volume {} and another name block {at} differently",
+                entry.number
+            ));
         }
         if gone {
             return;
@@ -150,7 +195,10 @@ impl Reader<'_> {
         let leaves = self.table(7, INDEX);
         let entries: u64 = leaves.found.iter().map(|leaf| number::<2>(&leaf.body, 0)).sum();
         if leaves.hidden.is_empty() && entries != self.superblock.index_entries {
-            self.problem(format!("{entries} entries of the index, and the superblock says {}", self.superblock.index_entries));
+            self.problem(format!(
+                "{entries} entries of the index, and the superblock says {}",
+                self.superblock.index_entries
+            ));
         }
         if leaves.found.iter().any(|leaf| leaf.number >> self.superblock.index_bits.min(63) != 0) {
             self.problem("the index has pages that no hash names".to_owned());
@@ -170,7 +218,8 @@ impl Reader<'_> {
         }
         let mut counts = BTreeMap::new();
         for leaf in &references.found {
-            let entries = (leaf.number * 1008..).zip(leaf.body.chunks_exact(4).map(|entry| number::<4>(entry, 0)));
+            let entries = (leaf.number * 1008..)
+                .zip(leaf.body.chunks_exact(4).map(|entry| number::<4>(entry, 0)));
             counts.extend(entries.filter(|&(_, entry)| entry & MANY != 0));
         }
         Usage { counts, references, fingerprints, zones, used }
@@ -191,10 +240,16 @@ impl Reader<'_> {
         }
         self.fingerprints(&usage.fingerprints);
         self.free(usage, listed, in_place);
-        if usage.references.hidden.is_empty() && !self.maps_hidden && self.exact() && self.links.len() as u64 != self.superblock.referenced
+        if usage.references.hidden.is_empty()
+            && !self.maps_hidden
+            && self.exact()
+            && self.links.len() as u64 != self.superblock.referenced
         {
             let said = self.superblock.referenced;
-            self.problem(format!("{} blocks with references, and the superblock says {said}", self.links.len()));
+            self.problem(format!(
+                "{} blocks with references, and the superblock says {said}",
+                self.links.len()
+            ));
         }
     }
 
@@ -211,13 +266,17 @@ impl Reader<'_> {
             self.problem(format!("block {at} counts {count}, and has {links} with its own"));
         }
         if carried != link.carried {
-            self.problem(format!("references and maps differ in whether block {at} is in a carrier"));
+            self.problem(format!(
+                "references and maps differ in whether block {at} is in a carrier"
+            ));
         }
     }
 
-    /// Each block that is named has the fingerprint of its content; with leaves in place it may have none.
+    /// Each block that is named has the fingerprint of its content; with leaves in place it may
+    /// have none.
     fn fingerprints(&mut self, leaves: &Leaves) {
-        let by_number: BTreeMap<u64, &Leaf> = leaves.found.iter().map(|leaf| (leaf.number, leaf)).collect();
+        let by_number: BTreeMap<u64, &Leaf> =
+            leaves.found.iter().map(|leaf| (leaf.number, leaf)).collect();
         for (at, link) in self.links.clone() {
             let Some(Held::Data(bytes)) = self.contents.get(&at) else { continue };
             if self.weak || leaves.hides(at / 252) {
@@ -229,9 +288,12 @@ impl Reader<'_> {
             }
             let offset = (at % 252 * 16) as usize;
             let leaf = by_number.get(&(at / 252)).filter(|leaf| leaf.whole(offset, 16));
-            let kept: [u8; 16] = leaf.map_or([0; 16], |leaf| super::layout::part(&leaf.body, offset));
+            let kept: [u8; 16] =
+                leaf.map_or([0; 16], |leaf| super::layout::part(&leaf.body, offset));
             if kept != right && !(self.superblock.scheme == IN_PLACE && zero(&kept)) {
-                self.problem(format!("block {at} has a fingerprint that is not that of its content"));
+                self.problem(format!(
+                    "block {at} has a fingerprint that is not that of its content"
+                ));
             }
         }
     }
@@ -240,16 +302,25 @@ impl Reader<'_> {
     fn free(&mut self, usage: &Usage, listed: &BTreeMap<u64, Listed>, in_place: bool) {
         let zone_blocks = self.superblock.zone_blocks;
         let hidden = |at: u64| usage.zones.hides(at / zone_blocks / 31);
-        let counts = |at: u64| in_place && usage.counts.get(&at).is_some_and(|entry| entry & MANY > 0);
-        let is_used = |at: u64| usage.used.contains(&at) || counts(at) && listed.contains_key(&(at / zone_blocks));
+        let counts =
+            |at: u64| in_place && usage.counts.get(&at).is_some_and(|entry| entry & MANY > 0);
+        let is_used = |at: u64| {
+            usage.used.contains(&at) || counts(at) && listed.contains_key(&(at / zone_blocks))
+        };
         let named = self.links.keys().chain(self.pages.keys()).copied();
         let free: Vec<u64> = named.filter(|&at| !is_used(at) && !hidden(at)).collect();
-        free.iter().for_each(|at| self.problem(format!("block {at} is named, and the zone table has it as free")));
+        free.iter().for_each(|at| {
+            self.problem(format!("block {at} is named, and the zone table has it as free"))
+        });
         for &at in &usage.used {
             let known = self.links.contains_key(&at) || self.pages.contains_key(&at) || counts(at);
             if at < self.superblock.first() || at >= self.superblock.used_zones * zone_blocks {
                 self.problem(format!("block {at} is used, outside of the zones that were used"));
-            } else if !(known || self.maps_hidden || self.pages_hidden || in_place && usage.references.hides(at / 1008)) {
+            } else if !(known
+                || self.maps_hidden
+                || self.pages_hidden
+                || in_place && usage.references.hides(at / 1008))
+            {
                 self.problem(format!("block {at} is used, and nothing names it"));
             }
         }
@@ -260,8 +331,15 @@ impl Reader<'_> {
                 self.problem(format!("block {at} counts {}, and no map names it", entry & MANY));
             }
         }
-        if usage.zones.hidden.is_empty() && self.exact() && usage.used.len() as u64 != self.superblock.used {
-            self.problem(format!("{} blocks in use, and the superblock says {}", usage.used.len(), self.superblock.used));
+        if usage.zones.hidden.is_empty()
+            && self.exact()
+            && usage.used.len() as u64 != self.superblock.used
+        {
+            self.problem(format!(
+                "{} blocks in use, and the superblock says {}",
+                usage.used.len(),
+                self.superblock.used
+            ));
         }
     }
 }
@@ -274,7 +352,11 @@ impl Entry {
             name: String::from_utf8_lossy(&bytes[40..40 + name.min(255)]).into_owned(),
             blocks: number::<8>(bytes, 8),
             top: (Pointer::decode(&bytes[16..40]), u64::from(bytes[4])),
-            critical: bytes[296..].chunks_exact(16).take(ranges).map(|range| (number::<8>(range, 0), number::<8>(range, 8))).collect(),
+            critical: bytes[296..]
+                .chunks_exact(16)
+                .take(ranges)
+                .map(|range| (number::<8>(range, 0), number::<8>(range, 8)))
+                .collect(),
         }
     }
 }

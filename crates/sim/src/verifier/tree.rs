@@ -21,7 +21,11 @@ pub(super) struct Pointer {
 
 impl Pointer {
     pub(super) fn decode(bytes: &[u8]) -> Pointer {
-        Pointer { at: number::<8>(bytes, 0), birth: number::<8>(bytes, 8), sum: number::<8>(bytes, 16) }
+        Pointer {
+            at: number::<8>(bytes, 0),
+            birth: number::<8>(bytes, 8),
+            sum: number::<8>(bytes, 16),
+        }
     }
 
     pub(super) fn is_none(&self) -> bool {
@@ -41,7 +45,8 @@ pub(super) struct Leaf {
 impl Leaf {
     /// True when the bytes of a range of the body are of one version.
     pub(super) fn whole(&self, from: usize, bytes: usize) -> bool {
-        self.versions.is_none_or(|versions| versions[from / 504] == versions[(from + bytes - 1) / 504])
+        self.versions
+            .is_none_or(|versions| versions[from / 504] == versions[(from + bytes - 1) / 504])
     }
 }
 
@@ -75,10 +80,24 @@ impl Reader<'_> {
         leaves
     }
 
-    fn descend(&mut self, table: Table, pointer: Pointer, level: u64, page: u64, leaves: &mut Leaves) {
-        let what = format!("page {page} of level {level} of table {}, volume {}", table.number, table.volume);
+    fn descend(
+        &mut self,
+        table: Table,
+        pointer: Pointer,
+        level: u64,
+        page: u64,
+        leaves: &mut Leaves,
+    ) {
+        let what = format!(
+            "page {page} of level {level} of table {}, volume {}",
+            table.number, table.volume
+        );
         self.take_page(pointer.at, &what);
-        let read = if pointer.birth & PLACED != 0 && level == 0 && (1..=3).contains(&table.number) && self.superblock.scheme == IN_PLACE {
+        let read = if pointer.birth & PLACED != 0
+            && level == 0
+            && (1..=3).contains(&table.number)
+            && self.superblock.scheme == IN_PLACE
+        {
             self.leaf_in_place(table, pointer, page)
         } else {
             self.page(table, pointer, level, page).map(|body| (body, None))
@@ -91,7 +110,12 @@ impl Reader<'_> {
             return;
         };
         if level == 0 {
-            leaves.found.push(Leaf { number: page, birth: pointer.birth & !PLACED, body, versions });
+            leaves.found.push(Leaf {
+                number: page,
+                birth: pointer.birth & !PLACED,
+                body,
+                versions,
+            });
             return;
         }
         for (n, child) in (0..FANOUT).zip(body.chunks_exact(24).map(Pointer::decode)) {
@@ -129,16 +153,30 @@ impl Reader<'_> {
         right.then(|| bytes[64..].to_vec())
     }
 
-    fn leaf_in_place(&self, table: Table, pointer: Pointer, page: u64) -> Option<(Vec<u8>, Option<[u64; 8]>)> {
+    fn leaf_in_place(
+        &self,
+        table: Table,
+        pointer: Pointer,
+        page: u64,
+    ) -> Option<(Vec<u8>, Option<[u64; 8]>)> {
         let bytes = self.block(pointer.at);
         let (mut body, mut versions) = (Vec::with_capacity(BODY), [0; 8]);
         let life = pointer.sum;
         for (n, sector) in bytes.chunks_exact(512).enumerate() {
-            let (part, version, sum) = (&sector[..504], number::<3>(sector, 504), number::<5>(sector, 507));
+            let (part, version, sum) =
+                (&sector[..504], number::<3>(sector, 504), number::<5>(sector, 507));
             let id = number::<8>(&self.superblock.id, 0);
-            let identity =
-                [id, table.number, table.volume, page, pointer.at, pointer.birth & !PLACED ^ life << 44, (n as u64) << 32 | version];
-            let identity: Vec<u8> = identity.iter().flat_map(|number| number.to_le_bytes()).collect();
+            let identity = [
+                id,
+                table.number,
+                table.volume,
+                page,
+                pointer.at,
+                pointer.birth & !PLACED ^ life << 44,
+                (n as u64) << 32 | version,
+            ];
+            let identity: Vec<u8> =
+                identity.iter().flat_map(|number| number.to_le_bytes()).collect();
             let seed = twox_hash::XxHash3_64::oneshot_with_seed(self.superblock.key, &identity);
             if twox_hash::XxHash3_64::oneshot_with_seed(seed, part) & 0xff_ffff_ffff != sum {
                 return None;

@@ -1,5 +1,5 @@
-//! A toy store for the simulator's own tests: a log in two halves, all contents in memory. Small enough to be right at sight, and
-//! with bugs that can be planted.
+//! A toy store for the simulator's own tests: a log in two halves, all contents in memory. Small
+//! enough to be right at sight, and with bugs that can be planted.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,8 +7,8 @@ use std::{
 };
 
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, BlockRef, Class, Clock, Disk, Error, Extent, ExtentKind, Kind, Pba, Read, Result, Run, Ticket, VolumeId,
-    VolumeInfo, checksum,
+    BLOCK_BYTES, Block, BlockRead, BlockRef, Class, Clock, Disk, Error, Extent, ExtentKind, Kind,
+    Pba, Read, Result, Run, Ticket, VolumeId, VolumeInfo, checksum,
 };
 use onefold_sim::{
     VirtualDisk,
@@ -86,7 +86,8 @@ fn read(disk: &dyn Disk, at: u64, n: u64) -> Result<Vec<u8>> {
 fn write(disk: &dyn Disk, at: u64, bytes: &[u8]) -> Result<()> {
     let mut blocks = Block::zeroed_vec(bytes.len().div_ceil(BLOCK_BYTES));
     onefold_core::block::bytes_mut(&mut blocks)[..bytes.len()].copy_from_slice(bytes);
-    let refs: Vec<BlockRef<'_>> = blocks.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
+    let refs: Vec<BlockRef<'_>> =
+        blocks.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
     disk.write(&[Run { at: Pba(at), blocks: &refs }])
 }
 
@@ -99,7 +100,9 @@ fn write_super(disk: &dyn Disk, epoch: u64, half: u64) -> Result<()> {
 
 fn read_super(disk: &dyn Disk) -> Result<(u64, u64)> {
     let both = [read(disk, 0, 1)?, read(disk, 1, 1)?];
-    let whole = both.iter().filter(|bytes| number(bytes, 0) == MAGIC && number(bytes, 24) == checksum::fast(2, &bytes[..24]));
+    let whole = both.iter().filter(|bytes| {
+        number(bytes, 0) == MAGIC && number(bytes, 24) == checksum::fast(2, &bytes[..24])
+    });
     whole.map(|bytes| (number(bytes, 8), number(bytes, 16))).max().ok_or(corrupt("no superblock"))
 }
 
@@ -127,10 +130,18 @@ fn frame(chain: u64, epoch: u64, changes: &[Change]) -> (Vec<u8>, u64) {
 impl State {
     fn apply(&mut self, change: &Change) {
         match change {
-            Change::Put(volume, lba, data) if data[..] == [0; BLOCK_BYTES] => drop(self.map.remove(&(*volume, *lba))),
-            Change::Put(volume, lba, data) => drop(self.map.insert((*volume, *lba), Arc::clone(data))),
+            Change::Put(volume, lba, data) if data[..] == [0; BLOCK_BYTES] => {
+                drop(self.map.remove(&(*volume, *lba)))
+            }
+            Change::Put(volume, lba, data) => {
+                drop(self.map.insert((*volume, *lba), Arc::clone(data)))
+            }
             Change::Clear(volume, first, end) => {
-                let gone: Vec<(u32, u64)> = self.map.range((*volume, *first)..(*volume, *end)).map(|(key, _)| *key).collect();
+                let gone: Vec<(u32, u64)> = self
+                    .map
+                    .range((*volume, *first)..(*volume, *end))
+                    .map(|(key, _)| *key)
+                    .collect();
                 self.lost += if self.bug == Some(SPACE_LOST) { gone.len() } else { 0 };
                 gone.iter().for_each(|key| drop(self.map.remove(key)));
             }
@@ -138,7 +149,9 @@ impl State {
                 let mut words = text.split(' ');
                 self.next_id = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
                 let rest: Vec<&str> = words.collect();
-                let row = |row: &[&str]| Some((row[0].parse().ok()?, (row[1].to_owned(), row[2].parse().ok()?)));
+                let row = |row: &[&str]| {
+                    Some((row[0].parse().ok()?, (row[1].to_owned(), row[2].parse().ok()?)))
+                };
                 self.names = rest.chunks_exact(3).filter_map(row).collect();
             }
         }
@@ -170,7 +183,11 @@ impl State {
         self.epoch += 1;
         (self.at, self.chain) = (2 + self.half * half_blocks(disk), self.epoch);
         let mut all = vec![self.catalogue()];
-        all.extend(self.map.iter().map(|((volume, lba), data)| Change::Put(*volume, *lba, Arc::clone(data))));
+        all.extend(
+            self.map
+                .iter()
+                .map(|((volume, lba), data)| Change::Put(*volume, *lba, Arc::clone(data))),
+        );
         self.append(disk, &all)?;
         if self.bug != Some(SUPER_TOO_EARLY) {
             disk.flush()?;
@@ -194,7 +211,9 @@ impl State {
             }
             let all = read(disk, self.at, blocks)?;
             let body = &all[40..40 + bytes as usize];
-            if sum != checksum::fast(checksum::fast(3, &head[..32]), body) && self.bug != Some(TORN_BELIEVED) {
+            if sum != checksum::fast(checksum::fast(3, &head[..32]), body)
+                && self.bug != Some(TORN_BELIEVED)
+            {
                 break;
             }
             self.replay_frame(body);
@@ -212,8 +231,14 @@ impl State {
             let data = body.get(at..at + if kind == 2 { 0 } else { b as usize }).unwrap_or(&[]);
             at += data.len();
             match kind {
-                1 => self.apply(&Change::Put(volume as u32, a, Arc::new(data.try_into().unwrap_or([0; BLOCK_BYTES])))),
-                2 if self.bug == Some(TRIM_OVER_WRITE) => late.push(Change::Clear(volume as u32, a, b)),
+                1 => self.apply(&Change::Put(
+                    volume as u32,
+                    a,
+                    Arc::new(data.try_into().unwrap_or([0; BLOCK_BYTES])),
+                )),
+                2 if self.bug == Some(TRIM_OVER_WRITE) => {
+                    late.push(Change::Clear(volume as u32, a, b))
+                }
                 2 => self.apply(&Change::Clear(volume as u32, a, b)),
                 _ => self.apply(&Change::Catalogue(String::from_utf8_lossy(data).into_owned())),
             }
@@ -255,7 +280,10 @@ impl State {
                 }
                 self.durable = self.written.drain(..).next_back().unwrap_or(self.durable);
             }
-            Step::Checkpoint if self.room(disk) < half_blocks(disk) / 4 && self.map.len() as u64 <= half_blocks(disk) / 2 => {
+            Step::Checkpoint
+                if self.room(disk) < half_blocks(disk) / 4
+                    && self.map.len() as u64 <= half_blocks(disk) / 2 =>
+            {
                 self.compact(disk)?;
             }
             _ => return Ok(false),
@@ -273,22 +301,37 @@ impl Toy {
         }
         let result = with(&mut state);
         if let Err(error) = &result
-            && !matches!(error.kind(), Kind::Busy | Kind::NoSpace | Kind::InvalidInput | Kind::NotFound | Kind::Exists)
+            && !matches!(
+                error.kind(),
+                Kind::Busy | Kind::NoSpace | Kind::InvalidInput | Kind::NotFound | Kind::Exists
+            )
         {
             state.failed = Some(error.clone());
         }
         result
     }
 
-    fn change(&self, volume: VolumeId, offset: u64, bytes: u64, data: Option<&[u8]>) -> Result<Ticket> {
+    fn change(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        data: Option<&[u8]>,
+    ) -> Result<Ticket> {
         let budget = half_blocks(&*self.disk) as usize / 2;
         self.guard(|state| {
-            let size = state.names.get(&volume.0).ok_or(Error::new(Kind::NotFound, "no such volume"))?.1;
-            let end = offset.checked_add(bytes).filter(|end| *end <= size).ok_or(Error::new(Kind::InvalidInput, "beyond the end"))?;
+            let size =
+                state.names.get(&volume.0).ok_or(Error::new(Kind::NotFound, "no such volume"))?.1;
+            let end = offset
+                .checked_add(bytes)
+                .filter(|end| *end <= size)
+                .ok_or(Error::new(Kind::InvalidInput, "beyond the end"))?;
             if state.closed.len() > 8 {
                 return Err(Error::new(Kind::Busy, "too many windows"));
             }
-            if data.is_some() && state.map.len() + state.lost + bytes as usize / BLOCK_BYTES + 2 > budget {
+            if data.is_some()
+                && state.map.len() + state.lost + bytes as usize / BLOCK_BYTES + 2 > budget
+            {
                 return Err(Error::new(Kind::NoSpace, "full"));
             }
             let (first, last) = (offset.div_ceil(BLOCK), end / BLOCK);
@@ -300,11 +343,13 @@ impl Toy {
                 if data.is_none() && (first..last).contains(&lba) {
                     continue;
                 }
-                let mut block = state.map.get(&(volume.0, lba)).map_or([0; BLOCK_BYTES], |block| **block);
+                let mut block =
+                    state.map.get(&(volume.0, lba)).map_or([0; BLOCK_BYTES], |block| **block);
                 let (from, to) = (offset.max(lba * BLOCK), end.min((lba + 1) * BLOCK));
                 let part = &mut block[(from - lba * BLOCK) as usize..(to - lba * BLOCK) as usize];
                 match data {
-                    Some(data) => part.copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]),
+                    Some(data) => part
+                        .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]),
                     None => part.fill(0),
                 }
                 changes.push(Change::Put(volume.0, lba, Arc::new(block)));
@@ -326,7 +371,11 @@ impl Toy {
 }
 
 fn taken(state: &State, name: &str) -> Result<()> {
-    if state.names.values().any(|row| row.0 == name) { Err(Error::new(Kind::Exists, "the name is taken")) } else { Ok(()) }
+    if state.names.values().any(|row| row.0 == name) {
+        Err(Error::new(Kind::Exists, "the name is taken"))
+    } else {
+        Ok(())
+    }
 }
 
 impl Subject for Toy {
@@ -345,7 +394,8 @@ impl Subject for Toy {
 
     fn format(disk: &dyn Disk, _options: &StoreOptions) -> Result<()> {
         disk.allocate(Pba(0), disk.blocks())?;
-        let mut state = State { epoch: read_super(disk).map_or(0, |before| before.0 + 1), ..State::default() };
+        let mut state =
+            State { epoch: read_super(disk).map_or(0, |before| before.0 + 1), ..State::default() };
         state.compact(disk)
     }
 
@@ -356,7 +406,8 @@ impl Subject for Toy {
         let mut state = State { bug: options.bug, ticket: 1, ..State::default() };
         state.replay(&*disk)?;
         if options.bug != Some(RECOVERY_UNFLUSHED) {
-            // A new life begins in the other half, so that nothing left of the old log can follow it.
+            // A new life begins in the other half, so that nothing left of the old log can follow
+            // it.
             disk.flush()?;
             state.compact(&*disk)?;
         }
@@ -365,7 +416,13 @@ impl Subject for Toy {
 
     fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>> {
         let state = self.state.lock();
-        Ok(state.names.iter().map(|(id, (name, size))| (VolumeId(*id), VolumeInfo { name: name.clone(), size: *size })).collect())
+        Ok(state
+            .names
+            .iter()
+            .map(|(id, (name, size))| {
+                (VolumeId(*id), VolumeInfo { name: name.clone(), size: *size })
+            })
+            .collect())
     }
 
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
@@ -408,7 +465,13 @@ impl Subject for Toy {
         delete.map(|done| done.1)
     }
 
-    fn write(&self, volume: VolumeId, offset: u64, data: &[u8], _taken: &mut u64) -> Result<Ticket> {
+    fn write(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        data: &[u8],
+        _taken: &mut u64,
+    ) -> Result<Ticket> {
         self.change(volume, offset, data.len() as u64, Some(data))
     }
 
@@ -416,7 +479,14 @@ impl Subject for Toy {
         self.change(volume, offset, bytes, None)
     }
 
-    fn write_zeroes(&self, volume: VolumeId, offset: u64, bytes: u64, _keep: bool, _taken: &mut u64) -> Result<Ticket> {
+    fn write_zeroes(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        _keep: bool,
+        _taken: &mut u64,
+    ) -> Result<Ticket> {
         self.change(volume, offset, bytes, None)
     }
 
@@ -429,11 +499,21 @@ impl Subject for Toy {
         }
     }
 
-    fn extents(&self, volume: VolumeId, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+    fn extents(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
         let state = self.state.lock();
         let mut extents: Vec<Extent> = Vec::new();
         for lba in offset / BLOCK..((offset + bytes) / BLOCK).min(offset / BLOCK + 1000) {
-            let kind = if state.map.contains_key(&(volume.0, lba)) { ExtentKind::Data } else { ExtentKind::Hole };
+            let kind = if state.map.contains_key(&(volume.0, lba)) {
+                ExtentKind::Data
+            } else {
+                ExtentKind::Hole
+            };
             let full = extents.len() == limit;
             match extents.last_mut() {
                 Some(last) if last.kind == kind => last.bytes += BLOCK,

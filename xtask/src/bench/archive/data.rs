@@ -33,14 +33,22 @@ const CRATES: [(&str, [&str; 2]); 5] = [
     ("libsqlite3-sys", ["0.28.0", "0.30.1"]),
 ];
 
-/// Tars of a source tree in two releases, as nightly tars of one tree would be: sorted, with the same owners and times.
+/// Tars of a source tree in two releases, as nightly tars of one tree would be: sorted, with the
+/// same owners and times.
 pub(super) fn tree(place: &Path, quick: bool) -> Result<[PathBuf; 2]> {
     let tar = |n: usize| -> Result<PathBuf> {
         let scratch = Scratch::new("bench-tree")?;
         let sources = vendor(&scratch, n, if quick { 1 } else { CRATES.len() })?;
         let file = place.join(format!("tree-{}.tar", n + 1));
         let mut command = program("tar");
-        command.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--format=ustar"]);
+        command.args([
+            "--sort=name",
+            "--owner=0",
+            "--group=0",
+            "--numeric-owner",
+            "--mtime=@0",
+            "--format=ustar",
+        ]);
         command.args(["-C", path(&sources), "-cf", path(&file), "."]);
         run(command, LIMIT)?;
         Ok(file)
@@ -48,12 +56,14 @@ pub(super) fn tree(place: &Path, quick: bool) -> Result<[PathBuf; 2]> {
     Ok([tar(0)?, tar(1)?])
 }
 
-/// A directory with the sources of the first packages, in the older or the newer release, without versions in names.
+/// A directory with the sources of the first packages, in the older or the newer release, without
+/// versions in names.
 fn vendor(scratch: &Scratch, release: usize, packages: usize) -> Result<PathBuf> {
     let project = scratch.file("project");
     fs::create_dir_all(project.join("src"))?;
     fs::write(project.join("src/lib.rs"), "")?;
-    let line = |(name, releases): &(&str, [&str; 2])| format!("{name} = \"={}\"\n", releases[release]);
+    let line =
+        |(name, releases): &(&str, [&str; 2])| format!("{name} = \"={}\"\n", releases[release]);
     let needs: String = CRATES[..packages].iter().map(line).collect();
     let head = "[package]\nname = \"sources\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n";
     fs::write(project.join("Cargo.toml"), format!("{head}{needs}"))?;
@@ -64,7 +74,9 @@ fn vendor(scratch: &Scratch, release: usize, packages: usize) -> Result<PathBuf>
     fs::create_dir(&sources)?;
     for entry in fs::read_dir(project.join("vendored"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        let found = CRATES[..packages].iter().find(|(package, releases)| name.starts_with(&format!("{package}-{}", releases[release])));
+        let found = CRATES[..packages].iter().find(|(package, releases)| {
+            name.starts_with(&format!("{package}-{}", releases[release]))
+        });
         if let Some((package, _)) = found {
             fs::rename(project.join("vendored").join(&name), sources.join(package))?;
         }
@@ -72,17 +84,25 @@ fn vendor(scratch: &Scratch, release: usize, packages: usize) -> Result<PathBuf>
     Ok(sources)
 }
 
-/// Images of a file system with files of this machine, the second edited, as the demonstration makes them.
+/// Images of a file system with files of this machine, the second edited, as the demonstration
+/// makes them.
 pub(super) fn image(place: &Path, quick: bool) -> Result<[PathBuf; 2]> {
     let scratch = Scratch::new("bench-image")?;
     let files = [place.join("image-1"), place.join("image-2")];
-    let about = image::build(&scratch, Tools::Installed, &files[0], &files[1], if quick { IMAGE_QUICK_BYTES } else { IMAGE_BYTES })?;
+    let about = image::build(
+        &scratch,
+        Tools::Installed,
+        &files[0],
+        &files[1],
+        if quick { IMAGE_QUICK_BYTES } else { IMAGE_BYTES },
+    )?;
     println!("\nThe images are {about}");
     Ok(files)
 }
 
-/// Two generations of a stream: of the first 32.5 % repeat what came before in it, of the second 97.6 % are of the first (dedupv1, section 4.1).
-/// The lengths of the runs are a choice: the report's came from a trace that is not public.
+/// Two generations of a stream: of the first 32.5 % repeat what came before in it, of the second
+/// 97.6 % are of the first (dedupv1, section 4.1). The lengths of the runs are a choice: the
+/// report's came from a trace that is not public.
 pub(super) fn stream(place: &Path, quick: bool) -> Result<[PathBuf; 2]> {
     let bytes = if quick { STREAM_QUICK_BYTES } else { STREAM_BYTES };
     const RUN: f64 = 1048576.0;

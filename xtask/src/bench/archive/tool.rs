@@ -37,7 +37,9 @@ pub(super) struct Ours {
 impl fmt::Display for Tool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Tool::Onefold(Ours { compress: "zstd", level, chunking }) => write!(f, "onefold zstd {level}, {chunking}"),
+            Tool::Onefold(Ours { compress: "zstd", level, chunking }) => {
+                write!(f, "onefold zstd {level}, {chunking}")
+            }
             Tool::Onefold(ours) => write!(f, "onefold {}, {}", ours.compress, ours.chunking),
             Tool::Restic { compression } => write!(f, "restic {compression}, 1 MiB"),
             Tool::Rustic { level } => write!(f, "rustic zstd {level}, 1 MiB"),
@@ -72,27 +74,57 @@ impl Tool {
     pub(super) fn create(self, onefold: &Onefold, repository: &Path) -> Command {
         let at = path(repository);
         match self {
-            Tool::Onefold(ours) => onefold.command(["archive", "create", at, "--compress", ours.compress, "--chunking", ours.chunking]),
+            Tool::Onefold(ours) => onefold.command([
+                "archive",
+                "create",
+                at,
+                "--compress",
+                ours.compress,
+                "--chunking",
+                ours.chunking,
+            ]),
             Tool::Restic { .. } => restic(repository, &["init"]),
             Tool::Rustic { level } => rustic(repository, &["init", "--set-compression", level]),
             Tool::Borg { .. } => borg(&["init", "--encryption", "none", at]),
         }
     }
 
-    pub(super) fn put(self, onefold: &Onefold, repository: &Path, version: &Path, n: usize) -> Command {
+    pub(super) fn put(
+        self,
+        onefold: &Onefold,
+        repository: &Path,
+        version: &Path,
+        n: usize,
+    ) -> Command {
         let (name, at) = (format!("v{n}"), path(repository));
         match self {
-            Tool::Onefold(ours) => onefold.command(["put", at, &name, path(version), "--level", ours.level]),
-            Tool::Restic { compression } => restic(repository, &["--compression", compression, "backup", path(version)]),
-            Tool::Rustic { .. } => rustic(repository, &["backup", path(version)]),
-            Tool::Borg { compression, chunks } => {
-                borg(&["create", "--compression", compression, "--chunker-params", chunks, &format!("{at}::{name}"), path(version)])
+            Tool::Onefold(ours) => {
+                onefold.command(["put", at, &name, path(version), "--level", ours.level])
             }
+            Tool::Restic { compression } => {
+                restic(repository, &["--compression", compression, "backup", path(version)])
+            }
+            Tool::Rustic { .. } => rustic(repository, &["backup", path(version)]),
+            Tool::Borg { compression, chunks } => borg(&[
+                "create",
+                "--compression",
+                compression,
+                "--chunker-params",
+                chunks,
+                &format!("{at}::{name}"),
+                path(version),
+            ]),
         }
     }
 
     /// Restores the second version to standard output. All but ours always verify.
-    pub(super) fn get(self, onefold: &Onefold, repository: &Path, version: &Path, verify: bool) -> Command {
+    pub(super) fn get(
+        self,
+        onefold: &Onefold,
+        repository: &Path,
+        version: &Path,
+        verify: bool,
+    ) -> Command {
         match self {
             Tool::Onefold(_) => {
                 let mut command = onefold.command(["get", path(repository), "v1"]);
@@ -100,26 +132,39 @@ impl Tool {
                 command
             }
             Tool::Restic { .. } => restic(repository, &["dump", "latest", path(version)]),
-            Tool::Rustic { .. } => rustic(repository, &["dump", &format!("latest:{}", path(version))]),
-            Tool::Borg { .. } => borg(&["extract", "--stdout", &format!("{}::v1", path(repository))]),
+            Tool::Rustic { .. } => {
+                rustic(repository, &["dump", &format!("latest:{}", path(version))])
+            }
+            Tool::Borg { .. } => {
+                borg(&["extract", "--stdout", &format!("{}::v1", path(repository))])
+            }
         }
     }
 }
 
 fn restic(repository: &Path, arguments: &[&str]) -> Command {
     let mut command = program("restic");
-    command.env("RESTIC_PASSWORD", "bench").args(["--quiet", "--no-cache", "--repo", path(repository)]).args(arguments);
+    command
+        .env("RESTIC_PASSWORD", "bench")
+        .args(["--quiet", "--no-cache", "--repo", path(repository)])
+        .args(arguments);
     command
 }
 
 fn rustic(repository: &Path, arguments: &[&str]) -> Command {
     let mut command = program("rustic");
-    command.env("RUSTIC_PASSWORD", "bench").args(["--no-cache", "--no-progress", "--repository", path(repository)]).args(arguments);
+    command
+        .env("RUSTIC_PASSWORD", "bench")
+        .args(["--no-cache", "--no-progress", "--repository", path(repository)])
+        .args(arguments);
     command
 }
 
 fn borg(arguments: &[&str]) -> Command {
     let mut command = program("borg");
-    command.env("BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK", "yes").env("BORG_RELOCATED_REPO_ACCESS_IS_OK", "yes").args(arguments);
+    command
+        .env("BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK", "yes")
+        .env("BORG_RELOCATED_REPO_ACCESS_IS_OK", "yes")
+        .args(arguments);
     command
 }

@@ -1,4 +1,5 @@
-//! Operations over a library that stands in for librados: its replies come from a thread of its own, to the addresses that it was given.
+//! Operations over a library that stands in for librados: its replies come from a thread of its
+//! own, to the addresses that it was given.
 
 use std::{sync::atomic::AtomicUsize, sync::atomic::Ordering, thread::JoinHandle};
 
@@ -57,7 +58,11 @@ unsafe extern "C" fn release_op(operation: Handle) {
     drop(unsafe { Box::from_raw(operation.cast::<Operation>()) });
 }
 
-unsafe extern "C" fn create_completion(_: Handle, _: super::super::library::Callback, at: *mut Handle) -> c_int {
+unsafe extern "C" fn create_completion(
+    _: Handle,
+    _: super::super::library::Callback,
+    at: *mut Handle,
+) -> c_int {
     // SAFETY: a place for the handle.
     unsafe { at.write(Box::into_raw(Box::new(Completion(None))).cast()) };
     0
@@ -76,9 +81,16 @@ unsafe extern "C" fn wait(completion: Handle) -> c_int {
     0
 }
 
-unsafe extern "C" fn operate(operation: Handle, _: Handle, completion: Handle, _: Text, _: c_int) -> c_int {
+unsafe extern "C" fn operate(
+    operation: Handle,
+    _: Handle,
+    completion: Handle,
+    _: Text,
+    _: c_int,
+) -> c_int {
     // SAFETY: both are ours, and nobody else uses them now.
-    let (operation, completion) = unsafe { (&mut *operation.cast::<Operation>(), &mut *completion.cast::<Completion>()) };
+    let (operation, completion) =
+        unsafe { (&mut *operation.cast::<Operation>(), &mut *completion.cast::<Completion>()) };
     let replies = std::mem::take(&mut operation.replies);
     completion.0 = Some(std::thread::spawn(|| replies.into_iter().for_each(|reply| reply())));
     0
@@ -88,7 +100,14 @@ unsafe extern "C" fn no_network(_: Handle, _: Handle, _: Handle, _: Text, _: c_i
     -110
 }
 
-unsafe extern "C" fn read(operation: Handle, _: u64, room: usize, into: *mut c_char, got: *mut usize, result: *mut c_int) {
+unsafe extern "C" fn read(
+    operation: Handle,
+    _: u64,
+    room: usize,
+    into: *mut c_char,
+    got: *mut usize,
+    result: *mut c_int,
+) {
     let (into, got, result) = (Address(into), Address(got), Address(result));
     let reply = move || {
         let at = into.at();
@@ -103,7 +122,12 @@ unsafe extern "C" fn read(operation: Handle, _: u64, room: usize, into: *mut c_c
     unsafe { add(operation, reply) };
 }
 
-unsafe extern "C" fn stat(operation: Handle, bytes: *mut u64, changed: *mut i64, result: *mut c_int) {
+unsafe extern "C" fn stat(
+    operation: Handle,
+    bytes: *mut u64,
+    changed: *mut i64,
+    result: *mut c_int,
+) {
     let (bytes, changed, result) = (Address(bytes), Address(changed), Address(result));
     let reply = move || {
         bytes.write(77);
@@ -121,7 +145,15 @@ fn open_pairs(at: &Address<Handle>, pairs: &[(&str, &str)]) {
     at.write(Box::into_raw(Box::new(Pairs(pairs, 0))).cast());
 }
 
-unsafe extern "C" fn page(operation: Handle, _: Text, _: Text, _: u64, at: *mut Handle, more: *mut u8, result: *mut c_int) {
+unsafe extern "C" fn page(
+    operation: Handle,
+    _: Text,
+    _: Text,
+    _: u64,
+    at: *mut Handle,
+    more: *mut u8,
+    result: *mut c_int,
+) {
     let (at, more, result) = (Address(at), Address(more), Address(result));
     let reply = move || {
         open_pairs(&at, &[("k", "v"), ("l", "")]);
@@ -132,7 +164,13 @@ unsafe extern "C" fn page(operation: Handle, _: Text, _: Text, _: u64, at: *mut 
     unsafe { add(operation, reply) };
 }
 
-unsafe extern "C" fn by_keys(operation: Handle, keys: *const Text, n: usize, at: *mut Handle, result: *mut c_int) {
+unsafe extern "C" fn by_keys(
+    operation: Handle,
+    keys: *const Text,
+    n: usize,
+    at: *mut Handle,
+    result: *mut c_int,
+) {
     // SAFETY: so many texts.
     let first = unsafe { CStr::from_ptr(*keys) }.to_str().unwrap().to_owned();
     let (at, result) = (Address(at), Address(result));
@@ -169,10 +207,18 @@ unsafe fn next(iterator: Handle) -> Option<(*const c_char, *const c_char, usize)
     // SAFETY: one of ours, used by one thread.
     let pairs = unsafe { &mut *iterator.cast::<Pairs>() };
     pairs.1 += 1;
-    pairs.0.get(pairs.1 - 1).map(|(key, value)| (key.as_ptr(), value.as_ptr(), value.as_bytes().len()))
+    pairs
+        .0
+        .get(pairs.1 - 1)
+        .map(|(key, value)| (key.as_ptr(), value.as_ptr(), value.as_bytes().len()))
 }
 
-unsafe extern "C" fn next_pair(iterator: Handle, key: *mut *mut c_char, value: *mut *mut c_char, bytes: *mut usize) -> c_int {
+unsafe extern "C" fn next_pair(
+    iterator: Handle,
+    key: *mut *mut c_char,
+    value: *mut *mut c_char,
+    bytes: *mut usize,
+) -> c_int {
     // SAFETY: places of the caller.
     unsafe {
         let (k, v, n) = next(iterator).unwrap_or((ptr::null(), ptr::null(), 0));
@@ -183,7 +229,12 @@ unsafe extern "C" fn next_pair(iterator: Handle, key: *mut *mut c_char, value: *
     0
 }
 
-unsafe extern "C" fn next_xattr(iterator: Handle, name: *mut Text, value: *mut Text, bytes: *mut usize) -> c_int {
+unsafe extern "C" fn next_xattr(
+    iterator: Handle,
+    name: *mut Text,
+    value: *mut Text,
+    bytes: *mut usize,
+) -> c_int {
     // SAFETY: places of the caller.
     unsafe {
         let (k, v, n) = next(iterator).unwrap_or((ptr::null(), ptr::null(), 0));
@@ -236,7 +287,8 @@ fn stand_in() -> Library {
     }
 }
 
-/// Libraries live as long as the program. Being named here they are no leaks to Miri, so that all others are.
+/// Libraries live as long as the program. Being named here they are no leaks to Miri, so that all
+/// others are.
 static LIBRARIES: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
 
 fn pool(library: Library) -> Arc<PoolIo> {
@@ -264,7 +316,9 @@ fn rule_20_replies_reach_places_that_keep_still() {
     ]);
     let good = pool(stand_in());
     // The flights move while replies come.
-    let flights: Vec<Flight> = (0..3).map(|_| Flight::read(&good, &all).unwrap_or_else(|_| panic!("it is sent"))).collect();
+    let flights: Vec<Flight> = (0..3)
+        .map(|_| Flight::read(&good, &all).unwrap_or_else(|_| panic!("it is sent")))
+        .collect();
     let flights: Vec<Box<Flight>> = flights.into_iter().map(Box::new).collect();
     let bytes = |text: &str| text.as_bytes().to_vec();
     for flight in flights {
@@ -275,7 +329,10 @@ fn rule_20_replies_reach_places_that_keep_still() {
             Seen::Data(bytes("aaa")),
             Seen::Data(Vec::new()),
             Seen::Stat { bytes: 77, changed: Duration::from_secs(88) },
-            Seen::Pairs { pairs: vec![(bytes("k"), bytes("v")), (bytes("l"), Vec::new())], more: true },
+            Seen::Pairs {
+                pairs: vec![(bytes("k"), bytes("v")), (bytes("l"), Vec::new())],
+                more: true,
+            },
             Seen::Pairs { pairs: vec![(bytes("x"), bytes("2"))], more: false },
             Seen::Xattr(Some(bytes("2"))),
             Seen::Xattr(None),
@@ -286,11 +343,17 @@ fn rule_20_replies_reach_places_that_keep_still() {
     drop(Flight::read(&good, &all));
     // A look that fails before others that were answered.
     let failing = pool(Library { read_op_getxattrs: xattrs_fail, ..stand_in() });
-    let flight = Flight::read(&failing, &looks(vec![Look::Xattr("x"), Look::Page(Vec::new(), 1), Look::Data(0, 10)]));
+    let flight = Flight::read(
+        &failing,
+        &looks(vec![Look::Xattr("x"), Look::Page(Vec::new(), 1), Look::Data(0, 10)]),
+    );
     assert!(flight.unwrap_or_else(|_| panic!("it is sent")).seen().is_err());
     // One that is never sent, and one that can't be built.
     let offline = pool(Library { aio_read_op_operate: no_network, ..stand_in() });
     assert!(Flight::read(&offline, &all).is_err());
-    assert!(Flight::read(&good, &looks(vec![Look::Data(0, 9), Look::Keys(vec![b"\0".to_vec()])])).is_err());
+    assert!(
+        Flight::read(&good, &looks(vec![Look::Data(0, 9), Look::Keys(vec![b"\0".to_vec()])]))
+            .is_err()
+    );
     assert_eq!(OPEN.load(Ordering::SeqCst), 0, "iterators that were never ended");
 }

@@ -37,10 +37,24 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
         return Ok(());
     }
     if !geometry.holds(pba) {
-        line(out, if pba.0 < geometry.blocks() { page::fixed_name(pba) } else { format!("block {pba} lies behind the store") });
+        line(
+            out,
+            if pba.0 < geometry.blocks() {
+                page::fixed_name(pba)
+            } else {
+                format!("block {pba} lies behind the store")
+            },
+        );
         return Ok(());
     }
-    line(out, format_args!("block {pba}: zone {}, block {} of it", geometry.zone_of(pba), geometry.offset_of(pba)));
+    line(
+        out,
+        format_args!(
+            "block {pba}: zone {}, block {} of it",
+            geometry.zone_of(pba),
+            geometry.offset_of(pba)
+        ),
+    );
     show_tables(view, pba, out);
     if let Some((id, pointer)) = header(view.identity, &block) {
         if pointer.address == pba {
@@ -59,7 +73,14 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
 /// What the tables say of a block.
 pub(super) fn show_physical(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
     let geometry = view.superblock.fixed.geometry;
-    line(out, format_args!("physical block {pba}: zone {}, block {} of it", geometry.zone_of(pba), geometry.offset_of(pba)));
+    line(
+        out,
+        format_args!(
+            "physical block {pba}: zone {}, block {} of it",
+            geometry.zone_of(pba),
+            geometry.offset_of(pba)
+        ),
+    );
     show_tables(view, pba, out);
     Ok(())
 }
@@ -70,7 +91,11 @@ fn show_tables(view: &View<'_>, pba: Pba, out: &mut String) {
         return field(out, "place", "outside of the zones");
     }
     match view.zone(geometry.zone_of(pba).0) {
-        Ok(zone) => field(out, "zone table", if zone.used.get(geometry.offset_of(pba)) { "in use" } else { "free" }),
+        Ok(zone) => field(
+            out,
+            "zone table",
+            if zone.used.get(geometry.offset_of(pba)) { "in use" } else { "free" },
+        ),
         Err(e) => field(out, "zone table", e),
     }
     let entry = view.references(pba);
@@ -97,12 +122,28 @@ fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
     field(out, "epoch", format_args!("{} (the store's is {epoch})", header.epoch));
     field(out, "generation", header.generation);
     let state = if header.window <= committed { "in the tables" } else { "in no checkpoint" };
-    field(out, "window", format_args!("{}, {state}; carrier {} of {}", header.window, header.position + 1, header.carriers));
+    field(
+        out,
+        "window",
+        format_args!(
+            "{}, {state}; carrier {} of {}",
+            header.window,
+            header.position + 1,
+            header.carriers
+        ),
+    );
     field(out, "durable then", header.durable);
     let mut content = Block::zeroed();
     match carrier.expand(&mut content) {
         Ok(()) => {
-            field(out, "carries", format_args!("a block with fingerprint {}", view.identity.fingerprinter.one(&content)));
+            field(
+                out,
+                "carries",
+                format_args!(
+                    "a block with fingerprint {}",
+                    view.identity.fingerprinter.one(&content)
+                ),
+            );
             if let Ok(change) = CatalogueChange::decode(&content) {
                 field(out, "change", format_args!("{change:?}"));
             }
@@ -119,15 +160,30 @@ fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
     }
 }
 
-fn show_leftover(view: &View<'_>, pba: Pba, number: u32, place: usize, block: &Block, out: &mut String) {
+fn show_leftover(
+    view: &View<'_>,
+    pba: Pba,
+    number: u32,
+    place: usize,
+    block: &Block,
+    out: &mut String,
+) {
     line(out, format_args!("block {pba}: page {number} of the leftover table, place {place}"));
     for (n, sector) in leftover::decode(view.identity, pba, block).iter().enumerate() {
         let Some(sector) = sector else {
             field(out, &format!("sector {n}"), "never written, or damaged");
             continue;
         };
-        let state = if sector.window <= view.superblock.state.committed { "in the tables" } else { "in no checkpoint" };
-        field(out, &format!("sector {n}"), format_args!("window {}, {state}; durable then {}", sector.window, sector.durable));
+        let state = if sector.window <= view.superblock.state.committed {
+            "in the tables"
+        } else {
+            "in no checkpoint"
+        };
+        field(
+            out,
+            &format!("sector {n}"),
+            format_args!("window {}, {state}; durable then {}", sector.window, sector.durable),
+        );
         for record in &sector.records {
             field(out, "record", record_text(record));
         }
@@ -137,9 +193,15 @@ fn show_leftover(view: &View<'_>, pba: Pba, number: u32, place: usize, block: &B
 fn record_text(record: &Record) -> String {
     let Record { volume, lba, change, timestamp } = record;
     let what = match change {
-        Change::Block { pba, carried, fingerprint } => format!("is block {pba}, {}, fingerprint {fingerprint}", page::kind(*carried)),
-        Change::Range { blocks, keep } => format!("and on, {blocks} blocks: {}", if *keep { "zeroes" } else { "a hole" }),
-        Change::Catalogue { pba, fingerprint } => format!("changes the catalogue as block {pba} says, fingerprint {fingerprint}"),
+        Change::Block { pba, carried, fingerprint } => {
+            format!("is block {pba}, {}, fingerprint {fingerprint}", page::kind(*carried))
+        }
+        Change::Range { blocks, keep } => {
+            format!("and on, {blocks} blocks: {}", if *keep { "zeroes" } else { "a hole" })
+        }
+        Change::Catalogue { pba, fingerprint } => {
+            format!("changes the catalogue as block {pba} says, fingerprint {fingerprint}")
+        }
     };
     format!("{timestamp:#x}: volume {volume}, block {lba} {what}", timestamp = timestamp.0)
 }
@@ -152,7 +214,10 @@ fn show_data(view: &View<'_>, block: &Block, out: &mut String) {
     field(out, "fingerprint", view.identity.fingerprinter.one(block));
     for (n, bytes) in block.0[..SHOWN].chunks(16).enumerate() {
         let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        let text: String = bytes.iter().map(|&byte| if byte.is_ascii_graphic() || byte == b' ' { byte as char } else { '.' }).collect();
+        let text: String = bytes
+            .iter()
+            .map(|&byte| if byte.is_ascii_graphic() || byte == b' ' { byte as char } else { '.' })
+            .collect();
         field(out, &format!("{:03x}", n * 16), format_args!("{}  {text}", hex.join(" ")));
     }
 }

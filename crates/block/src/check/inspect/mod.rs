@@ -1,7 +1,7 @@
 //! Showing what a block says, for a person. The store's secret is never shown.
 //!
-//! Everything is read from the disk as it is; of changes that no checkpoint holds, only their carriers can be looked at. Damage is part of
-//! the answer wherever possible.
+//! Everything is read from the disk as it is; of changes that no checkpoint holds, only their
+//! carriers can be looked at. Damage is part of the answer wherever possible.
 
 mod block;
 mod page;
@@ -47,7 +47,8 @@ pub fn inspect(disk: &dyn Disk, what: &What) -> Result<String> {
         return Ok(out);
     }
     let superblock = places::superblocks(disk, &mut Report::default())?;
-    let identity = Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
+    let identity =
+        Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
     let view = View { disk, superblock: &superblock, identity: &identity };
     match what {
         What::Superblock(_) => {}
@@ -59,7 +60,10 @@ pub fn inspect(disk: &dyn Disk, what: &What) -> Result<String> {
         What::Address(name, lba) => tree::show_address(&view, name, *lba, &mut out)?,
     }
     if !superblock.state.clean {
-        line(&mut out, "note: the store was not shut down cleanly; changes that no checkpoint holds are not in its tables");
+        line(
+            &mut out,
+            "note: the store was not shut down cleanly; changes that no checkpoint holds are not in its tables",
+        );
     }
     Ok(out)
 }
@@ -79,5 +83,8 @@ fn pointer_text(pointer: &Pointer) -> String {
     if pointer.in_place {
         return format!("block {} in place, since window {}", pointer.address, pointer.birth);
     }
-    format!("block {}, window {}, checksum {:016x}", pointer.address, pointer.birth, pointer.checksum)
+    format!(
+        "block {}, window {}, checksum {:016x}",
+        pointer.address, pointer.birth, pointer.checksum
+    )
 }

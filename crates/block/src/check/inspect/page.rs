@@ -18,7 +18,9 @@ pub(super) fn map_entry_text(entry: MapEntry) -> String {
         MapEntry::Hole => "hole".to_owned(),
         MapEntry::Zero => "zeroes".to_owned(),
         MapEntry::Lost => "lost: an error to read".to_owned(),
-        MapEntry::Block { pba, carried, prefix } => format!("block {pba}, {}, fingerprint {}…", kind(carried), prefix_text(prefix)),
+        MapEntry::Block { pba, carried, prefix } => {
+            format!("block {pba}, {}, fingerprint {}…", kind(carried), prefix_text(prefix))
+        }
     }
 }
 
@@ -45,7 +47,11 @@ pub(super) fn references_text(entry: &ReferenceEntry) -> String {
 pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, out: &mut String) {
     line(out, format_args!("table page: {}", Named(id)));
     field(out, "page", pointer_text(pointer));
-    field(out, "current", if current { "yes" } else { "no: an older version, or of a tree that is gone" });
+    field(
+        out,
+        "current",
+        if current { "yes" } else { "no: an older version, or of a tree that is gone" },
+    );
     if id.level > 0 {
         let children = children(id, page);
         field(out, "children", children.len());
@@ -86,14 +92,19 @@ pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, o
                 Some(volume) if volume.id.0 == 0 => continue,
                 Some(volume) => {
                     let map = super::superblock::root_text(&volume.map);
-                    format!("volume {} '{}', {} blocks, map: {map}", volume.id, volume.name, volume.blocks)
+                    format!(
+                        "volume {} '{}', {} blocks, map: {map}",
+                        volume.id, volume.name, volume.blocks
+                    )
                 }
                 None => "can't be read".to_owned(),
             },
             Table::Discards => match Discard::get(page, slot) {
                 Some(Discard { volume, keep, start, end, window }) => {
                     let what = if keep { "zeroes" } else { "a hole" };
-                    format!("volume {volume}, blocks {start}..{end} become {what}, of window {window}")
+                    format!(
+                        "volume {volume}, blocks {start}..{end} become {what}, of window {window}"
+                    )
                 }
                 None => continue,
             },

@@ -21,9 +21,13 @@ pub(super) fn show(disk: &dyn Disk, place: u32, out: &mut String) -> Result<()> 
             line(out, format_args!("superblock {place} at block {at}: whole"));
             describe(&superblock, out);
         }
-        Found::OtherVersion(version) => line(out, format_args!("superblock {place} at block {at}: format version {version}")),
+        Found::OtherVersion(version) => {
+            line(out, format_args!("superblock {place} at block {at}: format version {version}"))
+        }
         Found::Damaged => line(out, format_args!("superblock {place} at block {at}: damaged")),
-        Found::Foreign => line(out, format_args!("superblock {place} at block {at}: no superblock")),
+        Found::Foreign => {
+            line(out, format_args!("superblock {place} at block {at}: no superblock"))
+        }
     }
     if !is_superblock(&block, place)
         && let Some(bit) = rot::rotten_bit(&block, |block| is_superblock(block, place))
@@ -39,9 +43,22 @@ fn describe(superblock: &Superblock, out: &mut String) {
     field(out, "format", fixed.version());
     field(out, "store", fixed.id.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     field(out, "secret", "(not shown)");
-    field(out, "zones", format_args!("{} of {} blocks, data from zone {} on", geometry.zones, geometry.zone_blocks, geometry.first_zone()));
+    field(
+        out,
+        "zones",
+        format_args!(
+            "{} of {} blocks, data from zone {} on",
+            geometry.zones,
+            geometry.zone_blocks,
+            geometry.first_zone()
+        ),
+    );
     field(out, "size", format_args!("{} blocks of 4096 bytes", geometry.blocks()));
-    field(out, "zone list", format_args!("{} pages, {} zones", geometry.list_pages, geometry.list_slots()));
+    field(
+        out,
+        "zone list",
+        format_args!("{} pages, {} zones", geometry.list_pages, geometry.list_slots()),
+    );
     field(out, "fingerprint", fixed.algorithm);
     field(out, "verify", if fixed.compares_bytes() { "bytes" } else { "hash" });
     field(out, "space", if fixed.grow { "taken zone by zone" } else { "taken at once" });
@@ -51,13 +68,27 @@ fn describe(superblock: &Superblock, out: &mut String) {
     field(out, "sequence", state.sequence);
     field(out, "epoch", state.epoch);
     field(out, "shut down", if state.clean { "cleanly" } else { "no" });
-    field(out, "windows", format_args!("committed {}, durable {}, last given {}", state.committed, state.durable, state.last_window));
-    field(out, "volumes", format_args!("{}, the next one gets number {}", state.volumes, state.next_volume));
+    field(
+        out,
+        "windows",
+        format_args!(
+            "committed {}, durable {}, last given {}",
+            state.committed, state.durable, state.last_window
+        ),
+    );
+    field(
+        out,
+        "volumes",
+        format_args!("{}, the next one gets number {}", state.volumes, state.next_volume),
+    );
     field(out, "discards", state.discards);
     field(
         out,
         "used",
-        format_args!("{} blocks, {} of them data, in zones below {}", state.used_blocks, state.live_blocks, state.high_water),
+        format_args!(
+            "{} blocks, {} of them data, in zones below {}",
+            state.used_blocks, state.live_blocks, state.high_water
+        ),
     );
     field(out, "mapped", format_args!("{} logical blocks", state.mapped_blocks));
     field(out, "generation", format_args!("{} is the next zone's", state.next_generation));
@@ -72,7 +103,14 @@ fn describe(superblock: &Superblock, out: &mut String) {
         field(out, name, root_text(&root));
     }
     for cut in &state.cuts {
-        field(out, "cut", format_args!("epoch {} ends with window {}, windows go on at {}", cut.epoch, cut.window, cut.resume));
+        field(
+            out,
+            "cut",
+            format_args!(
+                "epoch {} ends with window {}, windows go on at {}",
+                cut.epoch, cut.window, cut.resume
+            ),
+        );
     }
 }
 

@@ -50,7 +50,11 @@ impl Visit for Way<'_> {
     }
 
     fn page(&mut self, id: PageId, pointer: &Pointer, page: Result<&Block>) {
-        self.steps.push(Step { id, pointer: *pointer, page: page.map(|page| Box::new(page.clone())) });
+        self.steps.push(Step {
+            id,
+            pointer: *pointer,
+            page: page.map(|page| Box::new(page.clone())),
+        });
     }
 }
 
@@ -71,7 +75,9 @@ impl View<'_> {
     pub(super) fn root(&self, table: Table, volume: u32) -> Option<Root> {
         let state = &self.superblock.state;
         match table {
-            Table::Map => self.volumes().into_iter().find(|known| known.id.0 == volume).map(|known| known.map),
+            Table::Map => {
+                self.volumes().into_iter().find(|known| known.id.0 == volume).map(|known| known.map)
+            }
             Table::References => Some(state.references),
             Table::Fingerprints => Some(state.fingerprints),
             Table::Zones => Some(state.zones),
@@ -93,14 +99,27 @@ impl View<'_> {
         let state = &self.superblock.state;
         let per_leaf = Table::Catalogue.per_leaf();
         let leaves = self.walk(Table::Catalogue, 0, &state.catalogue, None);
-        let pages = leaves.iter().filter(|step| step.id.level == 0).filter_map(|step| Some((step.id, step.page.as_ref().ok()?)));
-        let entries = pages.flat_map(|(id, page)| (0..per_leaf).map(move |slot| (id.index * per_leaf + slot, Volume::get(page, slot))));
-        entries.filter(|(entry, _)| *entry < u64::from(state.volumes)).filter_map(|(_, volume)| volume).collect()
+        let pages = leaves
+            .iter()
+            .filter(|step| step.id.level == 0)
+            .filter_map(|step| Some((step.id, step.page.as_ref().ok()?)));
+        let entries = pages.flat_map(|(id, page)| {
+            (0..per_leaf).map(move |slot| (id.index * per_leaf + slot, Volume::get(page, slot)))
+        });
+        entries
+            .filter(|(entry, _)| *entry < u64::from(state.volumes))
+            .filter_map(|(_, volume)| volume)
+            .collect()
     }
 
     fn volume(&self, name: &str) -> Result<Volume> {
         let volume = self.volumes().into_iter().find(|volume| volume.name == name);
-        volume.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume '{name}' in the last checkpoint")))
+        volume.ok_or_else(|| {
+            Error::new(
+                Kind::NotFound,
+                format!("there is no volume '{name}' in the last checkpoint"),
+            )
+        })
     }
 
     /// The pending discards of a volume.
@@ -108,31 +127,45 @@ impl View<'_> {
         let state = &self.superblock.state;
         let per_leaf = Table::Discards.per_leaf();
         let leaves = self.walk(Table::Discards, 0, &state.pending, None);
-        let pages = leaves.iter().filter(|step| step.id.level == 0).filter_map(|step| Some((step.id, step.page.as_ref().ok()?)));
-        let entries = pages.flat_map(|(id, page)| (0..per_leaf).map(move |slot| (id.index * per_leaf + slot, Discard::get(page, slot))));
-        let counted = entries.filter(|(entry, _)| *entry < u64::from(state.discards)).filter_map(|(_, discard)| discard);
+        let pages = leaves
+            .iter()
+            .filter(|step| step.id.level == 0)
+            .filter_map(|step| Some((step.id, step.page.as_ref().ok()?)));
+        let entries = pages.flat_map(|(id, page)| {
+            (0..per_leaf).map(move |slot| (id.index * per_leaf + slot, Discard::get(page, slot)))
+        });
+        let counted = entries
+            .filter(|(entry, _)| *entry < u64::from(state.discards))
+            .filter_map(|(_, discard)| discard);
         counted.filter(|discard| discard.volume == volume).collect()
     }
 
-    /// What the table of references says of a block: an error when its page is damaged, the default when there is none.
+    /// What the table of references says of a block: an error when its page is damaged, the default
+    /// when there is none.
     pub(super) fn references(&self, pba: Pba) -> Result<ReferenceEntry> {
         let way = self.way(Table::References, 0, &self.superblock.state.references, pba.0);
         let slot = pba.0 % Table::References.per_leaf();
-        leaf(way).map(|page| page.map_or_else(ReferenceEntry::default, |page| ReferenceEntry::get(&page, slot)))
+        leaf(way).map(|page| {
+            page.map_or_else(ReferenceEntry::default, |page| ReferenceEntry::get(&page, slot))
+        })
     }
 
     /// The fingerprint of a block, likewise.
     pub(super) fn fingerprint(&self, pba: Pba) -> Result<Fingerprint> {
         let way = self.way(Table::Fingerprints, 0, &self.superblock.state.fingerprints, pba.0);
         let slot = pba.0 % Table::Fingerprints.per_leaf();
-        leaf(way).map(|page| page.map_or_else(Fingerprint::default, |page| page::fingerprint(&page, slot)))
+        leaf(way).map(|page| {
+            page.map_or_else(Fingerprint::default, |page| page::fingerprint(&page, slot))
+        })
     }
 
     /// The bitmap of a zone.
     pub(super) fn zone(&self, zone: u64) -> Result<ZoneEntry> {
         let way = self.way(Table::Zones, 0, &self.superblock.state.zones, zone);
         let slot = zone % Table::Zones.per_leaf();
-        leaf(way).map(|page| page.map_or(ZoneEntry { used: Default::default() }, |page| ZoneEntry::get(&page, slot)))
+        leaf(way).map(|page| {
+            page.map_or(ZoneEntry { used: Default::default() }, |page| ZoneEntry::get(&page, slot))
+        })
     }
 }
 
@@ -140,7 +173,9 @@ impl View<'_> {
 fn leaf(way: Vec<Step>) -> Result<Option<Box<Block>>> {
     match way.into_iter().next_back() {
         Some(Step { id, page: Ok(page), .. }) if id.level == 0 => Ok(Some(page)),
-        Some(Step { id, pointer, page: Err(e) }) => Err(e.context(format!("{} (block {})", Named(id), pointer.address))),
+        Some(Step { id, pointer, page: Err(e) }) => {
+            Err(e.context(format!("{} (block {})", Named(id), pointer.address)))
+        }
         _ => Ok(None),
     }
 }
@@ -172,7 +207,11 @@ pub(super) fn show_volume(view: &View<'_>, name: &str, out: &mut String) -> Resu
     field(out, "mapped", format_args!("{data} blocks with data, {zeroes} written as zeroes"));
     for Discard { keep, start, end, window, .. } in view.discards(volume.id) {
         let what = if keep { "zeroes" } else { "a hole" };
-        field(out, "pending", format_args!("blocks {start}..{end} become {what}, of window {window}"));
+        field(
+            out,
+            "pending",
+            format_args!("blocks {start}..{end} become {what}, of window {window}"),
+        );
     }
     Ok(())
 }
@@ -181,7 +220,11 @@ pub(super) fn show_address(view: &View<'_>, name: &str, lba: Lba, out: &mut Stri
     let volume = view.volume(name)?;
     line(out, format_args!("volume '{name}' (number {}), block {lba}", volume.id));
     if lba.0 >= volume.blocks {
-        field(out, "address", format_args!("beyond the end: the volume has {} blocks", volume.blocks));
+        field(
+            out,
+            "address",
+            format_args!("beyond the end: the volume has {} blocks", volume.blocks),
+        );
     }
     let way = view.way(Table::Map, volume.id.0, &volume.map, lba.0);
     let mut entry = Some((MapEntry::Hole, WindowNumber(0)));
@@ -193,7 +236,8 @@ pub(super) fn show_address(view: &View<'_>, name: &str, lba: Lba, out: &mut Stri
                 entry = None;
             }
             Ok(page) if step.id.level == 0 => {
-                entry = MapEntry::get(page, lba.0 % Table::Map.per_leaf()).map(|entry| (entry, step.pointer.birth));
+                entry = MapEntry::get(page, lba.0 % Table::Map.per_leaf())
+                    .map(|entry| (entry, step.pointer.birth));
             }
             Ok(_) => {}
         }
@@ -203,7 +247,10 @@ pub(super) fn show_address(view: &View<'_>, name: &str, lba: Lba, out: &mut Stri
         return Ok(());
     };
     field(out, "entry", map_entry_text(entry));
-    for discard in view.discards(volume.id).iter().filter(|discard| (discard.start..discard.end).contains(&lba.0) && discard.window > birth)
+    for discard in view
+        .discards(volume.id)
+        .iter()
+        .filter(|discard| (discard.start..discard.end).contains(&lba.0) && discard.window > birth)
     {
         let what = if discard.keep { "zeroes" } else { "a hole" };
         field(out, "pending", format_args!("a range of window {} makes it {what}", discard.window));

@@ -18,7 +18,8 @@ const WIDTH: usize = 64;
 
 /// Page and place of the zone list that a block is.
 pub(super) fn list_place(geometry: &Geometry, pba: Pba) -> Option<(u32, usize)> {
-    (0..geometry.list_pages).find_map(|page| Some((page, geometry.list_page(page).iter().position(|&at| at == pba)?)))
+    (0..geometry.list_pages)
+        .find_map(|page| Some((page, geometry.list_page(page).iter().position(|&at| at == pba)?)))
 }
 
 pub(super) fn show_list(view: &View<'_>, out: &mut String) {
@@ -34,7 +35,12 @@ pub(super) fn show_list_copy(view: &View<'_>, number: u32, place: usize, out: &m
     let at = view.superblock.fixed.geometry.list_page(number)[place];
     let block = match read_one(view.disk, at) {
         Ok(block) => block,
-        Err(e) => return line(out, format_args!("zone list page {number}, block {at}: can't be read: {e}")),
+        Err(e) => {
+            return line(
+                out,
+                format_args!("zone list page {number}, block {at}: can't be read: {e}"),
+            );
+        }
     };
     let decode = |block: &onefold_core::Block| Page::decode(view.identity, block, number, at.0);
     let Some(page) = decode(&block) else {
@@ -47,11 +53,21 @@ pub(super) fn show_list_copy(view: &View<'_>, number: u32, place: usize, out: &m
     let zones = page.entries.iter().flatten().count();
     line(
         out,
-        format_args!("zone list page {number}, block {at}: whole, version {}, durable {}, {zones} zones", page.sequence, page.durable),
+        format_args!(
+            "zone list page {number}, block {at}: whole, version {}, durable {}, {zones} zones",
+            page.sequence, page.durable
+        ),
     );
     for entry in page.entries.iter().flatten() {
-        let state = entry.carriers.map_or_else(|| "open".to_owned(), |carriers| format!("full, {} carriers", carriers.count()));
-        field(out, &format!("zone {}", entry.zone), format_args!("generation {}, {state}", entry.generation));
+        let state = entry.carriers.map_or_else(
+            || "open".to_owned(),
+            |carriers| format!("full, {} carriers", carriers.count()),
+        );
+        field(
+            out,
+            &format!("zone {}", entry.zone),
+            format_args!("generation {}, {state}", entry.generation),
+        );
     }
 }
 
@@ -59,7 +75,10 @@ pub(super) fn show_list_copy(view: &View<'_>, number: u32, place: usize, out: &m
 pub(super) fn show(view: &View<'_>, zone: ZoneId, out: &mut String) -> Result<()> {
     let geometry = view.superblock.fixed.geometry;
     if zone.0 >= geometry.zones {
-        return Err(Error::new(Kind::InvalidInput, format!("there is no zone {zone}: the store has {}", geometry.zones)));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("there is no zone {zone}: the store has {}", geometry.zones),
+        ));
     }
     let start = geometry.start_of(zone);
     line(out, format_args!("zone {zone}: blocks {start}..{}", start.plus(geometry.zone_blocks)));
@@ -72,7 +91,10 @@ pub(super) fn show(view: &View<'_>, zone: ZoneId, out: &mut String) -> Result<()
     }
     let listed = places::listed(view.disk, view.identity, view.superblock);
     for entry in listed.iter().filter(|entry| entry.zone == zone) {
-        let state = entry.carriers.map_or_else(|| "open".to_owned(), |carriers| format!("full, {} carriers", carriers.count()));
+        let state = entry.carriers.map_or_else(
+            || "open".to_owned(),
+            |carriers| format!("full, {} carriers", carriers.count()),
+        );
         field(out, "listed", format_args!("generation {}, {state}", entry.generation));
     }
     let used = match view.zone(zone.0) {
@@ -83,7 +105,8 @@ pub(super) fn show(view: &View<'_>, zone: ZoneId, out: &mut String) -> Result<()
         }
     };
     field(out, "in use", format_args!("{} of {} blocks", used.count(), geometry.zone_blocks));
-    let marks: Vec<char> = (0..geometry.zone_blocks).map(|n| mark(view, start.plus(n), n as usize, &used)).collect();
+    let marks: Vec<char> =
+        (0..geometry.zone_blocks).map(|n| mark(view, start.plus(n), n as usize, &used)).collect();
     for (n, marks) in marks.chunks(WIDTH).enumerate() {
         field(out, &start.plus((n * WIDTH) as u64).to_string(), marks.iter().collect::<String>());
     }
@@ -99,7 +122,8 @@ fn mark(view: &View<'_>, pba: Pba, n: usize, used: &ZoneBitmap) -> char {
         Ok(ReferenceEntry { references: 1.., carried: true }) => 'c',
         Ok(ReferenceEntry { references: 1.., carried: false }) => 'r',
         _ => {
-            let page = read_one(view.disk, pba).ok().and_then(|block| header(view.identity, &block));
+            let page =
+                read_one(view.disk, pba).ok().and_then(|block| header(view.identity, &block));
             if page.is_some_and(|(_, pointer)| pointer.address == pba) { 't' } else { '?' }
         }
     }

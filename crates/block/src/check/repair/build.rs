@@ -40,7 +40,12 @@ impl Builder<'_> {
     }
 
     /// Writes a page, unless it holds nothing.
-    pub(super) fn page(&mut self, id: PageId, birth: WindowNumber, page: Box<Block>) -> Result<Pointer> {
+    pub(super) fn page(
+        &mut self,
+        id: PageId,
+        birth: WindowNumber,
+        page: Box<Block>,
+    ) -> Result<Pointer> {
         if page::body(&page).iter().all(|&byte| byte == 0) {
             return Ok(Pointer::default());
         }
@@ -48,12 +53,21 @@ impl Builder<'_> {
     }
 
     /// Writes a page.
-    pub(super) fn page_even_empty(&mut self, id: PageId, birth: WindowNumber, mut page: Box<Block>) -> Result<Pointer> {
+    pub(super) fn page_even_empty(
+        &mut self,
+        id: PageId,
+        birth: WindowNumber,
+        mut page: Box<Block>,
+    ) -> Result<Pointer> {
         let at = self.place()?;
-        let changes_in_place = id.level == 0 && matches!(id.table, Table::Map | Table::References | Table::Fingerprints);
+        let changes_in_place = id.level == 0
+            && matches!(id.table, Table::Map | Table::References | Table::Fingerprints);
         if let Some(life) = self.life.filter(|_| changes_in_place) {
             let pointer = Pointer { address: at, in_place: true, birth, checksum: life };
-            self.writer.push(at, in_place::encode(self.identity, id, &pointer, Version::default(), &page.0))?;
+            self.writer.push(
+                at,
+                in_place::encode(self.identity, id, &pointer, Version::default(), &page.0),
+            )?;
             return Ok(pointer);
         }
         let pointer = page::seal(self.identity, id, at, birth, &mut page);
@@ -69,8 +83,14 @@ impl Builder<'_> {
     }
 
     /// The inner pages over leaves, which rise; absent ones are left out.
-    pub(super) fn tree(&mut self, table: Table, birth: WindowNumber, leaves: Vec<(u64, Pointer)>) -> Result<Root> {
-        let mut pointers: Vec<(u64, Pointer)> = leaves.into_iter().filter(|(_, pointer)| !pointer.is_none()).collect();
+    pub(super) fn tree(
+        &mut self,
+        table: Table,
+        birth: WindowNumber,
+        leaves: Vec<(u64, Pointer)>,
+    ) -> Result<Root> {
+        let mut pointers: Vec<(u64, Pointer)> =
+            leaves.into_iter().filter(|(_, pointer)| !pointer.is_none()).collect();
         let mut height = 1;
         while pointers.last().is_some_and(|&(last, _)| last > 0) {
             let mut above: Vec<(u64, Pointer)> = Vec::new();
@@ -80,7 +100,10 @@ impl Builder<'_> {
                 for (child, pointer) in children {
                     page::set_pointer(&mut page, child % FANOUT, pointer);
                 }
-                above.push((index, self.page(PageId { table, volume: 0, level: height, index }, birth, page)?));
+                above.push((
+                    index,
+                    self.page(PageId { table, volume: 0, level: height, index }, birth, page)?,
+                ));
             }
             pointers = above;
             height += 1;

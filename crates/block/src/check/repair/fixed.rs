@@ -1,7 +1,8 @@
 //! Superblocks and the zone list: one good copy restores the other.
 //!
-//! The copy is written as the next version with the same content, to the place where the next version belongs: the good copy is never
-//! touched, and whoever opens the store after a crash finds it.
+//! The copy is written as the next version with the same content, to the place where the next
+//! version belongs: the good copy is never touched, and whoever opens the store after a crash finds
+//! it.
 
 use onefold_core::{Disk, Error, Kind, Result};
 
@@ -30,7 +31,9 @@ pub(super) fn superblocks(disk: &dyn Disk, repaired: &mut Repaired) -> Result<Su
         {
             heal::write(disk, at, &block)?;
             disk.flush()?;
-            repaired.restored.push(format!("{}: bit {bit} was flipped back", Place::Superblock(place)));
+            repaired
+                .restored
+                .push(format!("{}: bit {bit} was flipped back", Place::Superblock(place)));
         }
     }
     let mut best = places::superblocks(disk, &mut Report::default())?;
@@ -41,24 +44,35 @@ pub(super) fn superblocks(disk: &dyn Disk, repaired: &mut Repaired) -> Result<Su
     };
     let own = (best.state.sequence % 2) as u32;
     if found(own).as_ref() != Some(&best) {
-        return Err(Error::new(Kind::Corrupt, "the superblock lies at the wrong place; nothing can be known for certain"));
+        return Err(Error::new(
+            Kind::Corrupt,
+            "the superblock lies at the wrong place; nothing can be known for certain",
+        ));
     }
     let other = 1 - own;
     let follows = |other: &Superblock| {
-        let next = other.state.sequence.wrapping_add(1) == best.state.sequence && other.fixed == best.fixed;
+        let next = other.state.sequence.wrapping_add(1) == best.state.sequence
+            && other.fixed == best.fixed;
         next && (!best.state.clean || other.is_twin_of(&best))
     };
     if !found(other).as_ref().is_some_and(follows) {
         best.state.sequence += 1;
         heal::write(disk, SUPERBLOCKS[other as usize], &best.encode(other))?;
         disk.flush()?;
-        repaired.restored.push(format!("{}: written anew from the other one", Place::Superblock(other)));
+        repaired
+            .restored
+            .push(format!("{}: written anew from the other one", Place::Superblock(other)));
     }
     Ok(best)
 }
 
 /// Makes both copies of every page of the zone list whole.
-pub(super) fn zone_list(disk: &dyn Disk, identity: &Identity, superblock: &Superblock, repaired: &mut Repaired) -> Result<()> {
+pub(super) fn zone_list(
+    disk: &dyn Disk,
+    identity: &Identity,
+    superblock: &Superblock,
+    repaired: &mut Repaired,
+) -> Result<()> {
     let geometry = superblock.fixed.geometry;
     for number in 0..geometry.list_pages {
         let places = geometry.list_page(number);
@@ -73,7 +87,10 @@ pub(super) fn zone_list(disk: &dyn Disk, identity: &Identity, superblock: &Super
                 {
                     heal::write(disk, at, &block)?;
                     copy = decode(&block);
-                    repaired.restored.push(format!("{}: bit {bit} was flipped back", Place::ZoneList(number, at)));
+                    repaired.restored.push(format!(
+                        "{}: bit {bit} was flipped back",
+                        Place::ZoneList(number, at)
+                    ));
                 }
             }
             copies.push(copy);
@@ -95,7 +112,11 @@ pub(super) fn zone_list(disk: &dyn Disk, identity: &Identity, superblock: &Super
             // After a clean shutdown no zone needs to be listed.
             None if superblock.state.clean => {
                 for (sequence, at) in (0..).zip(places) {
-                    heal::write(disk, at, &Page { sequence, ..Page::empty() }.encode(identity, number, at.0))?;
+                    heal::write(
+                        disk,
+                        at,
+                        &Page { sequence, ..Page::empty() }.encode(identity, number, at.0),
+                    )?;
                 }
                 0
             }
@@ -105,7 +126,9 @@ pub(super) fn zone_list(disk: &dyn Disk, identity: &Identity, superblock: &Super
             }
         };
         disk.flush()?;
-        repaired.restored.push(format!("{}: written anew", Place::ZoneList(number, places[written])));
+        repaired
+            .restored
+            .push(format!("{}: written anew", Place::ZoneList(number, places[written])));
     }
     Ok(())
 }

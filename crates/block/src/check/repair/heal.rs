@@ -45,9 +45,15 @@ pub(super) fn pages(
         };
         let Some(bit) = rot::heal(&mut block, whole) else { continue };
         write(walker.disk, pointer.address, &block)?;
-        repaired.restored.push(format!("{}: bit {bit} was flipped back", Place::Page(id, pointer.address)));
+        repaired
+            .restored
+            .push(format!("{}: bit {bit} was flipped back", Place::Page(id, pointer.address)));
         healed += 1;
-        walker.walk_from(id, &pointer, &mut Damaged { geometry: superblock.fixed.geometry, found: &mut damaged });
+        walker.walk_from(
+            id,
+            &pointer,
+            &mut Damaged { geometry: superblock.fixed.geometry, found: &mut damaged },
+        );
     }
     Ok(healed)
 }
@@ -71,11 +77,18 @@ impl Visit for Damaged<'_> {
 }
 
 /// Heals damaged carriers. Returns how many.
-pub(super) fn carriers(disk: &dyn Disk, identity: &Identity, damaged: &[Pba], repaired: &mut Repaired) -> Result<u64> {
+pub(super) fn carriers(
+    disk: &dyn Disk,
+    identity: &Identity,
+    damaged: &[Pba],
+    repaired: &mut Repaired,
+) -> Result<u64> {
     let mut healed = 0;
     for &pba in damaged.iter().take(CARRIERS_MAX) {
         let Ok(mut block) = read_one(disk, pba) else { continue };
-        if let Some(bit) = rot::heal(&mut block, |block| Carrier::proven(identity, block, pba).is_some()) {
+        if let Some(bit) =
+            rot::heal(&mut block, |block| Carrier::proven(identity, block, pba).is_some())
+        {
             write(disk, pba, &block)?;
             repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
             healed += 1;

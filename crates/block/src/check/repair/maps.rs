@@ -1,8 +1,10 @@
 //! New versions of the maps, where they are damaged or wrong.
 //!
-//! Pages that are whole and right stay where they are. A leaf that is gone gives way to one whose addresses are lost; it keeps the birth that
-//! its parent knows, so that ranges which are still to be applied to it make zeroes of it, as they would have. A leaf whose parent is gone as
-//! well is taken for newer than any of them: it may have been written after, and errors are never wrong.
+//! Pages that are whole and right stay where they are. A leaf that is gone gives way to one whose
+//! addresses are lost; it keeps the birth that its parent knows, so that ranges which are still to
+//! be applied to it make zeroes of it, as they would have. A leaf whose parent is gone as
+//! well is taken for newer than any of them: it may have been written after, and errors are never
+//! wrong.
 
 use onefold_core::{Block, Error, Kind, Lba, Pba, Result};
 
@@ -22,7 +24,8 @@ use crate::{
     },
 };
 
-/// Leaves that are written to say that their addresses are lost: 256 MiB of them, for 72 GiB of addresses.
+/// Leaves that are written to say that their addresses are lost: 256 MiB of them, for 72 GiB of
+/// addresses.
 const LOST_LEAVES_MAX: u64 = 65_536;
 
 /// Pages that are read together.
@@ -53,7 +56,11 @@ impl Mend<'_, '_, '_> {
     }
 
     /// New versions of pages; `None` for those that stay.
-    fn pages(&mut self, volume: &Volume, pages: &[(PageId, Pointer)]) -> Result<Vec<Option<Pointer>>> {
+    fn pages(
+        &mut self,
+        volume: &Volume,
+        pages: &[(PageId, Pointer)],
+    ) -> Result<Vec<Option<Pointer>>> {
         let mut new = Vec::with_capacity(pages.len());
         for batch in pages.chunks(BATCH) {
             let mut blocks = Block::zeroed_vec(batch.len());
@@ -62,18 +69,32 @@ impl Mend<'_, '_, '_> {
                 let geometry = self.checker.geometry;
                 let free = |at: Pba| geometry.holds(at) && !self.builder.live.contains(at);
                 let sound = result.is_ok() && free(pointer.address);
-                new.push(if sound { self.page(volume, id, pointer, block)? } else { Some(self.gone(volume, id, pointer)?) });
+                new.push(if sound {
+                    self.page(volume, id, pointer, block)?
+                } else {
+                    Some(self.gone(volume, id, pointer)?)
+                });
             }
         }
         Ok(new)
     }
 
     /// The new version of a page that is whole.
-    fn page(&mut self, volume: &Volume, id: PageId, pointer: Pointer, block: &Block) -> Result<Option<Pointer>> {
+    fn page(
+        &mut self,
+        volume: &Volume,
+        id: PageId,
+        pointer: Pointer,
+        block: &Block,
+    ) -> Result<Option<Pointer>> {
         if id.level == 0 {
             let first = id.index * Table::Map.per_leaf();
-            let wrong = self.named.wrong.range((volume.id, Lba(first))..(volume.id, Lba(first + Table::Map.per_leaf())));
-            let wrong: Vec<(Lba, MapEntry)> = wrong.map(|(&(_, lba), &entry)| (lba, entry)).collect();
+            let wrong = self
+                .named
+                .wrong
+                .range((volume.id, Lba(first))..(volume.id, Lba(first + Table::Map.per_leaf())));
+            let wrong: Vec<(Lba, MapEntry)> =
+                wrong.map(|(&(_, lba), &entry)| (lba, entry)).collect();
             if wrong.is_empty() {
                 self.builder.keep(&pointer);
                 return Ok(None);
@@ -88,7 +109,8 @@ impl Mend<'_, '_, '_> {
             return self.builder.page(id, pointer.birth, page).map(Some);
         }
         let children = slots(id, block);
-        let named: Vec<(PageId, Pointer)> = children.iter().map(|&(_, child, pointer)| (child, pointer)).collect();
+        let named: Vec<(PageId, Pointer)> =
+            children.iter().map(|&(_, child, pointer)| (child, pointer)).collect();
         let new = self.pages(volume, &named)?;
         if new.iter().all(Option::is_none) {
             self.builder.keep(&pointer);
@@ -108,13 +130,20 @@ impl Mend<'_, '_, '_> {
         let committed = self.checker.state.committed;
         if id.level == 0 {
             let pointer = self.lost(volume, id, pointer.birth.min(committed))?;
-            self.repaired.left.push(format!("{}: it is gone, and with it what its addresses hold", Place::Page(id, pointer.address)));
+            self.repaired.left.push(format!(
+                "{}: it is gone, and with it what its addresses hold",
+                Place::Page(id, pointer.address)
+            ));
             return Ok(pointer);
         }
         let mut page = Block::zeroed();
         let mut found = 0;
         for slot in 0..FANOUT {
-            let child = PageId { level: id.level - 1, index: id.index.saturating_mul(FANOUT).saturating_add(slot), ..id };
+            let child = PageId {
+                level: id.level - 1,
+                index: id.index.saturating_mul(FANOUT).saturating_add(slot),
+                ..id
+            };
             if leaves_below(child).start.saturating_mul(Table::Map.per_leaf()) > Lba::MAX.0 {
                 break;
             }
@@ -128,7 +157,10 @@ impl Mend<'_, '_, '_> {
             };
             page::set_pointer(&mut page, slot, &new);
         }
-        self.repaired.restored.push(format!("{}: put together again from {found} pages below it", Place::Page(id, pointer.address)));
+        self.repaired.restored.push(format!(
+            "{}: put together again from {found} pages below it",
+            Place::Page(id, pointer.address)
+        ));
         self.builder.page(id, committed, page)
     }
 
@@ -144,7 +176,10 @@ impl Mend<'_, '_, '_> {
         if id.level == 0 {
             self.lost_leaves += 1;
             if self.lost_leaves > LOST_LEAVES_MAX {
-                let message = format!("so much of the map of volume '{}' is lost that it can't be repaired", volume.name);
+                let message = format!(
+                    "so much of the map of volume '{}' is lost that it can't be repaired",
+                    volume.name
+                );
                 return Err(Error::new(Kind::Corrupt, message));
             }
             let count = per_leaf.min(volume.blocks - first);
@@ -152,7 +187,11 @@ impl Mend<'_, '_, '_> {
             self.repaired.lose(volume.id, Lba(first), count);
         } else {
             for slot in 0..FANOUT {
-                let child = PageId { level: id.level - 1, index: id.index.saturating_mul(FANOUT).saturating_add(slot), ..id };
+                let child = PageId {
+                    level: id.level - 1,
+                    index: id.index.saturating_mul(FANOUT).saturating_add(slot),
+                    ..id
+                };
                 let pointer = self.lost(volume, child, birth)?;
                 page::set_pointer(&mut page, slot, &pointer);
             }

@@ -1,22 +1,29 @@
 //! Restoring a store, as far as the truth follows with certainty from what is left.
 //!
-//! 1. *fixed places*: the damaged one of two superblocks, and of two copies of a page of the zone list, is written anew from the good one.
-//! 2. *single bits*: a block that one flipped bit makes agree with its checksum again is set right in place. Only one sector changes, from
-//!    damaged to whole, so that a crash leaves one or the other.
-//! 3. *tables*: when they still disagree, the maps are the truth. A damaged page of a map gives way to one that says that its addresses are
-//!    lost; its children, if it has any, are found again by their own headers where nothing else can be meant. Entries that name nothing
-//!    possible become lost as well. Then references, fingerprints and the zone table are built anew from the maps: counts as they are, saturated
-//!    ones too; leaked blocks become free. All of it is written to blocks that nothing uses, flushed, and becomes true with one superblock, as
-//!    a checkpoint does: a crash before leaves the store as it was.
-//! 4. *records*: a store that was not shut down cleanly is recovered, checkpointed and closed. Windows whose records are missing although they
-//!    were durable are void; that is told.
+//! 1. *fixed places*: the damaged one of two superblocks, and of two copies of a page of the zone
+//!    list, is written anew from the good one.
+//! 2. *single bits*: a block that one flipped bit makes agree with its checksum again is set right
+//!    in place. Only one sector changes, from damaged to whole, so that a crash leaves one or the
+//!    other.
+//! 3. *tables*: when they still disagree, the maps are the truth. A damaged page of a map gives way
+//!    to one that says that its addresses are lost; its children, if it has any, are found again by
+//!    their own headers where nothing else can be meant. Entries that name nothing possible become
+//!    lost as well. Then references, fingerprints and the zone table are built anew from the maps:
+//!    counts as they are, saturated ones too; leaked blocks become free. All of it is written to
+//!    blocks that nothing uses, flushed, and becomes true with one superblock, as a checkpoint
+//!    does: a crash before leaves the store as it was.
+//! 4. *records*: a store that was not shut down cleanly is recovered, checkpointed and closed.
+//!    Windows whose records are missing although they were durable are void; that is told.
 //!
-//! With leaves in place (`ordermerge`) new leaves get a new life, counts include the fingerprint's own reference, and step 4 counts
-//! all links, so that counts that a crash left too high fall. Fingerprints that a crash took are computed again where tables are built anew.
+//! With leaves in place (`ordermerge`) new leaves get a new life, counts include the fingerprint's
+//! own reference, and step 4 counts all links, so that counts that a crash left too high fall.
+//! Fingerprints that a crash took are computed again where tables are built anew.
 //!
-//! What a repair never does: guess. It makes no data readable that was not written there; what it can't know reads as an error until it is
-//! written again. It does not mend damaged data (raw blocks, the content of carriers), a catalogue or a table of discards with more than a
-//! flipped bit, nor, after a crash, a page of the zone list of which both copies are gone; it says so and leaves them.
+//! What a repair never does: guess. It makes no data readable that was not written there; what it
+//! can't know reads as an error until it is written again. It does not mend damaged data (raw
+//! blocks, the content of carriers), a catalogue or a table of discards with more than a
+//! flipped bit, nor, after a crash, a page of the zone list of which both copies are gone; it says
+//! so and leaves them.
 
 mod build;
 mod fixed;
@@ -34,8 +41,8 @@ use std::sync::Arc;
 use onefold_core::{Clock, Disk, Lba, Result, VolumeId};
 
 use super::{
-    MEMORY, Phase, Progress, Report, check_within, leftover::rotten_pages, places, recovered::rotten_carriers, tables::Checker,
-    usage::BlockSet, walk::Walker,
+    MEMORY, Phase, Progress, Report, check_within, leftover::rotten_pages, places,
+    recovered::rotten_carriers, tables::Checker, usage::BlockSet, walk::Walker,
 };
 use crate::{
     engine::Engine,
@@ -51,9 +58,11 @@ pub const LOST_MAX: usize = 1000;
 pub struct Repaired {
     /// What was restored, in sentences.
     pub restored: Vec<String>,
-    /// What could not be, in sentences: what was given up, and every problem that a check still finds.
+    /// What could not be, in sentences: what was given up, and every problem that a check still
+    /// finds.
     pub left: Vec<String>,
-    /// Addresses that read as errors from now on, until they are written: the first [`LOST_MAX`] ranges of blocks.
+    /// Addresses that read as errors from now on, until they are written: the first [`LOST_MAX`]
+    /// ranges of blocks.
     pub lost: Vec<(VolumeId, Lba, u64)>,
     /// How many addresses do.
     pub lost_addresses: u64,
@@ -68,21 +77,30 @@ impl Repaired {
         self.lost_addresses += blocks;
         let room = self.lost.len() < LOST_MAX;
         match self.lost.last_mut() {
-            Some((last, start, length)) if *last == volume && start.0 + *length == lba.0 => *length += blocks,
+            Some((last, start, length)) if *last == volume && start.0 + *length == lba.0 => {
+                *length += blocks
+            }
             _ if room => self.lost.push((volume, lba, blocks)),
             _ => {}
         }
     }
 }
 
-/// Repairs a store that nobody serves. Durable on return; may be interrupted and run again at any point.
+/// Repairs a store that nobody serves. Durable on return; may be interrupted and run again at any
+/// point.
 ///
 /// Memory: as [`check`](super::check), and 16 bytes for each wrong entry of a map.
 ///
 /// # Errors
-/// `InvalidInput`, `Unsupported` or `Corrupt` when there is no superblock to begin with; `NoSpace` when there is no room for new tables;
-/// `Io` when the disk can't be written. The store is then as it was, or better.
-pub fn repair(disk: &Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: &Settings, progress: &mut dyn FnMut(Progress)) -> Result<Repaired> {
+/// `InvalidInput`, `Unsupported` or `Corrupt` when there is no superblock to begin with; `NoSpace`
+/// when there is no room for new tables; `Io` when the disk can't be written. The store is then as
+/// it was, or better.
+pub fn repair(
+    disk: &Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    settings: &Settings,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Repaired> {
     repair_within(disk, clock, settings, MEMORY, progress)
 }
 
@@ -101,7 +119,8 @@ pub fn repair_within(
     let mut repaired = Repaired::default();
     let superblock = fixed::superblocks(&**disk, &mut repaired)?;
     places::whole(&**disk, &superblock)?;
-    let identity = Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
+    let identity =
+        Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
     fixed::zone_list(&**disk, &identity, &superblock, &mut repaired)?;
     let sound = repair_tables(&**disk, &superblock, &identity, memory, progress, &mut repaired)?;
     if (!superblock.state.clean || superblock.state.inexact) && sound {
@@ -111,7 +130,9 @@ pub fn repair_within(
         }
         for (pba, bit, block) in rotten_pages(&**disk, &superblock, &identity) {
             heal::write(&**disk, pba, &block)?;
-            repaired.restored.push(format!("page of the leftover table at block {pba}: bit {bit} was flipped back"));
+            repaired.restored.push(format!(
+                "page of the leftover table at block {pba}: bit {bit} was flipped back"
+            ));
         }
         disk.flush()?;
         progress(Progress { what: Phase::Recovery, done: 0, total: 0 });
@@ -136,8 +157,8 @@ fn repair_tables(
     let mut checker = Checker::new(disk, identity, superblock, &mut report, progress);
     checker.run(memory, &mut |pba| !proven.insert(pba));
     let (pages, carriers) = (checker.damaged_pages.clone(), checker.damaged_carriers.clone());
-    let healed =
-        heal::pages(Walker { disk, identity }, superblock, pages, repaired)? + heal::carriers(disk, identity, &carriers, repaired)?;
+    let healed = heal::pages(Walker { disk, identity }, superblock, pages, repaired)?
+        + heal::carriers(disk, identity, &carriers, repaired)?;
     if healed > 0 {
         disk.flush()?;
         report = Report::default();
@@ -145,8 +166,7 @@ fn repair_tables(
         checker.run(memory, &mut |pba| !carriers.contains(&pba) && proven.contains(pba));
     }
     if checker.catalogue_dark {
-        let what =
-            "the catalogue or the table of pending discards is damaged beyond repair: without them nobody can know what the maps mean";
+        let what = "the catalogue or the table of pending discards is damaged beyond repair: without them nobody can know what the maps mean";
         repaired.left.push(what.into());
         return Ok(false);
     }
@@ -158,7 +178,12 @@ fn repair_tables(
 }
 
 /// Step 4.
-fn recover(disk: &Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: &Settings, repaired: &mut Repaired) {
+fn recover(
+    disk: &Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    settings: &Settings,
+    repaired: &mut Repaired,
+) {
     let settings = Settings { accept_loss: true, ..settings.clone() };
     let closed = Engine::open(disk.clone(), clock, settings).and_then(|engine| {
         repaired.lost_windows = engine.lost_windows();

@@ -1,15 +1,18 @@
 //! What the maps name, and which of their entries can't be true.
 //!
-//! An entry is wrong when it can't be read, or names a block that is not there or holds a table page, or when the content of its block shows
-//! that it is another one. Where the tables contradict an entry, the content decides; an entry that is right by it stays, and the tables
-//! follow. Wrong entries read as errors already; they become lost, so that writing to them works again.
+//! An entry is wrong when it can't be read, or names a block that is not there or holds a table
+//! page, or when the content of its block shows that it is another one. Where the tables contradict
+//! an entry, the content decides; an entry that is right by it stays, and the tables follow. Wrong
+//! entries read as errors already; they become lost, so that writing to them works again.
 
 use std::collections::BTreeMap;
 
 use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
 
 use crate::{
-    check::{batch::read_one, tables::Checker, usage::BlockSet, usage::Named as Verdict, usage::Usage},
+    check::{
+        batch::read_one, tables::Checker, usage::BlockSet, usage::Named as Verdict, usage::Usage,
+    },
     format::{
         Identity,
         carrier::Carrier,
@@ -45,41 +48,61 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
         checker.load_blocks(&mut usage, |_, _, _| {});
         let mut contradictions = Vec::new();
         for v in 0..checker.volumes.len() {
-            let (volume, blocks, map) = (checker.volumes[v].id, checker.volumes[v].blocks, checker.volumes[v].map);
-            checker.walk(Table::Map, volume.0, &map, Some(0..u64::MAX), &mut |checker, id, pointer, page| {
-                for slot in 0..Table::Map.per_leaf() {
-                    let lba = Lba(id.index * Table::Map.per_leaf() + slot);
-                    let entry = MapEntry::get(page, slot);
-                    let dropped = checker.discards.get(volume, lba.0).is_some_and(|span| span.window > pointer.birth);
-                    if entry == Some(MapEntry::Hole) {
-                        continue;
-                    }
-                    if lba.0 >= blocks && !dropped {
-                        named.wrong.insert((volume, lba), MapEntry::Hole);
-                        continue;
-                    }
-                    match entry {
-                        None => _ = named.wrong.insert((volume, lba), MapEntry::Lost),
-                        Some(MapEntry::Block { pba, carried, prefix }) => {
-                            if !checker.can_be_data(pba) {
-                                named.wrong.insert((volume, lba), MapEntry::Lost);
-                            } else if let Verdict::Differs(_) = usage.count(&MapEntry::Block { pba, carried, prefix }) {
-                                contradictions.push(Contradiction { volume, lba, pba, carried, prefix });
-                            } else {
-                                named.data.insert(pba);
-                            }
+            let (volume, blocks, map) =
+                (checker.volumes[v].id, checker.volumes[v].blocks, checker.volumes[v].map);
+            checker.walk(
+                Table::Map,
+                volume.0,
+                &map,
+                Some(0..u64::MAX),
+                &mut |checker, id, pointer, page| {
+                    for slot in 0..Table::Map.per_leaf() {
+                        let lba = Lba(id.index * Table::Map.per_leaf() + slot);
+                        let entry = MapEntry::get(page, slot);
+                        let dropped = checker
+                            .discards
+                            .get(volume, lba.0)
+                            .is_some_and(|span| span.window > pointer.birth);
+                        if entry == Some(MapEntry::Hole) {
+                            continue;
                         }
-                        Some(_) => {}
+                        if lba.0 >= blocks && !dropped {
+                            named.wrong.insert((volume, lba), MapEntry::Hole);
+                            continue;
+                        }
+                        match entry {
+                            None => _ = named.wrong.insert((volume, lba), MapEntry::Lost),
+                            Some(MapEntry::Block { pba, carried, prefix }) => {
+                                if !checker.can_be_data(pba) {
+                                    named.wrong.insert((volume, lba), MapEntry::Lost);
+                                } else if let Verdict::Differs(_) =
+                                    usage.count(&MapEntry::Block { pba, carried, prefix })
+                                {
+                                    contradictions.push(Contradiction {
+                                        volume,
+                                        lba,
+                                        pba,
+                                        carried,
+                                        prefix,
+                                    });
+                                } else {
+                                    named.data.insert(pba);
+                                }
+                            }
+                            Some(_) => {}
+                        }
                     }
-                }
-            });
+                },
+            );
             if named.wrong.len() + contradictions.len() > WRONG_MAX {
-                let message = format!("more than {WRONG_MAX} map entries are wrong: this can't be repaired");
+                let message =
+                    format!("more than {WRONG_MAX} map entries are wrong: this can't be repaired");
                 return Err(Error::new(Kind::Corrupt, message));
             }
         }
         for Contradiction { volume, lba, pba, carried, prefix } in contradictions {
-            if content(checker.walker.disk, checker.walker.identity, pba, carried, prefix).is_some() {
+            if content(checker.walker.disk, checker.walker.identity, pba, carried, prefix).is_some()
+            {
                 named.data.insert(pba);
             } else {
                 named.wrong.insert((volume, lba), MapEntry::Lost);
@@ -90,11 +113,18 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
 }
 
 /// What stands for a block's content, its fingerprint shared or not, when it begins with `prefix`.
-pub(super) fn content(disk: &dyn Disk, identity: &Identity, pba: Pba, carried: bool, prefix: u64) -> Option<Fingerprint> {
+pub(super) fn content(
+    disk: &dyn Disk,
+    identity: &Identity,
+    pba: Pba,
+    carried: bool,
+    prefix: u64,
+) -> Option<Fingerprint> {
     let mut block = read_one(disk, pba).ok()?;
     if carried {
         let mut expanded = Block::zeroed();
-        let carrier = Carrier::shape(identity, &block).filter(|carrier| carrier.header.address == pba)?;
+        let carrier =
+            Carrier::shape(identity, &block).filter(|carrier| carrier.header.address == pba)?;
         carrier.expand(&mut expanded).ok()?;
         block = expanded;
     }

@@ -1,4 +1,5 @@
-//! References and fingerprints, built anew: counts from the maps, fingerprints from the old table, or from the content where that can't tell.
+//! References and fingerprints, built anew: counts from the maps, fingerprints from the old table,
+//! or from the content where that can't tell.
 
 use std::collections::BTreeMap;
 
@@ -32,55 +33,86 @@ pub(super) struct Rebuilt {
 
 /// Builds the tables from the maps of `checker.volumes`, whose pages are all on the disk.
 pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Result<Rebuilt> {
-    let (mut references, mut fingerprints) = (Leaves::of(Table::References), Leaves::of(Table::Fingerprints));
+    let (mut references, mut fingerprints) =
+        (Leaves::of(Table::References), Leaves::of(Table::Fingerprints));
     let (mut live, mut mapped) = (0, 0);
     let mut blocks = BlockSet::new(checker.geometry);
     let per_leaf = Table::Fingerprints.per_leaf();
     let stretches = checker.stretches.clone();
     for (n, stretch) in stretches.iter().enumerate() {
-        (checker.progress)(Progress { what: Phase::Rebuild, done: n as u64, total: stretches.len() as u64 });
+        (checker.progress)(Progress {
+            what: Phase::Rebuild,
+            done: n as u64,
+            total: stretches.len() as u64,
+        });
         let mut usage = Usage::counting(checker.geometry, stretch.clone(), &checker.dark);
         checker.load_blocks(&mut usage, |_, _, _| {});
         // Blocks of which the maps, proven by content, say something else than the old tables.
         let mut corrected: BTreeMap<Pba, (bool, u64)> = BTreeMap::new();
         for v in 0..checker.volumes.len() {
             let (volume, map) = (checker.volumes[v].id, checker.volumes[v].map);
-            checker.walk(Table::Map, volume.0, &map, Some(0..u64::MAX), &mut |checker, _, _, page| {
-                for slot in 0..Table::Map.per_leaf() {
-                    let Some(entry @ MapEntry::Block { pba, carried, prefix }) = MapEntry::get(page, slot) else { continue };
-                    if !checker.may_hold(pba) {
-                        continue;
+            checker.walk(
+                Table::Map,
+                volume.0,
+                &map,
+                Some(0..u64::MAX),
+                &mut |checker, _, _, page| {
+                    for slot in 0..Table::Map.per_leaf() {
+                        let Some(entry @ MapEntry::Block { pba, carried, prefix }) =
+                            MapEntry::get(page, slot)
+                        else {
+                            continue;
+                        };
+                        if !checker.may_hold(pba) {
+                            continue;
+                        }
+                        mapped += u64::from(n == 0);
+                        if let Named::Differs(_) = usage.count(&entry) {
+                            corrected.insert(pba, (carried, prefix));
+                        }
                     }
-                    mapped += u64::from(n == 0);
-                    if let Named::Differs(_) = usage.count(&entry) {
-                        corrected.insert(pba, (carried, prefix));
-                    }
-                }
-            });
+                },
+            );
         }
-        let starts = usage.zones.iter().map(|(&zone, facts)| (zone * checker.geometry.zone_blocks, facts));
+        let starts =
+            usage.zones.iter().map(|(&zone, facts)| (zone * checker.geometry.zone_blocks, facts));
         let named: Vec<(Pba, u32)> = starts
             .flat_map(|(start, facts)| (start..).zip(facts.blocks.iter()))
             .filter(|(_, fact)| fact.counted > 0)
             .map(|(pba, fact)| (Pba(pba), fact.counted))
             .collect();
         live += named.len() as u64;
-        for group in named.chunk_by(|one, other| one.0.0 / per_leaf / LEAVES == other.0.0 / per_leaf / LEAVES) {
+        for group in named
+            .chunk_by(|one, other| one.0.0 / per_leaf / LEAVES == other.0.0 / per_leaf / LEAVES)
+        {
             let mut old: BTreeMap<u64, Box<Block>> = BTreeMap::new();
             let first = group[0].0.0 / per_leaf / LEAVES * LEAVES;
-            checker.walk(Table::Fingerprints, 0, &checker.state.fingerprints, Some(first..first + LEAVES), &mut |_, id, _, page| {
-                old.insert(id.index, Box::new(page.clone()));
-            });
+            checker.walk(
+                Table::Fingerprints,
+                0,
+                &checker.state.fingerprints,
+                Some(first..first + LEAVES),
+                &mut |_, id, _, page| {
+                    old.insert(id.index, Box::new(page.clone()));
+                },
+            );
             for &(pba, counted) in group {
                 let offset = checker.geometry.offset_of(pba);
-                let fact = usage.zones.get(&checker.geometry.zone_of(pba).0).map(|zone| zone.blocks[offset]).unwrap_or_default();
-                let old =
-                    old.get(&(pba.0 / per_leaf)).filter(|_| fact.references() > 0).map(|page| page::fingerprint(page, pba.0 % per_leaf));
+                let fact = usage
+                    .zones
+                    .get(&checker.geometry.zone_of(pba).0)
+                    .map(|zone| zone.blocks[offset])
+                    .unwrap_or_default();
+                let old = old
+                    .get(&(pba.0 / per_leaf))
+                    .filter(|_| fact.references() > 0)
+                    .map(|page| page::fingerprint(page, pba.0 % per_leaf));
                 // With leaves in place a crash may have taken it.
                 let old = old.filter(|old| *old != Fingerprint::default());
                 let (disk, identity) = (checker.walker.disk, checker.walker.identity);
-                let proven =
-                    corrected.get(&pba).and_then(|&(carried, prefix)| Some((carried, content(disk, identity, pba, carried, prefix)?)));
+                let proven = corrected.get(&pba).and_then(|&(carried, prefix)| {
+                    Some((carried, content(disk, identity, pba, carried, prefix)?))
+                });
                 let (carried, fingerprint) = match (proven, old) {
                     (Some(proven), _) => proven,
                     (None, Some(old)) => (fact.carried(), old),
@@ -91,7 +123,10 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
                 };
                 blocks.insert(pba);
                 let references_of = counted.saturating_add(u32::from(checker.in_place));
-                let entry = ReferenceEntry { references: references_of.min(ReferenceEntry::SATURATED), carried };
+                let entry = ReferenceEntry {
+                    references: references_of.min(ReferenceEntry::SATURATED),
+                    carried,
+                };
                 let (page, slot) = references.holding(builder, checker, pba)?;
                 entry.set(page, slot);
                 let (page, slot) = fingerprints.holding(builder, checker, pba)?;
@@ -99,11 +134,13 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
             }
         }
     }
-    let (references, fingerprints) = (references.tree(builder, checker)?, fingerprints.tree(builder, checker)?);
+    let (references, fingerprints) =
+        (references.tree(builder, checker)?, fingerprints.tree(builder, checker)?);
     Ok(Rebuilt { references, fingerprints, live, mapped, blocks })
 }
 
-/// What is known of the fingerprint of a block whose content is damaged. Nothing that is written later can be taken for its duplicate.
+/// What is known of the fingerprint of a block whose content is damaged. Nothing that is written
+/// later can be taken for its duplicate.
 fn cut(prefix: u64) -> Fingerprint {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&prefix.to_le_bytes());
@@ -123,7 +160,12 @@ impl Leaves {
     }
 
     /// The leaf with the entry of a block, and its place there.
-    fn holding(&mut self, builder: &mut Builder<'_>, checker: &Checker<'_>, pba: Pba) -> Result<(&mut Block, u64)> {
+    fn holding(
+        &mut self,
+        builder: &mut Builder<'_>,
+        checker: &Checker<'_>,
+        pba: Pba,
+    ) -> Result<(&mut Block, u64)> {
         let (leaf, slot) = (pba.0 / self.table.per_leaf(), pba.0 % self.table.per_leaf());
         if self.pending.as_ref().is_some_and(|(at, _)| *at != leaf) {
             self.finish(builder, checker)?;
@@ -133,7 +175,10 @@ impl Leaves {
         let gap = if checker.in_place && self.pending.is_none() { next..leaf } else { 0..0 };
         for index in gap {
             let id = PageId { table: self.table, volume: 0, level: 0, index };
-            self.written.push((index, builder.page_even_empty(id, checker.state.committed, Block::zeroed())?));
+            self.written.push((
+                index,
+                builder.page_even_empty(id, checker.state.committed, Block::zeroed())?,
+            ));
         }
         Ok((&mut self.pending.get_or_insert_with(|| (leaf, Block::zeroed())).1, slot))
     }

@@ -1,4 +1,5 @@
-//! Blocks for new pages: such that nothing names, neither the tables nor a record that no checkpoint holds.
+//! Blocks for new pages: such that nothing names, neither the tables nor a record that no
+//! checkpoint holds.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,8 @@ pub(super) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    /// Room outside of `taken`, where zones below `high_water` were used at some time. Reads the carriers in listed zones, since they may name free blocks.
+    /// Room outside of `taken`, where zones below `high_water` were used at some time. Reads the
+    /// carriers in listed zones, since they may name free blocks.
     pub(super) fn new(
         disk: &'a dyn Disk,
         superblock: &'a Superblock,
@@ -34,12 +36,21 @@ impl<'a> Room<'a> {
         let geometry = superblock.fixed.geometry;
         let entries = places::listed(disk, identity, superblock);
         for entry in entries.iter().filter(|_| !superblock.state.clean) {
-            let blocks: Vec<Pba> = (0..geometry.zone_blocks).map(|n| geometry.start_of(entry.zone).plus(n)).collect();
+            let blocks: Vec<Pba> =
+                (0..geometry.zone_blocks).map(|n| geometry.start_of(entry.zone).plus(n)).collect();
             read_each(disk, &blocks, &mut |pba, block| {
-                let Some(carrier) = block.ok().and_then(|block| Carrier::proven(identity, block, pba)) else { return };
+                let Some(carrier) =
+                    block.ok().and_then(|block| Carrier::proven(identity, block, pba))
+                else {
+                    return;
+                };
                 for record in carrier.records().flatten() {
                     match record.change {
-                        Change::Block { pba, .. } | Change::Catalogue { pba, .. } if geometry.holds(pba) => _ = taken.insert(pba),
+                        Change::Block { pba, .. } | Change::Catalogue { pba, .. }
+                            if geometry.holds(pba) =>
+                        {
+                            _ = taken.insert(pba)
+                        }
                         _ => {}
                     }
                 }
@@ -70,7 +81,13 @@ impl<'a> Room<'a> {
         while self.high_water < geometry.zones {
             let zone = self.high_water;
             let free = !self.listed.contains(&zone);
-            if self.superblock.fixed.grow && free && self.disk.allocate(geometry.start_of(ZoneId(zone)), geometry.zone_blocks).is_err() {
+            if self.superblock.fixed.grow
+                && free
+                && self
+                    .disk
+                    .allocate(geometry.start_of(ZoneId(zone)), geometry.zone_blocks)
+                    .is_err()
+            {
                 break;
             }
             self.high_water += 1;
@@ -79,7 +96,10 @@ impl<'a> Room<'a> {
             }
         }
         let first = geometry.first_zone().0;
-        let after = self.zone.filter(|&zone| zone < self.superblock.state.high_water).map_or(first, |zone| zone + 1);
+        let after = self
+            .zone
+            .filter(|&zone| zone < self.superblock.state.high_water)
+            .map_or(first, |zone| zone + 1);
         (after..self.superblock.state.high_water)
             .find(|zone| !self.listed.contains(zone) && self.taken.zone(*zone).count() < geometry.zone_blocks)
             .ok_or_else(|| Error::new(Kind::NoSpace, "there is no room for new tables: give the store more space, or delete a volume"))

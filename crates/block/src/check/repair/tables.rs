@@ -2,7 +2,10 @@
 
 use onefold_core::{Block, Result, ZoneId};
 
-use super::{Repaired, build::Builder, heal, maps::Mend, named, references, room::Room, salvage::Salvage, zones};
+use super::{
+    Repaired, build::Builder, heal, maps::Mend, named, references, room::Room, salvage::Salvage,
+    zones,
+};
 use crate::{
     check::{tables::Checker, usage::BlockSet, walk::Visit},
     format::{
@@ -15,7 +18,11 @@ use crate::{
 };
 
 /// Builds all tables anew from the maps. `checker` has read the old ones.
-pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repaired: &mut Repaired) -> Result<()> {
+pub(super) fn rebuild(
+    checker: &mut Checker<'_>,
+    superblock: &Superblock,
+    repaired: &mut Repaired,
+) -> Result<()> {
     let (disk, identity) = (checker.walker.disk, checker.walker.identity);
     let committed = superblock.state.committed;
     let named = named::find(checker)?;
@@ -24,13 +31,28 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
     let mut taken = BlockSet::new(checker.geometry);
     taken.add_all(&named.data);
     taken.add_all(&checker.pages);
-    checker.walk(Table::Zones, 0, &superblock.state.zones, Some(0..u64::MAX), &mut |_, id, _, page| {
-        for slot in 0..Table::Zones.per_leaf() {
-            taken.add(ZoneId(id.index * Table::Zones.per_leaf() + slot), &ZoneEntry::get(page, slot).used);
-        }
-    });
+    checker.walk(
+        Table::Zones,
+        0,
+        &superblock.state.zones,
+        Some(0..u64::MAX),
+        &mut |_, id, _, page| {
+            for slot in 0..Table::Zones.per_leaf() {
+                taken.add(
+                    ZoneId(id.index * Table::Zones.per_leaf() + slot),
+                    &ZoneEntry::get(page, slot).used,
+                );
+            }
+        },
+    );
     // With leaves in place, data may lie in zones that were opened since the checkpoint.
-    let high_water = named.data.zones(0..u64::MAX).map(|(zone, _)| zone + 1).chain([superblock.state.high_water]).max().unwrap_or(0);
+    let high_water = named
+        .data
+        .zones(0..u64::MAX)
+        .map(|(zone, _)| zone + 1)
+        .chain([superblock.state.high_water])
+        .max()
+        .unwrap_or(0);
     let mut builder = Builder {
         identity,
         room: Room::new(disk, superblock, identity, taken, high_water),
@@ -39,15 +61,34 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
         places: Vec::new(),
         life: checker.in_place.then_some((superblock.state.sequence / 2) & 0xff_ffff),
     };
-    checker.walker.walk(Table::Discards, 0, &superblock.state.pending, committed, &mut Keep(&mut builder.live));
+    checker.walker.walk(
+        Table::Discards,
+        0,
+        &superblock.state.pending,
+        committed,
+        &mut Keep(&mut builder.live),
+    );
     // The index is a hint, kept whole or not at all.
     let index_whole = !checker.index_dark;
     if index_whole {
-        checker.walker.walk(Table::Index, 0, &superblock.state.index, committed, &mut Keep(&mut builder.live));
+        checker.walker.walk(
+            Table::Index,
+            0,
+            &superblock.state.index,
+            committed,
+            &mut Keep(&mut builder.live),
+        );
     }
 
     let mut volumes = checker.volumes.clone();
-    let mut mend = Mend { checker, builder: &mut builder, named: &named, repaired, salvage: Salvage::default(), lost_leaves: 0 };
+    let mut mend = Mend {
+        checker,
+        builder: &mut builder,
+        named: &named,
+        repaired,
+        salvage: Salvage::default(),
+        lost_leaves: 0,
+    };
     for volume in &mut volumes {
         volume.map = mend.map(volume)?;
     }
@@ -61,7 +102,11 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
 
     let old = superblock.state.clone();
     let none = WindowNumber(0);
-    let old = if index_whole { old } else { State { index: Root::default(), index_bits: 0, index_entries: 0, index_birth: none, ..old } };
+    let old = if index_whole {
+        old
+    } else {
+        State { index: Root::default(), index_bits: 0, index_entries: 0, index_birth: none, ..old }
+    };
     let mut state = State {
         high_water: builder.room.high_water,
         used_blocks,
@@ -83,8 +128,10 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
         heal::write(disk, SUPERBLOCKS[place as usize], &new.encode(place))?;
         disk.flush()?;
     }
-    let what =
-        format!("reference counts and free space were taken from the maps: {} blocks are in use, {used_blocks} with tables", blocks.live);
+    let what = format!(
+        "reference counts and free space were taken from the maps: {} blocks are in use, {used_blocks} with tables",
+        blocks.live
+    );
     repaired.restored.push(what);
     Ok(())
 }
@@ -93,7 +140,8 @@ pub(super) fn rebuild(checker: &mut Checker<'_>, superblock: &Superblock, repair
 fn catalogue(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Result<Root> {
     checker.volumes.sort_by_key(|volume| volume.id);
     let mut leaves = Vec::new();
-    for (index, volumes) in (0..).zip(checker.volumes.chunks(Table::Catalogue.per_leaf() as usize)) {
+    for (index, volumes) in (0..).zip(checker.volumes.chunks(Table::Catalogue.per_leaf() as usize))
+    {
         let mut page = Block::zeroed();
         for (slot, volume) in (0..).zip(volumes) {
             volume.set(&mut page, slot);

@@ -13,9 +13,14 @@ use crate::{
 };
 
 /// Builds the table; `data` are the blocks that the maps name. Returns how many blocks are in use.
-pub(super) fn build(builder: &mut Builder<'_>, birth: WindowNumber, data: &BlockSet) -> Result<(Root, u64)> {
+pub(super) fn build(
+    builder: &mut Builder<'_>,
+    birth: WindowNumber,
+    data: &BlockSet,
+) -> Result<(Root, u64)> {
     let per_leaf = Table::Zones.per_leaf();
-    // Places for its own pages first, since they are part of what it says; they may open more zones.
+    // Places for its own pages first, since they are part of what it says; they may open more
+    // zones.
     let mut leaves = builder.room.high_water.div_ceil(per_leaf);
     while (builder.places.len() as u64) < pages_over(leaves) {
         let at = builder.room.take()?;
@@ -38,7 +43,10 @@ pub(super) fn build(builder: &mut Builder<'_>, birth: WindowNumber, data: &Block
     }
     let root = builder.tree(Table::Zones, birth, written)?;
     if !builder.places.is_empty() {
-        return Err(Error::new(Kind::Corrupt, "the new zone table has another shape than expected"));
+        return Err(Error::new(
+            Kind::Corrupt,
+            "the new zone table has another shape than expected",
+        ));
     }
     Ok((root, used_blocks))
 }

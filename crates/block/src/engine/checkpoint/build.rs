@@ -1,4 +1,5 @@
-//! Steps 1 and 2 of a checkpoint: what was published is set aside, and the changed pages of all tables are written.
+//! Steps 1 and 2 of a checkpoint: what was published is set aside, and the changed pages of all
+//! tables are written.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,7 +30,10 @@ impl Engine {
     pub(super) fn build(&self, deferred: &mut Vec<Pba>, reason: Reason) -> Result<Option<Next>> {
         let (frozen, old, leaves_wanted) = {
             let mut state = self.state.lock();
-            let nothing = state.active.is_empty() && state.snapshot.discards.is_empty() && !state.deferred_alone() && !state.leaves_wanted;
+            let nothing = state.active.is_empty()
+                && state.snapshot.discards.is_empty()
+                && !state.deferred_alone()
+                && !state.leaves_wanted;
             if nothing && reason == Reason::Changes {
                 state.checkpoint_wanted = false;
                 return Ok(None);
@@ -43,7 +47,11 @@ impl Engine {
         };
         // What a recount found before is written with what waits.
         let exact = self.state.lock().exact;
-        let committed = if self.settings.has(PlantedBug::CommitPastDurable) { frozen.last } else { frozen.last.max(old.state.committed) };
+        let committed = if self.settings.has(PlantedBug::CommitPastDurable) {
+            frozen.last
+        } else {
+            frozen.last.max(old.state.committed)
+        };
         let mut build = Build {
             engine: self,
             old: &old,
@@ -71,13 +79,16 @@ impl Engine {
         let (mut pending, mut reclaimed) = (Ranges::default(), Reclaimed::default());
         let (references, fingerprints);
         if self.in_place() {
-            ((references, fingerprints), reclaimed) = build.in_place(&frozen, &mut volumes, deferred)?;
+            ((references, fingerprints), reclaimed) =
+                build.in_place(&frozen, &mut volumes, deferred)?;
             self.reached.add(Branch::LeavesMade, usize::from(leaves_wanted));
             self.reached.add(Branch::BlocksReclaimed, reclaimed.blocks.len());
         } else {
             pending = build.maps(&frozen, &mut volumes, &discards)?;
             self.reached.add(Branch::DiscardsLeft, pending.iter().count());
-            volumes.retain(|id, volume| !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some());
+            volumes.retain(|id, volume| {
+                !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some()
+            });
             references = build.references(&frozen, deferred)?;
             fingerprints = build.fingerprints()?;
         }
@@ -100,7 +111,11 @@ impl Engine {
                 epoch: state.epoch,
                 clean: reason == Reason::Clean,
                 committed,
-                durable: if self.writes_records() { state.durable.max(committed) } else { committed },
+                durable: if self.writes_records() {
+                    state.durable.max(committed)
+                } else {
+                    committed
+                },
                 last_window: WindowNumber(state.open.number.0 - 1),
                 next_volume: state.next_volume,
                 high_water: state.allocator.high_water(),
@@ -127,7 +142,14 @@ impl Engine {
             volumes,
             discards: pending,
         };
-        Ok(Some(Next { snapshot: Arc::new(snapshot), freed, zones, filter: index.filter, reclaimed, leaves_wanted }))
+        Ok(Some(Next {
+            snapshot: Arc::new(snapshot),
+            freed,
+            zones,
+            filter: index.filter,
+            reclaimed,
+            leaves_wanted,
+        }))
     }
 }
 
@@ -199,10 +221,25 @@ pub(crate) struct Build<'a> {
 }
 
 impl<'a> Build<'a> {
-    pub(crate) fn rebuild(&mut self, table: Table, volume: u32, root: &Root, leaves: &[u64], change: Change<'_>) -> Result<Root> {
+    pub(crate) fn rebuild(
+        &mut self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        leaves: &[u64],
+        change: Change<'_>,
+    ) -> Result<Root> {
         let Build { engine, space, writer, birth, in_place, .. } = self;
-        let in_place = in_place.filter(|_| matches!(table, Table::Map | Table::References | Table::Fingerprints));
-        let mut work = Rebuild { pages: &engine.pages, identity: &engine.identity, space, writer, birth: *birth, in_place };
+        let in_place = in_place
+            .filter(|_| matches!(table, Table::Map | Table::References | Table::Fingerprints));
+        let mut work = Rebuild {
+            pages: &engine.pages,
+            identity: &engine.identity,
+            space,
+            writer,
+            birth: *birth,
+            in_place,
+        };
         rebuild(&mut work, table, volume, root, leaves, change)
     }
 
@@ -233,7 +270,13 @@ impl<'a> Build<'a> {
     fn discards(&mut self, pending: &Ranges) -> Result<(Root, u32)> {
         let all: Vec<Discard> = pending
             .iter()
-            .map(|(volume, start, span)| Discard { volume, keep: span.keep, start, end: span.end, window: span.window })
+            .map(|(volume, start, span)| Discard {
+                volume,
+                keep: span.keep,
+                start,
+                end: span.end,
+                window: span.window,
+            })
             .collect();
         if all.len() as u64 > self.engine.settings.limits.discards {
             return Err(Error::new(Kind::Io, "too many pending discards"));

@@ -1,4 +1,5 @@
-//! The maps of a checkpoint: records and pending discards go into their leaves, and give the changes of reference counts.
+//! The maps of a checkpoint: records and pending discards go into their leaves, and give the
+//! changes of reference counts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,17 +26,27 @@ use crate::{
 };
 
 impl Build<'_> {
-    /// Rewrites the map pages that records changed, and as many as it may of those that pending discards cover. Returns the discards that
-    /// are left.
-    pub(super) fn maps(&mut self, frozen: &Overlay, volumes: &mut BTreeMap<VolumeId, Volume>, discards: &Ranges) -> Result<Ranges> {
+    /// Rewrites the map pages that records changed, and as many as it may of those that pending
+    /// discards cover. Returns the discards that are left.
+    pub(super) fn maps(
+        &mut self,
+        frozen: &Overlay,
+        volumes: &mut BTreeMap<VolumeId, Volume>,
+        discards: &Ranges,
+    ) -> Result<Ranges> {
         let per_leaf = Table::Map.per_leaf();
         let mut left = Ranges::default();
         let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
         let limits = self.engine.settings.limits;
-        let many = 2 * discards.len() as u64 >= limits.discards && !self.engine.settings.has(PlantedBug::DiscardsUnlimited);
+        let many = 2 * discards.len() as u64 >= limits.discards
+            && !self.engine.settings.has(PlantedBug::DiscardsUnlimited);
         let doomed = self.doomed(volumes);
         let many = many || !doomed.is_empty();
-        let mut chosen = if many { self.shortest_first(volumes, discards, &doomed, &mut left)? } else { BTreeMap::new() };
+        let mut chosen = if many {
+            self.shortest_first(volumes, discards, &doomed, &mut left)?
+        } else {
+            BTreeMap::new()
+        };
         for (&id, volume) in volumes.iter_mut() {
             let mine = frozen.entries.addresses(id);
             let mut leaves: BTreeSet<u64> = mine.iter().map(|lba| lba.0 / per_leaf).collect();
@@ -46,7 +57,9 @@ impl Build<'_> {
                     budget -= usize::from(has_room && new);
                     has_room
                 };
-                if let Some(from) = self.take_leaves(volume, start..span.end, &mut leaves, &mut wanted)? {
+                if let Some(from) =
+                    self.take_leaves(volume, start..span.end, &mut leaves, &mut wanted)?
+                {
                     left.insert(id, from, span);
                 }
             }
@@ -60,63 +73,74 @@ impl Build<'_> {
             let engine = self.engine;
             let mut deltas = std::mem::take(&mut self.deltas);
             let mut mapped = self.mapped;
-            volume.map = self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
-                let first = leaf * per_leaf;
-                let mut set = |page: &mut Block, slot: u64, new: MapEntry| {
-                    let old = MapEntry::get(page, slot).ok_or_else(|| Error::new(Kind::Corrupt, "a map entry is damaged"))?;
-                    if old == new {
-                        return Ok(());
-                    }
-                    if let MapEntry::Block { pba, prefix, .. } = old {
-                        deltas.extend(std::iter::repeat_n(Delta::new(pba, Touch::Lower, prefix), lowered));
-                        mapped -= 1;
-                    }
-                    if let MapEntry::Block { pba, prefix, .. } = new {
-                        deltas.push(Delta::new(pba, Touch::Raise, prefix));
-                        mapped += 1;
-                    }
-                    new.set(page, slot);
-                    Ok::<(), Error>(())
-                };
-                // What was pending when the leaf was written last comes first, then the records.
-                let birth = pointer.map_or(WindowNumber(0), |pointer| pointer.birth);
-                let mut applied = false;
-                for (start, span) in discards.meeting(id, first, first + per_leaf) {
-                    applied |= span.window > birth && pointer.is_some();
-                    if span.window > birth && pointer.is_some() {
-                        for lba in start.max(first)..span.end.min(first + per_leaf) {
-                            set(page, lba - first, zeroes(span.keep))?;
+            volume.map =
+                self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
+                    let first = leaf * per_leaf;
+                    let mut set = |page: &mut Block, slot: u64, new: MapEntry| {
+                        let old = MapEntry::get(page, slot)
+                            .ok_or_else(|| Error::new(Kind::Corrupt, "a map entry is damaged"))?;
+                        if old == new {
+                            return Ok(());
+                        }
+                        if let MapEntry::Block { pba, prefix, .. } = old {
+                            deltas.extend(std::iter::repeat_n(
+                                Delta::new(pba, Touch::Lower, prefix),
+                                lowered,
+                            ));
+                            mapped -= 1;
+                        }
+                        if let MapEntry::Block { pba, prefix, .. } = new {
+                            deltas.push(Delta::new(pba, Touch::Raise, prefix));
+                            mapped += 1;
+                        }
+                        new.set(page, slot);
+                        Ok::<(), Error>(())
+                    };
+                    // What was pending when the leaf was written last comes first, then the
+                    // records.
+                    let birth = pointer.map_or(WindowNumber(0), |pointer| pointer.birth);
+                    let mut applied = false;
+                    for (start, span) in discards.meeting(id, first, first + per_leaf) {
+                        applied |= span.window > birth && pointer.is_some();
+                        if span.window > birth && pointer.is_some() {
+                            for lba in start.max(first)..span.end.min(first + per_leaf) {
+                                set(page, lba - first, zeroes(span.keep))?;
+                            }
                         }
                     }
-                }
-                add(&engine.counters.discard_leaves, u64::from(applied));
-                let from = mine.partition_point(|lba| lba.0 < first);
-                for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
-                    let Some(Entry { entry, window }) = frozen.entries.get(id, lba) else { continue };
-                    let covered = discards.get(id, lba.0).is_some_and(|span| span.window > window || bug);
-                    if !covered {
-                        set(page, lba.0 - first, entry)?;
+                    add(&engine.counters.discard_leaves, u64::from(applied));
+                    let from = mine.partition_point(|lba| lba.0 < first);
+                    for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
+                        let Some(Entry { entry, window }) = frozen.entries.get(id, lba) else {
+                            continue;
+                        };
+                        let covered =
+                            discards.get(id, lba.0).is_some_and(|span| span.window > window || bug);
+                        if !covered {
+                            set(page, lba.0 - first, entry)?;
+                        }
                     }
-                }
-                Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
-            })?;
+                    Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
+                })?;
             self.deltas = deltas;
             self.mapped = mapped;
         }
         Ok(left)
     }
 
-    /// The deleted volumes for which the catalogue has no room: their discards end now. Only a store of a program that did not let new volumes wait
-    /// has such.
+    /// The deleted volumes for which the catalogue has no room: their discards end now. Only a
+    /// store of a program that did not let new volumes wait has such.
     fn doomed(&self, volumes: &BTreeMap<VolumeId, Volume>) -> BTreeSet<VolumeId> {
-        let surplus = (volumes.len() as u64).saturating_sub(self.engine.settings.limits.volumes) as usize;
+        let surplus =
+            (volumes.len() as u64).saturating_sub(self.engine.settings.limits.volumes) as usize;
         let forgotten = self.engine.settings.has(PlantedBug::VolumesUnlimited);
         let deleted = volumes.values().filter(|volume| volume.name.is_empty() && !forgotten);
         deleted.map(|volume| volume.id).take(surplus).collect()
     }
 
-    /// Chooses the leaves in which discards are applied when there are many of them: the shortest ones come first, so that as many as possible
-    /// end. Those that the table would have no room for end in any case: only a store of a program that did not make them wait has such.
+    /// Chooses the leaves in which discards are applied when there are many of them: the shortest
+    /// ones come first, so that as many as possible end. Those that the table would have no
+    /// room for end in any case: only a store of a program that did not make them wait has such.
     fn shortest_first(
         &self,
         volumes: &BTreeMap<VolumeId, Volume>,
@@ -126,14 +150,20 @@ impl Build<'_> {
     ) -> Result<Chosen> {
         self.engine.reached.hit(Branch::DiscardsMany);
         let mut room = self.engine.discard_room(&self.engine.state.lock());
-        let mut order: Vec<(VolumeId, u64, Span)> = discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
+        let mut order: Vec<(VolumeId, u64, Span)> =
+            discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
         order.sort_by_key(|(_, start, span)| span.end - start);
-        let too_many = (order.len() as u64).saturating_sub(self.engine.settings.limits.discards) as usize;
+        let too_many =
+            (order.len() as u64).saturating_sub(self.engine.settings.limits.discards) as usize;
         let mut chosen = Chosen::new();
         for (n, (id, start, span)) in order.into_iter().enumerate() {
             let Some(volume) = volumes.get(&id) else { continue };
             let mine = chosen.entry(id).or_default();
-            let mut wanted = |leaf, new: bool| !new || n < too_many || doomed.contains(&id) || room.take(covered(discards, id, leaf));
+            let mut wanted = |leaf, new: bool| {
+                !new || n < too_many
+                    || doomed.contains(&id)
+                    || room.take(covered(discards, id, leaf))
+            };
             if let Some(from) = self.take_leaves(volume, start..span.end, mine, &mut wanted)? {
                 left.insert(id, from, span);
             }
@@ -141,8 +171,8 @@ impl Build<'_> {
         Ok(chosen)
     }
 
-    /// Adds the leaves of a map that exist and meet a range, as long as they are `wanted`, which is told whether they are new among `mine`.
-    /// Returns where the first one begins that is not.
+    /// Adds the leaves of a map that exist and meet a range, as long as they are `wanted`, which is
+    /// told whether they are new among `mine`. Returns where the first one begins that is not.
     fn take_leaves(
         &self,
         volume: &Volume,
@@ -152,7 +182,9 @@ impl Build<'_> {
     ) -> Result<Option<u64>> {
         let per_leaf = Table::Map.per_leaf();
         let mut at = range.start / per_leaf;
-        while let Some(leaf) = self.engine.pages.next_leaf(Table::Map, volume.id.0, &volume.map, at)? {
+        while let Some(leaf) =
+            self.engine.pages.next_leaf(Table::Map, volume.id.0, &volume.map, at)?
+        {
             if leaf * per_leaf >= range.end {
                 break;
             }
@@ -172,5 +204,8 @@ type Chosen = BTreeMap<VolumeId, BTreeSet<u64>>;
 /// How many addresses of a leaf discards cover.
 fn covered(discards: &Ranges, volume: VolumeId, leaf: u64) -> u64 {
     let (first, end) = (leaf * Table::Map.per_leaf(), (leaf + 1) * Table::Map.per_leaf());
-    discards.meeting(volume, first, end).map(|(start, span)| span.end.min(end) - start.max(first)).sum()
+    discards
+        .meeting(volume, first, end)
+        .map(|(start, span)| span.end.min(end) - start.max(first))
+        .sum()
 }

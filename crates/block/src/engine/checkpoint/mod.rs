@@ -1,15 +1,18 @@
 //! Checkpoints: the published records go into the structured tables.
 //!
 //! 1. *freeze*: what is published so far is set aside; new windows are published beside it.
-//! 2. *build*: changed pages are written to new places, leaves first: maps, references, fingerprints, catalogue, discards, the index on
-//!    disk, the zone table.
+//! 2. *build*: changed pages are written to new places, leaves first: maps, references,
+//!    fingerprints, catalogue, discards, the index on disk, the zone table.
 //! 3. *flush*, which a window's flush does as well.
 //! 4. *superblock*, to the place of the older one.
 //! 5. *flush*, again a window's. From here on the checkpoint is true.
-//! 6. *twin*: the same superblock, as the next version, to the other place; *flush*, once more a window's.
-//! 7. *release*, when nobody reads the version before: old pages, blocks without references and carriers become free.
+//! 6. *twin*: the same superblock, as the next version, to the other place; *flush*, once more a
+//!    window's.
+//! 7. *release*, when nobody reads the version before: old pages, blocks without references and
+//!    carriers become free.
 //!
-//! Because of 6 one superblock is enough at any time: when the other one rots, the store that it names is whole.
+//! Because of 6 one superblock is enough at any time: when the other one rots, the store that it
+//! names is whole.
 //!
 //! | crash after | what is found |
 //! |---|---|
@@ -51,8 +54,9 @@ enum Phase {
     Built(Box<Next>, u64),
     /// Superblock written; a flush that begins after number `.1` makes it durable.
     Named(Box<Next>, u64),
-    /// True, and its twin written; a flush that begins after number `.2` makes that durable. With leaves in place it counts as true only then:
-    /// what is written to leaves that only one superblock names could be lost with that one. `.1` is the version before, if it is.
+    /// True, and its twin written; a flush that begins after number `.2` makes that durable. With
+    /// leaves in place it counts as true only then: what is written to leaves that only one
+    /// superblock names could be lost with that one. `.1` is the version before, if it is.
     Twinned(Box<Next>, Option<Arc<Snapshot>>, u64),
     /// Durable twice; readers of the old version are waited for.
     Releasing(Box<Next>, Arc<Snapshot>),
@@ -112,7 +116,8 @@ pub enum CheckpointStep {
 }
 
 impl Engine {
-    /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits for one.
+    /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits
+    /// for one.
     #[must_use]
     pub fn checkpoint_due(&self) -> bool {
         if self.scheme.records() == Records::Nowhere {
@@ -134,7 +139,10 @@ impl Engine {
             return false;
         }
         let state = self.state.lock();
-        !state.active.is_empty() || state.frozen.is_some() || !state.snapshot.discards.is_empty() || state.leaves_wanted
+        !state.active.is_empty()
+            || state.frozen.is_some()
+            || !state.snapshot.discards.is_empty()
+            || state.leaves_wanted
     }
 
     /// True between the steps of a checkpoint.
@@ -151,7 +159,8 @@ impl Engine {
         self.checkpoint_advance(Reason::Changes)
     }
 
-    /// As [`checkpoint_step`](Self::checkpoint_step), also when nothing was published: windows wait for leaves.
+    /// As [`checkpoint_step`](Self::checkpoint_step), also when nothing was published: windows wait
+    /// for leaves.
     pub(crate) fn checkpoint_for_leaves(&self) -> Result<CheckpointStep> {
         self.checkpoint_advance(Reason::Forced)
     }
@@ -167,7 +176,9 @@ impl Engine {
         };
         match std::mem::take(&mut checkpointer.phase) {
             Phase::Idle => {
-                let Some(next) = self.build(&mut checkpointer.deferred, reason).map_err(|e| self.stop(&e))? else {
+                let Some(next) =
+                    self.build(&mut checkpointer.deferred, reason).map_err(|e| self.stop(&e))?
+                else {
                     return Ok(CheckpointStep::Idle);
                 };
                 checkpointer.phase = Phase::Built(Box::new(next), self.want_flush());
@@ -232,13 +243,18 @@ impl Engine {
                 CheckpointStep::NeedsFlush => {
                     self.flush_and_publish()?;
                 }
-                CheckpointStep::Advanced if matches!(self.checkpointing.lock().phase, Phase::Idle) => return Ok(true),
+                CheckpointStep::Advanced
+                    if matches!(self.checkpointing.lock().phase, Phase::Idle) =>
+                {
+                    return Ok(true);
+                }
                 CheckpointStep::Advanced => reason = Reason::Changes,
             }
         }
     }
 
-    /// Checkpoints until all published windows are durable; returns whether it did anything. It stops where a reader is in the way.
+    /// Checkpoints until all published windows are durable; returns whether it did anything. It
+    /// stops where a reader is in the way.
     pub(crate) fn commit_by_checkpoint(&self) -> Result<bool> {
         let published = {
             let state = self.state.lock();
@@ -259,14 +275,16 @@ impl Engine {
         Ok(true)
     }
 
-    /// Makes everything durable, carries it into the tables, and marks the store clean: the next opening has nothing to recover. Nobody may
-    /// be reading. The engine takes no more writes afterwards.
+    /// Makes everything durable, carries it into the tables, and marks the store clean: the next
+    /// opening has nothing to recover. Nobody may be reading. The engine takes no more writes
+    /// afterwards.
     ///
     /// # Errors
     /// `Stopped`, or `Busy` when somebody is reading.
     pub fn close(&self) -> Result<()> {
         self.flush()?;
-        // One that is under way, one for what was published since, and as many as the discards take.
+        // One that is under way, one for what was published since, and as many as the discards
+        // take.
         while self.checkpoint_useful() || !matches!(self.checkpointing.lock().phase, Phase::Idle) {
             if !self.checkpoint_to_end(Reason::Changes)? {
                 return Err(Error::new(Kind::Busy, "a reader is still at work"));
@@ -279,18 +297,23 @@ impl Engine {
         Ok(())
     }
 
-    /// Asks for a flush, and gives the number of the last one that began too early for what was written just now.
+    /// Asks for a flush, and gives the number of the last one that began too early for what was
+    /// written just now.
     fn want_flush(&self) -> u64 {
         let mut state = self.state.lock();
         state.flush_wanted = true;
         state.flushes_begun
     }
 
-    /// Writes the superblock of a version: as the one `before` its number, which is the number of its twin. Versions go to the two places by
-    /// turns, so that none is written over the only good one.
+    /// Writes the superblock of a version: as the one `before` its number, which is the number of
+    /// its twin. Versions go to the two places by turns, so that none is written over the only
+    /// good one.
     pub(crate) fn write_superblock(&self, snapshot: &Snapshot, before: u64) -> Result<()> {
         let sequence = snapshot.state.sequence - before;
-        let superblock = Superblock { fixed: self.fixed.clone(), state: superblock::State { sequence, ..snapshot.state.clone() } };
+        let superblock = Superblock {
+            fixed: self.fixed.clone(),
+            state: superblock::State { sequence, ..snapshot.state.clone() },
+        };
         let place = (sequence % 2) as u32;
         let block = superblock.encode(place);
         let refs = [BlockRef { block: &block, class: Class::Super }];
@@ -322,9 +345,16 @@ impl Engine {
     fn release(&self, deferred: &mut Vec<Pba>, next: Next) {
         let mut state = self.state.lock();
         let pinned = state.pinned();
-        let named = |pba: &&Pba| !self.in_place() && (pinned.contains(pba) || state.active.pins.contains(*pba));
+        let named = |pba: &&Pba| {
+            !self.in_place() && (pinned.contains(pba) || state.active.pins.contains(*pba))
+        };
         let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(named);
-        state.allocator.release(&freed, &next.zones, next.snapshot.state.committed, kept.iter().copied().collect());
+        state.allocator.release(
+            &freed,
+            &next.zones,
+            next.snapshot.state.committed,
+            kept.iter().copied().collect(),
+        );
         state.zone_table = next.snapshot.state.zones;
         state.releases += 1;
         state.releasing = false;

@@ -21,8 +21,8 @@ pub(super) struct IndexOnDisk {
 }
 
 impl Engine {
-    /// Decides whether the index in memory is merged into the one on disk, and sets aside the space for it. Gives the most entries that it
-    /// will have, and the bits that name its pages.
+    /// Decides whether the index in memory is merged into the one on disk, and sets aside the space
+    /// for it. Gives the most entries that it will have, and the bits that name its pages.
     fn reserve_spill(&self) -> Option<(u64, u32)> {
         let mut state = self.state.lock();
         let (most, bits, pages) = self.spill(&state)?;
@@ -30,7 +30,8 @@ impl Engine {
         Some((most, bits))
     }
 
-    /// What a spill of the index would take, when one is due and there is space for it: entries, bits that name a page, pages.
+    /// What a spill of the index would take, when one is due and there is space for it: entries,
+    /// bits that name a page, pages.
     pub(crate) fn spill(&self, state: &State) -> Option<(u64, u32, u64)> {
         let in_memory = {
             let index = self.index.lock();
@@ -46,12 +47,18 @@ impl Engine {
 }
 
 impl Build<'_> {
-    /// Merges the index in memory into the one on disk, when its share of memory is used up and there is space.
+    /// Merges the index in memory into the one on disk, when its share of memory is used up and
+    /// there is space.
     pub(super) fn index(&mut self) -> Result<IndexOnDisk> {
         let engine = self.engine;
         let old = &self.old.state;
-        let unchanged =
-            IndexOnDisk { root: old.index, bits: old.index_bits, entries: old.index_entries, birth: old.index_birth, filter: None };
+        let unchanged = IndexOnDisk {
+            root: old.index,
+            bits: old.index_bits,
+            entries: old.index_entries,
+            birth: old.index_birth,
+            filter: None,
+        };
         let Some((most, bits)) = engine.reserve_spill() else { return Ok(unchanged) };
         engine.reached.hit(Branch::IndexSpilled);
         let pages = 1u64 << bits;
@@ -62,38 +69,52 @@ impl Build<'_> {
         let shift = bits - old.index_bits;
         let mut before: (u64, Vec<Entry>) = (u64::MAX, Vec::new());
         let leaves: Vec<u64> = (0..pages).collect();
-        let root = self.rebuild(Table::Index, 0, &Root::default(), &leaves, &mut |leaf, _, page| {
-            // The old page holds this one's entries and its neighbours', when the table doubles.
-            if before.0 != leaf >> shift {
-                // The index is a hint: what can't be read of it is found again or missed.
-                let found = engine.pages.leaf(Table::Index, 0, &old.index, leaf >> shift).unwrap_or_default();
-                before = (leaf >> shift, found.map_or_else(Vec::new, |(_, page)| paged::entries(&page).collect()));
-            }
-            let (from, to) = (leaf << (HASH_BITS - bits), (leaf + 1) << (HASH_BITS - bits));
-            let mut merged: Vec<Entry> = before.1.iter().filter(|entry| (from..to).contains(&entry.hash)).copied().collect();
-            let per_segment = 1u64 << (HASH_BITS - MemoryIndex::SEGMENTS.trailing_zeros());
-            for number in from / per_segment..to.div_ceil(per_segment) {
-                if segment != number as usize {
-                    (segment, fresh) = (number as usize, memory.segment(number as usize));
+        let root =
+            self.rebuild(Table::Index, 0, &Root::default(), &leaves, &mut |leaf, _, page| {
+                // The old page holds this one's entries and its neighbours', when the table
+                // doubles.
+                if before.0 != leaf >> shift {
+                    // The index is a hint: what can't be read of it is found again or missed.
+                    let found = engine
+                        .pages
+                        .leaf(Table::Index, 0, &old.index, leaf >> shift)
+                        .unwrap_or_default();
+                    before = (
+                        leaf >> shift,
+                        found.map_or_else(Vec::new, |(_, page)| paged::entries(&page).collect()),
+                    );
                 }
-                let first = fresh.partition_point(|entry| entry.hash < from);
-                merged.extend(fresh[first..].iter().take_while(|entry| entry.hash < to));
-            }
-            merged.sort_unstable();
-            merged.dedup();
-            merged.retain(|entry| gone.binary_search(entry).is_err());
-            merged.iter().for_each(|entry| filter.insert(entry.hash));
-            entries += merged.len().min(paged::PER_PAGE) as u64;
-            paged::fill(page, &merged);
-            Ok(true)
-        })?;
+                let (from, to) = (leaf << (HASH_BITS - bits), (leaf + 1) << (HASH_BITS - bits));
+                let mut merged: Vec<Entry> = before
+                    .1
+                    .iter()
+                    .filter(|entry| (from..to).contains(&entry.hash))
+                    .copied()
+                    .collect();
+                let per_segment = 1u64 << (HASH_BITS - MemoryIndex::SEGMENTS.trailing_zeros());
+                for number in from / per_segment..to.div_ceil(per_segment) {
+                    if segment != number as usize {
+                        (segment, fresh) = (number as usize, memory.segment(number as usize));
+                    }
+                    let first = fresh.partition_point(|entry| entry.hash < from);
+                    merged.extend(fresh[first..].iter().take_while(|entry| entry.hash < to));
+                }
+                merged.sort_unstable();
+                merged.dedup();
+                merged.retain(|entry| gone.binary_search(entry).is_err());
+                merged.iter().for_each(|entry| filter.insert(entry.hash));
+                entries += merged.len().min(paged::PER_PAGE) as u64;
+                paged::fill(page, &merged);
+                Ok(true)
+            })?;
         let space = &mut self.space;
         engine.pages.walk(Table::Index, 0, &old.index, &mut |_, pointer, _| {
             space.release(pointer.address);
             Ok(())
         })?;
         engine.state.lock().spilling_pages = 0;
-        // Entries that had found no room are looked for again in the tables; until that is done the table does not count as complete.
+        // Entries that had found no room are looked for again in the tables; until that is done the
+        // table does not count as complete.
         let mut birth = self.birth;
         if memory.refused > 0 || !engine.index_complete() {
             birth = old.index_birth;

@@ -21,13 +21,18 @@ use crate::{
 pub(super) type NewZones = (Root, Vec<(ZoneId, ZoneBitmap)>, u64);
 
 impl Build<'_> {
-    /// Writes the zone table. Its own pages change it: places for them are taken first, until that changes no further page of it.
+    /// Writes the zone table. Its own pages change it: places for them are taken first, until that
+    /// changes no further page of it.
     pub(super) fn zones(&mut self) -> Result<NewZones> {
         let geometry = self.engine.fixed.geometry;
         let per_leaf = Table::Zones.per_leaf();
         let pages = &self.engine.pages;
         let root = self.old.state.zones;
-        let mut edits = Edits { old: self.engine.zones(root), bitmaps: BTreeMap::new(), used: self.old.state.used_blocks };
+        let mut edits = Edits {
+            old: self.engine.zones(root),
+            bitmaps: BTreeMap::new(),
+            used: self.old.state.used_blocks,
+        };
         for (pba, used) in std::mem::take(&mut self.bits) {
             edits.set(geometry, pba, used)?;
         }
@@ -41,7 +46,8 @@ impl Build<'_> {
                 edits.set(geometry, pba, false)?;
                 self.freed.push(pba);
             }
-            let leaves: BTreeSet<u64> = edits.bitmaps.keys().map(|zone| zone.0 / per_leaf).collect();
+            let leaves: BTreeSet<u64> =
+                edits.bitmaps.keys().map(|zone| zone.0 / per_leaf).collect();
             let Some(&last) = leaves.last() else { break };
             let mut height = root.height.max(1);
             while FANOUT.checked_pow(u32::from(height) - 1).is_some_and(|reach| last >= reach) {
@@ -72,16 +78,28 @@ impl Build<'_> {
         taken.sort_unstable();
         let mut beforehand = Beforehand(taken.into_iter());
         let (identity, birth) = (&self.engine.identity, self.birth);
-        let mut work = Rebuild { pages, identity, space: &mut beforehand, writer: &mut self.writer, birth, in_place: None };
+        let mut work = Rebuild {
+            pages,
+            identity,
+            space: &mut beforehand,
+            writer: &mut self.writer,
+            birth,
+            in_place: None,
+        };
         let bitmaps = &edits.bitmaps;
         let root = rebuild(&mut work, Table::Zones, 0, &root, &leaves, &mut |leaf, _, page| {
-            for (&zone, &used) in bitmaps.range(ZoneId(leaf * per_leaf)..ZoneId((leaf + 1) * per_leaf)) {
+            for (&zone, &used) in
+                bitmaps.range(ZoneId(leaf * per_leaf)..ZoneId((leaf + 1) * per_leaf))
+            {
                 ZoneEntry { used }.set(page, zone.0 % per_leaf);
             }
             Ok(true)
         })?;
         if beforehand.0.next().is_some() {
-            return Err(Error::new(Kind::Corrupt, "the zone table has another shape than expected"));
+            return Err(Error::new(
+                Kind::Corrupt,
+                "the zone table has another shape than expected",
+            ));
         }
         Ok((root, edits.bitmaps.into_iter().collect(), edits.used))
     }
@@ -104,8 +122,14 @@ impl Edits<'_> {
         let Some(bitmap) = self.bitmaps.get_mut(&zone) else { return Ok(()) };
         let offset = geometry.offset_of(pba);
         let changed = if used { bitmap.set(offset) } else { bitmap.clear(offset) };
-        if !changed && !self.old.engine.settings.has(PlantedBug::EarlyReuse) && !self.old.engine.settings.has(PlantedBug::DoubleDecrement) {
-            let message = format!("the bitmap of zone {zone} has block {pba} as {} already", if used { "used" } else { "free" });
+        if !changed
+            && !self.old.engine.settings.has(PlantedBug::EarlyReuse)
+            && !self.old.engine.settings.has(PlantedBug::DoubleDecrement)
+        {
+            let message = format!(
+                "the bitmap of zone {zone} has block {pba} as {} already",
+                if used { "used" } else { "free" }
+            );
             return Err(Error::new(Kind::Corrupt, message));
         }
         self.used = if used { self.used + 1 } else { self.used.saturating_sub(1) };
@@ -118,7 +142,9 @@ struct Beforehand(std::vec::IntoIter<Pba>);
 
 impl PageSpace for Beforehand {
     fn allocate(&mut self) -> Result<Pba> {
-        self.0.next().ok_or_else(|| Error::new(Kind::Corrupt, "the zone table has another shape than expected"))
+        self.0.next().ok_or_else(|| {
+            Error::new(Kind::Corrupt, "the zone table has another shape than expected")
+        })
     }
 
     fn release(&mut self, _: Pba) {}

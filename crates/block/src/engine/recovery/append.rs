@@ -44,7 +44,8 @@ impl Engine {
         let mut volumes = snapshot.volumes.clone();
         apply_catalogue(&mut volumes, &state.active.catalogue);
         state.volumes = visible(&volumes);
-        state.next_volume = volumes.keys().map(|id| id.0 + 1).chain([state.next_volume]).max().unwrap_or(1);
+        state.next_volume =
+            volumes.keys().map(|id| id.0 + 1).chain([state.next_volume]).max().unwrap_or(1);
         Ok(())
     }
 
@@ -54,7 +55,8 @@ impl Engine {
         !state.allocator.can_place(blocks) && state.allocator.list.is_pending()
     }
 
-    /// Step 4: windows of records alone, in the next epoch. False when there are too few blocks for them.
+    /// Step 4: windows of records alone, in the next epoch. False when there are too few blocks for
+    /// them.
     pub(super) fn append_again(&self, believed: &[Record]) -> Result<bool> {
         let carriers = believed.len().div_ceil(RECORDS_ALONE) as u64;
         {
@@ -65,7 +67,9 @@ impl Engine {
             let opened = state.allocator.open_ahead(carriers, &zones);
             state.allocator.list.set_recovering(false);
             opened?;
-            if state.allocator.ready_blocks() < carriers || carriers > 0 && self.settings.finds_no_room() {
+            if state.allocator.ready_blocks() < carriers
+                || carriers > 0 && self.settings.finds_no_room()
+            {
                 return Ok(false);
             }
         }
@@ -83,19 +87,30 @@ impl Engine {
                     self.flush_zone_list()?;
                 }
                 let mut state = self.state.lock();
-                assert!(state.allocator.can_place(carriers as u64), "what is ready can be placed when its listing is durable");
+                assert!(
+                    state.allocator.can_place(carriers as u64),
+                    "what is ready can be placed when its listing is durable"
+                );
                 let extents = state.allocator.place(carriers as u64, lane);
-                let addresses = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)));
-                let generations: Vec<u64> = addresses.map(|pba| state.allocator.generation(pba)).collect();
+                let addresses =
+                    extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)));
+                let generations: Vec<u64> =
+                    addresses.map(|pba| state.allocator.generation(pba)).collect();
                 (number, extents, generations)
             };
             let (durable, epoch) = {
                 let state = self.state.lock();
                 (state.durable, state.epoch + 1)
             };
-            let records: Vec<Record> =
-                records.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
-            let addresses: Vec<Pba> = extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
+            let records: Vec<Record> = records
+                .iter()
+                .zip(0..)
+                .map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record })
+                .collect();
+            let addresses: Vec<Pba> = extents
+                .iter()
+                .flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)))
+                .collect();
             let mut plan = Plan { extents, ..Plan::default() };
             for (n, part) in records.chunks(RECORDS_ALONE).enumerate() {
                 let header = Header {

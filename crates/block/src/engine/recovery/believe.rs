@@ -1,4 +1,5 @@
-//! Which records that are newer than the durable window count, and what they mean without the rest of theirs.
+//! Which records that are newer than the durable window count, and what they mean without the rest
+//! of theirs.
 
 use std::collections::BTreeSet;
 
@@ -31,17 +32,27 @@ struct Named {
 impl Named {
     fn of(n: usize, record: &Record) -> Option<Named> {
         match record.change {
-            Change::Block { pba, carried, fingerprint } => Some(Named { n, pba, carried, fingerprint }),
-            Change::Catalogue { pba, fingerprint } => Some(Named { n, pba, carried: true, fingerprint }),
+            Change::Block { pba, carried, fingerprint } => {
+                Some(Named { n, pba, carried, fingerprint })
+            }
+            Change::Catalogue { pba, fingerprint } => {
+                Some(Named { n, pba, carried: true, fingerprint })
+            }
             Change::Range { .. } => None,
         }
     }
 }
 
 impl Engine {
-    /// What the believed records mean when parts of their windows are missing: records of volumes that were never made, or of addresses that
-    /// they never got, go; and a volume that shrank or went takes its blocks along although the range that says so may be lost.
-    pub(super) fn whole_story(&self, snapshot: &Snapshot, durable: &[Record], believed: Vec<Record>) -> Result<Vec<Record>> {
+    /// What the believed records mean when parts of their windows are missing: records of volumes
+    /// that were never made, or of addresses that they never got, go; and a volume that shrank
+    /// or went takes its blocks along although the range that says so may be lost.
+    pub(super) fn whole_story(
+        &self,
+        snapshot: &Snapshot,
+        durable: &[Record],
+        believed: Vec<Record>,
+    ) -> Result<Vec<Record>> {
         let mut volumes = snapshot.volumes.clone();
         for record in durable {
             if let Change::Catalogue { pba, fingerprint } = record.change {
@@ -51,9 +62,13 @@ impl Engine {
         let mut story = Vec::with_capacity(believed.len());
         for record in believed {
             let Change::Catalogue { pba, fingerprint } = record.change else {
-                let room = volumes.get(&record.volume).map_or(0, |volume| volume.blocks.saturating_sub(record.lba.0));
+                let room = volumes
+                    .get(&record.volume)
+                    .map_or(0, |volume| volume.blocks.saturating_sub(record.lba.0));
                 let change = match record.change {
-                    Change::Range { blocks, keep } => Change::Range { blocks: blocks.min(room), keep },
+                    Change::Range { blocks, keep } => {
+                        Change::Range { blocks: blocks.min(room), keep }
+                    }
                     change => change,
                 };
                 if change != record.change && room > 0 {
@@ -90,14 +105,17 @@ impl Engine {
         Ok(story)
     }
 
-    /// The newer records whose block is there: it hashes to their fingerprint. Ranges are believed with their carrier.
+    /// The newer records whose block is there: it hashes to their fingerprint. Ranges are believed
+    /// with their carrier.
     pub(super) fn believe(&self, newer: Vec<Record>) -> Result<Vec<Record>> {
         if self.settings.has(PlantedBug::BelievedUnseen) {
             return Ok(newer);
         }
-        let mut good: Vec<bool> = newer.iter().map(|record| matches!(record.change, Change::Range { .. })).collect();
+        let mut good: Vec<bool> =
+            newer.iter().map(|record| matches!(record.change, Change::Range { .. })).collect();
         let ranges = good.iter().filter(|good| **good).count();
-        let mut named: Vec<Named> = (0..).zip(&newer).filter_map(|(n, record)| Named::of(n, record)).collect();
+        let mut named: Vec<Named> =
+            (0..).zip(&newer).filter_map(|(n, record)| Named::of(n, record)).collect();
         named.retain(|named| named.pba.0 < self.fixed.geometry.blocks());
         // Neighbours are read together.
         named.sort_by_key(|named| named.pba);
@@ -111,15 +129,21 @@ impl Engine {
                 free = left;
             }
             self.disk.read(&mut reads);
-            reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
-            let expanded = batch.iter().zip(&mut buffer).map(|(named, block)| !named.carried || self.expand_in_place(block, named.pba));
+            reads
+                .into_iter()
+                .try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
+            let expanded = batch
+                .iter()
+                .zip(&mut buffer)
+                .map(|(named, block)| !named.carried || self.expand_in_place(block, named.pba));
             let whole: Vec<bool> = expanded.collect();
             let found = self.identity.fingerprinter.many(&buffer.iter().collect::<Vec<_>>());
             for ((named, whole), found) in batch.iter().zip(whole).zip(found) {
                 good[named.n] = whole && found.agrees(&named.fingerprint);
             }
         }
-        let believed: Vec<Record> = newer.iter().zip(&good).filter(|(_, good)| **good).map(|(record, _)| *record).collect();
+        let believed: Vec<Record> =
+            newer.iter().zip(&good).filter(|(_, good)| **good).map(|(record, _)| *record).collect();
         self.reached.add(Branch::RangeBelieved, ranges);
         self.reached.add(Branch::NewerBelieved, believed.len() - ranges);
         self.reached.add(Branch::NewerFallsBack, newer.len() - believed.len());
@@ -135,31 +159,46 @@ impl Engine {
         whole
     }
 
-    pub(in crate::engine) fn read_change(&self, pba: Pba, fingerprint: &Fingerprint) -> Result<CatalogueChange> {
+    pub(in crate::engine) fn read_change(
+        &self,
+        pba: Pba,
+        fingerprint: &Fingerprint,
+    ) -> Result<CatalogueChange> {
         let mut buffer = Block::zeroed_vec(1);
         let mut read = [Read::new(pba, &mut buffer)];
         self.disk.read(&mut read);
         let [read] = read;
         read.result?;
         let mut content = Block::zeroed();
-        let carrier = Carrier::proven(&self.identity, &buffer[0], pba)
-            .ok_or_else(|| Error::new(Kind::Corrupt, format!("the carrier at block {pba}, which changes the catalogue, is damaged")))?;
+        let carrier = Carrier::proven(&self.identity, &buffer[0], pba).ok_or_else(|| {
+            Error::new(
+                Kind::Corrupt,
+                format!("the carrier at block {pba}, which changes the catalogue, is damaged"),
+            )
+        })?;
         carrier.expand(&mut content)?;
         if self.identity.fingerprinter.one(&content) != *fingerprint {
-            return Err(Error::new(Kind::Corrupt, format!("the change of the catalogue at block {pba} is damaged")));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("the change of the catalogue at block {pba} is damaged"),
+            ));
         }
         CatalogueChange::decode(&content)
     }
 }
 
-/// The records without those that later ones supersede, so that they can share windows: in a window blocks are newer than ranges.
+/// The records without those that later ones supersede, so that they can share windows: in a window
+/// blocks are newer than ranges.
 pub(super) fn newest_alone(records: Vec<Record>) -> Vec<Record> {
     let mut written: BTreeSet<(VolumeId, Lba)> = BTreeSet::new();
     let mut dropped = Ranges::default();
     let mut kept: Vec<Record> = Vec::with_capacity(records.len());
     for record in records.into_iter().rev() {
         let keep = match record.change {
-            Change::Block { .. } => dropped.get(record.volume, record.lba.0).is_none() && written.insert((record.volume, record.lba)),
+            Change::Block { .. } => {
+                dropped.get(record.volume, record.lba.0).is_none()
+                    && written.insert((record.volume, record.lba))
+            }
             Change::Range { blocks, keep } => {
                 let span = Span { end: record.lba.0 + blocks, keep, window: WindowNumber(0) };
                 dropped.insert(record.volume, record.lba.0, span);

@@ -1,12 +1,16 @@
-//! Opening a store, after a clean shutdown or a crash (ThinDedup II-B, with the rules that make it safe).
+//! Opening a store, after a clean shutdown or a crash (ThinDedup II-B, with the rules that make it
+//! safe).
 //!
 //! 1. *flush*: what is read from here on is on the medium.
-//! 2. Superblock, zone list, the carriers in the listed zones, and the leftover table. Copies of list pages are brought level; *flush*, if one
-//!    was written.
-//! 3. Records up to the durable window are believed. A newer one is believed only if the block that it names hashes to its fingerprint;
-//!    otherwise the mapping before it stands, whose block was never reused, since reuse needs a checkpoint that holds a newer record.
-//! 4. Believed newer records are appended again, in their order, in windows of the next epoch; *flush*.
-//! 5. *superblock* with the next epoch and the cut: nothing newer than the durable window is looked at again; *flush*; its twin; *flush*.
+//! 2. Superblock, zone list, the carriers in the listed zones, and the leftover table. Copies of
+//!    list pages are brought level; *flush*, if one was written.
+//! 3. Records up to the durable window are believed. A newer one is believed only if the block that
+//!    it names hashes to its fingerprint; otherwise the mapping before it stands, whose block was
+//!    never reused, since reuse needs a checkpoint that holds a newer record.
+//! 4. Believed newer records are appended again, in their order, in windows of the next epoch;
+//!    *flush*.
+//! 5. *superblock* with the next epoch and the cut: nothing newer than the durable window is looked
+//!    at again; *flush*; its twin; *flush*.
 //! 6. The records stay in the active overlay; the store serves.
 //!
 //! | crash after | what is found |
@@ -54,7 +58,10 @@ impl Engine {
         let pages = self.recover_zone_list()?;
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
         let oldest = snapshot.state.oldest_generation;
-        let entries: Vec<Entry> = newest_entries(geometry, &pages)?.into_iter().filter(|entry| entry.generation >= oldest).collect();
+        let entries: Vec<Entry> = newest_entries(geometry, &pages)?
+            .into_iter()
+            .filter(|entry| entry.generation >= oldest)
+            .collect();
         if self.in_place() {
             return self.recover_in_place(&snapshot, pages, &entries);
         }
@@ -70,30 +77,55 @@ impl Engine {
         if self.settings.has(PlantedBug::LeftoverVoid) {
             known.cuts.clear();
         }
-        self.reached.add(Branch::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
+        self.reached
+            .add(Branch::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
 
         let committed = snapshot.state.committed;
         let told = told.max(leftover.durable(&known.cuts));
-        let durable = carriers.iter().map(|found| found.header.durable).chain([told, snapshot.state.durable]).max().unwrap_or_default();
-        // Void carriers count here: those of a recovery that crashed bear the epoch that this one will bring, so its windows must be others.
+        let durable = carriers
+            .iter()
+            .map(|found| found.header.durable)
+            .chain([told, snapshot.state.durable])
+            .max()
+            .unwrap_or_default();
+        // Void carriers count here: those of a recovery that crashed bear the epoch that this one
+        // will bring, so its windows must be others.
         let windows = carriers.iter().chain(&void).map(|found| found.header.window);
-        let seen = windows.chain([durable, snapshot.state.last_window, leftover.seen()]).max().unwrap_or_default();
-        let lost = self.judge_missing(&mut carriers, &snapshot.state, durable, &leftover.carriers(&known.cuts, durable))?;
+        let seen = windows
+            .chain([durable, snapshot.state.last_window, leftover.seen()])
+            .max()
+            .unwrap_or_default();
+        let lost = self.judge_missing(
+            &mut carriers,
+            &snapshot.state,
+            durable,
+            &leftover.carriers(&known.cuts, durable),
+        )?;
         {
             let mut preparer = self.preparing.lock();
             leftover.settle(&known, durable, self.settings.accept_loss, &mut preparer.leftover)?;
-            let with_carriers = carriers.iter().map(|found| found.header.window).filter(|&window| window <= durable);
+            let with_carriers = carriers
+                .iter()
+                .map(|found| found.header.window)
+                .filter(|&window| window <= durable);
             preparer.carriers_through = with_carriers.max().unwrap_or_default();
         }
 
-        let mut records: Vec<Record> = carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
+        let mut records: Vec<Record> =
+            carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
         let in_carriers = records.len();
-        records.extend(leftover.records(&known).filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))));
+        records.extend(
+            leftover
+                .records(&known)
+                .filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))),
+        );
         self.note_in_index(records[in_carriers..].iter());
         records.sort_by_key(|record| record.timestamp);
         // Both places of a leftover page may hold a record.
         records.dedup_by_key(|record| record.timestamp);
-        let newer = records.split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
+        let newer = records.split_off(
+            records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable),
+        );
         let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
         let heard = believed.len();
         let mut believed = believe::newest_alone(believed);
@@ -103,13 +135,17 @@ impl Engine {
         }
 
         // What is published, and which space is in use, have nothing to do with each other.
-        let space = || self.recover_space(&snapshot, pages, entries, &carriers, &records, &believed);
+        let space =
+            || self.recover_space(&snapshot, pages, entries, &carriers, &records, &believed);
         let (pins, overlay) = if records.len() < RECORDS_WORTH_A_THREAD {
             (space()?, overlay_of(&records, &believed))
         } else {
             std::thread::scope(|scope| {
                 let overlay = scope.spawn(|| overlay_of(&records, &believed));
-                Ok((space()?, overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+                Ok((
+                    space()?,
+                    overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                ))
             })?
         };
         self.state.lock().active = Overlay { pins, ..overlay };
@@ -122,12 +158,14 @@ impl Engine {
             state.open = Window::new(seen.next());
         }
         let mut cuts = snapshot.state.cuts.clone();
-        // Without carriers of this epoch, and no window beyond the durable one, there is nothing to void.
+        // Without carriers of this epoch, and no window beyond the durable one, there is nothing to
+        // void.
         let of_this_epoch = carriers.iter().any(|found| found.header.epoch == snapshot.state.epoch);
         if (of_this_epoch || seen != durable) && !self.settings.has(PlantedBug::DroppedReturns) {
             cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
         }
-        // A crash before the end of that checkpoint leaves the superblock as it is, however often it happens.
+        // A crash before the end of that checkpoint leaves the superblock as it is, however often
+        // it happens.
         if cuts.len() > self.settings.limits.cuts && !self.settings.has(PlantedBug::CutsUnlimited) {
             self.reached.hit(Branch::CutsFull);
             return self.commit_recovered(&snapshot, &believed);
@@ -139,12 +177,15 @@ impl Engine {
         self.rise(&snapshot, cuts)
     }
 
-    /// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another cut: a checkpoint takes the records, and its
-    /// superblock is that of the next epoch.
+    /// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another
+    /// cut: a checkpoint takes the records, and its superblock is that of the next epoch.
     fn commit_recovered(&self, snapshot: &Snapshot, believed: &[Record]) -> Result<()> {
         let number = self.state.lock().open.number;
-        let records: Vec<Record> =
-            believed.iter().zip(0..).map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record }).collect();
+        let records: Vec<Record> = believed
+            .iter()
+            .zip(0..)
+            .map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record })
+            .collect();
         self.publish_recovered(snapshot, &records)?;
         {
             let mut state = self.state.lock();

@@ -7,7 +7,9 @@ use parking_lot::Mutex;
 
 use crate::{
     counters::Counters,
-    engine::{Engine, Snapshot, State, catalogue::visible, checkpoint::Checkpointer, prepare::Preparer},
+    engine::{
+        Engine, Snapshot, State, catalogue::visible, checkpoint::Checkpointer, prepare::Preparer,
+    },
     format::{
         catalogue::{Discard, Volume},
         geometry::SUPERBLOCKS,
@@ -27,7 +29,8 @@ use crate::{
     },
 };
 
-/// Reads the newer of the two superblocks of a disk. One is enough: until both places hold a version, nothing of the one before is released.
+/// Reads the newer of the two superblocks of a disk. One is enough: until both places hold a
+/// version, nothing of the one before is released.
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     choose_superblock(disk).map(|(superblock, _)| superblock)
 }
@@ -56,23 +59,28 @@ fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
     let second = found.pop().unwrap_or(superblock::Found::Foreign);
     let first = found.pop().unwrap_or(superblock::Found::Foreign);
     let unread = failed.clone();
-    let damaged = !matches!((&first, &second), (superblock::Found::Good(_), superblock::Found::Good(_)));
+    let damaged =
+        !matches!((&first, &second), (superblock::Found::Good(_), superblock::Found::Good(_)));
     let chosen = superblock::choose(first, second).map_err(|e| match failed {
         Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
         _ => e,
     })?;
     // With copy-on-write trees it may be the only one that holds the newest windows.
-    if let Some(cause) = unread.filter(|_| crate::scheme::scheme(chosen.fixed.scheme).records() == Records::ByCheckpoint) {
+    if let Some(cause) = unread
+        .filter(|_| crate::scheme::scheme(chosen.fixed.scheme).records() == Records::ByCheckpoint)
+    {
         return Err(cause.context("a superblock"));
     }
     Ok((chosen, damaged))
 }
 
 impl Engine {
-    /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as durable is there.
+    /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as
+    /// durable is there.
     ///
     /// # Errors
-    /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair` may help), `Io`.
+    /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair`
+    /// may help), `Io`.
     pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Engine> {
         if !settings.has(PlantedBug::RecoveryUnflushed) {
             disk.flush()?;
@@ -80,7 +88,12 @@ impl Engine {
         let (superblock, damaged) = choose_superblock(&*disk)?;
         superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
             let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
-            Error::new(Kind::Corrupt, format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"))
+            Error::new(
+                Kind::Corrupt,
+                format!(
+                    "the store is cut off: it needs {needs} blocks, but the disk has only {has}"
+                ),
+            )
         })?;
         let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
         engine.reached.add(Branch::SuperblockDamaged, usize::from(damaged));
@@ -89,10 +102,19 @@ impl Engine {
     }
 
     /// The engine as of its last checkpoint, with nothing recovered.
-    fn unrecovered(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings, superblock: Superblock) -> Result<Engine> {
+    fn unrecovered(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        settings: Settings,
+        superblock: Superblock,
+    ) -> Result<Engine> {
         let Superblock { fixed, state } = superblock;
         // The leftover table keeps its records in memory as well.
-        let records_max = if fixed.leftover == Leftover::Table { settings.records_max * 3 / 4 } else { settings.records_max };
+        let records_max = if fixed.leftover == Leftover::Table {
+            settings.records_max * 3 / 4
+        } else {
+            settings.records_max
+        };
         let scheme = crate::scheme::scheme(fixed.scheme);
         let records_max = if scheme.records() == Records::Nowhere { u64::MAX } else { records_max };
         let settings = Settings { records_max, ..settings };
@@ -164,15 +186,20 @@ pub(crate) fn load_snapshot(pages: &Pages, state: superblock::State) -> Result<S
     let mut volumes = BTreeMap::new();
     let per_leaf = Table::Catalogue.per_leaf();
     for n in 0..u64::from(state.volumes) {
-        let (_, page) = pages.leaf(Table::Catalogue, 0, &state.catalogue, n / per_leaf)?.ok_or_else(|| damaged("catalogue"))?;
+        let (_, page) = pages
+            .leaf(Table::Catalogue, 0, &state.catalogue, n / per_leaf)?
+            .ok_or_else(|| damaged("catalogue"))?;
         let volume = Volume::get(&page, n % per_leaf).ok_or_else(|| damaged("catalogue"))?;
         volumes.insert(volume.id, volume);
     }
     let mut discards = Ranges::default();
     let per_leaf = Table::Discards.per_leaf();
     for n in 0..u64::from(state.discards) {
-        let (_, page) = pages.leaf(Table::Discards, 0, &state.pending, n / per_leaf)?.ok_or_else(|| damaged("table of discards"))?;
-        let Discard { volume, keep, start, end, window } = Discard::get(&page, n % per_leaf).ok_or_else(|| damaged("table of discards"))?;
+        let (_, page) = pages
+            .leaf(Table::Discards, 0, &state.pending, n / per_leaf)?
+            .ok_or_else(|| damaged("table of discards"))?;
+        let Discard { volume, keep, start, end, window } =
+            Discard::get(&page, n % per_leaf).ok_or_else(|| damaged("table of discards"))?;
         discards.insert(volume, start, Span { end, keep, window });
     }
     Ok(Snapshot { state, volumes, discards })

@@ -45,24 +45,34 @@ pub(in crate::engine) struct Found {
 }
 
 impl Engine {
-    /// The carriers in the listed zones that no checkpoint holds. A block that can't be read is not a block without a carrier: its records
-    /// may have been acknowledged, and the cut would void them for good.
+    /// The carriers in the listed zones that no checkpoint holds. A block that can't be read is not
+    /// a block without a carrier: its records may have been acknowledged, and the cut would
+    /// void them for good.
     pub(super) fn scan(&self, entries: &[Entry], state: &superblock::State) -> Result<Vec<Found>> {
         let geometry = self.fixed.geometry;
-        // Stretches to read: all of a zone that may still take carriers, the carriers alone of a full one.
+        // Stretches to read: all of a zone that may still take carriers, the carriers alone of a
+        // full one.
         let mut stretches: Vec<(Entry, usize, usize)> = Vec::new();
         for &entry in entries {
             match entry.carriers {
                 None => {
                     for start in (0..geometry.zone_blocks as usize).step_by(SCAN_BLOCKS) {
-                        stretches.push((entry, start, SCAN_BLOCKS.min(geometry.zone_blocks as usize - start)));
+                        stretches.push((
+                            entry,
+                            start,
+                            SCAN_BLOCKS.min(geometry.zone_blocks as usize - start),
+                        ));
                     }
                 }
                 Some(carriers) => {
                     let mut last: Option<(usize, usize)> = None;
                     for n in carriers.iter().take_while(|&n| n < geometry.zone_blocks as usize) {
                         last = match last {
-                            Some((start, end)) if n - end <= SCAN_GAP && n - start < SCAN_BLOCKS => Some((start, n + 1)),
+                            Some((start, end))
+                                if n - end <= SCAN_GAP && n - start < SCAN_BLOCKS =>
+                            {
+                                Some((start, n + 1))
+                            }
                             Some((start, end)) => {
                                 stretches.push((entry, start, end - start));
                                 Some((n, n + 1))
@@ -78,12 +88,17 @@ impl Engine {
         let mut together = SCAN_BATCH_BLOCKS;
         for (entry, start, blocks) in stretches {
             together += blocks;
-            if together > SCAN_BATCH_BLOCKS || batches.last().is_some_and(|batch| batch.len() == SCAN_BATCH_READS) {
+            if together > SCAN_BATCH_BLOCKS
+                || batches.last().is_some_and(|batch| batch.len() == SCAN_BATCH_READS)
+            {
                 together = blocks;
                 batches.push(Vec::new());
             }
             let at = geometry.start_of(entry.zone).plus(start as u64);
-            batches.last_mut().into_iter().for_each(|batch| batch.push(Stretch { at, blocks, generation: entry.generation }));
+            batches
+                .last_mut()
+                .into_iter()
+                .for_each(|batch| batch.push(Stretch { at, blocks, generation: entry.generation }));
         }
         let next = AtomicUsize::new(0);
         let work = || {
@@ -122,14 +137,27 @@ impl Engine {
         reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))
     }
 
-    /// Finds the carriers in blocks that were read, those of this store, zone and time that still count.
-    fn prove(&self, batch: &[Stretch], blocks: &mut [Block], state: &superblock::State, found: &mut Vec<Found>) {
-        let places = batch.iter().flat_map(|stretch| (0..stretch.blocks as u64).map(|n| (stretch.at.plus(n), stretch.generation)));
+    /// Finds the carriers in blocks that were read, those of this store, zone and time that still
+    /// count.
+    fn prove(
+        &self,
+        batch: &[Stretch],
+        blocks: &mut [Block],
+        state: &superblock::State,
+        found: &mut Vec<Found>,
+    ) {
+        let places = batch.iter().flat_map(|stretch| {
+            (0..stretch.blocks as u64).map(|n| (stretch.at.plus(n), stretch.generation))
+        });
         let forged = self.settings.has(PlantedBug::ForgedCarrier);
         let before = found.len();
         let mut likely: Vec<(&mut Block, Pba)> = Vec::new();
         for ((at, generation), block) in places.zip(blocks) {
-            let Some(shape) = Carrier::shape(&self.identity, block).filter(|shape| shape.header.window > state.committed) else { continue };
+            let Some(shape) = Carrier::shape(&self.identity, block)
+                .filter(|shape| shape.header.window > state.committed)
+            else {
+                continue;
+            };
             if forged {
                 found.push(Found {
                     header: Header { address: at, ..shape.header },
@@ -142,10 +170,16 @@ impl Engine {
         }
         for (_, carrier) in Carrier::proven_among(&self.identity, &mut likely) {
             if let Some(records) = carrier.records().collect() {
-                found.push(Found { header: carrier.header, records, void: is_void(&carrier.header, state) });
+                found.push(Found {
+                    header: carrier.header,
+                    records,
+                    void: is_void(&carrier.header, state),
+                });
             }
         }
-        self.note_in_index(found[before..].iter().filter(|found| !found.void).flat_map(|found| &found.records));
+        self.note_in_index(
+            found[before..].iter().filter(|found| !found.void).flat_map(|found| &found.records),
+        );
     }
 
     /// Tells the index where records say that blocks are: a hint, whether they are believed or not.
@@ -165,6 +199,7 @@ fn is_void(&Header { epoch, window, .. }: &Header, state: &superblock::State) ->
         Some(cut) => window > cut.window,
         None => epoch != state.epoch,
     };
-    // A recovery that crashed wrote windows of the next epoch, too; the one after it began behind them.
+    // A recovery that crashed wrote windows of the next epoch, too; the one after it began behind
+    // them.
     cut || state.cuts.iter().any(|cut| cut.epoch < epoch && window < cut.resume)
 }

@@ -1,4 +1,5 @@
-//! The space that is in use when a store is opened: everything that a carrier or a believed record names.
+//! The space that is in use when a store is opened: everything that a carrier or a believed record
+//! names.
 
 use std::collections::BTreeSet;
 
@@ -18,8 +19,9 @@ use crate::{
 };
 
 impl Engine {
-    /// Sets up the allocator: the listed zones are active again, and what is named in them is in use. Returns the blocks that records name:
-    /// what believed ones name is held as well, until they are appended again.
+    /// Sets up the allocator: the listed zones are active again, and what is named in them is in
+    /// use. Returns the blocks that records name: what believed ones name is held as well,
+    /// until they are appended again.
     pub(super) fn recover_space(
         &self,
         snapshot: &Snapshot,
@@ -31,8 +33,12 @@ impl Engine {
     ) -> Result<MixSet<Pba>> {
         let geometry = self.fixed.geometry;
         let mut state = self.state.lock();
-        let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
-        let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
+        let next_generation = pages
+            .iter()
+            .flat_map(|page| page.entries.iter().flatten())
+            .map(|entry| entry.generation + 1);
+        let next_generation =
+            next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
         let mut list = ZoneList::new(geometry, pages, next_generation, self.writes_records());
         #[cfg(feature = "planted-bugs")]
         if self.settings.has(crate::settings::PlantedBug::ListedOnce) {
@@ -43,18 +49,34 @@ impl Engine {
             Change::Block { pba, .. } => Some(pba),
             _ => None,
         });
-        let needed: BTreeSet<_> = carriers.iter().map(|found| found.header.address).chain(named).map(|pba| geometry.zone_of(pba)).collect();
-        let entries: Vec<Entry> = entries.into_iter().filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone)).collect();
+        let needed: BTreeSet<_> = carriers
+            .iter()
+            .map(|found| found.header.address)
+            .chain(named)
+            .map(|pba| geometry.zone_of(pba))
+            .collect();
+        let entries: Vec<Entry> = entries
+            .into_iter()
+            .filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone))
+            .collect();
         list.retain(&entries);
         let mut allocator = Allocator::new(geometry, &snapshot.state, self.fixed.grow, list);
         let source = self.zones(snapshot.state.zones);
         for entry in &entries {
-            allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
+            allocator.recover_zone(
+                entry.zone,
+                entry.generation,
+                entry.carriers.is_some(),
+                &source,
+            )?;
         }
         let mut deferred = Vec::new();
         let mut in_use = |allocator: &mut Allocator, pba: Pba| -> Result<()> {
             if !geometry.holds(pba) {
-                return Err(Error::new(Kind::Corrupt, format!("a record names block {pba}, which holds no data")));
+                return Err(Error::new(
+                    Kind::Corrupt,
+                    format!("a record names block {pba}, which holds no data"),
+                ));
             }
             if allocator.recover_used(pba, &source)? {
                 deferred.push(pba);
@@ -72,9 +94,15 @@ impl Engine {
                 Change::Block { pba, carried, fingerprint } => {
                     pins.insert(pba);
                     in_use(&mut allocator, pba)?;
-                    allocator.note_recovered(pba, WindowNumber::of(record.timestamp), carried, fingerprint);
+                    allocator.note_recovered(
+                        pba,
+                        WindowNumber::of(record.timestamp),
+                        carried,
+                        fingerprint,
+                    );
                 }
-                // A record that an earlier recovery wrote again names the carrier of a window that is void by now.
+                // A record that an earlier recovery wrote again names the carrier of a window that
+                // is void by now.
                 Change::Catalogue { pba, .. } => in_use(&mut allocator, pba)?,
                 Change::Range { .. } => {}
             }

@@ -1,9 +1,10 @@
 //! The zone list as recovery finds it, and brings both copies of each page level.
 //!
-//! A zone has carriers only once both copies list it. So one good copy is enough, whichever it is: what it may lack, because it is the older
-//! one, are zones without carriers. A copy that a crash left torn, that rotted or can't be read, or that lacks a zone of the newer one, is
-//! written anew, as the next version, and flushed before anything else is written: from here on every listed zone may take carriers. A crash
-//! meanwhile leaves it torn again, and the other copy is not touched.
+//! A zone has carriers only once both copies list it. So one good copy is enough, whichever it is:
+//! what it may lack, because it is the older one, are zones without carriers. A copy that a crash
+//! left torn, that rotted or can't be read, or that lacks a zone of the newer one, is written anew,
+//! as the next version, and flushed before anything else is written: from here on every listed zone
+//! may take carriers. A crash meanwhile leaves it torn again, and the other copy is not touched.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,8 @@ use crate::{
 };
 
 impl Engine {
-    /// The current version of every page of the zone list; both of its places tell of all zones in it.
+    /// The current version of every page of the zone list; both of its places tell of all zones in
+    /// it.
     pub(super) fn recover_zone_list(&self) -> Result<Vec<Page>> {
         let mut pages = Vec::new();
         let mut written = false;
@@ -29,16 +31,28 @@ impl Engine {
             copies.sort_by_key(|copy| copy.as_ref().map(|page| page.sequence));
             let [older, newer] = copies;
             let Some(mut page) = newer else {
-                let error = Error::new(Kind::Corrupt, format!("both copies of page {number} of the zone list are damaged"));
+                let error = Error::new(
+                    Kind::Corrupt,
+                    format!("both copies of page {number} of the zone list are damaged"),
+                );
                 return Err(failed.into_iter().fold(error, Error::caused_by));
             };
-            let level = older.as_ref().is_some_and(|older| lists(older, &page) || self.settings.has(PlantedBug::ListedOnce));
+            let level = older.as_ref().is_some_and(|older| {
+                lists(older, &page) || self.settings.has(PlantedBug::ListedOnce)
+            });
             if !level {
-                self.reached.hit(if older.is_some() { Branch::ListCopyBehind } else { Branch::ListCopyDamaged });
+                self.reached.hit(if older.is_some() {
+                    Branch::ListCopyBehind
+                } else {
+                    Branch::ListCopyDamaged
+                });
                 page.sequence = page.sequence.wrapping_add(1);
                 let at = self.fixed.geometry.list_page(number)[(page.sequence % 2) as usize];
                 let block = page.encode(&self.identity, number, at.0);
-                self.disk.write(&[Run { at, blocks: &[BlockRef { block: &block, class: Class::Table }] }])?;
+                self.disk.write(&[Run {
+                    at,
+                    blocks: &[BlockRef { block: &block, class: Class::Table }],
+                }])?;
                 written = true;
             }
             pages.push(page);
@@ -54,12 +68,18 @@ impl Engine {
         let geometry = self.fixed.geometry;
         let first = geometry.list_page(0)[0];
         let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
-        let mut reads: Vec<Read<'_>> = buffer.chunks_mut(1).zip(first.0..).map(|(into, at)| Read::new(Pba(at), into)).collect();
+        let mut reads: Vec<Read<'_>> = buffer
+            .chunks_mut(1)
+            .zip(first.0..)
+            .map(|(into, at)| Read::new(Pba(at), into))
+            .collect();
         self.disk.read(&mut reads);
         let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
         let copy = |page: u32, place: usize| {
             let n = page as usize * 2 + place;
-            results[n].is_ok().then(|| Page::decode(&self.identity, &buffer[n], page, geometry.list_page(page)[place].0))?
+            results[n].is_ok().then(|| {
+                Page::decode(&self.identity, &buffer[n], page, geometry.list_page(page)[place].0)
+            })?
         };
         let copies = (0..geometry.list_pages).map(|page| [copy(page, 0), copy(page, 1)]).collect();
         (copies, results.into_iter().find_map(Result::err))
@@ -68,7 +88,13 @@ impl Engine {
 
 /// True when the older copy of a page lists every zone that the newer one does.
 fn lists(older: &Page, newer: &Page) -> bool {
-    let known = |entry: &Entry| older.entries.iter().flatten().any(|old| (old.zone, old.generation) == (entry.zone, entry.generation));
+    let known = |entry: &Entry| {
+        older
+            .entries
+            .iter()
+            .flatten()
+            .any(|old| (old.zone, old.generation) == (entry.zone, entry.generation))
+    };
     newer.entries.iter().flatten().all(known)
 }
 
@@ -77,7 +103,10 @@ pub(super) fn newest_entries(geometry: Geometry, pages: &[Page]) -> Result<Vec<E
     let mut newest: BTreeMap<ZoneId, Entry> = BTreeMap::new();
     for entry in pages.iter().flat_map(|page| page.entries.iter().flatten()) {
         if !(geometry.first_zone().0..geometry.zones).contains(&entry.zone.0) {
-            return Err(Error::new(Kind::Corrupt, format!("the zone list names zone {}, which there is not", entry.zone)));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("the zone list names zone {}, which there is not", entry.zone),
+            ));
         }
         let known = newest.entry(entry.zone).or_insert(*entry);
         if entry.generation > known.generation {

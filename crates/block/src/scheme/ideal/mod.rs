@@ -1,5 +1,6 @@
-//! The ideal: deduplication without any metadata on the disk, which no real store can reach. It loses everything at the first crash and is
-//! never served; the laboratory measures the others against it.
+//! The ideal: deduplication without any metadata on the disk, which no real store can reach. It
+//! loses everything at the first crash and is never served; the laboratory measures the others
+//! against it.
 
 use super::{Records, Scheme};
 

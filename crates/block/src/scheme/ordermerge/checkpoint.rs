@@ -1,12 +1,17 @@
-//! Checkpoints with leaves in place: what waits is written, blocks without links are reclaimed, leaves are made and dropped.
+//! Checkpoints with leaves in place: what waits is written, blocks without links are reclaimed,
+//! leaves are made and dropped.
 //!
 //! 1. *what waits*: all counts that fall and all fingerprints go out, in place.
-//! 2. *reclaim*: a block that counts 1, and that no window on its way names, loses its fingerprint, in place. From then on it can't be found. Its
-//!    bit in the zone table goes with this checkpoint, and its count after the superblock is durable: of a free block the count means nothing.
-//! 3. *leaves*: those that windows wait for, and neighbours, twice as many each time, are made; those of deleted volumes go.
+//! 2. *reclaim*: a block that counts 1, and that no window on its way names, loses its fingerprint,
+//!    in place. From then on it can't be found. Its bit in the zone table goes with this
+//!    checkpoint, and its count after the superblock is durable: of a free block the count means
+//!    nothing.
+//! 3. *leaves*: those that windows wait for, and neighbours, twice as many each time, are made;
+//!    those of deleted volumes go.
 //!
-//! The checkpoint's first flush makes all of that durable before the superblock. A crash before it leaves blocks without links that count 1,
-//! with or without a fingerprint: recovery, or the recount, finds them again.
+//! The checkpoint's first flush makes all of that durable before the superblock. A crash before it
+//! leaves blocks without links that count 1, with or without a fingerprint: recovery, or the
+//! recount, finds them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +31,8 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// Leaves of fingerprints in which one checkpoint reclaims blocks, at most: 8 MiB are held for them.
+/// Leaves of fingerprints in which one checkpoint reclaims blocks, at most: 8 MiB are held for
+/// them.
 const RECLAIMED_LEAVES_MAX: usize = 2048;
 
 /// Blocks that a checkpoint reclaims.
@@ -47,7 +53,11 @@ impl Build<'_> {
     ) -> Result<((Root, Root), Reclaimed)> {
         let candidates: BTreeSet<Pba> = frozen.unlinked.iter().copied().chain(put_off).collect();
         let reclaimed = self.engine.reclaim(candidates)?;
-        let allocated: BTreeSet<Pba> = frozen.allocated.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n))).collect();
+        let allocated: BTreeSet<Pba> = frozen
+            .allocated
+            .iter()
+            .flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)))
+            .collect();
         let gone: BTreeSet<Pba> = reclaimed.blocks.iter().copied().collect();
         self.bits.extend(allocated.difference(&gone).map(|&pba| (pba, true)));
         self.bits.extend(gone.difference(&allocated).map(|&pba| (pba, false)));
@@ -63,7 +73,8 @@ impl Build<'_> {
             } else if let Some(wanted) = wanted.get(&id) {
                 let last = volume.blocks.div_ceil(Table::Map.per_leaf());
                 let leaves = self.missing(Table::Map, id, &volume.map, wanted, last)?;
-                volume.map = self.rebuild(Table::Map, id.0, &volume.map, &leaves, &mut |_, _, _| Ok(true))?;
+                volume.map =
+                    self.rebuild(Table::Map, id.0, &volume.map, &leaves, &mut |_, _, _| Ok(true))?;
             }
         }
         volumes.retain(|_, volume| !volume.name.is_empty());
@@ -76,18 +87,36 @@ impl Build<'_> {
     /// Lets go of all pages of a deleted volume's map: nothing is linked in it any more.
     fn drop_tree(&mut self, id: VolumeId, map: &Root) -> Result<Root> {
         let mut leaves = Vec::new();
-        while let Some(leaf) = self.engine.pages.next_leaf(Table::Map, id.0, map, leaves.last().map_or(0, |last| last + 1))? {
+        while let Some(leaf) = self.engine.pages.next_leaf(
+            Table::Map,
+            id.0,
+            map,
+            leaves.last().map_or(0, |last| last + 1),
+        )? {
             leaves.push(leaf);
         }
         self.rebuild(Table::Map, id.0, map, &leaves, &mut |_, _, _| Ok(false))
     }
 
-    /// Those of the `wanted` leaves of a map that do not exist, and as many of their neighbours as there is space for.
-    fn missing(&self, table: Table, volume: VolumeId, root: &Root, wanted: &BTreeSet<u64>, end: u64) -> Result<Vec<u64>> {
+    /// Those of the `wanted` leaves of a map that do not exist, and as many of their neighbours as
+    /// there is space for.
+    fn missing(
+        &self,
+        table: Table,
+        volume: VolumeId,
+        root: &Root,
+        wanted: &BTreeSet<u64>,
+        end: u64,
+    ) -> Result<Vec<u64>> {
         let engine = self.engine;
         let missing_of = |numbers: &[u64]| -> Result<BTreeSet<u64>> {
             let pointers = engine.pages.leaf_pointers(table, volume.0, root, numbers)?;
-            Ok(numbers.iter().zip(pointers).filter(|(_, pointer)| pointer.is_none()).map(|(&number, _)| number).collect())
+            Ok(numbers
+                .iter()
+                .zip(pointers)
+                .filter(|(_, pointer)| pointer.is_none())
+                .map(|(&number, _)| number)
+                .collect())
         };
         let mut leaves = missing_of(&wanted.iter().copied().collect::<Vec<u64>>())?;
         if leaves.is_empty() {
@@ -99,7 +128,8 @@ impl Build<'_> {
             *growth = (*growth * 2).clamp(1, FANOUT);
             *growth
         };
-        let near: BTreeSet<u64> = leaves.iter().flat_map(|&leaf| leaf + 1..(leaf + ahead).min(end)).collect();
+        let near: BTreeSet<u64> =
+            leaves.iter().flat_map(|&leaf| leaf + 1..(leaf + ahead).min(end)).collect();
         let near = missing_of(&near.into_iter().collect::<Vec<u64>>())?;
         if engine.has_spare(&engine.state.lock(), 2 * near.len() as u64) {
             leaves.extend(near);
@@ -107,16 +137,28 @@ impl Build<'_> {
         Ok(leaves.into_iter().collect())
     }
 
-    /// The table of references (0) or of fingerprints (1), with leaves for all zones that were used; as many again when there is space.
+    /// The table of references (0) or of fingerprints (1), with leaves for all zones that were
+    /// used; as many again when there is space.
     fn block_table(&mut self, which: usize) -> Result<Root> {
         let engine = self.engine;
-        let (table, root) = [(Table::References, self.old.state.references), (Table::Fingerprints, self.old.state.fingerprints)][which];
+        let (table, root) = [
+            (Table::References, self.old.state.references),
+            (Table::Fingerprints, self.old.state.fingerprints),
+        ][which];
         let (have, want) = {
             let state = engine.state.lock();
-            let (have, want) = (state.block_leaves[which], engine.block_leaves_wanted(&state, table, 0));
+            let (have, want) =
+                (state.block_leaves[which], engine.block_leaves_wanted(&state, table, 0));
             let all = engine.fixed.geometry.blocks().div_ceil(table.per_leaf());
             let more = (2 * have).clamp(want, all.max(want));
-            (have, if want > have && engine.has_spare(&state, 2 * (more - have)) { more } else { want })
+            (
+                have,
+                if want > have && engine.has_spare(&state, 2 * (more - have)) {
+                    more
+                } else {
+                    want
+                },
+            )
         };
         let leaves: Vec<u64> = (have..want).collect();
         let root = self.rebuild(table, 0, &root, &leaves, &mut |_, _, _| Ok(true))?;
@@ -140,9 +182,19 @@ impl State {
     /// Blocks that windows on their way are about to link.
     pub(crate) fn pinned(&self) -> BTreeSet<Pba> {
         let mut pinned: BTreeSet<Pba> = BTreeSet::new();
-        pinned.extend(self.flights.iter().filter_map(|flight| flight.plan.as_ref()).flat_map(|plan| plan.pins.iter().copied()));
+        pinned.extend(
+            self.flights
+                .iter()
+                .filter_map(|flight| flight.plan.as_ref())
+                .flat_map(|plan| plan.pins.iter().copied()),
+        );
         let windows = self.flights.iter().map(|flight| &*flight.window).chain([&self.open]);
-        pinned.extend(windows.flat_map(|window| &window.blocks).filter_map(|block| block.placed).map(|placed| placed.pba));
+        pinned.extend(
+            windows
+                .flat_map(|window| &window.blocks)
+                .filter_map(|block| block.placed)
+                .map(|placed| placed.pba),
+        );
         pinned
     }
 }
@@ -151,34 +203,51 @@ impl Engine {
     /// Leaves of a table of blocks that all zones in use need, and `ahead` more blocks.
     pub(crate) fn block_leaves_wanted(&self, state: &State, table: Table, ahead: u64) -> u64 {
         let geometry = self.fixed.geometry;
-        let blocks = (state.allocator.high_water() * geometry.zone_blocks + ahead).min(geometry.blocks());
+        let blocks =
+            (state.allocator.high_water() * geometry.zone_blocks + ahead).min(geometry.blocks());
         blocks.div_ceil(table.per_leaf())
     }
 
-    /// Takes the fingerprints of blocks without links, so that they can't be found any more, and writes all that waits.
+    /// Takes the fingerprints of blocks without links, so that they can't be found any more, and
+    /// writes all that waits.
     fn reclaim(&self, candidates: BTreeSet<Pba>) -> Result<Reclaimed> {
         let _merger = self.merging.lock();
         let mut reclaimed = Reclaimed::default();
         let mut candidates: Vec<Pba> = candidates.into_iter().collect();
         let leaf = |pba: &Pba| pba.0 / Table::Fingerprints.per_leaf();
-        let most = candidates.chunk_by(|one, other| leaf(one) == leaf(other)).take(RECLAIMED_LEAVES_MAX).map(<[Pba]>::len).sum();
+        let most = candidates
+            .chunk_by(|one, other| leaf(one) == leaf(other))
+            .take(RECLAIMED_LEAVES_MAX)
+            .map(<[Pba]>::len)
+            .sum();
         reclaimed.put_off = candidates.split_off(most);
         let snapshot = self.snapshot();
-        let counts = self.block_leaves(&snapshot, Table::References, candidates.iter().copied())?.unwrap_or_default();
-        let fingerprints = self.block_leaves(&snapshot, Table::Fingerprints, candidates.iter().copied())?.unwrap_or_default();
+        let counts = self
+            .block_leaves(&snapshot, Table::References, candidates.iter().copied())?
+            .unwrap_or_default();
+        let fingerprints = self
+            .block_leaves(&snapshot, Table::Fingerprints, candidates.iter().copied())?
+            .unwrap_or_default();
         self.pages.hold(&counts)?;
         self.pages.hold(&fingerprints)?;
         {
             let now = self.clock.now();
             let mut state = self.state.lock();
-            let pinned = if self.settings.has(PlantedBug::ReclaimedInUse) { BTreeSet::new() } else { state.pinned() };
+            let pinned = if self.settings.has(PlantedBug::ReclaimedInUse) {
+                BTreeSet::new()
+            } else {
+                state.pinned()
+            };
             let mut index = self.index.lock();
             let mut held = self.pages.held();
             for pba in candidates {
-                let (Some((count, at)), Some((fingerprint, slot))) = (place_in(&counts, pba.0), place_in(&fingerprints, pba.0)) else {
+                let (Some((count, at)), Some((fingerprint, slot))) =
+                    (place_in(&counts, pba.0), place_in(&fingerprints, pba.0))
+                else {
                     continue;
                 };
-                if held.get(count).is_none_or(|page| ReferenceEntry::get(&page, at).references != 1) {
+                if held.get(count).is_none_or(|page| ReferenceEntry::get(&page, at).references != 1)
+                {
                     continue;
                 }
                 if pinned.contains(&pba) {
@@ -187,7 +256,9 @@ impl Engine {
                 }
                 let known = state.allocator.fresh(pba).map(|(fingerprint, _)| fingerprint);
                 let stored = held.get(fingerprint).map(|page| page::fingerprint(&page, slot));
-                for fingerprint in known.into_iter().chain(stored).filter(|found| *found != Fingerprint::default()) {
+                for fingerprint in
+                    known.into_iter().chain(stored).filter(|found| *found != Fingerprint::default())
+                {
                     index.remove(hash_of(fingerprint.prefix()), pba);
                 }
                 state.allocator.forget(pba);
@@ -206,8 +277,9 @@ impl Engine {
         Ok(reclaimed)
     }
 
-    /// Takes the counts of blocks that are free, since the checkpoint that has them so is durable, or are about to hold pages: a page never has
-    /// a count, so that nobody takes it for a block without links.
+    /// Takes the counts of blocks that are free, since the checkpoint that has them so is durable,
+    /// or are about to hold pages: a page never has a count, so that nobody takes it for a
+    /// block without links.
     pub(crate) fn forget_counts(&self, blocks: &[Pba]) -> Result<()> {
         if blocks.is_empty() || !self.in_place() {
             return Ok(());
@@ -215,9 +287,12 @@ impl Engine {
         let _merger = self.merging.lock();
         let snapshot = self.snapshot();
         // Where there is no leaf there is no count.
-        let covered = self.leaves_in(Table::References, &snapshot.state.references)? * Table::References.per_leaf();
+        let covered = self.leaves_in(Table::References, &snapshot.state.references)?
+            * Table::References.per_leaf();
         let blocks: Vec<Pba> = blocks.iter().copied().filter(|pba| pba.0 < covered).collect();
-        let leaves = self.block_leaves(&snapshot, Table::References, blocks.iter().copied())?.unwrap_or_default();
+        let leaves = self
+            .block_leaves(&snapshot, Table::References, blocks.iter().copied())?
+            .unwrap_or_default();
         self.pages.hold(&leaves)?;
         let now = self.clock.now();
         {

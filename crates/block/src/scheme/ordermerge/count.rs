@@ -1,5 +1,6 @@
-//! Level 0: the data of a window, and the counts of all blocks that its links will name. Data is written at once, counts with the next flush, when
-//! all windows that wait for it have changed their leaves.
+//! Level 0: the data of a window, and the counts of all blocks that its links will name. Data is
+//! written at once, counts with the next flush, when all windows that wait for it have changed
+//! their leaves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,8 +23,9 @@ use crate::{
 };
 
 impl Engine {
-    /// Writes the data of the oldest prepared window, and counts its links. False when there is none, or when it needs leaves, or the new size
-    /// of a volume, that only a checkpoint makes: it is asked for then.
+    /// Writes the data of the oldest prepared window, and counts its links. False when there is
+    /// none, or when it needs leaves, or the new size of a volume, that only a checkpoint
+    /// makes: it is asked for then.
     ///
     /// # Errors
     /// The first failed write stops all writes.
@@ -31,7 +33,11 @@ impl Engine {
         let mut merger = self.merging.lock();
         let Some((window, plan, snapshot)) = self.next_prepared() else { return Ok(false) };
         let ready = !self.state.lock().resize_waits(&window);
-        let leaves = if ready { self.leaves_of(&snapshot, &window, &plan).map_err(|e| self.stop(&e))? } else { None };
+        let leaves = if ready {
+            self.leaves_of(&snapshot, &window, &plan).map_err(|e| self.stop(&e))?
+        } else {
+            None
+        };
         let Some(leaves) = leaves else {
             let mut state = self.state.lock();
             state.leaves_wanted = true;
@@ -67,7 +73,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Writes the counts of all windows whose data was written, each leaf once. The flush that comes next makes them sound.
+    /// Writes the counts of all windows whose data was written, each leaf once. The flush that
+    /// comes next makes them sound.
     pub(super) fn write_counts(&self, merger: &mut Merger) -> Result<()> {
         let mut leaves = std::mem::take(&mut merger.counted);
         leaves.sort_unstable_by_key(|pointer| pointer.address);
@@ -90,11 +97,18 @@ impl Engine {
         Some((flight.window.clone(), flight.plan.clone()?, state.snapshot.clone()))
     }
 
-    /// The leaves that count the window's links. `None` when one of them, or of those that its later steps change, does not exist.
-    fn leaves_of(&self, snapshot: &Snapshot, window: &Window, plan: &Plan) -> Result<Option<Vec<(PageId, Pointer)>>> {
+    /// The leaves that count the window's links. `None` when one of them, or of those that its
+    /// later steps change, does not exist.
+    fn leaves_of(
+        &self,
+        snapshot: &Snapshot,
+        window: &Window,
+        plan: &Plan,
+    ) -> Result<Option<Vec<(PageId, Pointer)>>> {
         for (volume, leaves) in window.map_leaves() {
             let Some(volume_now) = snapshot.volumes.get(&volume) else { return Ok(None) };
-            let pointers = self.pages.leaf_pointers(Table::Map, volume.0, &volume_now.map, &leaves)?;
+            let pointers =
+                self.pages.leaf_pointers(Table::Map, volume.0, &volume_now.map, &leaves)?;
             if pointers.contains(&None) {
                 return Ok(None);
             }
@@ -116,7 +130,8 @@ impl Engine {
         for (pba, links) in links {
             let Some((pointer, slot)) = place_in(leaves, pba.0) else { continue };
             held.change(pointer, now, |page| {
-                let before = if new.contains(&pba) { 1 } else { ReferenceEntry::get(page, slot).references };
+                let before =
+                    if new.contains(&pba) { 1 } else { ReferenceEntry::get(page, slot).references };
                 let references = before.saturating_add(links).min(ReferenceEntry::SATURATED);
                 ReferenceEntry { references, carried: false }.set(page, slot);
                 true
@@ -124,13 +139,18 @@ impl Engine {
         }
     }
 
-    /// Writes the next versions of leaves that changed; they are durable with the next flush. Gives the number of the last one that began
-    /// before, and how many leaves were written.
+    /// Writes the next versions of leaves that changed; they are durable with the next flush. Gives
+    /// the number of the last one that began before, and how many leaves were written.
     pub(super) fn write_leaves(&self, leaves: &[Pointer]) -> Result<(u64, u64)> {
         let note = self.state.lock().flushes_begun;
         let pages = self.pages.held().write(&self.identity, leaves, note);
-        let refs: Vec<BlockRef<'_>> = pages.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();
-        let runs: Vec<Run<'_>> = pages.iter().zip(refs.chunks(1)).map(|(page, blocks)| Run { at: page.at, blocks }).collect();
+        let refs: Vec<BlockRef<'_>> =
+            pages.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();
+        let runs: Vec<Run<'_>> = pages
+            .iter()
+            .zip(refs.chunks(1))
+            .map(|(page, blocks)| Run { at: page.at, blocks })
+            .collect();
         if !runs.is_empty() {
             self.disk.write(&runs)?;
         }
@@ -139,11 +159,16 @@ impl Engine {
 }
 
 impl State {
-    /// True when no checkpoint holds a new size, given before `window`, of a volume that the window changes. A crash would leave its links
-    /// beyond the end.
+    /// True when no checkpoint holds a new size, given before `window`, of a volume that the window
+    /// changes. A crash would leave its links beyond the end.
     fn resize_waits(&self, window: &Window) -> bool {
-        let before = self.flights.iter().map(|flight| &flight.window).take_while(|earlier| earlier.number < window.number);
-        let pending = self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);
+        let before = self
+            .flights
+            .iter()
+            .map(|flight| &flight.window)
+            .take_while(|earlier| earlier.number < window.number);
+        let pending =
+            self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);
         pending.chain(before.flat_map(|earlier| &earlier.catalogue)).any(|change| match change {
             CatalogueChange::Resize { id, .. } => window.changes(*id),
             _ => false,
@@ -164,7 +189,8 @@ impl Plan {
 impl Window {
     /// True when the window has blocks or ranges of a volume.
     fn changes(&self, volume: VolumeId) -> bool {
-        self.blocks.iter().any(|block| block.live && block.volume == volume) || self.ranges.iter().any(|(of, _, _)| of == volume)
+        self.blocks.iter().any(|block| block.live && block.volume == volume)
+            || self.ranges.iter().any(|(of, _, _)| of == volume)
     }
 
     /// The leaves of maps in which the window has blocks.

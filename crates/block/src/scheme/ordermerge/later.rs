@@ -1,5 +1,5 @@
-//! What nobody waits for: counts that fall, fingerprints of new blocks. Leaves that are written anyway take such changes along; after a while the
-//! others are written alone.
+//! What nobody waits for: counts that fall, fingerprints of new blocks. Leaves that are written
+//! anyway take such changes along; after a while the others are written alone.
 
 use std::time::Duration;
 
@@ -16,12 +16,18 @@ use crate::{
 const WAITING_MAX: usize = 2048;
 
 impl Engine {
-    /// Lets the counts fall of blocks whose unlinking is durable, and takes the fingerprints of blocks whose links are.
+    /// Lets the counts fall of blocks whose unlinking is durable, and takes the fingerprints of
+    /// blocks whose links are.
     pub(super) fn lower(&self, merger: &mut Merger) -> Result<()> {
-        let (unlinked, stored) = (std::mem::take(&mut merger.unlinked), std::mem::take(&mut merger.stored));
+        let (unlinked, stored) =
+            (std::mem::take(&mut merger.unlinked), std::mem::take(&mut merger.stored));
         let snapshot = self.snapshot();
-        let counts = self.block_leaves(&snapshot, Table::References, unlinked.iter().copied())?.unwrap_or_default();
-        let fingerprints = self.block_leaves(&snapshot, Table::Fingerprints, stored.iter().map(|(pba, _)| *pba))?.unwrap_or_default();
+        let counts = self
+            .block_leaves(&snapshot, Table::References, unlinked.iter().copied())?
+            .unwrap_or_default();
+        let fingerprints = self
+            .block_leaves(&snapshot, Table::Fingerprints, stored.iter().map(|(pba, _)| *pba))?
+            .unwrap_or_default();
         self.pages.hold(&counts)?;
         self.pages.hold(&fingerprints)?;
         add(&self.counters.in_place_changes, (unlinked.len() + stored.len()) as u64);
@@ -55,18 +61,29 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the leaves whose changes have waited long enough, or `all`. They are durable with the next flush.
+    /// Writes the leaves whose changes have waited long enough, or `all`. They are durable with the
+    /// next flush.
     pub(super) fn write_later(&self, all: bool) -> Result<()> {
         let due: Vec<Pointer> = {
             let mut held = self.pages.held();
             let now = self.clock.now();
             let delay = self.settings.delay;
-            if !all && held.changes() <= WAITING_MAX && held.oldest().is_none_or(|since| since + delay > now) {
+            if !all
+                && held.changes() <= WAITING_MAX
+                && held.oldest().is_none_or(|since| since + delay > now)
+            {
                 return Ok(());
             }
             let changed = held.changed();
-            let late = |n: usize, since: Duration| all || since + delay <= now || changed.len() - n > WAITING_MAX;
-            changed.iter().enumerate().filter(|&(n, &(since, _))| late(n, since)).map(|(_, &(_, pointer))| pointer).collect()
+            let late = |n: usize, since: Duration| {
+                all || since + delay <= now || changed.len() - n > WAITING_MAX
+            };
+            changed
+                .iter()
+                .enumerate()
+                .filter(|&(n, &(since, _))| late(n, since))
+                .map(|(_, &(_, pointer))| pointer)
+                .collect()
         };
         let (_, written) = self.write_leaves(&due)?;
         add(&self.counters.in_place_blocks, written);
@@ -74,7 +91,8 @@ impl Engine {
         Ok(())
     }
 
-    /// As [`write_later`](Self::write_later), in a moment without anything else to do. Returns whether anything was due.
+    /// As [`write_later`](Self::write_later), in a moment without anything else to do. Returns
+    /// whether anything was due.
     pub(crate) fn write_delayed(&self) -> Result<bool> {
         if !self.in_place() {
             return Ok(false);

@@ -22,7 +22,8 @@ use crate::{
     window::{Plan, Window},
 };
 
-/// Leaves that a range changes between two flushes: their blocks' counts fall in between, so that memory does not grow with the range.
+/// Leaves that a range changes between two flushes: their blocks' counts fall in between, so that
+/// memory does not grow with the range.
 const RANGE_LEAVES: usize = 1024;
 
 /// What a step of linking changed.
@@ -33,7 +34,8 @@ struct Linked {
 }
 
 impl Engine {
-    /// One flush; windows that were linked before it are durable, and those that it made sound are linked. Returns whether anything waited.
+    /// One flush; windows that were linked before it are durable, and those that it made sound are
+    /// linked. Returns whether anything waited.
     ///
     /// # Errors
     /// A failed write or flush stops all writes.
@@ -78,8 +80,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs the steps until every window that was written is durable, and every change of the catalogue; and makes the leaves that the next
-    /// window waits for. Returns whether it did anything.
+    /// Runs the steps until every window that was written is durable, and every change of the
+    /// catalogue; and makes the leaves that the next window waits for. Returns whether it did
+    /// anything.
     ///
     /// # Errors
     /// As [`flush_merged`](Self::flush_merged).
@@ -95,7 +98,8 @@ impl Engine {
         Ok(self.make_leaves()? || settled)
     }
 
-    /// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything; it stops where a reader is in the way.
+    /// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything;
+    /// it stops where a reader is in the way.
     fn make_leaves(&self) -> Result<bool> {
         let mut made = false;
         while self.state.lock().leaves_wanted {
@@ -118,10 +122,12 @@ impl Engine {
             let done = state.flushes_done;
             let waiting = state.flights.iter().skip_while(|flight| flight.stage == Stage::Linked);
             let sound = waiting.take_while(|flight| {
-                flight.stage == Stage::Written && (early || flight.written_before.is_some_and(|before| before < done))
+                flight.stage == Stage::Written
+                    && (early || flight.written_before.is_some_and(|before| before < done))
             });
-            let sound: Vec<(Arc<Window>, Arc<Plan>)> =
-                sound.filter_map(|flight| Some((flight.window.clone(), flight.plan.clone()?))).collect();
+            let sound: Vec<(Arc<Window>, Arc<Plan>)> = sound
+                .filter_map(|flight| Some((flight.window.clone(), flight.plan.clone()?)))
+                .collect();
             (sound, state.snapshot.clone())
         };
         let mut linked = Linked::default();
@@ -147,17 +153,33 @@ impl Engine {
     }
 
     /// Links one window: its ranges, then its blocks.
-    fn link_window(&self, merger: &mut Merger, snapshot: &Snapshot, plan: &Plan, linked: &mut Linked) -> Result<()> {
+    fn link_window(
+        &self,
+        merger: &mut Merger,
+        snapshot: &Snapshot,
+        plan: &Plan,
+        linked: &mut Linked,
+    ) -> Result<()> {
         let mut blocks: BTreeMap<(VolumeId, u64), Vec<(Lba, MapEntry)>> = BTreeMap::new();
         for record in &plan.records {
             match record.change {
                 Change::Range { blocks, keep } => {
                     let (start, end) = (record.lba.0, record.lba.0 + blocks);
-                    self.link_range(merger, snapshot, record.volume, start..end, zeroes(keep), linked)?;
+                    self.link_range(
+                        merger,
+                        snapshot,
+                        record.volume,
+                        start..end,
+                        zeroes(keep),
+                        linked,
+                    )?;
                 }
                 Change::Block { pba, carried, fingerprint } => {
                     let entry = MapEntry::Block { pba, carried, prefix: fingerprint.prefix() };
-                    blocks.entry((record.volume, record.lba.0 / Table::Map.per_leaf())).or_default().push((record.lba, entry));
+                    blocks
+                        .entry((record.volume, record.lba.0 / Table::Map.per_leaf()))
+                        .or_default()
+                        .push((record.lba, entry));
                 }
                 Change::Catalogue { .. } => {}
             }
@@ -177,12 +199,25 @@ impl Engine {
     }
 
     /// Leaves of a map that exist: level 0 saw to it.
-    fn map_leaves(&self, snapshot: &Snapshot, volume: VolumeId, numbers: &[u64]) -> Result<Vec<(PageId, Pointer)>> {
+    fn map_leaves(
+        &self,
+        snapshot: &Snapshot,
+        volume: VolumeId,
+        numbers: &[u64],
+    ) -> Result<Vec<(PageId, Pointer)>> {
         let root = snapshot.volumes.get(&volume).map(|volume| volume.map).unwrap_or_default();
         let pointers = self.pages.leaf_pointers(Table::Map, volume.0, &root, numbers)?;
         let leaf = |(&index, pointer): (&u64, Option<Pointer>)| {
-            let missing = || Error::new(Kind::Corrupt, format!("leaf {index} of the map of volume {volume} is missing"));
-            Ok((PageId { table: Table::Map, volume: volume.0, level: 0, index }, pointer.ok_or_else(missing)?))
+            let missing = || {
+                Error::new(
+                    Kind::Corrupt,
+                    format!("leaf {index} of the map of volume {volume} is missing"),
+                )
+            };
+            Ok((
+                PageId { table: Table::Map, volume: volume.0, level: 0, index },
+                pointer.ok_or_else(missing)?,
+            ))
         };
         numbers.iter().zip(pointers).map(leaf).collect()
     }
@@ -197,14 +232,21 @@ impl Engine {
         entry: MapEntry,
         linked: &mut Linked,
     ) -> Result<()> {
-        let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else { return Ok(()) };
+        let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
+            return Ok(());
+        };
         let per_leaf = Table::Map.per_leaf();
         let mut at = range.start / per_leaf;
-        while let Some(index) = self.pages.next_leaf(Table::Map, volume.0, &root, at)?.filter(|leaf| leaf * per_leaf < range.end) {
+        while let Some(index) = self
+            .pages
+            .next_leaf(Table::Map, volume.0, &root, at)?
+            .filter(|leaf| leaf * per_leaf < range.end)
+        {
             at = index + 1;
             let leaves = self.map_leaves(snapshot, volume, &[index])?;
             self.pages.hold(&leaves)?;
-            let (first, end) = ((index * per_leaf).max(range.start), (at * per_leaf).min(range.end));
+            let (first, end) =
+                ((index * per_leaf).max(range.start), (at * per_leaf).min(range.end));
             for (id, pointer) in &leaves {
                 self.change_leaf(merger, id, pointer, (first..end).map(|lba| (Lba(lba), entry)))?;
                 linked.leaves.push(*pointer);
@@ -250,8 +292,8 @@ impl Engine {
         if damaged { Err(Error::new(Kind::Corrupt, "a map entry is damaged")) } else { Ok(()) }
     }
 
-    /// The windows that were linked before the last flush are durable: they are published, and the counts of the blocks that they unlinked
-    /// may fall.
+    /// The windows that were linked before the last flush are durable: they are published, and the
+    /// counts of the blocks that they unlinked may fall.
     fn publish_linked(&self, merger: &mut Merger) -> Result<()> {
         for (plan, leaves) in std::mem::take(&mut merger.uncounted) {
             self.pages.hold(&leaves)?;
@@ -259,7 +301,12 @@ impl Engine {
         }
         let target = {
             let state = self.state.lock();
-            state.flights.iter().take_while(|flight| flight.stage == Stage::Linked).last().map(|flight| flight.window.number)
+            state
+                .flights
+                .iter()
+                .take_while(|flight| flight.stage == Stage::Linked)
+                .last()
+                .map(|flight| flight.window.number)
         };
         let Some(target) = target else { return Ok(()) };
         {

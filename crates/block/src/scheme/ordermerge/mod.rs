@@ -1,11 +1,14 @@
-//! OrderMergeDedup: soft updates on leaves that are written in place, ordered, merged, and delayed where nobody waits.
+//! OrderMergeDedup: soft updates on leaves that are written in place, ordered, merged, and delayed
+//! where nobody waits.
 //!
-//! The leaves of maps, references and fingerprints change in place between checkpoints; what lies above them, zones, catalogue,
-//! index and superblock are shadow-paged as ever, and checkpoints are rare. There are no records on the disk and nothing to replay: after a
-//! crash the tables are the truth, except that counts may be too high and fingerprints may be missing.
+//! The leaves of maps, references and fingerprints change in place between checkpoints; what lies
+//! above them, zones, catalogue, index and superblock are shadow-paged as ever, and checkpoints are
+//! rare. There are no records on the disk and nothing to replay: after a crash the tables are the
+//! truth, except that counts may be too high and fingerprints may be missing.
 //!
-//! A count holds one reference more than there are links: the fingerprint's own. A block in use counts `links + 1` from its allocation on; at 1
-//! it has no link, can still be found as a duplicate, and waits to be reclaimed.
+//! A count holds one reference more than there are links: the fingerprint's own. A block in use
+//! counts `links + 1` from its allocation on; at 1 it has no link, can still be found as a
+//! duplicate, and waits to be reclaimed.
 //!
 //! | step | what is written | why then |
 //! |---|---|---|
@@ -15,20 +18,25 @@
 //! | flush | | the windows are durable |
 //! | later (`later.rs`) | counts of blocks that lost a link, one less; fingerprints of new blocks | nobody waits for them: they go along when their leaf is written anyway, or alone after the delay |
 //!
-//! A count falls only when the unlinking is durable, and is held back until then: so a leaf that holds the counts of both an old and a new block
-//! is never written in a circle. A window is sound when a flush came after its level 0; the flush of one group's level 1 is also that of the next
+//! A count falls only when the unlinking is durable, and is held back until then: so a leaf that
+//! holds the counts of both an old and a new block is never written in a circle. A window is sound
+//! when a flush came after its level 0; the flush of one group's level 1 is also that of the next
 //! group's level 0.
 //!
-//! Checkpoints (`checkpoint.rs`) make and drop leaves, carry out changes of the catalogue, and reclaim blocks without links: their fingerprints
-//! go first, their space is free once the superblock is true. A window whose map leaves do not exist waits for a checkpoint that makes them.
-//! After a crash (`recovery.rs`) the counts of the zones that were listed tell which blocks are in use; a recount in the background
-//! (`recount.rs`) finds counts that are too high.
+//! Checkpoints (`checkpoint.rs`) make and drop leaves, carry out changes of the catalogue, and
+//! reclaim blocks without links: their fingerprints go first, their space is free once the
+//! superblock is true. A window whose map leaves do not exist waits for a checkpoint that makes
+//! them. After a crash (`recovery.rs`) the counts of the zones that were listed tell which blocks
+//! are in use; a recount in the background (`recount.rs`) finds counts that are too high.
 //!
-//! A torn leaf is some entries as they were and some as they shall be, which the order of entries allows as well as it allows that the write is lost.
+//! A torn leaf is some entries as they were and some as they shall be, which the order of entries
+//! allows as well as it allows that the write is lost.
 //!
-//! *Invariant:* a count is never lower than the links on the disk, in whatever state a crash leaves it, plus one.
+//! *Invariant:* a count is never lower than the links on the disk, in whatever state a crash leaves
+//! it, plus one.
 //!
-//! Threads: who changes leaves holds `merging`, also during a flush, so that no leaf is written while one is under way.
+//! Threads: who changes leaves holds `merging`, also during a flush, so that no leaf is written
+//! while one is under way.
 
 mod checkpoint;
 mod count;
@@ -63,7 +71,8 @@ impl Scheme for OrderMerge {
 /// What waits between the steps.
 #[derive(Default)]
 pub(crate) struct Merger {
-    /// Leaves that count the links of windows whose data was written, and that the next flush takes along.
+    /// Leaves that count the links of windows whose data was written, and that the next flush
+    /// takes along.
     counted: Vec<Pointer>,
     /// Blocks that lost a link which is not durable yet, as often as they did.
     unlinked: Vec<Pba>,
@@ -89,9 +98,19 @@ impl Engine {
         u32::from(self.in_place())
     }
 
-    /// Pointers to the leaves of references, or of fingerprints, that hold `blocks`, by number; `None` when one does not exist.
-    fn block_leaves(&self, snapshot: &Snapshot, table: Table, blocks: impl Iterator<Item = Pba>) -> Result<Option<Vec<(PageId, Pointer)>>> {
-        let root = if table == Table::References { snapshot.state.references } else { snapshot.state.fingerprints };
+    /// Pointers to the leaves of references, or of fingerprints, that hold `blocks`, by number;
+    /// `None` when one does not exist.
+    fn block_leaves(
+        &self,
+        snapshot: &Snapshot,
+        table: Table,
+        blocks: impl Iterator<Item = Pba>,
+    ) -> Result<Option<Vec<(PageId, Pointer)>>> {
+        let root = if table == Table::References {
+            snapshot.state.references
+        } else {
+            snapshot.state.fingerprints
+        };
         let mut numbers: Vec<u64> = blocks.map(|pba| pba.0 / table.per_leaf()).collect();
         numbers.sort_unstable();
         numbers.dedup();

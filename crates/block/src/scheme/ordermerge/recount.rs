@@ -1,6 +1,7 @@
-//! The recount: after a crash counts may be too high, of any block. In the background all maps are walked, and the links to a stretch of blocks
-//! counted; then the counts of the stretch are compared, and what is too high falls. Clients go on meanwhile: a link that changes where the walk
-//! has been already changes the tally.
+//! The recount: after a crash counts may be too high, of any block. In the background all maps are
+//! walked, and the links to a stretch of blocks counted; then the counts of the stretch are
+//! compared, and what is too high falls. Clients go on meanwhile: a link that changes where the
+//! walk has been already changes the tally.
 
 use onefold_core::{Pba, Result, VolumeId};
 
@@ -13,7 +14,8 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// Blocks whose links are counted in one walk over the maps, whole leaves of references: 16 MiB of tally.
+/// Blocks whose links are counted in one walk over the maps, whole leaves of references: 16 MiB of
+/// tally.
 const STRETCH_LEAVES: u64 = 4096;
 
 /// Leaves of maps that one step counts.
@@ -32,7 +34,11 @@ pub(super) struct Recount {
 impl Recount {
     fn new(first: u64, leaves: u64) -> Recount {
         let leaves = STRETCH_LEAVES.min(leaves.saturating_sub(first));
-        Recount { first, tally: vec![0; (leaves * Table::References.per_leaf()) as usize], next: (VolumeId(0), 0) }
+        Recount {
+            first,
+            tally: vec![0; (leaves * Table::References.per_leaf()) as usize],
+            next: (VolumeId(0), 0),
+        }
     }
 
     fn tally(&mut self, pba: Pba) -> Option<&mut u32> {
@@ -86,14 +92,20 @@ impl Engine {
     fn count_some(&self, snapshot: &Snapshot, recount: &mut Recount) -> Result<bool> {
         for _ in 0..STEP_LEAVES {
             let (from, leaf) = recount.next;
-            let Some((&volume, map)) = snapshot.volumes.range(from..).next().map(|(id, volume)| (id, volume.map)) else { return Ok(true) };
+            let Some((&volume, map)) =
+                snapshot.volumes.range(from..).next().map(|(id, volume)| (id, volume.map))
+            else {
+                return Ok(true);
+            };
             let leaf = if volume == from { leaf } else { 0 };
             let Some(leaf) = self.pages.next_leaf(Table::Map, volume.0, &map, leaf)? else {
                 recount.next = (VolumeId(volume.0 + 1), 0);
                 continue;
             };
             recount.next = (volume, leaf + 1);
-            let Some((_, page)) = self.pages.leaf(Table::Map, volume.0, &map, leaf)? else { continue };
+            let Some((_, page)) = self.pages.leaf(Table::Map, volume.0, &map, leaf)? else {
+                continue;
+            };
             for slot in 0..Table::Map.per_leaf() {
                 if let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot)
                     && let Some(links) = recount.tally(pba)
@@ -105,30 +117,55 @@ impl Engine {
         Ok(false)
     }
 
-    /// Lowers the counts that are too high. Links on their way, and those that are gone but may not be for good, count as links.
-    fn compare_counts(&self, snapshot: &Snapshot, merger: &Merger, recount: &mut Recount) -> Result<()> {
+    /// Lowers the counts that are too high. Links on their way, and those that are gone but may not
+    /// be for good, count as links.
+    fn compare_counts(
+        &self,
+        snapshot: &Snapshot,
+        merger: &Merger,
+        recount: &mut Recount,
+    ) -> Result<()> {
         if !self.settings.has(PlantedBug::RecountBlind) {
             for &pba in &merger.unlinked {
                 recount.tally(pba).into_iter().for_each(|links| *links += 1);
             }
             let state = self.state.lock();
-            for plan in state.flights.iter().filter(|flight| flight.stage == Stage::Written).filter_map(|flight| flight.plan.as_ref()) {
-                plan.links().for_each(|(pba, _)| recount.tally(pba).into_iter().for_each(|links| *links += 1));
+            for plan in state
+                .flights
+                .iter()
+                .filter(|flight| flight.stage == Stage::Written)
+                .filter_map(|flight| flight.plan.as_ref())
+            {
+                plan.links().for_each(|(pba, _)| {
+                    recount.tally(pba).into_iter().for_each(|links| *links += 1)
+                });
             }
         }
         let (per_leaf, geometry) = (Table::References.per_leaf(), self.fixed.geometry);
         let zones = self.zones(self.state.lock().zone_table);
         let now = self.clock.now();
         for (leaf, links) in (recount.first..).zip(recount.tally.chunks(per_leaf as usize)) {
-            let Some(leaves) = self.block_leaves(snapshot, Table::References, std::iter::once(Pba(leaf * per_leaf)))? else { break };
+            let Some(leaves) = self.block_leaves(
+                snapshot,
+                Table::References,
+                std::iter::once(Pba(leaf * per_leaf)),
+            )?
+            else {
+                break;
+            };
             self.pages.hold(&leaves)?;
             let pointer = leaves[0].1;
             let Some(page) = self.pages.held().get(&pointer) else { break };
             let (mut lowered, mut unlinked) = (Vec::new(), Vec::new());
             for (slot, &links) in (0..per_leaf).zip(links) {
-                let (pba, count) = (Pba(leaf * per_leaf + slot), ReferenceEntry::get(&page, slot).references);
+                let (pba, count) =
+                    (Pba(leaf * per_leaf + slot), ReferenceEntry::get(&page, slot).references);
                 // What is in use by nothing counts 0, and of a free block the count means nothing.
-                if count == 0 || !geometry.holds(pba) || count <= links + 1 && links > 0 || !self.is_in_use(&zones, pba)? {
+                if count == 0
+                    || !geometry.holds(pba)
+                    || count <= links + 1 && links > 0
+                    || !self.is_in_use(&zones, pba)?
+                {
                     continue;
                 }
                 if count > links + 1 {
@@ -142,7 +179,9 @@ impl Engine {
             let mut state = self.state.lock();
             state.active.unlinked.extend(unlinked);
             self.pages.held().change(&pointer, now, |page| {
-                lowered.iter().for_each(|&(slot, references)| ReferenceEntry { references, carried: false }.set(page, slot));
+                lowered.iter().for_each(|&(slot, references)| {
+                    ReferenceEntry { references, carried: false }.set(page, slot)
+                });
                 !lowered.is_empty()
             });
         }

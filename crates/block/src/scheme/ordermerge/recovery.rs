@@ -1,5 +1,5 @@
-//! Opening a store with leaves in place: there is nothing to replay. The counts of the zones that were listed tell which blocks were placed
-//! since the last checkpoint.
+//! Opening a store with leaves in place: there is nothing to replay. The counts of the zones that
+//! were listed tell which blocks were placed since the last checkpoint.
 
 use onefold_core::{Pba, Result};
 
@@ -18,13 +18,28 @@ use crate::{
 };
 
 impl Engine {
-    /// Opens the store as the tables have it. `pages` is the zone list, and `entries` are its zones that no checkpoint holds.
-    pub(crate) fn recover_in_place(&self, snapshot: &Snapshot, pages: Vec<Page>, entries: &[Entry]) -> Result<()> {
+    /// Opens the store as the tables have it. `pages` is the zone list, and `entries` are its zones
+    /// that no checkpoint holds.
+    pub(crate) fn recover_in_place(
+        &self,
+        snapshot: &Snapshot,
+        pages: Vec<Page>,
+        entries: &[Entry],
+    ) -> Result<()> {
         let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
-        // A window of its own for what was found in use, so that its zones are needed until a checkpoint holds that.
-        let seen = told.max(snapshot.state.durable).max(snapshot.state.last_window).max(snapshot.state.committed).next();
-        let next_generation = pages.iter().flat_map(|page| page.entries.iter().flatten()).map(|entry| entry.generation + 1);
-        let next_generation = next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
+        // A window of its own for what was found in use, so that its zones are needed until a
+        // checkpoint holds that.
+        let seen = told
+            .max(snapshot.state.durable)
+            .max(snapshot.state.last_window)
+            .max(snapshot.state.committed)
+            .next();
+        let next_generation = pages
+            .iter()
+            .flat_map(|page| page.entries.iter().flatten())
+            .map(|entry| entry.generation + 1);
+        let next_generation =
+            next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
         let mut list = ZoneList::new(self.fixed.geometry, pages, next_generation, true);
         #[cfg(feature = "planted-bugs")]
         if self.settings.has(crate::settings::PlantedBug::ListedOnce) {
@@ -49,24 +64,50 @@ impl Engine {
             self.begin_recount();
         }
         let known = superblock::State { inexact, ..snapshot.state.clone() };
-        self.rise(&Snapshot { state: known, volumes: snapshot.volumes.clone(), discards: snapshot.discards.clone() }, Vec::new())
+        self.rise(
+            &Snapshot {
+                state: known,
+                volumes: snapshot.volumes.clone(),
+                discards: snapshot.discards.clone(),
+            },
+            Vec::new(),
+        )
     }
 
-    /// Sets up the allocator: the listed zones are active again, and what is counted in them is in use.
-    fn recover_zones(&self, snapshot: &Snapshot, entries: &[Entry], list: ZoneList, window: WindowNumber) -> Result<Overlay> {
+    /// Sets up the allocator: the listed zones are active again, and what is counted in them is in
+    /// use.
+    fn recover_zones(
+        &self,
+        snapshot: &Snapshot,
+        entries: &[Entry],
+        list: ZoneList,
+        window: WindowNumber,
+    ) -> Result<Overlay> {
         let geometry = self.fixed.geometry;
         let source = self.zones(snapshot.state.zones);
         let mut allocator = Allocator::new(geometry, &snapshot.state, self.fixed.grow, list);
         for entry in entries {
-            allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
+            allocator.recover_zone(
+                entry.zone,
+                entry.generation,
+                entry.carriers.is_some(),
+                &source,
+            )?;
         }
         let mut overlay = Overlay::default();
         for entry in entries {
             let start = geometry.start_of(entry.zone).0;
             let blocks = start..start + geometry.zone_blocks;
-            let counts = self.pages.holding(Table::References, 0, &snapshot.state.references, blocks.clone())?;
+            let counts = self.pages.holding(
+                Table::References,
+                0,
+                &snapshot.state.references,
+                blocks.clone(),
+            )?;
             for pba in blocks {
-                let count = counts.get(pba).map_or(0, |((_, page), slot)| ReferenceEntry::get(page, slot).references);
+                let count = counts
+                    .get(pba)
+                    .map_or(0, |((_, page), slot)| ReferenceEntry::get(page, slot).references);
                 if count == 0 {
                     continue;
                 }

@@ -1,7 +1,9 @@
-//! The thin scheme (ThinDedup II-A): the records of a window hide in as few compressed blocks as can hold them.
+//! The thin scheme (ThinDedup II-A): the records of a window hide in as few compressed blocks as
+//! can hold them.
 //!
-//! Blocks that look compressible are tried first. A window gives up after four blocks that did not compress: a client whose data is
-//! compressed already pays for little. Records that found no room go into carriers of their own, one more block of the same run.
+//! Blocks that look compressible are tried first. A window gives up after four blocks that did not
+//! compress: a client whose data is compressed already pays for little. Records that found no room
+//! go into carriers of their own, one more block of the same run.
 
 use onefold_core::{Block, compress::Lz4};
 
@@ -23,10 +25,12 @@ impl Scheme for Thin {
 /// Blocks of a window that may fail to compress before the rest is not tried.
 const FAILED_TRIES_MAX: usize = 4;
 
-/// Numbers of distinct bytes, of [`distinct_bytes`], from which on blocks are less and less likely to compress: of noise there are 57.
+/// Numbers of distinct bytes, of [`distinct_bytes`], from which on blocks are less and less likely
+/// to compress: of noise there are 57.
 const LIKELY: [u32; 4] = [16, 28, 40, 53];
 
-/// A block becomes a carrier only for this many records, or for all that are left: fewer would not pay for expanding it at each read.
+/// A block becomes a carrier only for this many records, or for all that are left: fewer would not
+/// pay for expanding it at each read.
 const RECORDS_WORTH: usize = 8;
 
 /// Blocks of a window that are looked at for their likelihood to compress.
@@ -35,8 +39,11 @@ const LOOKED_AT_MAX: usize = 64;
 /// Chooses carriers among a window's new blocks for `records` records.
 fn choose(lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
-    // Of blocks that look alike the first come first: a recovery then finds carriers next to each other.
-    order[..blocks.len().min(LOOKED_AT_MAX)].sort_by_cached_key(|&n| LIKELY.partition_point(|&least| least <= distinct_bytes(blocks[n])));
+    // Of blocks that look alike the first come first: a recovery then finds carriers next to each
+    // other.
+    order[..blocks.len().min(LOOKED_AT_MAX)].sort_by_cached_key(|&n| {
+        LIKELY.partition_point(|&least| least <= distinct_bytes(blocks[n]))
+    });
     let mut chosen = Vec::new();
     let (mut left, mut failed) = (records, 0);
     for n in order {
@@ -83,7 +90,8 @@ mod tests {
 
     #[test]
     fn as_few_blocks_as_can_hold_the_records_become_carriers() {
-        let blocks: Vec<Block> = (0..32).map(|n| noise(n + 1, if n % 5 == 0 { 0 } else { 819 })).collect();
+        let blocks: Vec<Block> =
+            (0..32).map(|n| noise(n + 1, if n % 5 == 0 { 0 } else { 819 })).collect();
         let refs: Vec<&Block> = blocks.iter().collect();
         let chosen = choose(&mut Lz4::default(), &refs, 32);
         assert_eq!(chosen.len(), 2);

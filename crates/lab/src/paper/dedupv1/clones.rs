@@ -1,4 +1,5 @@
-//! Generations written over backup volumes: what the block index filter spares where a block is written again (dedupv1 3.2).
+//! Generations written over backup volumes: what the block index filter spares where a block is
+//! written again (dedupv1 3.2).
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ pub(super) struct Rewritten {
     pub(super) bytes: u64,
 }
 
-/// A volume for each client gets a generation, the same again, and the next one; each time the archive is opened anew.
+/// A volume for each client gets a generation, the same again, and the next one; each time the
+/// archive is opened anew.
 pub(super) fn rewritten(setup: &Setup) -> Result<Rewritten> {
     let files = filled(setup.chunking, setup.filler)?;
     let mut rng = Rng::new(976);
@@ -43,11 +45,18 @@ pub(super) fn rewritten(setup: &Setup) -> Result<Rewritten> {
 }
 
 fn open(files: &MemoryFiles, setup: &Setup) -> Result<Arc<Archive>> {
-    let filters = setup.filters.iter().map(|name| name.parse()).collect::<Result<Vec<FilterName>>>()?;
+    let filters =
+        setup.filters.iter().map(|name| name.parse()).collect::<Result<Vec<FilterName>>>()?;
     let page_cache_bytes = index_pages(files)? / CACHED_PART * index::file::PAGE_BYTES as u64;
     let cached_containers = ((setup.bytes >> 22) / CACHED_PART).max(4) as usize;
     // What one generation adds is imported when it ends.
-    let chosen = Settings { filters, page_cache_bytes, cached_containers, auxiliary_entries: usize::MAX / 2, ..Settings::default() };
+    let chosen = Settings {
+        filters,
+        page_cache_bytes,
+        cached_containers,
+        auxiliary_entries: usize::MAX / 2,
+        ..Settings::default()
+    };
     Ok(Arc::new(Archive::open(Arc::new(files.clone()), true, chosen)?))
 }
 
@@ -57,7 +66,8 @@ fn write(files: &MemoryFiles, setup: &Setup, streams: &[Stream]) -> Result<Volum
     let ingest = Ingest::begin(&archive, false, true)?;
     let volumes = Volumes::new(&ingest, 0);
     let exports = ArchiveExports(volumes.clone());
-    let open = (0..streams.len()).map(|n| exports.open(&n.to_string())).collect::<Result<Vec<_>>>()?;
+    let open =
+        (0..streams.len()).map(|n| exports.open(&n.to_string())).collect::<Result<Vec<_>>>()?;
     let most = streams.iter().map(Stream::bytes).max().unwrap_or(0);
     let mut block = vec![0; BLOCK_BYTES];
     for at in (0..most).step_by(BLOCK_BYTES) {

@@ -1,7 +1,10 @@
-//! Power failures: the archive engine over files whose unsynced changes can be lost, at every point of puts, a removal and collections.
+//! Power failures: the archive engine over files whose unsynced changes can be lost, at every point
+//! of puts, a removal and collections.
 //!
-//! The files remember each change and each sync. For every prefix of those the archive is opened from what a power failure leaves: nothing of what no sync covered, all
-//! of it, or any sectors of it. The catalogue must be the one before or the one after what was under way, and every byte of it must come back. The simulator does more of that.
+//! The files remember each change and each sync. For every prefix of those the archive is opened
+//! from what a power failure leaves: nothing of what no sync covered, all of it, or any sectors of
+//! it. The catalogue must be the one before or the one after what was under way, and every byte of
+//! it must come back. The simulator does more of that.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -84,12 +87,24 @@ fn put(files: &MemoryFiles, name: &str, stream: &Stream) -> Result<()> {
     }
     let data = session.end_recipe(writing, &mut |open| stower.stow(open))?;
     session.seal(&mut |open| stower.stow(open))?;
-    stower.commit(Ended { name: name.to_owned(), shape: Shape::Bytes, created: 0, data, listing: Vec::new() })?;
+    stower.commit(Ended {
+        name: name.to_owned(),
+        shape: Shape::Bytes,
+        created: 0,
+        data,
+        listing: Vec::new(),
+    })?;
     stower.close()
 }
 
 fn collect(files: &MemoryFiles) -> Result<()> {
-    let options = Options { now: 10, keep_partial: 0, wait: false, reserve_bytes: 64 << 10, settle_all: false };
+    let options = Options {
+        now: 10,
+        keep_partial: 0,
+        wait: false,
+        reserve_bytes: 64 << 10,
+        settle_all: false,
+    };
     Collection::begin(&open(files)?, options)?.run(&mut |_| {}).map(drop)
 }
 
@@ -132,7 +147,12 @@ fn workload(generations: u64) -> Result<(Image, Vec<Step>, Vec<(usize, Catalogue
     Archive::create(&files, &format)?;
     let base = Image::from(&files);
     files.remember();
-    let shape = traffic::Shape { first_unique: 30e3, distance: 20e3, temporal: 0.8, ..traffic::Shape::PAPER };
+    let shape = traffic::Shape {
+        first_unique: 30e3,
+        distance: 20e3,
+        temporal: 0.8,
+        ..traffic::Shape::PAPER
+    };
     let mut rng = Rng::new(5);
     let mut generation = traffic::Generation::first(1, 200_000, &shape, &mut rng);
     let mut catalogue = Catalogue::new();
@@ -189,7 +209,9 @@ fn left(durable: &Image, pending: &[Step], left: Left, rng: &mut Rng) -> Image {
 /// A step, which may make earlier ones durable.
 fn go(durable: &mut Image, pending: &mut Vec<Step>, step: &Step) {
     let covers = |other: &Step| match (step, other) {
-        (Step::Sync(synced), Step::Write(id, ..) | Step::Length(id, _) | Step::Punch(id, ..)) => synced == id,
+        (Step::Sync(synced), Step::Write(id, ..) | Step::Length(id, _) | Step::Punch(id, ..)) => {
+            synced == id
+        }
         (Step::SyncNames, Step::Name(..)) => true,
         _ => false,
     };
@@ -213,7 +235,14 @@ struct Found {
 
 impl Found {
     /// Opens what was left, and looks at it.
-    fn look(&mut self, image: Image, before: &Catalogue, after: &Catalogue, goes_on: bool, what: &str) {
+    fn look(
+        &mut self,
+        image: Image,
+        before: &Catalogue,
+        after: &Catalogue,
+        goes_on: bool,
+        what: &str,
+    ) {
         self.opened += 1;
         let files = MemoryFiles::of(image);
         let looked = (|| -> Result<(bool, bool)> {
@@ -226,7 +255,10 @@ impl Found {
             }
             let mut now = if newer { after.clone() } else { before.clone() };
             collect(&files)?;
-            let more = traffic::Generation::first(1, 100_000, &traffic::Shape::PAPER, &mut Rng::new(77)).streams.remove(0);
+            let more =
+                traffic::Generation::first(1, 100_000, &traffic::Shape::PAPER, &mut Rng::new(77))
+                    .streams
+                    .remove(0);
             put(&files, "more", &more)?;
             now.insert("more".to_owned(), more);
             self.went_on += 1;
@@ -259,13 +291,23 @@ fn crashes(extent: &Extent, judgement: &mut Judgement) -> Result<()> {
             mark += 1;
         }
         let (before, after) = (&marks[mark].1, &marks.get(mark + 1).unwrap_or(&marks[mark]).1);
-        let shapes = [(Left::Nothing, "nothing left"), (Left::Everything, "everything left"), (Left::Some, "some left")];
+        let shapes = [
+            (Left::Nothing, "nothing left"),
+            (Left::Everything, "everything left"),
+            (Left::Some, "some left"),
+        ];
         for (n, (shape, name)) in shapes.into_iter().enumerate() {
             if pending.is_empty() && n > 0 {
                 continue;
             }
             let image = left(&durable, &pending, shape, &mut rng);
-            found.look(image, before, after, (cut + n) % GOES_ON == 0, &format!("after step {cut}, {name}"));
+            found.look(
+                image,
+                before,
+                after,
+                (cut + n) % GOES_ON == 0,
+                &format!("after step {cut}, {name}"),
+            );
         }
     }
     let text = format!(
@@ -286,8 +328,14 @@ fn crashes(extent: &Extent, judgement: &mut Judgement) -> Result<()> {
         ("names made and removed", |step| matches!(step, Step::Name(..))),
         ("syncs", |step| matches!(step, Step::Sync(_) | Step::SyncNames)),
     ];
-    let rows = kinds.iter().map(|(name, is)| vec![(*name).to_owned(), steps.iter().filter(|step| is(step)).count().to_string()]);
-    judgement.figures.push(table("Points at which the power failed", &["after", "points"], rows.collect()));
+    let rows = kinds.iter().map(|(name, is)| {
+        vec![(*name).to_owned(), steps.iter().filter(|step| is(step)).count().to_string()]
+    });
+    judgement.figures.push(table(
+        "Points at which the power failed",
+        &["after", "points"],
+        rows.collect(),
+    ));
     Ok(())
 }
 
@@ -303,12 +351,19 @@ mod tests {
             steps.iter().for_each(|step| go(&mut durable, &mut pending, step));
             let mut found = Found::default();
             let end = &marks[marks.len() - 1].1;
-            found.look(left(&durable, &pending, Left::Nothing, &mut Rng::new(1)), end, end, false, "at the end");
+            found.look(
+                left(&durable, &pending, Left::Nothing, &mut Rng::new(1)),
+                end,
+                end,
+                false,
+                "at the end",
+            );
             found.lost + found.broken
         };
         assert_eq!(look(&steps), 0);
         // The disk forgets what it was asked to keep.
-        let forgetful: Vec<Step> = steps.into_iter().filter(|step| !matches!(step, Step::Sync(_))).collect();
+        let forgetful: Vec<Step> =
+            steps.into_iter().filter(|step| !matches!(step, Step::Sync(_))).collect();
         assert_eq!(look(&forgetful), 1);
     }
 }

@@ -1,4 +1,5 @@
-//! Files in memory that count what they are asked for, and remember it in the order in which it came when that is wanted.
+//! Files in memory that count what they are asked for, and remember it in the order in which it
+//! came when that is wanted.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +24,11 @@ pub(super) struct Asked {
 impl Asked {
     /// What came since `before`.
     pub(super) fn since(&self, before: &Asked) -> Asked {
-        between!(before, self, Asked { reads, read_bytes, writes, written_bytes, scattered_writes, syncs })
+        between!(
+            before,
+            self,
+            Asked { reads, read_bytes, writes, written_bytes, scattered_writes, syncs }
+        )
     }
 }
 
@@ -66,16 +71,32 @@ impl MemoryFiles {
     /// The same files, apart from now on. Contents are shared until they change.
     pub(super) fn fork(&self) -> MemoryFiles {
         let state = self.0.lock();
-        let contents = state.contents.iter().map(|(&id, content)| (id, Arc::new(Mutex::new(content.lock().clone()))));
-        let forked = State { names: state.names.clone(), contents: contents.collect(), next: state.next, ..State::default() };
+        let contents = state
+            .contents
+            .iter()
+            .map(|(&id, content)| (id, Arc::new(Mutex::new(content.lock().clone()))));
+        let forked = State {
+            names: state.names.clone(),
+            contents: contents.collect(),
+            next: state.next,
+            ..State::default()
+        };
         MemoryFiles(Arc::new(Mutex::new(forked)))
     }
 
     /// Files as an image has them.
     pub(super) fn of(image: Image) -> MemoryFiles {
         let next = image.contents.keys().last().map_or(1, |last| last + 1);
-        let contents = image.contents.into_iter().map(|(id, bytes)| (id, Arc::new(Mutex::new(Arc::new(bytes)))));
-        MemoryFiles(Arc::new(Mutex::new(State { names: image.names, contents: contents.collect(), next, ..State::default() })))
+        let contents = image
+            .contents
+            .into_iter()
+            .map(|(id, bytes)| (id, Arc::new(Mutex::new(Arc::new(bytes)))));
+        MemoryFiles(Arc::new(Mutex::new(State {
+            names: image.names,
+            contents: contents.collect(),
+            next,
+            ..State::default()
+        })))
     }
 
     /// Remembers steps from now on.
@@ -139,7 +160,10 @@ impl Files for MemoryFiles {
 
     fn remove(&self, name: &str) -> Result<()> {
         let mut state = self.0.lock();
-        let id = state.names.remove(name).ok_or_else(|| Error::new(Kind::NotFound, format!("{name} is not there")))?;
+        let id = state
+            .names
+            .remove(name)
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("{name} is not there")))?;
         state.contents.remove(&id);
         state.note(|| Step::Name(name.to_owned(), None));
         Ok(())
@@ -288,7 +312,9 @@ impl Image {
                 self.names.remove(name);
             }
             Step::Write(id, at, data) => self.write(*id, *at, data),
-            Step::Length(id, bytes) => self.contents.entry(*id).or_default().resize(*bytes as usize, 0),
+            Step::Length(id, bytes) => {
+                self.contents.entry(*id).or_default().resize(*bytes as usize, 0)
+            }
             Step::Punch(id, at, bytes) => punch(self.contents.entry(*id).or_default(), *at, *bytes),
             Step::Sync(_) | Step::SyncNames => {}
         }
@@ -308,7 +334,8 @@ impl Image {
 impl From<&MemoryFiles> for Image {
     fn from(files: &MemoryFiles) -> Image {
         let state = files.0.lock();
-        let contents = state.contents.iter().map(|(&id, content)| (id, content.lock().as_ref().clone()));
+        let contents =
+            state.contents.iter().map(|(&id, content)| (id, content.lock().as_ref().clone()));
         Image { names: state.names.clone(), contents: contents.collect() }
     }
 }
@@ -329,13 +356,26 @@ mod tests {
         let mut bytes = [0; 30];
         assert_eq!(file.read_at(4, &mut bytes).unwrap(), 16);
         let asked = files.asked("index");
-        assert_eq!(asked, Asked { reads: 1, read_bytes: 16, writes: 3, written_bytes: 22, scattered_writes: 1, syncs: 1 });
+        assert_eq!(
+            asked,
+            Asked {
+                reads: 1,
+                read_bytes: 16,
+                writes: 3,
+                written_bytes: 22,
+                scattered_writes: 1,
+                syncs: 1
+            }
+        );
         let fork = files.fork();
         fork.open("index-7").unwrap().write_at(0, &[9]).unwrap();
         assert_eq!((file.read_at(0, &mut bytes[..1]).unwrap(), bytes[0]), (1, 1));
         assert!(files.lock("a", Hold::Shared, false).is_ok());
         let held = files.lock("a", Hold::Shared, false).unwrap();
-        assert_eq!(files.lock("a", Hold::Alone, false).err().map(|error| error.kind()), Some(Kind::Busy));
+        assert_eq!(
+            files.lock("a", Hold::Alone, false).err().map(|error| error.kind()),
+            Some(Kind::Busy)
+        );
         drop(held);
         assert!(files.lock("a", Hold::Alone, false).is_ok());
         let mut again = Image::default();

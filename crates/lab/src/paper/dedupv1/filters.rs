@@ -21,20 +21,44 @@ pub(super) const ITEMS: [Item; 3] = [
         judge: |extent, _| {
             judged(|judgement| {
                 let base = Setup::base(extent.quick);
-                let with = |filters: &[&'static str]| generations(&Setup { filters: filters.to_vec(), ..base.clone() });
+                let with = |filters: &[&'static str]| {
+                    generations(&Setup { filters: filters.to_vec(), ..base.clone() })
+                };
                 let alone = generations(&base)?;
-                let (bloom, chain) = (with(&["bloom", "chunk-index"])?, with(&["container-cache", "bloom", "chunk-index"])?);
+                let (bloom, chain) = (
+                    with(&["bloom", "chunk-index"])?,
+                    with(&["container-cache", "bloom", "chunk-index"])?,
+                );
                 processed(judgement, &[&bloom, &chain]);
                 let spared = 1.0 - bloom[0].page_reads as f64 / alone[0].page_reads as f64;
-                let text = format!("the Bloom filter spares {:.1} % of {} reads", spared * 100.0, alone[0].page_reads);
+                let text = format!(
+                    "the Bloom filter spares {:.1} % of {} reads",
+                    spared * 100.0,
+                    alone[0].page_reads
+                );
                 judgement.check(text, spared >= 0.6);
                 let left = chain[1].reads_per_chunk();
-                judgement.check(format!("with the container cache {left:.4} for each chunk of the second generation"), left <= 0.1);
                 judgement.check(
-                    format!("all find the same: {:.2} and {:.2} %", alone[0].found() * 100.0, alone[1].found() * 100.0),
-                    [&bloom, &chain].iter().all(|run| (0..2).all(|n| run[n].new_bytes == alone[n].new_bytes)),
+                    format!(
+                        "with the container cache {left:.4} for each chunk of the second generation"
+                    ),
+                    left <= 0.1,
                 );
-                judgement.figures.push(counted(&[("chunk index", &alone), ("and Bloom filter", &bloom), ("and container cache", &chain)]));
+                judgement.check(
+                    format!(
+                        "all find the same: {:.2} and {:.2} %",
+                        alone[0].found() * 100.0,
+                        alone[1].found() * 100.0
+                    ),
+                    [&bloom, &chain]
+                        .iter()
+                        .all(|run| (0..2).all(|n| run[n].new_bytes == alone[n].new_bytes)),
+                );
+                judgement.figures.push(counted(&[
+                    ("chunk index", &alone),
+                    ("and Bloom filter", &bloom),
+                    ("and container cache", &chain),
+                ]));
                 Ok(())
             })
         },
@@ -50,18 +74,29 @@ pub(super) const ITEMS: [Item; 3] = [
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
-                let with = |filters: &[&'static str]| rewritten(&Setup { filters: filters.to_vec(), ..Setup::base(extent.quick) });
-                let (alone, filtered) = (with(&["chunk-index"])?, with(&["block-index", "chunk-index"])?);
+                let with = |filters: &[&'static str]| {
+                    rewritten(&Setup { filters: filters.to_vec(), ..Setup::base(extent.quick) })
+                };
+                let (alone, filtered) =
+                    (with(&["chunk-index"])?, with(&["block-index", "chunk-index"])?);
                 judgement.blocks += 6 * (alone.bytes >> 12);
-                let spared = |of: fn(&Rewritten) -> u64| 100.0 - of(&filtered) as f64 * 100.0 / of(&alone).max(1) as f64;
-                let (clone, next) = (spared(|run| run.clone.page_reads), spared(|run| run.next.page_reads));
+                let spared = |of: fn(&Rewritten) -> u64| {
+                    100.0 - of(&filtered) as f64 * 100.0 / of(&alone).max(1) as f64
+                };
+                let (clone, next) =
+                    (spared(|run| run.clone.page_reads), spared(|run| run.next.page_reads));
                 judgement.check(
                     format!("{clone:.1} % of {} reads are spared", alone.clone.page_reads),
                     alone.clone.page_reads > 0 && clone >= 80.0,
                 );
-                judgement.check("all of it is found", filtered.clone.new_bytes == 0 && alone.clone.new_bytes == 0);
-                judgement.remark =
-                    format!("When the next generation is written over the volumes instead, {next:.1} % of {} are.", alone.next.page_reads);
+                judgement.check(
+                    "all of it is found",
+                    filtered.clone.new_bytes == 0 && alone.clone.new_bytes == 0,
+                );
+                judgement.remark = format!(
+                    "When the next generation is written over the volumes instead, {next:.1} % of {} are.",
+                    alone.next.page_reads
+                );
                 Ok(())
             })
         },
@@ -81,12 +116,19 @@ pub(super) const ITEMS: [Item; 3] = [
                 // Every duplicate is read: a sixteenth of the data is enough.
                 (base.bytes, base.filler) = (base.bytes / 16, base.filler / 16);
                 let alone = generations(&base)?;
-                let compared = generations(&Setup { filters: vec!["chunk-index", "byte-compare"], ..base })?;
+                let compared =
+                    generations(&Setup { filters: vec!["chunk-index", "byte-compare"], ..base })?;
                 processed(judgement, &[&alone, &compared]);
                 let same = (0..2).all(|n| alone[n].new_bytes == compared[n].new_bytes);
-                judgement.check(format!("{} and {} new bytes", alone[1].new_bytes, compared[1].new_bytes), same);
+                judgement.check(
+                    format!("{} and {} new bytes", alone[1].new_bytes, compared[1].new_bytes),
+                    same,
+                );
                 let read = [&alone, &compared].map(|run| run[1].containers.read_bytes);
-                let text = format!("second generation: {} bytes of containers read, without it {}", read[1], read[0]);
+                let text = format!(
+                    "second generation: {} bytes of containers read, without it {}",
+                    read[1], read[0]
+                );
                 judgement.check(text, read[1] > compared[1].bytes / 2 && read[1] > read[0]);
                 Ok(())
             })

@@ -1,8 +1,10 @@
 //! Generations put into the real engine, block after block, and what each block asked of it.
 //!
-//! Four clients write at the same time: the engine gets a block of 128 KiB of each in turn, as the paper's daemon does. Everything is counted where it happens:
-//! lookups in the filter chain, reads and writes at the files. The chunk index holds many other chunks before, so that it has a page for each two or three
-//! chunks of a generation, and reads are as scattered as in the paper's, which has one for each.
+//! Four clients write at the same time: the engine gets a block of 128 KiB of each in turn, as the
+//! paper's daemon does. Everything is counted where it happens: lookups in the filter chain, reads
+//! and writes at the files. The chunk index holds many other chunks before, so that it has a page
+//! for each two or three chunks of a generation, and reads are as scattered as in the paper's,
+//! which has one for each.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,8 +29,8 @@ pub(super) const BLOCK_BYTES: usize = 128 << 10;
 /// Clients that write a generation (dedupv1 4.1).
 pub(super) const CLIENTS: usize = 4;
 
-/// The part of the chunk index's pages that memory holds: of the paper's 8 GB some 5 are left beside the auxiliary index and the block index, and the
-/// index has 32 GB.
+/// The part of the chunk index's pages that memory holds: of the paper's 8 GB some 5 are left
+/// beside the auxiliary index and the block index, and the index has 32 GB.
 pub(super) const CACHED_PART: u64 = 6;
 
 /// Bytes of the small files that fill the index.
@@ -41,7 +43,8 @@ pub(super) struct Setup {
     pub(super) filters: Vec<&'static str>,
     /// How streams are cut: `fastcdc:8K`.
     pub(super) chunking: &'static str,
-    /// Entries of the auxiliary index, and bytes of containers after which they are listed; `None` holds the whole run.
+    /// Entries of the auxiliary index, and bytes of containers after which they are listed; `None`
+    /// holds the whole run.
     pub(super) auxiliary: Option<(usize, u64)>,
     /// Bytes of a generation, of all clients.
     pub(super) bytes: u64,
@@ -52,11 +55,19 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// The paper's base configuration: the chunk index is the only filter, and the auxiliary index holds the whole run.
+    /// The paper's base configuration: the chunk index is the only filter, and the auxiliary index
+    /// holds the whole run.
     pub(super) fn base(quick: bool) -> Setup {
         let bytes = if quick { 192 << 20 } else { 1 << 30 };
         let filler = if quick { 1_200_000 } else { 4_000_000 };
-        Setup { filters: vec!["chunk-index"], chunking: "fastcdc:8K", auxiliary: None, bytes, filler, distance_kib: 0 }
+        Setup {
+            filters: vec!["chunk-index"],
+            chunking: "fastcdc:8K",
+            auxiliary: None,
+            bytes,
+            filler,
+            distance_kib: 0,
+        }
     }
 }
 
@@ -98,7 +109,8 @@ pub(super) struct Ingested {
     pub(super) containers: Asked,
     /// Pages of the chunk index at the beginning.
     pub(super) pages: u64,
-    /// Shares of bytes that repeat earlier ones of the generation, and those or the generation before.
+    /// Shares of bytes that repeat earlier ones of the generation, and those or the generation
+    /// before.
     pub(super) redundancy: (f64, f64),
 }
 
@@ -142,11 +154,13 @@ fn ingest(setup: &Setup) -> Result<[Ingested; 2]> {
     Ok([one, two])
 }
 
-/// An archive whose chunk index holds so many chunks of small files; the same for all set-ups that cut alike.
+/// An archive whose chunk index holds so many chunks of small files; the same for all set-ups that
+/// cut alike.
 pub(super) fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles> {
     static FILLED: Mutex<Option<(&'static str, u64, MemoryFiles)>> = Mutex::new(None);
     let mut last = FILLED.lock();
-    if let Some((_, _, files)) = last.as_ref().filter(|made| (made.0, made.1) == (chunking, chunks)) {
+    if let Some((_, _, files)) = last.as_ref().filter(|made| (made.0, made.1) == (chunking, chunks))
+    {
         return Ok(files.fork());
     }
     let files = MemoryFiles::default();
@@ -158,7 +172,11 @@ pub(super) fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles>
         ..Format::new([1; 16], [2; 32], [3; 16])
     };
     Archive::create(&files, &format)?;
-    let archive = Arc::new(Archive::open(Arc::new(files.clone()), true, settings(&[FilterName::Bloom, FilterName::ChunkIndex]))?);
+    let archive = Arc::new(Archive::open(
+        Arc::new(files.clone()),
+        true,
+        settings(&[FilterName::Bloom, FilterName::ChunkIndex]),
+    )?);
     let mut session = Session::begin(&archive, false)?;
     let mut stower = Stower::new(&session, 0);
     let mut writing = Writing::default();
@@ -202,7 +220,13 @@ fn take(
 fn finish(session: &mut Session, stower: &mut Stower, name: &str, writing: Writing) -> Result<()> {
     let data = session.end_recipe(writing, &mut |open| stower.stow(open))?;
     session.seal(&mut |open| stower.stow(open))?;
-    stower.commit(Ended { name: name.to_owned(), shape: Shape::Bytes, created: 0, data, listing: Vec::new() })?;
+    stower.commit(Ended {
+        name: name.to_owned(),
+        shape: Shape::Bytes,
+        created: 0,
+        data,
+        listing: Vec::new(),
+    })?;
     Ok(())
 }
 
@@ -214,8 +238,14 @@ struct Client<'a> {
 }
 
 /// A generation into the archive, which is opened for it: nothing is in memory before.
-fn put(files: &MemoryFiles, setup: &Setup, generation: &str, streams: &[Stream]) -> Result<Ingested> {
-    let names = setup.filters.iter().map(|name| name.parse::<FilterName>()).collect::<Result<Vec<_>>>()?;
+fn put(
+    files: &MemoryFiles,
+    setup: &Setup,
+    generation: &str,
+    streams: &[Stream],
+) -> Result<Ingested> {
+    let names =
+        setup.filters.iter().map(|name| name.parse::<FilterName>()).collect::<Result<Vec<_>>>()?;
     let mut chosen = settings(&names);
     if let Some((entries, listed)) = setup.auxiliary {
         (chosen.auxiliary_entries, chosen.sync_bytes) = (entries, listed);
@@ -229,7 +259,12 @@ fn put(files: &MemoryFiles, setup: &Setup, generation: &str, streams: &[Stream])
     let mut stower = Stower::new(&session, 0);
     let mut done = Ingested { pages, ..Ingested::default() };
     let chunking = archive.label().chunking;
-    let client = |stream| Client { stream, at: 0, cutting: Cutting::new(chunking), writing: Writing::default() };
+    let client = |stream| Client {
+        stream,
+        at: 0,
+        cutting: Cutting::new(chunking),
+        writing: Writing::default(),
+    };
     let mut clients: Vec<Client<'_>> = streams.iter().map(client).collect();
     let (index, containers) = (files.asked("index"), files.asked("segment"));
     while clients.iter().any(|client| client.at < client.stream.bytes()) {
@@ -265,8 +300,9 @@ fn put(files: &MemoryFiles, setup: &Setup, generation: &str, streams: &[Stream])
     done.index = files.asked("index").since(&index);
     done.containers = files.asked("segment").since(&containers);
     let tables = archive.tables();
-    let recent =
-        tables.containers.values().filter(|container| container.logged > tables.index.upto && container.stored.holds == Holds::Data);
+    let recent = tables.containers.values().filter(|container| {
+        container.logged > tables.index.upto && container.stored.holds == Holds::Data
+    });
     done.left = recent.map(|container| u64::from(container.stored.chunks)).sum();
     let after = files.asked("index");
     stower.import(true)?;
@@ -278,7 +314,10 @@ fn put(files: &MemoryFiles, setup: &Setup, generation: &str, streams: &[Stream])
     (done.bytes, done.new_bytes) = (session.bytes, session.new_bytes);
     let wanted: u64 = streams.iter().map(Stream::bytes).sum();
     if done.bytes != wanted {
-        return Err(Error::new(Kind::Corrupt, format!("{} bytes were written, and the engine took {}", wanted, done.bytes)));
+        return Err(Error::new(
+            Kind::Corrupt,
+            format!("{} bytes were written, and the engine took {}", wanted, done.bytes),
+        ));
     }
     drop((stower, session));
     // Runs are merged into the index, so that the next generation finds one table, as in the paper.

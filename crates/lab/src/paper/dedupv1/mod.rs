@@ -1,7 +1,9 @@
-//! "dedupv1: Improving Deduplication Throughput using Solid State Drives" (Meister, Brinkmann; technical report of MSST '10).
+//! "dedupv1: Improving Deduplication Throughput using Solid State Drives" (Meister, Brinkmann;
+//! technical report of MSST '10).
 //!
-//! Generations like the paper's go into the real engine, over files in memory that count; time alone is modelled. Rows about speed hang on devices that are
-//! fitted to the paper's text, and are marked so; rows about counts do not.
+//! Generations like the paper's go into the real engine, over files in memory that count; time
+//! alone is modelled. Rows about speed hang on devices that are fitted to the paper's text, and are
+//! marked so; rows about counts do not.
 //!
 //! | file | what is there |
 //! |---|---|
@@ -63,7 +65,11 @@ pub const NAMES: [&str; 19] = [
 ///
 /// # Errors
 /// None; an engine that fails misses its statement.
-pub fn run(names: &[String], extent: &Extent, progress: &mut dyn FnMut(u64, u64)) -> Result<Results> {
+pub fn run(
+    names: &[String],
+    extent: &Extent,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Results> {
     let about = [
         "Two backup generations of four clients, each with 32.5 % of its bytes repeated inside, the second with 97.6 % old bytes, go into the real archive engine as requests of 128 KiB: \
          real cuts, fingerprints, filter chain, containers, chunk index, log. Index pages, metadata, bytes and writes are counted there and at its files."
@@ -91,17 +97,37 @@ fn judged(judge: impl FnOnce(&mut Judgement) -> Result<()>) -> Judgement {
 
 /// Counts the bytes of runs for the statement.
 fn processed(judgement: &mut Judgement, runs: &[&[Ingested; 2]]) {
-    judgement.blocks += runs.iter().flat_map(|run| run.iter()).map(|run| run.bytes).sum::<u64>() / onefold_core::BLOCK_BYTES as u64;
+    judgement.blocks += runs.iter().flat_map(|run| run.iter()).map(|run| run.bytes).sum::<u64>()
+        / onefold_core::BLOCK_BYTES as u64;
 }
 
 fn table(title: &str, columns: &[&str], rows: Vec<Vec<String>>) -> Figure {
-    Figure::Table(Table { title: title.to_owned(), columns: columns.iter().map(|&name| name.to_owned()).collect(), rows })
+    Figure::Table(Table {
+        title: title.to_owned(),
+        columns: columns.iter().map(|&name| name.to_owned()).collect(),
+        rows,
+    })
 }
 
-fn bars(title: &str, y: &str, groups: Vec<String>, series: Vec<(&str, Vec<f64>)>, note: &str) -> Figure {
-    let heights = |(name, values): (&str, Vec<f64>)| (name.to_owned(), values.into_iter().map(Some).collect());
+fn bars(
+    title: &str,
+    y: &str,
+    groups: Vec<String>,
+    series: Vec<(&str, Vec<f64>)>,
+    note: &str,
+) -> Figure {
+    let heights = |(name, values): (&str, Vec<f64>)| {
+        (name.to_owned(), values.into_iter().map(Some).collect())
+    };
     let series = series.into_iter().map(heights).collect();
-    Figure::Bars(Bars { title: title.to_owned(), y: Axis::linear(y), groups, series, mark: None, note: note.to_owned() })
+    Figure::Bars(Bars {
+        title: title.to_owned(),
+        y: Axis::linear(y),
+        groups,
+        series,
+        mark: None,
+        note: note.to_owned(),
+    })
 }
 
 /// What runs counted, for the page.
@@ -154,7 +180,9 @@ mod tests {
 
     #[test]
     fn what_counts_is_what_the_documents_say() {
-        let results = run(&[], &Extent { quick: true, traces: Vec::new(), cluster: None }, &mut |_, _| {}).unwrap();
+        let results =
+            run(&[], &Extent { quick: true, traces: Vec::new(), cluster: None }, &mut |_, _| {})
+                .unwrap();
         let missed = |of: &&crate::report::Statement| of.verdict == crate::report::Verdict::Missed;
         let missed: Vec<_> = results.statements.iter().filter(missed).collect();
         // What docs/laboratory.md says of short runs.
@@ -165,6 +193,9 @@ mod tests {
         ];
         assert!(missed.iter().all(|of| known.contains(&of.item.as_str())), "{missed:#?}");
         let score = results.score;
-        assert_eq!((score.possible, score.reproduced, score.better, score.calibrated), (19, 9, 1, 6));
+        assert_eq!(
+            (score.possible, score.reproduced, score.better, score.calibrated),
+            (19, 9, 1, 6)
+        );
     }
 }

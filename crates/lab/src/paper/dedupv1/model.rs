@@ -1,9 +1,13 @@
-//! The paper's machines in virtual time: clients, their links, the server's processors, the devices of the index, the array (dedupv1 4.1).
+//! The paper's machines in virtual time: clients, their links, the server's processors, the devices
+//! of the index, the array (dedupv1 4.1).
 //!
-//! Each block of a run is a request. It crosses its client's link, is cut and hashed on a processor, looks its chunks up one after the other on the devices of
-//! the index, passes what requests pass one at a time, and hands its new chunks to a thread that writes containers. What it asks of each is what the engine was counted to ask.
+//! Each block of a run is a request. It crosses its client's link, is cut and hashed on a
+//! processor, looks its chunks up one after the other on the devices of the index, passes what
+//! requests pass one at a time, and hands its new chunks to a thread that writes containers. What
+//! it asks of each is what the engine was counted to ask.
 //!
-//! Devices and the ways between them are fitted to the paper, each constant to one figure of it, which is named there; statements about that figure are calibrated.
+//! Devices and the ways between them are fitted to the paper, each constant to one figure of it,
+//! which is named there; statements about that figure are calibrated.
 
 use std::{
     cmp::Reverse,
@@ -16,7 +20,8 @@ use crate::rng::Rng;
 /// Nanoseconds.
 type Time = u64;
 
-/// What a link of 1 Gbit/s carries besides the headers of Ethernet, TCP and iSCSI and its requests to send; bytes a second.
+/// What a link of 1 Gbit/s carries besides the headers of Ethernet, TCP and iSCSI and its requests
+/// to send; bytes a second.
 pub(super) const LINK: f64 = 112e6;
 /// Requests that a client has under way: fitted to what two and four clients gain.
 const WINDOW: usize = 15;
@@ -24,23 +29,29 @@ const WINDOW: usize = 15;
 const CORES: usize = 8;
 /// Cutting by Rabin's window and SHA-1 on one of them; stated, of its time. Bytes a second.
 const CPU: f64 = 120e6;
-/// Reads of the index that are under way together, as queue lengths of 9-12 on one SSD and 5-6 on each of two and four say.
+/// Reads of the index that are under way together, as queue lengths of 9-12 on one SSD and 5-6 on
+/// each of two and four say.
 const READERS: [(usize, usize); 3] = [(1, 11), (2, 11), (4, 22)];
 /// An X25-M works on ten reads at a time.
 const SSD_CHANNELS: usize = 10;
-/// One of them takes so long: 5,375 a second when all ten are busy, and 2,848 within a tenth with five to six under way.
+/// One of them takes so long: 5,375 a second when all ten are busy, and 2,848 within a tenth with
+/// five to six under way.
 const SSD_READ: Time = 1_860_465;
-/// Bytes a second of an SSD's sequential reads and writes, by its maker: 250 and 100 MB/s; of both in turn.
+/// Bytes a second of an SSD's sequential reads and writes, by its maker: 250 and 100 MB/s; of both
+/// in turn.
 const SSD_SEQUENTIAL: f64 = 143e6;
-/// Disks of the array, each with 79 random reads a second: 8.5 ms of seeking, half a turn at 7,200 turns a minute.
+/// Disks of the array, each with 79 random reads a second: 8.5 ms of seeking, half a turn at 7,200
+/// turns a minute.
 const DISKS: usize = 11;
 const DISK_READ: Time = 12_670_000;
-/// Bytes a second of the array's sequential writes: fitted to the index in memory, 162 and 242.7 MB/s.
+/// Bytes a second of the array's sequential writes: fitted to the index in memory, 162 and 242.7
+/// MB/s.
 const ARRAY: f64 = 275e6;
-/// Reads of the block index for each block: a page of its tree has the mappings of two and a half. Fitted to the same.
+/// Reads of the block index for each block: a page of its tree has the mappings of two and a half.
+/// Fitted to the same.
 const BLOCK_INDEX_READS: f64 = 0.4;
-/// What requests do one after the other (locks, log, mapping), and with what is new (into the container): fitted to the 209.4 and 250.5 MB/s of chunks of
-/// 16 KB, of which 70 and 20 % are new.
+/// What requests do one after the other (locks, log, mapping), and with what is new (into the
+/// container): fitted to the 209.4 and 250.5 MB/s of chunks of 16 KB, of which 70 and 20 % are new.
 const PATH: Time = 482_000;
 const PATH_NEW: f64 = 640e6;
 /// Bytes of containers that may wait to be written.
@@ -69,7 +80,8 @@ impl Index {
 }
 
 /// What a request does, in the order in which it does it; its names in the figures.
-pub(super) const STAGES: [&str; 6] = ["network", "chunking", "chunk index", "block index", "lock and log", "storage"];
+pub(super) const STAGES: [&str; 6] =
+    ["network", "chunking", "chunk index", "block index", "lock and log", "storage"];
 
 /// What came out.
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,7 +154,9 @@ pub(super) fn time(run: &Ingested, clients: usize, index: Index) -> Timed {
         Index::Memory | Index::Array => (Vec::new(), DISK_READ),
     };
     let readers = match index {
-        Index::Ssds(n) => READERS.iter().find(|(ssds, _)| *ssds == n).map_or(11 * n, |(_, readers)| *readers),
+        Index::Ssds(n) => {
+            READERS.iter().find(|(ssds, _)| *ssds == n).map_or(11 * n, |(_, readers)| *readers)
+        }
         Index::Memory | Index::Array => usize::MAX,
     };
     let mut queues = vec![VecDeque::new(); clients];
@@ -234,7 +248,9 @@ impl World<'_> {
             2 => self.look_up(now, n),
             3 => self.block_index(now, n),
             4 => {
-                let done = self.path.serve(now, PATH + nanoseconds(f64::from(request.cost.new_bytes), PATH_NEW));
+                let done = self
+                    .path
+                    .serve(now, PATH + nanoseconds(f64::from(request.cost.new_bytes), PATH_NEW));
                 self.at(done, n);
             }
             5 => self.store(now, n),
@@ -249,7 +265,8 @@ impl World<'_> {
         let cost = self.requests[n].cost;
         // What is spilled in one go holds the devices up, all at once.
         if cost.spilled > 0 {
-            let each = nanoseconds(cost.spilled as f64 / self.devices.len().max(1) as f64, SSD_SEQUENTIAL);
+            let each =
+                nanoseconds(cost.spilled as f64 / self.devices.len().max(1) as f64, SSD_SEQUENTIAL);
             for device in &mut self.devices {
                 let all: Vec<Time> = device.0.drain().map(|free| free.0.max(now) + each).collect();
                 device.0.extend(all.into_iter().map(Reverse));
@@ -291,7 +308,8 @@ impl World<'_> {
         if self.rng.chance(BLOCK_INDEX_READS) { self.read(now, n) } else { self.at(now, n) }
     }
 
-    /// New chunks go to the thread that writes containers, which may be behind by so much; metadata of containers is read from the array.
+    /// New chunks go to the thread that writes containers, which may be behind by so much; metadata
+    /// of containers is read from the array.
     fn store(&mut self, now: Time, n: usize) {
         let cost = self.requests[n].cost;
         let mut done = now;
@@ -318,7 +336,14 @@ mod tests {
     use super::*;
 
     fn run(pages: u16, new_bytes: u32) -> Ingested {
-        let cost = |client| Cost { client, bytes: 131_072, new_bytes, chunks: 15, pages, ..Cost::default() };
+        let cost = |client| Cost {
+            client,
+            bytes: 131_072,
+            new_bytes,
+            chunks: 15,
+            pages,
+            ..Cost::default()
+        };
         Ingested { costs: (0..8000).map(|n| cost((n % 4) as u8)).collect(), ..Ingested::default() }
     }
 

@@ -17,18 +17,28 @@ pub(super) const ITEMS: [Item; 5] = [
         says: "209.4 and 250.5 MB/s, with chunks of 8 KB 167.2 and 160.3",
         band: "1.15 to 1.4 times as fast in the first generation, 1.4 to 1.7 in the second",
         fitted: true,
-        calibrated: Some("what requests do one after the other, and for each MB of new data, to these two speeds"),
+        calibrated: Some(
+            "what requests do one after the other, and for each MB of new data, to these two speeds",
+        ),
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
-                let (small, large) = (generations(&Setup::base(extent.quick))?, generations(&large_chunks(extent.quick))?);
+                let (small, large) = (
+                    generations(&Setup::base(extent.quick))?,
+                    generations(&large_chunks(extent.quick))?,
+                );
                 processed(judgement, &[&large]);
-                let speeds = |run: &[Ingested; 2]| [0, 1].map(|n: usize| time(&run[n], 4, Index::Ssds(4)).speed);
+                let speeds = |run: &[Ingested; 2]| {
+                    [0, 1].map(|n: usize| time(&run[n], 4, Index::Ssds(4)).speed)
+                };
                 let (small, large) = (speeds(&small), speeds(&large));
                 let bands = [(1.15..=1.4), (1.4..=1.7)];
                 for (n, generation) in ["first", "second"].into_iter().enumerate() {
                     let ratio = large[n] / small[n];
-                    let text = format!("{generation} generation {:.1} over {:.1} MB/s: {ratio:.2}", large[n], small[n]);
+                    let text = format!(
+                        "{generation} generation {:.1} over {:.1} MB/s: {ratio:.2}",
+                        large[n], small[n]
+                    );
                     judgement.check(text, bands[n].contains(&ratio));
                 }
                 judgement.figures.push(bars(
@@ -75,7 +85,10 @@ pub(super) const ITEMS: [Item; 5] = [
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
-                let (small, large) = (generations(&Setup::base(extent.quick))?, generations(&large_chunks(extent.quick))?);
+                let (small, large) = (
+                    generations(&Setup::base(extent.quick))?,
+                    generations(&large_chunks(extent.quick))?,
+                );
                 found(judgement, &large, [0.29, 0.80]);
                 judgement.figures.push(counted(&[("8 KiB", &small), ("16 KiB", &large)]));
                 Ok(())
@@ -93,22 +106,32 @@ pub(super) const ITEMS: [Item; 5] = [
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
-                let (full, small) = (generations(&Setup::base(extent.quick))?, generations(&small_auxiliary(extent.quick))?);
+                let (full, small) = (
+                    generations(&Setup::base(extent.quick))?,
+                    generations(&small_auxiliary(extent.quick))?,
+                );
                 processed(judgement, &[&small]);
                 let bands = [0.35..=0.55, 0.75..=0.95];
                 let mut rows = Vec::new();
                 for (n, generation) in ["first", "second"].into_iter().enumerate() {
-                    let [whole, limited] = [&full, &small].map(|run| time(&run[n], 4, Index::Ssds(4)).speed);
+                    let [whole, limited] =
+                        [&full, &small].map(|run| time(&run[n], 4, Index::Ssds(4)).speed);
                     let ratio = limited / whole;
                     let writes = small[n].index;
-                    let text = format!("{generation} generation {limited:.1} over {whole:.1} MB/s: {ratio:.2}");
+                    let text = format!(
+                        "{generation} generation {limited:.1} over {whole:.1} MB/s: {ratio:.2}"
+                    );
                     judgement.band(text, ratio, bands[n].clone(), Good::More);
                     rows.push(vec![
                         generation.to_owned(),
                         writes.writes.to_string(),
                         writes.scattered_writes.to_string(),
                         format!("{:.1}", mib(writes.written_bytes)),
-                        format!("{:.3} / {:.3}", full[n].reads_per_chunk(), small[n].reads_per_chunk()),
+                        format!(
+                            "{:.3} / {:.3}",
+                            full[n].reads_per_chunk(),
+                            small[n].reads_per_chunk()
+                        ),
                     ]);
                 }
                 judgement.remark = "A full auxiliary index is written as a sorted run, in order, and merged in order; the paper's goes into pages one by one.".into();
@@ -135,7 +158,10 @@ pub(super) const ITEMS: [Item; 5] = [
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
-                let (full, small) = (generations(&Setup::base(extent.quick))?, generations(&small_auxiliary(extent.quick))?);
+                let (full, small) = (
+                    generations(&Setup::base(extent.quick))?,
+                    generations(&small_auxiliary(extent.quick))?,
+                );
                 for (n, generation) in ["first", "second"].into_iter().enumerate() {
                     let [whole, limited] = [&full, &small].map(|run| run[n].left);
                     let text = format!("{generation} generation {whole} entries, then {limited}");
@@ -153,7 +179,12 @@ pub(super) const ITEMS: [Item; 5] = [
 fn found(judgement: &mut Judgement, run: &[Ingested; 2], wanted: [f64; 2]) {
     for (n, wanted) in wanted.into_iter().enumerate() {
         let found = run[n].found();
-        judgement.band(format!("{:.1} %", found * 100.0), found, wanted - 0.03..=wanted + 0.03, Good::Inside);
+        judgement.band(
+            format!("{:.1} %", found * 100.0),
+            found,
+            wanted - 0.03..=wanted + 0.03,
+            Good::Inside,
+        );
     }
 }
 
@@ -165,8 +196,8 @@ fn large_chunks(quick: bool) -> Setup {
     Setup { chunking: "fastcdc:16K", ..Setup::base(quick) }
 }
 
-/// Room for one of 32 or, in a full run, 64 chunks of a generation, where the paper's is for one of a thousand: containers are listed one by one here, and
-/// each has as many as 460.
+/// Room for one of 32 or, in a full run, 64 chunks of a generation, where the paper's is for one of
+/// a thousand: containers are listed one by one here, and each has as many as 460.
 fn small_auxiliary(quick: bool) -> Setup {
     Setup { auxiliary: Some((if quick { 768 } else { 2048 }, 4 << 20)), ..Setup::base(quick) }
 }

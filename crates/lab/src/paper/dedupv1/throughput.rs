@@ -17,7 +17,9 @@ pub(super) const ITEMS: [Item; 10] = [
         says: "four SSDs 167.2 and 160.3 MB/s in the two generations, everything on disks 12.9 and 13.3",
         band: "four SSDs 10 to 15 times as fast as disks, in either generation",
         fitted: true,
-        calibrated: Some("an SSD's reads a second and how many are under way, to these speeds of the SSDs"),
+        calibrated: Some(
+            "an SSD's reads a second and how many are under way, to these speeds of the SSDs",
+        ),
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
@@ -27,7 +29,10 @@ pub(super) const ITEMS: [Item; 10] = [
                 let (ssds, disks) = (at(Index::Ssds(4)), at(Index::Array));
                 for (n, generation) in ["first", "second"].into_iter().enumerate() {
                     let ratio = ssds[n] / disks[n];
-                    let text = format!("{generation} generation {:.1} MB/s, on disks {:.1}: {ratio:.1} times", ssds[n], disks[n]);
+                    let text = format!(
+                        "{generation} generation {:.1} MB/s, on disks {:.1}: {ratio:.1} times",
+                        ssds[n], disks[n]
+                    );
                     judgement.check(text, (10.0..=15.0).contains(&ratio));
                 }
                 let all = PLACES.map(|(index, _)| at(index));
@@ -62,9 +67,14 @@ pub(super) const ITEMS: [Item; 10] = [
         judge: |extent, _| {
             judged(|judgement| {
                 let run = generations(&Setup::base(extent.quick))?;
-                for (n, (generation, paper)) in [("first", 12.9), ("second", 13.3)].into_iter().enumerate() {
+                for (n, (generation, paper)) in
+                    [("first", 12.9), ("second", 13.3)].into_iter().enumerate()
+                {
                     let speed = time(&run[n], 4, Index::Array).speed;
-                    let text = format!("{generation} generation {speed:.1} MB/s, {:+.0} %", (speed / paper - 1.0) * 100.0);
+                    let text = format!(
+                        "{generation} generation {speed:.1} MB/s, {:+.0} %",
+                        (speed / paper - 1.0) * 100.0
+                    );
                     judgement.band(text, speed / paper, 0.85..=1.15, Good::Inside);
                 }
                 Ok(())
@@ -78,17 +88,24 @@ pub(super) const ITEMS: [Item; 10] = [
         says: "two SSDs 88.4 and 83.3 MB/s, one 87.8 and 82.3, since longer queues let it make 5,375 reads a second where others make 2,848",
         band: "four over two 1.7 to 2.1, two over one 0.9 to 1.2",
         fitted: true,
-        calibrated: Some("an SSD's reads a second and how many are under way on one, two and four, to these speeds"),
+        calibrated: Some(
+            "an SSD's reads a second and how many are under way on one, two and four, to these speeds",
+        ),
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
                 let run = generations(&Setup::base(extent.quick))?;
                 for (n, generation) in ["first", "second"].into_iter().enumerate() {
-                    let [one, two, four] = [1, 2, 4].map(|ssds| time(&run[n], 4, Index::Ssds(ssds)));
+                    let [one, two, four] =
+                        [1, 2, 4].map(|ssds| time(&run[n], 4, Index::Ssds(ssds)));
                     let (upper, lower) = (four.speed / two.speed, two.speed / one.speed);
-                    let iops = [one, two, four].map(|timed| format!("{:.0}", timed.iops)).join(", ");
-                    let text = format!("{generation} generation {upper:.2} and {lower:.2}, at {iops} reads a second and SSD");
-                    judgement.check(text, (1.7..=2.1).contains(&upper) && (0.9..=1.2).contains(&lower));
+                    let iops =
+                        [one, two, four].map(|timed| format!("{:.0}", timed.iops)).join(", ");
+                    let text = format!(
+                        "{generation} generation {upper:.2} and {lower:.2}, at {iops} reads a second and SSD"
+                    );
+                    judgement
+                        .check(text, (1.7..=2.1).contains(&upper) && (0.9..=1.2).contains(&lower));
                 }
                 Ok(())
             })
@@ -101,20 +118,30 @@ pub(super) const ITEMS: [Item; 10] = [
         says: "167.2 and 160.3 MB/s with four SSDs, 88.4 and 83.3 with two, 87.8 and 82.3 with one: the second generation is slightly slower",
         band: "second generation 0.9 to 1.0 of the first",
         fitted: true,
-        calibrated: Some("an SSD's reads a second and the way of new chunks, to these speeds; the distance of repeated data is ours"),
+        calibrated: Some(
+            "an SSD's reads a second and the way of new chunks, to these speeds; the distance of repeated data is ours",
+        ),
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
                 let run = generations(&Setup::base(extent.quick))?;
-                let far = generations(&Setup { distance_kib: 16 << 10, ..Setup::base(extent.quick) })?;
+                let far =
+                    generations(&Setup { distance_kib: 16 << 10, ..Setup::base(extent.quick) })?;
                 processed(judgement, &[&far]);
-                let reads = |run: &[Ingested; 2]| format!("{:.3} and {:.3}", run[0].reads_per_chunk(), run[1].reads_per_chunk());
+                let reads = |run: &[Ingested; 2]| {
+                    format!("{:.3} and {:.3}", run[0].reads_per_chunk(), run[1].reads_per_chunk())
+                };
                 for ssds in [4, 2, 1] {
-                    let [first, second] = [0, 1].map(|n: usize| time(&run[n], 4, Index::Ssds(ssds)).speed);
+                    let [first, second] =
+                        [0, 1].map(|n: usize| time(&run[n], 4, Index::Ssds(ssds)).speed);
                     let ratio = second / first;
-                    judgement.check(format!("{}: {ratio:.3}", Index::Ssds(ssds).name()), (0.9..=1.0).contains(&ratio));
+                    judgement.check(
+                        format!("{}: {ratio:.3}", Index::Ssds(ssds).name()),
+                        (0.9..=1.0).contains(&ratio),
+                    );
                 }
-                let distant = time(&far[1], 4, Index::Ssds(4)).speed / time(&far[0], 4, Index::Ssds(4)).speed;
+                let distant =
+                    time(&far[1], 4, Index::Ssds(4)).speed / time(&far[0], 4, Index::Ssds(4)).speed;
                 judgement.remark = format!(
                     "It hangs on how near repeated data are: the auxiliary index knows those of a first generation, in a second their pages have to be cached. {} pages are read for each chunk; \
                      with repetitions 16 MiB apart instead of 0.25 MB {}, and the second generation has {distant:.2} of the first's speed.",
@@ -176,11 +203,18 @@ pub(super) const ITEMS: [Item; 10] = [
         cases: nothing,
         judge: |extent, _| {
             judged(|judgement| {
-                for (generation, run) in ["first", "second"].into_iter().zip(generations(&Setup::base(extent.quick))?.iter()) {
-                    let text = format!("{generation} generation: {} writes of the index while clients write", run.index.writes);
+                for (generation, run) in ["first", "second"]
+                    .into_iter()
+                    .zip(generations(&Setup::base(extent.quick))?.iter())
+                {
+                    let text = format!(
+                        "{generation} generation: {} writes of the index while clients write",
+                        run.index.writes
+                    );
                     judgement.check(text, run.index.writes == 0);
                     let after = run.index_after;
-                    let text = format!("{} after, {} out of order", after.writes, after.scattered_writes);
+                    let text =
+                        format!("{} after, {} out of order", after.writes, after.scattered_writes);
                     judgement.check(text, after.writes > 0 && after.scattered_writes == 0);
                 }
                 Ok(())
@@ -213,15 +247,25 @@ pub(super) const ITEMS: [Item; 10] = [
                                 (block_index + storage) * 100.0,
                                 chunking * 100.0
                             );
-                            judgement.check(text, block_index + storage > chunking && block_index + storage > chunk_index);
+                            judgement.check(
+                                text,
+                                block_index + storage > chunking
+                                    && block_index + storage > chunk_index,
+                            );
                         } else {
                             let most = timed.shares[1..].iter().copied().fold(0.0, f64::max);
-                            let text = format!("{name}: chunk index {:.0} %, chunking {:.0} %", chunk_index * 100.0, chunking * 100.0);
+                            let text = format!(
+                                "{name}: chunk index {:.0} %, chunking {:.0} %",
+                                chunk_index * 100.0,
+                                chunking * 100.0
+                            );
                             judgement.check(text, chunk_index >= most && chunking < chunk_index);
                         }
                     }
                 }
-                let series = |stage: usize| (STAGES[stage], shares.iter().map(|of: &[f64; 6]| of[stage] * 100.0).collect());
+                let series = |stage: usize| {
+                    (STAGES[stage], shares.iter().map(|of: &[f64; 6]| of[stage] * 100.0).collect())
+                };
                 judgement.figures.push(bars(
                     "Time of requests on the server",
                     "% of the time",
@@ -246,8 +290,13 @@ pub(super) const ITEMS: [Item; 10] = [
             judged(|judgement| {
                 let run = generations(&Setup::base(extent.quick))?;
                 for (n, generation) in ["first", "second"].into_iter().enumerate() {
-                    let [one, two, four] = [1, 2, 4].map(|ssds| time(&run[n], 1, Index::Ssds(ssds)).speed);
-                    let text = format!("{generation} generation {:.2} with one, {:.2} with two", one / four, two / four);
+                    let [one, two, four] =
+                        [1, 2, 4].map(|ssds| time(&run[n], 1, Index::Ssds(ssds)).speed);
+                    let text = format!(
+                        "{generation} generation {:.2} with one, {:.2} with two",
+                        one / four,
+                        two / four
+                    );
                     judgement.check(text, one >= 0.9 * four && two >= 0.9 * four);
                 }
                 Ok(())
@@ -268,10 +317,19 @@ pub(super) const ITEMS: [Item; 10] = [
                 let run = generations(&Setup::base(extent.quick))?;
                 let mut speeds = Vec::new();
                 for (n, generation) in ["first", "second"].into_iter().enumerate() {
-                    let [one, two, four] = [1, 2, 4].map(|clients| time(&run[n], clients, Index::Ssds(4)).speed);
+                    let [one, two, four] =
+                        [1, 2, 4].map(|clients| time(&run[n], clients, Index::Ssds(4)).speed);
                     let (link, twice, more) = (one * 1e6 / LINK, two / one, four / two);
-                    let holds = (0.75..=0.95).contains(&link) && (1.6..=1.9).contains(&twice) && (1.05..=1.25).contains(&more);
-                    judgement.check(format!("{generation} generation: {:.0} % of the link, {twice:.2}, {more:.2}", link * 100.0), holds);
+                    let holds = (0.75..=0.95).contains(&link)
+                        && (1.6..=1.9).contains(&twice)
+                        && (1.05..=1.25).contains(&more);
+                    judgement.check(
+                        format!(
+                            "{generation} generation: {:.0} % of the link, {twice:.2}, {more:.2}",
+                            link * 100.0
+                        ),
+                        holds,
+                    );
                     speeds.push(vec![one, two, four]);
                 }
                 let paper = [vec![83.0, 145.0, 167.2], vec![84.1, 148.7, 160.3]];

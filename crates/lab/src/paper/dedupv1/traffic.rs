@@ -1,8 +1,10 @@
-//! Traffic of backup generations (dedupv1 4.1): stretches of unique data (U), of data that repeat inside a generation (IR), and of data of the generation
-//! before (TR).
+//! Traffic of backup generations (dedupv1 4.1): stretches of unique data (U), of data that repeat
+//! inside a generation (IR), and of data of the generation before (TR).
 //!
-//! The paper takes the lengths of stretches and the chances of what follows from a trace, and prints neither. Here lengths are exponential, and their means
-//! are [`Shape`]'s: ours. A stream is a list of extents of numbered sources of noise, so that nothing has to be kept, and shares of bytes are exact.
+//! The paper takes the lengths of stretches and the chances of what follows from a trace, and
+//! prints neither. Here lengths are exponential, and their means are [`Shape`]'s: ours. A stream is
+//! a list of extents of numbered sources of noise, so that nothing has to be kept, and shares of
+//! bytes are exact.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,19 +19,27 @@ pub(super) struct Shape {
     pub(super) temporal: f64,
     /// Mean stretch of unique data in the first generation, in bytes.
     pub(super) first_unique: f64,
-    /// Mean distance from the end of what is repeated to its repetition, in bytes of one client's stream.
+    /// Mean distance from the end of what is repeated to its repetition, in bytes of one client's
+    /// stream.
     pub(super) distance: f64,
     /// Mean stretch of unique data in a later generation, in bytes.
     pub(super) next_unique: f64,
-    /// Mean stretch that repeats something of the same later generation, in bytes, and the share of stretches of old data that such a one follows.
+    /// Mean stretch that repeats something of the same later generation, in bytes, and the share
+    /// of stretches of old data that such a one follows.
     pub(super) next_internal: (f64, f64),
 }
 
 impl Shape {
-    /// The shares of the paper. The lengths are chosen such that chunks of 8 KiB find what the paper's found in either generation; what chunks of 16 KiB find
-    /// follows.
-    pub(super) const PAPER: Shape =
-        Shape { internal: 0.325, temporal: 0.976, first_unique: 1.0e6, distance: 0.25e6, next_unique: 4.3e3, next_internal: (16e3, 0.1) };
+    /// The shares of the paper. The lengths are chosen such that chunks of 8 KiB find what the
+    /// paper's found in either generation; what chunks of 16 KiB find follows.
+    pub(super) const PAPER: Shape = Shape {
+        internal: 0.325,
+        temporal: 0.976,
+        first_unique: 1.0e6,
+        distance: 0.25e6,
+        next_unique: 4.3e3,
+        next_internal: (16e3, 0.1),
+    };
 }
 
 /// Bytes of a source of noise.
@@ -98,7 +108,8 @@ impl Stream {
 
 /// Bytes of a source: eight from each number.
 fn noise(source: u64, at: u64, into: &mut [u8]) {
-    let word = |n: u64| mix(mix(source).wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).to_le_bytes();
+    let word =
+        |n: u64| mix(mix(source).wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).to_le_bytes();
     let head = ((8 - at % 8) % 8).min(into.len() as u64) as usize;
     let (first, rest) = into.split_at_mut(head);
     let from = (at % 8) as usize;
@@ -188,13 +199,18 @@ impl Generation {
         self.streams.iter().map(Stream::bytes).sum()
     }
 
-    /// The share of bytes that repeat earlier ones of this generation, and the share that repeat those or bytes of `before`.
+    /// The share of bytes that repeat earlier ones of this generation, and the share that repeat
+    /// those or bytes of `before`.
     pub(super) fn redundancy(&self, before: Option<&Generation>) -> (f64, f64) {
         let mut own = Covered::default();
         let mut all = Covered::default();
-        before.iter().flat_map(|before| &before.streams).flat_map(|stream| &stream.extents).for_each(|extent| {
-            all.cover(extent);
-        });
+        before
+            .iter()
+            .flat_map(|before| &before.streams)
+            .flat_map(|stream| &stream.extents)
+            .for_each(|extent| {
+                all.cover(extent);
+            });
         let mut fresh = (0, 0);
         for extent in self.streams.iter().flat_map(|stream| &stream.extents) {
             fresh = (fresh.0 + own.cover(extent), fresh.1 + all.cover(extent));
@@ -221,7 +237,9 @@ impl Covered {
         let ranges = self.0.entry(extent.source).or_default();
         let (mut from, mut to) = (extent.at, extent.at + extent.bytes);
         let mut fresh = extent.bytes;
-        while let Some((&start, &end)) = ranges.range(..=to).next_back().filter(|&(_, &end)| end >= from) {
+        while let Some((&start, &end)) =
+            ranges.range(..=to).next_back().filter(|&(_, &end)| end >= from)
+        {
             fresh -= end.min(extent.at + extent.bytes).saturating_sub(start.max(extent.at));
             ranges.remove(&start);
             (from, to) = (from.min(start), to.max(end));
@@ -244,7 +262,10 @@ mod tests {
         let (internal, _) = first.redundancy(None);
         assert!((internal - 0.325).abs() < 0.02, "{internal}");
         let (internal, temporal) = second.redundancy(Some(&first));
-        assert!((internal - 0.325).abs() < 0.03 && (temporal - 0.976).abs() < 0.004, "{internal} {temporal}");
+        assert!(
+            (internal - 0.325).abs() < 0.03 && (temporal - 0.976).abs() < 0.004,
+            "{internal} {temporal}"
+        );
     }
 
     #[test]
@@ -256,7 +277,11 @@ mod tests {
         for (at, n) in [(1, 7), (12_345, 100_001), (2_999_999, 5), (7, 1), (479_993, 131_072)] {
             let mut part = vec![0; n];
             let read = stream.read(at, &mut part);
-            assert!(part[..read] == whole[at as usize..at as usize + read] && (read == n || at as usize + read == whole.len()), "{at}");
+            assert!(
+                part[..read] == whole[at as usize..at as usize + read]
+                    && (read == n || at as usize + read == whole.len()),
+                "{at}"
+            );
         }
     }
 
@@ -264,6 +289,9 @@ mod tests {
     fn what_is_covered_twice_counts_once() {
         let mut covered = Covered::default();
         let mut fresh = |at, bytes| covered.cover(&Extent { source: 1, at, bytes });
-        assert_eq!([fresh(10, 10), fresh(30, 10), fresh(15, 20), fresh(0, 50), fresh(20, 5)], [10, 10, 10, 20, 0]);
+        assert_eq!(
+            [fresh(10, 10), fresh(30, 10), fresh(15, 20), fresh(0, 50), fresh(20, 5)],
+            [10, 10, 10, 20, 0]
+        );
     }
 }

@@ -1,6 +1,8 @@
-//! Images of virtual machines: a system that was installed once, and ten clones of it with homes of their own, as a recorded trace has them.
+//! Images of virtual machines: a system that was installed once, and ten clones of it with homes of
+//! their own, as a recorded trace has them.
 //!
-//! The first phase of the trace is the image from which all were cloned; each further phase has the blocks in which a clone differs from it. Blocks of zeroes were never written.
+//! The first phase of the trace is the image from which all were cloned; each further phase has the
+//! blocks in which a clone differs from it. Blocks of zeroes were never written.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -20,11 +22,14 @@ pub(super) type Image = BTreeMap<u64, Content>;
 
 /// The trace, if it was given.
 pub(super) fn trace(extent: &Extent) -> Option<&Path> {
-    let named = |path: &&std::path::PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(NAME));
+    let named = |path: &&std::path::PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(NAME))
+    };
     extent.traces.iter().find(named).map(std::path::PathBuf::as_path)
 }
 
-/// The clones, as many as are asked for, if there are so many, and the bytes of an image's addresses.
+/// The clones, as many as are asked for, if there are so many, and the bytes of an image's
+/// addresses.
 ///
 /// # Errors
 /// The trace's.
@@ -55,13 +60,16 @@ pub(super) fn images(path: &Path, most: usize) -> Result<(Vec<Image>, u64)> {
     Ok((clones, bytes))
 }
 
-/// Runs of an image's blocks with their bytes, none longer than so many blocks: where each begins, and what it holds.
+/// Runs of an image's blocks with their bytes, none longer than so many blocks: where each begins,
+/// and what it holds.
 pub(super) fn runs(image: &Image, longest: usize) -> impl Iterator<Item = (u64, Vec<u8>)> + '_ {
     let mut blocks = image.iter().peekable();
     std::iter::from_fn(move || {
         let (&begin, content) = blocks.next()?;
         let (mut bytes, mut next) = (filled(content), begin + 1);
-        while let Some((_, content)) = blocks.next_if(|(lba, _)| **lba == next && next - begin < longest as u64) {
+        while let Some((_, content)) =
+            blocks.next_if(|(lba, _)| **lba == next && next - begin < longest as u64)
+        {
             bytes.extend(filled(content));
             next += 1;
         }
@@ -85,7 +93,8 @@ mod tests {
         let (images, bytes) = images(&path, usize::MAX).unwrap();
         assert_eq!((images.len(), bytes), (10, 320 << 20));
         for image in &images[1..] {
-            let same = image.iter().filter(|(lba, content)| images[0].get(lba) == Some(content)).count();
+            let same =
+                image.iter().filter(|(lba, content)| images[0].get(lba) == Some(content)).count();
             assert!((28_000..image.len() - 1000).contains(&same), "{same} of {}", image.len());
         }
     }
@@ -94,7 +103,8 @@ mod tests {
     fn runs_are_the_image() {
         let content = |number| Content::numbered(1, number, 4096);
         let image: Image = [1, 2, 3, 7].map(|lba| (lba, content(lba))).into();
-        let found: Vec<(u64, usize)> = runs(&image, 2).map(|(at, bytes)| (at / 4096, bytes.len() / 4096)).collect();
+        let found: Vec<(u64, usize)> =
+            runs(&image, 2).map(|(at, bytes)| (at / 4096, bytes.len() / 4096)).collect();
         assert_eq!(found, [(1, 2), (3, 1), (7, 1)]);
     }
 }

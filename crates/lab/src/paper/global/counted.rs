@@ -7,7 +7,8 @@ use std::{
 
 use onefold_backend::MemoryObjects;
 use onefold_core::object::{
-    Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Seen, Sight, Space, Version, Write,
+    Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Seen, Sight,
+    Space, Version, Write,
 };
 
 /// What was asked for. Bytes are data, keys and values.
@@ -43,7 +44,8 @@ impl CountedObjects {
     }
 
     pub(super) fn asked(&self) -> Asked {
-        let [writes, written_bytes, reads, read_bytes] = self.counts.each_ref().map(|count| count.load(Relaxed));
+        let [writes, written_bytes, reads, read_bytes] =
+            self.counts.each_ref().map(|count| count.load(Relaxed));
         Asked { writes, written_bytes, reads, read_bytes }
     }
 
@@ -82,7 +84,11 @@ impl ObjectStore for CountedObjects {
 
     fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
         let sights = self.below.read(batch);
-        self.count(2, batch.len(), sights.iter().flatten().flat_map(|sight| &sight.seen).map(seen).sum());
+        self.count(
+            2,
+            batch.len(),
+            sights.iter().flatten().flat_map(|sight| &sight.seen).map(seen).sum(),
+        );
         sights
     }
 
@@ -90,7 +96,13 @@ impl ObjectStore for CountedObjects {
         self.below.list(pool, from, most)
     }
 
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
         self.below.lock(object, lock, cookie, lease)
     }
 
@@ -102,7 +114,12 @@ impl ObjectStore for CountedObjects {
         self.below.holder(object, lock)
     }
 
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal> {
         self.below.break_lock(object, lock, holder)
     }
 

@@ -1,4 +1,5 @@
-//! Figure 12: a database's requests with two copies, with deduplication, and with an erasure code; and the space of its data.
+//! Figure 12: a database's requests with two copies, with deduplication, and with an erasure code;
+//! and the space of its data.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
@@ -36,11 +37,13 @@ const MIB: u64 = 1 << 20;
 const CHUNK: u64 = 32 << 10;
 const OBJECT: u64 = 4 << 20;
 
-/// Requests on their way at most, and how many begin in a second: SPEC SFS issues a fixed number, which a cluster of 16 SSDs hardly notices.
+/// Requests on their way at most, and how many begin in a second: SPEC SFS issues a fixed number,
+/// which a cluster of 16 SSDs hardly notices.
 const LANES: u64 = 8;
 const A_SECOND: u64 = 200;
 
-/// Share of reads: those of SPEC SFS's table files, nearly all of them at random. The recorded trace has writes alone.
+/// Share of reads: those of SPEC SFS's table files, nearly all of them at random. The recorded
+/// trace has writes alone.
 const READS: f64 = 0.79;
 
 /// Bytes of a read.
@@ -55,7 +58,8 @@ enum Request {
     Write(u64, Vec<u8>),
 }
 
-/// Requests of the trace, each write with what it held, brought into `span` bytes, and reads of random places.
+/// Requests of the trace, each write with what it held, brought into `span` bytes, and reads of
+/// random places.
 fn requests(path: &Path, span: u64, count: usize) -> Result<Vec<Request>> {
     let mut rng = Rng::new(12);
     let mut requests: Vec<Request> = Vec::new();
@@ -65,7 +69,8 @@ fn requests(path: &Path, span: u64, count: usize) -> Result<Vec<Request>> {
         let offset = lba.0 * BLOCK_BYTES as u64 % span;
         let mut block = Block([0; BLOCK_BYTES]);
         Content { hash, lz4 }.fill(&mut block);
-        if let (false, Some(end), Some(Request::Write(_, data))) = (first, last, requests.last_mut())
+        if let (false, Some(end), Some(Request::Write(_, data))) =
+            (first, last, requests.last_mut())
             && end == offset
         {
             data.extend_from_slice(&block.0);
@@ -86,7 +91,9 @@ fn requests(path: &Path, span: u64, count: usize) -> Result<Vec<Request>> {
 /// The tables' data: so many of a hundred chunks are different.
 fn tables(at: u64, span: u64) -> Vec<u8> {
     let different = (span / CHUNK * DIFFERENT / 100).max(1);
-    (0..OBJECT / CHUNK).flat_map(|n| noise((7 << 50) | (mix(at / CHUNK + n) % different), CHUNK)).collect()
+    (0..OBJECT / CHUNK)
+        .flat_map(|n| noise((7 << 50) | (mix(at / CHUNK + n) % different), CHUNK))
+        .collect()
 }
 
 /// What a system comes to.
@@ -98,7 +105,13 @@ struct Came {
     status: Option<Status>,
 }
 
-fn measured(system: System, chunks: PoolKind, path: &Path, span: u64, count: usize) -> Result<Came> {
+fn measured(
+    system: System,
+    chunks: PoolKind,
+    path: &Path,
+    span: u64,
+    count: usize,
+) -> Result<Came> {
     let site = Site::new(system, chunks, 1)?;
     let (told, answered) = (Arc::new(Mutex::new(Told::default())), Arc::new(Mutex::new(0)));
     let mut shares: BTreeMap<u64, Vec<(u64, Request)>> = BTreeMap::new();
@@ -112,14 +125,16 @@ fn measured(system: System, chunks: PoolKind, path: &Path, span: u64, count: usi
         };
         shares.entry(at / part).or_default().push((n * SECOND / A_SECOND, request));
     }
-    let lanes: Vec<_> =
-        (0..LANES).map(|lane| site.lane(lane as usize, 0, part, |at| tables(lane * part + at, span))).collect::<Result<_>>()?;
+    let lanes: Vec<_> = (0..LANES)
+        .map(|lane| site.lane(lane as usize, 0, part, |at| tables(lane * part + at, span)))
+        .collect::<Result<_>>()?;
     // What the tables take by themselves: requests bring content of their own.
     let status = if system == System::Original { None } else { Some(site.settle()?.status()?) };
     site.world.skip(Duration::from_secs(60));
     let zero = site.world.now();
     for (lane, target) in lanes.into_iter().enumerate() {
-        let (requests, told, answered) = (shares.remove(&(lane as u64)).unwrap_or_default(), told.clone(), answered.clone());
+        let (requests, told, answered) =
+            (shares.remove(&(lane as u64)).unwrap_or_default(), told.clone(), answered.clone());
         target.store().clone().start(move || {
             let mut published = 0;
             for (due, request) in requests {
@@ -147,7 +162,14 @@ fn measured(system: System, chunks: PoolKind, path: &Path, span: u64, count: usi
             Ok(())
         });
     }
-    let background = Background { workers: 4, marks: Marks::default(), pause: Duration::from_secs(1), backlog: 0, spread: false, begin: 0 };
+    let background = Background {
+        workers: 4,
+        marks: Marks::default(),
+        pause: Duration::from_secs(1),
+        backlog: 0,
+        spread: false,
+        begin: 0,
+    };
     if system != System::Original {
         site.work(&background, zero, zero + end, &told)?;
     }
@@ -158,20 +180,24 @@ fn measured(system: System, chunks: PoolKind, path: &Path, span: u64, count: usi
 
 fn figure12(extent: &Extent) -> Result<Judgement> {
     let mut judgement = Judgement::default();
-    let Some(path) = extent.traces.iter().find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pgbench")))
-    else {
+    let Some(path) = extent.traces.iter().find(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pgbench"))
+    }) else {
         judgement.missing = true;
         judgement.remark = "It needs the recorded trace pgbench.".into();
         return Ok(judgement);
     };
     let (span, count) = if extent.quick { (128 * MIB, 4_000) } else { (1024 * MIB, 24_000) };
-    let Came { told: replication, answered: by_replication, .. } = measured(System::Original, PoolKind::Replicated, path, span, count)?;
-    let Came { told: ours, answered: by_ours, status } = measured(System::Ours, PoolKind::Replicated, path, span, count)?;
-    let Came { told: coded, status: status_coded, .. } = measured(System::Ours, PoolKind::Erasure, path, span, count)?;
+    let Came { told: replication, answered: by_replication, .. } =
+        measured(System::Original, PoolKind::Replicated, path, span, count)?;
+    let Came { told: ours, answered: by_ours, status } =
+        measured(System::Ours, PoolKind::Replicated, path, span, count)?;
+    let Came { told: coded, status: status_coded, .. } =
+        measured(System::Ours, PoolKind::Erasure, path, span, count)?;
     let of = |status: &Option<Status>, copies: f64| {
-        let (kept, chunks) = status
-            .as_ref()
-            .map_or((0, 0), |status| (metadata_bytes(status) + status.cached_bytes + status.dirty_bytes, status.chunk_bytes));
+        let (kept, chunks) = status.as_ref().map_or((0, 0), |status| {
+            (metadata_bytes(status) + status.cached_bytes + status.dirty_bytes, status.chunk_bytes)
+        });
         kept as f64 * 2.0 + chunks as f64 * copies
     };
     let spaces = [2.0 * span as f64, 1.5 * span as f64, of(&status, 2.0), of(&status_coded, 1.5)];
@@ -180,10 +206,15 @@ fn figure12(extent: &Extent) -> Result<Judgement> {
     let a_second = |answered: u64| answered as f64 * 1e9 / replication.window as f64;
     judgement.blocks = in_blocks(3 * (span + replication.bytes));
     judgement.check(
-        format!("{:.2} ms with two copies, {:.2} deduplicated, {ratio:.2} times", replication.latency(), ours.latency()),
+        format!(
+            "{:.2} ms with two copies, {:.2} deduplicated, {ratio:.2} times",
+            replication.latency(),
+            ours.latency()
+        ),
         ratio <= 3.5,
     );
-    let text = format!("{:.1} and {:.1} requests a second", a_second(by_replication), a_second(by_ours));
+    let text =
+        format!("{:.1} and {:.1} requests a second", a_second(by_replication), a_second(by_ours));
     judgement.band(text, by_ours as f64 / by_replication.max(1) as f64, 0.97..=1.03, Good::Inside);
     let mib = |bytes: f64| format!("{:.0}", bytes / MIB as f64);
     judgement.check(
@@ -200,7 +231,11 @@ fn figure12(extent: &Extent) -> Result<Judgement> {
         coded.latency()
     );
     let row = |name: &str, told: Option<&Told>, space: f64| {
-        vec![name.to_owned(), told.map_or("-".into(), |told| format!("{:.3}", told.latency())), mib(space)]
+        vec![
+            name.to_owned(),
+            told.map_or("-".into(), |told| format!("{:.3}", told.latency())),
+            mib(space),
+        ]
     };
     let rows = vec![
         row("two copies", Some(&replication), spaces[0]),
@@ -209,6 +244,7 @@ fn figure12(extent: &Extent) -> Result<Judgement> {
         row("ours, erasure code 2+1", Some(&coded), spaces[3]),
     ];
     let columns = ["system", "latency, ms", "space, MiB"].map(String::from).to_vec();
-    judgement.figures = vec![Figure::Table(Table { title: "A database's requests".into(), columns, rows })];
+    judgement.figures =
+        vec![Figure::Table(Table { title: "A database's requests".into(), columns, rows })];
     Ok(judgement)
 }

@@ -49,8 +49,14 @@ const TEXT: [f64; 4] = [15.5, 8.1, 5.5, 4.1];
 /// Chunks of an object: 4 MiB of 32 KiB.
 const OBJECT_CHUNKS: usize = 128;
 
-/// Per cent saved by nodes for themselves, and by all together, when each object goes to a node by chance.
-fn saved<T: Ord + Copy>(chunks: &[T], object_chunks: usize, nodes: usize, rng: &mut Rng) -> (f64, f64) {
+/// Per cent saved by nodes for themselves, and by all together, when each object goes to a node by
+/// chance.
+fn saved<T: Ord + Copy>(
+    chunks: &[T],
+    object_chunks: usize,
+    nodes: usize,
+    rng: &mut Rng,
+) -> (f64, f64) {
     let mut local: Vec<BTreeSet<T>> = vec![BTreeSet::new(); nodes];
     let mut global: BTreeSet<T> = BTreeSet::new();
     for object in chunks.chunks(object_chunks) {
@@ -89,20 +95,30 @@ fn table1(extent: &Extent, _: &Look<'_>) -> Judgement {
     let mut judgement = Judgement { blocks: 8 * count as u64, ..Judgement::default() };
     let mut table = Table {
         title: "Saved by each OSD for itself, and by all together, %".into(),
-        columns: ["data", "4 OSDs", "8 OSDs", "12 OSDs", "16 OSDs", "all together"].map(String::from).to_vec(),
+        columns: ["data", "4 OSDs", "8 OSDs", "12 OSDs", "16 OSDs", "all together"]
+            .map(String::from)
+            .to_vec(),
         rows: vec![["paper", "15.5", "8.1", "5.5", "4.1", "50"].map(String::from).to_vec()],
     };
-    let generators: [(&str, fn(usize, &mut Rng) -> Vec<u64>); 2] = [("pairs", pairs), ("repeats", repeats)];
+    let generators: [(&str, fn(usize, &mut Rng) -> Vec<u64>); 2] =
+        [("pairs", pairs), ("repeats", repeats)];
     for (name, generator) in generators {
         let mut rng = Rng::new(1);
         let chunks = generator(count, &mut rng);
         let found = OSDS.map(|nodes| saved(&chunks, OBJECT_CHUNKS, nodes, &mut rng));
         let local = found.map(|(local, _)| local);
         let global = found[0].1;
-        let products: Vec<f64> = local.iter().zip(OSDS).map(|(local, nodes)| local * nodes as f64).collect();
-        let (least, most) = products.iter().fold((f64::INFINITY, 0f64), |(least, most), product| (least.min(*product), most.max(*product)));
+        let products: Vec<f64> =
+            local.iter().zip(OSDS).map(|(local, nodes)| local * nodes as f64).collect();
+        let (least, most) =
+            products.iter().fold((f64::INFINITY, 0f64), |(least, most), product| {
+                (least.min(*product), most.max(*product))
+            });
         let near = (local[0] - TEXT[0]).abs() <= 5.0 && (local[3] - TEXT[3]).abs() <= 2.0;
-        let text = format!("{name}: local {:.1}, {:.1}, {:.1}, {:.1} %, global {global:.1} %", local[0], local[1], local[2], local[3]);
+        let text = format!(
+            "{name}: local {:.1}, {:.1}, {:.1}, {:.1} %, global {global:.1} %",
+            local[0], local[1], local[2], local[3]
+        );
         if name == "pairs" {
             judgement.check(text, (global - 50.0).abs() <= 1.0 && most <= 1.2 * least && near);
         } else {
@@ -132,7 +148,9 @@ fn named(blocks: impl Iterator<Item = (u64, [u8; 16])>, chunk_blocks: u64) -> Ve
 /// Chunks of clones of a virtual machine, one image after the other.
 fn cloned(path: &Path, chunk_blocks: u64) -> Result<Vec<[u8; 32]>> {
     let (images, _) = clones::images(path, usize::MAX)?;
-    let of = |image: &clones::Image| named(image.iter().map(|(lba, content)| (*lba, content.hash)), chunk_blocks);
+    let of = |image: &clones::Image| {
+        named(image.iter().map(|(lba, content)| (*lba, content.hash)), chunk_blocks)
+    };
     Ok(images.iter().flat_map(of).collect())
 }
 
@@ -155,20 +173,27 @@ fn leftover(path: &Path, chunk_blocks: u64) -> Result<Vec<[u8; 32]>> {
 
 fn figure3(extent: &Extent, _: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let srcver = extent.traces.iter().find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("srcver")));
+    let srcver = extent.traces.iter().find(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("srcver"))
+    });
     let (Some(srcver), Some(images)) = (srcver, clones::trace(extent)) else {
         judgement.missing = true;
         judgement.remark = "It needs the recorded traces srcver and vmclones.".into();
         return judgement;
     };
     type Chunks = fn(&Path, u64) -> Result<Vec<[u8; 32]>>;
-    for (name, path, chunks) in [("srcver", srcver.as_path(), leftover as Chunks), ("clones", images, cloned as Chunks)] {
+    for (name, path, chunks) in
+        [("srcver", srcver.as_path(), leftover as Chunks), ("clones", images, cloned as Chunks)]
+    {
         for (size, chunk_blocks) in [("4 KiB", 1), ("32 KiB", 8)] {
             match chunks(path, chunk_blocks) {
                 Ok(chunks) => {
                     judgement.blocks += chunks.len() as u64 * chunk_blocks;
-                    let (local, global) = saved(&chunks, (1024 / chunk_blocks) as usize, 16, &mut Rng::new(2));
-                    let text = format!("{name}, chunks of {size}: local {local:.1} %, global {global:.1} %");
+                    let (local, global) =
+                        saved(&chunks, (1024 / chunk_blocks) as usize, 16, &mut Rng::new(2));
+                    let text = format!(
+                        "{name}, chunks of {size}: local {local:.1} %, global {global:.1} %"
+                    );
                     judgement.check(text, global >= 1.8 * local && global > 0.0);
                 }
                 Err(error) => judgement.check(error.to_string(), false),

@@ -1,7 +1,9 @@
-//! On a real cluster: volumes beside objects of the same pools without deduplication, in one run. Ratios, medians of three.
+//! On a real cluster: volumes beside objects of the same pools without deduplication, in one run.
+//! Ratios, medians of three.
 //!
-//! Both sides go through the same client library in this process, without a server between. The plain pool is what a volume would be without deduplication:
-//! objects of 4 MiB, written and read in requests.
+//! Both sides go through the same client library in this process, without a server between. The
+//! plain pool is what a volume would be without deduplication: objects of 4 MiB, written and read
+//! in requests.
 
 use std::{
     path::Path,
@@ -87,7 +89,11 @@ const WORKERS: u64 = 4;
 fn asked(extent: &Extent, of: fn(&Path) -> Result<Judgement>) -> Judgement {
     match &extent.cluster {
         Some(configuration) => judged(of(configuration)),
-        None => Judgement { missing: true, remark: "Not run: no cluster was given.".into(), ..Judgement::default() },
+        None => Judgement {
+            missing: true,
+            remark: "Not run: no cluster was given.".into(),
+            ..Judgement::default()
+        },
     }
 }
 
@@ -109,7 +115,10 @@ fn store(configuration: &Path) -> Result<Arc<RadosObjects>> {
 
 fn session(configuration: &Path, settings: Settings) -> Result<Arc<Session>> {
     let store = store(configuration)?;
-    match create(&*store, &Format { compress: false, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) }) {
+    match create(
+        &*store,
+        &Format { compress: false, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) },
+    ) {
         Err(error) if error.kind() != Kind::Exists => return Err(error),
         _ => {}
     }
@@ -128,7 +137,9 @@ fn together(each: impl Fn(u64) -> Result<()> + Sync) -> Result<f64> {
                 })
             })
             .collect();
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread panicked"))))
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread panicked")))
+        })
     })?;
     Ok(begun.elapsed().as_secs_f64())
 }
@@ -148,7 +159,9 @@ fn worker(configuration: &Path, cold: Duration, marks: Marks) -> Result<Worker> 
 
 /// Deduplicates all there is; chunks and seconds.
 fn drain(configuration: &Path, workers: u64) -> Result<(u64, f64)> {
-    let mut all: Vec<Worker> = (0..workers).map(|_| worker(configuration, Duration::ZERO, Marks::NONE)).collect::<Result<_>>()?;
+    let mut all: Vec<Worker> = (0..workers)
+        .map(|_| worker(configuration, Duration::ZERO, Marks::NONE))
+        .collect::<Result<_>>()?;
     let (chunks, begun) = (AtomicU64::new(0), Instant::now());
     thread::scope(|scope| {
         let life = |worker: &mut Worker| -> Result<()> {
@@ -164,8 +177,11 @@ fn drain(configuration: &Path, workers: u64) -> Result<(u64, f64)> {
                 }
             }
         };
-        let threads: Vec<_> = all.iter_mut().map(|worker| scope.spawn(move || life(worker))).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a worker panicked"))))
+        let threads: Vec<_> =
+            all.iter_mut().map(|worker| scope.spawn(move || life(worker))).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a worker panicked")))
+        })
     })?;
     Ok((chunks.load(Relaxed), begun.elapsed().as_secs_f64()))
 }
@@ -186,16 +202,24 @@ fn plain_round(configuration: &Path, round: u64, volume: &Volume) -> Result<Spee
     let store = store(configuration)?;
     let contents: Vec<Vec<u8>> = (0..THREADS).map(|n| content(round, n)).collect();
     let speed = |seconds: f64| (THREADS * SHARE) as f64 / 1e6 / seconds;
-    let requests = |thread: u64, bytes: u64| (0..SHARE / bytes).map(move |n| (thread * SHARE + n * bytes, (n * bytes) as usize));
+    let requests = |thread: u64, bytes: u64| {
+        (0..SHARE / bytes).map(move |n| (thread * SHARE + n * bytes, (n * bytes) as usize))
+    };
     let plain_write = speed(together(|thread| {
         requests(thread, WRITES).try_for_each(|(at, from)| {
             let bytes = contents[thread as usize][from..from + WRITES as usize].to_vec();
-            let op = Write { object: plain_object(round, at), guards: Vec::new(), changes: vec![Change::Write(at % OBJECT, bytes)] };
+            let op = Write {
+                object: plain_object(round, at),
+                guards: Vec::new(),
+                changes: vec![Change::Write(at % OBJECT, bytes)],
+            };
             store.write(&[op]).remove(0).map(|_| ()).map_err(refused)
         })
     })?);
     let write = speed(together(|thread| {
-        requests(thread, WRITES).try_for_each(|(at, from)| volume.write_at(at, &contents[thread as usize][from..from + WRITES as usize]))
+        requests(thread, WRITES).try_for_each(|(at, from)| {
+            volume.write_at(at, &contents[thread as usize][from..from + WRITES as usize])
+        })
     })?);
     drain(configuration, WORKERS)?;
     let mut speeds = Speeds { plain_write, write, ..Speeds::default() };
@@ -209,7 +233,10 @@ fn plain_round(configuration: &Path, round: u64, volume: &Volume) -> Result<Spee
         };
         speeds.plain_read[n] = speed(together(|thread| {
             requests(thread, bytes).try_for_each(|(at, from)| {
-                let op = Read { object: plain_object(round, at), looks: vec![Look::Data(at % OBJECT, bytes)] };
+                let op = Read {
+                    object: plain_object(round, at),
+                    looks: vec![Look::Data(at % OBJECT, bytes)],
+                };
                 right(thread, from, store.read(&[op]).remove(0).map_err(refused)?.data(0))
             })
         })?);
@@ -240,8 +267,17 @@ fn plain(configuration: &Path) -> Result<Judgement> {
     let share = (status.chunk_bytes + super::site::metadata_bytes(&status)) as f64 / logical as f64;
     let read = of(|speeds| speeds.read[1] / speeds.plain_read[0]);
     let mut judgement = Judgement { blocks: in_blocks(2 * logical), ..Judgement::default() };
-    judgement.check(format!("reads of 128 KiB {:.0} MB/s, {read:.2} of plain reads of 32 KiB", of(|speeds| speeds.read[1])), read >= 0.85);
-    judgement.check(format!("{:.1} % of the plain pool's space, metadata included", 100.0 * share), (0.45..=0.55).contains(&share));
+    judgement.check(
+        format!(
+            "reads of 128 KiB {:.0} MB/s, {read:.2} of plain reads of 32 KiB",
+            of(|speeds| speeds.read[1])
+        ),
+        read >= 0.85,
+    );
+    judgement.check(
+        format!("{:.1} % of the plain pool's space, metadata included", 100.0 * share),
+        (0.45..=0.55).contains(&share),
+    );
     judgement.remark = format!(
         "Medians of {ROUNDS} rounds of {} MiB, {THREADS} requests on their way. Reads of 128 KiB are {:.2} of plain ones of 128 KiB, reads of 32 KiB {:.2} of plain ones of 32 KiB, writes of 128 KiB {:.2} of plain ones. \
          Every byte that was read was compared.",
@@ -251,20 +287,33 @@ fn plain(configuration: &Path) -> Result<Judgement> {
         of(|speeds| speeds.write / speeds.plain_write),
     );
     let row = |name: &str, plain: f64, ours: f64| {
-        vec![name.to_owned(), format!("{plain:.0}"), format!("{ours:.0}"), format!("{:.2}", ours / plain)]
+        vec![
+            name.to_owned(),
+            format!("{plain:.0}"),
+            format!("{ours:.0}"),
+            format!("{:.2}", ours / plain),
+        ]
     };
     let rows = vec![
         row("write, 128 KiB", of(|speeds| speeds.plain_write), of(|speeds| speeds.write)),
         row("read, 32 KiB", of(|speeds| speeds.plain_read[0]), of(|speeds| speeds.read[0])),
         row("read, 128 KiB", of(|speeds| speeds.plain_read[1]), of(|speeds| speeds.read[1])),
     ];
-    let columns = ["access", "plain pool, MB/s", "volume, MB/s", "share"].map(String::from).to_vec();
-    judgement.figures = vec![Figure::Table(Table { title: "One host, medians".into(), columns, rows })];
+    let columns =
+        ["access", "plain pool, MB/s", "volume, MB/s", "share"].map(String::from).to_vec();
+    judgement.figures =
+        vec![Figure::Table(Table { title: "One host, medians".into(), columns, rows })];
     Ok(judgement)
 }
 
-/// Requests of 4 KiB at random during the window; a second of them comes before, without being counted.
-fn small_writes(volume: &Volume, session: &Session, seed: u64, began: &(dyn Fn() + Sync)) -> Result<f64> {
+/// Requests of 4 KiB at random during the window; a second of them comes before, without being
+/// counted.
+fn small_writes(
+    volume: &Volume,
+    session: &Session,
+    seed: u64,
+    began: &(dyn Fn() + Sync),
+) -> Result<f64> {
     let (count, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let settle = Duration::from_secs(2);
     let begun = Instant::now();
@@ -293,13 +342,15 @@ fn small_writes(volume: &Volume, session: &Session, seed: u64, began: &(dyn Fn()
             counted = (count.load(Relaxed) - before, since.elapsed());
         }
         over.store(true, Relaxed);
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread panicked"))))
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread panicked")))
+        })
     })?;
     Ok(counted.0 as f64 / counted.1.as_secs_f64().max(0.001))
 }
 
-/// Makes so many objects of 32 KiB, a batch of each of as many threads as there are workers at a time; with two attributes and a key, if they are to be like chunks. How
-/// many in a second.
+/// Makes so many objects of 32 KiB, a batch of each of as many threads as there are workers at a
+/// time; with two attributes and a key, if they are to be like chunks. How many in a second.
 fn creates(configuration: &Path, round: u64, count: u64, like_chunks: bool) -> Result<f64> {
     let (store, made) = (store(configuration)?, AtomicU64::new(0));
     let content = noise(round, CHUNK);
@@ -309,27 +360,36 @@ fn creates(configuration: &Path, round: u64, count: u64, like_chunks: bool) -> R
             let create = |at: u64| {
                 let mut changes = vec![Change::Full(content.clone())];
                 if like_chunks {
-                    changes.extend([Change::SetXattr("head", vec![0; 5]), Change::SetXattr("spread", vec![0])]);
+                    changes.extend([
+                        Change::SetXattr("head", vec![0; 5]),
+                        Change::SetXattr("spread", vec![0]),
+                    ]);
                     changes.push(Change::SetOmap(vec![(vec![7; 26], Vec::new())]));
                 }
                 let object = ObjectName::chunk(format!("made.{round}.{like_chunks}.{at}"));
                 Write { object, guards: vec![Guard::Absent], changes }
             };
             let batch: Vec<Write> = (first..first + BATCH).map(create).collect();
-            store.write(&batch).into_iter().try_for_each(|result| result.map(|_| ()).map_err(refused))?;
+            store
+                .write(&batch)
+                .into_iter()
+                .try_for_each(|result| result.map(|_| ()).map_err(refused))?;
         }
         Ok(())
     };
     let begun = Instant::now();
     thread::scope(|scope| {
         let threads: Vec<_> = (0..WORKERS).map(|_| scope.spawn(make)).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread panicked"))))
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a thread panicked")))
+        })
     })?;
     Ok(made.load(Relaxed) as f64 / begun.elapsed().as_secs_f64())
 }
 
-/// Foreground beside a worker over foreground alone; operations of workers over those that the ratio gives; chunks a second when there is no other load, and
-/// creates a second; how often the worker rested since the cluster was slow.
+/// Foreground beside a worker over foreground alone; operations of workers over those that the
+/// ratio gives; chunks a second when there is no other load, and creates a second; how often the
+/// worker rested since the cluster was slow.
 fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Result<[f64; 6]> {
     const SIXTEENTH: u64 = OBJECT / 16;
     let names = [format!("busy{round}"), format!("backlog{round}")];
@@ -359,7 +419,11 @@ fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Res
                     looked = Some(Instant::now());
                     labourer.session().publish(true).map_err(refused)?;
                     let now = labourer.session().store().time();
-                    allowed = if first { labourer.allowance(now).map(|_| 0)? } else { labourer.allowance(now)? };
+                    allowed = if first {
+                        labourer.allowance(now).map(|_| 0)?
+                    } else {
+                        labourer.allowance(now)?
+                    };
                 }
                 if allowed == 0 {
                     thread::sleep(Duration::from_millis(20));
@@ -379,7 +443,8 @@ fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Res
             labourer.session().unpublish().map_err(refused)
         };
         let life = scope.spawn(life);
-        let beside = small_writes(&volumes[0], session, 2 * round + 1, &|| counts.store(true, Relaxed));
+        let beside =
+            small_writes(&volumes[0], session, 2 * round + 1, &|| counts.store(true, Relaxed));
         over.store(true, Relaxed);
         life.join().unwrap_or_else(|_| Err(Error::new(Kind::Io, "a worker panicked")))?;
         beside
@@ -395,18 +460,33 @@ fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Res
     for volume in volumes {
         volume.detach()?;
     }
-    Ok([beside / alone, ratio, chunks as f64 / seconds, bare, like_chunks, waits.load(Relaxed) as f64])
+    Ok([
+        beside / alone,
+        ratio,
+        chunks as f64 / seconds,
+        bare,
+        like_chunks,
+        waits.load(Relaxed) as f64,
+    ])
 }
 
 fn beside(configuration: &Path) -> Result<Judgement> {
     let session = session(configuration, Settings { hit_count: 0, ..Settings::default() })?;
-    let rounds: Vec<[f64; 6]> = (0..ROUNDS as u64).map(|round| beside_round(configuration, &session, round)).collect::<Result<_>>()?;
+    let rounds: Vec<[f64; 6]> = (0..ROUNDS as u64)
+        .map(|round| beside_round(configuration, &session, round))
+        .collect::<Result<_>>()?;
     let of = |value: fn(&[f64; 6]) -> f64| median(rounds.iter().map(value).collect());
-    let (share, ratio, idle) = (of(|round| round[0]), of(|round| round[1]), of(|round| round[2] / round[3]));
-    let mut judgement = Judgement { blocks: ROUNDS as u64 * in_blocks(512 * MIB), ..Judgement::default() };
+    let (share, ratio, idle) =
+        (of(|round| round[0]), of(|round| round[1]), of(|round| round[2] / round[3]));
+    let mut judgement =
+        Judgement { blocks: ROUNDS as u64 * in_blocks(512 * MIB), ..Judgement::default() };
     judgement.check(format!("foreground {share:.2} of that without deduplication"), share >= 0.8);
     judgement.check(format!("workers {ratio:.2} of one for 100"), (0.8..=1.2).contains(&ratio));
-    let text = format!("idle: {:.0} chunks a second, {idle:.2} of {:.0} creates", of(|round| round[2]), of(|round| round[3]));
+    let text = format!(
+        "idle: {:.0} chunks a second, {idle:.2} of {:.0} creates",
+        of(|round| round[2]),
+        of(|round| round[3])
+    );
     judgement.check(text, idle >= 0.5);
     judgement.remark = format!(
         "Medians of {ROUNDS} rounds; 4 KiB at random, {THREADS} requests on their way; a worker rested {} times since operations took 4 times their median. Idle: {WORKERS} workers, and as many threads that make {BATCH} objects \

@@ -42,7 +42,8 @@ const ACTIVE: usize = 3;
 /// An object: its name, its bytes of data, and of keys and what it takes by itself.
 type Stored = (ObjectName, u64, u64);
 
-/// Bytes and nanoseconds until all that lay on the first `lost` OSDs, which are of one server, lies there again.
+/// Bytes and nanoseconds until all that lay on the first `lost` OSDs, which are of one server, lies
+/// there again.
 fn recover(objects: &[Stored], lost: usize) -> (u64, u64) {
     let world = World::new(PoolKind::Replicated, 1);
     let mut queues: Vec<VecDeque<_>> = (0..OSDS).map(|_| VecDeque::new()).collect();
@@ -62,12 +63,16 @@ fn table3(extent: &Extent, _: &Look<'_>) -> Judgement {
     // 100 GB in full; the time of a smaller store is scaled by its size.
     let objects: u64 = if extent.quick { 1_280 } else { 25_600 };
     let scale = 25_600.0 / objects as f64;
-    let mut judgement = Judgement { blocks: objects * OBJECT_CHUNKS * in_blocks(CHUNK), ..Judgement::default() };
+    let mut judgement =
+        Judgement { blocks: objects * OBJECT_CHUNKS * in_blocks(CHUNK), ..Judgement::default() };
     let named = |kind: &str, n: u64| ObjectName::chunk(format!("{kind}{n}"));
-    let original: Vec<Stored> = (0..objects).map(|n| (named("plain", n), OBJECT_CHUNKS * CHUNK, 0)).collect();
-    // Every chunk is there twice: as many references, half as many chunks. Maps stay in the metadata objects.
+    let original: Vec<Stored> =
+        (0..objects).map(|n| (named("plain", n), OBJECT_CHUNKS * CHUNK, 0)).collect();
+    // Every chunk is there twice: as many references, half as many chunks. Maps stay in the
+    // metadata objects.
     let maps = (0..objects).map(|n| (named("map", n), 0, OBJECT_CHUNKS * ENTRY + OBJECT_BYTES));
-    let chunks = (0..objects * OBJECT_CHUNKS / 2).map(|n| (named("chunk", n), CHUNK, 2 * REFERENCE + OBJECT_BYTES));
+    let chunks = (0..objects * OBJECT_CHUNKS / 2)
+        .map(|n| (named("chunk", n), CHUNK, 2 * REFERENCE + OBJECT_BYTES));
     let ours: Vec<Stored> = maps.chain(chunks).collect();
     let mut rows = Vec::new();
     let (mut bytes, mut times) = (BTreeMap::new(), BTreeMap::new());
@@ -77,19 +82,49 @@ fn table3(extent: &Extent, _: &Look<'_>) -> Judgement {
         let seconds = |time: u64| time as f64 / 1e9 * scale;
         bytes.insert(lost, moved_ours as f64 / moved as f64);
         times.insert(lost, time_ours as f64 / time as f64);
-        let of = [text, seconds(time), text_ours, seconds(time_ours)].map(|value| format!("{value:.2}"));
-        rows.push([vec![lost.to_string()], of.to_vec(), vec![format!("{:.3}", times[&lost]), format!("{:.3}", bytes[&lost])]].concat());
+        let of =
+            [text, seconds(time), text_ours, seconds(time_ours)].map(|value| format!("{value:.2}"));
+        rows.push(
+            [
+                vec![lost.to_string()],
+                of.to_vec(),
+                vec![format!("{:.3}", times[&lost]), format!("{:.3}", bytes[&lost])],
+            ]
+            .concat(),
+        );
     }
-    let list = |of: &BTreeMap<usize, f64>| of.iter().map(|(lost, ratio)| format!("{lost} lost: {ratio:.3}")).collect::<Vec<_>>().join("; ");
+    let list = |of: &BTreeMap<usize, f64>| {
+        of.iter()
+            .map(|(lost, ratio)| format!("{lost} lost: {ratio:.3}"))
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
     for (lost, ratio) in &times {
-        judgement.band(format!("{lost} lost: {ratio:.3} of the time"), *ratio, 0.55..=0.75, Good::Less);
+        judgement.band(
+            format!("{lost} lost: {ratio:.3} of the time"),
+            *ratio,
+            0.55..=0.75,
+            Good::Less,
+        );
     }
-    judgement.check(format!("bytes {}", list(&bytes)), bytes.values().all(|ratio| (0.45..=0.55).contains(ratio)));
+    judgement.check(
+        format!("bytes {}", list(&bytes)),
+        bytes.values().all(|ratio| (0.45..=0.55).contains(ratio)),
+    );
     judgement.remark = format!(
         "The lost OSDs are of one server, since two copies may not be lost together; each primary recovers {ACTIVE} objects at a time. What Ceph needs to notice is left out."
     );
-    let columns = ["lost", "original, the paper, s", "here", "proposed, the paper, s", "ours", "time, ours", "bytes, ours"];
+    let columns = [
+        "lost",
+        "original, the paper, s",
+        "here",
+        "proposed, the paper, s",
+        "ours",
+        "time, ours",
+        "bytes, ours",
+    ];
     let title = "Recovery of 100 GB".into();
-    judgement.figures = vec![Figure::Table(Table { title, columns: columns.map(String::from).to_vec(), rows })];
+    judgement.figures =
+        vec![Figure::Table(Table { title, columns: columns.map(String::from).to_vec(), rows })];
     judgement
 }

@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use onefold_cluster::{Cut, Dedup, Format, Marks, Mode, Session, Settings, Status, Volume, Worker, create};
+use onefold_cluster::{
+    Cut, Dedup, Format, Marks, Mode, Session, Settings, Status, Volume, Worker, create,
+};
 use onefold_core::{BLOCK_BYTES, Block, Result, object::PoolKind};
 
 use super::counted::{Asked, CountedObjects};
@@ -27,11 +29,22 @@ impl Site {
     }
 
     /// The same, deduplicated as it is said.
-    pub(super) fn of(chunk_bytes: u32, compress: bool, chunks: PoolKind, dedup: Dedup) -> Result<Site> {
+    pub(super) fn of(
+        chunk_bytes: u32,
+        compress: bool,
+        chunks: PoolKind,
+        dedup: Dedup,
+    ) -> Result<Site> {
         let objects = Arc::new(CountedObjects::new(chunks));
-        let format = Format { chunk_bytes, compress, cut: Cut::Static, ..Format::new([1; 16], [2; 32], chunks) };
+        let format = Format {
+            chunk_bytes,
+            compress,
+            cut: Cut::Static,
+            ..Format::new([1; 16], [2; 32], chunks)
+        };
         create(&*objects, &format)?;
-        let settings = Settings { cold: Duration::ZERO, hit_count: 0, dedup, ..Settings::default() };
+        let settings =
+            Settings { cold: Duration::ZERO, hit_count: 0, dedup, ..Settings::default() };
         let session = Arc::new(Session::open(objects.clone(), settings)?);
         Ok(Site { objects, session })
     }

@@ -46,7 +46,8 @@ fn judged(result: Result<Judgement>) -> Judgement {
     })
 }
 
-/// Runs of blocks, half of which repeat an earlier one at a place like its own; 16 KiB is the unit in which they end.
+/// Runs of blocks, half of which repeat an earlier one at a place like its own; 16 KiB is the unit
+/// in which they end.
 fn runs(bytes: u64) -> Vec<u64> {
     const UNIT: u64 = 4;
     const ALIGNED: u64 = 16;
@@ -82,29 +83,48 @@ fn table2(extent: &Extent) -> Result<Judgement> {
     let mut judgement = Judgement { blocks: 3 * in_blocks(bytes), ..Judgement::default() };
     let mut table = Table {
         title: "Chunk sizes".into(),
-        columns: ["chunk", "duplicates, %", "chunks stored, MiB", "metadata, MiB", "saved, %"].map(String::from).to_vec(),
+        columns: ["chunk", "duplicates, %", "chunks stored, MiB", "metadata, MiB", "saved, %"]
+            .map(String::from)
+            .to_vec(),
         rows: Vec::new(),
     };
     let mut found = Vec::new();
     for kib in [16u32, 32, 64] {
         let site = Site::new(kib << 10, false, PoolKind::Replicated)?;
-        let mut source =
-            numbers.chunks(1024).flat_map(|part| blocks(part.iter().copied(), 4096)).collect::<std::collections::VecDeque<u8>>();
+        let mut source = numbers
+            .chunks(1024)
+            .flat_map(|part| blocks(part.iter().copied(), 4096))
+            .collect::<std::collections::VecDeque<u8>>();
         site.session.put("data", &mut source)?;
         site.settle()?;
         let status = site.status()?;
         let metadata = metadata_bytes(&status);
         let per_cent = |stored: u64| 100.0 - 100.0 * stored as f64 / bytes as f64;
-        let (ideal, actual) = (per_cent(status.chunk_bytes), per_cent(status.chunk_bytes + metadata));
+        let (ideal, actual) =
+            (per_cent(status.chunk_bytes), per_cent(status.chunk_bytes + metadata));
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / (1 << 20) as f64);
-        table.rows.push(vec![format!("{kib} KiB"), format!("{ideal:.1}"), mib(status.chunk_bytes), mib(metadata), format!("{actual:.1}")]);
+        table.rows.push(vec![
+            format!("{kib} KiB"),
+            format!("{ideal:.1}"),
+            mib(status.chunk_bytes),
+            mib(metadata),
+            format!("{actual:.1}"),
+        ]);
         found.push((ideal, metadata as f64, actual));
     }
     let halves = found.windows(2).all(|pair| (0.425..=0.575).contains(&(pair[1].1 / pair[0].1)));
-    let list = |of: fn(&(f64, f64, f64)) -> f64| found.iter().map(|row| format!("{:.1}", of(row))).collect::<Vec<_>>().join(", ");
+    let list = |of: fn(&(f64, f64, f64)) -> f64| {
+        found.iter().map(|row| format!("{:.1}", of(row))).collect::<Vec<_>>().join(", ")
+    };
     judgement.check(format!("metadata {} MiB", list(|row| row.1 / (1 << 20) as f64)), halves);
-    judgement.check(format!("duplicates {} %", list(|row| row.0)), found.windows(2).all(|pair| pair[1].0 < pair[0].0));
-    judgement.check(format!("saved {} %", list(|row| row.2)), found.windows(2).all(|pair| pair[1].2 > pair[0].2));
+    judgement.check(
+        format!("duplicates {} %", list(|row| row.0)),
+        found.windows(2).all(|pair| pair[1].0 < pair[0].0),
+    );
+    judgement.check(
+        format!("saved {} %", list(|row| row.2)),
+        found.windows(2).all(|pair| pair[1].2 > pair[0].2),
+    );
     judgement.remark =
         "Data: runs of up to 2 MiB, half of them repeated; they begin at multiples of 64 KiB and end at multiples of 16.".into();
     judgement.figures = vec![Figure::Table(table)];
@@ -112,7 +132,12 @@ fn table2(extent: &Extent) -> Result<Judgement> {
 }
 
 /// Bytes of a store after each image: metadata and chunks apart.
-fn stored(images: &[Image], bytes: u64, compress: bool, chunks: PoolKind) -> Result<Vec<(u64, u64)>> {
+fn stored(
+    images: &[Image],
+    bytes: u64,
+    compress: bool,
+    chunks: PoolKind,
+) -> Result<Vec<(u64, u64)>> {
     let site = Site::new(32 << 10, compress, chunks)?;
     let mut sizes = Vec::new();
     for (n, image) in images.iter().enumerate() {
@@ -152,18 +177,28 @@ fn figure13(extent: &Extent) -> Result<Judgement> {
     let coded = stored(&images, bytes, false, PoolKind::Erasure)?;
     let packed = stored(&images, bytes, true, PoolKind::Erasure)?;
     // Images without their holes.
-    let of_images: Vec<f64> = images.iter().map(|image| (image.len() * BLOCK_BYTES) as f64).collect();
+    let of_images: Vec<f64> =
+        images.iter().map(|image| (image.len() * BLOCK_BYTES) as f64).collect();
     let all = of_images.iter().sum::<f64>();
     // Two copies; two data parts and one of parity. Metadata has two copies always.
-    let of = |(metadata, chunks): (u64, u64), copies: f64| metadata as f64 * 2.0 + chunks as f64 * copies;
-    let end = |sizes: &[(u64, u64)], copies: f64| sizes.last().map_or(0.0, |&last| of(last, copies));
+    let of = |(metadata, chunks): (u64, u64), copies: f64| {
+        metadata as f64 * 2.0 + chunks as f64 * copies
+    };
+    let end =
+        |sizes: &[(u64, u64)], copies: f64| sizes.last().map_or(0.0, |&last| of(last, copies));
     let sizes = [2.0 * all, 1.5 * all, end(&plain, 2.0), end(&coded, 1.5), end(&packed, 1.5)];
     let first = of(plain[0], 2.0);
-    let most = plain.windows(2).map(|pair| of(pair[1], 2.0) - of(pair[0], 2.0)).fold(0.0, f64::max) / first * 100.0;
+    let most = plain.windows(2).map(|pair| of(pair[1], 2.0) - of(pair[0], 2.0)).fold(0.0, f64::max)
+        / first
+        * 100.0;
     let mib = |bytes: f64| format!("{:.1}", bytes / (1 << 20) as f64);
     let mut judgement = Judgement { blocks: 3 * in_blocks(all as u64), ..Judgement::default() };
-    judgement.check(format!("each further image adds at most {most:.1} % of the first"), most <= 5.0);
-    judgement.check(format!("MiB: {}", sizes.map(mib).join(" > ")), sizes.windows(2).all(|pair| pair[0] > pair[1]));
+    judgement
+        .check(format!("each further image adds at most {most:.1} % of the first"), most <= 5.0);
+    judgement.check(
+        format!("MiB: {}", sizes.map(mib).join(" > ")),
+        sizes.windows(2).all(|pair| pair[0] > pair[1]),
+    );
     judgement.remark = format!(
         "{} clones of a Debian system on ext4, {} MiB of files each; what each further one adds has {} MiB of its own home in it, in two copies. Two copies, or two parts and one of parity; metadata has two copies always. \
          Holes of the images count nowhere.",
@@ -171,7 +206,13 @@ fn figure13(extent: &Extent) -> Result<Judgement> {
         mib(of_images[0]),
         HOME_MIB
     );
-    let names = ["two copies", "erasure code", "deduplication, two copies", "deduplication, erasure code", "and compression"];
+    let names = [
+        "two copies",
+        "erasure code",
+        "deduplication, two copies",
+        "deduplication, erasure code",
+        "and compression",
+    ];
     let growing: [Vec<f64>; 5] = [
         growing_images(&of_images, 2.0),
         growing_images(&of_images, 1.5),
@@ -179,8 +220,14 @@ fn figure13(extent: &Extent) -> Result<Judgement> {
         coded.iter().map(|&sizes| of(sizes, 1.5)).collect(),
         packed.iter().map(|&sizes| of(sizes, 1.5)).collect(),
     ];
-    let points = |bytes: &Vec<f64>| (1..).map(f64::from).zip(bytes.iter().map(|bytes| bytes / (1 << 20) as f64)).collect();
-    let series = names.iter().zip(&growing).map(|(name, bytes)| Series { name: (*name).to_owned(), points: points(bytes) }).collect();
+    let points = |bytes: &Vec<f64>| {
+        (1..).map(f64::from).zip(bytes.iter().map(|bytes| bytes / (1 << 20) as f64)).collect()
+    };
+    let series = names
+        .iter()
+        .zip(&growing)
+        .map(|(name, bytes)| Series { name: (*name).to_owned(), points: points(bytes) })
+        .collect();
     let lines = Figure::Lines(Lines {
         title: "Space of images of virtual machines".into(),
         x: Axis::linear("images"),
@@ -191,7 +238,11 @@ fn figure13(extent: &Extent) -> Result<Judgement> {
     let table = Figure::Table(Table {
         title: "Space of all images, MiB".into(),
         columns: ["system", "space"].map(String::from).to_vec(),
-        rows: names.iter().zip(sizes).map(|(name, size)| vec![(*name).to_owned(), mib(size)]).collect(),
+        rows: names
+            .iter()
+            .zip(sizes)
+            .map(|(name, size)| vec![(*name).to_owned(), mib(size)])
+            .collect(),
     });
     judgement.figures = vec![lines, table];
     Ok(judgement)

@@ -1,4 +1,5 @@
-//! Figures 5b, 10, 11 and 14: speed with and without deduplication, on the paper's cluster in virtual time.
+//! Figures 5b, 10, 11 and 14: speed with and without deduplication, on the paper's cluster in
+//! virtual time.
 
 use std::time::Duration;
 
@@ -86,12 +87,23 @@ pub(super) fn judged(result: Result<Judgement>) -> Judgement {
 }
 
 fn table(title: &str, columns: &[&str], rows: Vec<Vec<String>>) -> Figure {
-    Figure::Table(Table { title: title.into(), columns: columns.iter().map(ToString::to_string).collect(), rows })
+    Figure::Table(Table {
+        title: title.into(),
+        columns: columns.iter().map(ToString::to_string).collect(),
+        rows,
+    })
 }
 
 /// Workers as they come.
 fn controlled(backlog: u64) -> Background {
-    Background { workers: WORKERS, marks: Marks::default(), pause: Duration::from_secs(1), backlog, spread: false, begin: SECOND }
+    Background {
+        workers: WORKERS,
+        marks: Marks::default(),
+        pause: Duration::from_secs(1),
+        backlog,
+        spread: false,
+        begin: SECOND,
+    }
 }
 
 /// A tenth of a second of virtual time.
@@ -101,29 +113,51 @@ const TENTH: u64 = SECOND / 10;
 const STEADY: u64 = 22 * TENTH;
 
 fn figure14(extent: &Extent) -> Result<Judgement> {
-    let (from, to, backlog) =
-        if extent.quick { (STEADY, STEADY + 6 * TENTH, 768 * MIB) } else { (STEADY, STEADY + 30 * TENTH, 4096 * MIB) };
+    let (from, to, backlog) = if extent.quick {
+        (STEADY, STEADY + 6 * TENTH, 768 * MIB)
+    } else {
+        (STEADY, STEADY + 30 * TENTH, 4096 * MIB)
+    };
     let access = Access { writes: true, random: false, bytes: 128 << 10 };
-    let plan =
-        |system, background| Plan { system, access, clients: 1, lanes: STREAMS, span: 16 * MIB, settled: false, background, from, to };
+    let plan = |system, background| Plan {
+        system,
+        access,
+        clients: 1,
+        lanes: STREAMS,
+        span: 16 * MIB,
+        settled: false,
+        background,
+        from,
+        to,
+    };
     let original = run(&plan(System::Original, None))?;
     let alone = run(&plan(System::Ours, None))?;
     // From the first moment: the backlog must outlast what is measured.
-    let free = Background { marks: Marks::NONE, pause: Duration::ZERO, begin: 0, ..controlled(backlog) };
-    let without = run(&Plan { from: TENTH, to: TENTH + (to - from), ..plan(System::Ours, Some(free)) })?;
+    let free =
+        Background { marks: Marks::NONE, pause: Duration::ZERO, begin: 0, ..controlled(backlog) };
+    let without =
+        run(&Plan { from: TENTH, to: TENTH + (to - from), ..plan(System::Ours, Some(free)) })?;
     // A worker pays a step back before it makes the next one.
     let long = if extent.quick { 60 * TENTH } else { 240 * TENTH };
     let with = run(&Plan { to: from + long, ..plan(System::Ours, Some(controlled(backlog))) })?;
     let share = |told: &Told| told.mb_s() / alone.mb_s();
     let drain = |told: &Told| told.chunks * CHUNK as f64 * 1000.0 / told.window as f64;
-    let mut judgement =
-        Judgement { blocks: [&original, &alone, &without, &with].map(|told| in_blocks(told.bytes)).iter().sum(), ..Judgement::default() };
-    judgement.check(format!("without control {:.0} MB/s, {:.0} %", without.mb_s(), 100.0 * share(&without)), share(&without) <= 0.45);
+    let mut judgement = Judgement {
+        blocks: [&original, &alone, &without, &with].map(|told| in_blocks(told.bytes)).iter().sum(),
+        ..Judgement::default()
+    };
+    judgement.check(
+        format!("without control {:.0} MB/s, {:.0} %", without.mb_s(), 100.0 * share(&without)),
+        share(&without) <= 0.45,
+    );
     let text = format!("with control {:.0} MB/s, {:.0} %", with.mb_s(), 100.0 * share(&with));
     judgement.band(text, share(&with), 0.70..=0.95, Good::More);
     let given = with.operations * ABOVE / with.requests.max(1) as f64;
-    let text =
-        format!("drain: {:.2} MB/s without control, {:.2} with it, {given:.2} of one operation for {ABOVE}", drain(&without), drain(&with));
+    let text = format!(
+        "drain: {:.2} MB/s without control, {:.2} with it, {given:.2} of one operation for {ABOVE}",
+        drain(&without),
+        drain(&with)
+    );
     judgement.band(text, given, 0.8..=1.2, Good::Inside);
     judgement.remark = format!(
         "The original writes {:.0} MB/s, to which {STREAMS} requests of 128 KiB on their way were fitted, and ours without workers {:.0}; {WORKERS} workers, one for each OSD. A step of a worker takes a whole \
@@ -140,11 +174,21 @@ fn figure14(extent: &Extent) -> Result<Judgement> {
             format!("{:.0}", told.operations),
         ]
     };
-    let rows =
-        vec![row("original", &original), row("ours, no worker", &alone), row("without control", &without), row("with control", &with)];
+    let rows = vec![
+        row("original", &original),
+        row("ours, no worker", &alone),
+        row("without control", &without),
+        row("with control", &with),
+    ];
     judgement.figures = vec![table(
         "Sequential writes beside deduplication",
-        &["system", "foreground, MB/s", "latency, ms", "deduplicated, MB/s", "operations of workers"],
+        &[
+            "system",
+            "foreground, MB/s",
+            "latency, ms",
+            "deduplicated, MB/s",
+            "operations of workers",
+        ],
         rows,
     )];
     Ok(judgement)
@@ -152,11 +196,13 @@ fn figure14(extent: &Extent) -> Result<Judgement> {
 
 fn figure10(extent: &Extent) -> Result<Judgement> {
     let span = if extent.quick { 8 * MIB } else { 64 * MIB };
-    let (from, to) = if extent.quick { (STEADY, STEADY + 8 * TENTH) } else { (STEADY, STEADY + 60 * TENTH) };
+    let (from, to) =
+        if extent.quick { (STEADY, STEADY + 8 * TENTH) } else { (STEADY, STEADY + 60 * TENTH) };
     let of = |writes, system, settled, background: Option<Background>| {
         let access = Access { writes, random: true, bytes: 8 << 10 };
         // Without workers nothing has to come to rest first.
-        let (from, to) = if background.is_some() { (from, to) } else { (TENTH, TENTH + (to - from) / 2) };
+        let (from, to) =
+            if background.is_some() { (from, to) } else { (TENTH, TENTH + (to - from) / 2) };
         run(&Plan { system, access, clients: 1, lanes: LANES, span, settled, background, from, to })
     };
     let write = of(true, System::Original, false, None)?;
@@ -176,10 +222,16 @@ fn figure10(extent: &Extent) -> Result<Judgement> {
         ("read", "cached", &read_cached, &read),
         ("read", "deduplicated", &read_ours, &read),
     ];
-    let mut judgement = Judgement { blocks: rows.iter().map(|row| in_blocks(row.2.bytes)).sum(), ..Judgement::default() };
+    let mut judgement = Judgement {
+        blocks: rows.iter().map(|row| in_blocks(row.2.bytes)).sum(),
+        ..Judgement::default()
+    };
     let mut check = |name: &str, told: &Told, original: &Told, most: f64| {
         let over = over(told, original);
-        judgement.check(format!("{name} {:.2} ms, {over:+.0} % of {:.2}", told.latency(), original.latency()), over <= most);
+        judgement.check(
+            format!("{name} {:.2} ms, {over:+.0} % of {:.2}", told.latency(), original.latency()),
+            over <= most,
+        );
     };
     check("write", &write_ours, &write, 25.0);
     check("cached write", &write_cached, &write, 10.0);
@@ -187,10 +239,18 @@ fn figure10(extent: &Extent) -> Result<Judgement> {
     check("cached read", &read_cached, &read, 10.0);
     check("deduplicated read", &read_ours, &read, f64::INFINITY);
     let others = [&write, &write_cached, &write_ours].map(Told::latency);
-    judgement.check("flush-through is the worst", others.iter().all(|latency| write_through.latency() > *latency));
+    judgement.check(
+        "flush-through is the worst",
+        others.iter().all(|latency| write_through.latency() > *latency),
+    );
     judgement.remark = "CPU use has no band.".into();
     let row = |(kind, name, told, original): (&str, &str, &Told, &Told)| {
-        vec![kind.to_owned(), name.to_owned(), format!("{:.3}", told.latency()), format!("{:+.1}", over(told, original))]
+        vec![
+            kind.to_owned(),
+            name.to_owned(),
+            format!("{:.3}", told.latency()),
+            format!("{:+.1}", over(told, original)),
+        ]
     };
     judgement.figures = vec![table(
         "8 KiB at random, 16 requests on their way",
@@ -221,7 +281,11 @@ fn figure11(extent: &Extent) -> Result<Judgement> {
                 from,
                 to: from + window,
             };
-            let original = run(&Plan { from: TENTH / 2, to: TENTH / 2 + window, ..plan(System::Original, None) })?;
+            let original = run(&Plan {
+                from: TENTH / 2,
+                to: TENTH / 2 + window,
+                ..plan(System::Original, None)
+            })?;
             let ours = run(&plan(System::Ours, writes.then(|| controlled(64 * MIB))))?;
             let share = ours.mb_s() / original.mb_s();
             judgement.blocks += in_blocks(original.bytes + ours.bytes);
@@ -232,7 +296,11 @@ fn figure11(extent: &Extent) -> Result<Judgement> {
                 (false, 128) => 0.75..=f64::INFINITY,
                 (false, _) => 0.0..=f64::INFINITY,
             };
-            let text = format!("{name} of {kib} KiB {:.0} of {:.0} MB/s, {share:.2}", ours.mb_s(), original.mb_s());
+            let text = format!(
+                "{name} of {kib} KiB {:.0} of {:.0} MB/s, {share:.2}",
+                ours.mb_s(),
+                original.mb_s()
+            );
             judgement.band(text, share, band, Good::More);
             rows.push(vec![
                 name.to_owned(),
@@ -257,9 +325,19 @@ fn figure11(extent: &Extent) -> Result<Judgement> {
 fn marks(extent: &Extent) -> Result<Judgement> {
     let mut judgement = Judgement::default();
     let access = Access { writes: true, random: true, bytes: 4 << 10 };
-    let (from, to) = if extent.quick { (32 * TENTH, 132 * TENTH) } else { (32 * TENTH, 332 * TENTH) };
-    let plan =
-        |background| Plan { system: System::Ours, access, clients: 1, lanes: LANES, span: 4 * MIB, settled: false, background, from, to };
+    let (from, to) =
+        if extent.quick { (32 * TENTH, 132 * TENTH) } else { (32 * TENTH, 332 * TENTH) };
+    let plan = |background| Plan {
+        system: System::Ours,
+        access,
+        clients: 1,
+        lanes: LANES,
+        span: 4 * MIB,
+        settled: false,
+        background,
+        from,
+        to,
+    };
     let alone = run(&plan(None))?;
     let mut rows = Vec::new();
     let none = u64::MAX;
@@ -287,13 +365,20 @@ fn marks(extent: &Extent) -> Result<Judgement> {
             format!("{drained:.2}"),
         ]);
     }
-    let (drained, made) = idle(WORKERS, if extent.quick { 256 * MIB } else { 1024 * MIB }, 3 * TENTH)?;
+    let (drained, made) =
+        idle(WORKERS, if extent.quick { 256 * MIB } else { 1024 * MIB }, 3 * TENTH)?;
     let share = drained / made;
-    judgement.check(format!("idle: {drained:.0} chunks a second, {share:.2} of {made:.0} creates"), share >= 0.5);
+    judgement.check(
+        format!("idle: {drained:.0} chunks a second, {share:.2} of {made:.0} creates"),
+        share >= 0.5,
+    );
     judgement.remark = format!(
         "4 KiB at random, {LANES} requests on their way. Idle: {WORKERS} workers, one for each OSD, and as many clients that make 64 objects at a time."
     );
-    judgement.figures =
-        vec![table("Foreground and workers", &["load", "requests a second", "share", "operations of workers", "of the ratio"], rows)];
+    judgement.figures = vec![table(
+        "Foreground and workers",
+        &["load", "requests a second", "share", "operations of workers", "of the ratio"],
+        rows,
+    )];
     Ok(judgement)
 }

@@ -57,8 +57,9 @@ fn settled(chunks: u64, dedup: Dedup) -> Result<(Site, onefold_cluster::Volume)>
     Ok((site, volume))
 }
 
-/// Bytes that were read and written for each write of 16 KiB over a deduplicated volume: in the foreground, and by workers until all is deduplicated again.
-/// Writes follow one another, or change one half of each chunk.
+/// Bytes that were read and written for each write of 16 KiB over a deduplicated volume: in the
+/// foreground, and by workers until all is deduplicated again. Writes follow one another, or change
+/// one half of each chunk.
 fn overwritten(dedup: Dedup, chunks: u64, halves: u64) -> Result<[u64; 2]> {
     let (site, volume) = settled(chunks, dedup)?;
     let since = |before| {
@@ -67,7 +68,8 @@ fn overwritten(dedup: Dedup, chunks: u64, halves: u64) -> Result<[u64; 2]> {
     };
     let before = site.asked();
     for (chunk, half) in (0..chunks).flat_map(|chunk| (0..halves).map(move |half| (chunk, half))) {
-        let fresh = blocks((0..in_blocks(WRITE)).map(|n| 1 << 32 | chunk << 8 | half << 4 | n), 4096);
+        let fresh =
+            blocks((0..in_blocks(WRITE)).map(|n| 1 << 32 | chunk << 8 | half << 4 | n), 4096);
         let half = if halves == 2 { half } else { chunk % 2 };
         volume.write_at(chunk * CHUNK + half * WRITE, &fresh)?;
     }
@@ -82,31 +84,52 @@ fn figure5a(extent: &Extent) -> Result<Judgement> {
     let mut judgement = Judgement { blocks: 6 * chunks * in_blocks(WRITE), ..Judgement::default() };
     let mut rows = Vec::new();
     for (name, halves) in [("one after the other", 2), ("one half of each chunk", 1)] {
-        let [inline, later] = [overwritten(Dedup::Inline, chunks, halves)?, overwritten(Dedup::PostProcessing, chunks, halves)?];
+        let [inline, later] = [
+            overwritten(Dedup::Inline, chunks, halves)?,
+            overwritten(Dedup::PostProcessing, chunks, halves)?,
+        ];
         let sum = |of: [u64; 2]| of[0] + of[1];
         let ratio = sum(inline) as f64 / sum(later) as f64;
-        let text =
-            format!("{name}: inline {} bytes for each write, post-processing {} and {} later: {ratio:.2}", sum(inline), later[0], later[1]);
+        let text = format!(
+            "{name}: inline {} bytes for each write, post-processing {} and {} later: {ratio:.2}",
+            sum(inline),
+            later[0],
+            later[1]
+        );
         if halves == 2 {
             judgement.check(text, ratio >= 2.0);
-            judgement.remark = format!("In the foreground alone inline costs {:.2} times as much. ", inline[0] as f64 / later[0] as f64);
+            judgement.remark = format!(
+                "In the foreground alone inline costs {:.2} times as much. ",
+                inline[0] as f64 / later[0] as f64
+            );
         } else {
             judgement.remark += &format!("Shown beside, {text}. ");
         }
         for (how, of) in [("inline", inline), ("post-processing", later)] {
-            rows.push([name, how].map(String::from).into_iter().chain(of.map(|bytes| bytes.to_string())).collect());
+            rows.push(
+                [name, how]
+                    .map(String::from)
+                    .into_iter()
+                    .chain(of.map(|bytes| bytes.to_string()))
+                    .collect(),
+            );
         }
     }
     judgement.remark += "Counted on the real engine in both modes, maps and lists included: a worker reads and writes the chunk, too.";
     let columns = ["writes", "deduplication", "foreground", "later"].map(String::from).to_vec();
-    judgement.figures = vec![Figure::Table(Table { title: "Bytes read and written for each write of 16 KiB".into(), columns, rows })];
+    judgement.figures = vec![Figure::Table(Table {
+        title: "Bytes read and written for each write of 16 KiB".into(),
+        columns,
+        rows,
+    })];
     Ok(judgement)
 }
 
 fn entry() -> Result<Judgement> {
     let (site, volume) = settled(64, Dedup::PostProcessing)?;
     let status = site.status()?;
-    let (entry, reference) = (status.map_bytes / status.entries, status.reference_bytes / status.entries);
+    let (entry, reference) =
+        (status.map_bytes / status.entries, status.reference_bytes / status.entries);
     let mut judgement = Judgement { blocks: 64 * in_blocks(CHUNK), ..Judgement::default() };
     judgement.check(format!("an entry has {entry} bytes"), entry <= 100);
     judgement.check(format!("a reference {reference}"), reference <= 40);
@@ -115,8 +138,13 @@ fn entry() -> Result<Judgement> {
     let before = site.asked();
     volume.write_at(CHUNK, &blocks(2 << 40..(2 << 40) + 1, 4096))?;
     let asked = site.asked().since(&before);
-    let text =
-        format!("an overwrite of 4 KiB writes {} bytes in {} operation, and reads {}", asked.written_bytes, asked.writes, asked.read_bytes);
-    judgement.check(text, asked.written_bytes <= 4096 + 100 && asked.writes == 1 && asked.read_bytes == 0);
+    let text = format!(
+        "an overwrite of 4 KiB writes {} bytes in {} operation, and reads {}",
+        asked.written_bytes, asked.writes, asked.read_bytes
+    );
+    judgement.check(
+        text,
+        asked.written_bytes <= 4096 + 100 && asked.writes == 1 && asked.read_bytes == 0,
+    );
     Ok(judgement)
 }

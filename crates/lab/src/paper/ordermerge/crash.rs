@@ -21,9 +21,13 @@ pub(super) const ITEMS: [Item; 1] = [Item {
 }];
 
 fn crash(extent: &Extent, _: &Look<'_>) -> Judgement {
-    let (mut judgement, outcomes) = crashes(extent, &BOTH.map(|persistence| (System::OrderMerge, persistence)));
+    let (mut judgement, outcomes) =
+        crashes(extent, &BOTH.map(|persistence| (System::OrderMerge, persistence)));
     let leaked = outcomes.iter().map(|outcome| outcome.leaked).max().unwrap_or(0);
-    judgement.check(format!("at most {leaked} blocks in use without a name, once the store has settled"), leaked == 0);
+    judgement.check(
+        format!("at most {leaked} blocks in use without a name, once the store has settled"),
+        leaked == 0,
+    );
     judgement.remark =
         "After every write and every flush of the device the store is opened from what a power failure leaves; everything is read and compared, and then the whole of \
          the metadata is checked, every count beside what is mapped."

@@ -65,7 +65,10 @@ fn space(extent: &Extent, look: &Look<'_>) -> Judgement {
         };
         judgement.check(format!("{} {found:.1} %", load.0), found >= least);
     }
-    let product: Vec<String> = traces.iter().map(|load| format!("{} {:.1} %", load.0, saved(look, load, System::ThinLog))).collect();
+    let product: Vec<String> = traces
+        .iter()
+        .map(|load| format!("{} {:.1} %", load.0, saved(look, load, System::ThinLog)))
+        .collect();
     if !product.is_empty() {
         judgement.remark = format!("thin, log: {}.", product.join(", "));
     }
@@ -78,5 +81,13 @@ fn draw(extent: &Extent, look: &Look<'_>) -> Vec<Figure> {
         return Vec::new();
     }
     let of = |load: &(String, Load), system| saved(look, load, system);
-    vec![bars(look, "Space saved, metadata counted", "% of the live logical blocks", &traces, &SYSTEMS, of, None)]
+    vec![bars(
+        look,
+        "Space saved, metadata counted",
+        "% of the live logical blocks",
+        &traces,
+        &SYSTEMS,
+        of,
+        None,
+    )]
 }

@@ -1,4 +1,5 @@
-//! What neither paper has: metadata hidden in data where flushes are dense, and the product's default beside the better of both schemes.
+//! What neither paper has: metadata hidden in data where flushes are dense, and the product's
+//! default beside the better of both schemes.
 
 use super::{BOTH, judged, time_case};
 use crate::paper::{
@@ -22,7 +23,11 @@ pub(super) const ITEMS: [Item; 1] = [Item {
 }];
 
 fn cases(load: &(String, Load)) -> Vec<Case> {
-    BOTH.iter().flat_map(|&persistence| [System::ThinLog, System::OrderMerge].map(|system| time_case(load, persistence, system))).collect()
+    BOTH.iter()
+        .flat_map(|&persistence| {
+            [System::ThinLog, System::OrderMerge].map(|system| time_case(load, persistence, system))
+        })
+        .collect()
 }
 
 fn target(extent: &Extent, look: &Look<'_>) -> Judgement {
@@ -31,7 +36,9 @@ fn target(extent: &Extent, look: &Look<'_>) -> Judgement {
     judgement.missing = traces.is_empty();
     for load in &traces {
         for persistence in BOTH {
-            let of = |system, what: fn(&Measured) -> f64| look.value(&time_case(load, persistence, system), what);
+            let of = |system, what: fn(&Measured) -> f64| {
+                look.value(&time_case(load, persistence, system), what)
+            };
             let name = format!("{} {}", load.0, persistence_name(persistence));
             judge(&mut judgement, &name, of);
         }
@@ -43,7 +50,12 @@ fn judge(judgement: &mut Judgement, name: &str, of: impl Fn(System, fn(&Measured
     let above = of(System::ThinLog, |measured| measured.outcome.points_above_ideal());
     let volume = |system| of(system, |measured| measured.volume_with_checkpoints() * 100.0);
     let seconds = |system| of(system, |measured| measured.outcome.virtual_seconds);
-    let (more, slower) = (volume(System::ThinLog) - volume(System::OrderMerge), seconds(System::ThinLog) / seconds(System::OrderMerge));
-    let text = format!("{name}: {above:+.2} points above ideal, {more:+.1} points and {slower:.3} of the time of ordermerge");
+    let (more, slower) = (
+        volume(System::ThinLog) - volume(System::OrderMerge),
+        seconds(System::ThinLog) / seconds(System::OrderMerge),
+    );
+    let text = format!(
+        "{name}: {above:+.2} points above ideal, {more:+.1} points and {slower:.3} of the time of ordermerge"
+    );
     judgement.check(text, above <= 3.0 && more <= 0.5 && slower <= 1.02);
 }

@@ -38,16 +38,29 @@ pub(super) const STRONG: [Item; 1] = [Item {
 }];
 
 fn cases(extent: &Extent, persistence: Persistence) -> Vec<Case> {
-    loads(extent).iter().flat_map(|load| SYSTEMS.map(|system| time_case(load, persistence, system))).collect()
+    loads(extent)
+        .iter()
+        .flat_map(|load| SYSTEMS.map(|system| time_case(load, persistence, system)))
+        .collect()
 }
 
 fn strong_cases(extent: &Extent) -> Vec<Case> {
-    let single = |load: &(String, Load)| [System::Original, System::CowSingle].map(|system| time_case(load, Persistence::Strong, system));
-    [cases(extent, Persistence::Strong), beginnings(extent).iter().flat_map(single).collect()].concat()
+    let single = |load: &(String, Load)| {
+        [System::Original, System::CowSingle]
+            .map(|system| time_case(load, Persistence::Strong, system))
+    };
+    [cases(extent, Persistence::Strong), beginnings(extent).iter().flat_map(single).collect()]
+        .concat()
 }
 
 /// Virtual seconds over those of the original: of all, or of a part of the trace.
-fn slower(look: &Look<'_>, load: &(String, Load), persistence: Persistence, system: System, part: Option<&str>) -> f64 {
+fn slower(
+    look: &Look<'_>,
+    load: &(String, Load),
+    persistence: Persistence,
+    system: System,
+    part: Option<&str>,
+) -> f64 {
     let seconds = |measured: &Measured| match part {
         None => measured.outcome.virtual_seconds,
         Some(part) => phase(measured, part, |phase| phase.virtual_seconds),
@@ -60,7 +73,9 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     let traces = judged(extent);
     judgement.missing = traces.is_empty();
-    let of = |load: &(String, Load), system, part: Option<&str>| slower(look, load, Persistence::Weak, system, part);
+    let of = |load: &(String, Load), system, part: Option<&str>| {
+        slower(look, load, Persistence::Weak, system, part)
+    };
     for load in &whole(extent) {
         let band = if load.0 == "srcver" { 1.05 } else { 1.15 };
         let ratio = of(load, System::OrderMerge, None);
@@ -71,32 +86,43 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
             let update = of(&apt, System::OrderMerge, Some("update"));
             judgement.check(format!("apt update {update:.3}"), update <= 1.05);
         }
-        let [ours, cow] = [System::OrderMerge, System::Cow].map(|system| of(&apt, system, Some("install")));
+        let [ours, cow] =
+            [System::OrderMerge, System::Cow].map(|system| of(&apt, system, Some("install")));
         judgement.check(format!("apt install: ours {ours:.2}, cow {cow:.2}"), cow > ours);
         if extent.quick {
             // The beginning of the trace is all that is there to be judged.
             judgement.check(format!("apt install {ours:.2}"), ours <= 1.15);
         }
     }
-    judgement.remark = format!("{} {}", flushes(look, &traces), remark(extent, look, Persistence::Weak));
+    judgement.remark =
+        format!("{} {}", flushes(look, &traces), remark(extent, look, Persistence::Weak));
     judgement
 }
 
 /// Flushes beside the original's: what takes the time on ssd-p.
 fn flushes(look: &Look<'_>, traces: &[(String, Load)]) -> String {
     let ratio = |load: &(String, Load)| {
-        let of = |system| look.value(&time_case(load, Persistence::Weak, system), |measured| measured.outcome.flushes as f64);
+        let of = |system| {
+            look.value(&time_case(load, Persistence::Weak, system), |measured| {
+                measured.outcome.flushes as f64
+            })
+        };
         format!("{} {:.2}", load.0, of(System::OrderMerge) / of(System::Original))
     };
     let all: Vec<String> = traces.iter().map(ratio).collect();
-    format!("Flushes, times the original's: {}; one takes 3.9 ms, and whoever waits for one waits for both.", all.join(", "))
+    format!(
+        "Flushes, times the original's: {}; one takes 3.9 ms, and whoever waits for one waits for both.",
+        all.join(", ")
+    )
 }
 
 fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     let traces = judged(extent);
     judgement.missing = traces.is_empty();
-    let of = |load: &(String, Load), system, part: Option<&str>| slower(look, load, Persistence::Strong, system, part);
+    let of = |load: &(String, Load), system, part: Option<&str>| {
+        slower(look, load, Persistence::Strong, system, part)
+    };
     let (mut cow, mut slowest) = (Vec::new(), 0.0_f64);
     if let Some(apt) = trace(extent, "apt") {
         let ratio = of(&apt, System::OrderMerge, Some("install"));
@@ -107,11 +133,18 @@ fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
         judgement.check(format!("srcver {ratio:.3}"), ratio <= 1.04);
     }
     for (load, beginning) in traces.iter().zip(beginnings(extent)) {
-        let [requests, blocks] = [of(load, System::Cow, None), of(&beginning, System::CowSingle, None)];
+        let [requests, blocks] =
+            [of(load, System::Cow, None), of(&beginning, System::CowSingle, None)];
         slowest = slowest.max(requests).max(blocks);
         cow.push(format!("{} {requests:.2} ({blocks:.2})", load.0));
     }
-    judgement.check(format!("cow, a transaction for each request (for each block of the beginning): {}", cow.join(", ")), slowest >= 4.0);
+    judgement.check(
+        format!(
+            "cow, a transaction for each request (for each block of the beginning): {}",
+            cow.join(", ")
+        ),
+        slowest >= 4.0,
+    );
     judgement.remark = remark(extent, look, Persistence::Strong);
     judgement
 }
@@ -120,19 +153,39 @@ fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
 fn remark(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> String {
     let of = |load: &(String, Load)| {
         let of = |system| slower(look, load, persistence, system, None);
-        format!("{}: thin, log {:.3}, ordered {:.3}, cow {:.3}", load.0, of(System::ThinLog), of(System::Ordered), of(System::Cow))
+        format!(
+            "{}: thin, log {:.3}, ordered {:.3}, cow {:.3}",
+            load.0,
+            of(System::ThinLog),
+            of(System::Ordered),
+            of(System::Cow)
+        )
     };
     let all: Vec<String> = recorded(extent).iter().map(of).collect();
-    if all.is_empty() { "No recorded traces were given (--traces).".to_owned() } else { format!("Times the original: {}.", all.join("; ")) }
+    if all.is_empty() {
+        "No recorded traces were given (--traces).".to_owned()
+    } else {
+        format!("Times the original: {}.", all.join("; "))
+    }
 }
 
 fn draw(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Vec<Figure> {
-    let six: Vec<(String, Load)> = loads(extent).into_iter().filter(|(_, load)| matches!(load, Load::Generated(_))).collect();
+    let six: Vec<(String, Load)> =
+        loads(extent).into_iter().filter(|(_, load)| matches!(load, Load::Generated(_))).collect();
     let mut figures = Vec::new();
     for (what, loads) in [("six workloads", six), ("recorded traces", recorded(extent))] {
         if !loads.is_empty() {
-            let ratio = |load: &(String, Load), system| slower(look, load, persistence, system, None);
-            figures.push(bars(look, &format!("Time, {what}, ssd-p"), "times the original", &loads, &SYSTEMS, ratio, None));
+            let ratio =
+                |load: &(String, Load), system| slower(look, load, persistence, system, None);
+            figures.push(bars(
+                look,
+                &format!("Time, {what}, ssd-p"),
+                "times the original",
+                &loads,
+                &SYSTEMS,
+                ratio,
+                None,
+            ));
         }
     }
     figures

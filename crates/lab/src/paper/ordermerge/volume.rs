@@ -2,7 +2,9 @@
 
 use onefold_block::{Persistence, format::page::Table as Tree};
 
-use super::{STEPS, SYSTEMS, bars, beginnings, judged, loads, phase, recorded, trace, volume_case, whole};
+use super::{
+    STEPS, SYSTEMS, bars, beginnings, judged, loads, phase, recorded, trace, volume_case, whole,
+};
 use crate::{
     paper::{
         case::{Case, Load, Measured, System},
@@ -42,7 +44,10 @@ pub(super) const STRONG: [Item; 1] = [Item {
 }];
 
 fn cases(extent: &Extent, persistence: Persistence) -> Vec<Case> {
-    loads(extent).iter().flat_map(|load| SYSTEMS.map(|system| volume_case(load, persistence, system))).collect()
+    loads(extent)
+        .iter()
+        .flat_map(|load| SYSTEMS.map(|system| volume_case(load, persistence, system)))
+        .collect()
 }
 
 fn strong_cases(extent: &Extent) -> Vec<Case> {
@@ -64,17 +69,21 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
         judgement.check(format!("{name} {above:+.2} points above ideal"), above <= 2.0);
     };
     if let Some(load) = trace(extent, "srcver") {
-        let above =
-            look.value(&volume_case(&load, Persistence::Weak, System::OrderMerge), |measured| measured.volume() * 100.0 - ideal(measured));
+        let above = look
+            .value(&volume_case(&load, Persistence::Weak, System::OrderMerge), |measured| {
+                measured.volume() * 100.0 - ideal(measured)
+            });
         close(&mut judgement, "srcver", above);
     }
     if let Some(load) = trace(extent, "apt").filter(|_| !extent.quick) {
-        let above = look.value(&volume_case(&load, Persistence::Weak, System::OrderMerge), |measured| {
-            phase(measured, "update", |phase| {
-                let written = phase.device_blocks - phase.checkpoint_blocks;
-                (written as f64 - phase.ideal_blocks as f64) * 100.0 / phase.client_blocks.max(1) as f64
-            })
-        });
+        let above =
+            look.value(&volume_case(&load, Persistence::Weak, System::OrderMerge), |measured| {
+                phase(measured, "update", |phase| {
+                    let written = phase.device_blocks - phase.checkpoint_blocks;
+                    (written as f64 - phase.ideal_blocks as f64) * 100.0
+                        / phase.client_blocks.max(1) as f64
+                })
+            });
         close(&mut judgement, "apt update", above);
     }
     for load in &traces {
@@ -91,16 +100,19 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
         let saved = 100.0 - of(&load, System::OrderMerge);
         judgement.check(format!("{name} saves {saved:.1} points"), saved >= least);
     }
-    judgement.remark = format!("{} {}", in_place(look, &traces), remark(extent, look, Persistence::Weak));
+    judgement.remark =
+        format!("{} {}", in_place(look, &traces), remark(extent, look, Persistence::Weak));
     judgement
 }
 
 /// What is written in place, which is what ordering costs.
 fn in_place(look: &Look<'_>, traces: &[(String, Load)]) -> String {
     let share = |load: &(String, Load)| {
-        let in_place = look.value(&volume_case(load, Persistence::Weak, System::OrderMerge), |measured| {
-            measured.outcome.tally.in_place_blocks as f64 * 100.0 / measured.outcome.client_blocks.max(1) as f64
-        });
+        let in_place =
+            look.value(&volume_case(load, Persistence::Weak, System::OrderMerge), |measured| {
+                measured.outcome.tally.in_place_blocks as f64 * 100.0
+                    / measured.outcome.client_blocks.max(1) as f64
+            });
         format!("{} {in_place:.2}", load.0)
     };
     format!(
@@ -119,7 +131,10 @@ fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
     let whole = whole(extent);
     for load in &traces {
         let steps = STEPS.map(|system| of(load, system));
-        judgement.check(format!("{}: {}", load.0, listed(&steps)), steps[2] < 100.0 || !whole.contains(load));
+        judgement.check(
+            format!("{}: {}", load.0, listed(&steps)),
+            steps[2] < 100.0 || !whole.contains(load),
+        );
     }
     let largest = |among: &[(String, Load)]| {
         let found = among.iter().filter(|load| {
@@ -129,10 +144,12 @@ fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
         let names: Vec<&str> = found.map(|(name, _)| name.as_str()).collect();
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     };
-    let dense: Vec<(String, Load)> = traces.iter().filter(|(name, _)| name != "srcver").cloned().collect();
+    let dense: Vec<(String, Load)> =
+        traces.iter().filter(|(name, _)| name != "srcver").cloned().collect();
     let found = largest(&dense);
     judgement.check(format!("anticipation is the largest step on: {found}"), found != "none");
-    let generated: Vec<(String, Load)> = loads(extent).into_iter().filter(|(_, load)| matches!(load, Load::Generated(_))).collect();
+    let generated: Vec<(String, Load)> =
+        loads(extent).into_iter().filter(|(_, load)| matches!(load, Load::Generated(_))).collect();
     let both = traces.iter().zip(beginnings(extent)).map(|(load, beginning)| {
         let [requests, blocks] = [of(load, System::Cow), of(&beginning, System::CowSingle)];
         format!("{} {:.2} ({:.2})", load.0, requests / 100.0, blocks / 100.0)
@@ -153,15 +170,29 @@ fn ideal(measured: &Measured) -> f64 {
 
 /// The paper's steps, one after the other.
 fn listed(steps: &[f64]) -> String {
-    STEPS.iter().zip(steps).map(|(system, volume)| format!("{} {volume:.1} %", system.name())).collect::<Vec<_>>().join(", ")
+    STEPS
+        .iter()
+        .zip(steps)
+        .map(|(system, volume)| format!("{} {volume:.1} %", system.name()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The systems that the paper doesn't have, and checkpoints.
 fn remark(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> String {
     let of = |load: &(String, Load)| {
-        let with = |system| look.value(&volume_case(load, persistence, system), |measured| measured.volume_with_checkpoints() * 100.0);
+        let with = |system| {
+            look.value(&volume_case(load, persistence, system), |measured| {
+                measured.volume_with_checkpoints() * 100.0
+            })
+        };
         let ideal = look.value(&volume_case(load, persistence, System::Original), ideal);
-        format!("{}: ideal {ideal:.1}, thin, log {:.1}, ordered {:.1}", load.0, with(System::ThinLog), with(System::Ordered))
+        format!(
+            "{}: ideal {ideal:.1}, thin, log {:.1}, ordered {:.1}",
+            load.0,
+            with(System::ThinLog),
+            with(System::Ordered)
+        )
     };
     let all: Vec<String> = recorded(extent).iter().map(of).collect();
     if all.is_empty() {
@@ -171,7 +202,8 @@ fn remark(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> String 
 }
 
 fn draw(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Vec<Figure> {
-    let six: Vec<(String, Load)> = loads(extent).into_iter().filter(|(_, load)| matches!(load, Load::Generated(_))).collect();
+    let six: Vec<(String, Load)> =
+        loads(extent).into_iter().filter(|(_, load)| matches!(load, Load::Generated(_))).collect();
     let mut figures = Vec::new();
     for (what, loads) in [("six workloads", six), ("recorded traces", recorded(extent))] {
         if loads.is_empty() {
@@ -180,17 +212,48 @@ fn draw(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Vec<Figur
         let value = |load: &(String, Load), system, of: fn(&Measured) -> f64| {
             look.value(&volume_case(load, persistence, system), |measured| of(measured) * 100.0)
         };
-        let marks = loads.iter().map(|load| look.value(&volume_case(load, persistence, System::Original), ideal)).collect();
+        let marks = loads
+            .iter()
+            .map(|load| look.value(&volume_case(load, persistence, System::Original), ideal))
+            .collect();
         let marks = Some(("ideal: no metadata at all".to_owned(), marks));
         let label = "% of the blocks that clients wrote";
         let volume = |load: &(String, Load), system| value(load, system, Measured::volume);
-        figures.push(bars(look, &format!("Write volume, {what}, checkpoints left out"), label, &loads, &SYSTEMS, volume, marks.clone()));
-        let included = |load: &(String, Load), system| value(load, system, Measured::volume_with_checkpoints);
-        figures.push(bars(look, &format!("Write volume, {what}, checkpoints included"), label, &loads, &SYSTEMS, included, marks));
+        figures.push(bars(
+            look,
+            &format!("Write volume, {what}, checkpoints left out"),
+            label,
+            &loads,
+            &SYSTEMS,
+            volume,
+            marks.clone(),
+        ));
+        let included =
+            |load: &(String, Load), system| value(load, system, Measured::volume_with_checkpoints);
+        figures.push(bars(
+            look,
+            &format!("Write volume, {what}, checkpoints included"),
+            label,
+            &loads,
+            &SYSTEMS,
+            included,
+            marks,
+        ));
         let metadata = |load: &(String, Load), system| {
-            value(load, system, |measured| measured.outcome.metadata_blocks as f64 / measured.outcome.client_blocks.max(1) as f64)
+            value(load, system, |measured| {
+                measured.outcome.metadata_blocks as f64
+                    / measured.outcome.client_blocks.max(1) as f64
+            })
         };
-        figures.push(bars(look, &format!("Metadata written, {what}"), label, &loads, &SYSTEMS, metadata, None));
+        figures.push(bars(
+            look,
+            &format!("Metadata written, {what}"),
+            label,
+            &loads,
+            &SYSTEMS,
+            metadata,
+            None,
+        ));
     }
     figures.push(Figure::Table(split(extent, look, persistence)));
     figures
@@ -199,10 +262,15 @@ fn draw(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Vec<Figur
 /// What the metadata of each system is, in blocks for each hundred that clients wrote.
 fn split(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Table {
     let all = loads(extent);
-    let found = all.iter().flat_map(|load| SYSTEMS.map(|system| look.at(&volume_case(load, persistence, system)))).flatten();
+    let found = all
+        .iter()
+        .flat_map(|load| SYSTEMS.map(|system| look.at(&volume_case(load, persistence, system))))
+        .flatten();
     let row = |measured: &Measured| {
-        let Outcome { client_blocks, metadata_blocks, checkpoint_blocks, tally, flushes, .. } = &measured.outcome;
-        let share = |blocks: u64| format!("{:.2}", blocks as f64 * 100.0 / (*client_blocks).max(1) as f64);
+        let Outcome { client_blocks, metadata_blocks, checkpoint_blocks, tally, flushes, .. } =
+            &measured.outcome;
+        let share =
+            |blocks: u64| format!("{:.2}", blocks as f64 * 100.0 / (*client_blocks).max(1) as f64);
         let in_place = tally.in_place_blocks + tally.leftover_blocks;
         vec![
             measured.setting.source.clone(),
@@ -215,7 +283,16 @@ fn split(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Table {
             share(*flushes),
         ]
     };
-    let columns = ["workload", "system", "all", "in place, waited for", "in place, delayed", "blocks of records", "checkpoints", "flushes"];
+    let columns = [
+        "workload",
+        "system",
+        "all",
+        "in place, waited for",
+        "in place, delayed",
+        "blocks of records",
+        "checkpoints",
+        "flushes",
+    ];
     Table {
         title: "Metadata by what it is, for each 100 blocks that clients wrote".to_owned(),
         columns: columns.map(str::to_owned).to_vec(),

@@ -39,8 +39,8 @@ pub(super) struct Shape {
     volume_blocks: u64,
 }
 
-/// The paper's machines and programs are not to be had. What it tells of them is their share of duplicates; requests, flushes and gaps are ours, after what such
-/// programs do.
+/// The paper's machines and programs are not to be had. What it tells of them is their share of
+/// duplicates; requests, flushes and gaps are ours, after what such programs do.
 pub(super) const SIX: [Shape; 6] = [
     // Lists of packages, written one after the other.
     Shape {
@@ -119,12 +119,30 @@ pub(super) const SIX: [Shape; 6] = [
 impl Shape {
     /// The workload that it stands for.
     pub(super) fn load(&self, extent: &Extent) -> Load {
-        let Shape { share, sequential, again, request_blocks, flush_every, gap_microseconds, burst, volume_blocks, .. } = *self;
+        let Shape {
+            share,
+            sequential,
+            again,
+            request_blocks,
+            flush_every,
+            gap_microseconds,
+            burst,
+            volume_blocks,
+            ..
+        } = *self;
         let blocks = if extent.quick { 6000 } else { 30_000 };
         let ratio = 100.0 / (100.0 - share);
         let pattern = Pattern::Runs { sequential, again };
         let usual = Workload::paper(pattern, blocks);
-        Load::Generated(Workload { volume_blocks, request_blocks, flush_every, gap_microseconds, burst, ratio, ..usual })
+        Load::Generated(Workload {
+            volume_blocks,
+            request_blocks,
+            flush_every,
+            gap_microseconds,
+            burst,
+            ratio,
+            ..usual
+        })
     }
 }
 
@@ -136,7 +154,9 @@ fn shares(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     let share = |load: &(String, Load)| {
         look.value(&original(load), |measured| {
-            100.0 - measured.outcome.ideal_blocks as f64 * 100.0 / measured.outcome.client_blocks.max(1) as f64
+            100.0
+                - measured.outcome.ideal_blocks as f64 * 100.0
+                    / measured.outcome.client_blocks.max(1) as f64
         })
     };
     let all = loads(extent);
@@ -179,8 +199,13 @@ fn shares(extent: &Extent, look: &Look<'_>) -> Judgement {
         "requests of a burst",
         "volume MB",
     ];
-    let title = "The six, as they are generated; four fifths of the contents shrink by a fifth".to_owned();
+    let title =
+        "The six, as they are generated; four fifths of the contents shrink by a fifth".to_owned();
     let columns = columns.map(str::to_owned).to_vec();
-    judgement.figures.push(Figure::Table(Table { title, columns, rows: SIX.iter().map(row).collect() }));
+    judgement.figures.push(Figure::Table(Table {
+        title,
+        columns,
+        rows: SIX.iter().map(row).collect(),
+    }));
     judgement
 }

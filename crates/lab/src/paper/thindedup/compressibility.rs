@@ -65,15 +65,22 @@ fn compressed(extent: &Extent, compressible: f64, window: usize) -> Case {
 const FIG_8_WINDOWS: [usize; 3] = [8, 16, 32];
 
 fn fig_8_cases(extent: &Extent) -> Vec<Case> {
-    COMPRESSIBLE.iter().flat_map(|&share| FIG_8_WINDOWS.map(|window| compressed(extent, share, window))).collect()
+    COMPRESSIBLE
+        .iter()
+        .flat_map(|&share| FIG_8_WINDOWS.map(|window| compressed(extent, share, window)))
+        .collect()
 }
 
 fn fig_8(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     for window in [16, 32] {
-        let ratio = look.speed(&compressed(extent, 0.4, window)) / look.speed(&compressed(extent, 0.8, window));
+        let ratio = look.speed(&compressed(extent, 0.4, window))
+            / look.speed(&compressed(extent, 0.8, window));
         let hidden = look.value(&compressed(extent, 0.4, window), Measured::hidden);
-        let text = format!("window {window}: speed at 40 % is {ratio:.3} of that at 80 %, {:.1} % hidden", hidden * 100.0);
+        let text = format!(
+            "window {window}: speed at 40 % is {ratio:.3} of that at 80 %, {:.1} % hidden",
+            hidden * 100.0
+        );
         judgement.check(text, ratio >= 0.95);
     }
     if judgement.missed() {
@@ -93,10 +100,18 @@ fn fig_8(extent: &Extent, look: &Look<'_>) -> Judgement {
 fn draw_fig_8(extent: &Extent, look: &Look<'_>) -> Vec<Figure> {
     let line = |window| Series {
         name: format!("thin, window {window}"),
-        points: COMPRESSIBLE.iter().map(|&share| (share * 100.0, look.speed(&compressed(extent, share, window)))).collect(),
+        points: COMPRESSIBLE
+            .iter()
+            .map(|&share| (share * 100.0, look.speed(&compressed(extent, share, window))))
+            .collect(),
     };
     let x = Axis::linear("% of contents that compress");
-    vec![plot("Throughput, random, hdd-p", x, Axis::linear("blocks a second"), FIG_8_WINDOWS.map(line).to_vec())]
+    vec![plot(
+        "Throughput, random, hdd-p",
+        x,
+        Axis::linear("blocks a second"),
+        FIG_8_WINDOWS.map(line).to_vec(),
+    )]
 }
 
 fn text_case(extent: &Extent) -> Case {
@@ -116,10 +131,20 @@ fn text(extent: &Extent, look: &Look<'_>) -> Judgement {
         let counts = &measured.outcome.device_counts;
         counts.carrier_blocks as f64 / (counts.data_blocks + counts.carrier_blocks).max(1) as f64
     });
-    judgement.check(format!("{:.1} % of the data blocks compressed", carriers * 100.0), carriers <= 0.12);
-    let zones = look.value(&case, |measured| measured.outcome.carrier_zones as f64 / measured.outcome.data_zones.max(1) as f64);
-    let counts = look.at(&case).map_or((0, 0), |measured| (measured.outcome.carrier_zones, measured.outcome.data_zones));
-    judgement.check(format!("{} of {} zones hold such blocks, {:.1} %", counts.0, counts.1, zones * 100.0), zones <= 0.15);
+    judgement.check(
+        format!("{:.1} % of the data blocks compressed", carriers * 100.0),
+        carriers <= 0.12,
+    );
+    let zones = look.value(&case, |measured| {
+        measured.outcome.carrier_zones as f64 / measured.outcome.data_zones.max(1) as f64
+    });
+    let counts = look
+        .at(&case)
+        .map_or((0, 0), |measured| (measured.outcome.carrier_zones, measured.outcome.data_zones));
+    judgement.check(
+        format!("{} of {} zones hold such blocks, {:.1} %", counts.0, counts.1, zones * 100.0),
+        zones <= 0.15,
+    );
     judgement
 }
 
@@ -145,7 +170,10 @@ fn setup(_: &Extent, _: &Look<'_>) -> Judgement {
     let right = packed.iter().cycle().take(8192).all(|bytes| expand(bytes, &mut into[0]).is_ok());
     let expanding = speed(begun);
     let mut judgement = Judgement { out_of_scope: true, ..Judgement::default() };
-    judgement.check(format!("{compressing:.0} MB/s in, {expanding:.0} MB/s out, one thread, real time"), right);
+    judgement.check(
+        format!("{compressing:.0} MB/s in, {expanding:.0} MB/s out, one thread, real time"),
+        right,
+    );
     judgement.remark = "Nothing is asked for; recorded.".to_owned();
     judgement
 }

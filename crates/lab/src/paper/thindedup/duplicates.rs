@@ -36,41 +36,74 @@ pub(super) const ITEMS: [Item; 2] = [
     },
 ];
 
-const BOUND: [(f64, f64); 5] = [(1.6, 0.996), (2.0, 0.983), (5.43, 0.721), (9.73, 0.497), (16.08, 0.335)];
+const BOUND: [(f64, f64); 5] =
+    [(1.6, 0.996), (2.0, 0.983), (5.43, 0.721), (9.73, 0.497), (16.08, 0.335)];
 
-/// A run of Fig 6: with duplicates that come evenly, or by chance. The paper doesn't say how its traces have them.
-pub(super) fn spread(extent: &Extent, panel: usize, even: bool, ratio: f64, system: System) -> Case {
+/// A run of Fig 6: with duplicates that come evenly, or by chance. The paper doesn't say how its
+/// traces have them.
+pub(super) fn spread(
+    extent: &Extent,
+    panel: usize,
+    even: bool,
+    ratio: f64,
+    system: System,
+) -> Case {
     with(at_ratio(extent, panel, ratio, 8, system), |workload| workload.even = even)
 }
 
 fn fig_6_cases(extent: &Extent) -> Vec<Case> {
-    let of = |panel, even| ratios(extent).iter().flat_map(move |&ratio| SYSTEMS.map(|system| spread(extent, panel, even, ratio, system)));
+    let of = |panel, even| {
+        ratios(extent).iter().flat_map(move |&ratio| {
+            SYSTEMS.map(|system| spread(extent, panel, even, ratio, system))
+        })
+    };
     (0..PANELS.len()).flat_map(|panel| of(panel, true).chain(of(panel, false))).collect()
 }
 
 fn fig_6(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     let speeds = |panel, even, system| -> Vec<f64> {
-        ratios(extent).iter().map(|&ratio| look.speed(&spread(extent, panel, even, ratio, system))).collect()
+        ratios(extent)
+            .iter()
+            .map(|&ratio| look.speed(&spread(extent, panel, even, ratio, system)))
+            .collect()
     };
     let varies = |panel, even| {
         let all = speeds(panel, even, System::Ordered);
         (least(&all), most(&all), (most(&all) / least(&all) - 1.0) * 100.0)
     };
-    for (panel, even, how) in [(0, true, "evenly"), (1, true, "evenly"), (0, false, "by chance"), (1, false, "by chance")] {
+    for (panel, even, how) in
+        [(0, true, "evenly"), (1, true, "evenly"), (0, false, "by chance"), (1, false, "by chance")]
+    {
         let (least, most, percent) = varies(panel, even);
-        let line = format!("hdd-p {}, duplicates {how}: ordered {least:.0} to {most:.0}/s, {percent:.0} %", PANELS[panel].0);
+        let line = format!(
+            "hdd-p {}, duplicates {how}: ordered {least:.0} to {most:.0}/s, {percent:.0} %",
+            PANELS[panel].0
+        );
         judgement.check(line, percent < 15.0);
     }
     let both = (0..PANELS.len()).flat_map(|panel| [(panel, true), (panel, false)]);
     let ratio = |(panel, even), over, under| -> Vec<f64> {
-        speeds(panel, even, over).iter().zip(speeds(panel, even, under)).map(|(over, under)| over / under).collect()
+        speeds(panel, even, over)
+            .iter()
+            .zip(speeds(panel, even, under))
+            .map(|(over, under)| over / under)
+            .collect()
     };
-    let above = least(&both.clone().flat_map(|which| ratio(which, System::Thin, System::Ordered)).collect::<Vec<f64>>());
+    let above = least(
+        &both
+            .clone()
+            .flat_map(|which| ratio(which, System::Thin, System::Ordered))
+            .collect::<Vec<f64>>(),
+    );
     judgement.check(format!("thin/ordered at least {above:.2}, evenly and by chance"), above > 1.0);
     let small = ratios(extent).iter().filter(|&&ratio| ratio <= 2.0).count();
     let on_ssd = both.filter(|&(panel, _)| PANELS[panel].2 == DeviceKind::SsdP);
-    let near = least(&on_ssd.flat_map(|which| ratio(which, System::Thin, System::Ideal)[..small].to_vec()).collect::<Vec<f64>>());
+    let near = least(
+        &on_ssd
+            .flat_map(|which| ratio(which, System::Thin, System::Ideal)[..small].to_vec())
+            .collect::<Vec<f64>>(),
+    );
     judgement.check(format!("ssd-p: thin at least {near:.3} of ideal up to ratio 2"), near >= 0.9);
     let flushes = |panel, even, ratio| {
         look.value(&spread(extent, panel, even, ratio, System::Ordered), |measured| {
@@ -103,7 +136,8 @@ fn draw_fig_6(extent: &Extent, look: &Look<'_>) -> Vec<Figure> {
 const FIG_7_WINDOWS: [usize; 4] = [8, 16, 32, 64];
 
 fn fig_7_cases(extent: &Extent) -> Vec<Case> {
-    let of = |(ratio, _)| FIG_7_WINDOWS.map(|window| at_ratio(extent, 0, ratio, window, System::Thin));
+    let of =
+        |(ratio, _)| FIG_7_WINDOWS.map(|window| at_ratio(extent, 0, ratio, window, System::Thin));
     BOUND.into_iter().flat_map(of).collect()
 }
 
@@ -111,18 +145,28 @@ fn fig_7(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     for (ratio, bound) in BOUND {
         let hidden = look.value(&at_ratio(extent, 0, ratio, 8, System::Thin), Measured::hidden);
-        let text = format!("ratio {ratio}: {:.1} % hidden, bound {:.1} %", hidden * 100.0, bound * 100.0);
+        let text =
+            format!("ratio {ratio}: {:.1} % hidden, bound {:.1} %", hidden * 100.0, bound * 100.0);
         judgement.check(text, (hidden - bound).abs() <= 0.05);
     }
     judgement
 }
 
 fn draw_fig_7(extent: &Extent, look: &Look<'_>) -> Vec<Figure> {
-    let explicit = |ratio, window| 100.0 - look.value(&at_ratio(extent, 0, ratio, window, System::Thin), Measured::hidden) * 100.0;
+    let explicit = |ratio, window| {
+        100.0
+            - look.value(&at_ratio(extent, 0, ratio, window, System::Thin), Measured::hidden)
+                * 100.0
+    };
     let line = |window| Series {
         name: format!("window {window}"),
         points: BOUND.iter().map(|&(ratio, _)| (ratio, explicit(ratio, window))).collect(),
     };
     let x = Axis::linear("blocks written for each different one");
-    vec![plot("Records written explicitly", x, Axis::linear("% of all records"), FIG_7_WINDOWS.map(line).to_vec())]
+    vec![plot(
+        "Records written explicitly",
+        x,
+        Axis::linear("% of all records"),
+        FIG_7_WINDOWS.map(line).to_vec(),
+    )]
 }

@@ -1,6 +1,8 @@
 //! Figs 4 and 5, and the abstract: latency.
 
-use super::{PANELS, WINDOWS, at_ratio, duplicates::spread, ratios, recorded, segment, usual, with};
+use super::{
+    PANELS, WINDOWS, at_ratio, duplicates::spread, ratios, recorded, segment, usual, with,
+};
 use crate::{
     device::DeviceKind,
     paper::{
@@ -24,7 +26,11 @@ pub(super) const ITEMS: [Item; 3] = [
         judge: fig_4,
         draw: |extent, look| {
             let titles = ["Latency, random, hdd-p", "Latency, sequential, hdd-p"];
-            titles.iter().zip(fig_4_cases(extent)).filter_map(|(title, cases)| draw_latency(look, title, &cases)).collect()
+            titles
+                .iter()
+                .zip(fig_4_cases(extent))
+                .filter_map(|(title, cases)| draw_latency(look, title, &cases))
+                .collect()
         },
     },
     Item {
@@ -36,7 +42,9 @@ pub(super) const ITEMS: [Item; 3] = [
         calibrated: None,
         cases: fig_5_cases,
         judge: fig_5,
-        draw: |extent, look| draw_latency(look, "Latency, random, ssd-p", &fig_5_cases(extent)).into_iter().collect(),
+        draw: |extent, look| {
+            draw_latency(look, "Latency, random, ssd-p", &fig_5_cases(extent)).into_iter().collect()
+        },
     },
     Item {
         id: "abstract",
@@ -54,39 +62,69 @@ pub(super) const ITEMS: [Item; 3] = [
 /// Latencies of some cases.
 fn draw_latency(look: &Look<'_>, title: &str, cases: &[Case]) -> Option<Figure> {
     let found: Vec<&Measured> = cases.iter().filter_map(|case| look.at(case)).collect();
-    let named = |measured: &&Measured| format!("{}, window {}", measured.system.name(), measured.setting.window_blocks);
-    distribution(title, found.iter().map(|measured| (named(measured), &measured.outcome.write_latency)))
+    let named = |measured: &&Measured| {
+        format!("{}, window {}", measured.system.name(), measured.setting.window_blocks)
+    };
+    distribution(
+        title,
+        found.iter().map(|measured| (named(measured), &measured.outcome.write_latency)),
+    )
 }
 
 fn fig_4_cases(extent: &Extent) -> [Vec<Case>; 2] {
     let of = |panel, windows: [usize; 2]| {
-        windows.iter().flat_map(|&window| [System::Thin, System::Ordered].map(|system| usual(extent, panel, window, system))).collect()
+        windows
+            .iter()
+            .flat_map(|&window| {
+                [System::Thin, System::Ordered].map(|system| usual(extent, panel, window, system))
+            })
+            .collect()
     };
     [of(0, [32, 256]), of(1, [32, 64])]
 }
 
 fn fig_4(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let p80 = |panel, window, system| look.value(&usual(extent, panel, window, system), |measured| measured.outcome.write_latency.p80_ms);
+    let p80 = |panel, window, system| {
+        look.value(&usual(extent, panel, window, system), |measured| {
+            measured.outcome.write_latency.p80_ms
+        })
+    };
     for (system, band) in [(System::Thin, 3.0..=4.0), (System::Ordered, 2.7..=3.7)] {
         let ratio = p80(0, 256, system) / p80(0, 32, system);
-        judgement.check(format!("random: {} p80 at 256 over 32 {ratio:.2}", system.name()), band.contains(&ratio));
+        judgement.check(
+            format!("random: {} p80 at 256 over 32 {ratio:.2}", system.name()),
+            band.contains(&ratio),
+        );
     }
     let ratio = p80(1, 32, System::Thin) / p80(1, 64, System::Ordered);
-    judgement.check(format!("sequential: p80 of thin at 32 over ordered at 64 {ratio:.2}"), ratio < 0.7);
+    judgement
+        .check(format!("sequential: p80 of thin at 32 over ordered at 64 {ratio:.2}"), ratio < 0.7);
     judgement
 }
 
 fn fig_5_cases(extent: &Extent) -> Vec<Case> {
-    [8, 16].iter().flat_map(|&window| [System::Thin, System::Ordered].map(|system| usual(extent, 2, window, system))).collect()
+    [8, 16]
+        .iter()
+        .flat_map(|&window| {
+            [System::Thin, System::Ordered].map(|system| usual(extent, 2, window, system))
+        })
+        .collect()
 }
 
 fn fig_5(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
-    let p50 = |window, system| look.value(&usual(extent, 2, window, system), |measured| measured.outcome.write_latency.p50_ms);
+    let p50 = |window, system| {
+        look.value(&usual(extent, 2, window, system), |measured| {
+            measured.outcome.write_latency.p50_ms
+        })
+    };
     for system in [System::Thin, System::Ordered] {
         let ratio = p50(16, system) / p50(8, system);
-        judgement.check(format!("{}: p50 at 16 over 8 {ratio:.3}", system.name()), (ratio - 1.0).abs() <= 0.15);
+        judgement.check(
+            format!("{}: p50 at 16 over 8 {ratio:.3}", system.name()),
+            (ratio - 1.0).abs() <= 0.15,
+        );
     }
     for window in [8, 16] {
         let ratio = p50(window, System::Thin) / p50(window, System::Ordered);
@@ -95,24 +133,40 @@ fn fig_5(extent: &Extent, look: &Look<'_>) -> Judgement {
     judgement
 }
 
-/// The settings that the paper gives: its windows, its ratios of duplicates with windows of 8, its segments, and III-B's compression ratio.
+/// The settings that the paper gives: its windows, its ratios of duplicates with windows of 8, its
+/// segments, and III-B's compression ratio.
 fn own_cases(extent: &Extent) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for panel in 0..PANELS.len() {
-        cases.extend(WINDOWS.iter().flat_map(|&window| CUT_SYSTEMS.map(|system| usual(extent, panel, window, system))));
+        cases.extend(
+            WINDOWS
+                .iter()
+                .flat_map(|&window| CUT_SYSTEMS.map(|system| usual(extent, panel, window, system))),
+        );
         for even in [true, false] {
-            cases.extend(ratios(extent).iter().flat_map(|&ratio| CUT_SYSTEMS.map(|system| spread(extent, panel, even, ratio, system))));
+            cases.extend(ratios(extent).iter().flat_map(|&ratio| {
+                CUT_SYSTEMS.map(|system| spread(extent, panel, even, ratio, system))
+            }));
         }
     }
     let devices = [DeviceKind::HddP, DeviceKind::SsdP];
-    let days = devices.iter().flat_map(|device| (0..SEGMENTS.len()).map(move |number| (number, device.clone())));
-    cases.extend(days.flat_map(|(number, device)| CUT_SYSTEMS.map(|system| segment(extent, number, device.clone(), system))));
-    cases.extend(CUT_SYSTEMS.map(|system| with(usual(extent, 0, 32, system), |workload| workload.compression = 1.5)));
+    let days = devices
+        .iter()
+        .flat_map(|device| (0..SEGMENTS.len()).map(move |number| (number, device.clone())));
+    cases.extend(days.flat_map(|(number, device)| {
+        CUT_SYSTEMS.map(|system| segment(extent, number, device.clone(), system))
+    }));
+    cases.extend(
+        CUT_SYSTEMS.map(|system| {
+            with(usual(extent, 0, 32, system), |workload| workload.compression = 1.5)
+        }),
+    );
     cases
 }
 
-/// Settings of our own, which are shown and do not count: large windows, in which Dmdedup changes many pages, and so many duplicates that
-/// little else is written; recorded traces; and the mechanics of such a disk, which are not fitted.
+/// Settings of our own, which are shown and do not count: large windows, in which Dmdedup changes
+/// many pages, and so many duplicates that little else is written; recorded traces; and the
+/// mechanics of such a disk, which are not fitted.
 const CUT_WINDOWS: [usize; 3] = [64, 128, 256];
 const CUT_RATIOS: [f64; 3] = [8.0, 12.0, 16.08];
 const CUT_COMPRESSIONS: [f64; 2] = [1.25, 1.5];
@@ -120,15 +174,24 @@ const CUT_COMPRESSIONS: [f64; 2] = [1.25, 1.5];
 const CUT_SYSTEMS: [System; 3] = [System::Thin, System::Ordered, System::Cow];
 
 fn added_cases(extent: &Extent) -> Vec<Case> {
-    let recorded = |path: &std::path::PathBuf| CUT_SYSTEMS.map(|system| recorded(extent, path, DeviceKind::HddP, system));
+    let recorded = |path: &std::path::PathBuf| {
+        CUT_SYSTEMS.map(|system| recorded(extent, path, DeviceKind::HddP, system))
+    };
     let mut cases: Vec<Case> = extent.traces.iter().flat_map(recorded).collect();
-    for (window, ratio) in CUT_WINDOWS.into_iter().flat_map(|window| CUT_RATIOS.map(|ratio| (window, ratio))) {
+    for (window, ratio) in
+        CUT_WINDOWS.into_iter().flat_map(|window| CUT_RATIOS.map(|ratio| (window, ratio)))
+    {
         for compression in CUT_COMPRESSIONS {
             let shrunk = |workload: &mut Workload| workload.compression = compression;
-            cases.extend(CUT_SYSTEMS.map(|system| with(at_ratio(extent, 0, ratio, window, system), shrunk)));
+            cases.extend(
+                CUT_SYSTEMS.map(|system| with(at_ratio(extent, 0, ratio, window, system), shrunk)),
+            );
         }
     }
-    let mechanical = |window| CUT_SYSTEMS.map(|system| Case { device: DeviceKind::HddM, ..usual(extent, 0, window, system) });
+    let mechanical = |window| {
+        CUT_SYSTEMS
+            .map(|system| Case { device: DeviceKind::HddM, ..usual(extent, 0, window, system) })
+    };
     cases.extend([8, 32, 128].into_iter().flat_map(mechanical));
     cases
 }
@@ -154,9 +217,14 @@ fn cut(extent: &Extent, look: &Look<'_>) -> Judgement {
     };
     let mut judgement = Judgement::default();
     let Some((ratio, case)) = best(&own, System::Cow) else { return judgement };
-    judgement.check(format!("p50 of thin {ratio:.3} of Dmdedup's at best: {}", described(&case)), ratio <= 0.12);
+    judgement.check(
+        format!("p50 of thin {ratio:.3} of Dmdedup's at best: {}", described(&case)),
+        ratio <= 0.12,
+    );
     let cow = case.on(System::Cow);
-    let each = |what: fn(&Measured) -> u64| look.value(&cow, |measured| what(measured) as f64 / measured.outcome.windows.max(1) as f64);
+    let each = |what: fn(&Measured) -> u64| {
+        look.value(&cow, |measured| what(measured) as f64 / measured.outcome.windows.max(1) as f64)
+    };
     judgement.remark = format!(
         "It cuts {:.1} %: thin takes {:.1} ms and cow {:.1} ms, which writes {:.1} pages of metadata for each window and flushes {:.2} times.",
         (1.0 - ratio) * 100.0,
@@ -165,11 +233,17 @@ fn cut(extent: &Extent, look: &Look<'_>) -> Judgement {
         each(|measured| measured.outcome.metadata_blocks),
         each(|measured| measured.outcome.flushes)
     );
-    for (place, of, against) in
-        [("in the paper's settings", &own, System::Ordered), ("in settings of ours, which do not count,", &added, System::Cow)]
-    {
+    for (place, of, against) in [
+        ("in the paper's settings", &own, System::Ordered),
+        ("in settings of ours, which do not count,", &added, System::Cow),
+    ] {
         if let Some((ratio, case)) = best(of, against) {
-            let text = format!(" Beside {} {place} it cuts up to {:.1} %: {}.", against.name(), (1.0 - ratio) * 100.0, described(&case));
+            let text = format!(
+                " Beside {} {place} it cuts up to {:.1} %: {}.",
+                against.name(),
+                (1.0 - ratio) * 100.0,
+                described(&case)
+            );
             judgement.remark.push_str(&text);
         }
     }

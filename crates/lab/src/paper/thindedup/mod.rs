@@ -1,7 +1,8 @@
 //! ThinDedup's experiments.
 //!
-//! Its setting: single blocks, windows committed one after the other, duplicates 2:1, four fifths of the contents compressible by 1.25. Devices
-//! are `hdd-p` and `ssd-p`, which were fitted to this paper: absolute speeds agree because they were made to, ratios between systems are results.
+//! Its setting: single blocks, windows committed one after the other, duplicates 2:1, four fifths
+//! of the contents compressible by 1.25. Devices are `hdd-p` and `ssd-p`, which were fitted to this
+//! paper: absolute speeds agree because they were made to, ratios between systems are results.
 
 mod compressibility;
 mod duplicates;
@@ -25,7 +26,8 @@ use crate::{
 };
 
 /// The systems of the paper, and thin as the product has it.
-const SYSTEMS: [System; 5] = [System::Ideal, System::Thin, System::ThinLog, System::Ordered, System::Cow];
+const SYSTEMS: [System; 5] =
+    [System::Ideal, System::Thin, System::ThinLog, System::Ordered, System::Cow];
 
 const WINDOWS: [usize; 6] = [8, 16, 32, 64, 128, 256];
 
@@ -66,7 +68,14 @@ fn segment(extent: &Extent, number: usize, device: DeviceKind, system: System) -
     let (name, pattern, ratio) = SEGMENTS[number];
     let (warm_up, blocks) = if extent.quick { (500, 2500) } else { (10_000, 40_000) };
     let workload = Workload { ratio, ..Workload::paper(pattern, warm_up + blocks) };
-    Case { name: name.to_owned(), load: Load::Generated(workload), warm_up, device, pace: Pace::Windows(8), system }
+    Case {
+        name: name.to_owned(),
+        load: Load::Generated(workload),
+        warm_up,
+        device,
+        pace: Pace::Windows(8),
+        system,
+    }
 }
 
 fn recorded(extent: &Extent, path: &Path, device: DeviceKind, system: System) -> Case {
@@ -96,13 +105,21 @@ const GROUPS: [&[Item]; 7] = [
 ];
 
 /// Names by which items are chosen.
-pub const NAMES: [&str; 15] = ["setup", "3a", "3b", "3c", "3d", "4", "5", "abstract", "6", "7", "8", "text", "9", "10", "recovery"];
+pub const NAMES: [&str; 15] = [
+    "setup", "3a", "3b", "3c", "3d", "4", "5", "abstract", "6", "7", "8", "text", "9", "10",
+    "recovery",
+];
 
-/// Runs the items named, or all of them when there are no names. `progress` hears of the blocks written and of how many there will be.
+/// Runs the items named, or all of them when there are no names. `progress` hears of the blocks
+/// written and of how many there will be.
 ///
 /// # Errors
 /// The first of any replay; `Corrupt` when a block reads back wrong.
-pub fn run(names: &[String], extent: &Extent, progress: &mut dyn FnMut(u64, u64)) -> Result<Results> {
+pub fn run(
+    names: &[String],
+    extent: &Extent,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Results> {
     let about = [
         "Every figure is a run of the real engine, with real fingerprints, LZ4 and tables, on a device model in virtual time. The devices hdd-p and ssd-p \
          are fitted to this paper's text: absolute speeds agree because they were made to; ratios between systems are results."
@@ -128,11 +145,26 @@ mod tests {
     fn a_figure_is_measured_and_judged() {
         let extent = Extent { quick: true, traces: Vec::new(), cluster: None };
         let mut last = (0, 0);
-        let results = run(&["3d".to_owned()], &extent, &mut |done, total| last = (done, total)).unwrap();
-        assert_eq!((results.statements.len(), results.score.possible, results.points.len()), (1, 1, 30));
-        assert!(last.0 == last.1 && results.points.iter().all(|point| point.outcome.verified_blocks > 0 && point.items == ["3d"]));
+        let results =
+            run(&["3d".to_owned()], &extent, &mut |done, total| last = (done, total)).unwrap();
+        assert_eq!(
+            (results.statements.len(), results.score.possible, results.points.len()),
+            (1, 1, 30)
+        );
+        assert!(
+            last.0 == last.1
+                && results
+                    .points
+                    .iter()
+                    .all(|point| point.outcome.verified_blocks > 0 && point.items == ["3d"])
+        );
         let statement = &results.statements[0];
-        assert!(statement.fitted && statement.blocks >= 30 * 2560 && statement.found.contains("with checkpoints"), "{statement:?}");
+        assert!(
+            statement.fitted
+                && statement.blocks >= 30 * 2560
+                && statement.found.contains("with checkpoints"),
+            "{statement:?}"
+        );
         assert_eq!((results.score.calibrated, results.score.reproduced), (1, 0), "{statement:?}");
         assert_eq!(results.report.sections[0].figures.len(), 3);
     }

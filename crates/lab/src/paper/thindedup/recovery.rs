@@ -1,4 +1,5 @@
-//! Recovery (II-A and II-B): only zones that wait for a checkpoint are scanned, and fingerprints tell which records count.
+//! Recovery (II-A and II-B): only zones that wait for a checkpoint are scanned, and fingerprints
+//! tell which records count.
 
 use onefold_block::Persistence;
 
@@ -22,7 +23,10 @@ pub(super) const ITEMS: [Item; 1] = [Item {
 }];
 
 fn recovery(extent: &Extent, _: &Look<'_>) -> Judgement {
-    let (mut judgement, outcomes) = crashes(extent, &[(System::Thin, Persistence::Strong), (System::ThinLog, Persistence::Weak)]);
+    let (mut judgement, outcomes) = crashes(
+        extent,
+        &[(System::Thin, Persistence::Strong), (System::ThinLog, Persistence::Weak)],
+    );
     let most = |of: fn(&crate::crash::Outcome) -> u64| outcomes.iter().map(of).max().unwrap_or(0);
     let too_many: u64 = outcomes.iter().map(|outcome| outcome.scanned_too_many).sum();
     let scanned = format!(
@@ -32,7 +36,10 @@ fn recovery(extent: &Extent, _: &Look<'_>) -> Judgement {
     );
     judgement.check(scanned, too_many == 0);
     let refused: u64 = outcomes.iter().map(|outcome| outcome.refused).sum();
-    judgement.check(format!("{refused} newer records refused because the block that they name was not there"), refused > 0);
+    judgement.check(
+        format!("{refused} newer records refused because the block that they name was not there"),
+        refused > 0,
+    );
     judgement.remark = "Zones have 64 blocks, so that a short workload fills many. After every write and every flush of the device the store is opened from \
                         what a power failure leaves: nothing of what was not flushed, all of it, and parts of it down to sectors. A zone is marked ahead \
                         of its first block, and loses the mark with the next write of its list page after a checkpoint has its records."

@@ -39,7 +39,9 @@ pub(super) const ITEMS: [Item; 4] = [
         says: "thin at 8 and ordered at 16 about 2,000/s; more than 95 % of metadata writes avoided; thin close to ideal",
         band: "the two within 15 %; thin ≥ 0.95 of ideal; ≥ 95 % of records hidden at 8",
         fitted: true,
-        calibrated: Some("ssd-p's constants, to these two speeds; what is hidden, and thin beside ideal, are not fitted"),
+        calibrated: Some(
+            "ssd-p's constants, to these two speeds; what is hidden, and thin beside ideal, are not fitted",
+        ),
         cases: |extent| panel_cases(extent, 2),
         judge: fig_3c,
         draw: |extent, look| draw_panel(extent, look, 2),
@@ -58,7 +60,10 @@ pub(super) const ITEMS: [Item; 4] = [
 ];
 
 fn panel_cases(extent: &Extent, panel: usize) -> Vec<Case> {
-    WINDOWS.iter().flat_map(|&window| SYSTEMS.map(|system| usual(extent, panel, window, system))).collect()
+    WINDOWS
+        .iter()
+        .flat_map(|&window| SYSTEMS.map(|system| usual(extent, panel, window, system)))
+        .collect()
 }
 
 fn draw_panel(extent: &Extent, look: &Look<'_>, panel: usize) -> Vec<Figure> {
@@ -66,8 +71,24 @@ fn draw_panel(extent: &Extent, look: &Look<'_>, panel: usize) -> Vec<Figure> {
     let x = || Axis::logarithmic("blocks of a window");
     let case = |window: f64, system| usual(extent, panel, window as usize, system);
     vec![
-        over(look, "Throughput, checkpoints left out as in the paper", x(), &windows, &SYSTEMS, |measured| measured.throughput, case),
-        over(look, "Throughput, checkpoints included", x(), &windows, &SYSTEMS, |measured| measured.throughput_with_checkpoints, case),
+        over(
+            look,
+            "Throughput, checkpoints left out as in the paper",
+            x(),
+            &windows,
+            &SYSTEMS,
+            |measured| measured.throughput,
+            case,
+        ),
+        over(
+            look,
+            "Throughput, checkpoints included",
+            x(),
+            &windows,
+            &SYSTEMS,
+            |measured| measured.throughput_with_checkpoints,
+            case,
+        ),
     ]
 }
 
@@ -91,10 +112,14 @@ fn fig_3a(extent: &Extent, look: &Look<'_>) -> Judgement {
     judgement.check(format!("{} at 256", both(at_256)), at_256.0 < at_64.0);
     let speed = |window, system| look.speed(&usual(extent, 0, window, system));
     let thin = speed(32, System::Thin);
-    judgement
-        .check(format!("thin {thin:.0}/s at 32, ordered {:.0}/s at 256", speed(256, System::Ordered)), (1800.0..=2200.0).contains(&thin));
+    judgement.check(
+        format!("thin {thin:.0}/s at 32, ordered {:.0}/s at 256", speed(256, System::Ordered)),
+        (1800.0..=2200.0).contains(&thin),
+    );
     for window in WINDOWS {
-        let [ideal, thin, ordered, cow] = [System::Ideal, System::Thin, System::Ordered, System::Cow].map(|system| speed(window, system));
+        let [ideal, thin, ordered, cow] =
+            [System::Ideal, System::Thin, System::Ordered, System::Cow]
+                .map(|system| speed(window, system));
         if !(ideal >= thin && thin > ordered && ordered > cow) {
             judgement.check(format!("at {window} ideal {ideal:.0}, thin {thin:.0}, ordered {ordered:.0}, cow {cow:.0}/s"), false);
         }
@@ -107,7 +132,10 @@ fn fig_3b(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     let thin = look.speed(&usual(extent, 1, 32, System::Thin));
     let ordered = look.speed(&usual(extent, 1, 64, System::Ordered));
-    judgement.check(format!("thin {thin:.0}/s at 32, ordered {ordered:.0}/s at 64"), apart(thin, ordered) <= 0.15);
+    judgement.check(
+        format!("thin {thin:.0}/s at 32, ordered {ordered:.0}/s at 64"),
+        apart(thin, ordered) <= 0.15,
+    );
     for window in [8, 16, 32, 64] {
         let ratio = advantage(extent, look, 1, window);
         judgement.check(format!("thin/ordered {} at {window}", both(ratio)), ratio.0 > 1.2);
@@ -119,7 +147,10 @@ fn fig_3c(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     let thin = usual(extent, 2, 8, System::Thin);
     let (speed, ordered) = (look.speed(&thin), look.speed(&usual(extent, 2, 16, System::Ordered)));
-    judgement.check(format!("thin {speed:.0}/s at 8, ordered {ordered:.0}/s at 16"), apart(speed, ordered) <= 0.15);
+    judgement.check(
+        format!("thin {speed:.0}/s at 8, ordered {ordered:.0}/s at 16"),
+        apart(speed, ordered) <= 0.15,
+    );
     let shares = WINDOWS.map(|window| {
         let of = |system| look.speed(&usual(extent, 2, window, system));
         of(System::Thin) / of(System::Ideal)
@@ -135,7 +166,8 @@ fn fig_3d(extent: &Extent, look: &Look<'_>) -> Judgement {
     let mut judgement = Judgement::default();
     for (window, band) in [(32, 1.75..=2.05), (128, 1.6..=1.95)] {
         let ratio = advantage(extent, look, 3, window);
-        judgement.check(format!("thin/ordered {} at {window}", both(ratio)), band.contains(&ratio.0));
+        judgement
+            .check(format!("thin/ordered {} at {window}", both(ratio)), band.contains(&ratio.0));
     }
     judgement
 }

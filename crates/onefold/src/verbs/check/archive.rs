@@ -76,10 +76,16 @@ pub(crate) fn run(path: &Path, extent: Extent<'_>, json: bool) -> Result<(), Fai
     let mut made = Made::default();
     if extent.repair && extent.only.is_none() {
         let bar = Progress::of("rebuilding the chunk index", "containers");
-        made.index_entries = Some(index::rebuild(&directory.open(settings(extent))?, &mut |done, total| bar.set(done, total))?);
+        made.index_entries =
+            Some(index::rebuild(&directory.open(settings(extent))?, &mut |done, total| {
+                bar.set(done, total)
+            })?);
     }
-    let archive =
-        if extent.data || extent.repair { directory.open_to_mend(extent.memory)? } else { directory.open_to_read(extent.memory)? };
+    let archive = if extent.data || extent.repair {
+        directory.open_to_mend(extent.memory)?
+    } else {
+        directory.open_to_read(extent.memory)?
+    };
     if extent.data && extent.only.is_none() {
         made.units = mend(&directory, extent)?;
     }
@@ -117,7 +123,10 @@ fn settings(extent: Extent<'_>) -> Settings {
 }
 
 fn what(path: &Path, only: Option<&str>) -> String {
-    only.map_or_else(|| path.display().to_string(), |name| format!("'{}' of {}", name.escape_debug(), path.display()))
+    only.map_or_else(
+        || path.display().to_string(),
+        |name| format!("'{}' of {}", name.escape_debug(), path.display()),
+    )
 }
 
 /// What was mended.
@@ -131,8 +140,11 @@ struct Made {
 }
 
 fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
-    let (bar, doing) =
-        if extent.data { (Progress::new("scrubbing"), "scrubbing") } else { (Progress::of("checking", "parts"), "checking") };
+    let (bar, doing) = if extent.data {
+        (Progress::new("scrubbing"), "scrubbing")
+    } else {
+        (Progress::of("checking", "parts"), "checking")
+    };
     let mut progress = |what: &str, done, total| {
         bar.stage(&format!("{doing} {what}"));
         bar.set(done, total);
@@ -143,7 +155,8 @@ fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
     })
 }
 
-/// Names damage in the log, so that no put takes it for a duplicate, and puts back what is stored elsewhere; where nothing may be written, nothing is done.
+/// Names damage in the log, so that no put takes it for a duplicate, and puts back what is stored
+/// elsewhere; where nothing may be written, nothing is done.
 fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Healed> {
     if !archive.is_writable() {
         return Ok(Healed::default());
@@ -156,7 +169,8 @@ fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Healed> {
 }
 
 fn found(report: &Report, made: &Made) -> Found {
-    let offsets = |blocks: &Vec<u64>| blocks.iter().map(|block| block * VOLUME_BLOCK_BYTES).collect();
+    let offsets =
+        |blocks: &Vec<u64>| blocks.iter().map(|block| block * VOLUME_BLOCK_BYTES).collect();
     Found {
         streams: report.streams,
         containers: report.containers,
@@ -167,7 +181,11 @@ fn found(report: &Report, made: &Made) -> Found {
         damaged_streams: report.hit.iter().cloned().collect(),
         volumes: report.volumes,
         blocks: report.blocks,
-        damaged_volumes: report.hit_volumes.iter().map(|(name, blocks)| Damaged { name: name.clone(), offsets: offsets(blocks) }).collect(),
+        damaged_volumes: report
+            .hit_volumes
+            .iter()
+            .map(|(name, blocks)| Damaged { name: name.clone(), offsets: offsets(blocks) })
+            .collect(),
         bad_units: made.units.map_or(0, |mended| mended.units.bad_units),
         repaired_units: made.units.map_or(0, |mended| mended.units.repaired_units),
         healed_chunks: made.healed.chunks,
@@ -182,7 +200,10 @@ fn tell(report: &Report, made: &Made, data: bool) {
         output::line(format_args!("restored: the chunk index, with {} entries", grouped(entries)));
     }
     let (streams, chunks) = (counted(report.streams, "stream"), counted(report.chunks, "chunk"));
-    output::line(format_args!("{streams} with {chunks} in {}", counted(report.containers, "container")));
+    output::line(format_args!(
+        "{streams} with {chunks} in {}",
+        counted(report.containers, "container")
+    ));
     if report.volumes > 0 {
         let volumes = counted(report.volumes, "volume");
         output::line(format_args!("{volumes} with {} of 128 KiB", counted(report.blocks, "block")));
@@ -192,10 +213,15 @@ fn tell(report: &Report, made: &Made, data: bool) {
     }
     if let Some(mended) = made.units.filter(|mended| mended.units.bad_units > 0) {
         let (bad, anew) = (grouped(mended.units.bad_units), grouped(mended.units.repaired_units));
-        output::line(format_args!("{bad} units of 4 KiB were bad on their nodes, {anew} were made anew"));
+        output::line(format_args!(
+            "{bad} units of 4 KiB were bad on their nodes, {anew} were made anew"
+        ));
     }
     if made.healed.chunks > 0 {
-        output::line(format_args!("restored: {} from other copies", counted(made.healed.chunks, "lost chunk")));
+        output::line(format_args!(
+            "restored: {} from other copies",
+            counted(made.healed.chunks, "lost chunk")
+        ));
     }
     if let Some(why) = &made.not_healed {
         output::line(format_args!("note: nothing was put back from other copies: {why}"));
@@ -211,17 +237,25 @@ fn tell(report: &Report, made: &Made, data: bool) {
     for (name, blocks) in &report.hit_volumes {
         for block in blocks {
             let at = block * VOLUME_BLOCK_BYTES;
-            output::line(format_args!("damaged: volume '{}', {VOLUME_BLOCK_BYTES} bytes at {at}", name.escape_debug()));
+            output::line(format_args!(
+                "damaged: volume '{}', {VOLUME_BLOCK_BYTES} bytes at {at}",
+                name.escape_debug()
+            ));
         }
     }
     if !report.lost.is_empty() {
-        output::line("note: a put of the same content stores lost chunks anew; a scrub after it puts them back wherever they are named");
+        output::line(
+            "note: a put of the same content stores lost chunks anew; a scrub after it puts them back wherever they are named",
+        );
     }
 }
 
-/// Looks at every shard of an archive on several nodes, parity included, and mends what is bad; where nothing may be written, nothing is done.
+/// Looks at every shard of an archive on several nodes, parity included, and mends what is bad;
+/// where nothing may be written, nothing is done.
 fn mend(directory: &ArchiveDir, extent: Extent<'_>) -> Result<Option<Rebuilt>, Failure> {
-    let Ok((archive, Some(nodes))) = directory.open_nodes(settings(extent), false) else { return Ok(None) };
+    let Ok((archive, Some(nodes))) = directory.open_nodes(settings(extent), false) else {
+        return Ok(None);
+    };
     let bar = Progress::of("mending", "containers");
     Ok(Some(rebuild::repair(&archive, &nodes, &mut |done, total| bar.set(done, total))?))
 }

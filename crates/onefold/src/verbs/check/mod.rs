@@ -23,10 +23,12 @@ use crate::{
 /// Memory for comparing blocks, unless it is asked for.
 const COMPARING_BYTES: u64 = 256 << 20;
 
-/// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only when all is well
+/// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only
+/// when all is well
 ///
-/// Without --repair nothing is written: what a crash left to recover is recovered in memory and verified too. The data itself is
-/// verified by `onefold scrub`. Archives and stores on Ceph may be in use meanwhile; a folder of the cluster engine may not be served.
+/// Without --repair nothing is written: what a crash left to recover is recovered in memory and
+/// verified too. The data itself is verified by `onefold scrub`. Archives and stores on Ceph may be
+/// in use meanwhile; a folder of the cluster engine may not be served.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair\n  onefold check backups --only monday --repair"
@@ -35,12 +37,13 @@ pub(crate) struct Options {
     /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
 
-    /// Restores what follows with certainty from what is left, and nothing else; what is lost reads as errors until it is written
+    /// Restores what follows with certainty from what is left, and nothing else; what is lost
+    /// reads as errors until it is written
     #[arg(long)]
     repair: bool,
 
-    /// Memory for comparing blocks (256M): with too little for all of them the maps are read several times. Of an archive: for its tables (64M), and more
-    /// for what they occupy
+    /// Memory for comparing blocks (256M): with too little for all of them the maps are read
+    /// several times. Of an archive: for its tables (64M), and more for what they occupy
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
 
@@ -55,14 +58,20 @@ pub(crate) struct Options {
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(url) = cluster::store_at(&options.store) {
-        return if options.repair { cluster::scrub(&url, false, options.answer) } else { cluster::check(&url, options.answer) };
+        return if options.repair {
+            cluster::scrub(&url, false, options.answer)
+        } else {
+            cluster::check(&url, options.answer)
+        };
     }
     if ArchiveDir::is_there(&options.store) {
         let extent = archive::Extent {
             data: false,
             repair: options.repair,
             only: options.only.as_deref(),
-            memory: options.memory.map_or(onefold_archive::settings::READER_BYTES, |memory| memory.0),
+            memory: options
+                .memory
+                .map_or(onefold_archive::settings::READER_BYTES, |memory| memory.0),
         };
         return archive::run(&options.store, extent, options.answer.json);
     }
@@ -75,11 +84,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return repair::run(&file, memory, options.answer);
     }
     let disk = file.open_for_reading().map_err(|e| match e.kind() {
-        Kind::Busy => Error::new(Kind::Busy, format!("{e}, or verify its data with `onefold scrub` while it is served")),
+        Kind::Busy => Error::new(
+            Kind::Busy,
+            format!("{e}, or verify its data with `onefold scrub` while it is served"),
+        ),
         _ => e,
     })?;
     let bar = Progress::new("checking");
-    let report = check::check_within(&disk, memory, &mut |progress| show(&bar, "checking", &progress));
+    let report =
+        check::check_within(&disk, memory, &mut |progress| show(&bar, "checking", &progress));
     drop(bar);
     let report = report.map_err(|e| Failure::new(format!("{}: {e}", options.store.display())))?;
     tell(&file, &report, options.answer)
@@ -149,12 +162,18 @@ fn counts(report: &Report) {
         counted(report.carriers, "carrier")
     ));
     if !report.clean {
-        output::line("note: it was not closed in order; what recovery would make of it was checked too");
+        output::line(
+            "note: it was not closed in order; what recovery would make of it was checked too",
+        );
     }
     let notes = [
         (report.leaked_blocks, "in use that nothing names", "block"),
         (report.saturated_blocks, "with more references than can be counted", "block"),
-        (report.shared_critical, "in critical ranges and shared all the same, since before these were set", "block"),
+        (
+            report.shared_critical,
+            "in critical ranges and shared all the same, since before these were set",
+            "block",
+        ),
         (report.pending_discards, "still to be freed", "dropped range"),
     ];
     for (number, what, of) in notes.iter().filter(|(number, ..)| *number > 0) {

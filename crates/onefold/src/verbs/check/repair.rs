@@ -27,12 +27,15 @@ pub(super) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Result<(), F
     let bar = Progress::new("repairing");
     let settings = Settings::for_memory(MEMORY_MIN.max(memory));
     let repaired =
-        repair_within(&disk, Arc::new(MonotonicClock::new()), &settings, memory, &mut |progress| show(&bar, "repairing", &progress));
+        repair_within(&disk, Arc::new(MonotonicClock::new()), &settings, memory, &mut |progress| {
+            show(&bar, "repairing", &progress)
+        });
     drop(bar);
     let repaired = repaired.map_err(|e| Failure::new(format!("{shown}: {e}")))?;
     let names = names(&disk);
     if answer.json {
-        let volume = |id: VolumeId| names.get(&id).cloned().unwrap_or_else(|| format!("number {id}"));
+        let volume =
+            |id: VolumeId| names.get(&id).cloned().unwrap_or_else(|| format!("number {id}"));
         let lost: Vec<_> = repaired
             .lost
             .iter()
@@ -54,13 +57,18 @@ pub(super) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Result<(), F
             Ok(())
         }
         (true, true) => Err(Failure::new(format!("{shown} is whole again, but data is lost"))),
-        (false, _) => Err(Failure::new(format!("{shown} is still damaged: {}", counted(repaired.left.len() as u64, "problem")))),
+        (false, _) => Err(Failure::new(format!(
+            "{shown} is still damaged: {}",
+            counted(repaired.left.len() as u64, "problem")
+        ))),
     }
 }
 
 /// The volumes by their numbers, when the store can be opened by now.
 fn names(disk: &Arc<dyn Disk>) -> BTreeMap<VolumeId, String> {
-    look(disk).map(|engine| engine.volumes().into_iter().map(|(id, volume)| (id, volume.name)).collect()).unwrap_or_default()
+    look(disk)
+        .map(|engine| engine.volumes().into_iter().map(|(id, volume)| (id, volume.name)).collect())
+        .unwrap_or_default()
 }
 
 fn tell(repaired: &Repaired, names: &BTreeMap<VolumeId, String>) {
@@ -68,8 +76,14 @@ fn tell(repaired: &Repaired, names: &BTreeMap<VolumeId, String>) {
     let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES as u64);
     let mut told = 0;
     for &(id, lba, blocks) in &repaired.lost {
-        let volume = names.get(&id).map_or_else(|| format!("number {id}"), |name| format!("'{}'", name.escape_debug()));
-        output::line(format_args!("lost: volume {volume}, {} at {}", Size(bytes(blocks)), bytes(lba.0)));
+        let volume = names
+            .get(&id)
+            .map_or_else(|| format!("number {id}"), |name| format!("'{}'", name.escape_debug()));
+        output::line(format_args!(
+            "lost: volume {volume}, {} at {}",
+            Size(bytes(blocks)),
+            bytes(lba.0)
+        ));
         told += blocks;
     }
     if repaired.lost_addresses > told {

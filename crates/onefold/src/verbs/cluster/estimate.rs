@@ -20,9 +20,16 @@ const PAGE: usize = 256;
 /// Bytes of an object that are read at once.
 const PIECE: u64 = 16 << 20;
 
-pub(super) fn estimate(url: &Url, pool: &str, format: &Format, as_json: bool) -> Result<(), Failure> {
+pub(super) fn estimate(
+    url: &Url,
+    pool: &str,
+    format: &Format,
+    as_json: bool,
+) -> Result<(), Failure> {
     let Url::Rados(_, location) = url else {
-        return Err(Failure::usage("pools are those of a Ceph cluster, rados:[CONF]; for files there is onefold estimate"));
+        return Err(Failure::usage(
+            "pools are those of a Ceph cluster, rados:[CONF]; for files there is onefold estimate",
+        ));
     };
     let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
     let pool = connection.pool(pool)?;
@@ -39,7 +46,10 @@ pub(super) fn estimate(url: &Url, pool: &str, format: &Format, as_json: bool) ->
             let (mut data, mut there) = (Vec::new(), true);
             while there {
                 let look = Look::Data(data.len() as u64, PIECE);
-                match store.read(&[Read { object: ObjectName::chunk(name), looks: vec![look] }]).remove(0) {
+                match store
+                    .read(&[Read { object: ObjectName::chunk(name), looks: vec![look] }])
+                    .remove(0)
+                {
                     Ok(sight) => {
                         data.extend_from_slice(sight.data(0));
                         there = sight.data(0).len() as u64 == PIECE;
@@ -69,9 +79,19 @@ pub(super) fn estimate(url: &Url, pool: &str, format: &Format, as_json: bool) ->
         }));
         return Ok(());
     }
-    output::line(format_args!("content     {} in {} objects, {} of it zeroes", Size(found.bytes), found.objects, Size(found.zero_bytes)));
+    output::line(format_args!(
+        "content     {} in {} objects, {} of it zeroes",
+        Size(found.bytes),
+        found.objects,
+        Size(found.zero_bytes)
+    ));
     match found.one_of {
-        1 => output::line(format_args!("different   {} of {} chunks, {}", found.different, found.chunks, Size(different))),
+        1 => output::line(format_args!(
+            "different   {} of {} chunks, {}",
+            found.different,
+            found.chunks,
+            Size(different)
+        )),
         n => output::line(format_args!(
             "different   {}, between {} and {} (95 %); one of {n} chunk names was counted",
             Size(different),
@@ -81,7 +101,11 @@ pub(super) fn estimate(url: &Url, pool: &str, format: &Format, as_json: bool) ->
     }
     output::line(format_args!("compressed  {}", Size(found.packed_bytes)));
     output::line(format_args!("metadata    {}", Size(found.metadata_bytes)));
-    output::line(format_args!("space       {} instead of {}, with {copies} copies", Size(then as u64), Size(now as u64)));
+    output::line(format_args!(
+        "space       {} instead of {}, with {copies} copies",
+        Size(then as u64),
+        Size(now as u64)
+    ));
     output::line(format_args!("saved       {saved:.1} %"));
     Ok(())
 }

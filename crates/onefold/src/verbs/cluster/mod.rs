@@ -1,7 +1,7 @@
 //! `onefold cluster`: stores of the cluster engine.
 //!
-//! A store is a folder, which one process owns at a time: while it is served, the other verbs say so. Or it is in two pools of a Ceph cluster, where
-//! everybody may come at any time.
+//! A store is a folder, which one process owns at a time: while it is served, the other verbs say
+//! so. Or it is in two pools of a Ceph cluster, where everybody may come at any time.
 
 mod estimate;
 mod options;
@@ -42,11 +42,25 @@ use crate::{
 /// Does what was asked for.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::Create { store, metadata_pool, chunk_pool, force, chunk, cut, volume_cut, no_compression, answer } => {
-            let format = Format { volume_cut: volume_cut.into(), ..format(chunk, cut, !no_compression)? };
+        Verb::Create {
+            store,
+            metadata_pool,
+            chunk_pool,
+            force,
+            chunk,
+            cut,
+            volume_cut,
+            no_compression,
+            answer,
+        } => {
+            let format =
+                Format { volume_cut: volume_cut.into(), ..format(chunk, cut, !no_compression)? };
             format.check()?;
             make(&store, metadata_pool.as_deref(), chunk_pool.as_deref(), force, &format)?;
-            answer.tell(&json!({ "created": store.to_string(), "encrypted": false }), format_args!("created {store}\n{NOT_ENCRYPTED}"))
+            answer.tell(
+                &json!({ "created": store.to_string(), "encrypted": false }),
+                format_args!("created {store}\n{NOT_ENCRYPTED}"),
+            )
         }
         Verb::Volume(options) => volume(options.verb),
         Verb::Put { store, name, file, answer } => put(&store, &name, &file, answer),
@@ -59,7 +73,9 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             answer.tell(&json!({ "removed": name }), format_args!("removed {name:?}"))
         }
         Verb::Worker(options) => work(&options),
-        Verb::Estimate { store, pool, chunk, cut, answer } => estimate(&store, &pool, &format(chunk, cut, true)?, answer.json),
+        Verb::Estimate { store, pool, chunk, cut, answer } => {
+            estimate(&store, &pool, &format(chunk, cut, true)?, answer.json)
+        }
         Verb::Status { store, answer } => status(&store, answer.json),
         Verb::Scrub { store, deep, answer } => scrub(&store, deep, answer),
     }
@@ -67,20 +83,34 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
 
 fn format(chunk: Size, cut: CutName, compress: bool) -> Result<Format, Failure> {
     let sizes = [16 << 10, 32 << 10, 64 << 10];
-    let Some(chunk_bytes) = u32::try_from(chunk.0).ok().filter(|bytes| sizes.contains(bytes)) else {
+    let Some(chunk_bytes) = u32::try_from(chunk.0).ok().filter(|bytes| sizes.contains(bytes))
+    else {
         return Err(Failure::usage("--chunk is 16K, 32K or 64K"));
     };
-    Ok(Format { chunk_bytes, cut: cut.into(), compress, ..Format::new(random_bytes()?, random_bytes()?, PoolKind::Replicated) })
+    Ok(Format {
+        chunk_bytes,
+        cut: cut.into(),
+        compress,
+        ..Format::new(random_bytes()?, random_bytes()?, PoolKind::Replicated)
+    })
 }
 
-fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, format: &Format) -> Result<(), Failure> {
+fn make(
+    url: &Url,
+    metadata: Option<&str>,
+    chunks: Option<&str>,
+    force: bool,
+    format: &Format,
+) -> Result<(), Failure> {
     match (url, metadata, chunks) {
         (Url::Folder(folder), None, None) => {
             let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
             EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
             create(&store.session(), format)?;
         }
-        (Url::Folder(_), ..) => return Err(Failure::usage("a folder has no pools; they are for rados:")),
+        (Url::Folder(_), ..) => {
+            return Err(Failure::usage("a folder has no pools; they are for rados:"));
+        }
         (Url::Rados(_, location), Some(metadata), Some(chunks)) if metadata != chunks => {
             let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
             let (metadata, chunks) = (connection.pool(metadata)?, connection.pool(chunks)?);
@@ -89,11 +119,16 @@ fn make(url: &Url, metadata: Option<&str>, chunks: Option<&str>, force: bool, fo
             if is_made(&store)? {
                 return Err(Failure::new("there is a store already"));
             }
-            // Tags without a store are as if nothing had been done; a store without tags is not found.
+            // Tags without a store are as if nothing had been done; a store without tags is not
+            // found.
             connection.tag(&metadata, &chunks)?;
             create(&store, &Format { chunks: chunks.kind, ..format.clone() })?;
         }
-        (Url::Rados(..), ..) => return Err(Failure::usage("rados: needs --metadata-pool and --chunk-pool, two different ones")),
+        (Url::Rados(..), ..) => {
+            return Err(Failure::usage(
+                "rados: needs --metadata-pool and --chunk-pool, two different ones",
+            ));
+        }
     }
     Ok(())
 }
@@ -125,7 +160,10 @@ fn volume(verb: VolumeVerb) -> Result<(), Failure> {
             let opened = Opened::open(&store, Settings::default())?;
             opened.session.delete(&name, What::Volume)?;
             while opened.session.delete_step()? {}
-            answer.tell(&json!({ "done": "delete", "name": name }), format_args!("deleted volume {name:?}"))
+            answer.tell(
+                &json!({ "done": "delete", "name": name }),
+                format_args!("deleted volume {name:?}"),
+            )
         }
     }
 }
@@ -133,7 +171,10 @@ fn volume(verb: VolumeVerb) -> Result<(), Failure> {
 fn list(store: &Url, what: What, answer: Answer) -> Result<(), Failure> {
     let names = Opened::look(store)?.session.names()?;
     if answer.json {
-        let lines = names.iter().filter(|(_, named)| named.what == what).map(|(name, named)| json!({ "name": name, "bytes": named.bytes }));
+        let lines = names
+            .iter()
+            .filter(|(_, named)| named.what == what)
+            .map(|(name, named)| json!({ "name": name, "bytes": named.bytes }));
         return output::json(&lines.collect::<Vec<_>>());
     }
     let mut any = false;
@@ -156,7 +197,10 @@ fn put(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failu
         opened.session.put(name, &mut source)?
     };
     while opened.session.delete_step()? {}
-    answer.tell(&json!({ "put": name, "bytes": bytes }), format_args!("put {name:?}, {}", Size(bytes)))
+    answer.tell(
+        &json!({ "put": name, "bytes": bytes }),
+        format_args!("put {name:?}, {}", Size(bytes)),
+    )
 }
 
 fn get(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failure> {
@@ -178,5 +222,8 @@ fn get(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failu
         let _ = std::fs::remove_file(file);
     }
     let bytes = got?;
-    answer.tell(&json!({ "got": name, "bytes": bytes }), format_args!("got {name:?}, {}", Size(bytes)))
+    answer.tell(
+        &json!({ "got": name, "bytes": bytes }),
+        format_args!("got {name:?}, {}", Size(bytes)),
+    )
 }

@@ -11,12 +11,15 @@ use crate::{output::Answer, size::Size};
 
 /// Stores of the cluster engine: deduplicated in the background, in a folder or on Ceph
 ///
-/// A store is a folder, which one process uses at a time, or two pools of a Ceph cluster: rados:[CONF][#METADATA-POOL]. Writes are acknowledged when they
-/// are durable; workers deduplicate what was not written to for a while. `onefold serve STORE` serves the volumes.
+/// A store is a folder, which one process uses at a time, or two pools of a Ceph cluster:
+/// rados:[CONF][#METADATA-POOL]. Writes are acknowledged when they are durable; workers deduplicate
+/// what was not written to for a while. `onefold serve STORE` serves the volumes.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(after_help = "Examples:\n  onefold cluster create pool\n  onefold cluster volume create pool vm1 --size 1T\n  \
-                        onefold cluster put pool backup.tar backup.tar\n  onefold cluster worker pool --once\n  onefold cluster status pool")]
+#[command(
+    after_help = "Examples:\n  onefold cluster create pool\n  onefold cluster volume create pool vm1 --size 1T\n  \
+                        onefold cluster put pool backup.tar backup.tar\n  onefold cluster worker pool --once\n  onefold cluster status pool"
+)]
 pub(crate) struct Options {
     #[command(subcommand)]
     pub(super) verb: Verb,
@@ -25,12 +28,15 @@ pub(crate) struct Options {
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
     /// Makes an empty store in a new folder, or in two pools of a Ceph cluster
-    #[command(after_help = "Examples:\n  onefold cluster create pool\n  onefold cluster create pool --chunk 64K --cut static\n  \
-                            onefold cluster create rados: --metadata-pool meta --chunk-pool chunks")]
+    #[command(
+        after_help = "Examples:\n  onefold cluster create pool\n  onefold cluster create pool --chunk 64K --cut static\n  \
+                            onefold cluster create rados: --metadata-pool meta --chunk-pool chunks"
+    )]
     Create {
         /// A folder that is not there yet, or empty; or rados:[CONF]
         store: Url,
-        /// The replicated pool for metadata and for what is not deduplicated yet; it holds nothing else. Only with rados:
+        /// The replicated pool for metadata and for what is not deduplicated yet; it holds nothing
+        /// else. Only with rados:
         #[arg(long, value_name = "POOL")]
         metadata_pool: Option<String>,
         /// The pool for chunks, replicated or erasure-coded. Only with rados:
@@ -39,13 +45,15 @@ pub(super) enum Verb {
         /// Takes pools that go on with a single copy
         #[arg(long)]
         force: bool,
-        /// Size of a chunk of a volume, and the average of a chunk that is cut by its content: 16K, 32K or 64K
+        /// Size of a chunk of a volume, and the average of a chunk that is cut by its content:
+        /// 16K, 32K or 64K
         #[arg(long, default_value = "32K")]
         chunk: Size,
         /// How objects that are put are cut into chunks
         #[arg(long, value_enum, default_value = "content")]
         cut: CutName,
-        /// How volumes are cut into chunks; by content it is at multiples of 4 KiB, and needs chunks of 32K or 64K
+        /// How volumes are cut into chunks; by content it is at multiples of 4 KiB, and needs
+        /// chunks of 32K or 64K
         #[arg(long, value_enum, default_value = "static")]
         volume_cut: CutName,
         /// Stores chunks as they are, also where compression would save space
@@ -56,7 +64,9 @@ pub(super) enum Verb {
     },
     Volume(VolumeOptions),
     /// Stores a file, or standard input, under a name
-    #[command(after_help = "Examples:\n  onefold cluster put pool backup.tar backup.tar\n  onefold cluster put pool images/vm1 -")]
+    #[command(
+        after_help = "Examples:\n  onefold cluster put pool backup.tar backup.tar\n  onefold cluster put pool images/vm1 -"
+    )]
     Put {
         /// The store: a folder, or rados:[CONF]
         store: Url,
@@ -69,7 +79,9 @@ pub(super) enum Verb {
         answer: Answer,
     },
     /// Writes what is stored under a name to a file, or to standard output
-    #[command(after_help = "Examples:\n  onefold cluster get pool backup.tar restored.tar\n  onefold cluster get pool images/vm1 -")]
+    #[command(
+        after_help = "Examples:\n  onefold cluster get pool backup.tar restored.tar\n  onefold cluster get pool images/vm1 -"
+    )]
     Get {
         /// The store: a folder, or rados:[CONF]
         store: Url,
@@ -100,7 +112,8 @@ pub(super) enum Verb {
         answer: Answer,
     },
     Worker(WorkerOptions),
-    /// Tells what deduplication would save on what is in a pool of a Ceph cluster, whoever put it there
+    /// Tells what deduplication would save on what is in a pool of a Ceph cluster, whoever put it
+    /// there
     #[command(
         after_help = "Examples:\n  onefold cluster estimate rados: rbd\n  onefold cluster estimate rados:/etc/ceph/ceph.conf images --chunk 16K"
     )]
@@ -119,15 +132,20 @@ pub(super) enum Verb {
         answer: Answer,
     },
     /// Shows what a store holds, what deduplication saves, and what is still to do
-    #[command(after_help = "Examples:\n  onefold cluster status pool\n  onefold cluster status pool --json")]
+    #[command(
+        after_help = "Examples:\n  onefold cluster status pool\n  onefold cluster status pool --json"
+    )]
     Status {
         /// The store: a folder, or rados:[CONF]
         store: Url,
         #[command(flatten)]
         answer: Answer,
     },
-    /// Compares maps and references, and repairs what is wrong between them; damage of data is reported
-    #[command(after_help = "Examples:\n  onefold cluster scrub pool\n  onefold cluster scrub pool --deep")]
+    /// Compares maps and references, and repairs what is wrong between them; damage of data is
+    /// reported
+    #[command(
+        after_help = "Examples:\n  onefold cluster scrub pool\n  onefold cluster scrub pool --deep"
+    )]
     Scrub {
         /// The store: a folder, or rados:[CONF]
         store: Url,
@@ -159,7 +177,9 @@ impl From<CutName> for Cut {
 /// Creates, lists, resizes and deletes volumes
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(after_help = "Examples:\n  onefold cluster volume create pool vm1 --size 1T\n  onefold cluster volume list pool")]
+#[command(
+    after_help = "Examples:\n  onefold cluster volume create pool vm1 --size 1T\n  onefold cluster volume list pool"
+)]
 pub(super) struct VolumeOptions {
     #[command(subcommand)]
     pub(super) verb: VolumeVerb,
@@ -215,7 +235,9 @@ pub(super) enum VolumeVerb {
 
 /// Deduplicates in the background until it is stopped
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold cluster worker pool\n  onefold cluster worker pool --once --cold 0")]
+#[command(
+    after_help = "Examples:\n  onefold cluster worker pool\n  onefold cluster worker pool --once --cold 0"
+)]
 pub(super) struct WorkerOptions {
     /// The store: a folder, or rados:[CONF]
     pub(super) store: Url,
@@ -240,7 +262,8 @@ pub(crate) struct Pace {
     /// Client operations a second up to which deduplication is not limited
     #[arg(long, default_value_t = Marks::default().operations.0, value_name = "NUMBER")]
     low_iops: u64,
-    /// Client operations a second from which on 500 of them allow one of deduplication; between the marks 100 do
+    /// Client operations a second from which on 500 of them allow one of deduplication; between
+    /// the marks 100 do
     #[arg(long, default_value_t = Marks::default().operations.1, value_name = "NUMBER")]
     high_iops: u64,
     /// The same as --low-iops for bytes a second
@@ -249,7 +272,8 @@ pub(crate) struct Pace {
     /// The same as --high-iops for bytes a second
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     high_bytes: Size,
-    /// Seconds until an operation without a reply of Ceph is asked for again; after five of these it is an error
+    /// Seconds until an operation without a reply of Ceph is asked for again; after five of these
+    /// it is an error
     #[arg(long, default_value_t = TIMEOUT.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
 }
@@ -287,7 +311,10 @@ impl Pace {
     }
 
     pub(crate) fn marks(&self) -> Marks {
-        Marks { operations: (self.low_iops, self.high_iops), bytes: (self.low_bytes.0, self.high_bytes.0) }
+        Marks {
+            operations: (self.low_iops, self.high_iops),
+            bytes: (self.low_bytes.0, self.high_bytes.0),
+        }
     }
 
     pub(crate) fn settings(&self) -> Settings {

@@ -12,7 +12,8 @@ use crate::{
     size::Size,
 };
 
-/// How long `status` looks at what servers and workers do, in seconds: each says something every second, idle workers every three.
+/// How long `status` looks at what servers and workers do, in seconds: each says something every
+/// second, idle workers every three.
 const LOOK_MIN: f64 = 2.0;
 const LOOK_MAX: f64 = 4.0;
 
@@ -22,10 +23,15 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     let (before, begun) = (opened.session.published()?, Instant::now());
     let status = opened.session.status()?;
     let (sessions, seconds) = look_on(&opened.session, &before, begun)?;
-    let (operations, bytes) = (sessions.operations as f64 / seconds, sessions.bytes as f64 / seconds);
+    let (operations, bytes) =
+        (sessions.operations as f64 / seconds, sessions.bytes as f64 / seconds);
     let overhead = status.map_bytes + status.reference_bytes;
     let stored = status.cached_bytes + status.chunk_bytes;
-    let saved = if status.logical_bytes == 0 { 0.0 } else { 100.0 - 100.0 * stored as f64 / status.logical_bytes as f64 };
+    let saved = if status.logical_bytes == 0 {
+        0.0
+    } else {
+        100.0 - 100.0 * stored as f64 / status.logical_bytes as f64
+    };
     if as_json {
         let value = json!({
             "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts, "put_bytes": status.put_bytes,
@@ -41,7 +47,12 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
     }
     output::line(format_args!("volumes     {} of {}", status.volumes, Size(status.volume_bytes)));
     output::line(format_args!("put         {} of {}", status.puts, Size(status.put_bytes)));
-    output::line(format_args!("content     {} in {} entries of {} objects", Size(status.logical_bytes), status.entries, status.objects));
+    output::line(format_args!(
+        "content     {} in {} entries of {} objects",
+        Size(status.logical_bytes),
+        status.entries,
+        status.objects
+    ));
     output::line(format_args!(
         "stored      {} in {} chunks, {} in objects",
         Size(status.chunk_bytes),
@@ -49,14 +60,29 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
         Size(status.cached_bytes)
     ));
     output::line(format_args!("saved       {saved:.1} %"));
-    output::line(format_args!("to do       {} in {} objects", Size(status.dirty_bytes), status.backlog));
-    output::line(format_args!("cached      {} that are chunks, too", Size(status.cached_bytes - status.dirty_bytes)));
-    output::line(format_args!("overhead    {} of maps, {} of references", Size(status.map_bytes), Size(overhead - status.map_bytes)));
+    output::line(format_args!(
+        "to do       {} in {} objects",
+        Size(status.dirty_bytes),
+        status.backlog
+    ));
+    output::line(format_args!(
+        "cached      {} that are chunks, too",
+        Size(status.cached_bytes - status.dirty_bytes)
+    ));
+    output::line(format_args!(
+        "overhead    {} of maps, {} of references",
+        Size(status.map_bytes),
+        Size(overhead - status.map_bytes)
+    ));
     output::line(format_args!(
         "at work     {} servers and {} workers{}; clients do {operations:.0} operations and {} a second",
         sessions.servers,
         sessions.workers,
-        if sessions.silent == 0 { String::new() } else { format!(" ({} said nothing just now)", sessions.silent) },
+        if sessions.silent == 0 {
+            String::new()
+        } else {
+            format!(" ({} said nothing just now)", sessions.silent)
+        },
         Size(bytes as u64)
     ));
     output::line(format_args!(
@@ -69,12 +95,21 @@ pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
             status.stale_references
         ));
     }
-    output::line(format_args!("space       {} used of {}", Size(status.space.used), Size(status.space.total)));
+    output::line(format_args!(
+        "space       {} used of {}",
+        Size(status.space.used),
+        Size(status.space.total)
+    ));
     Ok(())
 }
 
-/// What servers and workers do, and in how many seconds: until all have said something twice, two seconds at least and four at most.
-fn look_on(session: &Session, before: &Published, begun: Instant) -> Result<(Sessions, f64), Failure> {
+/// What servers and workers do, and in how many seconds: until all have said something twice, two
+/// seconds at least and four at most.
+fn look_on(
+    session: &Session,
+    before: &Published,
+    begun: Instant,
+) -> Result<(Sessions, f64), Failure> {
     loop {
         let sessions = session.published()?.since(before);
         let passed = begun.elapsed().as_secs_f64().max(0.001);
@@ -98,7 +133,12 @@ pub(crate) fn scrub(store: &Url, deep: bool, answer: Answer) -> Result<(), Failu
     looked_at(report);
     output::line(format_args!(
         "repaired    {} stale and {} missing references, {} unused chunks, {} restored chunks, {} unlisted objects, {} orphans",
-        report.stale, report.added, report.collected, report.restored, report.listed, report.orphans
+        report.stale,
+        report.added,
+        report.collected,
+        report.restored,
+        report.listed,
+        report.orphans
     ));
     report.damage.iter().for_each(output::line);
     damaged(store, report.damage.len())
@@ -125,7 +165,10 @@ pub(crate) fn check(store: &Url, answer: Answer) -> Result<(), Failure> {
         for (count, what) in left.iter().filter(|(count, _)| *count > 0) {
             output::line(format_args!("note: {count} {what}, which take space and do no harm"));
         }
-        for (count, what) in [(report.added, "missing references"), (report.restored, "missing chunks that stand in their objects, too")] {
+        for (count, what) in [
+            (report.added, "missing references"),
+            (report.restored, "missing chunks that stand in their objects, too"),
+        ] {
             (count > 0).then(|| output::line(format_args!("problem: {count} {what}")));
         }
         report.damage.iter().for_each(|line| output::line(format_args!("problem: {line}")));
@@ -134,7 +177,9 @@ pub(crate) fn check(store: &Url, answer: Answer) -> Result<(), Failure> {
     match (well, lacking) {
         (true, _) => Ok(()),
         (false, 0) => damaged(store, report.damage.len()),
-        _ => Err(Failure::new(format!("{store} lacks references or chunks; `onefold check --repair` puts back what stands elsewhere"))),
+        _ => Err(Failure::new(format!(
+            "{store} lacks references or chunks; `onefold check --repair` puts back what stands elsewhere"
+        ))),
     }
 }
 
@@ -148,7 +193,10 @@ fn found(report: &Report, well: bool) -> serde_json::Value {
 }
 
 fn looked_at(report: &Report) {
-    output::line(format_args!("looked at   {} objects, {} chunks, {} references", report.objects, report.chunks, report.references));
+    output::line(format_args!(
+        "looked at   {} objects, {} chunks, {} references",
+        report.objects, report.chunks, report.references
+    ));
 }
 
 fn damaged(store: &Url, places: usize) -> Result<(), Failure> {

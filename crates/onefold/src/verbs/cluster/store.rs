@@ -110,11 +110,18 @@ impl Opened {
     /// Opens a store that is only looked at.
     pub(super) fn look(url: &Url) -> Result<Opened, Failure> {
         let backing = Backing::look(url)?;
-        let session = backing.objects().and_then(|store| Session::look(store, Settings::default())).map_err(|e| e.context(url))?;
+        let session = backing
+            .objects()
+            .and_then(|store| Session::look(store, Settings::default()))
+            .map_err(|e| e.context(url))?;
         Ok(Opened { session: Arc::new(session), _backing: backing })
     }
 
-    pub(super) fn with(url: &Url, settings: Settings, timeout: Duration) -> Result<Opened, Failure> {
+    pub(super) fn with(
+        url: &Url,
+        settings: Settings,
+        timeout: Duration,
+    ) -> Result<Opened, Failure> {
         let backing = Backing::open(url, timeout)?;
         let session = backing.session(settings).map_err(|e| e.context(url))?;
         Ok(Opened { session: Arc::new(session), _backing: backing })

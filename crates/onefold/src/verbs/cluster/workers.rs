@@ -33,7 +33,10 @@ pub(super) fn work(options: &WorkerOptions) -> Result<(), Failure> {
     // Also after an error: others need not wait until its leases end.
     worker.release();
     let flipped = flipped?;
-    options.answer.tell(&json!({ "deduplicated_chunks": flipped }), format_args!("deduplicated {flipped} chunks"))
+    options.answer.tell(
+        &json!({ "deduplicated_chunks": flipped }),
+        format_args!("deduplicated {flipped} chunks"),
+    )
 }
 
 /// Works until nothing is left; how many chunks it deduplicated.
@@ -69,8 +72,12 @@ impl Workers {
             let session = Arc::new(backing.session(pace.settings())?);
             let worker = Worker::new(session, pace.marks());
             let (stop, stopped) = std::sync::mpsc::channel();
-            let thread = std::thread::Builder::new().name(format!("worker {n}")).spawn(move || labour(worker, &stopped));
-            workers.threads.push(thread.map_err(|e| Error::from_io("cannot start a thread for a worker", e))?);
+            let thread = std::thread::Builder::new()
+                .name(format!("worker {n}"))
+                .spawn(move || labour(worker, &stopped));
+            workers
+                .threads
+                .push(thread.map_err(|e| Error::from_io("cannot start a thread for a worker", e))?);
             workers.stop.push(stop);
         }
         Ok(workers)
@@ -117,7 +124,11 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
             if progress.waits {
                 return Ok(IDLE);
             }
-            allowed = if allowed == u64::MAX { allowed } else { allowed.saturating_sub(progress.operations) };
+            allowed = if allowed == u64::MAX {
+                allowed
+            } else {
+                allowed.saturating_sub(progress.operations)
+            };
             flipped += progress.flipped;
             if !progress.round {
                 return Ok(Duration::ZERO);

@@ -1,7 +1,8 @@
-//! `onefold estimate`: what deduplication and compression would save on files, directories and devices.
+//! `onefold estimate`: what deduplication and compression would save on files, directories and
+//! devices.
 //!
-//! Data flow: `walk` finds files, `pieces` cuts and reads them, threads fingerprint the blocks and compress those that come first, `tally`
-//! knows which ones do.
+//! Data flow: `walk` finds files, `pieces` cuts and reads them, threads fingerprint the blocks and
+//! compress those that come first, `tally` knows which ones do.
 
 mod pieces;
 mod tally;
@@ -44,8 +45,10 @@ const ROOMY_BYTES: usize = BLOCK_BYTES * 8 / 10;
 ///
 /// Blocks of 4 KiB are compared by keyed BLAKE3 fingerprints, as a store does. Nothing is written.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold estimate /var/lib/libvirt/images\n  onefold estimate vm1.raw vm2.raw /dev/sdb\n  \
-                        onefold estimate --json --memory 1G /srv")]
+#[command(
+    after_help = "Examples:\n  onefold estimate /var/lib/libvirt/images\n  onefold estimate vm1.raw vm2.raw /dev/sdb\n  \
+                        onefold estimate --json --memory 1G /srv"
+)]
 pub(crate) struct Options {
     /// Files, directories (with all that is in them) and block devices
     #[arg(required = true, value_name = "PATH")]
@@ -119,10 +122,13 @@ fn estimate(options: &Options) -> Result<Estimate, Failure> {
     let tally = Mutex::new(Tally::new(options.memory.0));
     let sums = Sums::default();
     let printer = Fingerprinter::new(Algorithm::Blake3, random_bytes()?);
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(*THREADS.start(), *THREADS.end());
+    let threads = std::thread::available_parallelism()
+        .map_or(1, usize::from)
+        .clamp(*THREADS.start(), *THREADS.end());
     let progress = Progress::new("reading");
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&pieces, &printer, &tally, &sums))).collect();
+        let workers: Vec<_> =
+            (0..threads).map(|_| scope.spawn(|| work(&pieces, &printer, &tally, &sums))).collect();
         while workers.iter().any(|worker| !worker.is_finished()) {
             // Small ones are done before anybody would look.
             let pause = if pieces.done.load(Relaxed) == 0 { LOOK_EVERY / 50 } else { LOOK_EVERY };
@@ -137,7 +143,8 @@ fn estimate(options: &Options) -> Result<Estimate, Failure> {
     let zero_blocks = sums.zero_blocks.load(Relaxed) + holes;
     let different_blocks = tally.different().min(blocks - zero_blocks);
     let compressed = sums.compressed_blocks.load(Relaxed);
-    let of_compressed = |part: u64, unit: u64| (compressed > 0).then(|| part as f64 / (compressed * unit) as f64);
+    let of_compressed =
+        |part: u64, unit: u64| (compressed > 0).then(|| part as f64 / (compressed * unit) as f64);
     Ok(Estimate {
         files: pieces.files.load(Relaxed),
         bytes: pieces.done.load(Relaxed),
@@ -166,7 +173,12 @@ fn work(pieces: &Pieces, printer: &Fingerprinter, tally: &Mutex<Tally>, sums: &S
         let fingerprints = printer.many(&blocks);
         let first: Vec<&Block> = {
             let mut tally = tally.lock();
-            blocks.iter().zip(&fingerprints).filter(|(_, fingerprint)| tally.note(fingerprint) == Seen::First).map(|(b, _)| *b).collect()
+            blocks
+                .iter()
+                .zip(&fingerprints)
+                .filter(|(_, fingerprint)| tally.note(fingerprint) == Seen::First)
+                .map(|(b, _)| *b)
+                .collect()
         };
         let (mut bytes, mut roomy) = (0, 0);
         for block in &first {
@@ -182,15 +194,32 @@ fn work(pieces: &Pieces, printer: &Fingerprinter, tally: &Mutex<Tally>, sums: &S
 
 fn print(estimate: &Estimate) {
     let size = |blocks: u64| Size(blocks * BLOCK_BYTES as u64);
-    let row = |label: &str, size: Size, text: String| output::line(format_args!("{label:<12}{size:>10}  {text}"));
+    let row = |label: &str, size: Size, text: String| {
+        output::line(format_args!("{label:<12}{size:>10}  {text}"))
+    };
     let all = estimate.blocks;
     row("read", Size(estimate.bytes), format!("in {} files", grouped(estimate.files)));
-    row("zeroes", size(estimate.zero_blocks), format!("{:>6}  stored nowhere", share(estimate.zero_blocks, all)));
-    row("duplicates", size(estimate.duplicate_blocks), format!("{:>6}  stored once", share(estimate.duplicate_blocks, all)));
-    row("to store", Size(estimate.stored_bytes), format!("{:>6}  {:.2} times less", share(estimate.different_blocks, all), estimate.ratio));
+    row(
+        "zeroes",
+        size(estimate.zero_blocks),
+        format!("{:>6}  stored nowhere", share(estimate.zero_blocks, all)),
+    );
+    row(
+        "duplicates",
+        size(estimate.duplicate_blocks),
+        format!("{:>6}  stored once", share(estimate.duplicate_blocks, all)),
+    );
+    row(
+        "to store",
+        Size(estimate.stored_bytes),
+        format!("{:>6}  {:.2} times less", share(estimate.different_blocks, all), estimate.ratio),
+    );
     if let (Some(lz4), Some(roomy)) = (estimate.lz4_ratio, estimate.roomy_share) {
         let compressed = Size((estimate.stored_bytes as f64 * lz4) as u64);
-        let roomy = format!("{:.0} % of the blocks have room for records, which then cost no writes", roomy * 100.0);
+        let roomy = format!(
+            "{:.0} % of the blocks have room for records, which then cost no writes",
+            roomy * 100.0
+        );
         row("LZ4", compressed, format!("{lz4:>6.2}  of what is to store; {roomy}"));
     }
     if estimate.sampled_one_of > 1 {
@@ -200,6 +229,9 @@ fn print(estimate: &Estimate) {
         ));
     }
     if estimate.unreadable > 0 {
-        output::line(format_args!("note: {} files or directories could not be read", grouped(estimate.unreadable)));
+        output::line(format_args!(
+            "note: {} files or directories could not be read",
+            grouped(estimate.unreadable)
+        ));
     }
 }

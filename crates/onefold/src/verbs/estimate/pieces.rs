@@ -101,17 +101,21 @@ impl Pieces {
         if current.at >= current.data_end {
             let data = next_data(&current.file, current.at, current.bytes)?;
             // Whole blocks: what a hole shares with data counts as data.
-            let (start, end) = data.map_or((current.bytes, current.bytes), |(start, end)| (start - start % BLOCK, end));
+            let (start, end) = data.map_or((current.bytes, current.bytes), |(start, end)| {
+                (start - start % BLOCK, end)
+            });
             let start = start.max(current.at);
             self.hole_blocks.fetch_add((start - current.at).div_ceil(BLOCK), Relaxed);
             self.done.fetch_add(start - current.at, Relaxed);
-            (current.at, current.data_end) = (start, end.next_multiple_of(BLOCK).min(current.bytes));
+            (current.at, current.data_end) =
+                (start, end.next_multiple_of(BLOCK).min(current.bytes));
         }
         if current.at >= current.bytes {
             return Ok(None);
         }
         let bytes = (current.data_end - current.at).min(PIECE_BYTES as u64) as usize;
-        let piece = Piece { file: current.file.clone(), path: current.path.clone(), at: current.at, bytes };
+        let piece =
+            Piece { file: current.file.clone(), path: current.path.clone(), at: current.at, bytes };
         current.at += bytes as u64;
         Ok(Some(piece))
     }
@@ -151,11 +155,18 @@ fn open(found: Found) -> Result<Current> {
     let Found { path, bytes, file } = found;
     let file = match file {
         Some(file) => file,
-        None => File::options().read(true).custom_flags(NONBLOCK).open(&path).map_err(|e| unreadable(&path, e))?,
+        None => File::options()
+            .read(true)
+            .custom_flags(NONBLOCK)
+            .open(&path)
+            .map_err(|e| unreadable(&path, e))?,
     };
     let kind = file.metadata().map_err(|e| unreadable(&path, e))?.file_type();
     if kind.is_dir() || (!kind.is_file() && bytes == 0) {
-        return Err(Error::new(Kind::InvalidInput, format!("{} is no file any more", path.display())));
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("{} is no file any more", path.display()),
+        ));
     }
     Ok(Current { file: Arc::new(file), path: Arc::new(path), at: 0, bytes, data_end: 0 })
 }

@@ -1,7 +1,8 @@
 //! What was seen: every fingerprint while there is room, then a sample of them.
 //!
-//! A fingerprint belongs to the sample of level k when k bits of it are zero, so that one of 2^k does. When the set is full the level rises
-//! and half of it is dropped. Whether two blocks are equal does not depend on where they are, so the sample's share of different blocks is
+//! A fingerprint belongs to the sample of level k when k bits of it are zero, so that one of 2^k
+//! does. When the set is full the level rises and half of it is dropped. Whether two blocks are
+//! equal does not depend on where they are, so the sample's share of different blocks is
 //! that of all.
 
 use std::{
@@ -56,7 +57,8 @@ pub(super) struct Tally {
 impl Tally {
     /// A tally that takes at most `memory` bytes.
     pub(super) fn new(memory: u64) -> Tally {
-        // The old table and the new one are there together while the set grows, and while it is thinned out.
+        // The old table and the new one are there together while the set grows, and while it is
+        // thinned out.
         let slots = (memory / 2 / SLOT_BYTES).max(SLOTS_MIN);
         let slots = 1_u64 << slots.ilog2();
         Tally { seen: HashSet::default(), entries_max: (slots / 8 * 7) as usize, level: 0 }
@@ -81,10 +83,12 @@ impl Tally {
         Seen::First
     }
 
-    /// Drops about half of the set. It moves to a table without traces of what was dropped, since those would make it grow.
+    /// Drops about half of the set. It moves to a table without traces of what was dropped, since
+    /// those would make it grow.
     fn rise(&mut self) {
         self.level += 1;
-        let mut kept = HashSet::with_capacity_and_hasher(self.entries_max, BuildHasherDefault::default());
+        let mut kept =
+            HashSet::with_capacity_and_hasher(self.entries_max, BuildHasherDefault::default());
         kept.extend(self.seen.iter().copied().filter(|&bits| sampled(bits, self.level)));
         self.seen = kept;
     }

@@ -28,8 +28,9 @@ pub(super) struct Found {
     pub(super) file: Option<File>,
 }
 
-/// Walks through paths: files, devices, and directories with all that is in them. Symbolic links are followed only when they were given;
-/// a file with several names comes once; what is neither file nor device is passed over.
+/// Walks through paths: files, devices, and directories with all that is in them. Symbolic links
+/// are followed only when they were given; a file with several names comes once; what is neither
+/// file nor device is passed over.
 pub(super) struct Walk {
     given: std::vec::IntoIter<PathBuf>,
     only_sizes: bool,
@@ -50,12 +51,18 @@ impl Walk {
         linked.is_some_and(|linked| self.linked.len() < LINKED_MAX && !self.linked.insert(linked))
     }
 
-    /// What a path that was given is: a directory to walk into, something to read, or nothing of interest.
+    /// What a path that was given is: a directory to walk into, something to read, or nothing of
+    /// interest.
     fn visit(&mut self, path: PathBuf) -> Result<Option<Found>> {
         let metadata = fs::metadata(&path).map_err(|e| unreadable(&path, e))?;
         let kind = metadata.file_type();
         if kind.is_dir() {
-            let options = Options { follows_root: true, only_sizes: self.only_sizes, linked_max: 0, ..Options::default() };
+            let options = Options {
+                follows_root: true,
+                only_sizes: self.only_sizes,
+                linked_max: 0,
+                ..Options::default()
+            };
             self.inside = Some((path.clone(), tree::Walk::new(&path, options)?));
             return Ok(None);
         }
@@ -104,8 +111,12 @@ impl Iterator for Walk {
 pub(super) fn unreadable(path: &Path, error: std::io::Error) -> Error {
     let shown = path.display();
     match error.kind() {
-        std::io::ErrorKind::NotFound => Error::new(Kind::NotFound, format!("there is no file, directory or device {shown}")),
-        std::io::ErrorKind::PermissionDenied => Error::new(Kind::Denied, format!("no permission to read {shown}")),
+        std::io::ErrorKind::NotFound => {
+            Error::new(Kind::NotFound, format!("there is no file, directory or device {shown}"))
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            Error::new(Kind::Denied, format!("no permission to read {shown}"))
+        }
         _ => Error::from_io(format!("{shown} can't be read"), error),
     }
 }

@@ -23,15 +23,22 @@ use onefold_core::{
 
 use crate::{output, size::Size};
 
-/// Reads a listing once, some entries at a time. Their order is checked each time: what holds the archive may answer differently the next time.
-pub(crate) fn pass(reader: &mut Reader, stream: &Stream, each: &mut dyn FnMut(Vec<Entry>) -> Result<()>) -> Result<()> {
+/// Reads a listing once, some entries at a time. Their order is checked each time: what holds the
+/// archive may answer differently the next time.
+pub(crate) fn pass(
+    reader: &mut Reader,
+    stream: &Stream,
+    each: &mut dyn FnMut(Vec<Entry>) -> Result<()>,
+) -> Result<()> {
     let (mut held, mut order) = (Vec::new(), Order::default());
     reader.read(&stream.listing, Verify::Groups, &mut |content| {
         match content {
             Content::Bytes(bytes) => held.extend_from_slice(bytes),
             Content::Zeroes(n) => {
                 let n = usize::try_from(n).ok().filter(|&n| n <= listing::ENTRY_BYTES_MAX);
-                let n = n.ok_or_else(|| Error::new(Kind::Corrupt, "the listing of a tree can't be zeroes"))?;
+                let n = n.ok_or_else(|| {
+                    Error::new(Kind::Corrupt, "the listing of a tree can't be zeroes")
+                })?;
                 held.resize(held.len() + n, 0);
             }
         }
@@ -43,11 +50,20 @@ pub(crate) fn pass(reader: &mut Reader, stream: &Stream, each: &mut dyn FnMut(Ve
         })?;
         each(entries)
     })?;
-    if held.is_empty() { Ok(()) } else { Err(Error::new(Kind::Corrupt, "the listing of a tree ends too early")) }
+    if held.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::new(Kind::Corrupt, "the listing of a tree ends too early"))
+    }
 }
 
-/// Checks a whole listing: that it is one that a walk can give, and that hard links name what came before. `also` looks at each entry once.
-pub(super) fn check(reader: &mut Reader, stream: &Stream, also: &mut dyn FnMut(&Entry) -> Result<()>) -> Result<()> {
+/// Checks a whole listing: that it is one that a walk can give, and that hard links name what came
+/// before. `also` looks at each entry once.
+pub(super) fn check(
+    reader: &mut Reader,
+    stream: &Stream,
+    also: &mut dyn FnMut(&Entry) -> Result<()>,
+) -> Result<()> {
     let (mut links, mut is_first) = (Links::default(), true);
     loop {
         pass(reader, stream, &mut |entries| {
@@ -73,7 +89,11 @@ pub(super) struct Entries {
 
 impl Entries {
     /// Reads on a thread of its own, a little ahead.
-    pub(super) fn read<'scope>(scope: &'scope Scope<'scope, '_>, archive: &'scope Arc<Archive>, stream: &'scope Stream) -> Entries {
+    pub(super) fn read<'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        archive: &'scope Arc<Archive>,
+        stream: &'scope Stream,
+    ) -> Entries {
         let (out, batches) = sync_channel(1);
         scope.spawn(move || send(archive, stream, &out));
         Entries { batches, batch: Vec::new().into_iter() }
@@ -95,8 +115,9 @@ impl Entries {
 
 fn send(archive: &Arc<Archive>, stream: &Stream, out: &SyncSender<Result<Vec<Entry>>>) {
     let gone = || Error::new(Kind::Stopped, "nobody wants the listing any more");
-    let read =
-        Reader::new(archive).and_then(|mut reader| pass(&mut reader, stream, &mut |entries| out.send(Ok(entries)).map_err(|_| gone())));
+    let read = Reader::new(archive).and_then(|mut reader| {
+        pass(&mut reader, stream, &mut |entries| out.send(Ok(entries)).map_err(|_| gone()))
+    });
     if let Err(error) = read {
         // Who does not want it has a reason of their own.
         let _ = out.send(Err(error));
@@ -118,6 +139,13 @@ pub(crate) fn show(entry: &Entry) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).escape_debug().to_string();
     let path = if entry.path.is_empty() { ".".to_owned() } else { text(&entry.path) };
     let target = target.map_or_else(String::new, |target| format!(" -> {}", text(target)));
-    let (mode, bytes, mark) = (entry.mode & 0o7777, Size(bytes).to_string(), if entry.is_in_part() { "  (in part)" } else { "" });
-    output::line(format_args!("{kind}{mode:04o} {:>6} {:>6} {bytes:>9}  {path}{target}{mark}", entry.uid, entry.gid));
+    let (mode, bytes, mark) = (
+        entry.mode & 0o7777,
+        Size(bytes).to_string(),
+        if entry.is_in_part() { "  (in part)" } else { "" },
+    );
+    output::line(format_args!(
+        "{kind}{mode:04o} {:>6} {:>6} {bytes:>9}  {path}{target}{mark}",
+        entry.uid, entry.gid
+    ));
 }

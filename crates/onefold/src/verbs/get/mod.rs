@@ -31,9 +31,10 @@ use crate::{
 
 /// Writes a stream to standard output or a file, or a directory below another one
 ///
-/// Checksums are verified always. A directory is restored with modes, times, attributes of users and ACLs, as root with owners too; what needs privileges
-/// is left out unless it is asked for. The directory below which it is restored stays as it is; nothing is written outside, and no link is followed.
-/// A restored file or directory survives a power failure when the command has ended.
+/// Checksums are verified always. A directory is restored with modes, times, attributes of users
+/// and ACLs, as root with owners too; what needs privileges is left out unless it is asked for. The
+/// directory below which it is restored stays as it is; nothing is written outside, and no link is
+/// followed. A restored file or directory survives a power failure when the command has ended.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold get backups dump\n  onefold get backups vm1 --output vm1.raw\n  onefold get backups etc-monday -C restored"
@@ -49,15 +50,18 @@ pub(crate) struct Options {
     #[arg(short = 'C', long, value_name = "DIR", conflicts_with = "output")]
     directory: Option<PathBuf>,
 
-    /// Replaces what has the name of something restored, but for directories, which are filled; else that is an error
+    /// Replaces what has the name of something restored, but for directories, which are filled;
+    /// else that is an error
     #[arg(long)]
     in_place: bool,
 
-    /// Restores set-id and sticky bits, devices, and the attributes of the system (security.*, trusted.*) too
+    /// Restores set-id and sticky bits, devices, and the attributes of the system (security.*,
+    /// trusted.*) too
     #[arg(long)]
     preserve_privileged: bool,
 
-    /// A new file, with holes for zeroes, instead of standard output; it has its name when it is whole
+    /// A new file, with holes for zeroes, instead of standard output; it has its name when it is
+    /// whole
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -80,32 +84,49 @@ const OUT_BYTES: usize = 256 << 10;
 /// Restores it.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.json && options.directory.is_none() && options.output.is_none() {
-        return Err(Failure::usage("standard output has the data: --json needs --output FILE or -C DIR"));
+        return Err(Failure::usage(
+            "standard output has the data: --json needs --output FILE or -C DIR",
+        ));
     }
     if options.directory.is_none() && (options.in_place || options.preserve_privileged) {
-        return Err(Failure::usage("--in-place and --preserve-privileged are about a directory that is restored: give -C DIR"));
+        return Err(Failure::usage(
+            "--in-place and --preserve-privileged are about a directory that is restored: give -C DIR",
+        ));
     }
     let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
     let stream = reader.stream(&options.name)?;
     let verify = if options.verify { Verify::Chunks } else { Verify::Groups };
-    let mut report = json!({ "name": options.name, "bytes": stream.bytes, "chunks": stream.chunks });
+    let mut report =
+        json!({ "name": options.name, "bytes": stream.bytes, "chunks": stream.chunks });
     let mut in_part = 0;
     match (stream.shape, &options.directory, &options.output) {
         (Shape::Tree, Some(root), _) => {
             if stream.is_incomplete() {
-                tracing::warn!("'{}' is incomplete: what could not be read when it was stored is not in it", options.name);
+                tracing::warn!(
+                    "'{}' is incomplete: what could not be read when it was stored is not in it",
+                    options.name
+                );
             }
-            let choices = Choices { in_place: options.in_place, privileged: options.preserve_privileged };
+            let choices =
+                Choices { in_place: options.in_place, privileged: options.preserve_privileged };
             let missing = tree::restore(&archive, &mut reader, &stream, root, verify, choices)?;
             tell(&missing.left_out);
             in_part = missing.in_part;
             report["left_out"] = left_out(&missing.left_out);
             report["in_part"] = in_part.into();
         }
-        (Shape::Tree, None, _) => return Err(Failure::usage(format!("'{}' is a directory: say where, with -C DIR", options.name))),
+        (Shape::Tree, None, _) => {
+            return Err(Failure::usage(format!(
+                "'{}' is a directory: say where, with -C DIR",
+                options.name
+            )));
+        }
         (Shape::Bytes, Some(_), _) => {
-            return Err(Failure::usage(format!("'{}' is no directory: leave out -C, or give --output FILE", options.name)));
+            return Err(Failure::usage(format!(
+                "'{}' is no directory: leave out -C, or give --output FILE",
+                options.name
+            )));
         }
         (Shape::Bytes, None, Some(path)) => to_file(&mut reader, &stream, path, verify)?,
         (Shape::Bytes, None, None) => to_output(&mut reader, &stream, verify)?,
@@ -115,7 +136,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     match in_part {
         0 => Ok(()),
-        n => Err(Failure::in_part(format!("{} files of '{}' are there in part only: more was not stored", grouped(n), options.name))),
+        n => Err(Failure::in_part(format!(
+            "{} files of '{}' are there in part only: more was not stored",
+            grouped(n),
+            options.name
+        ))),
     }
 }
 
@@ -138,9 +163,16 @@ fn tell(counts: &LeftOut) {
         (counts.sockets, "sockets"),
         (counts.attributes, "attributes"),
     ];
-    let words: Vec<String> = all.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{} {what}", grouped(*n))).collect();
+    let words: Vec<String> = all
+        .iter()
+        .filter(|(n, _)| *n > 0)
+        .map(|(n, what)| format!("{} {what}", grouped(*n)))
+        .collect();
     if !words.is_empty() {
-        tracing::warn!("left out: {} (root restores owners; --preserve-privileged what else may be restored)", words.join(", "));
+        tracing::warn!(
+            "left out: {} (root restores owners; --preserve-privileged what else may be restored)",
+            words.join(", ")
+        );
     }
 }
 
@@ -151,7 +183,9 @@ fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()>
     let mut gone = false;
     let mut write = |bytes: &[u8]| match out.write_all(bytes) {
         // Who reads has seen enough.
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Err(Error::new(Kind::Stopped, "the reader is gone")),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => {
+            Err(Error::new(Kind::Stopped, "the reader is gone"))
+        }
         written => written.map_err(|e| Error::from_io("the output can't be written", e)),
     };
     let mut read = reader.read(&stream.recipe, verify, &mut |content| {
@@ -185,10 +219,16 @@ fn fits(path: &Path, bytes: u64, files: u64) -> Result<()> {
     let room = room(path)?;
     let full = |what: String| Err(Error::new(Kind::NoSpace, format!("{}: {what}", path.display())));
     if bytes > room.bytes {
-        return full(format!("{} are to be restored, and {} are free", Size(bytes), Size(room.bytes)));
+        return full(format!(
+            "{} are to be restored, and {} are free",
+            Size(bytes),
+            Size(room.bytes)
+        ));
     }
     match room.files {
-        Some(free) if files > free => full(format!("more than {free} files are to be restored, and its file system takes no more")),
+        Some(free) if files > free => full(format!(
+            "more than {free} files are to be restored, and its file system takes no more"
+        )),
         _ => Ok(()),
     }
 }

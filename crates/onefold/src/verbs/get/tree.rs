@@ -1,4 +1,5 @@
-//! A tree restored: its listing checked, everything made, then directories finished, then all of it durable.
+//! A tree restored: its listing checked, everything made, then directories finished, then all of it
+//! durable.
 
 use std::{fs::File, path::Path, sync::Arc};
 
@@ -39,11 +40,14 @@ pub(super) fn restore(
     let mut restorer = Restorer::new(root, choices)?;
     let in_part = fill(archive, reader, stream, &mut restorer, verify)?;
     restorer.made_all()?;
-    listing::pass(reader, stream, &mut |entries| entries.iter().try_for_each(|entry| restorer.finish(entry)))?;
+    listing::pass(reader, stream, &mut |entries| {
+        entries.iter().try_for_each(|entry| restorer.finish(entry))
+    })?;
     Ok(Missing { left_out: restorer.end()?, in_part })
 }
 
-/// Sees that the listing is one that a walk can give, and that listing and data agree and fit, before anything is made.
+/// Sees that the listing is one that a walk can give, and that listing and data agree and fit,
+/// before anything is made.
 fn look(reader: &mut Reader, stream: &Stream, root: &Path) -> Result<()> {
     let (all, data) = reader.sizes(&stream.recipe)?;
     super::fits(root, data, 0)?;
@@ -59,13 +63,28 @@ fn look(reader: &mut Reader, stream: &Stream, root: &Path) -> Result<()> {
         }
         if entries > most { super::fits(root, data, entries) } else { Ok(()) }
     })?;
-    if listed < all { Err(Error::new(Kind::Corrupt, "the tree has more data than its listing")) } else { Ok(()) }
+    if listed < all {
+        Err(Error::new(Kind::Corrupt, "the tree has more data than its listing"))
+    } else {
+        Ok(())
+    }
 }
 
 /// Makes all entries, and fills the files; gives the number of those that were stored in part.
-fn fill(archive: &Arc<Archive>, reader: &mut Reader, stream: &Stream, restorer: &mut Restorer, verify: Verify) -> Result<u64> {
+fn fill(
+    archive: &Arc<Archive>,
+    reader: &mut Reader,
+    stream: &Stream,
+    restorer: &mut Restorer,
+    verify: Verify,
+) -> Result<u64> {
     std::thread::scope(|scope| {
-        let mut filling = Filling { entries: Entries::read(scope, archive, stream), restorer, target: None, in_part: 0 };
+        let mut filling = Filling {
+            entries: Entries::read(scope, archive, stream),
+            restorer,
+            target: None,
+            in_part: 0,
+        };
         filling.next_file()?;
         let (bar, mut done) = (Progress::new("restoring"), 0);
         reader.read(&stream.recipe, verify, &mut |content| {
@@ -148,7 +167,8 @@ impl Filling<'_> {
     fn bytes(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let (file, at, room) = self.place()?;
-            let (now, later) = bytes.split_at(bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
+            let (now, later) =
+                bytes.split_at(bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
             write_part(file, at, now)?;
             self.advance(now.len() as u64)?;
             bytes = later;

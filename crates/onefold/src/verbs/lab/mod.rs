@@ -15,8 +15,9 @@ use crate::failure::Failure;
 
 /// Compares schemes of deduplication on your workload, in virtual time
 ///
-/// The real engine runs over a modelled device, whose time passes without anybody waiting. What would be written, how often it would be
-/// flushed and how long requests would take are counted exactly, and repeat.
+/// The real engine runs over a modelled device, whose time passes without anybody waiting. What
+/// would be written, how often it would be flushed and how long requests would take are counted
+/// exactly, and repeat.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(

@@ -1,4 +1,5 @@
-//! `onefold lab rad`: a manifest's versions uploaded and deleted, with chunks placed in stripes by arrival or by reference counts.
+//! `onefold lab rad`: a manifest's versions uploaded and deleted, with chunks placed in stripes by
+//! arrival or by reference counts.
 
 use std::path::PathBuf;
 
@@ -11,10 +12,12 @@ use crate::{
     size::{Size, grouped},
 };
 
-/// Replays a manifest of successive versions on an erasure-coded array, and counts what deletions encode again
+/// Replays a manifest of successive versions on an erasure-coded array, and counts what deletions
+/// encode again
 ///
-/// Versions are uploaded one after the other and deleted in the same order. A stripe that has dead and living chunks is broken: what lives in it is
-/// encoded again. A manifest is text under zstd: `V tag` begins a version, `F bytes h1 h2 …` is a file with the hash of each chunk of 4 KiB.
+/// Versions are uploaded one after the other and deleted in the same order. A stripe that has dead
+/// and living chunks is broken: what lives in it is encoded again. A manifest is text under zstd:
+/// `V tag` begins a version, `F bytes h1 h2 …` is a file with the hash of each chunk of 4 KiB.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold lab rad rocksdb.manifest.zst --placement rad --batch 2\n  onefold lab rad rocksdb.manifest.zst --code 14,12 --placement rad --delay 2 --json"
@@ -35,7 +38,8 @@ pub(super) struct Options {
     #[arg(long, default_value_t = 1, value_name = "VERSIONS")]
     batch: usize,
 
-    /// Versions for which counts must stand still before a chunk is encoded; until then it stands replicated
+    /// Versions for which counts must stand still before a chunk is encoded; until then it stands
+    /// replicated
     #[arg(long, default_value_t = 0, value_name = "VERSIONS")]
     delay: usize,
 
@@ -58,8 +62,12 @@ enum Placement {
 
 /// The two numbers of a code.
 fn code(text: &str) -> Result<(usize, usize), String> {
-    let numbers = text.split_once(',').and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
-    numbers.ok_or_else(|| "a code is two numbers N,K: chunks of a stripe with and without parity".to_owned())
+    let numbers = text
+        .split_once(',')
+        .and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
+    numbers.ok_or_else(|| {
+        "a code is two numbers N,K: chunks of a stripe with and without parity".to_owned()
+    })
 }
 
 /// Replays it and tells what came out.
@@ -88,7 +96,10 @@ fn print(outcome: &Outcome) {
         outcome.alpha * 100.0,
         grouped(outcome.stripes)
     ));
-    output::line(format_args!("{:<24} {:>10} {:>12} {:>10} {:>12} {:>9}", "deleted", "dead", "reencoded", "broken", "written", "seconds"));
+    output::line(format_args!(
+        "{:<24} {:>10} {:>12} {:>10} {:>12} {:>9}",
+        "deleted", "dead", "reencoded", "broken", "written", "seconds"
+    ));
     let row = |name: &str, dead: u64, reencoded: u64, broken: u64, bytes: u64, seconds: f64| {
         output::line(format_args!(
             "{name:<24} {:>10} {:>12} {:>10} {:>12} {seconds:>9.3}",
@@ -99,9 +110,23 @@ fn print(outcome: &Outcome) {
         ));
     };
     for one in &outcome.deletions {
-        row(&one.version, one.dead_chunks, one.reencoded_chunks, one.broken_stripes, one.bytes_written, one.virtual_seconds);
+        row(
+            &one.version,
+            one.dead_chunks,
+            one.reencoded_chunks,
+            one.broken_stripes,
+            one.bytes_written,
+            one.virtual_seconds,
+        );
     }
-    row("all", outcome.unique_chunks, outcome.reencoded_chunks, outcome.broken_stripes, outcome.bytes_written, outcome.virtual_seconds);
+    row(
+        "all",
+        outcome.unique_chunks,
+        outcome.reencoded_chunks,
+        outcome.broken_stripes,
+        outcome.bytes_written,
+        outcome.virtual_seconds,
+    );
     output::line(format_args!(
         "written for the upload: {}; with the deletions: {}",
         Size(outcome.upload_bytes_written),

@@ -14,8 +14,9 @@ use crate::{
 
 /// Records a trace of an NBD volume, until SIGTERM or Ctrl-C
 ///
-/// Clients connect here instead of to the volume's server; everything is passed on, and changes are recorded: addresses, times, a hash of each
-/// block and the size to which LZ4 shrinks it, but no data. One request is passed on at a time, which makes the trace exact and the volume slower.
+/// Clients connect here instead of to the volume's server; everything is passed on, and changes are
+/// recorded: addresses, times, a hash of each block and the size to which LZ4 shrinks it, but no
+/// data. One request is passed on at a time, which makes the trace exact and the volume slower.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                         onefold lab record --from nbd+unix:///vm1?socket=/run/onefold.sock --listen unix:/run/recorder.sock --out vm1.dtrace.zst\n  \
@@ -25,7 +26,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "VOLUME")]
     from: From,
 
-    /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT with --insecure; can be given several times
+    /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT with --insecure; can be given several
+    /// times
     #[arg(long, required = true, value_name = "ADDRESS")]
     listen: Vec<Address>,
 
@@ -48,7 +50,10 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             let address = match address {
                 Address::Unix(path, door) => {
                     server.add_unix_for(path, door.reach()?)?;
-                    Address::Unix(std::path::absolute(path).unwrap_or_else(|_| path.clone()), door.clone())
+                    Address::Unix(
+                        std::path::absolute(path).unwrap_or_else(|_| path.clone()),
+                        door.clone(),
+                    )
                 }
                 Address::Tcp(tcp) => Address::Tcp(server.add_tcp(*tcp, options.insecure)?),
             };

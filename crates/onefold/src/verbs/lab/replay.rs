@@ -25,8 +25,9 @@ use crate::{
 
 /// Replays a trace on a store, and tells what was written and how long it took
 ///
-/// The trace is a .dtrace.zst, or text of blkparse with an MD5 of each page or sector, plain or compressed by zstd. Blocks are made from their
-/// hashes, with the compressibility that was recorded. At the end everything is carried into the tables, and read back.
+/// The trace is a .dtrace.zst, or text of blkparse with an MD5 of each page or sector, plain or
+/// compressed by zstd. Blocks are made from their hashes, with the compressibility that was
+/// recorded. At the end everything is carried into the tables, and read back.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold lab replay disk.dtrace.zst\n  \
                         onefold lab replay disk.dtrace.zst --scheme original --persistence strong --device nvme-plp --json\n  \
@@ -36,7 +37,8 @@ pub(super) struct Options {
     /// The trace
     trace: PathBuf,
 
-    /// How metadata is kept: original (no deduplication), ideal, ordered, cow, ordermerge, thin; several are compared
+    /// How metadata is kept: original (no deduplication), ideal, ordered, cow, ordermerge, thin;
+    /// several are compared
     #[arg(long, value_delimiter = ',', default_value = "thin", value_name = "SCHEMES")]
     scheme: Vec<Scheme>,
 
@@ -51,7 +53,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=WINDOW_MAX))]
     window: Option<u64>,
 
-    /// The device: ssd-p, hdd-p, hdd-m, nvme-plp, or real:PATH for a new file that vanishes afterwards
+    /// The device: ssd-p, hdd-p, hdd-m, nvme-plp, or real:PATH for a new file that vanishes
+    /// afterwards
     #[arg(long, default_value = "ssd-p")]
     device: DeviceKind,
 
@@ -67,7 +70,8 @@ pub(super) struct Options {
     #[arg(long, default_value_t = 128, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     in_flight: u64,
 
-    /// How long a commit waits for company: none (or 0), returning (the product's), or always a time like 1ms or 1000us when requests are frequent
+    /// How long a commit waits for company: none (or 0), returning (the product's), or always a
+    /// time like 1ms or 1000us when requests are frequent
     #[arg(long, default_value = "returning")]
     anticipation: Anticipation,
 
@@ -113,7 +117,10 @@ enum ClientsName {
 }
 
 pub(super) fn ratio(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|ratio| (1.0..=64.0).contains(ratio)).ok_or_else(|| "a number from 1 to 64".to_owned())
+    text.parse()
+        .ok()
+        .filter(|ratio| (1.0..=64.0).contains(ratio))
+        .ok_or_else(|| "a number from 1 to 64".to_owned())
 }
 
 /// What is printed as JSON.
@@ -128,7 +135,10 @@ struct Replayed {
 impl Options {
     fn plan(&self, scheme: Scheme, persistence: PersistenceName) -> Result<Plan, Failure> {
         let choice = self.store.choice(scheme, persistence, self.window)?;
-        let clients = Clients { in_flight: self.in_flight as usize, wait_for_flush: matches!(self.clients, ClientsName::Wait) };
+        let clients = Clients {
+            in_flight: self.in_flight as usize,
+            wait_for_flush: matches!(self.clients, ClientsName::Wait),
+        };
         Ok(Plan {
             speed: self.speed,
             clients,
@@ -142,7 +152,8 @@ impl Options {
 
 /// Replays and prints.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let assumed = Assumed { compressible: options.compressible as f64 / 100.0, ratio: options.compression };
+    let assumed =
+        Assumed { compressible: options.compressible as f64 / 100.0, ratio: options.compression };
     let name = options.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut plans = Vec::new();
     for &scheme in &options.scheme {
@@ -154,9 +165,12 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let mut results: Vec<(Setting, Outcome)> = Vec::new();
     for (n, plan) in plans.iter().enumerate() {
         let source = trace::open(&options.trace, assumed)?;
-        let source = if let Some(records) = options.records { source.first(records) } else { source };
+        let source =
+            if let Some(records) = options.records { source.first(records) } else { source };
         let steps = source.steps;
-        let outcome = replay(source, plan, &mut |done| bar.set(n as u64 * steps + done, plans.len() as u64 * steps))?;
+        let outcome = replay(source, plan, &mut |done| {
+            bar.set(n as u64 * steps + done, plans.len() as u64 * steps)
+        })?;
         results.push((plan.setting(name.clone()), outcome));
     }
     drop(bar);
@@ -177,7 +191,8 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 fn print_json(options: &Options, results: Vec<(Setting, Outcome)>) -> Result<(), Failure> {
-    let mut objects: Vec<Replayed> = results.into_iter().map(|(setting, outcome)| Replayed { setting, outcome }).collect();
+    let mut objects: Vec<Replayed> =
+        results.into_iter().map(|(setting, outcome)| Replayed { setting, outcome }).collect();
     if !options.curves {
         for Replayed { outcome, .. } in &mut objects {
             outcome.write_latency.curve.clear();
@@ -188,40 +203,72 @@ fn print_json(options: &Options, results: Vec<(Setting, Outcome)>) -> Result<(),
         [one] => serde_json::to_string_pretty(one),
         all => serde_json::to_string_pretty(all),
     };
-    output::line(text.map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?);
+    output::line(
+        text.map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?,
+    );
     Ok(())
 }
 
 /// Writes a page, also over an older one.
 pub(crate) fn write_page(path: &Path, report: &Report) -> Result<(), Failure> {
-    fs::write(path, report.html()).map_err(|e| Failure::new(format!("the page can't be written into {}: {e}", path.display())))
+    fs::write(path, report.html()).map_err(|e| {
+        Failure::new(format!("the page can't be written into {}: {e}", path.display()))
+    })
 }
 
 fn print(setting: &Setting, outcome: &Outcome) {
-    let row = |label: &str, number: u64, text: String| output::line(format_args!("{label:<12}{:>12}  {text}", grouped(number)));
-    let of_client = |blocks: u64| format!("{:.1} %", blocks as f64 * 100.0 / outcome.client_blocks.max(1) as f64);
+    let row = |label: &str, number: u64, text: String| {
+        output::line(format_args!("{label:<12}{:>12}  {text}", grouped(number)))
+    };
+    let of_client = |blocks: u64| {
+        format!("{:.1} %", blocks as f64 * 100.0 / outcome.client_blocks.max(1) as f64)
+    };
     let Setting { source, scheme, persistence, device, speed, .. } = setting;
-    output::line(format_args!("{source} on {scheme}, persistence {persistence}, device {device}, speed {speed}"));
+    output::line(format_args!(
+        "{source} on {scheme}, persistence {persistence}, device {device}, speed {speed}"
+    ));
     row("written", outcome.client_blocks, "blocks of 4 KiB by clients".to_owned());
-    row("ideal", outcome.ideal_blocks, format!("{:>7}  without any metadata", of_client(outcome.ideal_blocks)));
+    row(
+        "ideal",
+        outcome.ideal_blocks,
+        format!("{:>7}  without any metadata", of_client(outcome.ideal_blocks)),
+    );
     let above = outcome.points_above_ideal();
-    row("to device", outcome.device_blocks, format!("{:>7}  {above:+.2} points from the ideal", of_client(outcome.device_blocks)));
-    let tables =
-        format!("{:>7}  of it metadata alone, {} for the tables", of_client(outcome.metadata_blocks), grouped(outcome.checkpoint_blocks));
+    row(
+        "to device",
+        outcome.device_blocks,
+        format!("{:>7}  {above:+.2} points from the ideal", of_client(outcome.device_blocks)),
+    );
+    let tables = format!(
+        "{:>7}  of it metadata alone, {} for the tables",
+        of_client(outcome.metadata_blocks),
+        grouped(outcome.checkpoint_blocks)
+    );
     row("metadata", outcome.metadata_blocks, tables);
     row(
         "duplicates",
         outcome.duplicate_blocks,
-        format!("{:>7}  and {} of zeroes", of_client(outcome.duplicate_blocks), grouped(outcome.zero_blocks)),
+        format!(
+            "{:>7}  and {} of zeroes",
+            of_client(outcome.duplicate_blocks),
+            grouped(outcome.zero_blocks)
+        ),
     );
     if outcome.records > 0 {
         let share = outcome.hidden_records as f64 * 100.0 / outcome.records as f64;
-        row("records", outcome.records, format!("{share:>5.1} %  hidden in {}", counted(outcome.windows, "window")));
+        row(
+            "records",
+            outcome.records,
+            format!("{share:>5.1} %  hidden in {}", counted(outcome.windows, "window")),
+        );
     }
     row(
         "flushes",
         outcome.flushes,
-        format!("{:.2} blocks written between two", outcome.device_blocks as f64 / outcome.flushes.max(1) as f64),
+        format!(
+            "{:.2} blocks written between two",
+            outcome.device_blocks as f64 / outcome.flushes.max(1) as f64
+        ),
     );
     let time = |label: &str, latency: &onefold_lab::replay::Latency| {
         if latency.requests > 0 {
@@ -229,7 +276,9 @@ fn print(setting: &Setting, outcome: &Outcome) {
             row(
                 label,
                 latency.requests,
-                format!("took {p50_ms:.2} ms (half), {p90_ms:.2} (90 %), {p99_ms:.2} (99 %), {max_ms:.2} at most"),
+                format!(
+                    "took {p50_ms:.2} ms (half), {p90_ms:.2} (90 %), {p99_ms:.2} (99 %), {max_ms:.2} at most"
+                ),
             );
         }
     };
@@ -242,7 +291,9 @@ fn print(setting: &Setting, outcome: &Outcome) {
         counted(outcome.verified_blocks, "block")
     ));
     if outcome.cut_off {
-        output::line("note: the trace is cut off, or its recording was not finished; this is what is there");
+        output::line(
+            "note: the trace is cut off, or its recording was not finished; this is what is there",
+        );
     }
     if setting.device_is_fitted {
         output::line("note: the device's times are fitted to a paper's figures");

@@ -56,7 +56,8 @@ pub(super) struct StoreOptions {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     memory: Size,
 
-    /// With ordermerge: how long changes of tables that nobody waits for wait to be merged into others: 0, or seconds like 30s
+    /// With ordermerge: how long changes of tables that nobody waits for wait to be merged into
+    /// others: 0, or seconds like 30s
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = delay)]
     delay: u16,
 
@@ -67,15 +68,29 @@ pub(super) struct StoreOptions {
 
 /// Seconds.
 fn delay(text: &str) -> Result<u16, String> {
-    let seconds = text.strip_suffix('s').or((text == "0").then_some("0")).and_then(|seconds| seconds.parse().ok());
-    seconds.filter(|&seconds| seconds <= 3600).ok_or_else(|| "0, or seconds up to an hour, like 30s".to_owned())
+    let seconds = text
+        .strip_suffix('s')
+        .or((text == "0").then_some("0"))
+        .and_then(|seconds| seconds.parse().ok());
+    seconds
+        .filter(|&seconds| seconds <= 3600)
+        .ok_or_else(|| "0, or seconds up to an hour, like 30s".to_owned())
 }
 
 impl StoreOptions {
     /// A store of a scheme.
-    pub(super) fn choice(&self, scheme: Scheme, persistence: PersistenceName, window: Option<u64>) -> Result<Choice, Failure> {
+    pub(super) fn choice(
+        &self,
+        scheme: Scheme,
+        persistence: PersistenceName,
+        window: Option<u64>,
+    ) -> Result<Choice, Failure> {
         if self.memory.0 < MEMORY_MIN {
-            return Err(Failure::usage(format!("--memory {} is too little; a store needs at least {}", self.memory, Size(MEMORY_MIN))));
+            return Err(Failure::usage(format!(
+                "--memory {} is too little; a store needs at least {}",
+                self.memory,
+                Size(MEMORY_MIN)
+            )));
         }
         let persistence = match persistence {
             PersistenceName::Weak => Persistence::Weak,
@@ -93,7 +108,8 @@ impl StoreOptions {
             window_blocks: window.map(|blocks| blocks as usize),
             memory_bytes: self.memory.0,
             delay: Duration::from_secs(self.delay.into()),
-            critical: Critical::new(self.critical.iter().map(ByteRange::blocks).collect()).map_err(|e| Failure::usage(e.to_string()))?,
+            critical: Critical::new(self.critical.iter().map(ByteRange::blocks).collect())
+                .map_err(|e| Failure::usage(e.to_string()))?,
             ..Choice::new(scheme, persistence)
         })
     }

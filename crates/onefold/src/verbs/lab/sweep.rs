@@ -20,9 +20,10 @@ use crate::{failure::Failure, output, progress::Progress, size::Size};
 
 /// Runs generated workloads on all combinations of schemes, devices, windows and duplicates
 ///
-/// Options that take a list are the axes of the grid. As in the ThinDedup paper, windows are committed one after the other, each when it is
-/// full and as soon as the one before is durable; --in-flight and --persistence change that. Blocks written to the device are told apart from those
-/// that carry records into the tables later, which the paper leaves out.
+/// Options that take a list are the axes of the grid. As in the ThinDedup paper, windows are
+/// committed one after the other, each when it is full and as soon as the one before is durable;
+/// --in-flight and --persistence change that. Blocks written to the device are told apart from
+/// those that carry records into the tables later, which the paper leaves out.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold lab sweep --window 8,32,128 --device ssd-p,hdd-p --scheme ideal,thin,ordered,cow --report page.html\n  \
@@ -30,7 +31,8 @@ use crate::{failure::Failure, output, progress::Progress, size::Size};
                         onefold lab sweep --workload sequential --dup 1,2,4 --persistence weak --flush-every 64 --in-flight 128"
 )]
 pub(super) struct Options {
-    /// Where blocks are written: random, sequential, web, homes, mail, or a segment of the paper with its own duplicates, like mail-2
+    /// Where blocks are written: random, sequential, web, homes, mail, or a segment of the paper
+    /// with its own duplicates, like mail-2
     #[arg(long, value_delimiter = ',', default_value = "random", value_name = "NAMES")]
     workload: Vec<Named>,
 
@@ -90,7 +92,8 @@ pub(super) struct Options {
     #[arg(long, value_enum, default_value = "strong")]
     persistence: PersistenceName,
 
-    /// How long a commit waits for company: none, returning, or always a time like 1000us when requests are frequent
+    /// How long a commit waits for company: none, returning, or always a time like 1000us when
+    /// requests are frequent
     #[arg(long, default_value = "none")]
     anticipation: Anticipation,
 
@@ -111,7 +114,10 @@ pub(super) struct Options {
 }
 
 fn duplicates(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|ratio| (1.0..=1000.0).contains(ratio)).ok_or_else(|| "a number from 1 to 1000".to_owned())
+    text.parse()
+        .ok()
+        .filter(|ratio| (1.0..=1000.0).contains(ratio))
+        .ok_or_else(|| "a number from 1 to 1000".to_owned())
 }
 
 impl Options {
@@ -156,7 +162,18 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     if !options.json {
         output::line(format_args!(
             "{:<11}{:<11}{:<10}{:>6}{:>7}{:>6}{:>11}{:>9}{:>9}{:>10}{:>8}{:>8}",
-            "workload", "scheme", "device", "window", "dup", "comp", "blocks/s", "p50 ms", "ideal", "to device", "tables", "hidden"
+            "workload",
+            "scheme",
+            "device",
+            "window",
+            "dup",
+            "comp",
+            "blocks/s",
+            "p50 ms",
+            "ideal",
+            "to device",
+            "tables",
+            "hidden"
         ));
     }
     let points = sweep(&grid, &mut |done, total| bar.set(done, total), &mut |point| {
@@ -170,7 +187,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     }
     if options.json {
         let text = serde_json::to_string_pretty(&points);
-        output::line(text.map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?);
+        output::line(
+            text.map_err(|e| Failure::new(format!("the figures can't be written as JSON: {e}")))?,
+        );
     }
     Ok(())
 }

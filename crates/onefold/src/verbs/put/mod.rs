@@ -44,9 +44,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Stores a stream, a file or a directory under a name; what had the name before is replaced
 ///
-/// Without FILE and without -r it is standard input. The stream is there, durably, when the command ends, and not at all when it fails. What a killed
-/// put had stored is found again when it is repeated. Where the archive is served, its server stores it, beside others and beside writes to volumes.
-/// What of a directory can't be read is named and left out, the stream is marked as incomplete, and the exit status is 3.
+/// Without FILE and without -r it is standard input. The stream is there, durably, when the command
+/// ends, and not at all when it fails. What a killed put had stored is found again when it is
+/// repeated. Where the archive is served, its server stores it, beside others and beside writes to
+/// volumes. What of a directory can't be read is named and left out, the stream is marked as
+/// incomplete, and the exit status is 3.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold put backups etc-monday -r /etc\n  onefold put backups vm1 vm1.raw\n  onefold put backups dump --json\n  \
@@ -62,11 +64,13 @@ pub(crate) struct Options {
     /// A file or a device; its holes cost nothing
     file: Option<PathBuf>,
 
-    /// A directory with all that is in it: names, modes, owners, times, links, holes and extended attributes
+    /// A directory with all that is in it: names, modes, owners, times, links, holes and extended
+    /// attributes
     #[arg(short, long, value_name = "DIR", conflicts_with = "file")]
     recursive: Option<PathBuf>,
 
-    /// Leaves out what a pattern names: a name or the end of a path, or with a first / a path from DIR; with a last / directories only; with *, ?, [a-z], **
+    /// Leaves out what a pattern names: a name or the end of a path, or with a first / a path from
+    /// DIR; with a last / directories only; with *, ?, [a-z], **
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
 
@@ -74,7 +78,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     exclude_from: Vec<PathBuf>,
 
-    /// Leaves out what is in directories that a file CACHEDIR.TAG says to be caches, but for that file
+    /// Leaves out what is in directories that a file CACHEDIR.TAG says to be caches, but for that
+    /// file
     #[arg(long)]
     exclude_caches: bool,
 
@@ -86,7 +91,8 @@ pub(crate) struct Options {
     #[arg(long)]
     strict: bool,
 
-    /// Of an archive on several nodes: goes on with nodes absent, while one more than the data needs are there
+    /// Of an archive on several nodes: goes on with nodes absent, while one more than the data
+    /// needs are there
     #[arg(long)]
     degraded: bool,
 
@@ -94,11 +100,13 @@ pub(crate) struct Options {
     #[arg(long)]
     no_wait: bool,
 
-    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index, byte-compare; a server has its own
+    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index,
+    /// byte-compare; a server has its own
     #[arg(long, value_delimiter = ',', default_value = FILTERS, value_name = "FILTERS")]
     filters: Vec<FilterName>,
 
-    /// Zstandard's level for what is new, in an archive that compresses by it; a server has its own
+    /// Zstandard's level for what is new, in an archive that compresses by it; a server has its
+    /// own
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
     level: i32,
 
@@ -170,7 +178,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let seconds = begun.elapsed().as_secs_f64();
     tell(
         options,
-        Stored { seconds, cpu_seconds: onefold_backend::process::cpu_time().as_secs_f64(), skipped: source.skipped(), ..stored },
+        Stored {
+            seconds,
+            cpu_seconds: onefold_backend::process::cpu_time().as_secs_f64(),
+            skipped: source.skipped(),
+            ..stored
+        },
     )?;
     if !options.json {
         notes.iter().for_each(|note| output::line(format_args!("note: {note}")));
@@ -205,9 +218,17 @@ pub(super) fn valid_filters(filters: &[FilterName]) -> Result<(), Failure> {
     Err(Failure::usage("--filters without chunk-index would find no duplicates of earlier streams"))
 }
 
-/// Stores it here; waits for another ingesting process, or hands it to one that begins to serve meanwhile.
-fn store(directory: &ArchiveDir, source: &Source, gauge: &Gauge, options: &Options, notes: &mut Vec<String>) -> Result<Stored> {
-    let settings = Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
+/// Stores it here; waits for another ingesting process, or hands it to one that begins to serve
+/// meanwhile.
+fn store(
+    directory: &ArchiveDir,
+    source: &Source,
+    gauge: &Gauge,
+    options: &Options,
+    notes: &mut Vec<String>,
+) -> Result<Stored> {
+    let settings =
+        Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
     let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
     onefold_archive::tables::valid_name(&options.name)?;
     let mut told = false;
@@ -233,7 +254,10 @@ fn store(directory: &ArchiveDir, source: &Source, gauge: &Gauge, options: &Optio
 
 /// Lets the server of the archive store it.
 fn send(mut server: Client, source: &Source, gauge: &Gauge, options: &Options) -> Result<Stored> {
-    let request = control::Request::Put { name: options.name.clone(), tree: matches!(source, Source::Tree(_)) };
+    let request = control::Request::Put {
+        name: options.name.clone(),
+        tree: matches!(source, Source::Tree(_)),
+    };
     let mut progress = |new, read| {
         gauge.new.store(new, Relaxed);
         gauge.read.store(read, Relaxed);

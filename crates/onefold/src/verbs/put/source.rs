@@ -96,7 +96,11 @@ fn read_once(input: &mut impl Read, room: &mut [u8]) -> Result<usize> {
 fn length(path: &Path, file: &File) -> Result<u64> {
     use std::os::unix::fs::FileTypeExt;
     let metadata = file.metadata().map_err(|e| Error::from_io(path.display(), e))?;
-    if metadata.file_type().is_block_device() { onefold_backend::device_bytes(path) } else { Ok(metadata.len()) }
+    if metadata.file_type().is_block_device() {
+        onefold_backend::device_bytes(path)
+    } else {
+        Ok(metadata.len())
+    }
 }
 
 /// All bytes of a file, its holes without reading them.
@@ -176,15 +180,19 @@ impl Tree {
         if self.skipped.load(Relaxed) > 0 { into.incomplete() } else { Ok(()) }
     }
 
-    /// The data of one entry, and the entry for the listing. What was given of a file before it failed belongs to the file, which is marked.
+    /// The data of one entry, and the entry for the listing. What was given of a file before it
+    /// failed belongs to the file, which is marked.
     fn give(&self, into: &mut dyn Intake, mut found: Found, names: &mut Vec<u8>) -> Result<()> {
         if let (What::File { bytes, data }, Some(file)) = (&mut found.entry.what, &found.file) {
             into.border()?;
-            let (read, failed) = read_data(file, *bytes, &mut |read| into.fill(&mut |room| read(room)))?;
+            let (read, failed) =
+                read_data(file, *bytes, &mut |read| into.fill(&mut |room| read(room)))?;
             *data = read;
             if let Some(error) = failed {
                 found.entry.mode |= IN_PART;
-                self.skip(error.context(self.root.join(OsStr::from_bytes(&found.entry.path)).display()))?;
+                self.skip(
+                    error.context(self.root.join(OsStr::from_bytes(&found.entry.path)).display()),
+                )?;
             }
         }
         listing::encode(&found.entry, names);

@@ -1,6 +1,7 @@
 //! `serve --access FILE`: which peers may use which volumes (rule 13 of SECURITY.md).
 //!
-//! A line is a peer, a right and volumes: `user:libvirt-qemu write vm-*`. The most that any line gives a peer counts.
+//! A line is a peer, a right and volumes: `user:libvirt-qemu write vm-*`. The most that any line
+//! gives a peer counts.
 
 use std::{collections::HashMap, io::Read, net::IpAddr, path::Path, str::FromStr};
 
@@ -36,7 +37,8 @@ struct Line {
     volumes: String,
 }
 
-/// Without a file: the user of the server and root may do everything, and so may everybody who reaches a TCP address that was insisted on.
+/// Without a file: the user of the server and root may do everything, and so may everybody who
+/// reaches a TCP address that was insisted on.
 pub(super) struct Usual {
     own_uid: u32,
 }
@@ -70,12 +72,20 @@ impl Access {
         let failed = |e| Error::from_io(path.display(), e);
         // A pipe would have the server wait for its other end.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(Error::new(Kind::InvalidInput, format!("{} is no regular file", path.display())));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{} is no regular file", path.display()),
+            ));
         }
         let mut text = String::new();
-        std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)).map_err(failed)?;
+        std::fs::File::open(path)
+            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
+            .map_err(failed)?;
         if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(Error::new(Kind::InvalidInput, format!("{} has more than {FILE_BYTES_MAX} bytes", path.display())));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{} has more than {FILE_BYTES_MAX} bytes", path.display()),
+            ));
         }
         text.parse().map_err(|error: Error| error.context(path.display()))
     }
@@ -85,12 +95,18 @@ impl FromStr for Access {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Access> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
+        let lines = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
         let mut access = Access::default();
         for (count, (n, line)) in lines.enumerate() {
             let wrong = |error: Error| error.context(format!("line {}", n + 1));
             if count == LINES_MAX {
-                return Err(wrong(Error::new(Kind::InvalidInput, format!("there are more than {LINES_MAX} lines"))));
+                return Err(wrong(Error::new(
+                    Kind::InvalidInput,
+                    format!("there are more than {LINES_MAX} lines"),
+                )));
             }
             access.give(Line::read(line).map_err(wrong)?).map_err(wrong)?;
         }
@@ -107,7 +123,10 @@ impl Access {
         } else if given.patterns.len() < PATTERNS_MAX {
             given.patterns.push((volumes, right));
         } else {
-            return Err(Error::new(Kind::InvalidInput, format!("a peer has {PATTERNS_MAX} patterns at most")));
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("a peer has {PATTERNS_MAX} patterns at most"),
+            ));
         }
         Ok(())
     }
@@ -118,23 +137,35 @@ impl Line {
         let wrong = |text: String| Error::new(Kind::InvalidInput, text);
         let words: Vec<&str> = line.split_whitespace().collect();
         let [peer, right, volumes] = words[..] else {
-            return Err(wrong("a line is a peer, a right and volumes, like 'user:libvirt-qemu write vm-*'".to_owned()));
+            return Err(wrong(
+                "a line is a peer, a right and volumes, like 'user:libvirt-qemu write vm-*'"
+                    .to_owned(),
+            ));
         };
         let right = match right {
             "read" => Right::Read,
             "write" => Right::Write,
-            other => return Err(wrong(format!("'{other}' is no right; they are 'read' and 'write'"))),
+            other => {
+                return Err(wrong(format!("'{other}' is no right; they are 'read' and 'write'")));
+            }
         };
         Ok(Line { peer: peer_of(peer)?, right, volumes: volumes.to_owned() })
     }
 }
 
 fn peer_of(text: &str) -> Result<Peer> {
-    let wrong = || Error::new(Kind::InvalidInput, format!("'{text}' is no peer; a peer is user:NAME, uid:NUMBER or addr:ADDRESS"));
+    let wrong = || {
+        Error::new(
+            Kind::InvalidInput,
+            format!("'{text}' is no peer; a peer is user:NAME, uid:NUMBER or addr:ADDRESS"),
+        )
+    };
     match text.split_once(':') {
         Some(("uid", number)) => number.parse().map(Peer::User).map_err(|_| wrong()),
         Some(("user", name)) => {
-            let missing = || Error::new(Kind::InvalidInput, format!("there is no user '{name}' on this machine"));
+            let missing = || {
+                Error::new(Kind::InvalidInput, format!("there is no user '{name}' on this machine"))
+            };
             accounts::user(name)?.map(Peer::User).ok_or_else(missing)
         }
         Some(("addr", address)) => address.parse::<IpAddr>().map(Peer::at).map_err(|_| wrong()),
@@ -145,8 +176,15 @@ fn peer_of(text: &str) -> Result<Peer> {
 impl Rights for Access {
     fn right(&self, peer: Peer, volume: &str) -> Right {
         let Some(given) = self.0.get(&peer) else { return Right::Nothing };
-        let patterns = given.patterns.iter().filter(|(pattern, _)| matches(pattern.as_bytes(), volume.as_bytes()));
-        patterns.map(|(_, right)| *right).chain(given.named.get(volume).copied()).max().unwrap_or(Right::Nothing)
+        let patterns = given
+            .patterns
+            .iter()
+            .filter(|(pattern, _)| matches(pattern.as_bytes(), volume.as_bytes()));
+        patterns
+            .map(|(_, right)| *right)
+            .chain(given.named.get(volume).copied())
+            .max()
+            .unwrap_or(Right::Nothing)
     }
 
     fn knows(&self, peer: Peer) -> bool {
@@ -156,7 +194,8 @@ impl Rights for Access {
 
 /// Whether a name is one of a pattern, in which `*` stands for any bytes and `?` for one.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    // Where the last star was, and the name behind what it stands for; when what follows does not fit, it stands for one byte more.
+    // Where the last star was, and the name behind what it stands for; when what follows does not
+    // fit, it stands for one byte more.
     let (mut p, mut n, mut star) = (0, 0, None);
     while n < name.len() {
         match pattern.get(p) {
@@ -183,18 +222,27 @@ mod tests {
 
     #[test]
     fn rule_13_peers_have_what_the_lines_give_them() {
-        let text =
-            "# who\n\nuid:61234 write vm-*\nuid:61234 read *\n user:root write a?c\naddr:10.0.0.1 read backup\naddr:2001:db8::1 write x\n";
+        let text = "# who\n\nuid:61234 write vm-*\nuid:61234 read *\n user:root write a?c\naddr:10.0.0.1 read backup\naddr:2001:db8::1 write x\n";
         let access: Access = text.parse().unwrap();
         let right = |peer, volume| access.right(peer, volume);
         assert_eq!(right(Peer::User(61_234), "vm-1"), Right::Write);
         assert_eq!(right(Peer::User(61_234), "other"), Right::Read);
-        assert_eq!((right(Peer::User(0), "abc"), right(Peer::User(0), "ac")), (Right::Write, Right::Nothing));
+        assert_eq!(
+            (right(Peer::User(0), "abc"), right(Peer::User(0), "ac")),
+            (Right::Write, Right::Nothing)
+        );
         let at = |text: &str| Peer::at(text.parse().unwrap());
-        assert_eq!((right(at("10.0.0.1"), "backup"), right(at("10.0.0.2"), "backup")), (Right::Read, Right::Nothing));
+        assert_eq!(
+            (right(at("10.0.0.1"), "backup"), right(at("10.0.0.2"), "backup")),
+            (Right::Read, Right::Nothing)
+        );
         assert_eq!(right(at("2001:db8::9"), "x"), Right::Write);
         assert_eq!(right(Peer::Unknown, "vm-1"), Right::Nothing);
-        assert!(access.knows(Peer::User(0)) && !access.knows(Peer::User(4)) && !access.knows(at("10.0.0.2")));
+        assert!(
+            access.knows(Peer::User(0))
+                && !access.knows(Peer::User(4))
+                && !access.knows(at("10.0.0.2"))
+        );
         for (wrong, why) in [
             ("uid:1 write", "line 1"),
             ("\nuid:x write *", "line 2"),
@@ -212,16 +260,36 @@ mod tests {
     fn rule_13_without_a_file_the_servers_user_and_root_have_everything() {
         let usual = Usual { own_uid: 1000 };
         let right = |peer| usual.right(peer, "any");
-        assert!([Peer::User(0), Peer::User(1000), Peer::at("::1".parse().unwrap())].map(right).iter().all(|right| *right == Right::Write));
-        assert!([Peer::User(61_234), Peer::Unknown].map(right).iter().all(|right| *right == Right::Nothing));
+        assert!(
+            [Peer::User(0), Peer::User(1000), Peer::at("::1".parse().unwrap())]
+                .map(right)
+                .iter()
+                .all(|right| *right == Right::Write)
+        );
+        assert!(
+            [Peer::User(61_234), Peer::Unknown]
+                .map(right)
+                .iter()
+                .all(|right| *right == Right::Nothing)
+        );
     }
 
     #[test]
     fn patterns_match_whole_names() {
-        for (pattern, name) in [("*", ""), ("*", "a"), ("a*c*", "abcbc"), ("?", "x"), ("*a*b", "aab"), ("vm", "vm"), ("**", "z")] {
+        for (pattern, name) in [
+            ("*", ""),
+            ("*", "a"),
+            ("a*c*", "abcbc"),
+            ("?", "x"),
+            ("*a*b", "aab"),
+            ("vm", "vm"),
+            ("**", "z"),
+        ] {
             assert!(matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
         }
-        for (pattern, name) in [("", "a"), ("?", ""), ("vm", "vm1"), ("vm-*", "vm"), ("*a", "ab"), ("a?", "a")] {
+        for (pattern, name) in
+            [("", "a"), ("?", ""), ("vm", "vm1"), ("vm-*", "vm"), ("*a", "ab"), ("a?", "a")]
+        {
             assert!(!matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
         }
     }

@@ -37,10 +37,18 @@ impl Door {
     /// `InvalidInput` when there is no such group.
     pub(crate) fn reach(&self) -> Result<Reach, Error> {
         let number = |name: &String| {
-            let missing = || Error::new(Kind::InvalidInput, format!("there is no group '{name}' on this machine"));
+            let missing = || {
+                Error::new(
+                    Kind::InvalidInput,
+                    format!("there is no group '{name}' on this machine"),
+                )
+            };
             accounts::group(name)?.ok_or_else(missing)
         };
-        Ok(Reach { mode: self.mode.unwrap_or(Reach::default().mode), group: self.group.as_ref().map(number).transpose()? })
+        Ok(Reach {
+            mode: self.mode.unwrap_or(Reach::default().mode),
+            group: self.group.as_ref().map(number).transpose()?,
+        })
     }
 }
 
@@ -69,7 +77,9 @@ impl FromStr for Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Unix(path, _) => write!(f, "nbd+unix:///?socket={}", escaped(&path.to_string_lossy(), true)),
+            Address::Unix(path, _) => {
+                write!(f, "nbd+unix:///?socket={}", escaped(&path.to_string_lossy(), true))
+            }
             Address::Tcp(address) => write!(f, "nbd://{address}/"),
         }
     }
@@ -79,7 +89,12 @@ impl fmt::Display for Address {
 fn with_door(text: &str) -> Result<(&str, Door), Error> {
     let (mut path, mut door) = (text, Door::default());
     while let Some((before, last)) = path.rsplit_once(',') {
-        let wrong = || Error::new(Kind::InvalidInput, format!("'{last}' is no mode of a socket, like mode=0660"));
+        let wrong = || {
+            Error::new(
+                Kind::InvalidInput,
+                format!("'{last}' is no mode of a socket, like mode=0660"),
+            )
+        };
         match last.split_once('=') {
             Some(("mode", octal)) => {
                 let mode = u32::from_str_radix(octal, 8).ok().filter(|mode| *mode <= 0o777);
@@ -93,8 +108,13 @@ fn with_door(text: &str) -> Result<(&str, Door), Error> {
     Ok((path, door))
 }
 
-/// Refuses addresses that are not UNIX sockets, unless it is insisted on: any user of this machine reaches even those of the loopback interface.
-pub(crate) fn let_in(addresses: &[Address], sockets: &[Socket], insecure: bool) -> Result<(), Failure> {
+/// Refuses addresses that are not UNIX sockets, unless it is insisted on: any user of this machine
+/// reaches even those of the loopback interface.
+pub(crate) fn let_in(
+    addresses: &[Address],
+    sockets: &[Socket],
+    insecure: bool,
+) -> Result<(), Failure> {
     if insecure {
         return Ok(());
     }
@@ -102,7 +122,12 @@ pub(crate) fn let_in(addresses: &[Address], sockets: &[Socket], insecure: bool) 
         Address::Unix(..) => None,
         Address::Tcp(address) => Some(format!("tcp:{address}")),
     });
-    let handed_over = || sockets.iter().find(|socket| socket.is_of_network()).map(|socket| format!("the socket {}", of_socket(&socket.fd)));
+    let handed_over = || {
+        sockets
+            .iter()
+            .find(|socket| socket.is_of_network())
+            .map(|socket| format!("the socket {}", of_socket(&socket.fd)))
+    };
     match of_option.or_else(handed_over) {
         None => Ok(()),
         Some(open) => Err(Failure::usage(format!(
@@ -122,16 +147,29 @@ pub(crate) fn uri(listener: &str, volume: &str) -> String {
 
 /// Text as it may stand in a URI; slashes are kept in paths.
 fn escaped(text: &str, path: bool) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (path && byte == b'/');
-    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    let plain = |byte: u8| {
+        byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (path && byte == b'/')
+    };
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 /// The address of a socket that listens already.
 pub(crate) fn of_socket(socket: &OwnedFd) -> String {
-    let of_unix = || UnixListener::from(socket.try_clone().ok()?).local_addr().ok()?.as_pathname().map(Path::to_owned);
+    let of_unix = || {
+        UnixListener::from(socket.try_clone().ok()?)
+            .local_addr()
+            .ok()?
+            .as_pathname()
+            .map(Path::to_owned)
+    };
     let of_tcp = || TcpListener::from(socket.try_clone().ok()?).local_addr().ok();
-    let address = of_unix().map(|path| Address::Unix(path, Door::default())).or_else(|| of_tcp().map(Address::Tcp));
-    address.map_or_else(|| "a socket of the service manager".to_owned(), |address| address.to_string())
+    let address = of_unix()
+        .map(|path| Address::Unix(path, Door::default()))
+        .or_else(|| of_tcp().map(Address::Tcp));
+    address
+        .map_or_else(|| "a socket of the service manager".to_owned(), |address| address.to_string())
 }
 
 /// Where a store is served when nobody says so: beside its file; for a device, in `/run`.
@@ -156,7 +194,10 @@ mod tests {
         assert_eq!(shown("tcp:127.0.0.1:10809").unwrap(), "nbd://127.0.0.1:10809/");
         assert_eq!(shown("tcp:localhost:1").unwrap(), "nbd://127.0.0.1:1/");
         assert_eq!(shown("tcp:[::1]:10809").unwrap(), "nbd://[::1]:10809/");
-        assert_eq!(shown("unix:/run/a,b.sock,group=0,mode=0660").unwrap(), "nbd+unix:///?socket=/run/a%2Cb.sock");
+        assert_eq!(
+            shown("unix:/run/a,b.sock,group=0,mode=0660").unwrap(),
+            "nbd+unix:///?socket=/run/a%2Cb.sock"
+        );
         let reach = |text: &str| match text.parse() {
             Ok(Address::Unix(_, door)) => door.reach().map_err(|error| error.to_string()),
             other => panic!("{other:?}"),
@@ -183,7 +224,10 @@ mod tests {
 
     #[test]
     fn volumes_stand_in_uris() {
-        assert_eq!(uri("nbd+unix:///?socket=/run/a.sock", "vm 1/ä"), "nbd+unix:///vm%201%2F%C3%A4?socket=/run/a.sock");
+        assert_eq!(
+            uri("nbd+unix:///?socket=/run/a.sock", "vm 1/ä"),
+            "nbd+unix:///vm%201%2F%C3%A4?socket=/run/a.sock"
+        );
         assert_eq!(uri("nbd://127.0.0.1:10809/", "vm1"), "nbd://127.0.0.1:10809/vm1");
     }
 }

@@ -1,9 +1,12 @@
-//! `onefold serve` for an archive: its backup volumes over NBD, and streams through the control socket.
+//! `onefold serve` for an archive: its backup volumes over NBD, and streams through the control
+//! socket.
 //!
-//! The server is the ingesting process of its archive: puts reach it through the control socket, and no other process puts meanwhile. All else, as `rm`, `ls`, `get`,
-//! `gc` and `check`, works beside it.
+//! The server is the ingesting process of its archive: puts reach it through the control socket,
+//! and no other process puts meanwhile. All else, as `rm`, `ls`, `get`, `gc` and `check`, works
+//! beside it.
 //!
-//! *Crash argument:* the process may end at any point: what was flushed is in the log, and the rest is garbage for `gc`.
+//! *Crash argument:* the process may end at any point: what was flushed is in the log, and the rest
+//! is garbage for `gc`.
 
 use std::{
     io::Read,
@@ -36,7 +39,11 @@ use crate::{
 const WAIT: Duration = Duration::from_millis(200);
 
 /// Serves until a signal comes.
-pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service) -> Result<(), Failure> {
+pub(super) fn run(
+    options: &Options,
+    directory: &ArchiveDir,
+    service: Service,
+) -> Result<(), Failure> {
     let limits = options.limits()?;
     put::valid_filters(&options.filters)?;
     let shown = directory.path().display();
@@ -44,11 +51,14 @@ pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service) -
         return Err(Failure::new(format!("{shown} is served by process {pid} already")));
     }
     note(service.notifier.status("opening the archive"));
-    let settings = Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
+    let settings =
+        Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
     // Given up last, when nobody writes any more.
     let keeper = directory.claim()?;
-    let (archive, nodes) = directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
-    // Until here a signal ends the process at once: opening may take long, and an archive survives it like any crash.
+    let (archive, nodes) =
+        directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
+    // Until here a signal ends the process at once: opening may take long, and an archive survives
+    // it like any crash.
     let mut signals = StopSignals::install()?;
     let (end, ended) = mpsc::channel();
     let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
@@ -65,24 +75,43 @@ pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service) -
 
     let mut server = options.server(exports.clone(), limits)?;
     let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
-    let commands = Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
+    let commands =
+        Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
     let control = control::Server::start(&directory.control_name()?, commands)?;
     server.start()?;
     let drained = volumes.clone();
-    let drainer = std::thread::Builder::new().name("drain".into()).spawn(move || drained.run_drainer());
-    let drainer = drainer.map_err(|e| Error::from_io("cannot start a thread for the volumes", e))?;
+    let drainer =
+        std::thread::Builder::new().name("drain".into()).spawn(move || drained.run_drainer());
+    let drainer =
+        drainer.map_err(|e| Error::from_io("cannot start a thread for the volumes", e))?;
 
     let names = exports.list();
-    let uris: Vec<String> =
-        names.iter().flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name))).take(URIS_MAX).collect();
+    let uris: Vec<String> = names
+        .iter()
+        .flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name)))
+        .take(URIS_MAX)
+        .collect();
     match uris.is_empty() {
-        true => tracing::info!("serving {shown} at {}; it has no volumes yet (onefold archive volume create)", listeners.join(" and ")),
+        true => tracing::info!(
+            "serving {shown} at {}; it has no volumes yet (onefold archive volume create)",
+            listeners.join(" and ")
+        ),
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),
     }
-    nodes.iter().flat_map(|nodes| directory.notes(nodes)).for_each(|absent| tracing::warn!("{absent}"));
-    note(service.notifier.ready(&format!("serving {} volumes of {shown} at {}", names.len(), listeners.join(" and "))));
+    nodes
+        .iter()
+        .flat_map(|nodes| directory.notes(nodes))
+        .for_each(|absent| tracing::warn!("{absent}"));
+    note(service.notifier.ready(&format!(
+        "serving {} volumes of {shown} at {}",
+        names.len(),
+        listeners.join(" and ")
+    )));
     let mut stopped = false;
-    while ended.recv_timeout(LOOK_EVERY).is_err_and(|error| error == mpsc::RecvTimeoutError::Timeout) {
+    while ended
+        .recv_timeout(LOOK_EVERY)
+        .is_err_and(|error| error == mpsc::RecvTimeoutError::Timeout)
+    {
         match volumes.tend(now()) {
             Ok(()) => {}
             Err(error) if stopped => tracing::debug!("{error}"),
@@ -112,7 +141,11 @@ pub(super) fn run(options: &Options, directory: &ArchiveDir, service: Service) -
 }
 
 /// Becomes the ingesting process; `None` when it is told to stop while it waits for another one.
-fn ingest(archive: &Arc<onefold_archive::Archive>, no_wait: bool, ended: &mpsc::Receiver<()>) -> Result<Option<Arc<Ingest>>, Failure> {
+fn ingest(
+    archive: &Arc<onefold_archive::Archive>,
+    no_wait: bool,
+    ended: &mpsc::Receiver<()>,
+) -> Result<Option<Arc<Ingest>>, Failure> {
     let mut told = false;
     loop {
         match Ingest::begin(archive, false, true) {
@@ -204,7 +237,12 @@ impl Served for Commands {
         }
     }
 
-    fn take(&self, request: Request, input: &mut (dyn Read + Send), progress: &mut Tell<'_>) -> Result<Value> {
+    fn take(
+        &self,
+        request: Request,
+        input: &mut (dyn Read + Send),
+        progress: &mut Tell<'_>,
+    ) -> Result<Value> {
         let Request::Put { name, tree } = request else {
             return Err(Error::new(Kind::Unsupported, "the server of an archive does not do this"));
         };
@@ -212,7 +250,8 @@ impl Served for Commands {
         // From now on the client sends.
         progress("ready", 0, 0)?;
         let shape = if tree { Shape::Tree } else { Shape::Bytes };
-        let (gauge, stream_of) = (Gauge::default(), Stream { name: name.clone(), shape, now: now(), wait: false });
+        let (gauge, stream_of) =
+            (Gauge::default(), Stream { name: name.clone(), shape, now: now(), wait: false });
         let looked = &gauge;
         let report = put_on(self.volumes.ingest(), stream_of, &gauge, |feeder| {
             stream::take(input, feeder, &mut || {
@@ -226,5 +265,6 @@ impl Served for Commands {
 }
 
 fn json(value: &impl Serialize) -> Result<Value> {
-    serde_json::to_value(value).map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
+    serde_json::to_value(value)
+        .map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
 }

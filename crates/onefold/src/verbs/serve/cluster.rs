@@ -1,7 +1,9 @@
-//! `onefold serve` for a store of the cluster engine, in a folder or on Ceph: its volumes, with workers inside.
+//! `onefold serve` for a store of the cluster engine, in a folder or on Ceph: its volumes, with
+//! workers inside.
 //!
-//! *Crash argument:* what was acknowledged is durable in the object store; volumes that were open are looked through when they are attached again.
-//! A server whose volume was taken over is fenced: nothing of it is applied any more, and it ends.
+//! *Crash argument:* what was acknowledged is durable in the object store; volumes that were open
+//! are looked through when they are attached again. A server whose volume was taken over is fenced:
+//! nothing of it is applied any more, and it ends.
 
 use std::{
     path::PathBuf,
@@ -37,12 +39,18 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
     let usual = match url {
         Url::Folder(folder) => Some(socket(folder)),
         Url::Rados(..) if options.nbd.is_empty() && service.sockets.is_empty() => {
-            return Err(Failure::usage("say with --nbd where clients connect, as --nbd unix:/run/onefold.sock"));
+            return Err(Failure::usage(
+                "say with --nbd where clients connect, as --nbd unix:/run/onefold.sock",
+            ));
         }
         Url::Rados(..) => None,
     };
     let backing = Backing::open(url, options.pace.timeout())?;
-    let settings = Settings { cache_bytes: options.cache_bytes.0, dedup: options.dedup.into(), ..options.pace.settings() };
+    let settings = Settings {
+        cache_bytes: options.cache_bytes.0,
+        dedup: options.dedup.into(),
+        ..options.pace.settings()
+    };
     let session = backing.session(settings).map_err(|e| e.context(&shown))?;
     let exports = Arc::new(ClusterExports::new(Arc::new(session), mode));
 
@@ -71,13 +79,23 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
     waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
 
     let volumes = exports.list();
-    let uris: Vec<String> =
-        volumes.iter().flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name))).take(16).collect();
+    let uris: Vec<String> = volumes
+        .iter()
+        .flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name)))
+        .take(16)
+        .collect();
     match uris.is_empty() {
-        true => tracing::info!("serving {shown} at {}; it has no volumes yet (onefold cluster volume create)", listeners.join(" and ")),
+        true => tracing::info!(
+            "serving {shown} at {}; it has no volumes yet (onefold cluster volume create)",
+            listeners.join(" and ")
+        ),
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),
     }
-    note(service.notifier.ready(&format!("serving {} volumes of {shown} at {}", volumes.len(), listeners.join(" and "))));
+    note(service.notifier.ready(&format!(
+        "serving {} volumes of {shown} at {}",
+        volumes.len(),
+        listeners.join(" and ")
+    )));
     let lost = ended.recv().ok().flatten();
     match &lost {
         Some(error) => tracing::error!("{error}; stopping"),
@@ -98,7 +116,8 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
     Ok(())
 }
 
-/// The volumes, for clients. That we have not the right to one is said in our log, too: who can mend that does not see what clients are told.
+/// The volumes, for clients. That we have not the right to one is said in our log, too: who can
+/// mend that does not see what clients are told.
 struct Told(Arc<ClusterExports>);
 
 impl Exports for Told {
@@ -123,7 +142,8 @@ fn socket(folder: &std::path::Path) -> PathBuf {
     name.into()
 }
 
-/// Does what is due for volumes that are open, until the other side of `stopped` is gone, or an error after which nothing is taken from us any more.
+/// Does what is due for volumes that are open, until the other side of `stopped` is gone, or an
+/// error after which nothing is taken from us any more.
 fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) -> Result<(), Error> {
     let mut renewed = Instant::now();
     let mut pause = TEND;

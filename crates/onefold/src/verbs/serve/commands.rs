@@ -53,9 +53,12 @@ impl Commands {
     fn report(&self) -> Result<Report> {
         let status = self.store.status();
         // Somebody may have moved it meanwhile, which does not disturb the server.
-        let looked = StoreFile::look(self.file.path()).ok().filter(|file| file.control_name() == self.file.control_name());
+        let looked = StoreFile::look(self.file.path())
+            .ok()
+            .filter(|file| file.control_name() == self.file.control_name());
         let file = looked.as_ref().unwrap_or(&self.file);
-        let statistics = self.server.lock().as_ref().map(nbd::Server::statistics).unwrap_or_default();
+        let statistics =
+            self.server.lock().as_ref().map(nbd::Server::statistics).unwrap_or_default();
         let memory = process::memory()?;
         let server = Server {
             pid: std::process::id(),
@@ -103,5 +106,6 @@ impl Served for Commands {
 }
 
 fn json(value: &impl Serialize) -> Result<Value> {
-    serde_json::to_value(value).map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
+    serde_json::to_value(value)
+        .map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
 }

@@ -17,7 +17,12 @@ impl FromStr for Limit {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Limit> {
-        let wrong = || Error::new(Kind::InvalidInput, "a limit is VOLUME=IOPS,BYTES, like vm1=500,10M, with 0 for what is not limited");
+        let wrong = || {
+            Error::new(
+                Kind::InvalidInput,
+                "a limit is VOLUME=IOPS,BYTES, like vm1=500,10M, with 0 for what is not limited",
+            )
+        };
         let (volume, limits) = text.rsplit_once('=').ok_or_else(wrong)?;
         let (iops, bytes) = limits.split_once(',').ok_or_else(wrong)?;
         let bytes: Size = bytes.parse()?;
@@ -53,7 +58,11 @@ mod tests {
 
     #[test]
     fn limits_are_written() {
-        let limit = |text: &str| text.parse::<Limit>().map(|limit| (limit.volume, limit.limits.iops, limit.limits.bytes)).ok();
+        let limit = |text: &str| {
+            text.parse::<Limit>()
+                .map(|limit| (limit.volume, limit.limits.iops, limit.limits.bytes))
+                .ok()
+        };
         assert_eq!(limit("vm1=500,10M"), Some(("vm1".to_owned(), 500, 10 << 20)));
         assert_eq!(limit("a=b=0,4K"), Some(("a=b".to_owned(), 0, 4096)));
         for wrong in ["", "vm1", "vm1=5", "vm1=x,1", "vm1=1,x", "vm1=-1,0"] {

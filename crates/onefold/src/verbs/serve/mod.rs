@@ -1,9 +1,11 @@
 //! `onefold serve`: a store at work, from opening to an orderly end.
 //!
-//! Up: sockets of the service manager, the store's lock and recovery, signals, its threads, the control socket, NBD; then ready. Down, in
-//! the opposite order: NBD clients are answered and sent away, commands end, everything is made durable, the store is marked clean.
+//! Up: sockets of the service manager, the store's lock and recovery, signals, its threads, the
+//! control socket, NBD; then ready. Down, in the opposite order: NBD clients are answered and sent
+//! away, commands end, everything is made durable, the store is marked clean.
 //!
-//! *Crash argument:* the process may end at any point, as after a power cut: the store recovers when it is opened again.
+//! *Crash argument:* the process may end at any point, as after a power cut: the store recovers
+//! when it is opened again.
 
 mod access;
 pub(super) mod address;
@@ -59,8 +61,9 @@ const URIS_MAX: usize = 16;
 
 /// Serves the volumes of a store over NBD, until SIGTERM or Ctrl-C
 ///
-/// Without --nbd and without sockets from systemd it listens on a UNIX socket beside the store, STORE.sock (for a device
-/// /run/onefold-NAME.sock). A UNIX socket can be reached by this user alone (mode 0600).
+/// Without --nbd and without sockets from systemd it listens on a UNIX socket beside the store,
+/// STORE.sock (for a device /run/onefold-NAME.sock). A UNIX socket can be reached by this user
+/// alone (mode 0600).
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
                         onefold serve disk.onefold --nbd unix:/run/onefold.sock,mode=0660,group=kvm\n  \
@@ -69,14 +72,18 @@ const URIS_MAX: usize = 16;
                         onefold serve pool --workers 2\n  \
                         onefold serve rados: --nbd unix:/run/onefold.sock")]
 pub(crate) struct Options {
-    /// The store: a file or device, or an archive's directory; a folder may hold one of the cluster engine, whose writes are always acknowledged when they are durable, and rados:[CONF] is one on Ceph
+    /// The store: a file or device, or an archive's directory; a folder may hold one of the
+    /// cluster engine, whose writes are always acknowledged when they are durable, and
+    /// rados:[CONF] is one on Ceph
     store: PathBuf,
 
-    /// Where clients connect: unix:PATH, unix:PATH,mode=0660,group=NAME, or tcp:ADDRESS:PORT with --insecure; can be given several times
+    /// Where clients connect: unix:PATH, unix:PATH,mode=0660,group=NAME, or tcp:ADDRESS:PORT with
+    /// --insecure; can be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
 
-    /// When a write is acknowledged: weak, when it is in memory, and durable after a flush or about a second; strong, when it is durable
+    /// When a write is acknowledged: weak, when it is in memory, and durable after a flush or
+    /// about a second; strong, when it is durable
     #[arg(long, value_enum, default_value = "weak")]
     persistence: PersistenceName,
 
@@ -84,13 +91,13 @@ pub(crate) struct Options {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     pub(crate) memory: Size,
 
-    /// Listens on TCP addresses, where everybody who can reach them, any user of this machine at least, may read and write: NBD has no passwords, and TLS
-    /// is not there yet
+    /// Listens on TCP addresses, where everybody who can reach them, any user of this machine at
+    /// least, may read and write: NBD has no passwords, and TLS is not there yet
     #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// Who may use which volumes, in lines like 'user:libvirt-qemu write vm-*'; without it this user and root everything, and everybody who reaches a
-    /// TCP address
+    /// Who may use which volumes, in lines like 'user:libvirt-qemu write vm-*'; without it this
+    /// user and root everything, and everybody who reaches a TCP address
     #[arg(long, value_name = "FILE")]
     access: Option<PathBuf>,
 
@@ -98,8 +105,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle_timeout: Option<u64>,
 
-    /// Most requests and bytes a second of all clients of a volume, like vm1=500,10M; 0 is no limit. For this server, instead of what `volume limit` says; can be
-    /// given several times
+    /// Most requests and bytes a second of all clients of a volume, like vm1=500,10M; 0 is no
+    /// limit. For this server, instead of what `volume limit` says; can be given several times
     #[arg(long, value_name = "VOLUME=IOPS,BYTES")]
     limit: Vec<Limit>,
 
@@ -119,7 +126,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
     pub(crate) workers: usize,
 
-    /// Most that chunks kept beside their deduplicated copies may take, for a store of the cluster engine; reading what is hot costs no more than this
+    /// Most that chunks kept beside their deduplicated copies may take, for a store of the cluster
+    /// engine; reading what is hot costs no more than this
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(crate) cache_bytes: Size,
 
@@ -127,11 +135,13 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "post-processing")]
     pub(crate) dedup: DedupName,
 
-    /// Takes volumes over from another server, which is shut out even when it only seems to be gone; for a store of the cluster engine
+    /// Takes volumes over from another server, which is shut out even when it only seems to be
+    /// gone; for a store of the cluster engine
     #[arg(long, conflicts_with = "read_only")]
     pub(crate) take_over: bool,
 
-    /// Serves volumes for reading, also while another server writes to them; for a store of the cluster engine
+    /// Serves volumes for reading, also while another server writes to them; for a store of the
+    /// cluster engine
     #[arg(long)]
     pub(crate) read_only: bool,
 
@@ -139,11 +149,13 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) no_wait: bool,
 
-    /// Goes on with nodes absent, while one more than the data needs are there; for an archive on several nodes
+    /// Goes on with nodes absent, while one more than the data needs are there; for an archive on
+    /// several nodes
     #[arg(long)]
     pub(crate) degraded: bool,
 
-    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index, byte-compare; for an archive
+    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index,
+    /// byte-compare; for an archive
     #[arg(long, value_delimiter = ',', default_value = super::put::FILTERS, value_name = "FILTERS")]
     pub(crate) filters: Vec<onefold_archive::FilterName>,
 
@@ -151,8 +163,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
     pub(crate) level: i32,
 
-    /// All volumes of the store belong to one tenant: on a full store, writes of what any of them has stored are still taken. Without it, and with several
-    /// volumes, they are refused like all others, so that nobody learns from them what another volume holds; for a store in a file or device
+    /// All volumes of the store belong to one tenant: on a full store, writes of what any of them
+    /// has stored are still taken. Without it, and with several volumes, they are refused like
+    /// all others, so that nobody learns from them what another volume holds; for a store in a
+    /// file or device
     #[arg(long)]
     pub(crate) one_tenant: bool,
 
@@ -174,13 +188,20 @@ enum PersistenceName {
 
 fn connections(text: &str) -> Result<usize, String> {
     const MOST: usize = 65_536;
-    text.parse().ok().filter(|n| (1..=MOST).contains(n)).ok_or_else(|| format!("a number from 1 to {MOST}"))
+    text.parse()
+        .ok()
+        .filter(|n| (1..=MOST).contains(n))
+        .ok_or_else(|| format!("a number from 1 to {MOST}"))
 }
 
 impl Options {
     fn settings(&self) -> Result<Settings, Failure> {
         if self.memory.0 < MEMORY_MIN {
-            return Err(Failure::usage(format!("--memory {} is too little; a store needs at least {}", self.memory, Size(MEMORY_MIN))));
+            return Err(Failure::usage(format!(
+                "--memory {} is too little; a store needs at least {}",
+                self.memory,
+                Size(MEMORY_MIN)
+            )));
         }
         let persistence = match self.persistence {
             PersistenceName::Weak => Persistence::Weak,
@@ -204,18 +225,28 @@ impl Options {
 
     fn limits(&self) -> Result<Limits, Failure> {
         let most = nbd::limits::PAYLOAD_BYTES;
-        let payload_bytes = u32::try_from(self.max_request.0).ok().filter(|bytes| (4096..=most).contains(bytes));
+        let payload_bytes =
+            u32::try_from(self.max_request.0).ok().filter(|bytes| (4096..=most).contains(bytes));
         let Some(payload_bytes) = payload_bytes else {
-            return Err(Failure::usage(format!("--max-request is between 4K and {}", Size(u64::from(most)))));
+            return Err(Failure::usage(format!(
+                "--max-request is between 4K and {}",
+                Size(u64::from(most))
+            )));
         };
         let buffer_bytes = Settings::for_connections(self.memory.0) as usize;
-        let connections = self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes));
+        let connections =
+            self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes));
         let places = Limits::places_for(buffer_bytes, connections);
         let limits = Limits { connections, places, buffer_bytes, ..Limits::default() };
         let needed = limits.needed_bytes();
         if needed > buffer_bytes {
-            let memory = Size((needed as u64 * MEMORY_MIN / Settings::for_connections(MEMORY_MIN)).next_multiple_of(1 << 20));
-            return Err(Failure::usage(format!("--max-connections {connections} needs --memory {memory}")));
+            let memory = Size(
+                (needed as u64 * MEMORY_MIN / Settings::for_connections(MEMORY_MIN))
+                    .next_multiple_of(1 << 20),
+            );
+            return Err(Failure::usage(format!(
+                "--max-connections {connections} needs --memory {memory}"
+            )));
         }
         Ok(Limits {
             payload_bytes,
@@ -244,18 +275,24 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
     note(service.notifier.status("opening the store"));
     let working = file.work(settings)?;
-    // Until here a signal ends the process at once: opening may take long, and a store survives it like any crash.
+    // Until here a signal ends the process at once: opening may take long, and a store survives it
+    // like any crash.
     let signals = StopSignals::install()?;
     if !options.one_tenant {
         working.store().engine().keep_tenants_apart(random_bytes()?);
     }
     let recovered = working.store().status();
-    tracing::debug!("epoch {}, {} records to carry into the tables", recovered.epoch, grouped(recovered.uncommitted_records));
+    tracing::debug!(
+        "epoch {}, {} records to carry into the tables",
+        recovered.epoch,
+        grouped(recovered.uncommitted_records)
+    );
 
     let doors = match Doors::open(options, &file, working.store(), service.sockets, limits) {
         Ok(doors) => doors,
         Err(failure) => {
-            // Nobody came in yet: the store is closed as it was found. What keeps the doors shut is the error to tell.
+            // Nobody came in yet: the store is closed as it was found. What keeps the doors shut is
+            // the error to tell.
             let _ = working.close();
             return Err(failure);
         }
@@ -268,7 +305,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         Ok(()) => tracing::info!("closed {}", file.path().display()),
         Err(error) => tracing::error!("{}: {error}", file.path().display()),
     }
-    if well { Ok(ended?) } else { Err(Failure::new(format!("{}: a thread of the store failed", file.path().display()))) }
+    if well {
+        Ok(ended?)
+    } else {
+        Err(Failure::new(format!("{}: a thread of the store failed", file.path().display())))
+    }
 }
 
 /// Where clients and commands come in.
@@ -281,11 +322,18 @@ struct Doors {
 }
 
 impl Doors {
-    fn open(options: &Options, file: &StoreFile, store: &Arc<Store>, sockets: Vec<Socket>, limits: Limits) -> Result<Doors, Failure> {
+    fn open(
+        options: &Options,
+        file: &StoreFile,
+        store: &Arc<Store>,
+        sockets: Vec<Socket>,
+        limits: Limits,
+    ) -> Result<Doors, Failure> {
         let mut server = options.server(Arc::new(StoreExports(store.clone())), limits)?;
         let listeners = listen(options, Some(default_socket(file)), sockets, &mut server)?;
         let server = Arc::new(Mutex::new(Some(server)));
-        let commands = Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);
+        let commands =
+            Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);
         let control = control::Server::start(&file.control_name(), commands)?;
         if let Some(server) = server.lock().as_mut() {
             server.start()?;
@@ -305,8 +353,14 @@ impl Doors {
     }
 }
 
-/// Listens on the sockets of the service manager and where the options say, or else at the usual place; gives the addresses as clients type them.
-fn listen(options: &Options, usual: Option<PathBuf>, sockets: Vec<Socket>, server: &mut nbd::Server) -> Result<Vec<String>, Failure> {
+/// Listens on the sockets of the service manager and where the options say, or else at the usual
+/// place; gives the addresses as clients type them.
+fn listen(
+    options: &Options,
+    usual: Option<PathBuf>,
+    sockets: Vec<Socket>,
+    server: &mut nbd::Server,
+) -> Result<Vec<String>, Failure> {
     let mut addresses = options.nbd.clone();
     if addresses.is_empty() && sockets.is_empty() {
         addresses.extend(usual.map(|path| Address::Unix(path, Door::default())));
@@ -334,17 +388,27 @@ fn listen(options: &Options, usual: Option<PathBuf>, sockets: Vec<Socket>, serve
 fn say_ready(file: &StoreFile, working: &WorkingStore, listeners: &[String], notifier: &Notifier) {
     let volumes = working.store().status().volumes;
     let shown = file.path().display();
-    let mut uris: Vec<String> =
-        volumes.iter().flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name))).take(URIS_MAX).collect();
+    let mut uris: Vec<String> = volumes
+        .iter()
+        .flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name)))
+        .take(URIS_MAX)
+        .collect();
     let more = volumes.len() * listeners.len() - uris.len();
     if more > 0 {
         uris.push(format!("and {more} more (onefold volume list)"));
     }
     match uris.is_empty() {
-        true => tracing::info!("serving {shown} at {}; it has no volumes yet (onefold volume create)", listeners.join(" and ")),
+        true => tracing::info!(
+            "serving {shown} at {}; it has no volumes yet (onefold volume create)",
+            listeners.join(" and ")
+        ),
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),
     }
-    note(notifier.ready(&format!("serving {} volumes of {shown} at {}", volumes.len(), listeners.join(" and "))));
+    note(notifier.ready(&format!(
+        "serving {} volumes of {shown} at {}",
+        volumes.len(),
+        listeners.join(" and ")
+    )));
 }
 
 /// A service manager that can't be reached is worth a line, and no reason to stop.

@@ -69,13 +69,24 @@ impl Sim {
         }
         for _ in 0..2 {
             let archive = self.open(true)?;
-            let options = Options { now: self.now, keep_partial: 0, wait: false, reserve_bytes: 256 << 10, settle_all: true };
-            let collected = Collection::begin(&archive, options).and_then(|collection| collection.run(&mut |_| {}));
+            let options = Options {
+                now: self.now,
+                keep_partial: 0,
+                wait: false,
+                reserve_bytes: 256 << 10,
+                settle_all: true,
+            };
+            let collected = Collection::begin(&archive, options)
+                .and_then(|collection| collection.run(&mut |_| {}));
             collected.map_err(|e| self.judge("gc", &e))?;
         }
         let left = self.open(true)?.tables().replicated();
         if left.1 > 0 {
-            return Err(Failure::new(Checker::Progress, format!("{} containers stand replicated for ever", left.1)).into());
+            return Err(Failure::new(
+                Checker::Progress,
+                format!("{} containers stand replicated for ever", left.1),
+            )
+            .into());
         }
         self.look()
     }

@@ -1,7 +1,9 @@
-//! The medium damages what it holds: bits flip, sectors can't be read, writes are lost or land elsewhere.
+//! The medium damages what it holds: bits flip, sectors can't be read, writes are lost or land
+//! elsewhere.
 //!
-//! What is damaged is known byte by byte, and is put right at the end of a life: afterwards nothing may be missing. Until then all that does not depend on
-//! damaged bytes must be as it was, and an error must name what is damaged.
+//! What is damaged is known byte by byte, and is put right at the end of a life: afterwards nothing
+//! may be missing. Until then all that does not depend on damaged bytes must be as it was, and an
+//! error must name what is damaged.
 
 use onefold_core::{Error, Kind};
 
@@ -11,15 +13,21 @@ use crate::{
     checker::{Checker, Failure},
 };
 
-/// Parts without a second copy, and what an error calls them: the log; the first snapshot, which has none before it; and counts, which are made anew when
-/// they are damaged before a collection begins.
-const SINGLE: [(&str, &str); 4] =
-    [("log-", "operations log"), ("snapshot-", "snapshot 1:"), ("snapshot-", "snapshot-0000000001"), ("counts-", "usage counts")];
+/// Parts without a second copy, and what an error calls them: the log; the first snapshot, which
+/// has none before it; and counts, which are made anew when they are damaged before a collection
+/// begins.
+const SINGLE: [(&str, &str); 4] = [
+    ("log-", "operations log"),
+    ("snapshot-", "snapshot 1:"),
+    ("snapshot-", "snapshot-0000000001"),
+    ("counts-", "usage counts"),
+];
 
 impl Sim {
     /// A file of metadata is damaged, now or with a write to come.
     pub(super) fn damage_metadata(&mut self) {
-        let (medium, prefix) = (self.params.medium, METADATA[self.faults.below(METADATA.len() as u64) as usize]);
+        let (medium, prefix) =
+            (self.params.medium, METADATA[self.faults.below(METADATA.len() as u64) as usize]);
         let wrong = match medium {
             Medium::Rot | Medium::Unreadable => None,
             Medium::LostWrites => Some(Wrong::Lost),
@@ -47,12 +55,20 @@ impl Sim {
             // A sector that can't be read is named by its file. Counts that were there when a collection began may go bad under it.
             || ["log-", "counts-"].iter().any(|file| is_met(file) && message.contains(file));
         // One write that lands elsewhere damages two places at once.
-        let both = self.params.medium == Medium::MisdirectedWrites && is_met("snapshot-") && message.contains("snapshot");
-        single || both || (message.contains("both places of the label") && self.files.is_label_lost())
+        let both = self.params.medium == Medium::MisdirectedWrites
+            && is_met("snapshot-")
+            && message.contains("snapshot");
+        single
+            || both
+            || (message.contains("both places of the label") && self.files.is_label_lost())
     }
 
-    /// After a crash, on a medium that is damaged: what is there is right, and what is not is named. Then the damage is put right.
-    pub(super) fn look_at_damage(&mut self, (unsure, known): (Option<Unsure>, Known)) -> Result<(), Failure> {
+    /// After a crash, on a medium that is damaged: what is there is right, and what is not is
+    /// named. Then the damage is put right.
+    pub(super) fn look_at_damage(
+        &mut self,
+        (unsure, known): (Option<Unsure>, Known),
+    ) -> Result<(), Failure> {
         if !self.params.medium.damages() {
             return Ok(());
         }
@@ -66,7 +82,9 @@ impl Sim {
         }
         match looked {
             Err(Stop::Failed(failure)) => return Err(failure),
-            Err(Stop::Down) if !self.refused => return Err(Failure::new(Checker::Progress, "it does not open")),
+            Err(Stop::Down) if !self.refused => {
+                return Err(Failure::new(Checker::Progress, "it does not open"));
+            }
             Ok(()) if self.files.is_hurt() => self.reach.hit("damage of metadata cost nothing"),
             _ => {}
         }

@@ -1,4 +1,5 @@
-//! Streams are removed and renamed, and names compared with the model, at any time and after a crash.
+//! Streams are removed and renamed, and names compared with the model, at any time and after a
+//! crash.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -62,13 +63,17 @@ impl Sim {
         let found: Vec<&String> = tables.streams.keys().collect();
         let expected: Vec<&String> = self.streams.keys().collect();
         if found != expected {
-            return Err(Failure::new(Checker::DurableSurvives, format!("streams {found:?} instead of {expected:?}")).into());
+            return Err(Failure::new(
+                Checker::DurableSurvives,
+                format!("streams {found:?} instead of {expected:?}"),
+            )
+            .into());
         }
         Ok(())
     }
 
-    /// After a crash a reader looks first, and writes nothing. What it shows of what was under way is there for good, whatever crash comes next; what it does
-    /// not show may still come.
+    /// After a crash a reader looks first, and writes nothing. What it shows of what was under way
+    /// is there for good, whatever crash comes next; what it does not show may still come.
     pub(super) fn look_as_reader(&mut self) -> Flow {
         let archive = self.open(false)?;
         let mut reader = Reader::new(&archive).map_err(|error| self.judge("reader", &error))?;
@@ -84,7 +89,10 @@ impl Sim {
 
     /// Streams, and volumes with their blocks.
     pub(super) fn known(&self) -> Known {
-        (self.streams.clone(), self.disks.iter().map(|(name, disk)| (name.clone(), disk.cells.len())).collect())
+        (
+            self.streams.clone(),
+            self.disks.iter().map(|(name, disk)| (name.clone(), disk.cells.len())).collect(),
+        )
     }
 
     /// After a crash: what was under way is there or not, all else is as it was.
@@ -98,7 +106,11 @@ impl Sim {
         let found: Vec<String> = reader.tables().streams.keys().cloned().collect();
         let expected: Vec<String> = self.streams.keys().cloned().collect();
         if found != expected {
-            return Err(Failure::new(Checker::DurableSurvives, format!("after a crash streams {found:?} instead of {expected:?}")).into());
+            return Err(Failure::new(
+                Checker::DurableSurvives,
+                format!("after a crash streams {found:?} instead of {expected:?}"),
+            )
+            .into());
         }
         for (name, content) in self.streams.clone() {
             self.compare(&mut reader, &name, &content)?;
@@ -109,7 +121,11 @@ impl Sim {
             self.heal_noted(&archive)?;
             match check::check(&archive, true, &mut |_, _, _| {}) {
                 Ok(report) if report.is_well() => {}
-                Ok(report) => return Err(Failure::new(Checker::StoreCheck, report.problems.join("; ")).into()),
+                Ok(report) => {
+                    return Err(
+                        Failure::new(Checker::StoreCheck, report.problems.join("; ")).into()
+                    );
+                }
                 Err(error) => return Err(self.judge("check", &error)),
             }
             self.reach.hit("checked after a crash");
@@ -134,7 +150,9 @@ impl Sim {
                             }
                             Ok(())
                         });
-                        if read.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt) && self.damaged {
+                        if read.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt)
+                            && self.damaged
+                        {
                             // What can't be read is told apart by its length.
                             if stream.bytes == content.len() as u64 {
                                 bytes.clone_from(content);
@@ -162,7 +180,10 @@ impl Sim {
             Unsure::VolumeSize(name, after) => match tables.volume(name) {
                 Err(_) => drop(self.disks.remove(name)),
                 Ok((_, volume)) if volume.blocks() == *after as u64 => {
-                    self.disks.entry(name.clone()).or_insert_with(|| Disk::new(*after)).resize(*after);
+                    self.disks
+                        .entry(name.clone())
+                        .or_insert_with(|| Disk::new(*after))
+                        .resize(*after);
                 }
                 Ok(_) => {}
             },

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, nodes::Nodes, nodes::label::Absent, nodes::rebuild::Replacement, nodes::rebuild::repair, nodes::rebuild::replace,
+    Archive, nodes::Nodes, nodes::label::Absent, nodes::rebuild::Replacement,
+    nodes::rebuild::repair, nodes::rebuild::replace,
 };
 use onefold_core::Files;
 
@@ -34,7 +35,8 @@ impl Sim {
                 self.bad.insert(node);
             } else {
                 let prefix = format!("{}segment-", self.mounts[node].prefix());
-                let rotten = (0..self.rng.within(1, 20)).filter(|_| self.files.rot(&prefix)).count();
+                let rotten =
+                    (0..self.rng.within(1, 20)).filter(|_| self.files.rot(&prefix)).count();
                 if rotten > 0 {
                     self.say(|| format!("node {node} rots in {rotten} places"));
                     self.rotten.insert(node);
@@ -50,7 +52,8 @@ impl Sim {
         }
     }
 
-    /// More nodes go than may be lost: nothing is changed then, and nothing is forgotten when they come back.
+    /// More nodes go than may be lost: nothing is changed then, and nothing is forgotten when they
+    /// come back.
     pub(super) fn too_many(&mut self, parity: usize) -> Flow {
         self.actors = Actors::default();
         let mut copies: Vec<usize> = (0..=2 * parity).collect();
@@ -59,13 +62,23 @@ impl Sim {
             copies.swap_remove(n);
         }
         let names: Vec<String> = self.streams.keys().cloned().collect();
-        let (Some(name), false) = (self.rng.pick(&names).cloned(), copies.is_empty()) else { return Ok(()) };
-        let set_gone = |sim: &Sim, gone: &dyn Fn(usize) -> bool| (0..=2 * parity).for_each(|node| sim.mounts[node].set_gone(gone(node)));
+        let (Some(name), false) = (self.rng.pick(&names).cloned(), copies.is_empty()) else {
+            return Ok(());
+        };
+        let set_gone = |sim: &Sim, gone: &dyn Fn(usize) -> bool| {
+            (0..=2 * parity).for_each(|node| sim.mounts[node].set_gone(gone(node)))
+        };
         set_gone(self, &|node| !copies.contains(&node));
         let removed = {
-            let mounts = self.mounts.iter().map(|mount| Some(Arc::new(mount.clone()) as Arc<dyn Files>)).collect();
+            let mounts = self
+                .mounts
+                .iter()
+                .map(|mount| Some(Arc::new(mount.clone()) as Arc<dyn Files>))
+                .collect();
             let nodes = Nodes::open_with(mounts, false, &self.settings());
-            nodes.and_then(|nodes| Archive::open(Arc::new(nodes), true, self.settings())).and_then(|archive| archive.remove(&name))
+            nodes
+                .and_then(|nodes| Archive::open(Arc::new(nodes), true, self.settings()))
+                .and_then(|archive| archive.remove(&name))
         };
         self.reach.hit("too many nodes were lost");
         if removed.is_ok() {
@@ -79,7 +92,8 @@ impl Sim {
 
     /// Brings a bad node back, replaces it, or mends it.
     pub(super) fn heal(&mut self, node: usize) -> Flow {
-        // Filling waits for puts and collections, which here are of the same thread. Processes that saw a node fail leave it out.
+        // Filling waits for puts and collections, which here are of the same thread. Processes that
+        // saw a node fail leave it out.
         if self.actors.putting.is_some() || self.actors.collection.is_some() {
             return Ok(());
         }
@@ -92,10 +106,22 @@ impl Sim {
         let count = self.mounted;
         if let Some((_, why)) = nodes.absent().into_iter().find(|(absent, _)| *absent == node) {
             self.say(|| format!("node {node} is replaced: {why}"));
-            self.reach.hit(if why == Absent::Outdated { "a node that came back was outdated" } else { "a node was replaced" });
-            let to = self.filling.entry(node).or_insert_with(|| Mount::new(&self.files, &format!("r{count}"))).clone();
+            self.reach.hit(if why == Absent::Outdated {
+                "a node that came back was outdated"
+            } else {
+                "a node was replaced"
+            });
+            let to = self
+                .filling
+                .entry(node)
+                .or_insert_with(|| Mount::new(&self.files, &format!("r{count}")))
+                .clone();
             self.mounted += 1;
-            let replacement = Replacement { number: node, files: Arc::new(to.clone()), id: [100 + count as u8; 16] };
+            let replacement = Replacement {
+                number: node,
+                files: Arc::new(to.clone()),
+                id: [100 + count as u8; 16],
+            };
             match replace(&archive, &nodes, &replacement, &mut |_, _| {}) {
                 Ok(_) => {
                     self.mounts[node] = to;
@@ -114,7 +140,8 @@ impl Sim {
                     self.reach.hit("rot was mended");
                 }
                 if done.units.bad_units > 0 && self.rotten.is_empty() && self.bad.len() == 1 {
-                    let message = format!("node {node} counts, and lacks {} units", done.units.bad_units);
+                    let message =
+                        format!("node {node} counts, and lacks {} units", done.units.bad_units);
                     return Err(Failure::new(Checker::DurableSurvives, message).into());
                 }
                 if !self.mounts[node].is_gone() {

@@ -46,7 +46,10 @@ impl Medium {
         let rng = &mut Rng::new(seed ^ 0x6d65_6469_756d_2e2e);
         match rng.below(10) {
             0..3 => Medium::Good,
-            3..6 => [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites][rng.below(4) as usize],
+            3..6 => {
+                [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites]
+                    [rng.below(4) as usize]
+            }
             _ => Medium::FailedSyncs,
         }
     }
@@ -91,7 +94,8 @@ pub struct Params {
     pub spread: Option<(usize, usize, usize)>,
     /// Late encoding.
     pub late: Option<Rad>,
-    /// What the medium does besides; drawn from a source of its own, so that all else is as without.
+    /// What the medium does besides; drawn from a source of its own, so that all else is as
+    /// without.
     pub medium: Medium,
     /// The planted bug.
     pub bug: Option<usize>,
@@ -102,13 +106,17 @@ impl Params {
     #[must_use]
     pub fn draw(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6172_6368_6976_6500);
-        let choose = |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
-        let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults][rng.weighted(&[12, 2, 2, 1])];
+        let choose =
+            |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults]
+            [rng.weighted(&[12, 2, 2, 1])];
         let params = Params {
             seed,
             profile,
-            chunking: [Chunking::FastCdc(1024), Chunking::Rabin(1024), Chunking::Static(1024)][rng.weighted(&[3, 1, 2])],
-            compression: [Compression::None, Compression::Lz4, Compression::Zstd][rng.below(3) as usize],
+            chunking: [Chunking::FastCdc(1024), Chunking::Rabin(1024), Chunking::Static(1024)]
+                [rng.weighted(&[3, 1, 2])],
+            compression: [Compression::None, Compression::Lz4, Compression::Zstd]
+                [rng.below(3) as usize],
             segment_bytes: choose(rng, &[16 << 10, 64 << 10, 256 << 10]),
             container_bytes: choose(rng, &[4 << 10, 8 << 10, 16 << 10]) as usize,
             sync_bytes: choose(rng, &[8 << 10, 32 << 10, 1 << 20]),
@@ -122,22 +130,39 @@ impl Params {
             kills: choose(rng, &[0, 30, 60]),
             spread: None,
             late: None,
-            medium: Some(Medium::draw(seed)).filter(|medium| profile == Profile::Crashes || !medium.damages()).unwrap_or(Medium::Good),
+            medium: Some(Medium::draw(seed))
+                .filter(|medium| profile == Profile::Crashes || !medium.damages())
+                .unwrap_or(Medium::Good),
             bug: None,
             serves: rng.percent(40),
         };
         if profile == Profile::Crashes && rng.percent(35) {
             let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
             let late = rad::draw(seed, spread);
-            // What is settled was put, counted and condemned before: a life must be long enough for it.
+            // What is settled was put, counted and condemned before: a life must be long enough for
+            // it.
             let crash_within = params.crash_within * if late.is_some() { 8 } else { 1 };
             // What a disk of a node does is what nodes do: they are lost, and rot.
             let medium = Medium::Good;
-            return Params { spread: Some(spread), late, medium, moves: params.moves.min(100), crash_within, ..params };
+            return Params {
+                spread: Some(spread),
+                late,
+                medium,
+                moves: params.moves.min(100),
+                crash_within,
+                ..params
+            };
         }
         if profile == Profile::Damage {
-            // Rot matters where collection copies what rotted, and what is compressed does not expand.
-            return Params { collects: true, compression: Compression::None, moves: params.moves.max(100), crash_within: 1_000, ..params };
+            // Rot matters where collection copies what rotted, and what is compressed does not
+            // expand.
+            return Params {
+                collects: true,
+                compression: Compression::None,
+                moves: params.moves.max(100),
+                crash_within: 1_000,
+                ..params
+            };
         }
         params
     }

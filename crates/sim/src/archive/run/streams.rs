@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    format::record::Shape, get::Content, get::Reader, get::Verify, put::Cutting, put::Ended, put::Session, put::Stower, put::Writing,
+    format::record::Shape, get::Content, get::Reader, get::Verify, put::Cutting, put::Ended,
+    put::Session, put::Stower, put::Writing,
 };
 use onefold_core::{Error, Kind};
 
@@ -41,14 +42,22 @@ impl Sim {
         self.after_put(putting, done, true)
     }
 
-    pub(super) fn after_put(&mut self, mut putting: Box<Putting>, done: Result<(), Error>, last: bool) -> Flow {
+    pub(super) fn after_put(
+        &mut self,
+        mut putting: Box<Putting>,
+        done: Result<(), Error>,
+        last: bool,
+    ) -> Flow {
         match done {
             Ok(()) if last => {
                 self.say(|| format!("put {} of {} bytes", putting.name, putting.content.len()));
                 self.unsure = None;
                 self.streams.insert(putting.name.clone(), putting.content.clone());
                 if putting.known && putting.session.new_bytes > 0 {
-                    let message = format!("{} bytes of {} were stored again", putting.session.new_bytes, putting.name);
+                    let message = format!(
+                        "{} bytes of {} were stored again",
+                        putting.session.new_bytes, putting.name
+                    );
                     return Err(Failure::new(Checker::DuplicatesFound, message).into());
                 }
                 Ok(())
@@ -57,7 +66,11 @@ impl Sim {
                 self.actors.putting = Some(putting);
                 Ok(())
             }
-            Err(error) if error.kind() == Kind::NoSpace && self.params.profile == Profile::FullDisk && !self.files.is_down() => {
+            Err(error)
+                if error.kind() == Kind::NoSpace
+                    && self.params.profile == Profile::FullDisk
+                    && !self.files.is_down() =>
+            {
                 self.say(|| "put: the disk is full".into());
                 self.reach.hit("a put met a full disk");
                 self.unsure = None;
@@ -74,16 +87,28 @@ impl Sim {
     }
 
     pub(super) fn begin_put(&mut self) -> Flow {
-        let served = self.actors.serving.as_ref().map(|serving| (serving.archive.clone(), serving.ingest.clone()));
+        let served = self
+            .actors
+            .serving
+            .as_ref()
+            .map(|serving| (serving.archive.clone(), serving.ingest.clone()));
         let is_served = served.is_some();
         let (archive, session) = match served {
             Some((archive, ingest)) => {
                 if self.rng.percent(10) {
                     let other = self.open(true)?;
                     match Session::begin(&other, false) {
-                        Err(error) if error.kind() == Kind::Busy => self.reach.hit("a second ingesting process was sent away"),
+                        Err(error) if error.kind() == Kind::Busy => {
+                            self.reach.hit("a second ingesting process was sent away")
+                        }
                         Err(error) => return Err(self.judge("begin", &error)),
-                        Ok(_) => return Err(Failure::new(Checker::Unexplained, "two processes ingest at once").into()),
+                        Ok(_) => {
+                            return Err(Failure::new(
+                                Checker::Unexplained,
+                                "two processes ingest at once",
+                            )
+                            .into());
+                        }
                     }
                 }
                 self.reach.hit("a put into a served archive");
@@ -102,12 +127,19 @@ impl Sim {
         let stower = Stower::new(&session, self.now);
         // What is there already must be found, when nothing was ever collected or damaged.
         let names: Vec<String> = self.streams.keys().cloned().collect();
-        let simple = !self.params.collects && matches!(self.params.profile, Profile::Crashes) && !self.params.medium.damages();
-        let known = if simple && self.rng.percent(40) { self.rng.pick(&names).cloned() } else { None };
+        let simple = !self.params.collects
+            && matches!(self.params.profile, Profile::Crashes)
+            && !self.params.medium.damages();
+        let known =
+            if simple && self.rng.percent(40) { self.rng.pick(&names).cloned() } else { None };
         let content = match &known {
             Some(name) => self.streams[name].clone(),
             // What lost its references gets them back before it is settled.
-            None => match self.gone.clone().filter(|_| self.params.late.is_some() && self.aside.percent(50)) {
+            None => match self
+                .gone
+                .clone()
+                .filter(|_| self.params.late.is_some() && self.aside.percent(50))
+            {
                 Some(gone) => gone,
                 None => self.content(),
             },
@@ -165,7 +197,13 @@ impl Sim {
         let data = session.end_recipe(std::mem::take(writing), &mut |open| stower.stow(open))?;
         session.seal(&mut |open| stower.stow(open))?;
         self.unsure = Some(Unsure::Put(name.clone(), content.clone()));
-        stower.commit(Ended { name: name.clone(), shape: Shape::Bytes, created: self.now, data, listing: Vec::new() })?;
+        stower.commit(Ended {
+            name: name.clone(),
+            shape: Shape::Bytes,
+            created: self.now,
+            data,
+            listing: Vec::new(),
+        })?;
         // It is acknowledged from here on.
         self.streams.insert(name.clone(), content.clone());
         self.unsure = None;
@@ -176,7 +214,9 @@ impl Sim {
     }
 
     pub(super) fn read_move(&mut self) -> Flow {
-        if self.actors.readings.is_empty() || (self.actors.readings.len() < 3 && self.rng.percent(40)) {
+        if self.actors.readings.is_empty()
+            || (self.actors.readings.len() < 3 && self.rng.percent(40))
+        {
             let names: Vec<String> = self.streams.keys().cloned().collect();
             let Some(name) = self.rng.pick(&names).cloned() else { return Ok(()) };
             let archive = self.open(false)?;
@@ -209,13 +249,19 @@ impl Sim {
         });
         match read {
             Ok(()) if bytes == content => Ok(()),
-            Ok(()) => Err(Failure::new(Checker::NeverWrong, format!("stream {name} has other bytes")).into()),
+            Ok(()) => {
+                Err(Failure::new(Checker::NeverWrong, format!("stream {name} has other bytes"))
+                    .into())
+            }
             Err(error) if error.kind() == Kind::Corrupt && self.damaged => {
                 self.reach.hit("damage was told");
                 Ok(())
             }
             Err(error) if self.files.is_down() => Err(self.judge("read", &error)),
-            Err(error) => Err(Failure::new(Checker::DurableSurvives, format!("stream {name}: {error:?}")).into()),
+            Err(error) => {
+                Err(Failure::new(Checker::DurableSurvives, format!("stream {name}: {error:?}"))
+                    .into())
+            }
         }
     }
 }

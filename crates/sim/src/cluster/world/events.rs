@@ -1,4 +1,5 @@
-//! What happens next: which operation is applied, which reply arrives, is lost or late, and who is killed, stopped or continued.
+//! What happens next: which operation is applied, which reply arrives, is lost or late, and who is
+//! killed, stopped or continued.
 
 use std::{collections::BTreeMap, mem, time::Duration};
 
@@ -35,7 +36,11 @@ impl Inner {
     /// Tells what happens, when somebody wants to know.
     pub(in crate::cluster) fn say(&self, text: impl FnOnce() -> String) {
         if self.loud {
-            println!("{:>10.3}  {}", (self.now - Duration::from_secs(1_000_000)).as_secs_f64(), text());
+            println!(
+                "{:>10.3}  {}",
+                (self.now - Duration::from_secs(1_000_000)).as_secs_f64(),
+                text()
+            );
         }
     }
 
@@ -73,7 +78,10 @@ impl Inner {
             self.reach.hit("as many long trims as there may be");
         }
         if discards > most {
-            self.fail(Finding::new("Bounds", format!("a volume has {discards} long trims under way, and {most} may be")));
+            self.fail(Finding::new(
+                "Bounds",
+                format!("a volume has {discards} long trims under way, and {most} may be"),
+            ));
         }
     }
 
@@ -81,7 +89,8 @@ impl Inner {
     pub(super) fn note_late(&mut self, op: &Write) {
         for change in &op.changes {
             if let Change::SetOmap(pairs) = change {
-                let references = pairs.iter().filter(|(key, _)| key::parse_reference(key).is_some());
+                let references =
+                    pairs.iter().filter(|(key, _)| key::parse_reference(key).is_some());
                 self.made_late.extend(references.map(|(key, _)| (op.object.clone(), key.clone())));
             }
         }
@@ -89,7 +98,9 @@ impl Inner {
 
     /// Notes the references that come long after their notes.
     fn note_slow(&mut self, actor: usize, op: &Write) {
-        let pairs = op.changes.iter().filter_map(|change| if let Change::SetOmap(pairs) = change { Some(pairs) } else { None });
+        let pairs = op.changes.iter().filter_map(|change| {
+            if let Change::SetOmap(pairs) = change { Some(pairs) } else { None }
+        });
         for reference in pairs.flatten().filter_map(|(key, _)| key::parse_reference(key)) {
             if self.noted.get(&reference).is_some_and(|noted| self.now >= *noted + JUDGED_AFTER) {
                 self.slow.insert(reference, actor);
@@ -99,7 +110,8 @@ impl Inner {
 
     /// A session ends, or is shut out: what it added too late, it does not drop.
     pub(super) fn leaves_slow(&mut self, actor: usize) {
-        let (left, slow): (BTreeMap<_, _>, _) = mem::take(&mut self.slow).into_iter().partition(|(_, by)| *by == actor);
+        let (left, slow): (BTreeMap<_, _>, _) =
+            mem::take(&mut self.slow).into_iter().partition(|(_, by)| *by == actor);
         self.slow = slow;
         self.slow_left.extend(left.into_keys());
     }
@@ -116,8 +128,9 @@ impl Inner {
         {
             return next;
         }
-        let ready: Vec<usize> =
-            (0..self.actors.len()).filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped).collect();
+        let ready: Vec<usize> = (0..self.actors.len())
+            .filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped)
+            .collect();
         let open: Vec<usize> = (0..self.flights.len()).filter(|at| self.is_first(*at)).collect();
         let choice = self.rng.below((ready.len() + open.len()) as u64) as usize;
         if choice < ready.len() {
@@ -137,7 +150,9 @@ impl Inner {
     fn is_first(&self, at: usize) -> bool {
         let flight = &self.flights[at];
         let Some(object) = flight.op.object() else { return true };
-        !self.flights[..at].iter().any(|other| other.identity == flight.identity && other.op.object() == Some(object))
+        !self.flights[..at]
+            .iter()
+            .any(|other| other.identity == flight.identity && other.op.object() == Some(object))
     }
 
     fn mischief(&mut self) -> Option<Next> {
@@ -145,8 +160,9 @@ impl Inner {
             let late = self.late.swap_remove(self.rng.below(self.late.len() as u64) as usize);
             self.come(&late);
         }
-        let mortal: Vec<usize> =
-            (0..self.actors.len()).filter(|id| self.actors[*id].mortal && self.actors[*id].state == State::Waiting).collect();
+        let mortal: Vec<usize> = (0..self.actors.len())
+            .filter(|id| self.actors[*id].mortal && self.actors[*id].state == State::Waiting)
+            .collect();
         if self.rng.below(1000) < self.params.kills
             && let Some(actor) = self.rng.pick(&mortal).copied()
         {
@@ -160,7 +176,13 @@ impl Inner {
             let stopped = !self.actors[actor].stopped;
             self.actors[actor].stopped = stopped;
             self.reach.hit(if stopped { "an actor is stopped" } else { "an actor is continued" });
-            self.say(|| format!("{:?} is {}", self.actors[actor].role, if stopped { "stopped" } else { "continued" }));
+            self.say(|| {
+                format!(
+                    "{:?} is {}",
+                    self.actors[actor].role,
+                    if stopped { "stopped" } else { "continued" }
+                )
+            });
         }
         None
     }
@@ -172,12 +194,16 @@ impl Inner {
             self.arrive(flight.actor, flight.slot, reply);
             return;
         }
-        let faulty = !self.calm && matches!(self.flights[at].op, Op::Write(_) | Op::Read(_) | Op::Lock(..));
+        let faulty =
+            !self.calm && matches!(self.flights[at].op, Op::Write(_) | Op::Read(_) | Op::Lock(..));
         if faulty && self.rng.below(1000) < self.params.unknown {
             return self.lose(at);
         }
         let (identity, op) = (self.flights[at].identity.clone(), self.flights[at].op.clone());
-        let full = faulty && self.params.full > 0 && self.rng.below(1000) < self.params.full && op.takes_space();
+        let full = faulty
+            && self.params.full > 0
+            && self.rng.below(1000) < self.params.full
+            && op.takes_space();
         let reply = if full {
             self.reach.hit("the store is full");
             Err(Refusal::Full)
@@ -197,7 +223,8 @@ impl Inner {
         }
     }
 
-    /// Copies of an operation, in thousandths. What finds a place empty does so once, and is what a value that comes back would let in.
+    /// Copies of an operation, in thousandths. What finds a place empty does so once, and is what a
+    /// value that comes back would let in.
     fn copies_of(&self, op: &Write) -> u64 {
         let empty = |guard: &Guard| matches!(guard, Guard::Omap(key, value) if value.is_empty() && key::offset(key).is_some());
         if self.params.late_last && op.guards.iter().any(empty) { 500 } else { self.params.copies }
@@ -238,14 +265,21 @@ impl Inner {
         }
         match op {
             Op::Write(op) => self.apply(identity, op).map(Reply::Version),
-            Op::Read(op) if self.unreadable.as_ref() == Some(&op.object) && op.looks.iter().any(|look| matches!(look, Look::Data(..))) => {
+            Op::Read(op)
+                if self.unreadable.as_ref() == Some(&op.object)
+                    && op.looks.iter().any(|look| matches!(look, Look::Data(..))) =>
+            {
                 Err(Refusal::Failed(Error::new(Kind::Io, "the object can't be read")))
             }
             Op::Read(op) => self.objects.read(op).map(|mut sight| {
                 self.shorten(&mut sight, op);
                 Reply::Sight(sight)
             }),
-            Op::List(pool, from, most) => Ok(Reply::Page(self.objects.list(*pool, from.as_deref(), (*most).min(self.params.page)))),
+            Op::List(pool, from, most) => Ok(Reply::Page(self.objects.list(
+                *pool,
+                from.as_deref(),
+                (*most).min(self.params.page),
+            ))),
             Op::Lock(object, lock, cookie, lease) => {
                 let holder = Holder { identity: identity.into(), cookie: cookie.clone() };
                 self.objects.lock(object, lock, holder, self.now, *lease).map(|()| Reply::Done)
@@ -254,7 +288,9 @@ impl Inner {
                 self.objects.break_lock(object, lock, holder);
                 Ok(Reply::Done)
             }
-            Op::Holder(object, lock) => Ok(Reply::Holder(self.objects.holder(object, lock, self.now))),
+            Op::Holder(object, lock) => {
+                Ok(Reply::Holder(self.objects.holder(object, lock, self.now)))
+            }
             Op::Fence(other) => {
                 self.say(|| format!("{other} is fenced"));
                 self.objects.fence(other);
@@ -295,10 +331,19 @@ impl Inner {
                 Ok(version) => format!("v{}", version.0),
                 Err(refusal) => refusal.to_string(),
             };
-            self.say(|| format!("{identity} {:?} [{}] {} -> {outcome}", op.object, guards.join(" "), changes.join(" ")));
+            self.say(|| {
+                format!(
+                    "{identity} {:?} [{}] {} -> {outcome}",
+                    op.object,
+                    guards.join(" "),
+                    changes.join(" ")
+                )
+            });
         }
         let actor = self.actor_of(identity);
-        if result.is_ok() && self.actors.get(actor).is_some_and(|actor| actor.role.0 == Role::Worker) {
+        if result.is_ok()
+            && self.actors.get(actor).is_some_and(|actor| actor.role.0 == Role::Worker)
+        {
             self.double.note(actor, op);
         }
         if result.is_ok() {
@@ -307,11 +352,14 @@ impl Inner {
             self.noted.extend(noted_by(op).map(|reference| (reference, now)));
         }
         if result.is_ok() && op.object.name.starts_with("c.") {
-            let keys = op.changes.iter().filter_map(|change| if let Change::DropOmap(keys) = change { Some(keys) } else { None });
+            let keys = op.changes.iter().filter_map(|change| {
+                if let Change::DropOmap(keys) = change { Some(keys) } else { None }
+            });
             self.dropped.extend(keys.flatten().map(|key| (op.object.clone(), key.clone())));
         }
         if result.is_ok()
-            && let Some(finding) = check::after(&self.objects, &op.object, before.as_ref(), op, &self.dropped)
+            && let Some(finding) =
+                check::after(&self.objects, &op.object, before.as_ref(), op, &self.dropped)
         {
             self.fail(finding);
         }
@@ -333,7 +381,9 @@ impl Op {
     }
 
     fn takes_space(&self) -> bool {
-        let adds = |change: &Change| !matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));
+        let adds = |change: &Change| {
+            !matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..))
+        };
         matches!(self, Op::Write(op) if op.changes.iter().any(adds))
     }
 }

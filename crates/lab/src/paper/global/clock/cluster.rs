@@ -1,4 +1,5 @@
-//! The paper's cluster: four servers of four OSDs each, SSDs with a file system and a journal below, 10 GbE, two copies or two parts and one of parity.
+//! The paper's cluster: four servers of four OSDs each, SSDs with a file system and a journal
+//! below, 10 GbE, two copies or two parts and one of parity.
 //!
 //! | constant | whence |
 //! |---|---|
@@ -10,9 +11,10 @@
 //! | [`CPU_KEYS`] | an operation that compares and sets keys; measured beside one without on the one-host cluster, see docs/laboratory.md |
 //! | [`HASH`] | BLAKE3 on one core of the paper's, 2 GB/s |
 //!
-//! Nothing is fitted to the paper's figures of its own system. Processors and disks serve who comes first. A journal write is waited for by the client, the
-//! write of the file system behind it is not, and both keep the disk busy. What is read in sequence from one object was read ahead by the file
-//! system: it takes the disk's time, but the client does not wait for it.
+//! Nothing is fitted to the paper's figures of its own system. Processors and disks serve who comes
+//! first. A journal write is waited for by the client, the write of the file system behind it is
+//! not, and both keep the disk busy. What is read in sequence from one object was read ahead by the
+//! file system: it takes the disk's time, but the client does not wait for it.
 
 use std::collections::BTreeMap;
 
@@ -41,10 +43,12 @@ const HOP: u64 = 50 * MICROSECOND;
 /// Bytes a second of a link.
 const LINK: u64 = 1_170_000_000;
 
-/// What an operation waits for at each OSD that it visits, besides processor and disk: threads that hand it on.
+/// What an operation waits for at each OSD that it visits, besides processor and disk: threads that
+/// hand it on.
 const OSD_WAIT: u64 = 690 * MICROSECOND;
 
-/// A core's time for an operation of the primary that writes, of a replica, of one that reads; and for each KiB.
+/// A core's time for an operation of the primary that writes, of a replica, of one that reads; and
+/// for each KiB.
 const CPU_WRITE: u64 = 100 * MICROSECOND;
 const CPU_REPLICA: u64 = 50 * MICROSECOND;
 const CPU_READ: u64 = 60 * MICROSECOND;
@@ -57,7 +61,8 @@ const CPU_KEYS: u64 = 50 * MICROSECOND;
 const SSD_WRITE: u64 = 395_000_000;
 const SSD_READ: u64 = 530_000_000;
 
-/// What a disk is busy with beside the bytes of a write and of a read: 30,000 and 70,000 of 4 KiB a second.
+/// What a disk is busy with beside the bytes of a write and of a read: 30,000 and 70,000 of 4 KiB a
+/// second.
 const SSD_OP: u64 = 23 * MICROSECOND;
 const SSD_READ_OP: u64 = 7 * MICROSECOND;
 
@@ -95,10 +100,13 @@ impl Cluster {
         Cluster { clients, erasure: chunks == PoolKind::Erasure, read_to: BTreeMap::new() }
     }
 
-    /// Resources and how many each serves at once: links out and in of servers and clients, processors, disks.
+    /// Resources and how many each serves at once: links out and in of servers and clients,
+    /// processors, disks.
     pub(super) fn resources(&self) -> impl Iterator<Item = usize> {
         let links = 2 * (SERVERS + self.clients);
-        std::iter::repeat_n(1, links).chain(std::iter::repeat_n(CORES, OSDS)).chain(std::iter::repeat_n(1, OSDS))
+        std::iter::repeat_n(1, links)
+            .chain(std::iter::repeat_n(CORES, OSDS))
+            .chain(std::iter::repeat_n(1, OSDS))
     }
 
     fn server_out(osd: usize) -> usize {
@@ -131,7 +139,9 @@ impl Cluster {
         let first = (hash % SERVERS as u64) as usize;
         let second = (first + 1 + (hash >> 8) as usize % (SERVERS - 1)) % SERVERS;
         let third = (0..SERVERS).find(|server| *server != first && *server != second).unwrap_or(0);
-        let osd = |server: usize, shift: u32| server * SERVER_OSDS + (hash >> shift) as usize % SERVER_OSDS;
+        let osd = |server: usize, shift: u32| {
+            server * SERVER_OSDS + (hash >> shift) as usize % SERVER_OSDS
+        };
         [osd(first, 16), osd(second, 24), osd(third, 32)]
     }
 
@@ -145,7 +155,8 @@ impl Cluster {
                 (&op.object, bytes, CPU_WRITE + keys_work(has_keys(op)) + bytes / 1024 * CPU_KIB)
             }
             Op::Read(op) => {
-                let keys = op.looks.iter().any(|look| matches!(look, Look::Keys(_) | Look::Page(..)));
+                let keys =
+                    op.looks.iter().any(|look| matches!(look, Look::Keys(_) | Look::Page(..)));
                 (&op.object, 0, CPU_READ + keys_work(keys))
             }
         };
@@ -162,7 +173,12 @@ impl Cluster {
     }
 
     /// From the objects to the client.
-    pub(super) fn way_back(&mut self, client: usize, op: &Op, reply: &Result<Reply, Refusal>) -> Vec<Stage> {
+    pub(super) fn way_back(
+        &mut self,
+        client: usize,
+        op: &Op,
+        reply: &Result<Reply, Refusal>,
+    ) -> Vec<Stage> {
         let back = Stage::Wait(HOP);
         match (op, reply) {
             (Op::Write(op), Ok(_)) => vec![self.committed(op), back],
@@ -171,11 +187,14 @@ impl Cluster {
                 let bytes: u64 = sight.seen.iter().map(seen).sum();
                 let mut way = Vec::new();
                 let data = op.looks.iter().zip(&sight.seen).find_map(|look| match look {
-                    (Look::Data(at, _), Seen::Data(bytes)) if !bytes.is_empty() => Some((*at, bytes.len() as u64)),
+                    (Look::Data(at, _), Seen::Data(bytes)) if !bytes.is_empty() => {
+                        Some((*at, bytes.len() as u64))
+                    }
                     _ => None,
                 });
                 if let Some((at, length)) = data {
-                    let ahead = self.read_to.insert(op.object.clone(), at + length) == Some(at) && at > 0;
+                    let ahead =
+                        self.read_to.insert(op.object.clone(), at + length) == Some(at) && at > 0;
                     way.extend(self.data_read(&op.object, length, ahead));
                 }
                 way.extend([
@@ -201,7 +220,8 @@ impl Cluster {
             if n == 0 {
                 return self.disk_read(*osd, part, ahead);
             }
-            let mut way = vec![Stage::Wait(HOP + OSD_WAIT), Stage::Use(self.processor(*osd), CPU_READ)];
+            let mut way =
+                vec![Stage::Wait(HOP + OSD_WAIT), Stage::Use(self.processor(*osd), CPU_READ)];
             way.extend(self.disk_read(*osd, part, ahead));
             way.extend([
                 Stage::Use(Cluster::server_out(*osd), transfer(part, LINK)),
@@ -228,7 +248,11 @@ impl Cluster {
         let journal = SSD_OP + transfer((data + keys + JOURNAL).next_multiple_of(BLOCK), SSD_WRITE);
         let file = if data > 0 { SSD_OP } else { 0 };
         let behind = file + transfer(data.next_multiple_of(BLOCK) + keys, SSD_WRITE);
-        vec![Stage::Use(disk, journal), Stage::Wait(WRITE_LATENCY), Stage::Detach(vec![Stage::Use(disk, behind)])]
+        vec![
+            Stage::Use(disk, journal),
+            Stage::Wait(WRITE_LATENCY),
+            Stage::Detach(vec![Stage::Use(disk, behind)]),
+        ]
     }
 
     /// All copies or parts of a change, at once.
@@ -236,7 +260,11 @@ impl Cluster {
         let erasure = self.is_erasure(&op.object);
         let placed = Cluster::placed(&op.object);
         let part = |bytes: u64| if erasure { bytes.div_ceil(PARTS as u64) } else { bytes };
-        let (copies, data, key_bytes) = (if erasure { PARTS + 1 } else { 2 }, part(data_written(op)), written(op) - data_written(op));
+        let (copies, data, key_bytes) = (
+            if erasure { PARTS + 1 } else { 2 },
+            part(data_written(op)),
+            written(op) - data_written(op),
+        );
         let bytes = data + key_bytes;
         let keys = keys_work(has_keys(op));
         let ways = placed[..copies].iter().enumerate().map(|(n, osd)| {
@@ -247,7 +275,10 @@ impl Cluster {
                     Stage::Wait(HOP),
                     Stage::Use(Cluster::server_in(*osd), transfer(bytes, LINK)),
                     Stage::Wait(OSD_WAIT),
-                    Stage::Use(self.processor(*osd), CPU_REPLICA + keys / 2 + bytes / 1024 * CPU_KIB),
+                    Stage::Use(
+                        self.processor(*osd),
+                        CPU_REPLICA + keys / 2 + bytes / 1024 * CPU_KIB,
+                    ),
                 ]);
             }
             way.extend(self.disk_write(*osd, data, key_bytes));
@@ -259,7 +290,8 @@ impl Cluster {
         Stage::Fork(ways.collect())
     }
 
-    /// An object with so many bytes of data and of keys is copied from the OSD that has it to one that lost it.
+    /// An object with so many bytes of data and of keys is copied from the OSD that has it to one
+    /// that lost it.
     pub(super) fn recovered(&self, from: usize, to: usize, (data, keys): (u64, u64)) -> Vec<Stage> {
         let bytes = data + keys;
         let work = keys_work(keys > 0) + bytes / 1024 * CPU_KIB;
@@ -296,25 +328,31 @@ fn written(op: &Write) -> u64 {
 
 /// Those of data alone.
 fn data_written(op: &Write) -> u64 {
-    let of = |change: &Change| if let Change::Write(_, bytes) | Change::Full(bytes) = change { bytes.len() } else { 0 };
+    let of = |change: &Change| {
+        if let Change::Write(_, bytes) | Change::Full(bytes) = change { bytes.len() } else { 0 }
+    };
     op.changes.iter().map(of).sum::<usize>() as u64
 }
 
 fn has_keys(op: &Write) -> bool {
-    let changes = op.changes.iter().any(|change| matches!(change, Change::SetOmap(_) | Change::DropOmap(_)));
+    let changes =
+        op.changes.iter().any(|change| matches!(change, Change::SetOmap(_) | Change::DropOmap(_)));
     changes || op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..)))
 }
 
 /// True for what comes with a new name of a chunk.
 pub(super) fn names_chunk(op: &Write) -> bool {
-    let reference = |change: &Change| matches!(change, Change::SetOmap(_)) && op.object.pool == Pool::Chunks;
+    let reference =
+        |change: &Change| matches!(change, Change::SetOmap(_)) && op.object.pool == Pool::Chunks;
     op.changes.iter().any(|change| matches!(change, Change::Full(_)) || reference(change))
 }
 
 fn seen(seen: &Seen) -> u64 {
     match seen {
         Seen::Data(bytes) => bytes.len() as u64,
-        Seen::Pairs { pairs, .. } => pairs.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum(),
+        Seen::Pairs { pairs, .. } => {
+            pairs.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum()
+        }
         Seen::Xattr(value) => value.as_ref().map_or(0, |value| value.len() as u64),
         Seen::Stat { .. } => 0,
     }

@@ -1,12 +1,15 @@
 //! Clients and workers on the model's cluster.
 //!
-//! A client node has lanes: each has one request on its way at a time, a stream and a volume of its own, so that nothing is merged. Without
-//! deduplication (the *original*) a lane reads and writes objects of 4 MiB directly. Workers live as those of the product do: they look at the load each second,
-//! and do what it allows.
+//! A client node has lanes: each has one request on its way at a time, a stream and a volume of its
+//! own, so that nothing is merged. Without deduplication (the *original*) a lane reads and writes
+//! objects of 4 MiB directly. Workers live as those of the product do: they look at the load each
+//! second, and do what it allows.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use onefold_cluster::{Dedup, Format, Marks, Mode, Progress, Session, Settings, Volume, Worker, create};
+use onefold_cluster::{
+    Dedup, Format, Marks, Mode, Progress, Session, Settings, Volume, Worker, create,
+};
 use onefold_core::{
     BLOCK_BYTES, Result,
     object::{Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Write},
@@ -114,7 +117,8 @@ impl Told {
         self.nanoseconds as f64 / self.requests.max(1) as f64 / 1e6
     }
 
-    /// A step's share in the window: a step takes many chunks, and may begin before the window or end after it.
+    /// A step's share in the window: a step takes many chunks, and may begin before the window or
+    /// end after it.
     fn note_step(&mut self, step: Range<u64>, window: Range<u64>, progress: &Progress) {
         let within = step.end.min(window.end).saturating_sub(step.start.max(window.start)) as f64;
         let share = within / (step.end - step.start).max(1) as f64;
@@ -184,7 +188,8 @@ impl Target {
         match self {
             Target::Objects(store, lane) => {
                 let object = ObjectName::metadata(format!("plain.{lane}.{}", offset / OBJECT));
-                let op = Read { object, looks: vec![Look::Data(offset % OBJECT, into.len() as u64)] };
+                let op =
+                    Read { object, looks: vec![Look::Data(offset % OBJECT, into.len() as u64)] };
                 let sight = store.read(&[op]).remove(0).map_err(refused)?;
                 into.copy_from_slice(sight.data(0));
                 Ok(())
@@ -216,18 +221,34 @@ pub(in super::super) struct Site {
 impl Site {
     pub(in super::super) fn new(system: System, chunks: PoolKind, clients: usize) -> Result<Site> {
         let world = World::new(chunks, clients + WORKER_NODES);
-        create(&*ClockedObjects::new(&world, 0), &Format { compress: false, ..Format::new([1; 16], [2; 32], chunks) })?;
+        create(
+            &*ClockedObjects::new(&world, 0),
+            &Format { compress: false, ..Format::new([1; 16], [2; 32], chunks) },
+        )?;
         Ok(Site { world, system, clients })
     }
 
     /// Lane number `lane`, filled with `data`, in the hands of an actor on a client node.
-    pub(in super::super) fn lane(&self, lane: usize, client: usize, span: u64, data: impl Fn(u64) -> Vec<u8>) -> Result<Target> {
+    pub(in super::super) fn lane(
+        &self,
+        lane: usize,
+        client: usize,
+        span: u64,
+        data: impl Fn(u64) -> Vec<u8>,
+    ) -> Result<Target> {
         let store = ClockedObjects::new(&self.world, client);
         let target = if self.system == System::Original {
             Target::Objects(store, lane)
         } else {
-            let dedup = if self.system == System::FlushThrough { Dedup::FlushThrough } else { Dedup::PostProcessing };
-            let session = Arc::new(Session::open(store.clone(), Settings { dedup, hit_count: 0, ..Settings::default() })?);
+            let dedup = if self.system == System::FlushThrough {
+                Dedup::FlushThrough
+            } else {
+                Dedup::PostProcessing
+            };
+            let session = Arc::new(Session::open(
+                store.clone(),
+                Settings { dedup, hit_count: 0, ..Settings::default() },
+            )?);
             let name = format!("lane{lane}");
             session.create_volume(&name, span.next_multiple_of(OBJECT))?;
             let volume = Box::new(Volume::attach(&session, &name, Mode::Own)?);
@@ -244,15 +265,26 @@ impl Site {
     /// Deduplicates all there is, in no time.
     pub(in super::super) fn settle(&self) -> Result<Arc<Session>> {
         let store = ClockedObjects::new(&self.world, 0);
-        let session = Arc::new(Session::open(store, Settings { cold: Duration::ZERO, ..Settings::default() })?);
+        let session = Arc::new(Session::open(
+            store,
+            Settings { cold: Duration::ZERO, ..Settings::default() },
+        )?);
         let mut worker = Worker::new(session.clone(), Marks::NONE);
-        while self.system != System::Original && !(worker.step()?.round && session.backlog()? == 0) {}
+        while self.system != System::Original && !(worker.step()?.round && session.backlog()? == 0)
+        {
+        }
         worker.release();
         Ok(session)
     }
 
     /// Starts workers; what they do from `from` on is told.
-    pub(in super::super) fn work(&self, background: &Background, from: u64, to: u64, told: &Arc<Mutex<Told>>) -> Result<()> {
+    pub(in super::super) fn work(
+        &self,
+        background: &Background,
+        from: u64,
+        to: u64,
+        told: &Arc<Mutex<Told>>,
+    ) -> Result<()> {
         for n in 0..background.workers {
             let store = ClockedObjects::new(&self.world, self.clients + n % WORKER_NODES);
             let settings = Settings { pause: background.pause, ..Settings::default() };
@@ -270,7 +302,12 @@ impl Site {
 }
 
 /// The life of a worker, as in the product.
-fn labour(mut worker: Worker, store: &ClockedObjects, (from, to): (u64, u64), told: &Mutex<Told>) -> Result<()> {
+fn labour(
+    mut worker: Worker,
+    store: &ClockedObjects,
+    (from, to): (u64, u64),
+    told: &Mutex<Told>,
+) -> Result<()> {
     let (mut looked, mut allowed) = (None::<u64>, u64::MAX);
     loop {
         let begun = store.world.now();
@@ -288,7 +325,8 @@ fn labour(mut worker: Worker, store: &ClockedObjects, (from, to): (u64, u64), to
         }
         let progress = worker.step()?;
         told.lock().note_step(begun..store.world.now(), from..to, &progress);
-        allowed = if allowed == u64::MAX { allowed } else { allowed.saturating_sub(progress.operations) };
+        allowed =
+            if allowed == u64::MAX { allowed } else { allowed.saturating_sub(progress.operations) };
         if progress.waits || progress.round && progress.flipped == 0 {
             store.sleep(IDLE);
         }
@@ -304,7 +342,9 @@ pub(in super::super) fn run(plan: &Plan) -> Result<Told> {
     let told = Arc::new(Mutex::new(Told { window: plan.to - plan.from, ..Told::default() }));
     let mut lanes = Vec::new();
     for lane in 0..plan.clients * plan.lanes {
-        lanes.push(site.lane(lane, lane % plan.clients, plan.span, |at| noise((lane as u64) << 40 | at, OBJECT))?);
+        lanes.push(site.lane(lane, lane % plan.clients, plan.span, |at| {
+            noise((lane as u64) << 40 | at, OBJECT)
+        })?);
     }
     if plan.settled {
         site.settle()?;
@@ -312,7 +352,11 @@ pub(in super::super) fn run(plan: &Plan) -> Result<Told> {
     if let Some(background) = &plan.background {
         let number = lanes.len();
         // Nobody reads or writes it during the run.
-        let (span, bytes) = if background.spread { (background.backlog * 16, OBJECT / 16) } else { (background.backlog, OBJECT) };
+        let (span, bytes) = if background.spread {
+            (background.backlog * 16, OBJECT / 16)
+        } else {
+            (background.backlog, OBJECT)
+        };
         site.lane(number, 0, span, |at| noise(1 << 60 | at, bytes))?;
     }
     // All is cold by now.
@@ -336,8 +380,13 @@ pub(in super::super) fn run(plan: &Plan) -> Result<Told> {
                 }
                 let at = path.next();
                 if access.writes {
-                    let number = |block: usize| mix(begun ^ (n as u64) << 48 ^ (block as u64) << 40).to_le_bytes();
-                    buffer.chunks_mut(BLOCK_BYTES).enumerate().for_each(|(block, bytes)| bytes[..8].copy_from_slice(&number(block)));
+                    let number = |block: usize| {
+                        mix(begun ^ (n as u64) << 48 ^ (block as u64) << 40).to_le_bytes()
+                    };
+                    buffer
+                        .chunks_mut(BLOCK_BYTES)
+                        .enumerate()
+                        .for_each(|(block, bytes)| bytes[..8].copy_from_slice(&number(block)));
                     target.write(at, &buffer)?;
                 } else {
                     target.read(at, &mut buffer)?;
@@ -357,13 +406,21 @@ pub(in super::super) fn run(plan: &Plan) -> Result<Told> {
     Ok(told)
 }
 
-/// Chunks that so many workers, or so many clients that make objects of 32 KiB, 64 at a time, make in a second when there is no other load.
+/// Chunks that so many workers, or so many clients that make objects of 32 KiB, 64 at a time, make
+/// in a second when there is no other load.
 ///
 /// # Errors
 /// The engine's.
 pub(in super::super) fn idle(workers: usize, backlog: u64, window: u64) -> Result<(f64, f64)> {
     let marks = Marks::default();
-    let background = Background { workers, marks, pause: Duration::from_secs(1), backlog, spread: false, begin: 0 };
+    let background = Background {
+        workers,
+        marks,
+        pause: Duration::from_secs(1),
+        backlog,
+        spread: false,
+        begin: 0,
+    };
     let access = Access { writes: true, random: false, bytes: OBJECT };
     let plan = Plan {
         system: System::Ours,
@@ -395,8 +452,15 @@ pub(in super::super) fn idle(workers: usize, backlog: u64, window: u64) -> Resul
                     changes: vec![Change::Full(content.clone())],
                 };
                 let batch: Vec<Write> = (next..next + BATCH).map(create).collect();
-                store.write(&batch).into_iter().try_for_each(|result| result.map(|_| ()).map_err(refused))?;
-                made.lock().note_step(begun..store.world.now(), 0..window, &Progress { flipped: BATCH, ..Progress::default() });
+                store
+                    .write(&batch)
+                    .into_iter()
+                    .try_for_each(|result| result.map(|_| ()).map_err(refused))?;
+                made.lock().note_step(
+                    begun..store.world.now(),
+                    0..window,
+                    &Progress { flipped: BATCH, ..Progress::default() },
+                );
                 next += BATCH;
             }
         });

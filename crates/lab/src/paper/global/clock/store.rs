@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use onefold_core::object::{Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version, Write};
+use onefold_core::object::{
+    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version,
+    Write,
+};
 
 use super::world::{Op, Reply, World};
 
@@ -25,7 +28,10 @@ impl ClockedObjects {
     }
 
     /// Gives the actor its life.
-    pub(in super::super) fn start(&self, life: impl FnOnce() -> onefold_core::Result<()> + Send + 'static) {
+    pub(in super::super) fn start(
+        &self,
+        life: impl FnOnce() -> onefold_core::Result<()> + Send + 'static,
+    ) {
         self.world.start(self.actor, life);
     }
 
@@ -45,14 +51,24 @@ impl ObjectStore for ClockedObjects {
 
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
         let ops = batch.iter().cloned().map(Op::Write).collect();
-        let version = |reply| if let Reply::Version(version) = reply { version } else { Version(0) };
-        self.world.ask(self.actor, self.client, ops).into_iter().map(|result| result.map(version)).collect()
+        let version =
+            |reply| if let Reply::Version(version) = reply { version } else { Version(0) };
+        self.world
+            .ask(self.actor, self.client, ops)
+            .into_iter()
+            .map(|result| result.map(version))
+            .collect()
     }
 
     fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
         let ops = batch.iter().cloned().map(Op::Read).collect();
-        let sight = |reply| if let Reply::Sight(sight) = reply { Ok(sight) } else { Err(Refusal::Unknown) };
-        self.world.ask(self.actor, self.client, ops).into_iter().map(|result| result.and_then(sight)).collect()
+        let sight =
+            |reply| if let Reply::Sight(sight) = reply { Ok(sight) } else { Err(Refusal::Unknown) };
+        self.world
+            .ask(self.actor, self.client, ops)
+            .into_iter()
+            .map(|result| result.and_then(sight))
+            .collect()
     }
 
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
@@ -60,7 +76,13 @@ impl ObjectStore for ClockedObjects {
         Ok(self.world.inner().objects.list(pool, from, most))
     }
 
-    fn lock(&self, object: &ObjectName, lock: &'static str, cookie: &str, lease: Option<Duration>) -> Result<(), Refusal> {
+    fn lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        cookie: &str,
+        lease: Option<Duration>,
+    ) -> Result<(), Refusal> {
         self.small(object);
         let now = self.time();
         self.world.inner().objects.lock(object, lock, self.me(cookie), now, lease)
@@ -76,7 +98,12 @@ impl ObjectStore for ClockedObjects {
         Ok(self.world.inner().objects.holder(object, lock, now))
     }
 
-    fn break_lock(&self, object: &ObjectName, lock: &'static str, holder: &Holder) -> Result<(), Refusal> {
+    fn break_lock(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        holder: &Holder,
+    ) -> Result<(), Refusal> {
         self.small(object);
         self.world.inner().objects.break_lock(object, lock, holder);
         Ok(())

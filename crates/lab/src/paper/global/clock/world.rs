@@ -1,7 +1,8 @@
 //! Events and actors: the clock goes to the next event when no actor has anything to do before it.
 //!
-//! What is sent becomes a process: a list of stages, each of which uses a resource for a while, waits, or goes several ways at once. A resource
-//! serves who comes first. Events of one moment happen in the order in which they were made, so that a run is the same each time.
+//! What is sent becomes a process: a list of stages, each of which uses a resource for a while,
+//! waits, or goes several ways at once. A resource serves who comes first. Events of one moment
+//! happen in the order in which they were made, so that a run is the same each time.
 
 use std::{
     cmp::Reverse,
@@ -82,7 +83,8 @@ struct Actor {
     ended: bool,
     /// Operations that wait for room on the way, with the client node that sends them.
     later: VecDeque<(usize, Op)>,
-    /// When all content that was sent up to now was hashed, one after the other since the batch began.
+    /// When all content that was sent up to now was hashed, one after the other since the batch
+    /// began.
     hashed: u64,
     /// Operations that were sent, and how many of these in a row have their replies.
     sent: usize,
@@ -121,7 +123,8 @@ pub(in super::super) struct World {
 }
 
 impl World {
-    /// An empty store on the paper's cluster, with `clients` client nodes. Nothing takes time until [`run`](Self::run).
+    /// An empty store on the paper's cluster, with `clients` client nodes. Nothing takes time until
+    /// [`run`](Self::run).
     pub(in super::super) fn new(chunks: PoolKind, clients: usize) -> Arc<World> {
         let cluster = Cluster::new(chunks, clients);
         let resources = cluster.resources().map(|servers| vec![0; servers]).collect();
@@ -179,14 +182,19 @@ impl World {
     }
 
     /// Gives an actor its life, which begins with the run.
-    pub(super) fn start(self: &Arc<World>, actor: usize, life: impl FnOnce() -> Result<()> + Send + 'static) {
+    pub(super) fn start(
+        self: &Arc<World>,
+        actor: usize,
+        life: impl FnOnce() -> Result<()> + Send + 'static,
+    ) {
         let world = self.clone();
         let thread = std::thread::spawn(move || {
             let body = AssertUnwindSafe(|| {
                 world.wait_for_baton(actor);
                 life()
             });
-            let ended = catch_unwind(body).unwrap_or_else(|_| Err(Error::new(Kind::Io, "an actor of the model panicked")));
+            let ended = catch_unwind(body)
+                .unwrap_or_else(|_| Err(Error::new(Kind::Io, "an actor of the model panicked")));
             let mut inner = world.inner.lock();
             if let Err(error) = ended {
                 inner.failed.get_or_insert(error);
@@ -210,7 +218,12 @@ impl World {
     }
 
     /// Sends operations and waits for all their replies.
-    pub(super) fn ask(&self, actor: usize, client: usize, ops: Vec<Op>) -> Vec<Result<Reply, Refusal>> {
+    pub(super) fn ask(
+        &self,
+        actor: usize,
+        client: usize,
+        ops: Vec<Op>,
+    ) -> Vec<Result<Reply, Refusal>> {
         let mut inner = self.inner.lock();
         if inner.setup {
             return ops.into_iter().map(|op| inner.apply(&op)).collect();
@@ -248,7 +261,8 @@ impl World {
                 }
             } else if inner.actors.iter().all(|actor| actor.ended) || !inner.event() {
                 inner.setup = true;
-                let threads: Vec<JoinHandle<()>> = inner.actors.iter_mut().filter_map(|actor| actor.thread.take()).collect();
+                let threads: Vec<JoinHandle<()>> =
+                    inner.actors.iter_mut().filter_map(|actor| actor.thread.take()).collect();
                 let failed = inner.failed.take();
                 drop(inner);
                 // What one died of was noted.
@@ -258,8 +272,13 @@ impl World {
         }
     }
 
-    /// Copies objects between OSDs, so many at a time of each queue: from, to, bytes of data and of keys. Returns nanoseconds until the last is there.
-    pub(in super::super) fn recover(&self, mut queues: Vec<VecDeque<Copied>>, together: usize) -> u64 {
+    /// Copies objects between OSDs, so many at a time of each queue: from, to, bytes of data and of
+    /// keys. Returns nanoseconds until the last is there.
+    pub(in super::super) fn recover(
+        &self,
+        mut queues: Vec<VecDeque<Copied>>,
+        together: usize,
+    ) -> u64 {
         let mut inner = self.inner.lock();
         let begun = inner.now;
         let mut of: BTreeMap<usize, usize> = BTreeMap::new();
@@ -278,7 +297,12 @@ impl World {
 }
 
 impl Inner {
-    fn recover_next(&mut self, queue: &mut VecDeque<Copied>, n: usize, of: &mut BTreeMap<usize, usize>) {
+    fn recover_next(
+        &mut self,
+        queue: &mut VecDeque<Copied>,
+        n: usize,
+        of: &mut BTreeMap<usize, usize>,
+    ) {
         if let Some((from, to, bytes)) = queue.pop_front() {
             let stages = self.cluster.recovered(from, to, bytes);
             of.insert(self.spawn(stages, For::Nobody, 0, None), n);
@@ -292,12 +316,16 @@ impl Inner {
     fn spawn(&mut self, stages: Vec<Stage>, awaited: For, client: usize, op: Option<Op>) -> usize {
         let id = self.next;
         self.next += 1;
-        self.processes.insert(id, Process { stages: stages.into(), awaited, open: 0, client, op, reply: None });
+        self.processes.insert(
+            id,
+            Process { stages: stages.into(), awaited, open: 0, client, op, reply: None },
+        );
         self.wake_at(self.now, id);
         id
     }
 
-    /// Sends an actor's next operations, as many as may be on their way: as in the product, the reply to the oldest makes room.
+    /// Sends an actor's next operations, as many as may be on their way: as in the product, the
+    /// reply to the oldest makes room.
     fn send_more(&mut self, actor: usize) {
         while self.actors[actor].sent < self.actors[actor].done + FLIGHT
             && let Some((client, op)) = self.actors[actor].later.pop_front()
@@ -366,7 +394,8 @@ impl Inner {
             For::Actor(actor, slot) => {
                 let waits = &mut self.actors[actor];
                 waits.replies[slot] = Some(process.reply.unwrap_or(Ok(Reply::Done)));
-                waits.done += waits.replies[waits.done..].iter().take_while(|reply| reply.is_some()).count();
+                waits.done +=
+                    waits.replies[waits.done..].iter().take_while(|reply| reply.is_some()).count();
                 if waits.done == waits.replies.len() {
                     self.ready.push_back(actor);
                 } else {
