@@ -16,6 +16,8 @@ Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 s
   --seed N          replays one seed and prints what happens
   --shrink N        looks for a smaller run that fails as seed N does, and replays that
   --seeds A..B      runs a range of seeds
+  --traces A..B     prints what each seed did, as one number: equal before and after a change of
+                    the code's form
   --long            runs 100,000 seeds
   --exhaust         tries every crash of a small case
   --bugs            plants each bug and looks for it in 2,000 seeds
@@ -39,6 +41,7 @@ enum Job {
     Seed(u64),
     Shrink(u64),
     Seeds(std::ops::Range<u64>),
+    Traces(std::ops::Range<u64>),
     Exhaust,
     Bugs,
 }
@@ -59,6 +62,7 @@ pub fn run<S: Subject>(arguments: impl Iterator<Item = String>) -> ExitCode {
             replay(&run_params::<S>(least.params, true))
         }
         Job::Seeds(seeds) => many::<S>(seeds, &config).0,
+        Job::Traces(seeds) => traces(seeds, |seed| run_seed::<S>(seed, &config, false).trace),
         Job::Exhaust => small_cases::<S>(&config),
         Job::Bugs => planted::<S>(&config),
         // What one scheme can't reach, and the small cases, are the ordinary run's.
@@ -72,33 +76,49 @@ fn parse<S: Subject>(mut arguments: impl Iterator<Item = String>) -> Result<(Job
     let (mut job, mut config) = (Job::All, Config::default());
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-        let number = |text: &str| text.replace('_', "").parse::<u64>().map_err(|_| format!("'{text}' is not a number"));
         match argument.as_str() {
             "--seed" => job = Job::Seed(number(&value()?)?),
             "--shrink" => job = Job::Shrink(number(&value()?)?),
-            "--seeds" => {
-                let range = value()?;
-                let (from, to) = range.split_once("..").ok_or(format!("'{range}' is not a range like 0..500"))?;
-                job = Job::Seeds(number(from)?..number(to)?);
-            }
+            "--seeds" => job = Job::Seeds(range(&value()?)?),
+            "--traces" => job = Job::Traces(range(&value()?)?),
             "--long" => job = Job::Seeds(0..LONG),
             "--exhaust" => job = Job::Exhaust,
             "--bugs" => job = Job::Bugs,
             "--bug" => {
                 let name = value()?;
                 let index = S::BUGS.iter().position(|bug| *bug == name);
-                config.bug = Some(index.ok_or(format!("no bug '{name}': one of {}", S::BUGS.join(", ")))?);
+                config.bug =
+                    Some(index.ok_or(format!("no bug '{name}': one of {}", S::BUGS.join(", ")))?);
             }
             "--scheme" => {
                 let name = value()?;
                 let index = S::SCHEMES.iter().position(|scheme| *scheme == name);
-                config.scheme = Some(index.ok_or(format!("no scheme '{name}': one of {}", S::SCHEMES.join(", ")))?);
+                config.scheme = Some(
+                    index.ok_or(format!("no scheme '{name}': one of {}", S::SCHEMES.join(", ")))?,
+                );
             }
             "--threads" => config.threads = number(&value()?)? as usize,
             other => return Err(format!("unknown argument '{other}'")),
         }
     }
     Ok((job, config))
+}
+
+/// A number on the command line; `_` groups its digits.
+pub(crate) fn number(text: &str) -> Result<u64, String> {
+    text.replace('_', "").parse().map_err(|_| format!("'{text}' is not a number"))
+}
+
+/// A range of seeds on the command line.
+pub(crate) fn range(text: &str) -> Result<std::ops::Range<u64>, String> {
+    let ends = text.split_once("..").ok_or(format!("'{text}' is not a range like 0..500"))?;
+    Ok(number(ends.0)?..number(ends.1)?)
+}
+
+/// Prints the trace of each seed.
+pub(crate) fn traces(seeds: std::ops::Range<u64>, trace: impl Fn(u64) -> u64) -> bool {
+    seeds.for_each(|seed| println!("{seed} {:016x}", trace(seed)));
+    true
 }
 
 fn replay(outcome: &Outcome) -> bool {
@@ -119,7 +139,8 @@ fn verdict(outcome: &Outcome) -> bool {
 fn everywhere<S: Subject>(config: &Config) -> bool {
     let (well, reach) = many::<S>(0..SEEDS, config);
     let faults = Fault::ALL.iter().map(|fault| fault.name());
-    let never: Vec<&str> = S::branches().into_iter().chain(faults).filter(|what| reach.count(what) == 0).collect();
+    let never: Vec<&str> =
+        S::branches().into_iter().chain(faults).filter(|what| reach.count(what) == 0).collect();
     for what in &never {
         println!("never reached: {what}");
     }
@@ -141,7 +162,12 @@ fn many<S: Subject>(seeds: std::ops::Range<u64>, config: &Config) -> (bool, Reac
     }
     print!("{}", summary.reach);
     let seconds = start.elapsed().as_secs_f64();
-    println!("{} seeds, {} failed, {seconds:.1} s, {:.0} a second", summary.seeds, summary.failures.len(), summary.seeds as f64 / seconds);
+    println!(
+        "{} seeds, {} failed, {seconds:.1} s, {:.0} a second",
+        summary.seeds,
+        summary.failures.len(),
+        summary.seeds as f64 / seconds
+    );
     (summary.failures.is_empty(), summary.reach)
 }
 
@@ -152,7 +178,11 @@ fn kept<S: Subject>(config: &Config) -> bool {
 }
 
 fn small_cases<S: Subject>(config: &Config) -> bool {
-    let cases = [("", small(false)), (", tables in place", small(true)), (", tables in place, ordered", small_merging())];
+    let cases = [
+        ("", small(false)),
+        (", tables in place", small(true)),
+        (", tables in place, ordered", small_merging()),
+    ];
     cases.into_iter().all(|(what, options)| small_case::<S>(config, what, options))
 }
 
@@ -183,7 +213,10 @@ fn planted<S: Subject>(config: &Config) -> bool {
             println!("{:<44} seed {:>4}  {checker}", report.bug, found.params.seed);
         }
         (Some(found), Some(without)) => {
-            println!("{:<44} seed {:>4} fails without the bug too: {without}", report.bug, found.params.seed);
+            println!(
+                "{:<44} seed {:>4} fails without the bug too: {without}",
+                report.bug, found.params.seed
+            );
         }
     });
     reports.iter().all(|report| report.found.is_some() && report.without.is_none())

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use super::{Outcome, run_seed};
 use crate::{
     checker::{Checker, Failure},
+    cli::{number, range, traces},
     reach::Reach,
 };
 
@@ -21,6 +22,8 @@ Crash and fault simulation of the archive engine. Without arguments: kept seeds 
 
   --seed N          replays one seed and prints what happens
   --seeds A..B      runs a range of seeds
+  --traces A..B     prints what each seed did, as one number: equal before and after a change of
+                    the code's form
   --long            runs 100,000 seeds
   --bugs            plants each bug and looks for it in 2,000 seeds
   --bug NAME        plants one bug in what the other options run
@@ -101,16 +104,13 @@ pub fn run(arguments: impl Iterator<Item = String>) -> ExitCode {
 
 fn try_run(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> {
     let (mut seeds, mut one, mut bugs, mut bug, mut threads) = (None, None, false, None, 2);
+    let mut traced = None;
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-        let number = |text: &str| text.replace('_', "").parse::<u64>().map_err(|_| format!("'{text}' is not a number"));
         match argument.as_str() {
             "--seed" => one = Some(number(&value()?)?),
-            "--seeds" => {
-                let range = value()?;
-                let (from, to) = range.split_once("..").ok_or(format!("'{range}' is not a range like 0..500"))?;
-                seeds = Some(number(from)?..number(to)?);
-            }
+            "--seeds" => seeds = Some(range(&value()?)?),
+            "--traces" => traced = Some(range(&value()?)?),
             "--long" => seeds = Some(0..LONG),
             "--bugs" => bugs = true,
             "--bug" => {
@@ -121,6 +121,9 @@ fn try_run(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> 
             "--threads" => threads = number(&value()?)? as usize,
             other => return Err(format!("unknown argument '{other}'")),
         }
+    }
+    if let Some(seeds) = traced {
+        return Ok(traces(seeds, |seed| run_seed(seed, bug, false).trace));
     }
     if let Some(seed) = one {
         let outcome = run_seed(seed, bug, true);
@@ -160,14 +163,23 @@ fn many(seeds: Range<u64>, bug: Option<usize>, threads: usize) -> (Vec<Outcome>,
     });
     print!("{reach}");
     let seconds = begun.elapsed().as_secs_f64();
-    println!("archive: {total} seeds, {} failed, {seconds:.1} s, {:.0} a second", failures.len(), total as f64 / seconds);
+    println!(
+        "archive: {total} seeds, {} failed, {seconds:.1} s, {:.0} a second",
+        failures.len(),
+        total as f64 / seconds
+    );
     (failures, reach)
 }
 
 /// Every fortieth seed is run twice, and must do the same.
 const REPEAT_EVERY: u64 = 40;
 
-fn each(seeds: Range<u64>, bug: Option<usize>, threads: usize, stop_after: usize) -> (Vec<Outcome>, Reach) {
+fn each(
+    seeds: Range<u64>,
+    bug: Option<usize>,
+    threads: usize,
+    stop_after: usize,
+) -> (Vec<Outcome>, Reach) {
     let next = AtomicU64::new(seeds.start);
     let found = Mutex::new((Vec::<Outcome>::new(), Reach::default()));
     let worker = || {
@@ -177,7 +189,9 @@ fn each(seeds: Range<u64>, bug: Option<usize>, threads: usize, stop_after: usize
                 return;
             }
             let mut outcome = run_seed(seed, bug, false);
-            if seed.is_multiple_of(REPEAT_EVERY) && run_seed(seed, bug, false).trace != outcome.trace {
+            if seed.is_multiple_of(REPEAT_EVERY)
+                && run_seed(seed, bug, false).trace != outcome.trace
+            {
                 outcome.failure = Some(Failure::new(Checker::Deterministic, "two runs differ"));
             }
             let mut found = found.lock();
@@ -210,6 +224,9 @@ fn planted(bug: usize, threads: usize) -> bool {
         println!("{name:<44} seed {seed:>4} fails without the bug too: {without}");
         return false;
     }
-    println!("{name:<44} seed {seed:>4}  {}", found.failure.as_ref().map_or(String::new(), ToString::to_string));
+    println!(
+        "{name:<44} seed {seed:>4}  {}",
+        found.failure.as_ref().map_or(String::new(), ToString::to_string)
+    );
     true
 }

@@ -10,13 +10,18 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{Finding, Outcome, bugs, run_seed};
-use crate::reach::Reach;
+use crate::{
+    cli::{number, range, traces},
+    reach::Reach,
+};
 
 const USAGE: &str = "\
 Simulation of the cluster engine. Without arguments: 2,000 seeds.
 
   --seed N          replays one seed and prints what happens
   --seeds A..B      runs a range of seeds
+  --traces A..B     prints what each seed did, as one number: equal before and after a change of
+                    the code's form
   --long            runs 100,000 seeds
   --bugs            plants each bug and looks for it in 2,000 seeds
   --bug NAME        plants one bug in what the other options run
@@ -86,14 +91,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> {
     let mut job: Option<Job> = None;
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-        let number = |text: &str| text.replace('_', "").parse::<u64>().map_err(|_| format!("'{text}' is not a number"));
         match argument.as_str() {
             "--seed" => job = Some(Job::Seed(number(&value()?)?)),
-            "--seeds" => {
-                let range = value()?;
-                let (from, to) = range.split_once("..").ok_or(format!("'{range}' is not a range like 0..500"))?;
-                job = Some(Job::Seeds(number(from)?..number(to)?));
-            }
+            "--seeds" => job = Some(Job::Seeds(range(&value()?)?)),
+            "--traces" => job = Some(Job::Traces(range(&value()?)?)),
             "--long" => job = Some(Job::Seeds(0..LONG)),
             "--bugs" => job = Some(Job::Bugs),
             "--bug" => {
@@ -108,6 +109,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> {
     Ok(match job {
         Some(Job::Seed(seed)) => replay(seed, bug),
         Some(Job::Seeds(seeds)) => many(seeds, bug, threads).0,
+        Some(Job::Traces(seeds)) => traces(seeds, |seed| run_seed(seed, bug, false).trace),
         Some(Job::Bugs) => planted(threads),
         None => everything(bug, threads),
     })
@@ -116,6 +118,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> {
 enum Job {
     Seed(u64),
     Seeds(Range<u64>),
+    Traces(Range<u64>),
     Bugs,
 }
 
@@ -139,7 +142,10 @@ fn everything(bug: Option<usize>, threads: usize) -> bool {
     let (all, reach) = many(0..SEEDS, bug, threads);
     let never: Vec<&str> = BRANCHES.into_iter().filter(|what| reach.count(what) == 0).collect();
     never.iter().for_each(|what| println!("never reached: {what}"));
-    let (made, twice) = (reach.count("orderly: references made by workers"), reach.count("orderly: made by two workers"));
+    let (made, twice) = (
+        reach.count("orderly: references made by workers"),
+        reach.count("orderly: made by two workers"),
+    );
     println!("double work where nobody is away: {twice} of {made} references");
     let rare = twice * 100 < made;
     if !rare {
@@ -154,14 +160,20 @@ fn checked(seed: u64, bug: Option<usize>) -> Outcome {
     if seed.is_multiple_of(REPEAT) {
         let again = run_seed(seed, bug, false);
         if again.trace != outcome.trace || again.finding != outcome.finding {
-            let message = format!("two runs differ: trace {:016x} and {:016x}", outcome.trace, again.trace);
+            let message =
+                format!("two runs differ: trace {:016x} and {:016x}", outcome.trace, again.trace);
             outcome.finding = Some(Finding::new("Deterministic", message));
         }
     }
     outcome
 }
 
-fn search(seeds: Range<u64>, bug: Option<usize>, threads: usize, stop_after: usize) -> (u64, Vec<Outcome>, Reach) {
+fn search(
+    seeds: Range<u64>,
+    bug: Option<usize>,
+    threads: usize,
+    stop_after: usize,
+) -> (u64, Vec<Outcome>, Reach) {
     let next = AtomicU64::new(seeds.start);
     let found = Mutex::new((0, Vec::new(), Reach::default()));
     let work = || {
@@ -170,7 +182,8 @@ fn search(seeds: Range<u64>, bug: Option<usize>, threads: usize, stop_after: usi
             if seed >= seeds.end || found.lock().1.len() >= stop_after {
                 return;
             }
-            let outcome = if bug.is_some() { run_seed(seed, bug, false) } else { checked(seed, None) };
+            let outcome =
+                if bug.is_some() { run_seed(seed, bug, false) } else { checked(seed, None) };
             let mut found = found.lock();
             found.0 += 1;
             found.2.merge(&outcome.reach);
@@ -193,7 +206,11 @@ fn many(seeds: Range<u64>, bug: Option<usize>, threads: usize) -> (bool, Reach) 
     }
     print!("{reach}");
     let seconds = start.elapsed().as_secs_f64();
-    println!("{count} seeds, {} failed, {seconds:.1} s, {:.0} a second", failures.len(), count as f64 / seconds);
+    println!(
+        "{count} seeds, {} failed, {seconds:.1} s, {:.0} a second",
+        failures.len(),
+        count as f64 / seconds
+    );
     (failures.is_empty(), reach)
 }
 
@@ -201,10 +218,14 @@ fn planted(threads: usize) -> bool {
     let mut well = true;
     for (index, name) in bugs().into_iter().enumerate() {
         let first = search(0..SEEDS, Some(index), threads, 1).1.into_iter().next();
-        let without = first.as_ref().and_then(|outcome| run_seed(outcome.params.seed, None, false).finding);
+        let without =
+            first.as_ref().and_then(|outcome| run_seed(outcome.params.seed, None, false).finding);
         match (first, without) {
             (None, _) => println!("{name:<32} NOT FOUND in {SEEDS} seeds"),
-            (Some(outcome), Some(finding)) => println!("{name:<32} seed {:>4} fails without the bug too: {finding}", outcome.params.seed),
+            (Some(outcome), Some(finding)) => println!(
+                "{name:<32} seed {:>4} fails without the bug too: {finding}",
+                outcome.params.seed
+            ),
             (Some(outcome), None) => {
                 let finding = outcome.finding.map_or(String::new(), |finding| finding.to_string());
                 println!("{name:<32} seed {:>4}  {finding}", outcome.params.seed);
