@@ -14,6 +14,9 @@ use parking_lot::Mutex;
 use super::{Action, Event, Holder, Loss, Place, Taker, Times, hold::fresh};
 use crate::format::claim::{CLAIM_AT, Claim, Claimant, State};
 
+/// Looks in a row that may each take too long.
+const LOOKS_MAX: u32 = 3;
+
 /// What a guard needs from outside.
 pub struct Outside {
     /// Time that goes on while the machine sleeps.
@@ -26,7 +29,8 @@ pub struct Outside {
 
 /// A disk that does nothing for somebody who lost its claim.
 ///
-/// Its owner calls [`renew`](Guard::renew) every [`Times::renew`]; without that each request after [`Times::unseeing`] looks for itself.
+/// Its owner calls [`renew`](Guard::renew) every [`Times::renew`]; without that each request after
+/// [`Times::unseeing`] looks for itself.
 pub struct Guard {
     disk: Arc<dyn Disk>,
     outside: Outside,
@@ -38,7 +42,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Takes the claim of the store `store` on `disk`; its caller has won the locks. `told` hears once when that takes longer, and of whom.
+    /// Takes the claim of the store `store` on `disk`; its caller has won the locks. `told` hears
+    /// once when that takes longer, and of whom.
     ///
     /// # Errors
     /// `Busy` with host and process when somebody else works on the store; those of the disk.
@@ -75,7 +80,12 @@ impl Guard {
                 }
                 Action::Won { looked } => break looked,
                 Action::Busy(claim) => return Err(busy(claim.as_ref())),
-                Action::Slow => return Err(Error::new(Kind::Busy, "the medium is too slow to claim the store safely; try again later")),
+                Action::Slow => {
+                    return Err(Error::new(
+                        Kind::Busy,
+                        "the medium is too slow to claim the store safely; try again later",
+                    ));
+                }
             };
         };
         let holder = Mutex::new(Holder::new(taker.claim().clone(), looked));
@@ -124,7 +134,11 @@ impl Guard {
     }
 
     fn sees(&self) -> bool {
-        fresh(&self.times, Duration::from_nanos(self.looked.load(Ordering::Acquire)), self.outside.clock.now())
+        fresh(
+            &self.times,
+            Duration::from_nanos(self.looked.load(Ordering::Acquire)),
+            self.outside.clock.now(),
+        )
     }
 
     fn look_again(&self) -> Result<()> {
@@ -140,12 +154,17 @@ impl Guard {
         if let Some(error) = self.lost.get() {
             return Err(error.clone());
         }
-        let asked = self.outside.clock.now();
-        let block = read(&*self.disk)?;
-        holder.seen(asked, &block).map_err(|loss| self.lose(&loss))?;
-        self.looked.store(nanos(holder.looked()), Ordering::Release);
-        // A look that took long says nothing of now.
-        if self.sees() { Ok(()) } else { Err(Error::new(Kind::Io, "the medium takes too long to show who works on the store")) }
+        // A look that took long says nothing of now: the machine slept meanwhile, or the medium is slow.
+        for _ in 0..LOOKS_MAX {
+            let asked = self.outside.clock.now();
+            let block = read(&*self.disk)?;
+            holder.seen(asked, &block).map_err(|loss| self.lose(&loss))?;
+            self.looked.store(nanos(holder.looked()), Ordering::Release);
+            if self.sees() {
+                return Ok(());
+            }
+        }
+        Err(Error::new(Kind::Io, "the medium takes too long to show who works on the store"))
     }
 
     fn lose(&self, loss: &Loss) -> Error {
@@ -177,7 +196,11 @@ impl Disk for Guard {
     }
 
     fn write(&self, runs: &[Run<'_>]) -> Result<()> {
-        if runs.iter().any(is_superblock) { self.look(&mut self.holder.lock()) } else { self.check() }?;
+        if runs.iter().any(is_superblock) {
+            self.look(&mut self.holder.lock())
+        } else {
+            self.check()
+        }?;
         self.disk.write(runs)
     }
 
@@ -199,7 +222,8 @@ impl Disk for Guard {
     }
 }
 
-/// Zeroes blocks 0 to 15 of a medium that is to hold a store: no superblock and no claim of another store shines through.
+/// Zeroes blocks 0 to 15 of a medium that is to hold a store: no superblock and no claim of another
+/// store shines through.
 ///
 /// # Errors
 /// Those of the disk.
@@ -231,7 +255,8 @@ fn read(disk: &dyn Disk) -> Result<Box<Block>> {
     result.map(|()| block)
 }
 
-/// Writes the claim. Others see it without a flush, which makes nothing clearer to anybody but this machine after a power failure.
+/// Writes the claim. Others see it without a flush, which makes nothing clearer to anybody but this
+/// machine after a power failure.
 fn write(disk: &dyn Disk, block: &Block) -> Result<()> {
     disk.write(&[Run { at: CLAIM_AT, blocks: &[BlockRef { block, class: Class::Super }] }])
 }

@@ -1,8 +1,11 @@
-//! Two and more engines on one simulated medium: every order in which their steps and the ticks of a clock can come, for small times.
+//! Two and more engines on one simulated medium: every order in which their steps and the ticks of
+//! a clock can come, for small times.
 
 use std::{collections::HashSet, sync::Arc};
 
-use onefold_core::{Block, BlockRead, Class, Clock, Disk, Kind, Lba, Pba, Read, Result, Run, VolumeId};
+use onefold_core::{
+    Block, BlockRead, Class, Clock, Disk, Kind, Lba, Pba, Read, Result, Run, VolumeId,
+};
 use parking_lot::Mutex;
 
 use super::*;
@@ -16,9 +19,17 @@ const fn ticks(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// The rule's times, made as small as they can be: what must be longer than something else is so by one tick.
-const SMALL: Times =
-    Times { renew: ticks(1), unseeing: ticks(1), watch: ticks(2), confirm: ticks(2), settle: ticks(1), glance: ticks(2), swift: ticks(0) };
+/// The rule's times, made as small as they can be: what must be longer than something else is so by
+/// one tick.
+const SMALL: Times = Times {
+    renew: ticks(1),
+    unseeing: ticks(1),
+    watch: ticks(2),
+    confirm: ticks(2),
+    settle: ticks(1),
+    glance: ticks(2),
+    swift: ticks(0),
+};
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Part {
@@ -57,7 +68,14 @@ struct World {
 }
 
 fn claimant(machine: u8) -> Claimant {
-    Claimant { host: String::new(), machine: [machine; 16], boot: [machine; 16], pid: 1, device: 1, inode: 1 }
+    Claimant {
+        host: String::new(),
+        machine: [machine; 16],
+        boot: [machine; 16],
+        pid: 1,
+        device: 1,
+        inode: 1,
+    }
 }
 
 fn claim(machine: u8, token: u8, state: State) -> Claim {
@@ -84,8 +102,9 @@ impl World {
         World { now: ticks(0), medium, actors, owner }
     }
 
-    /// One step of an actor; `None` when it waits for the clock, or has ended. Between two of them it may sleep: before and after a read, and after
-    /// a write. (Asleep between its last thought and the write itself is as asleep before that thought.)
+    /// One step of an actor; `None` when it waits for the clock, or has ended. Between two of them
+    /// it may sleep: before and after a read, and after a write. (Asleep between its last
+    /// thought and the write itself is as asleep before that thought.)
     fn step(&self, times: &Times, n: usize) -> Option<World> {
         let mut next = self.clone();
         let (now, World { medium, actors, owner, .. }) = (self.now, &mut next);
@@ -96,7 +115,9 @@ impl World {
             (_, Begun::Sleep { until }) if now < until => return None,
             (Part::Taking(taker), begun) => {
                 let action = match begun {
-                    Begun::Found { asked, claim } => taker.step(times, now, Event::Seen { asked, block: &block(claim.as_ref()) }),
+                    Begun::Found { asked, claim } => {
+                        taker.step(times, now, Event::Seen { asked, block: &block(claim.as_ref()) })
+                    }
                     Begun::Written => taker.step(times, now, Event::Written),
                     _ => taker.step(times, now, Event::Awake),
                 };
@@ -104,12 +125,17 @@ impl World {
             }
             (Part::Holding(holder), begun) => {
                 let well = match begun {
-                    Begun::Found { asked, claim } => holder.seen(asked, &block(claim.as_ref())).map(|()| {
-                        actor.tokens += 1;
-                        *medium = Claim::decode(&holder.renewal([actor.tokens; 16], State::Held));
-                        actor.begun = Begun::Written;
-                    }),
-                    Begun::Written => holder.wrote(times, now).map(|()| actor.begun = Begun::Sleep { until: now + times.renew }),
+                    Begun::Found { asked, claim } => {
+                        holder.seen(asked, &block(claim.as_ref())).map(|()| {
+                            actor.tokens += 1;
+                            *medium =
+                                Claim::decode(&holder.renewal([actor.tokens; 16], State::Held));
+                            actor.begun = Begun::Written;
+                        })
+                    }
+                    Begun::Written => holder
+                        .wrote(times, now)
+                        .map(|()| actor.begun = Begun::Sleep { until: now + times.renew }),
                     _ => {
                         actor.begun = Begun::Look;
                         Ok(())
@@ -125,16 +151,22 @@ impl World {
 
     /// Somebody who is not the last winner may still submit.
     fn is_unsafe(&self, times: &Times) -> bool {
-        self.actors
-            .iter()
-            .enumerate()
-            .any(|(n, actor)| matches!(&actor.part, Part::Holding(holder) if holder.sees(times, self.now)) && self.owner != Some(n))
+        self.actors.iter().enumerate().any(|(n, actor)| {
+            matches!(&actor.part, Part::Holding(holder) if holder.sees(times, self.now))
+                && self.owner != Some(n)
+        })
     }
 
     fn after(&self, times: &Times) -> Vec<World> {
-        let mut all: Vec<World> = (0..self.actors.len()).filter_map(|n| self.step(times, n)).collect();
+        let mut all: Vec<World> =
+            (0..self.actors.len()).filter_map(|n| self.step(times, n)).collect();
         all.push(World { now: self.now + ticks(1), ..self.clone() });
-        for (n, actor) in self.actors.iter().enumerate().filter(|(_, actor)| actor.restarts && matches!(actor.part, Part::Taking(_))) {
+        for (n, actor) in self
+            .actors
+            .iter()
+            .enumerate()
+            .filter(|(_, actor)| actor.restarts && matches!(actor.part, Part::Taking(_)))
+        {
             let mut next = self.clone();
             next.actors[n] = taker(actor.machine, actor.tokens + 1);
             all.push(next);
@@ -144,7 +176,14 @@ impl World {
 }
 
 impl Actor {
-    fn act(&mut self, action: Action, now: Duration, n: usize, medium: &mut Option<Claim>, owner: &mut Option<usize>) {
+    fn act(
+        &mut self,
+        action: Action,
+        now: Duration,
+        n: usize,
+        medium: &mut Option<Claim>,
+        owner: &mut Option<usize>,
+    ) {
         self.begun = match action {
             Action::Look => Begun::Look,
             Action::Write(block) => {
@@ -166,7 +205,8 @@ impl Actor {
     }
 }
 
-/// Looks at everything that can happen until `end`; true when two engines work on one medium at some time. Tells how many states there are.
+/// Looks at everything that can happen until `end`; true when two engines work on one medium at
+/// some time. Tells how many states there are.
 fn two_at_work(start: &World, times: &Times, end: u64) -> (bool, usize) {
     let mut seen = HashSet::from([start.clone()]);
     let mut left = vec![start.clone()];
@@ -180,14 +220,19 @@ fn two_at_work(start: &World, times: &Times, end: u64) -> (bool, usize) {
     (false, seen.len())
 }
 
-/// The holder and a taker of another machine; two takers of a stale claim; two of a free one; a taker that is killed and started again.
+/// The holder and a taker of another machine; two takers of a stale claim; two of a free one; a
+/// taker that is killed and started again.
 fn worlds() -> Vec<(&'static str, World, u64)> {
     let stale = Some(claim(7, 70, State::Held));
     let restarting = Actor { restarts: true, ..taker(2, 100) };
     let held = Some(claim(1, 10, State::Held));
     vec![
         ("holder and taker", World::new(held.clone(), vec![holder(1, 10), taker(2, 100)]), 6),
-        ("holder, and a taker that is killed", World::new(held, vec![holder(1, 10), restarting]), 5),
+        (
+            "holder, and a taker that is killed",
+            World::new(held, vec![holder(1, 10), restarting]),
+            5,
+        ),
         ("two takers of a stale claim", World::new(stale, vec![taker(1, 10), taker(2, 100)]), 5),
         ("two takers of a free medium", World::new(None, vec![taker(1, 10), taker(2, 100)]), 4),
     ]
@@ -223,11 +268,13 @@ fn rule_15_a_write_long_after_its_look_is_found() {
     assert!(two_at_work(world, &slow, *end).0);
 }
 
-/// Two machines resumed from one memory image hold one claim. Their first renewals may overlap in any order; once one of them renews while the other
-/// does not, exactly one is left.
+/// Two machines resumed from one memory image hold one claim. Their first renewals may overlap in
+/// any order; once one of them renews while the other does not, exactly one is left.
 #[test]
 fn rule_15_of_one_memory_image_resumed_twice_one_goes_on() {
-    for order in [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]] {
+    for order in
+        [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]]
+    {
         for second in [[0, 0, 1, 1], [1, 1, 0, 0]] {
             let twin = |token| Actor { tokens: token, ..holder(1, 10) };
             let mut world = World::new(Some(claim(1, 10, State::Held)), vec![twin(10), twin(100)]);
@@ -251,12 +298,25 @@ fn rule_15_what_is_taken_at_once() {
     let at_once = |place: Place, found: Option<Claim>| {
         let mut taker = Taker::new([9; 16], claimant(1), [1; 16], place);
         taker.step(&Times::default(), ticks(0), Event::Awake);
-        let action = taker.step(&Times::default(), ticks(0), Event::Seen { asked: ticks(0), block: &block(found.as_ref()) });
+        let action = taker.step(
+            &Times::default(),
+            ticks(0),
+            Event::Seen { asked: ticks(0), block: &block(found.as_ref()) },
+        );
         matches!(action, Action::Write(block) if Claim::decode(&block).unwrap().state == State::Held)
     };
-    let other_boot = |state| Some(Claim { claimant: Claimant { boot: [5; 16], ..claimant(1) }, ..claim(1, 3, state) });
-    let other_place = |state| Some(Claim { claimant: Claimant { device: 5, ..claimant(1) }, ..claim(1, 3, state) });
-    let unknown = |state| Some(Claim { claimant: Claimant { machine: [0; 16], boot: [0; 16], ..claimant(1) }, ..claim(1, 3, state) });
+    let other_boot = |state| {
+        Some(Claim { claimant: Claimant { boot: [5; 16], ..claimant(1) }, ..claim(1, 3, state) })
+    };
+    let other_place = |state| {
+        Some(Claim { claimant: Claimant { device: 5, ..claimant(1) }, ..claim(1, 3, state) })
+    };
+    let unknown = |state| {
+        Some(Claim {
+            claimant: Claimant { machine: [0; 16], boot: [0; 16], ..claimant(1) },
+            ..claim(1, 3, state)
+        })
+    };
     for (place, found, expected) in [
         (Place::LocalFile, None, true),
         (Place::LocalFile, Some(claim(2, 3, State::Free)), true),
@@ -287,8 +347,8 @@ impl Clock for Hands {
     }
 }
 
-/// A medium in memory.
-struct Medium(Mutex<Vec<Block>>);
+/// A medium in memory. During the next read the machine sleeps for 20 s, when there is a clock.
+struct Medium(Mutex<Vec<Block>>, Mutex<Option<Arc<Hands>>>);
 
 impl Disk for Medium {
     fn blocks(&self) -> u64 {
@@ -299,6 +359,9 @@ impl Disk for Medium {
         for read in reads {
             let at = read.at.0 as usize;
             read.into.clone_from_slice(&self.0.lock()[at..at + read.into.len()]);
+        }
+        if let Some(clock) = self.1.lock().take() {
+            *clock.0.lock() += ticks(20);
         }
     }
 
@@ -337,7 +400,11 @@ impl Bench {
     }
 
     fn of(blocks: usize) -> Bench {
-        Bench { medium: Arc::new(Medium(Mutex::new(Block::zeroed_vec(blocks)))), clock: Arc::default(), tokens: Arc::default() }
+        Bench {
+            medium: Arc::new(Medium(Mutex::new(Block::zeroed_vec(blocks)), Mutex::default())),
+            clock: Arc::default(),
+            tokens: Arc::default(),
+        }
     }
 
     fn pass(&self, seconds: u64) {
@@ -355,8 +422,17 @@ impl Bench {
             *clock.0.lock() += time;
             meanwhile();
         };
-        let outside = Outside { clock: self.clock.clone(), token: Box::new(token), sleep: Box::new(sleep) };
-        Guard::take(self.medium.clone(), [9; 16], claimant(machine), Place::Shared, Times::default(), outside, &mut |_| {})
+        let outside =
+            Outside { clock: self.clock.clone(), token: Box::new(token), sleep: Box::new(sleep) };
+        Guard::take(
+            self.medium.clone(),
+            [9; 16],
+            claimant(machine),
+            Place::Shared,
+            Times::default(),
+            outside,
+            &mut |_| {},
+        )
     }
 }
 
@@ -426,6 +502,17 @@ fn rule_15_a_clock_that_jumps_makes_it_look() {
 }
 
 #[test]
+fn rule_15_a_machine_that_slept_during_a_look_looks_again() {
+    let bench = Bench::new();
+    let guard = bench.take(1, || {}).unwrap();
+    bench.pass(11);
+    *bench.medium.1.lock() = Some(bench.clock.clone());
+    put(&guard, Class::Data).unwrap();
+    *bench.medium.1.lock() = Some(bench.clock.clone());
+    guard.renew().unwrap();
+}
+
+#[test]
 fn rule_15_a_cleared_medium_has_no_claim() {
     let bench = Bench::new();
     let guard = bench.take(1, || {}).unwrap();
@@ -436,7 +523,8 @@ fn rule_15_a_cleared_medium_has_no_claim() {
 
 /// A store on a bench's medium, opened behind a guard.
 fn engine(bench: &Bench, guard: &Arc<Guard>) -> Result<Engine> {
-    let settings = Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
+    let settings =
+        Settings { window_blocks: 32, unflushed_blocks: 256, ..Settings::for_memory(32 << 20) };
     Engine::open(guard.clone(), bench.clock.clone(), settings)
 }
 
@@ -445,27 +533,38 @@ fn acknowledged(engine: &Engine, volume: VolumeId, lba: u64, byte: u8) -> bool {
     engine.write(volume, lba * 4096, &[byte; 4096]).and_then(|_| engine.flush()).is_ok()
 }
 
-/// Two engines work on one simulated disk, and take it from each other each time that the other one sleeps. Nothing acknowledged is lost, and the one that slept
-/// acknowledges nothing any more.
+/// Two engines work on one simulated disk, and take it from each other each time that the other one
+/// sleeps. Nothing acknowledged is lost, and the one that slept acknowledges nothing any more.
 #[test]
 fn rule_15_of_two_engines_on_one_disk_each_has_all_that_was_acknowledged_before() {
     let bench = Bench::of(4096);
-    Engine::format(&*bench.medium, &Format { zone_blocks: 64, ..Format::new([9; 16], [2; 32], 4096) }).unwrap();
+    Engine::format(
+        &*bench.medium,
+        &Format { zone_blocks: 64, ..Format::new([9; 16], [2; 32], 4096) },
+    )
+    .unwrap();
     let mut asleep: Vec<Engine> = Vec::new();
     for turn in 0..6 {
         let guard = Arc::new(bench.take(turn % 2 + 1, || {}).unwrap());
         let engine = engine(&bench, &guard).unwrap();
-        let volume = if turn == 0 { engine.create_volume("v", 1024).unwrap().0 } else { VolumeId(1) };
+        let volume =
+            if turn == 0 { engine.create_volume("v", 1024).unwrap().0 } else { VolumeId(1) };
         let mut found = Block::zeroed_vec(2 * usize::from(turn));
         let mut reads = [BlockRead { first: Lba(0), into: &mut found, result: Ok(()) }];
         engine.read(volume, &mut reads);
         assert!(reads[0].result.is_ok());
-        assert!(found.iter().enumerate().all(|(at, block)| block.0 == [at as u8 / 2 + 1; 4096]), "turn {turn}");
+        assert!(
+            found.iter().enumerate().all(|(at, block)| block.0 == [at as u8 / 2 + 1; 4096]),
+            "turn {turn}"
+        );
         for lba in 0..2 {
             assert!(acknowledged(&engine, volume, u64::from(turn) * 2 + lba, turn + 1));
             // Those that woke up write over it, also a superblock.
             for old in &asleep {
-                assert!(!acknowledged(old, volume, u64::from(turn) * 2 + lba, 99) && old.checkpoint().is_err());
+                assert!(
+                    !acknowledged(old, volume, u64::from(turn) * 2 + lba, 99)
+                        && old.checkpoint().is_err()
+                );
             }
         }
         asleep.push(engine);
