@@ -9,7 +9,8 @@
 //! | [`store_file`] | a store that nobody serves: looked at, or opened for work |
 //! | [`control`] | a store that is served: verbs reach its server through the control socket |
 //! | [`report`] | what `status` tells, as JSON and as text |
-//! | [`progress`], [`output`], [`failure`], [`size`], [`logging`] | how it speaks to people |
+//!
+//! How it speaks to people is in `onefold-console`.
 //!
 //! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a
 //! wrong command line is 2; 3 is a tree that was stored or restored but for what could not be read.
@@ -19,30 +20,19 @@ mod archive_dir;
 mod arguments;
 mod configuration;
 mod control;
-mod failure;
 mod keeper;
-mod logging;
 mod operator;
-mod output;
-mod progress;
 mod report;
-mod size;
 mod store_file;
 mod verbs;
 
 use std::{panic, process::ExitCode};
 
-use failure::Failure;
+use onefold_console::failure::Failure;
 
 fn main() -> ExitCode {
     quiet_guarded_panics();
-    let done = run();
-    // What was printed is part of what was asked for.
-    let printed = output::finish();
-    match done.and(printed) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.tell(),
-    }
+    onefold_console::end("onefold", run())
 }
 
 /// Panics that become an error with a sentence of its own are not printed.

@@ -21,9 +21,12 @@ use serde_json::json;
 use super::{archive_placement, archive_volume};
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
-    failure::Failure,
     operator::{warn, word},
-    output::{self, Answer, NOT_ENCRYPTED},
+    verbs::NOT_ENCRYPTED,
+};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
     progress::Progress,
     size::{counted, grouped},
 };

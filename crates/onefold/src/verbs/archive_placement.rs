@@ -3,7 +3,7 @@
 use clap::Args;
 use onefold_archive::{Placement, Rad};
 
-use crate::failure::Failure;
+use onefold_console::failure::Failure;
 
 /// Shards with and without parity.
 type Code = (usize, usize);

@@ -10,14 +10,12 @@ use onefold_block::check::{self, Phase, Report};
 use onefold_core::{BLOCK_BYTES, Error, Kind};
 use serde_json::json;
 
-use crate::{
-    archive_dir::ArchiveDir,
+use crate::{archive_dir::ArchiveDir, store_file::StoreFile, verbs::cluster};
+use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
     size::{Size, counted, grouped},
-    store_file::StoreFile,
-    verbs::cluster,
 };
 
 /// Memory for comparing blocks, unless it is asked for.

@@ -21,8 +21,8 @@ use onefold_backend::{
 use onefold_core::{Error, Kind, Result};
 use serde_json::json;
 
-use crate::{
-    archive_dir::ArchiveDir,
+use crate::archive_dir::ArchiveDir;
+use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,

@@ -18,7 +18,7 @@ use onefold_core::{
 };
 
 use super::listing::{self, Entries};
-use crate::progress::Progress;
+use onefold_console::progress::Progress;
 
 /// What was not restored as it was.
 pub(super) struct Missing {

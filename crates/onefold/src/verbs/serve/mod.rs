@@ -8,7 +8,6 @@
 //! when it is opened again.
 
 mod access;
-pub(super) mod address;
 mod archive;
 mod cluster;
 mod commands;
@@ -27,6 +26,7 @@ use onefold_backend::{
     systemd::{Notifier, Service, Socket},
 };
 use onefold_block::{MEMORY_MIN, Persistence, Settings, Store, StoreExports};
+use onefold_console::address::{self, Address, Door, uri};
 use onefold_core::{Error, Exports, Kind, Result};
 use onefold_serve::nbd::{self, Limits, Rights};
 use parking_lot::Mutex;
@@ -34,17 +34,18 @@ use parking_lot::Mutex;
 pub(super) use self::archive::ArchiveServer;
 use self::{
     access::{Access, Usual},
-    address::{Address, Door, default_socket, uri},
     commands::Commands,
     limited::{Limit, Limited},
 };
 use crate::{
     archive_dir::ArchiveDir,
     control,
-    failure::Failure,
-    size::{Size, grouped},
     store_file::{StoreFile, WorkingStore},
     verbs::cluster::{DedupName, Pace, store_at, threads},
+};
+use onefold_console::{
+    failure::Failure,
+    size::{Size, grouped},
 };
 
 /// How long clients may take to send no more and read their answers when the server stops.
@@ -310,6 +311,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     } else {
         Err(Failure::new(format!("{}: a thread of the store failed", file.path().display())))
     }
+}
+
+/// Where a store is served when nobody says so: beside its file; for a device, in `/run`.
+fn default_socket(file: &StoreFile) -> PathBuf {
+    if file.is_device() {
+        let name = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return PathBuf::from(format!("/run/onefold-{name}.sock"));
+    }
+    let mut path = file.path().as_os_str().to_owned();
+    path.push(".sock");
+    path.into()
 }
 
 /// Where clients and commands come in.
