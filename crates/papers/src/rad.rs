@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn all_statements_are_reproduced_on_the_manifests_of_the_repository() {
         assert_eq!(run::names(&[&ITEMS]), NAMES);
-        let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/rad");
+        let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/data/rad");
         let traces = ["rocksdb-far", "rocksdb", "spdk", "archives"]
             .map(|name| data.join(format!("{name}.manifest.zst")))
             .to_vec();
