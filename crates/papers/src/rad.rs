@@ -93,13 +93,13 @@ const ITEMS: [Item; 6] = [
 ];
 
 /// Names by which items are chosen.
-pub const NAMES: [&str; 6] = ["table1", "5", "7", "8", "10", "alpha"];
+pub(crate) const NAMES: [&str; 6] = ["table1", "5", "7", "8", "10", "alpha"];
 
 /// Runs the items named, or all of them when there are no names.
 ///
 /// # Errors
 /// None; a manifest that can't be read misses its statement.
-pub fn run(
+pub(crate) fn run(
     names: &[String],
     extent: &Extent,
     progress: &mut dyn FnMut(u64, u64),
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn all_statements_are_reproduced_on_the_manifests_of_the_repository() {
         assert_eq!(run::names(&[&ITEMS]), NAMES);
-        let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/rad");
+        let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/data/rad");
         let traces = ["rocksdb-far", "rocksdb", "spdk", "archives"]
             .map(|name| data.join(format!("{name}.manifest.zst")))
             .to_vec();

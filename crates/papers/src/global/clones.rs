@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn clones_differ_from_each_other_by_little() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/vmclones.dtrace.zst");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/data/vmclones.dtrace.zst");
         let (images, bytes) = images(&path, usize::MAX).unwrap();
         assert_eq!((images.len(), bytes), (10, 320 << 20));
         for image in &images[1..] {
