@@ -1,16 +1,13 @@
-//! The chunk map of a metadata object, and the object's place on the dirty list.
-//!
-//! The dirty bit in the entry is the truth; the list only saves a scan. An object is on the list
-//! while its *listed* key holds the list stamp: each write compares it, and where it is absent sets
-//! it. The insert into the list follows, and the acknowledgement waits for it. Who finds all
-//! clean removes the listed key at the version at which that was seen, then exactly its key of the
-//! list.
+//! The chunk map of a metadata object: what its chunks are made of.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use onefold_core::{
     Error,
-    object::{Change, Guard, ObjectName, ReadPart, ReadResult, Refusal, Seen, Version, Write},
+    object::{Read, ReadPart, ReadResult, Refusal, Seen, Version},
 };
 
 use crate::{
@@ -20,7 +17,7 @@ use crate::{
         key,
         recut::Recut,
     },
-    session::Session,
+    kernel::Kernel,
     settings::PlantedBug,
 };
 
@@ -48,6 +45,42 @@ impl ChunkMap {
     pub(crate) fn has_no_work(&self) -> bool {
         let recuts = self.recut.as_ref().is_some_and(|recut| !recut.range.is_empty());
         self.pending.is_empty() && !recuts && self.entries.values().all(|entry| !entry.dirty)
+    }
+
+    /// The map of an object, in one read; `None` when there is no such object.
+    pub(crate) fn read(kernel: &Kernel, object: ObjectId) -> Result<Option<ChunkMap>, Refusal> {
+        ChunkMap::from_answer(object, kernel.read_one(&object.name(), map_parts()))
+    }
+
+    /// The maps of objects, those left out that can't be read.
+    pub(crate) fn read_each(
+        kernel: &Kernel,
+        objects: &BTreeSet<ObjectId>,
+    ) -> Result<BTreeMap<ObjectId, Option<ChunkMap>>, Refusal> {
+        let read = |object: &ObjectId| Read { object: object.name(), parts: map_parts() };
+        let answers = kernel.read_all(&objects.iter().map(read).collect::<Vec<_>>());
+        let mut maps = BTreeMap::new();
+        for (object, answer) in objects.iter().zip(answers) {
+            match ChunkMap::from_answer(*object, answer) {
+                Ok(map) => drop(maps.insert(*object, map)),
+                // What can't be read may need its references.
+                Err(Refusal::Failed(_)) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(maps)
+    }
+
+    /// The map in an answer to a read that begins with [`map_parts`].
+    pub(crate) fn from_answer(
+        object: ObjectId,
+        answer: Result<ReadResult, Refusal>,
+    ) -> Result<Option<ChunkMap>, Refusal> {
+        match answer {
+            Ok(answer) => ChunkMap::parse(object, &answer, 0, 1).map(Some).map_err(Refusal::Failed),
+            Err(Refusal::Missing) => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
     }
 
     fn parse(
@@ -98,7 +131,7 @@ impl ChunkMap {
     }
 }
 
-/// What [`Session::read_map`] reads.
+/// What [`ChunkMap::read`] reads.
 pub(crate) fn map_parts() -> Vec<ReadPart> {
     vec![ReadPart::Page(Vec::new(), MAP_PAGE), ReadPart::Stat]
 }
@@ -130,122 +163,26 @@ pub(crate) fn assemble(entry: &Entry, object: &[u8], base: Option<&[u8]>) -> Vec
     content
 }
 
-impl Session {
-    /// The map of an object, in one read; `None` when there is no such object.
-    pub(crate) fn read_map(&self, object: ObjectId) -> Result<Option<ChunkMap>, Refusal> {
-        let answer = self.read_one(&object.name(), map_parts());
-        Self::parse_map(object, answer)
+/// True for a reference that nobody has a use for, nor ever will: its entry, read after it,
+/// does not name it, and neither that nor the re-cut under way has its very stamp.
+pub(crate) fn is_stale(
+    kernel: &Kernel,
+    map: Option<&ChunkMap>,
+    chunk: &Chunk,
+    reference: &Reference,
+) -> bool {
+    let Some(map) = map else { return true };
+    let recut = map.recut.as_ref().is_some_and(|recut| {
+        recut.stamp == reference.stamp && recut.range.contains(&reference.offset)
+    });
+    if recut && !kernel.planted(PlantedBug::RecutJudged) {
+        return false;
     }
-
-    /// The map in an answer to a read that begins with [`map_parts`].
-    pub(crate) fn parse_map(
-        object: ObjectId,
-        answer: Result<ReadResult, Refusal>,
-    ) -> Result<Option<ChunkMap>, Refusal> {
-        match answer {
-            Ok(answer) => ChunkMap::parse(object, &answer, 0, 1).map(Some).map_err(Refusal::Failed),
-            Err(Refusal::Missing) => Ok(None),
-            Err(refusal) => Err(refusal),
-        }
-    }
-
-    /// The shard of the dirty list that an object is on.
-    pub(crate) fn shard_of(&self, object: ObjectId) -> ObjectName {
-        let shard =
-            onefold_core::checksum::fast(3, &object.bytes()) % u64::from(self.format.shards);
-        shard_name(shard as u16)
-    }
-
-    /// The key of the list for an object with this list stamp.
-    pub(crate) fn list_key(&self, object: ObjectId, stamp: Stamp) -> Vec<u8> {
-        let stamp = if self.planted(PlantedBug::ListKeyWithoutStamp) { Stamp(0) } else { stamp };
-        key::listed(object, stamp)
-    }
-
-    /// Puts an object on the dirty list.
-    pub(crate) fn list_insert(&self, object: ObjectId, stamp: Stamp) -> Write {
-        let pair = (self.list_key(object, stamp), Vec::new());
-        Write {
-            object: self.shard_of(object),
-            guards: Vec::new(),
-            changes: vec![Change::SetOmap(vec![pair])],
-        }
-    }
-
-    /// Takes exactly this key off the list.
-    pub(crate) fn list_remove(&self, shard: &ObjectName, key: Vec<u8>) -> Result<(), Refusal> {
-        let op = Write {
-            object: shard.clone(),
-            guards: vec![Guard::Exists],
-            changes: vec![Change::DropOmap(vec![key])],
-        };
-        match self.until_answered(&op) {
-            Ok(_) | Err(Refusal::Missing) => Ok(()),
-            Err(refusal) => Err(refusal),
-        }
-    }
-
-    /// Makes sure that an object with work for a worker is on the list; true when it was not. One
-    /// that says it is listed must be, also when nothing is to be done: the next write trusts
-    /// it.
-    pub(crate) fn list_again(&self, object: ObjectId, map: &ChunkMap) -> Result<bool, Refusal> {
-        if map.has_no_work() && map.listed.is_none() {
-            return Ok(false);
-        }
-        let stamp = match map.listed {
-            Some(stamp) => stamp,
-            None => {
-                let stamp = self.stamp();
-                let op = Write {
-                    object: object.name(),
-                    guards: vec![Guard::Exists, Guard::Omap(key::LISTED.to_vec(), Vec::new())],
-                    changes: vec![Change::SetOmap(vec![(
-                        key::LISTED.to_vec(),
-                        stamp_value(stamp),
-                    )])],
-                };
-                match self.until_answered(&op) {
-                    Ok(_) => stamp,
-                    // Somebody else put it there, or the reply was lost: it is looked at again.
-                    Err(Refusal::Mismatch | Refusal::Missing) => {
-                        return match self.read_map(object)? {
-                            Some(again) if again.listed.is_some() => {
-                                self.list_again(object, &again)
-                            }
-                            _ => Ok(false),
-                        };
-                    }
-                    Err(refusal) => return Err(refusal),
-                }
-            }
-        };
-        let there = self.has_list_key(object, stamp)?;
-        if !there {
-            self.until_answered(&self.list_insert(object, stamp))?;
-        }
-        Ok(!there)
-    }
-
-    /// True when the object is on the list, or need not be.
-    pub(crate) fn is_listed(&self, object: ObjectId, map: &ChunkMap) -> Result<bool, Refusal> {
-        map.listed.map_or(Ok(map.has_no_work()), |stamp| self.has_list_key(object, stamp))
-    }
-
-    fn has_list_key(&self, object: ObjectId, stamp: Stamp) -> Result<bool, Refusal> {
-        match self.read_one(
-            &self.shard_of(object),
-            vec![ReadPart::Keys(vec![self.list_key(object, stamp)])],
-        ) {
-            Ok(answer) => Ok(!answer.pairs(0).0.is_empty()),
-            Err(Refusal::Missing) => Ok(false),
-            Err(refusal) => Err(refusal),
-        }
-    }
-}
-
-/// The name of a shard of the dirty list.
-pub(crate) fn shard_name(shard: u16) -> ObjectName {
-    ObjectName::metadata(format!("d.{shard:02x}"))
+    let Some(entry) = map.entries.get(&reference.offset) else { return true };
+    let named =
+        entry.base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp);
+    let coming = entry.dirty && entry.stamp == reference.stamp;
+    !named && !coming
 }
 
 #[cfg(test)]

@@ -14,13 +14,14 @@ use onefold_core::{
 use crate::{
     chunk_map::ChunkMap,
     format::{
-        Chunk, ENTRIES_MAX, ObjectId, Reference,
+        ENTRIES_MAX, ObjectId,
         catalogue::What,
         entry::{self, Entry},
         key,
     },
-    names::{FILL, Record, valid_size},
-    session::{Session, failed},
+    kernel::{Fate, Operation, Outcome, failed},
+    names::{FILL, Names, Record, valid_size},
+    session::Session,
     settings::PlantedBug,
     volume::{
         Mode, Volume,
@@ -35,77 +36,36 @@ const GAP: u64 = 16;
 /// Pieces missing in a row after which none comes: a number that a stranger wrote costs no more.
 const MISSING_MAX: u64 = 1 << 16;
 
+/// Decisions about a step of an object that goes until it is an error.
+const ERASURE_DECISIONS: u32 = 1000;
+
 /// Names of a page of the pool's listing.
 const NAMES_A_PAGE: usize = 1000;
 
-impl Session {
-    /// Does the drops of a map that are pending, and collects what nobody refers to.
-    pub(crate) fn do_drops(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
-        let ops: Vec<Write> =
-            drops.iter().map(|(chunk, reference)| self.drop_op(chunk, reference)).collect();
-        for result in self.all_until_answered(&ops) {
-            match result {
-                Ok(_) | Err(Refusal::Missing) => {}
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        self.collect_all(drops.iter().map(|(chunk, _)| *chunk)).map(|_| ())
+/// Deleting by one session.
+pub(crate) struct Deletion<'s> {
+    session: &'s Session,
+}
+
+impl<'s> Deletion<'s> {
+    /// What this session deletes.
+    pub(crate) fn of(session: &'s Session) -> Deletion<'s> {
+        Deletion { session }
     }
 
     /// Removes a metadata object with its references; nothing when it is not there.
     pub(crate) fn erase(&self, object: ObjectId) -> Result<(), Refusal> {
-        for _ in 0..1000 {
-            let Some(map) = self.read_map(object)? else { return Ok(()) };
-            self.do_drops(&map.pending)?;
-            let change = if self.planted(PlantedBug::RemovedBeforeDrops) || is_bare(&map) {
-                vec![Change::Remove]
-            } else {
-                self.strip(object, &map)
-            };
-            let op = Write {
-                object: object.name(),
-                guards: vec![Guard::Version(map.version)],
-                changes: change,
-            };
-            match self.write_one(&op) {
-                Ok(_) | Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        Err(Refusal::Unknown)
-    }
-
-    /// What makes all entries zeroes and their bases pending drops. Drops that were pending are
-    /// done.
-    fn strip(&self, object: ObjectId, map: &ChunkMap) -> Vec<Change> {
-        let stamp = self.stamp();
-        let mut set = Vec::new();
-        for (offset, old) in &map.entries {
-            let new = Entry { dirty: false, mask: 0, base: None, stamp, ..*old };
-            set.push((key::entry(*offset), new.encode(object, *offset)));
-            if let Some((chunk, reference)) = old.reference(object, *offset) {
-                set.push((
-                    key::pending(*offset, reference.stamp),
-                    entry::encode_pending(object, *offset, &chunk),
-                ));
-            }
-        }
-        let done = map
-            .pending
-            .iter()
-            .map(|(_, reference)| key::pending(reference.offset, reference.stamp))
-            .collect();
-        vec![Change::DropOmap(done), Change::SetOmap(set)]
+        let mut erasure = Erasure { session: self.session, object };
+        // Each step that is applied leaves less of it.
+        while self.session.kernel().carry_out(&mut erasure)? != Outcome::GivenUp {}
+        Ok(())
     }
 
     /// Takes everything that was deleted, or left by a session that is gone, one step further;
     /// false when there is nothing.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn delete_step(&self) -> Result<bool> {
+    fn step(&self) -> Result<bool> {
         let mut any = false;
-        for (shard, record) in self.records()? {
+        for (shard, record) in Names::of(self.session.kernel()).records()? {
             let failed = |refusal| {
                 failed(
                     format_args!("what was deleted ({}) can't be removed", record.named.id),
@@ -119,31 +79,39 @@ impl Session {
 
     fn delete_record(&self, shard: &ObjectName, record: &Record) -> Result<bool, Refusal> {
         let (id, header) = (record.named.id, header::name(record.named.id));
-        let cookie = format!("session {}", self.number());
+        let cookie = self.session.kernel().cookie();
         // Who fills it holds the lock, and so does another one that deletes it.
-        match self.store.lock(&header, FILL, &cookie, Some(self.settings.lease)) {
+        match self.session.kernel().store().lock(
+            &header,
+            FILL,
+            &cookie,
+            Some(self.session.kernel().settings().lease),
+        ) {
             Ok(()) => {}
             Err(Refusal::Busy | Refusal::Unknown) => return Ok(false),
             Err(refusal) => return Err(refusal),
         }
-        let still = self.read_one(shard, vec![ReadPart::Keys(vec![key::numbered(b'x', id)])])?;
+        let still = self
+            .session
+            .kernel()
+            .read_one(shard, vec![ReadPart::Keys(vec![key::numbered(b'x', id)])])?;
         let still = still.pairs(0).0.first().map(|(_, value)| value.clone());
         if !record.filler.is_empty() {
-            if record.filler == self.store.identity() {
+            if record.filler == self.session.kernel().store().identity() {
                 return Ok(false);
             }
             if still != Some(record.encode()) {
                 // It was finished meanwhile, or another one was faster: its session may be at work.
-                self.unlock_filled(id);
+                Names::of(self.session.kernel()).unlock_filled(id);
                 return Ok(false);
             }
-            self.store.fence(&record.filler)?;
-            self.abandon(shard, record)?;
+            self.session.kernel().store().fence(&record.filler)?;
+            Names::of(self.session.kernel()).abandon(shard, record)?;
             return Ok(true);
         }
         // Another one may have been faster: then nothing is left, and the lock made a header anew.
         if still.is_some() {
-            if !self.planted(PlantedBug::DeletedUnfenced) {
+            if !self.session.kernel().planted(PlantedBug::DeletedUnfenced) {
                 self.fence_owner(id)?;
             }
             match record.named.what {
@@ -151,7 +119,7 @@ impl Session {
                 What::Volume => self.erase_objects(id, 0, record.named.bytes)?,
             }
         }
-        match self.until_answered(&Write {
+        match self.session.kernel().until_answered(&Write {
             object: header,
             guards: Vec::new(),
             changes: vec![Change::Remove],
@@ -159,23 +127,25 @@ impl Session {
             Ok(_) | Err(Refusal::Missing) => {}
             Err(refusal) => return Err(refusal),
         }
-        self.forget(shard, id)?;
+        Names::of(self.session.kernel()).forget(shard, id)?;
         Ok(true)
     }
 
     /// Shuts out the last session that wrote to a volume.
     fn fence_owner(&self, id: u64) -> Result<(), Refusal> {
         let header = header::name(id);
-        let answer = self.read_one(&header, vec![ReadPart::Keys(vec![OWNER.to_vec()])])?;
+        let answer =
+            self.session.kernel().read_one(&header, vec![ReadPart::Keys(vec![OWNER.to_vec()])])?;
         let owner = answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
         let mut identities =
             vec![String::from_utf8_lossy(owner.get(1..).unwrap_or_default()).into_owned()];
-        identities.extend(self.store.holder(&header, LOCK)?.map(|holder| holder.identity));
-        for identity in identities
-            .iter()
-            .filter(|identity| !identity.is_empty() && **identity != self.store.identity())
-        {
-            self.store.fence(identity)?;
+        identities.extend(
+            self.session.kernel().store().holder(&header, LOCK)?.map(|holder| holder.identity),
+        );
+        for identity in identities.iter().filter(|identity| {
+            !identity.is_empty() && **identity != self.session.kernel().store().identity()
+        }) {
+            self.session.kernel().store().fence(identity)?;
         }
         Ok(())
     }
@@ -184,11 +154,15 @@ impl Session {
         let (mut index, mut missing) = (0, 0);
         while missing < if index < pieces { MISSING_MAX } else { GAP } {
             let object = ObjectId { volume: id, index };
-            missing = if self.read_map(object)?.is_some() { 0 } else { missing + 1 };
+            missing = if ChunkMap::read(self.session.kernel(), object)?.is_some() {
+                0
+            } else {
+                missing + 1
+            };
             self.erase(object)?;
             index += 1;
             if index.is_multiple_of(64) {
-                self.keep_filling(id)?;
+                Names::of(self.session.kernel()).keep_filling(id)?;
             }
         }
         Ok(())
@@ -199,10 +173,10 @@ impl Session {
     /// crash of the owner: of few objects each is looked for, many are looked up in the pool's
     /// listing, which costs what is there and not what could be.
     fn erase_objects(&self, id: u64, from: u64, to: u64) -> Result<(), Refusal> {
-        let object_bytes = u64::from(self.format.object_bytes);
-        let mut bits = self.read_bits(id)?;
+        let object_bytes = u64::from(self.session.kernel().format().object_bytes);
+        let mut bits = Bits::read(self.session.kernel(), id)?;
         let (first, end) = (from.div_ceil(object_bytes), to.div_ceil(object_bytes));
-        if end.saturating_sub(first) <= self.settings.looked_for_max {
+        if end.saturating_sub(first) <= self.session.kernel().settings().looked_for_max {
             for index in first..end {
                 self.erase_one(id, index, &mut bits)?;
             }
@@ -221,8 +195,12 @@ impl Session {
     fn erase_listed(&self, id: u64, range: Range<u64>, bits: &mut Bits) -> Result<(), Refusal> {
         let mut from = None;
         loop {
-            let page = self.store.list(Pool::Metadata, from.as_deref(), NAMES_A_PAGE)?;
-            self.keep_filling(id)?;
+            let page = self.session.kernel().store().list(
+                Pool::Metadata,
+                from.as_deref(),
+                NAMES_A_PAGE,
+            )?;
+            Names::of(self.session.kernel()).keep_filling(id)?;
             for object in page.names.iter().filter_map(|name| ObjectId::parse(name)) {
                 if object.volume == id && range.contains(&object.index) {
                     self.erase_one(id, object.index, bits)?;
@@ -237,14 +215,79 @@ impl Session {
 
     fn erase_one(&self, id: u64, index: u64, bits: &mut Bits) -> Result<(), Refusal> {
         self.erase(ObjectId { volume: id, index })?;
-        self.change_bit(id, bits, index, false)?;
-        if index.is_multiple_of(64) { self.keep_filling(id) } else { Ok(()) }
+        bits.change(self.session.kernel(), id, index, false)?;
+        if index.is_multiple_of(64) {
+            Names::of(self.session.kernel()).keep_filling(id)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// A step by which a metadata object goes: what names chunks becomes pending drops, the drops are
+/// done, then it is removed.
+struct Erasure<'a> {
+    session: &'a Session,
+    object: ObjectId,
+}
+
+impl Erasure<'_> {
+    /// What makes all entries zeroes and their bases pending drops. Drops that were pending are
+    /// done.
+    fn strip(&self, map: &ChunkMap) -> Vec<Change> {
+        let (object, stamp) = (self.object, self.session.kernel().stamp());
+        let mut set = Vec::new();
+        for (offset, old) in &map.entries {
+            let new = Entry { dirty: false, mask: 0, base: None, stamp, ..*old };
+            set.push((key::entry(*offset), new.encode(object, *offset)));
+            if let Some((chunk, reference)) = old.reference(object, *offset) {
+                set.push((
+                    key::pending(*offset, reference.stamp),
+                    entry::encode_pending(object, *offset, &chunk),
+                ));
+            }
+        }
+        let done = map
+            .pending
+            .iter()
+            .map(|(_, reference)| key::pending(reference.offset, reference.stamp))
+            .collect();
+        vec![Change::DropOmap(done), Change::SetOmap(set)]
+    }
+}
+
+impl Operation<Option<ChunkMap>> for Erasure<'_> {
+    fn decisions(&self) -> u32 {
+        ERASURE_DECISIONS
     }
 
-    /// Renews the lock of who deletes, if the store answers.
-    fn keep_filling(&self, id: u64) -> Result<(), Refusal> {
-        self.still_filling(id)
-            .or_else(|refusal| if refusal.is(&Refusal::Unknown) { Ok(()) } else { Err(refusal) })
+    fn look(&mut self) -> Result<Option<ChunkMap>, Refusal> {
+        ChunkMap::read(self.session.kernel(), self.object)
+    }
+
+    fn decide(&mut self, seen: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
+        let Some(map) = seen else { return Ok(None) };
+        self.session.chunk_pool().drop_references(&map.pending)?;
+        let early = self.session.kernel().planted(PlantedBug::RemovedBeforeDrops);
+        let changes = if early || is_bare(map) { vec![Change::Remove] } else { self.strip(map) };
+        let guards = vec![Guard::Version(map.version)];
+        Ok(Some(Write { object: self.object.name(), guards, changes }))
+    }
+
+    /// The next decision begins from what is there, whoever made it so.
+    fn resolve(&self, _: &Option<ChunkMap>) -> Fate {
+        Fate::Overtaken
+    }
+}
+
+impl Session {
+    /// Takes everything that was deleted, or left by a session that is gone, one step further;
+    /// false when there is nothing.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn delete_step(&self) -> Result<bool> {
+        Deletion::of(self).step()
     }
 
     /// Changes the size of a volume that nobody writes to; what lies beyond a smaller size is gone.
@@ -269,12 +312,12 @@ impl Session {
         let say = |refusal| failed(format_args!("volume {name:?} can't be resized"), refusal);
         if bytes > old.bytes {
             // A shrink that was interrupted may have left objects, or the bit of one that is gone.
-            self.erase_objects(volume.id(), old.bytes, old.bytes).map_err(say)?;
+            Deletion::of(self).erase_objects(volume.id(), old.bytes, old.bytes).map_err(say)?;
         }
-        self.rename(name, Some(&old), Some(&new)).map_err(say)?;
+        Names::of(self.kernel()).rename(name, Some(&old), Some(&new)).map_err(say)?;
         volume.set_size(bytes);
         let erased = if bytes < old.bytes {
-            self.erase_objects(volume.id(), bytes, old.bytes).map_err(say)
+            Deletion::of(self).erase_objects(volume.id(), bytes, old.bytes).map_err(say)
         } else {
             Ok(())
         };

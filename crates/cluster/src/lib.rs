@@ -8,8 +8,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`session`] | a session: stamps, retries, the catalogue |
-//! | [`chunk_map`] | the chunk map of a metadata object, and its place on the dirty list |
+//! | [`kernel`] | the store, stamps, counters, requests, and operations that must be known to be applied or not |
+//! | [`session`] | a session: the kernel, and what the parts of the engine remember |
+//! | [`chunk_map`], [`dirty_list`] | the chunk map of a metadata object, and which objects have work for a worker |
 //! | [`attempts`] | references that are about to be added, and those that were left behind |
 //! | [`chunk_pool`] | chunk objects and their references, on replicated and on erasure-coded pools |
 //! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
@@ -29,8 +30,10 @@ mod attempts;
 mod chunk_map;
 mod chunk_pool;
 mod delete;
+mod dirty_list;
 mod estimate;
 pub mod format;
+mod kernel;
 mod names;
 mod post_processing;
 mod presence;
@@ -44,11 +47,12 @@ mod volume;
 
 pub use estimate::{Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
+pub use kernel::{Counts, create, is_made};
 pub use post_processing::{Progress, Worker};
 pub use presence::{Published, Sessions};
 pub use rate_control::{Rate, Watermarks};
 pub use scrub::{Report, Scrub};
-pub use session::{Counts, Session, create, is_made};
+pub use session::Session;
 #[cfg(feature = "planted-bugs")]
 pub use settings::PlantedBug;
 pub use settings::{Dedup, Settings};

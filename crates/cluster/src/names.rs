@@ -15,7 +15,7 @@ use crate::{
         catalogue::{Named, VOLUME_MAX, What},
         corrupt, key,
     },
-    session::{Session, failed},
+    kernel::{Fate, Kernel, Operation, Outcome, failed},
     settings::PlantedBug,
     volume::header,
 };
@@ -28,6 +28,9 @@ const COUNT: &[u8] = b"c";
 
 /// The lock of who fills or deletes something that has no name.
 pub(crate) const FILL: &str = "fill";
+
+/// Decisions about one record until it is an error.
+const RECORD_DECISIONS: u32 = 1000;
 
 /// Most bytes of a name.
 const NAME_MAX: usize = 255;
@@ -76,15 +79,135 @@ fn valid(name: &str) -> Result<()> {
     Ok(())
 }
 
-impl Session {
+/// The value of a name.
+fn name_value(kernel: &Kernel, shard: &ObjectName, key: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
+    match kernel.read_one(shard, vec![ReadPart::Keys(vec![key.to_vec()])]) {
+        Ok(answer) => Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone())),
+        Err(Refusal::Missing) => Ok(None),
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// A record that is added. It is compared with how many there were: a copy of the operation that
+/// comes late must not bring it back.
+struct AddedRecord<'a> {
+    kernel: &'a Kernel,
+    shard: ObjectName,
+    record: &'a Record,
+}
+
+impl AddedRecord<'_> {
+    fn key(&self) -> Vec<u8> {
+        key::numbered(RECORD, self.record.named.id)
+    }
+}
+
+/// Count and record, as far as they are there; `None` when the shard is not.
+type SeenRecord = Option<Vec<(Vec<u8>, Vec<u8>)>>;
+
+impl Operation<SeenRecord> for AddedRecord<'_> {
+    fn decisions(&self) -> u32 {
+        RECORD_DECISIONS
+    }
+
+    fn look(&mut self) -> Result<SeenRecord, Refusal> {
+        let keys = vec![ReadPart::Keys(vec![COUNT.to_vec(), self.key()])];
+        match self.kernel.read_one(&self.shard, keys) {
+            Ok(answer) => Ok(Some(answer.pairs(0).0.to_vec())),
+            Err(Refusal::Missing) => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    fn decide(&mut self, seen: &SeenRecord) -> Result<Option<Write>, Refusal> {
+        let (key, pairs) = (self.key(), seen.as_deref().unwrap_or_default());
+        if pairs.iter().any(|(found, _)| *found == key) {
+            return Ok(None);
+        }
+        let count = pairs.first().map(|(_, value)| value.clone()).unwrap_or_default();
+        let next = count.as_slice().try_into().map_or(1, |bytes| u64::from_le_bytes(bytes) + 1);
+        let guards = match seen {
+            Some(_) => vec![Guard::Exists, Guard::Omap(COUNT.to_vec(), count)],
+            None => vec![Guard::Absent],
+        };
+        let pairs =
+            vec![(key, self.record.encode()), (COUNT.to_vec(), next.to_le_bytes().to_vec())];
+        let changes = vec![Change::SetOmap(pairs)];
+        Ok(Some(Write { object: self.shard.clone(), guards, changes }))
+    }
+
+    /// Whether the record is there is seen when it is decided anew.
+    fn resolve(&self, _: &SeenRecord) -> Fate {
+        Fate::Overtaken
+    }
+}
+
+/// A change of what a name stands for.
+struct NameChange<'a> {
+    kernel: &'a Kernel,
+    object: ObjectName,
+    key: Vec<u8>,
+    /// The value that the name gets; `None` where it goes.
+    wanted: Option<Vec<u8>>,
+    /// What it stood for.
+    old: Option<&'a Named>,
+}
+
+/// A name's value; and, where it has none and is to have none, whether what it stood for has its
+/// record.
+type SeenName = (Option<Vec<u8>>, bool);
+
+impl Operation<SeenName> for NameChange<'_> {
+    fn decisions(&self) -> u32 {
+        1
+    }
+
+    fn look(&mut self) -> Result<SeenName, Refusal> {
+        let now = name_value(self.kernel, &self.object, &self.key)?;
+        let gone = now.is_none() && self.wanted.is_none();
+        let recorded = match self.old.filter(|_| gone) {
+            Some(old) => {
+                let record = ReadPart::Keys(vec![key::numbered(RECORD, old.id)]);
+                !self.kernel.read_one(&self.object, vec![record])?.pairs(0).0.is_empty()
+            }
+            None => gone,
+        };
+        Ok((now, recorded))
+    }
+
+    /// Whoever was faster is not undone: the caller hears of it.
+    fn decide(&mut self, _: &SeenName) -> Result<Option<Write>, Refusal> {
+        Ok(None)
+    }
+
+    fn resolve(&self, (now, recorded): &SeenName) -> Fate {
+        if *now == self.wanted && (now.is_some() || *recorded) {
+            Fate::Applied
+        } else {
+            Fate::Unchanged
+        }
+    }
+}
+
+/// The names of a store.
+pub(crate) struct Names<'k> {
+    kernel: &'k Kernel,
+}
+
+impl<'k> Names<'k> {
+    /// The names of the kernel's store.
+    pub(crate) fn of(kernel: &'k Kernel) -> Names<'k> {
+        Names { kernel }
+    }
+
     pub(crate) fn names_of(&self, name: &str) -> ObjectName {
-        let shard = checksum::fast(5, name.as_bytes()) % u64::from(self.format.shards);
+        let shard = checksum::fast(5, name.as_bytes()) % u64::from(self.kernel.format().shards);
         ObjectName::metadata(format!("n.{shard:02x}"))
     }
 
     /// The shards of the names.
     fn name_shards(&self) -> Vec<ObjectName> {
-        (0..self.format.shards)
+        (0..self.kernel.format().shards)
             .map(|shard| ObjectName::metadata(format!("n.{shard:02x}")))
             .collect()
     }
@@ -93,28 +216,20 @@ impl Session {
     ///
     /// # Errors
     /// The store's.
-    pub fn find(&self, name: &str) -> Result<Option<Named>> {
-        let value = self
-            .name_value(name)
+    pub(crate) fn find(&self, name: &str) -> Result<Option<Named>> {
+        let value = name_value(self.kernel, &self.names_of(name), &name_key(name))
             .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))?;
         value.map(|value| Named::decode(&value)).transpose()
-    }
-
-    fn name_value(&self, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
-        match self.read_one(&self.names_of(name), vec![ReadPart::Keys(vec![name_key(name)])]) {
-            Ok(answer) => Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone())),
-            Err(Refusal::Missing) => Ok(None),
-            Err(refusal) => Err(refusal),
-        }
     }
 
     /// All names with what they stand for, sorted.
     ///
     /// # Errors
     /// The store's.
-    pub fn names(&self) -> Result<Vec<(String, Named)>> {
+    pub(crate) fn all(&self) -> Result<Vec<(String, Named)>> {
         let mut all = Vec::new();
         let shards = self
+            .kernel
             .all_keys_of(&self.name_shards(), &[])
             .map_err(|refusal| failed("the names can't be read", refusal))?;
         for (key, value) in shards.into_iter().flatten() {
@@ -130,6 +245,7 @@ impl Session {
     pub(crate) fn records(&self) -> Result<Vec<(ObjectName, Record)>> {
         let shards = self.name_shards();
         let keys = self
+            .kernel
             .all_keys_of(&shards, &[RECORD])
             .map_err(|refusal| failed("the names can't be read", refusal))?;
         let mut all = Vec::new();
@@ -149,71 +265,31 @@ impl Session {
     /// Notes that something without a name is being filled by us.
     pub(crate) fn begin(&self, name: &str, what: What) -> Result<Record> {
         valid(name)?;
-        let named = Named { what, id: self.new_id()?, bytes: 0, pieces: 0 };
-        let record = Record { named, filler: self.store.identity() };
-        // Nobody else takes it for abandoned while we hold this.
-        let cookie = format!("session {}", self.number());
+        let named = Named { what, id: self.kernel.new_id()?, bytes: 0, pieces: 0 };
+        let record = Record { named, filler: self.kernel.store().identity() };
         let begun = || -> Result<(), Refusal> {
-            for _ in 0..self.settings.tries.max(1) {
-                match self.store.lock(
-                    &header::name(named.id),
-                    FILL,
-                    &cookie,
-                    Some(self.settings.lease),
-                ) {
-                    Err(Refusal::Unknown) => {}
-                    other => {
-                        other?;
-                        break;
-                    }
-                }
+            // Nobody else takes it for abandoned while we hold this. Who takes it because the lock
+            // had no reply fences us first.
+            let lease = self.kernel.settings().lease;
+            match self.kernel.lock_until_answered(&header::name(named.id), FILL, lease) {
+                Ok(()) | Err(Refusal::Unknown) => {}
+                Err(refusal) => return Err(refusal),
             }
-            self.add_record(&self.names_of(name), &record)
+            let shard = self.names_of(name);
+            let mut added = AddedRecord { kernel: self.kernel, shard, record: &record };
+            self.kernel.carry_out(&mut added).map(|_| ())
         };
         begun().map_err(|refusal| failed(format_args!("{name:?} can't be made"), refusal))?;
         Ok(record)
     }
 
-    /// Adds a record. It is compared with how many there were: a copy of the operation that comes
-    /// late must not bring it back.
-    fn add_record(&self, shard: &ObjectName, record: &Record) -> Result<(), Refusal> {
-        let key = key::numbered(RECORD, record.named.id);
-        let counter = || ReadPart::Keys(vec![COUNT.to_vec(), key.clone()]);
-        for _ in 0..1000 {
-            let answer = match self.read_one(shard, vec![counter()]) {
-                Ok(answer) => Some(answer),
-                Err(Refusal::Missing) => None,
-                Err(refusal) => return Err(refusal),
-            };
-            let pairs = answer.as_ref().map(|answer| answer.pairs(0).0).unwrap_or_default();
-            if pairs.iter().any(|(found, _)| *found == key) {
-                return Ok(());
-            }
-            let count = pairs.first().map(|(_, value)| value.clone()).unwrap_or_default();
-            let next = count.as_slice().try_into().map_or(1, |bytes| u64::from_le_bytes(bytes) + 1);
-            let guards = match answer {
-                Some(_) => vec![Guard::Exists, Guard::Omap(COUNT.to_vec(), count)],
-                None => vec![Guard::Absent],
-            };
-            let pairs =
-                vec![(key.clone(), record.encode()), (COUNT.to_vec(), next.to_le_bytes().to_vec())];
-            match self.write_one(&Write {
-                object: shard.clone(),
-                guards,
-                changes: vec![Change::SetOmap(pairs)],
-            }) {
-                Ok(_) => return Ok(()),
-                Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
-                Err(refusal) => return Err(refusal),
-            }
+    /// Keeps the right to fill or delete something, if the store answers.
+    pub(crate) fn keep_filling(&self, id: u64) -> Result<(), Refusal> {
+        let (cookie, lease) = (self.kernel.cookie(), self.kernel.settings().lease);
+        match self.kernel.store().lock(&header::name(id), FILL, &cookie, Some(lease)) {
+            Err(Refusal::Unknown) => Ok(()),
+            other => other,
         }
-        Err(Refusal::Unknown)
-    }
-
-    /// Keeps the right to fill something.
-    pub(crate) fn still_filling(&self, id: u64) -> Result<(), Refusal> {
-        let cookie = format!("session {}", self.number());
-        self.store.lock(&header::name(id), FILL, &cookie, Some(self.settings.lease))
     }
 
     /// Gives what was filled its name, in place of what the name stood for as `old`, which is
@@ -243,44 +319,26 @@ impl Session {
             changes.push(Change::SetOmap(vec![(key::numbered(RECORD, old.id), record.encode())]));
         }
         let mut guards = vec![Guard::Exists];
-        if !self.planted(PlantedBug::NameNotCompared) {
+        if !self.kernel.planted(PlantedBug::NameNotCompared) {
             guards.push(Guard::Omap(key, old.map_or_else(Vec::new, Named::encode)));
         }
         if let Some(new) = new.filter(|new| old.is_none_or(|old| old.id != new.id)) {
             // Whoever took it for abandoned has deleted the record, or made it theirs.
             let record = Record {
                 named: Named { bytes: 0, pieces: 0, ..*new },
-                filler: self.store.identity(),
+                filler: self.kernel.store().identity(),
             };
             guards.push(Guard::Omap(key::numbered(RECORD, new.id), record.encode()));
         }
-        let op = Write { object: self.names_of(name), guards, changes };
-        for _ in 0..self.settings.tries.max(1) {
-            let result = self.write_one(&op);
-            match result {
-                Ok(_) => return Ok(()),
-                Err(Refusal::Unknown | Refusal::Mismatch) => {}
-                Err(refusal) => return Err(refusal),
-            }
-            let now = self.name_value(name)?;
-            let wanted = new.map(Named::encode);
-            if now == wanted && (wanted.is_some() || self.has_record(name, old)?) {
-                return Ok(());
-            }
-            if matches!(result, Err(Refusal::Mismatch)) {
-                return Err(Refusal::Mismatch);
-            }
+        let object = self.names_of(name);
+        let write = Write { object: object.clone(), guards, changes };
+        let wanted = new.map(Named::encode);
+        let mut change =
+            NameChange { kernel: self.kernel, object, key: name_key(name), wanted, old };
+        match self.kernel.carry_out_decided(&mut change, write)? {
+            Outcome::Applied | Outcome::Found => Ok(()),
+            Outcome::GivenUp => Err(Refusal::Mismatch),
         }
-        Err(Refusal::Unknown)
-    }
-
-    fn has_record(&self, name: &str, old: Option<&Named>) -> Result<bool, Refusal> {
-        let Some(old) = old else { return Ok(true) };
-        let answer = self.read_one(
-            &self.names_of(name),
-            vec![ReadPart::Keys(vec![key::numbered(RECORD, old.id)])],
-        )?;
-        Ok(!answer.pairs(0).0.is_empty())
     }
 
     /// What is filled by a session that is gone is deleted from now on.
@@ -288,7 +346,7 @@ impl Session {
         let key = key::numbered(RECORD, record.named.id);
         let deleted = Record { filler: String::new(), ..record.clone() };
         let guards = vec![Guard::Exists, Guard::Omap(key.clone(), record.encode())];
-        match self.until_answered(&Write {
+        match self.kernel.until_answered(&Write {
             object: shard.clone(),
             guards,
             changes: vec![Change::SetOmap(vec![(key, deleted.encode())])],
@@ -305,14 +363,14 @@ impl Session {
             guards: vec![Guard::Exists],
             changes: vec![Change::DropOmap(vec![key::numbered(RECORD, id)])],
         };
-        self.until_answered(&op).map(|_| ())
+        self.kernel.until_answered(&op).map(|_| ())
     }
 
     /// Makes an empty volume.
     ///
     /// # Errors
     /// `Exists` when the name is taken, `InvalidInput`, `NoSpace`.
-    pub fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {
+    pub(crate) fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {
         valid_size(bytes)?;
         valid(name)?;
         let taken = || Error::new(Kind::Exists, format!("{name:?} is there already"));
@@ -333,14 +391,14 @@ impl Session {
 
     pub(crate) fn unlock_filled(&self, id: u64) {
         // The lock ends by itself.
-        let _ = self.store.unlock(&header::name(id), FILL, &format!("session {}", self.number()));
+        let _ = self.kernel.store().unlock(&header::name(id), FILL, &self.kernel.cookie());
     }
 
     /// Takes a name away; what it stood for is deleted step by step, here or by any worker.
     ///
     /// # Errors
     /// `NotFound`, and `Busy` when it changed meanwhile.
-    pub fn delete(&self, name: &str, what: What) -> Result<()> {
+    pub(crate) fn delete(&self, name: &str, what: What) -> Result<()> {
         let kind = if what == What::Volume { "volume" } else { "object" };
         let Some(old) = self.find(name)?.filter(|named| named.what == what) else {
             return Err(Error::new(Kind::NotFound, format!("there is no {kind} {name:?}")));

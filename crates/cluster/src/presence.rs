@@ -13,7 +13,8 @@ use onefold_core::{
 
 use crate::{
     format::key,
-    session::{Session, failed},
+    kernel::{Kernel, failed},
+    session::Session,
 };
 
 /// Who published nothing for so long is gone: leases last as long.
@@ -168,23 +169,65 @@ impl Presence {
         }
         growth
     }
+
+    /// Looks at what all sessions published, and removes what was published by those that are gone.
+    pub(crate) fn look_at(&mut self, kernel: &Kernel, now: Duration) -> Result<Growth> {
+        let growth = self.look(now, &published(kernel)?);
+        for (session, load) in &growth.gone {
+            // Unless it wakes up right now; who looks next tries again.
+            let _ = publish_as(
+                kernel,
+                vec![Guard::Omap(session.clone(), load.encode())],
+                Change::DropOmap(vec![session.clone()]),
+            );
+        }
+        Ok(growth)
+    }
+}
+
+/// What all sessions have published.
+fn published(kernel: &Kernel) -> Result<Published> {
+    let keys = kernel
+        .all_keys(&ObjectName::metadata(SERVERS), Vec::new())
+        .map_err(|refusal| failed("the load can't be read", refusal))?;
+    Ok(Published(
+        keys.into_iter().filter_map(|(key, value)| Some((key, Load::decode(&value)?))).collect(),
+    ))
+}
+
+fn publish_as(kernel: &Kernel, guards: Vec<Guard>, change: Change) -> Result<(), Refusal> {
+    kernel
+        .write_one(&Write { object: ObjectName::metadata(SERVERS), guards, changes: vec![change] })
+        .map(|_| ())
 }
 
 impl Session {
+    /// What all sessions have published.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn published(&self) -> Result<Published> {
+        published(self.kernel())
+    }
+
     /// Publishes what this session did.
     ///
     /// # Errors
     /// The store's.
     pub fn publish(&self, works: bool) -> Result<(), Refusal> {
-        let counts = &self.counts;
+        let counts = &self.counts();
         let load = Load {
             operations: counts.foreground.load(Relaxed),
             bytes: counts.foreground_bytes.load(Relaxed),
             works,
-            beat: counts.published.fetch_add(1, Relaxed) + 1,
+            beat: self.next_beat(),
             unknown: counts.unknown.load(Relaxed),
         };
-        self.publish_as(Vec::new(), Change::SetOmap(vec![(self.load_key(), load.encode())]))
+        publish_as(
+            self.kernel(),
+            Vec::new(),
+            Change::SetOmap(vec![(key::numbered(b's', self.number()), load.encode())]),
+        )
     }
 
     /// Takes back what was published.
@@ -192,48 +235,11 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn unpublish(&self) -> Result<(), Refusal> {
-        self.publish_as(Vec::new(), Change::DropOmap(vec![self.load_key()]))
-    }
-
-    fn publish_as(&self, guards: Vec<Guard>, change: Change) -> Result<(), Refusal> {
-        self.write_one(&Write {
-            object: ObjectName::metadata(SERVERS),
-            guards,
-            changes: vec![change],
-        })
-        .map(|_| ())
-    }
-
-    fn load_key(&self) -> Vec<u8> {
-        key::numbered(b's', self.number())
-    }
-
-    /// What all sessions have published.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn published(&self) -> Result<Published> {
-        let keys = self
-            .all_keys(&ObjectName::metadata(SERVERS), Vec::new())
-            .map_err(|refusal| failed("the load can't be read", refusal))?;
-        Ok(Published(
-            keys.into_iter()
-                .filter_map(|(key, value)| Some((key, Load::decode(&value)?)))
-                .collect(),
-        ))
-    }
-
-    /// Looks at what all sessions published, and removes what was published by those that are gone.
-    pub(crate) fn look_at(&self, presence: &mut Presence, now: Duration) -> Result<Growth> {
-        let growth = presence.look(now, &self.published()?);
-        for (session, load) in &growth.gone {
-            // Unless it wakes up right now; who looks next tries again.
-            let _ = self.publish_as(
-                vec![Guard::Omap(session.clone(), load.encode())],
-                Change::DropOmap(vec![session.clone()]),
-            );
-        }
-        Ok(growth)
+        publish_as(
+            self.kernel(),
+            Vec::new(),
+            Change::DropOmap(vec![key::numbered(b's', self.number())]),
+        )
     }
 }
 
@@ -279,7 +285,7 @@ mod tests {
         let mut presence = Presence::default();
         let mut look = |second: u64| {
             living.publish(false).unwrap();
-            living.look_at(&mut presence, Duration::from_secs(second)).unwrap()
+            presence.look_at(living.kernel(), Duration::from_secs(second)).unwrap()
         };
         sleeper.publish(true).unwrap();
         let before = living.published().unwrap();

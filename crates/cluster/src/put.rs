@@ -11,14 +11,17 @@ use onefold_core::{
 };
 
 use crate::{
-    chunk_map::{assemble, map_parts, stamp_value},
+    chunk_map::{ChunkMap, assemble, map_parts, stamp_value},
+    dirty_list::DirtyList,
     format::{
         BLOCK, CHUNK_MAX, ENTRIES_MAX, ObjectId,
         catalogue::{Cut, What},
         entry::Entry,
         key,
     },
-    session::{Session, failed},
+    kernel::failed,
+    names::Names,
+    session::Session,
 };
 
 /// Pieces in flight together.
@@ -63,28 +66,30 @@ impl Session {
         if self.find(name)?.is_some_and(|named| named.what == What::Volume) {
             return Err(volume());
         }
-        let record = self.begin(name, What::Put)?;
+        let record = Names::of(self.kernel()).begin(name, What::Put)?;
         let mut named = record.named;
         let refused = |refusal| failed(format_args!("{name:?} can't be put"), refusal);
         let (mut buffer, mut end, mut batch) = (Vec::new(), false, Vec::new());
         while !end || !buffer.is_empty() {
             end = fill(
                 &mut buffer,
-                self.format.object_bytes as usize + 2 * CHUNK_MAX as usize,
+                self.kernel().format().object_bytes as usize + 2 * CHUNK_MAX as usize,
                 source,
                 end,
             )?;
             let lengths = cut(
                 &buffer,
                 end,
-                self.format.cut,
-                self.format.chunk_bytes,
-                self.format.object_bytes,
+                self.kernel().format().cut,
+                self.kernel().format().chunk_bytes,
+                self.kernel().format().object_bytes,
             );
             let mut piece: Vec<u32> = Vec::new();
             let mut bytes = 0;
             for length in lengths {
-                if piece.len() == ENTRIES_MAX || bytes + length > self.format.object_bytes {
+                if piece.len() == ENTRIES_MAX
+                    || bytes + length > self.kernel().format().object_bytes
+                {
                     break;
                 }
                 piece.push(length);
@@ -101,21 +106,19 @@ impl Session {
             named.pieces += 1;
             named.bytes += u64::from(bytes);
             if batch.len() == FLIGHT {
-                self.put_pieces(&std::mem::take(&mut batch)).map_err(refused)?;
-                self.still_filling(named.id)
-                    .or_else(|e| if e.is(&Refusal::Unknown) { Ok(()) } else { Err(e) })
-                    .map_err(refused)?;
+                put_pieces(self, &std::mem::take(&mut batch)).map_err(refused)?;
+                Names::of(self.kernel()).keep_filling(named.id).map_err(refused)?;
             }
         }
-        self.put_pieces(&batch).map_err(refused)?;
+        put_pieces(self, &batch).map_err(refused)?;
         for _ in 0..16 {
             let old = self.find(name)?;
             if old.is_some_and(|old| old.what == What::Volume) {
                 return Err(volume());
             }
-            match self.rename(name, old.as_ref(), Some(&named)) {
+            match Names::of(self.kernel()).rename(name, old.as_ref(), Some(&named)) {
                 Ok(()) => {
-                    self.unlock_filled(named.id);
+                    Names::of(self.kernel()).unlock_filled(named.id);
                     return Ok(named.bytes);
                 }
                 Err(Refusal::Mismatch) => {}
@@ -123,44 +126,6 @@ impl Session {
             }
         }
         Err(refused(Refusal::Busy))
-    }
-
-    /// Makes pieces, dirty, and puts them on the list.
-    fn put_pieces(&self, pieces: &[(ObjectId, Vec<u32>, Vec<u8>)]) -> Result<(), Refusal> {
-        let stamp = self.stamp();
-        let ops: Vec<Write> = pieces
-            .iter()
-            .map(|(id, lengths, data)| {
-                let mut offset = 0;
-                let mut pairs = vec![(key::LISTED.to_vec(), stamp_value(stamp))];
-                for length in lengths {
-                    let entry = Entry {
-                        length: *length,
-                        dirty: true,
-                        mask: Entry::full_mask(*length),
-                        base: None,
-                        stamp,
-                    };
-                    pairs.push((key::entry(offset), entry.encode(*id, offset)));
-                    offset += length;
-                }
-                Write {
-                    object: id.name(),
-                    guards: vec![Guard::Absent],
-                    changes: vec![Change::Full(data.clone()), Change::SetOmap(pairs)],
-                }
-            })
-            .collect();
-        for result in self.all_until_answered(&ops) {
-            match result {
-                // Its number is ours alone: it was our own operation, whose reply was lost.
-                Ok(_) | Err(Refusal::Exists) => {}
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        let inserts: Vec<Write> =
-            pieces.iter().map(|(id, ..)| self.list_insert(*id, stamp)).collect();
-        self.all_until_answered(&inserts).into_iter().try_for_each(|result| result.map(|_| ()))
     }
 
     /// Gives what was put under `name` to `sink`; returns how many bytes.
@@ -173,7 +138,7 @@ impl Session {
             return Err(Error::new(Kind::NotFound, format!("there is no object {name:?}")));
         };
         for index in 0..named.pieces {
-            let piece = self.get_piece(ObjectId { volume: named.id, index });
+            let piece = get_piece(self, ObjectId { volume: named.id, index });
             let piece = piece.map_err(|refusal| match (refusal, self.find(name)) {
                 (_, Ok(now)) if now.is_none_or(|now| now.id != named.id) => {
                     Error::new(Kind::Busy, format!("{name:?} was replaced while it was read"))
@@ -188,51 +153,96 @@ impl Session {
         }
         Ok(named.bytes)
     }
+}
 
-    fn get_piece(&self, id: ObjectId) -> Result<Vec<u8>, Refusal> {
-        let parts =
-            [map_parts(), vec![ReadPart::Data(0, self.format.object_bytes.into())]].concat();
-        let mut gone = None;
-        for _ in 0..20 {
-            let answer =
-                self.read_all(&[Read { object: id.name(), parts: parts.clone() }]).remove(0);
-            let data = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
-            let map = Session::parse_map(id, answer)?.ok_or(Refusal::Missing)?;
-            let needed: Vec<_> = map
-                .entries
-                .values()
-                .filter(|entry| !entry.is_cached())
-                .filter_map(|entry| Some(entry.base?.chunk))
-                .collect();
-            let contents = self.read_chunks(&needed);
-            if let Some(n) =
-                contents.iter().position(|content| matches!(content, Err(Refusal::Missing)))
-            {
-                if gone == Some(needed[n]) {
-                    return Err(Refusal::Failed(crate::format::corrupt(format_args!(
-                        "chunk {} is missing",
-                        needed[n].name()
-                    ))));
-                }
-                gone = Some(needed[n]);
-                continue;
-            }
-            let mut contents = contents.into_iter();
-            let mut piece = Vec::new();
-            for (offset, entry) in &map.entries {
-                let from = (*offset as usize).min(data.len());
-                let cached = &data[from..(from + entry.length as usize).min(data.len())];
-                let base = if !entry.is_cached() && entry.base.is_some() {
-                    contents.next().transpose()?
-                } else {
-                    None
+/// Makes pieces, dirty, and puts them on the list.
+fn put_pieces(session: &Session, pieces: &[(ObjectId, Vec<u32>, Vec<u8>)]) -> Result<(), Refusal> {
+    let stamp = session.kernel().stamp();
+    let ops: Vec<Write> = pieces
+        .iter()
+        .map(|(id, lengths, data)| {
+            let mut offset = 0;
+            let mut pairs = vec![(key::LISTED.to_vec(), stamp_value(stamp))];
+            for length in lengths {
+                let entry = Entry {
+                    length: *length,
+                    dirty: true,
+                    mask: Entry::full_mask(*length),
+                    base: None,
+                    stamp,
                 };
-                piece.extend(assemble(entry, cached, base.as_deref()));
+                pairs.push((key::entry(offset), entry.encode(*id, offset)));
+                offset += length;
             }
-            return Ok(piece);
+            Write {
+                object: id.name(),
+                guards: vec![Guard::Absent],
+                changes: vec![Change::Full(data.clone()), Change::SetOmap(pairs)],
+            }
+        })
+        .collect();
+    for result in session.kernel().all_until_answered(&ops) {
+        match result {
+            // Its number is ours alone: it was our own operation, whose reply was lost.
+            Ok(_) | Err(Refusal::Exists) => {}
+            Err(refusal) => return Err(refusal),
         }
-        Err(Refusal::Mismatch)
     }
+    let inserts: Vec<Write> =
+        pieces.iter().map(|(id, ..)| DirtyList::of(session.kernel()).insert(*id, stamp)).collect();
+    session
+        .kernel()
+        .all_until_answered(&inserts)
+        .into_iter()
+        .try_for_each(|result| result.map(|_| ()))
+}
+
+fn get_piece(session: &Session, id: ObjectId) -> Result<Vec<u8>, Refusal> {
+    let parts =
+        [map_parts(), vec![ReadPart::Data(0, session.kernel().format().object_bytes.into())]]
+            .concat();
+    let mut gone = None;
+    for _ in 0..20 {
+        let answer = session
+            .kernel()
+            .read_all(&[Read { object: id.name(), parts: parts.clone() }])
+            .remove(0);
+        let data = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
+        let map = ChunkMap::from_answer(id, answer)?.ok_or(Refusal::Missing)?;
+        let needed: Vec<_> = map
+            .entries
+            .values()
+            .filter(|entry| !entry.is_cached())
+            .filter_map(|entry| Some(entry.base?.chunk))
+            .collect();
+        let contents = session.chunk_pool().read_chunks(&needed);
+        if let Some(n) =
+            contents.iter().position(|content| matches!(content, Err(Refusal::Missing)))
+        {
+            if gone == Some(needed[n]) {
+                return Err(Refusal::Failed(crate::format::corrupt(format_args!(
+                    "chunk {} is missing",
+                    needed[n].name()
+                ))));
+            }
+            gone = Some(needed[n]);
+            continue;
+        }
+        let mut contents = contents.into_iter();
+        let mut piece = Vec::new();
+        for (offset, entry) in &map.entries {
+            let from = (*offset as usize).min(data.len());
+            let cached = &data[from..(from + entry.length as usize).min(data.len())];
+            let base = if !entry.is_cached() && entry.base.is_some() {
+                contents.next().transpose()?
+            } else {
+                None
+            };
+            piece.extend(assemble(entry, cached, base.as_deref()));
+        }
+        return Ok(piece);
+    }
+    Err(Refusal::Mismatch)
 }
 
 /// Reads until the buffer has `most` bytes; true at the end.

@@ -6,9 +6,12 @@ use onefold_core::{
 };
 
 use crate::{
-    chunk_map::shard_name,
+    attempts::LeftBehind,
+    chunk_map::ChunkMap,
+    dirty_list::shard_name,
     format::{Chunk, ObjectId, catalogue::What},
-    session::{Session, failed},
+    kernel::failed,
+    session::Session,
 };
 
 /// What a store holds. Sizes are before replication; while others write they are of no one moment.
@@ -57,8 +60,9 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn backlog(&self) -> Result<u64> {
-        let shards: Vec<ObjectName> = (0..self.format.shards).map(shard_name).collect();
+        let shards: Vec<ObjectName> = (0..self.kernel().format().shards).map(shard_name).collect();
         let keys = self
+            .kernel()
             .all_keys_of(&shards, &[])
             .map_err(|refusal| failed("the dirty list can't be read", refusal))?;
         Ok(keys.iter().map(|keys| keys.len() as u64).sum())
@@ -78,75 +82,76 @@ impl Session {
             *count += 1;
             *bytes += named.bytes;
         }
-        self.left_behind(&mut status)
+        left_behind(self, &mut status)
             .map_err(|refusal| failed("the attempts can't be read", refusal))?;
-        self.sizes(&mut status).map_err(|refusal| failed("the pools can't be read", refusal))?;
+        sizes(self, &mut status).map_err(|refusal| failed("the pools can't be read", refusal))?;
         Ok(status)
     }
+}
 
-    fn left_behind(&self, status: &mut Status) -> Result<(), Refusal> {
-        let attempts = self.attempts()?;
-        let verdict = self.judge(&attempts.iter().collect::<Vec<_>>())?;
-        status.attempts = attempts.len() as u64;
-        status.stale_references =
-            self.have_references(&verdict.stale).into_iter().filter(|has| *has).count() as u64;
-        Ok(())
-    }
+fn left_behind(session: &Session, status: &mut Status) -> Result<(), Refusal> {
+    let attempts = LeftBehind::of(session).attempts()?;
+    let verdict = LeftBehind::of(session).judge(&attempts.iter().collect::<Vec<_>>())?;
+    status.attempts = attempts.len() as u64;
+    status.stale_references =
+        session.chunk_pool().have_references(&verdict.stale).into_iter().filter(|has| *has).count()
+            as u64;
+    Ok(())
+}
 
-    fn sizes(&self, status: &mut Status) -> Result<(), Refusal> {
-        status.space = self.store.space()?;
-        for pool in [Pool::Metadata, Pool::Chunks] {
-            let mut from = None;
-            loop {
-                let page = self.store.list(pool, from.as_deref(), 1000)?;
-                for name in &page.names {
-                    if let Some(object) = ObjectId::parse(name) {
-                        self.size_of(object, status)?;
-                    } else if pool == Pool::Chunks && Chunk::parse(name).is_some() {
-                        self.size_of_chunk(name, status)?;
-                    }
-                }
-                from = page.next;
-                if from.is_none() {
-                    break;
+fn sizes(session: &Session, status: &mut Status) -> Result<(), Refusal> {
+    status.space = session.kernel().store().space()?;
+    for pool in [Pool::Metadata, Pool::Chunks] {
+        let mut from = None;
+        loop {
+            let page = session.kernel().store().list(pool, from.as_deref(), 1000)?;
+            for name in &page.names {
+                if let Some(object) = ObjectId::parse(name) {
+                    size_of(session, object, status)?;
+                } else if pool == Pool::Chunks && Chunk::parse(name).is_some() {
+                    size_of_chunk(session, name, status)?;
                 }
             }
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    fn size_of(&self, object: ObjectId, status: &mut Status) -> Result<(), Refusal> {
-        let Some(map) = self.read_map(object)? else { return Ok(()) };
-        status.objects += 1;
-        for (offset, entry) in &map.entries {
-            let cached = u64::from(entry.mask.count_ones()) * 4096;
-            status.entries += 1;
-            status.map_bytes += (crate::format::entry::ENTRY_BYTES + 3) as u64;
-            if let Some((_, reference)) = entry.reference(object, *offset) {
-                status.reference_bytes += crate::format::key::reference(&reference).len() as u64;
-            }
-            status.cached_bytes += cached.min(entry.length.into());
-            if entry.dirty {
-                status.dirty_bytes += cached.min(entry.length.into());
-            }
-            if entry.base.is_some() || entry.mask != 0 {
-                status.logical_bytes += u64::from(entry.length);
-            }
+fn size_of(session: &Session, object: ObjectId, status: &mut Status) -> Result<(), Refusal> {
+    let Some(map) = ChunkMap::read(session.kernel(), object)? else { return Ok(()) };
+    status.objects += 1;
+    for (offset, entry) in &map.entries {
+        let cached = u64::from(entry.mask.count_ones()) * 4096;
+        status.entries += 1;
+        status.map_bytes += (crate::format::entry::ENTRY_BYTES + 3) as u64;
+        if let Some((_, reference)) = entry.reference(object, *offset) {
+            status.reference_bytes += crate::format::key::reference(&reference).len() as u64;
         }
-        Ok(())
+        status.cached_bytes += cached.min(entry.length.into());
+        if entry.dirty {
+            status.dirty_bytes += cached.min(entry.length.into());
+        }
+        if entry.base.is_some() || entry.mask != 0 {
+            status.logical_bytes += u64::from(entry.length);
+        }
     }
+    Ok(())
+}
 
-    fn size_of_chunk(&self, name: &str, status: &mut Status) -> Result<(), Refusal> {
-        match self.read_one(&ObjectName::chunk(name), vec![ReadPart::Stat]) {
-            Ok(answer) => {
-                status.chunks += 1;
-                if let Some(Seen::Stat { bytes, .. }) = answer.seen.first() {
-                    status.chunk_bytes += bytes;
-                }
-                Ok(())
+fn size_of_chunk(session: &Session, name: &str, status: &mut Status) -> Result<(), Refusal> {
+    match session.kernel().read_one(&ObjectName::chunk(name), vec![ReadPart::Stat]) {
+        Ok(answer) => {
+            status.chunks += 1;
+            if let Some(Seen::Stat { bytes, .. }) = answer.seen.first() {
+                status.chunk_bytes += bytes;
             }
-            Err(Refusal::Missing) => Ok(()),
-            Err(refusal) => Err(refusal),
+            Ok(())
         }
+        Err(Refusal::Missing) => Ok(()),
+        Err(refusal) => Err(refusal),
     }
 }

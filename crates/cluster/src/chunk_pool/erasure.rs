@@ -8,34 +8,24 @@
 
 use onefold_core::object::{Change, Guard, ObjectName, ReadPart, Refusal, Version, Write};
 
-use super::{SPREAD, TURNS};
+use super::{ChunkPool, SPREAD, TURNS, present};
 use crate::{
     format::{Chunk, ChunkId, Reference, Stamp, key},
-    session::Session,
     settings::PlantedBug,
 };
 
 const PENDING: u8 = 1;
-const PRESENT: u8 = 2;
 const REMOVING: u8 = 3;
 
 fn state(tag: u8, stamp: Stamp) -> Vec<u8> {
     [&[tag][..], &stamp.0.to_le_bytes()].concat()
 }
 
-fn present() -> Vec<u8> {
-    vec![PRESENT]
-}
-
-/// True when the keys say that the data is there.
-pub(super) fn is_present(pairs: &[(Vec<u8>, Vec<u8>)]) -> bool {
-    pairs.iter().any(|(key, value)| key == key::STATE && *value == present())
-}
-
-impl Session {
+impl ChunkPool {
     /// The state of a chunk; empty when it has none.
     fn state(&self, object: &ObjectName) -> Result<Vec<u8>, Refusal> {
-        let answer = self.read_one(object, vec![ReadPart::Keys(vec![key::STATE.to_vec()])])?;
+        let answer =
+            self.kernel.read_one(object, vec![ReadPart::Keys(vec![key::STATE.to_vec()])])?;
         Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
     }
 
@@ -50,7 +40,7 @@ impl Session {
             let guards = [
                 Some(Guard::Exists),
                 Some(Guard::Omap(key::STATE.to_vec(), present())),
-                Session::spread_guard(&chunk, 0),
+                ChunkPool::spread_guard(&chunk, 0),
             ];
             Write {
                 object: ObjectName::metadata(chunk.name()),
@@ -58,7 +48,7 @@ impl Session {
                 changes: vec![Change::SetOmap(vec![(self.reference_key(reference), Vec::new())])],
             }
         };
-        self.behind_until_answered(note, &wanted.iter().map(op).collect::<Vec<_>>())
+        self.kernel.behind_until_answered(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
     /// Makes chunks that are not there: references with *pending*, then the data of those, then
@@ -68,7 +58,7 @@ impl Session {
         wanted: &[(ChunkId, &[u8], Reference)],
         note: &mut Option<Write>,
     ) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
-        let stamps: Vec<Stamp> = wanted.iter().map(|_| self.stamp()).collect();
+        let stamps: Vec<Stamp> = wanted.iter().map(|_| self.kernel.stamp()).collect();
         let references = |n: usize| ObjectName::metadata(Chunk { id: wanted[n].0, copy: 0 }.name());
         let pending = |n: usize| (key::STATE.to_vec(), state(PENDING, stamps[n]));
         let create = |n: usize| Write {
@@ -96,7 +86,7 @@ impl Session {
             let open: Vec<usize> = (0..wanted.len()).filter(|n| results[*n].is_ok()).collect();
             let ops: Vec<Write> = open.iter().map(|n| step(*n)).collect();
             open.into_iter()
-                .zip(self.behind_until_answered(note, &ops)?)
+                .zip(self.kernel.behind_until_answered(note, &ops)?)
                 .for_each(|(n, result)| results[n] = result);
         }
         Ok(results)
@@ -113,13 +103,13 @@ impl Session {
     ) -> Result<bool, Refusal> {
         let references = ObjectName::metadata(chunk.name());
         let key = (self.reference_key(reference), Vec::new());
-        let spread_guard = || Session::spread_guard(chunk, spread);
+        let spread_guard = || ChunkPool::spread_guard(chunk, spread);
         // Guessed: the chunk is there.
         let mut known = present();
         for _ in 0..2 * TURNS {
-            let stamp = self.stamp();
-            let trusted =
-                self.planted(PlantedBug::RemovingTrusted) && known.first() == Some(&REMOVING);
+            let stamp = self.kernel.stamp();
+            let trusted = self.kernel.planted(PlantedBug::RemovingTrusted)
+                && known.first() == Some(&REMOVING);
             let (done, next) = if known == present() || trusted {
                 (true, vec![key.clone()])
             } else {
@@ -135,13 +125,13 @@ impl Session {
                 guards: guards.into_iter().flatten().collect(),
                 changes: vec![Change::SetOmap(next.clone())],
             };
-            match self.until_answered(&op) {
+            match self.kernel.until_answered(&op) {
                 Ok(_) if done => return Ok(false),
                 Ok(_) => {}
                 Err(Refusal::Missing) => {
                     let pending = vec![key.clone(), (key::STATE.to_vec(), state(PENDING, stamp))];
                     let changes = vec![Change::SetOmap(pending), Change::SetXattr(SPREAD, vec![0])];
-                    match self.until_answered(&Write {
+                    match self.kernel.until_answered(&Write {
                         object: references.clone(),
                         guards: vec![Guard::Absent],
                         changes,
@@ -165,7 +155,7 @@ impl Session {
                 }
                 Err(refusal) => return Err(refusal),
             }
-            self.until_answered(&Write {
+            self.kernel.until_answered(&Write {
                 object: ObjectName::chunk(chunk.name()),
                 guards: Vec::new(),
                 changes: self.body(data),
@@ -175,7 +165,7 @@ impl Session {
                 guards: vec![Guard::Omap(key::STATE.to_vec(), state(PENDING, stamp))],
                 changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), present())])],
             };
-            match self.until_answered(&finish) {
+            match self.kernel.until_answered(&finish) {
                 Ok(_) => return Ok(true),
                 // Somebody else writes it too, or it was our own reply that got lost.
                 Err(Refusal::Mismatch | Refusal::Missing) => known = self.state_or(&references)?,
@@ -196,27 +186,27 @@ impl Session {
     pub(super) fn collect_erasure(&self, chunk: &Chunk) -> Result<bool, Refusal> {
         let (references, data) =
             (ObjectName::metadata(chunk.name()), ObjectName::chunk(chunk.name()));
-        let answer = match self.read_one(&references, vec![ReadPart::Page(key::STATE.to_vec(), 1)])
-        {
-            Err(Refusal::Missing) => return Ok(false),
-            other => other?,
-        };
+        let answer =
+            match self.kernel.read_one(&references, vec![ReadPart::Page(key::STATE.to_vec(), 1)]) {
+                Err(Refusal::Missing) => return Ok(false),
+                other => other?,
+            };
         if !answer.pairs(0).0.is_empty() {
             return Ok(false);
         }
-        let mine = state(REMOVING, self.stamp());
+        let mine = state(REMOVING, self.kernel.stamp());
         let removing = Write {
             object: references.clone(),
             guards: vec![Guard::Version(answer.version)],
             changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), mine.clone())])],
         };
-        match self.write_one(&removing) {
+        match self.kernel.write_one(&removing) {
             Ok(_) => {}
             // Applied or not, somebody collects it later.
             Err(Refusal::Missing | Refusal::Mismatch | Refusal::Unknown) => return Ok(false),
             Err(refusal) => return Err(refusal),
         }
-        let version = match self.read_one(&data, vec![ReadPart::Stat]) {
+        let version = match self.kernel.read_one(&data, vec![ReadPart::Stat]) {
             Ok(answer) => Some(answer.version),
             Err(Refusal::Missing) => None,
             Err(refusal) => return Err(refusal),
@@ -225,7 +215,7 @@ impl Session {
             return Ok(false);
         }
         if let Some(version) = version {
-            match self.write_one(&Write {
+            match self.kernel.write_one(&Write {
                 object: data,
                 guards: vec![Guard::Version(version)],
                 changes: vec![Change::Remove],
@@ -236,7 +226,11 @@ impl Session {
             }
         }
         let guards = vec![Guard::Omap(key::STATE.to_vec(), mine)];
-        match self.write_one(&Write { object: references, guards, changes: vec![Change::Remove] }) {
+        match self.kernel.write_one(&Write {
+            object: references,
+            guards,
+            changes: vec![Change::Remove],
+        }) {
             Ok(_) => Ok(true),
             Err(Refusal::Missing | Refusal::Mismatch | Refusal::Unknown) => Ok(false),
             Err(refusal) => Err(refusal),

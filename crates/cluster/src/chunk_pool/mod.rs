@@ -8,20 +8,30 @@
 //! With a replicated pool the references are keys of the chunk object; with an erasure-coded one
 //! they are in a replicated object of the same name, see [`erasure`].
 
+mod drops;
 mod erasure;
+pub(crate) mod notes;
 mod read;
 mod replicated;
 
-use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use onefold_core::{
     checksum, compress,
     object::{Change, Guard, ObjectName, PoolKind, Read, ReadPart, ReadResult, Refusal, Write},
 };
 
+use parking_lot::Mutex;
+
 use crate::{
     format::{BLOCK, Chunk, ChunkId, Reference, Stamp, key},
-    session::Session,
+    kernel::Kernel,
     settings::PlantedBug,
 };
 
@@ -50,15 +60,48 @@ pub(crate) fn spread_in(answer: &ReadResult) -> u8 {
     answer.xattr(0).and_then(|value| value.first().copied()).unwrap_or(0).min(SPREAD_MAX)
 }
 
-impl Session {
+/// The state of a chunk of an erasure-coded pool whose data is there.
+fn present() -> Vec<u8> {
+    vec![2]
+}
+
+/// True when the keys say that the data is there.
+fn is_present(pairs: &[(Vec<u8>, Vec<u8>)]) -> bool {
+    pairs.iter().any(|(key, value)| key == key::STATE && *value == present())
+}
+
+/// The chunk pool, and what a session remembers of it.
+pub(crate) struct ChunkPool {
+    kernel: Arc<Kernel>,
+    /// How often the copies of a chunk were doubled, as far as it is known here; a hint.
+    spreads: Mutex<BTreeMap<ChunkId, u8>>,
+    /// Keys of attempts that the next note takes back.
+    attempts_over: Mutex<Vec<Vec<u8>>>,
+    /// Most chunks of the last batch were new: those of the next are guessed to be, too.
+    mostly_new: AtomicBool,
+}
+
+impl ChunkPool {
+    pub(crate) fn new(kernel: Arc<Kernel>) -> ChunkPool {
+        ChunkPool {
+            kernel,
+            spreads: Mutex::default(),
+            attempts_over: Mutex::default(),
+            mostly_new: AtomicBool::new(false),
+        }
+    }
+
     /// The name of a chunk with this content.
     pub(crate) fn chunk_id(&self, data: &[u8]) -> ChunkId {
-        ChunkId { hash: checksum::chunk_name(&self.format.secret, data), length: data.len() as u32 }
+        ChunkId {
+            hash: checksum::chunk_name(&self.kernel.format().secret, data),
+            length: data.len() as u32,
+        }
     }
 
     /// The object with the references of a chunk.
     pub(crate) fn references(&self, chunk: &Chunk) -> ObjectName {
-        match self.format.chunks {
+        match self.kernel.format().chunks {
             PoolKind::Replicated => ObjectName::chunk(chunk.name()),
             PoolKind::Erasure => ObjectName::metadata(chunk.name()),
         }
@@ -66,7 +109,7 @@ impl Session {
 
     /// The key of a reference.
     pub(crate) fn reference_key(&self, reference: &Reference) -> Vec<u8> {
-        let stamp = if self.planted(PlantedBug::ReferenceWithoutStamp) {
+        let stamp = if self.kernel.planted(PlantedBug::ReferenceWithoutStamp) {
             Stamp(0)
         } else {
             reference.stamp
@@ -89,17 +132,21 @@ impl Session {
             let spread = self.spreads.lock().get(&id).copied().unwrap_or(0);
             let key = key::reference(reference);
             let chunk = copy_for(id, reference, spread);
-            let added = match self.format.chunks {
+            let added = match self.kernel.format().chunks {
                 PoolKind::Replicated => self.add_replicated(&chunk, data, reference, spread),
                 PoolKind::Erasure => self.add_erasure(&chunk, data, reference, spread),
             };
             match added {
                 Ok(new) => {
-                    let counter =
-                        if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                    let counter = if new {
+                        &self.kernel.counts().chunks_new
+                    } else {
+                        &self.kernel.counts().chunks_found
+                    };
                     counter.fetch_add(1, Relaxed);
                     if !new
-                        && checksum::fast(2, &key).is_multiple_of(self.settings.count_one_in.max(1))
+                        && checksum::fast(2, &key)
+                            .is_multiple_of(self.kernel.settings().count_one_in.max(1))
                     {
                         self.spread_out(&chunk, spread)?;
                     }
@@ -149,12 +196,12 @@ impl Session {
             let plain = |n: &usize| {
                 let (id, _, reference) = &wanted[*n];
                 let counts = checksum::fast(2, &key::reference(reference))
-                    .is_multiple_of(self.settings.count_one_in.max(1));
+                    .is_multiple_of(self.kernel.settings().count_one_in.max(1));
                 added[*n].is_none() && !self.spreads.lock().contains_key(id) && (new || !counts)
             };
             let open: Vec<usize> = (0..wanted.len()).filter(plain).collect();
             let some: Vec<_> = open.iter().map(|n| wanted[*n]).collect();
-            let results = match (self.format.chunks, new) {
+            let results = match (self.kernel.format().chunks, new) {
                 (PoolKind::Replicated, _) => self.add_all_replicated(&some, new, &mut note),
                 (PoolKind::Erasure, false) => self.add_all_present(&some, &mut note),
                 (PoolKind::Erasure, true) => self.add_all_new(&some, &mut note),
@@ -163,8 +210,11 @@ impl Session {
                 match result {
                     Ok(_) => {
                         added[n] = Some(Chunk { id: wanted[n].0, copy: 0 });
-                        let counter =
-                            if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                        let counter = if new {
+                            &self.kernel.counts().chunks_new
+                        } else {
+                            &self.kernel.counts().chunks_found
+                        };
                         counter.fetch_add(1, Relaxed);
                         made += usize::from(new);
                     }
@@ -175,7 +225,7 @@ impl Session {
         }
         // A wrong guess that a chunk is new costs its bytes once more, the other one a turn.
         self.mostly_new.store(4 * made >= 3 * wanted.len(), Relaxed);
-        self.behind_until_answered(&mut note, &[])?;
+        self.kernel.behind_until_answered(&mut note, &[])?;
         let rest = |(n, chunk): (usize, Option<Chunk>)| match chunk {
             Some(chunk) => Ok(chunk),
             None => self.add_reference(wanted[n].0, wanted[n].1, &wanted[n].2),
@@ -190,7 +240,7 @@ impl Session {
 
     fn learn_spread(&self, id: ChunkId) -> Result<(), Refusal> {
         let first = self.references(&Chunk { id, copy: 0 });
-        let spread = match self.read_one(&first, vec![ReadPart::Xattr(SPREAD)]) {
+        let spread = match self.kernel.read_one(&first, vec![ReadPart::Xattr(SPREAD)]) {
             Ok(answer) => spread_in(&answer),
             Err(Refusal::Missing) => 0,
             Err(refusal) => return Err(refusal),
@@ -202,8 +252,8 @@ impl Session {
     /// Doubles the copies of a chunk of which one has too many references.
     fn spread_out(&self, chunk: &Chunk, spread: u8) -> Result<(), Refusal> {
         let (object, mut after, mut count) = (self.references(chunk), Vec::new(), 0);
-        while count < self.settings.spread_at {
-            let answer = match self.read_one(&object, vec![ReadPart::Page(after, PAGE)]) {
+        while count < self.kernel.settings().spread_at {
+            let answer = match self.kernel.read_one(&object, vec![ReadPart::Page(after, PAGE)]) {
                 Err(Refusal::Missing) => return Ok(()),
                 other => other?,
             };
@@ -214,12 +264,12 @@ impl Session {
                 _ => break,
             }
         }
-        if count < self.settings.spread_at || spread >= SPREAD_MAX {
+        if count < self.kernel.settings().spread_at || spread >= SPREAD_MAX {
             return Ok(());
         }
         let object = self.references(&Chunk { id: chunk.id, copy: 0 });
         let guards = vec![Guard::Xattr(SPREAD, vec![spread])];
-        match self.until_answered(&Write {
+        match self.kernel.until_answered(&Write {
             object,
             guards,
             changes: vec![Change::SetXattr(SPREAD, vec![spread + 1])],
@@ -251,7 +301,7 @@ impl Session {
         let chunks: BTreeSet<Chunk> = chunks.into_iter().collect();
         let chunks: Vec<Chunk> = chunks.into_iter().collect();
         let mut removed = 0;
-        match self.format.chunks {
+        match self.kernel.format().chunks {
             PoolKind::Replicated => removed = self.collect_replicated(&chunks)?,
             PoolKind::Erasure => {
                 for chunk in &chunks {
@@ -259,7 +309,7 @@ impl Session {
                 }
             }
         }
-        self.counts.collected.fetch_add(removed, Relaxed);
+        self.kernel.counts().collected.fetch_add(removed, Relaxed);
         Ok(removed)
     }
 
@@ -273,12 +323,12 @@ impl Session {
         reference: &Reference,
     ) -> Result<bool, Refusal> {
         let key = self.reference_key(reference);
-        let answer = self.read_one(
+        let answer = self.kernel.read_one(
             &self.references(chunk),
             vec![ReadPart::Keys(vec![key, key::STATE.to_vec()])],
         )?;
         let (pairs, _) = answer.pairs(0);
-        if self.format.chunks == PoolKind::Erasure && !erasure::is_present(pairs) {
+        if self.kernel.format().chunks == PoolKind::Erasure && !is_present(pairs) {
             return Err(Refusal::Missing);
         }
         Ok(pairs.iter().any(|(key, _)| key != key::STATE))
@@ -290,12 +340,12 @@ impl Session {
             object: self.references(chunk),
             parts: vec![ReadPart::Keys(vec![self.reference_key(reference), key::STATE.to_vec()])],
         };
-        let answers = self.read_all(&named.iter().map(look).collect::<Vec<_>>());
+        let answers = self.kernel.read_all(&named.iter().map(look).collect::<Vec<_>>());
         let has = |answer: Result<ReadResult, Refusal>| {
             answer.is_ok_and(|answer| {
                 let (pairs, _) = answer.pairs(0);
                 let present =
-                    self.format.chunks == PoolKind::Replicated || erasure::is_present(pairs);
+                    self.kernel.format().chunks == PoolKind::Replicated || is_present(pairs);
                 present && pairs.iter().any(|(key, _)| key != key::STATE)
             })
         };
@@ -306,7 +356,8 @@ impl Session {
     fn body(&self, data: &[u8]) -> Vec<Change> {
         let blocks = |bytes: usize| bytes.div_ceil(BLOCK as usize);
         let packed = self
-            .format
+            .kernel
+            .format()
             .compress
             .then(|| compress::pack(data))
             .filter(|packed| blocks(packed.len()) < blocks(data.len()));
@@ -318,12 +369,10 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use onefold_backend::MemoryObjects;
 
     use super::*;
-    use crate::{Format, Settings, create, format::ObjectId};
+    use crate::{Format, Session, Settings, create, format::ObjectId};
 
     /// Keys in one omap at most: more stop the recovery of the object.
     const OMAP_MAX: usize = 100_000;
@@ -335,7 +384,7 @@ mod tests {
         create(&*store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
         let session = Session::open(store, Settings::default()).unwrap();
         let data = vec![7; BLOCK as usize];
-        let id = session.chunk_id(&data);
+        let id = session.chunk_pool().chunk_id(&data);
         let reference = |n: u64| {
             let object = ObjectId { volume: 1, index: n / 128 };
             Reference { object, offset: (n % 128) as u32 * (32 << 10), stamp: Stamp(n + 1) }
@@ -345,22 +394,24 @@ mod tests {
         for group in references.chunks(64) {
             let wanted: Vec<(ChunkId, &[u8], Reference)> =
                 group.iter().map(|reference| (id, data.as_slice(), *reference)).collect();
-            let chunks = session.add_noted(&wanted, None).unwrap();
+            let chunks = session.chunk_pool().add_noted(&wanted, None).unwrap();
             samples.push((chunks[0], group[0]));
         }
         let mut all = 0;
         let copies: BTreeSet<Chunk> = samples.iter().map(|(chunk, _)| *chunk).collect();
         for chunk in &copies {
-            let keys = session.all_keys(&session.references(chunk), Vec::new()).unwrap().len();
+            let keys = session
+                .kernel()
+                .all_keys(&session.chunk_pool().references(chunk), Vec::new())
+                .unwrap()
+                .len();
             assert!((1..OMAP_MAX).contains(&keys), "copy {} has {keys} references", chunk.copy);
-            assert_eq!(session.read_chunks(&[*chunk]).remove(0).unwrap(), data);
+            assert_eq!(session.chunk_pool().read_chunks(&[*chunk]).remove(0).unwrap(), data);
             all += keys as u64;
         }
         assert_eq!((all, copies.len()), (REFERENCES, 1 << SPREAD_MAX));
-        assert!(
-            samples
-                .iter()
-                .all(|(chunk, reference)| session.has_reference(chunk, reference).unwrap())
-        );
+        assert!(samples.iter().all(|(chunk, reference)| {
+            session.chunk_pool().has_reference(chunk, reference).unwrap()
+        }));
     }
 }

@@ -5,10 +5,9 @@ use onefold_core::{
     object::{ObjectName, Read, ReadPart, ReadResult, Refusal},
 };
 
-use super::HEAD;
+use super::{ChunkPool, HEAD};
 use crate::{
     format::{CHUNK_MAX, Chunk, corrupt},
-    session::Session,
     settings::PlantedBug,
 };
 
@@ -38,7 +37,7 @@ fn checked(
     }
 }
 
-impl Session {
+impl ChunkPool {
     /// Reads chunks, all in flight together; each is hashed against its name.
     pub(crate) fn read_chunks(&self, chunks: &[Chunk]) -> Vec<Result<Vec<u8>, Refusal>> {
         let parts = || vec![ReadPart::Data(0, 2 * u64::from(CHUNK_MAX)), ReadPart::Xattr(HEAD)];
@@ -46,13 +45,13 @@ impl Session {
             .iter()
             .map(|chunk| Read { object: ObjectName::chunk(chunk.name()), parts: parts() })
             .collect();
-        let answers = self.read_all(&batch);
-        let trusting = self.planted(PlantedBug::ChunkNotCompared);
+        let answers = self.kernel.read_all(&batch);
+        let trusting = self.kernel.planted(PlantedBug::ChunkNotCompared);
         let content = |(chunk, answer): (&Chunk, Result<ReadResult, Refusal>)| match answer {
-            Err(Refusal::Failed(_)) if self.planted(PlantedBug::UnreadableAsZeroes) => {
+            Err(Refusal::Failed(_)) if self.kernel.planted(PlantedBug::UnreadableAsZeroes) => {
                 Ok(vec![0; chunk.id.length as usize])
             }
-            answer => checked(&self.format.secret, chunk, &answer?, trusting),
+            answer => checked(&self.kernel.format().secret, chunk, &answer?, trusting),
         };
         chunks.iter().zip(answers).map(content).collect()
     }

@@ -2,14 +2,13 @@
 
 use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Version, Write};
 
-use super::{SPREAD, TURNS};
+use super::{ChunkPool, SPREAD, TURNS};
 use crate::{
     format::{Chunk, ChunkId, Reference},
-    session::Session,
     settings::PlantedBug,
 };
 
-impl Session {
+impl ChunkPool {
     /// The operation that adds a reference to a chunk that is there, or that makes the chunk with
     /// it.
     pub(super) fn add_op(
@@ -23,7 +22,7 @@ impl Session {
         let key = Change::SetOmap(vec![(self.reference_key(reference), Vec::new())]);
         match data {
             None => {
-                let guards = [Some(Guard::Exists), Session::spread_guard(chunk, spread)]
+                let guards = [Some(Guard::Exists), ChunkPool::spread_guard(chunk, spread)]
                     .into_iter()
                     .flatten()
                     .collect();
@@ -47,7 +46,7 @@ impl Session {
         let op = |(id, data, reference): &(ChunkId, &[u8], Reference)| {
             self.add_op(&Chunk { id: *id, copy: 0 }, new.then_some(*data), reference, 0)
         };
-        self.behind_until_answered(note, &wanted.iter().map(op).collect::<Vec<_>>())
+        self.kernel.behind_until_answered(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
     /// Creates the chunk with the reference, or adds it to the chunk that is there; true when it is
@@ -62,12 +61,12 @@ impl Session {
         let add = self.add_op(chunk, None, reference, spread);
         let create = self.add_op(chunk, Some(data), reference, spread);
         for _ in 0..TURNS {
-            match self.until_answered(&add) {
+            match self.kernel.until_answered(&add) {
                 Ok(_) => return Ok(false),
                 Err(Refusal::Missing) => {}
                 Err(refusal) => return Err(refusal),
             }
-            match self.until_answered(&create) {
+            match self.kernel.until_answered(&create) {
                 Ok(_) => return Ok(true),
                 Err(Refusal::Exists) => {}
                 Err(refusal) => return Err(refusal),
@@ -83,7 +82,7 @@ impl Session {
             object: ObjectName::chunk(chunk.name()),
             parts: vec![ReadPart::Page(Vec::new(), 1)],
         };
-        let answers = self.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
+        let answers = self.kernel.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
         let mut removals = Vec::new();
         for (chunk, answer) in chunks.iter().zip(answers) {
             let answer = match answer {
@@ -91,7 +90,7 @@ impl Session {
                 other => other?,
             };
             if answer.pairs(0).0.is_empty() {
-                let guard = if self.planted(PlantedBug::RemovalWithoutVersion) {
+                let guard = if self.kernel.planted(PlantedBug::RemovalWithoutVersion) {
                     Guard::Exists
                 } else {
                     Guard::Version(answer.version)
@@ -104,7 +103,7 @@ impl Session {
             }
         }
         let mut removed = 0;
-        for result in self.write_all(&removals) {
+        for result in self.kernel.write_all(&removals) {
             match result {
                 Ok(_) => removed += 1,
                 // Without a reply it may have been removed, and may be there again.

@@ -2,8 +2,7 @@
 
 use onefold_core::{Error, Kind, Result, object::PoolKind};
 
-use super::{BLOCK, CHUNK_MAX, OBJECT_MAX, corrupt};
-use crate::post_processing::cuts;
+use super::{BLOCK, CHUNK_MAX, OBJECT_MAX, corrupt, least_cut};
 
 /// The version of the format.
 const VERSION: u16 = 1;
@@ -87,7 +86,7 @@ impl Format {
                 "chunks have 16, 32 or 64 KiB, and divide the object",
             ));
         }
-        if self.volume_cut == Cut::Content && self.object_bytes / cuts::least(chunk) > CUTS_MAX {
+        if self.volume_cut == Cut::Content && self.object_bytes / least_cut(chunk) > CUTS_MAX {
             return Err(Error::new(
                 Kind::InvalidInput,
                 "volumes that are cut by their content need chunks of 32 or 64 KiB",

@@ -3,17 +3,11 @@
 
 use onefold_core::checksum;
 
-use crate::format::{BLOCK, CHUNK_MAX};
-
-/// Least bytes of a chunk with so many on average, but for the last one of a run.
-pub(crate) const fn least(average: u32) -> u32 {
-    let blocks = average / BLOCK * 3 / 4;
-    if blocks == 0 { BLOCK } else { blocks * BLOCK }
-}
+use crate::format::{BLOCK, CHUNK_MAX, least_cut};
 
 /// Length of the chunk that `bytes` begin with; it may depend on `CHUNK_MAX` bytes.
 pub(super) fn first(bytes: &[u8], average: u32) -> u32 {
-    let (least, one_in) = (least(average), u64::from((average / BLOCK / 4 + 1).max(2)));
+    let (least, one_in) = (least_cut(average), u64::from((average / BLOCK / 4 + 1).max(2)));
     let blocks = bytes.chunks(BLOCK as usize).take((CHUNK_MAX / BLOCK) as usize);
     let mut length = 0;
     for block in blocks {
@@ -49,7 +43,7 @@ mod tests {
         for average in [32 << 10, 64 << 10] {
             let whole = lengths(&bytes, average);
             let inner = &whole[..whole.len() - 1];
-            assert!(inner.iter().all(|length| (least(average)..=CHUNK_MAX).contains(length)));
+            assert!(inner.iter().all(|length| (least_cut(average)..=CHUNK_MAX).contains(length)));
             let mean = (8u32 << 20) / whole.len() as u32;
             assert!((average * 3 / 4..average * 5 / 4).contains(&mean), "{mean}");
             let ends = |lengths: &[u32], from: u32| {

@@ -12,29 +12,13 @@ use std::{
 
 use onefold_core::object::{Change, Guard, ObjectName, Read, Refusal, Write};
 
-use super::flip::{FLIP_ENTRIES, Group};
+use super::flip::{Deduplication, Done, FLIP_ENTRIES, Group};
 use crate::{
     chunk_map::{ChunkMap, map_parts},
+    dirty_list::DirtyList,
     format::{Chunk, ObjectId, Reference, entry::Entry, key},
-    session::Session,
+    volume::cache_manager,
 };
-
-/// What became of an object.
-#[derive(Clone, Default)]
-pub(super) struct Done {
-    pub(super) flipped: u64,
-    pub(super) operations: u64,
-    /// It is still on the list.
-    pub(super) again: bool,
-}
-
-impl Done {
-    pub(super) fn add(&mut self, more: Done) {
-        self.flipped += more.flipped;
-        self.operations += more.operations;
-        self.again |= more.again;
-    }
-}
 
 /// A key of the dirty list.
 #[derive(Clone)]
@@ -129,7 +113,7 @@ impl Job<'_> {
     }
 }
 
-impl Session {
+impl Deduplication<'_> {
     /// Decides what is to be done about the first of these objects, until that is as much as a step
     /// takes.
     pub(super) fn jobs<'a>(
@@ -145,11 +129,12 @@ impl Session {
         let job = |(listed, answer): (&'a Listed, _)| {
             self.job(
                 listed,
-                Session::parse_map(listed.object, answer),
+                ChunkMap::from_answer(listed.object, answer),
                 (!listed.overdue).then_some(now),
             )
         };
-        let mut jobs: Vec<Job<'a>> = listed.iter().zip(self.read_all(&reads)).map(job).collect();
+        let mut jobs: Vec<Job<'a>> =
+            listed.iter().zip(self.kernel.read_all(&reads)).map(job).collect();
         self.skip_hot(&mut jobs, now);
         let (mut bytes, mut count) = (0, 0);
         for job in &mut jobs {
@@ -184,7 +169,7 @@ impl Session {
         let hot = if chunks.is_empty() {
             BTreeSet::new()
         } else {
-            self.hot(&chunks, now).unwrap_or_default()
+            cache_manager::hot(self.kernel, &chunks, now).unwrap_or_default()
         };
         for job in jobs.iter_mut().filter(|_| !hot.is_empty()) {
             let object = job.listed.object;
@@ -199,12 +184,12 @@ impl Session {
 
     /// Flush-through: the same for one object at once, however hot it is.
     pub(crate) fn flush_through(&self, object: ObjectId) -> Result<(), Refusal> {
-        let Some(map) = self.read_map(object)? else { return Ok(()) };
+        let Some(map) = ChunkMap::read(self.kernel, object)? else { return Ok(()) };
         let Some(stamp) = map.listed else { return Ok(()) };
         let listed = Listed {
             object,
-            shard: self.shard_of(object),
-            key: self.list_key(object, stamp),
+            shard: DirtyList::of(self.kernel).shard_of(object),
+            key: DirtyList::of(self.kernel).key(object, stamp),
             overdue: true,
         };
         self.deduplicate(vec![self.job(&listed, Ok(Some(map)), None)])
@@ -230,9 +215,9 @@ impl Session {
         match map {
             // Another key has taken its place, or none is needed.
             Ok(Some(map))
-                if map
-                    .listed
-                    .is_some_and(|stamp| self.list_key(listed.object, stamp) == listed.key) =>
+                if map.listed.is_some_and(|stamp| {
+                    DirtyList::of(self.kernel).key(listed.object, stamp) == listed.key
+                }) =>
             {
                 let dirty: Vec<(u32, Entry)> = map
                     .entries
@@ -241,7 +226,7 @@ impl Session {
                     .map(|(at, entry)| (*at, *entry))
                     .collect();
                 let hot = !dirty.is_empty()
-                    && now.is_some_and(|now| now < map.changed + self.settings.cold);
+                    && now.is_some_and(|now| now < map.changed + self.kernel.settings().cold);
                 job.plan = match &map.recut {
                     _ if hot => Plan::Hot,
                     Some(_) => Plan::Recut(dirty),
@@ -263,7 +248,7 @@ impl Session {
     ) -> Vec<(ObjectId, Result<Done, Refusal>)> {
         let drops: Vec<Vec<(Chunk, Reference)>> =
             jobs.iter_mut().map(|job| std::mem::take(&mut job.pending)).collect();
-        for (job, finished) in jobs.iter_mut().zip(self.finish_each(&drops)) {
+        for (job, finished) in jobs.iter_mut().zip(self.chunk_pool.finish_each(&drops)) {
             job.add(finished.map(|operations| Done { operations, ..Done::default() }));
             match job.plan {
                 Plan::Hot => job.add(Ok(Done { again: true, ..Done::default() })),
@@ -278,12 +263,12 @@ impl Session {
         loop {
             let (mut groups, mut bytes) = (Vec::new(), 0);
             for (n, job) in jobs.iter_mut().enumerate() {
-                let entries = job.next(self.settings.batch_bytes - bytes, bytes == 0);
+                let entries = job.next(self.kernel.settings().batch_bytes - bytes, bytes == 0);
                 bytes += entries.iter().map(|(_, entry)| u64::from(entry.length)).sum::<u64>();
                 if !entries.is_empty() {
                     groups.push((n, Group { object: job.listed.object, entries }));
                 }
-                if bytes >= self.settings.batch_bytes {
+                if bytes >= self.kernel.settings().batch_bytes {
                     break;
                 }
             }
@@ -297,51 +282,6 @@ impl Session {
         }
         self.leave_list(&mut jobs);
         jobs.into_iter().map(|job| (job.listed.object, job.result)).collect()
-    }
-
-    /// Does drops that are pending in an object; how many operations that took.
-    pub(crate) fn finish_drops(&self, drops: &[(Chunk, Reference)]) -> Result<u64, Refusal> {
-        if drops.is_empty() {
-            return Ok(0);
-        }
-        self.do_drops(drops)?;
-        self.forget_drops(drops)?;
-        Ok(3 * drops.len() as u64 + 1)
-    }
-
-    /// As [`finish_drops`](Self::finish_drops) for several objects together; where that fails, for
-    /// each.
-    pub(super) fn finish_each(&self, of: &[Vec<(Chunk, Reference)>]) -> Vec<Result<u64, Refusal>> {
-        let all = of.concat();
-        match self.finish_drops(&all) {
-            Ok(_) => of
-                .iter()
-                .map(|drops| if drops.is_empty() { Ok(0) } else { Ok(3 * drops.len() as u64 + 1) })
-                .collect(),
-            Err(_) => of.iter().map(|drops| self.finish_drops(drops)).collect(),
-        }
-    }
-
-    /// Removes pending drops that are done.
-    pub(crate) fn forget_drops(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
-        let mut keys: BTreeMap<ObjectId, Vec<Vec<u8>>> = BTreeMap::new();
-        for (_, reference) in drops {
-            keys.entry(reference.object)
-                .or_default()
-                .push(key::pending(reference.offset, reference.stamp));
-        }
-        let op = |(object, keys): (ObjectId, _)| Write {
-            object: object.name(),
-            guards: vec![Guard::Exists],
-            changes: vec![Change::DropOmap(keys)],
-        };
-        for result in self.all_until_answered(&keys.into_iter().map(op).collect::<Vec<_>>()) {
-            match result {
-                Ok(_) | Err(Refusal::Missing) => {}
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        Ok(())
     }
 
     /// Takes those objects off the list of which all is clean, and keys that are left over.
@@ -358,16 +298,16 @@ impl Session {
             .map(|n| Read { object: jobs[*n].listed.object.name(), parts: map_parts() })
             .collect();
         let (mut clean, mut ops) = (Vec::new(), Vec::new());
-        for (n, answer) in looked.into_iter().zip(self.read_all(&reads)) {
+        for (n, answer) in looked.into_iter().zip(self.kernel.read_all(&reads)) {
             let Listed { object, key, .. } = jobs[n].listed;
             jobs[n].add(Ok(Done { operations: 1, ..Done::default() }));
-            match Session::parse_map(*object, answer) {
+            match ChunkMap::from_answer(*object, answer) {
                 Ok(None) => leaving.push(n),
                 Ok(Some(map))
                     if map.has_no_work()
-                        && map
-                            .listed
-                            .is_some_and(|stamp| self.list_key(*object, stamp) == *key) =>
+                        && map.listed.is_some_and(|stamp| {
+                            DirtyList::of(self.kernel).key(*object, stamp) == *key
+                        }) =>
                 {
                     jobs[n].add(Ok(Done { operations: 2, ..Done::default() }));
                     clean.push(n);
@@ -381,7 +321,7 @@ impl Session {
                 Err(refusal) => jobs[n].add(Err(refusal)),
             }
         }
-        for (n, result) in clean.into_iter().zip(self.write_all(&ops)) {
+        for (n, result) in clean.into_iter().zip(self.kernel.write_all(&ops)) {
             match result {
                 Ok(_) => leaving.push(n),
                 // Without a reply the key is found to be left over, if so.
@@ -400,7 +340,7 @@ impl Session {
                 of.iter().map(|n| jobs[*n].listed.key.clone()).collect(),
             )],
         };
-        let results = self.all_until_answered(&shards.iter().map(op).collect::<Vec<_>>());
+        let results = self.kernel.all_until_answered(&shards.iter().map(op).collect::<Vec<_>>());
         let gone: Vec<(Vec<usize>, _)> = shards.into_values().zip(results).collect();
         for (of, result) in gone {
             match result {

@@ -10,19 +10,52 @@
 //! A flip that comes too late drops its reference only where the entry, read afterwards, has no use
 //! for it.
 
-use onefold_core::object::{Change, Guard, Read, ReadPart, ReadResult, Refusal, Version, Write};
+use std::sync::atomic::Ordering::Relaxed;
 
-use super::dedup::Done;
+use onefold_core::object::{Change, Guard, Read, ReadPart, ReadResult, Refusal, Write};
+
 use crate::{
     chunk_map::{ChunkMap, assemble, map_parts},
+    chunk_pool::ChunkPool,
     format::{
         Chunk, ChunkId, ObjectId, PENDING_MAX, Reference,
         entry::{self, Base, Entry},
         key,
     },
+    kernel::{Fate, Kernel, Operation, Outcome},
     session::Session,
     settings::PlantedBug,
 };
+
+/// What became of an object.
+#[derive(Clone, Default)]
+pub(super) struct Done {
+    pub(super) flipped: u64,
+    pub(super) operations: u64,
+    /// It is still on the list.
+    pub(super) again: bool,
+}
+
+impl Done {
+    pub(super) fn add(&mut self, more: Done) {
+        self.flipped += more.flipped;
+        self.operations += more.operations;
+        self.again |= more.again;
+    }
+}
+
+/// Deduplication by one session.
+pub(crate) struct Deduplication<'s> {
+    pub(super) kernel: &'s Kernel,
+    pub(super) chunk_pool: &'s ChunkPool,
+}
+
+impl<'s> Deduplication<'s> {
+    /// What this session deduplicates.
+    pub(crate) fn of(session: &'s Session) -> Deduplication<'s> {
+        Deduplication { kernel: session.kernel(), chunk_pool: session.chunk_pool() }
+    }
+}
 
 /// Entries of one flip.
 pub(super) const FLIP_ENTRIES: usize = 64;
@@ -70,7 +103,7 @@ struct Draft {
 /// are too many drops.
 type Contents = Option<Vec<Option<Vec<u8>>>>;
 
-impl Session {
+impl Deduplication<'_> {
     /// Steps (a) to (c) for groups of different objects, each step in flight for all of them
     /// together; what became of each.
     pub(super) fn flip_groups(&self, groups: &[Group]) -> Vec<Result<Done, Refusal>> {
@@ -79,14 +112,14 @@ impl Session {
             .zip(self.contents(groups))
             .map(|(group, contents)| contents.map(|contents| self.draft(group, contents)))
             .collect();
-        if self.planted(PlantedBug::DropBeforeFlip) {
+        if self.kernel.planted(PlantedBug::DropBeforeFlip) {
             each(&mut drafts, |draft| {
                 draft.wanted.iter().try_for_each(|wanted| {
-                    self.do_drops(draft.flips[wanted.flip].dropped.as_slice())
+                    self.chunk_pool.drop_references(draft.flips[wanted.flip].dropped.as_slice())
                 })
             });
         }
-        if self.planted(PlantedBug::FlipBeforeReference) {
+        if self.kernel.planted(PlantedBug::FlipBeforeReference) {
             each(&mut drafts, |draft| {
                 draft.refer(
                     &draft
@@ -95,46 +128,60 @@ impl Session {
                         .map(|wanted| Chunk { id: wanted.id, copy: 0 })
                         .collect::<Vec<_>>(),
                 );
-                self.resolve_flip(draft, self.write_one(&self.flip_op(draft)))?;
-                self.add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())
+                let op = self.flip_op(draft);
+                self.kernel.carry_out_decided(&mut GroupFlip { kernel: self.kernel, draft }, op)?;
+                self.chunk_pool
+                    .add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())
                     .map(|_| ())
             });
         } else {
             self.refer_all(&mut drafts);
         }
-        let mut open: Vec<&mut Result<Draft, Refusal>> = drafts
-            .iter_mut()
-            .filter(|draft| draft.as_ref().is_ok_and(|draft| !draft.flips.is_empty()))
+        let batch: Vec<(GroupFlip<'_>, Write)> = open(&mut drafts)
+            .filter_map(|draft| draft.as_mut().ok())
+            .map(|draft| (self.flip_op(draft), draft))
+            .map(|(op, draft)| (GroupFlip { kernel: self.kernel, draft }, op))
             .collect();
-        let ops: Vec<Write> = open
-            .iter()
-            .flat_map(|draft| draft.as_ref().ok())
-            .map(|draft| self.flip_op(draft))
-            .collect();
-        let mut drops = Vec::new();
-        for (result, first) in open.iter_mut().zip(self.write_all(&ops)) {
-            let mut dropped = Vec::new();
-            each(std::slice::from_mut(*result), |draft| {
-                if self.resolve_flip(draft, first.clone())? {
-                    draft.done.flipped += draft.flips.len() as u64;
-                    self.attempts_are_over(draft.flips.iter().filter_map(|flip| flip.added));
-                    dropped.extend(draft.flips.iter().filter_map(|flip| flip.dropped));
-                    return Ok(());
-                }
-                draft.done.again = true;
-                self.counts.flips_failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                let added: Vec<_> = draft.flips.iter().filter_map(|flip| flip.added).collect();
-                self.drop_unused_references(draft.object, &added)
-            });
-            drops.push(dropped);
-        }
-        for (result, finished) in open.into_iter().zip(self.finish_each(&drops)) {
-            each(std::slice::from_mut(result), |draft| {
-                draft.done.operations += finished.clone()?;
-                Ok(())
-            });
+        let (mut drops, mut ends) = (Vec::new(), Vec::new());
+        self.kernel.carry_out_all(batch, |flip, outcome| {
+            let ended = outcome.and_then(|outcome| self.flip_ended(flip.draft, outcome));
+            drops.push(ended.as_ref().cloned().unwrap_or_default());
+            ends.push(ended);
+        });
+        let finished = self.chunk_pool.finish_each(&drops);
+        for ((result, ended), finished) in open(&mut drafts).zip(ends).zip(finished) {
+            match (result.as_mut(), ended.and(finished)) {
+                (Ok(draft), Ok(operations)) => draft.done.operations += operations,
+                (_, Err(refusal)) => *result = Err(refusal),
+                (Err(_), Ok(_)) => {}
+            }
         }
         drafts.into_iter().map(|draft| draft.map(|draft| draft.done)).collect()
+    }
+
+    /// Goes on after step (b); the references that are to be dropped.
+    fn flip_ended(
+        &self,
+        draft: &mut Draft,
+        outcome: Outcome,
+    ) -> Result<Vec<(Chunk, Reference)>, Refusal> {
+        if outcome == Outcome::GivenUp {
+            draft.done.again = true;
+            self.kernel.counts().flips_failed.fetch_add(1, Relaxed);
+            let added: Vec<_> = draft.flips.iter().filter_map(|flip| flip.added).collect();
+            self.chunk_pool.drop_unused_references(draft.object, &added)?;
+            return Ok(Vec::new());
+        }
+        if outcome == Outcome::Applied && self.kernel.planted(PlantedBug::PunchOutsideFlip) {
+            self.kernel.until_answered(&Write {
+                object: draft.object.name(),
+                guards: vec![Guard::Exists],
+                changes: punches(&draft.flips),
+            })?;
+        }
+        draft.done.flipped += draft.flips.len() as u64;
+        self.chunk_pool.attempts_are_over(draft.flips.iter().filter_map(|flip| flip.added));
+        Ok(draft.flips.iter().filter_map(|flip| flip.dropped).collect())
     }
 
     /// What the entries become, and which references that takes.
@@ -147,7 +194,7 @@ impl Session {
             return draft;
         };
         draft.done.operations += 1;
-        let stamp = self.stamp();
+        let stamp = self.kernel.stamp();
         for ((offset, old), content) in group.entries.iter().zip(contents) {
             let Some(content) = content else {
                 draft.done.again = true;
@@ -155,7 +202,7 @@ impl Session {
             };
             let clean = Entry { dirty: false, mask: 0, stamp, ..*old };
             let dropped = old.reference(object, *offset);
-            let id = self.chunk_id(&content);
+            let id = self.chunk_pool.chunk_id(&content);
             let mut flip = Flip { offset: *offset, old: *old, new: clean, added: None, dropped };
             if onefold_core::block::is_zero(&content) {
                 flip.new.base = None;
@@ -174,13 +221,13 @@ impl Session {
     fn refer_all(&self, drafts: &mut [Result<Draft, Refusal>]) {
         let ops: Vec<_> =
             drafts.iter().flatten().flat_map(|draft| draft.wanted.iter().map(Wanted::op)).collect();
-        let mut all = self.add_references(&ops).map(Vec::into_iter);
+        let mut all = self.chunk_pool.add_references(&ops).map(Vec::into_iter);
         each(drafts, |draft| {
             let chunks: Vec<Chunk> = match &mut all {
                 Ok(all) => all.take(draft.wanted.len()).collect(),
-                Err(_) => {
-                    self.add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())?
-                }
+                Err(_) => self
+                    .chunk_pool
+                    .add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())?,
             };
             draft.refer(&chunks);
             Ok(())
@@ -199,7 +246,7 @@ impl Session {
                 parts: map_parts().into_iter().chain(ranges).collect(),
             }
         };
-        let answers = self.read_all(&groups.iter().map(read).collect::<Vec<_>>());
+        let answers = self.kernel.read_all(&groups.iter().map(read).collect::<Vec<_>>());
         let seen: Vec<_> =
             groups.iter().zip(answers).map(|(group, answer)| seen(group, answer)).collect();
         let gaps: Vec<Chunk> = groups
@@ -208,7 +255,7 @@ impl Session {
             .filter(|(_, seen)| matches!(seen, Ok(Some(_))))
             .flat_map(|(group, _)| group.entries.iter().filter_map(gap))
             .collect();
-        let mut bases = self.read_chunks(&gaps).into_iter();
+        let mut bases = self.chunk_pool.read_chunks(&gaps).into_iter();
         let content =
             |(group, seen): (&Group, Result<Option<(ChunkMap, Vec<Vec<u8>>)>, Refusal>)| {
                 let Some((map, data)) = seen? else { return Ok(None) };
@@ -247,7 +294,8 @@ impl Session {
             op.guards
                 .push(Guard::Omap(key::entry(flip.offset), flip.old.encode(object, flip.offset)));
             pairs.push((key::entry(flip.offset), flip.new.encode(object, flip.offset)));
-            let pending = flip.dropped.filter(|_| !self.planted(PlantedBug::PendingForgotten));
+            let pending =
+                flip.dropped.filter(|_| !self.kernel.planted(PlantedBug::PendingForgotten));
             if let Some((chunk, reference)) = pending {
                 pairs.push((
                     key::pending(flip.offset, reference.stamp),
@@ -255,92 +303,54 @@ impl Session {
                 ));
             }
         }
-        if !self.planted(PlantedBug::PunchOutsideFlip) {
+        if !self.kernel.planted(PlantedBug::PunchOutsideFlip) {
             op.changes = punches(&draft.flips);
         }
         op.changes.push(Change::SetOmap(pairs));
         op
     }
+}
 
-    /// Learns what became of a flip that was sent once; false when an entry is another one.
-    fn resolve_flip(
-        &self,
-        draft: &Draft,
-        first: Result<Version, Refusal>,
-    ) -> Result<bool, Refusal> {
-        let Draft { object, flips, .. } = draft;
-        let mut first = Some(first);
-        for _ in 0..self.settings.tries.max(1) {
-            match first.take().unwrap_or_else(|| self.write_one(&self.flip_op(draft))) {
-                Ok(_) => {
-                    if self.planted(PlantedBug::PunchOutsideFlip) {
-                        self.until_answered(&Write {
-                            object: object.name(),
-                            guards: vec![Guard::Exists],
-                            changes: punches(flips),
-                        })?;
-                    }
-                    return Ok(true);
-                }
-                Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
-                Err(refusal) => return Err(refusal),
-            }
-            // Our stamp says that it was applied; the old entries that it may be sent again.
-            let Some(map) = self.read_map(*object)? else { return Ok(false) };
-            let now = |flip: &Flip| map.entries.get(&flip.offset).copied();
-            if flips.iter().any(|flip| now(flip).is_some_and(|entry| entry.stamp == flip.new.stamp))
-            {
-                return Ok(true);
-            }
-            if flips.iter().any(|flip| now(flip) != Some(flip.old)) {
-                return Ok(false);
-            }
-        }
-        Err(Refusal::Unknown)
+/// Step (b) of one group.
+struct GroupFlip<'a> {
+    kernel: &'a Kernel,
+    draft: &'a mut Draft,
+}
+
+impl Operation<Option<ChunkMap>> for GroupFlip<'_> {
+    fn decisions(&self) -> u32 {
+        1
     }
 
-    /// True for a reference that nobody has a use for, nor ever will: its entry, read after it,
-    /// does not name it, and neither that nor the re-cut under way has its very stamp.
-    pub(crate) fn is_stale(
-        &self,
-        map: Option<&ChunkMap>,
-        chunk: &Chunk,
-        reference: &Reference,
-    ) -> bool {
-        let Some(map) = map else { return true };
-        let recut = map.recut.as_ref().is_some_and(|recut| {
-            recut.stamp == reference.stamp && recut.range.contains(&reference.offset)
-        });
-        if recut && !self.planted(PlantedBug::RecutJudged) {
-            return false;
-        }
-        let Some(entry) = map.entries.get(&reference.offset) else { return true };
-        let named =
-            entry.base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp);
-        let coming = entry.dirty && entry.stamp == reference.stamp;
-        !named && !coming
+    fn look(&mut self) -> Result<Option<ChunkMap>, Refusal> {
+        ChunkMap::read(self.kernel, self.draft.object)
     }
 
-    /// After a flip that came too late: drops the references that were added and that no entry has
-    /// a use for.
-    pub(crate) fn drop_unused_references(
-        &self,
-        object: ObjectId,
-        added: &[(Chunk, Reference)],
-    ) -> Result<(), Refusal> {
-        if added.is_empty() {
-            return Ok(());
-        }
-        let map = self.read_map(object)?;
-        for (chunk, reference) in added {
-            if self.planted(PlantedBug::LosersDrop) || self.is_stale(map.as_ref(), chunk, reference)
-            {
-                self.do_drops(&[(*chunk, *reference)])?;
-                self.attempts_are_over([(*chunk, *reference)]);
-            }
-        }
-        Ok(())
+    /// It came too late: a later step begins anew.
+    fn decide(&mut self, _: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
+        Ok(None)
     }
+
+    /// Our stamp says that it was applied; the old entries that it may be sent again.
+    fn resolve(&self, now: &Option<ChunkMap>) -> Fate {
+        let Some(map) = now else { return Fate::Overtaken };
+        let now = |flip: &Flip| map.entries.get(&flip.offset).copied();
+        let applied = |flip: &Flip| now(flip).is_some_and(|entry| entry.stamp == flip.new.stamp);
+        if self.draft.flips.iter().any(applied) {
+            Fate::Applied
+        } else if self.draft.flips.iter().any(|flip| now(flip) != Some(flip.old)) {
+            Fate::Overtaken
+        } else {
+            Fate::Unchanged
+        }
+    }
+}
+
+/// The drafts that have something to flip.
+fn open(
+    drafts: &mut [Result<Draft, Refusal>],
+) -> impl Iterator<Item = &mut Result<Draft, Refusal>> {
+    drafts.iter_mut().filter(|draft| draft.as_ref().is_ok_and(|draft| !draft.flips.is_empty()))
 }
 
 impl Draft {
@@ -384,7 +394,7 @@ fn seen(
         other => other?,
     };
     let data = (0..group.entries.len()).map(|n| answer.data(n + 2).to_vec()).collect();
-    let Some(map) = Session::parse_map(group.object, Ok(answer))? else { return Ok(None) };
+    let Some(map) = ChunkMap::from_answer(group.object, Ok(answer))? else { return Ok(None) };
     Ok((map.pending.len() + group.entries.len() <= PENDING_MAX).then_some((map, data)))
 }
 

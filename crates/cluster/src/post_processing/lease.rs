@@ -12,7 +12,7 @@ use std::{
 
 use onefold_core::object::{Read, ReadPart, Refusal, Seen};
 
-use crate::{chunk_map::shard_name, session::Session};
+use crate::{dirty_list::shard_name, session::Session};
 
 /// The lock of who works on a shard.
 const LEASE: &str = "lease";
@@ -55,7 +55,10 @@ impl Leases {
     /// True while a shard is ours; the lease is renewed when it is time.
     pub(super) fn keep(&mut self, session: &Session, shard: u16) -> Result<bool, Refusal> {
         match self.held.get(&shard) {
-            Some(since) if session.store.time() < *since + session.settings.lease / RENEWALS => {
+            Some(since)
+                if session.kernel().store().time()
+                    < *since + session.kernel().settings().lease / RENEWALS =>
+            {
                 Ok(true)
             }
             Some(_) => self.lock(session, shard),
@@ -71,12 +74,12 @@ impl Leases {
 
     fn lock(&mut self, session: &Session, shard: u16) -> Result<bool, Refusal> {
         // Before it is asked for: the store counts from later on.
-        let now = session.store.time();
-        match session.store.lock(
+        let now = session.kernel().store().time();
+        match session.kernel().store().lock(
             &shard_name(shard),
             LEASE,
-            &cookie(session),
-            Some(session.settings.lease),
+            &session.kernel().cookie(),
+            Some(session.kernel().settings().lease),
         ) {
             Ok(()) => {
                 self.held.insert(shard, now);
@@ -93,25 +96,22 @@ impl Leases {
     fn give_back(&mut self, session: &Session, shard: u16) {
         self.held.remove(&shard);
         // It ends by itself.
-        let _ = session.store.unlock(&shard_name(shard), LEASE, &cookie(session));
+        let _ =
+            session.kernel().store().unlock(&shard_name(shard), LEASE, &session.kernel().cookie());
     }
-}
-
-fn cookie(session: &Session) -> String {
-    format!("session {}", session.number())
 }
 
 /// The shards that have something on their list: the one that changed longest ago first, and among
 /// equal ones ours.
 fn shards(session: &Session) -> Result<Vec<u16>, Refusal> {
-    let count = session.format.shards;
+    let count = session.kernel().format().shards;
     let own = (session.number() % u64::from(count)) as u16;
     let all: Vec<u16> = (own..count).chain(0..own).collect();
     let look = |shard: &u16| Read {
         object: shard_name(*shard),
         parts: vec![ReadPart::Page(Vec::new(), 1), ReadPart::Stat],
     };
-    let answers = session.read_all(&all.iter().map(look).collect::<Vec<_>>());
+    let answers = session.kernel().read_all(&all.iter().map(look).collect::<Vec<_>>());
     let mut found = Vec::new();
     for (shard, answer) in all.into_iter().zip(answers) {
         match answer {

@@ -10,9 +10,9 @@
 //! | [`backoff`] | doing less while the cluster is slow, or recovers |
 
 mod backoff;
-pub(crate) mod cuts;
+mod cuts;
 mod dedup;
-mod flip;
+pub(crate) mod flip;
 mod lease;
 mod recut;
 
@@ -35,11 +35,13 @@ use self::{
 
 use crate::{
     attempts::Judge,
-    chunk_map::shard_name,
+    dirty_list::{DirtyList, shard_name},
     format::{ObjectId, key},
+    kernel::failed,
+    post_processing::flip::Deduplication,
     presence::Presence,
     rate_control::{Rate, Watermarks},
-    session::{Session, failed},
+    session::Session,
 };
 
 /// Objects that wait because somebody was faster, at most; what finds no room is tried at once.
@@ -101,7 +103,7 @@ impl Worker {
     /// A worker that starts at a shard of its own.
     #[must_use]
     pub fn new(session: Arc<Session>, marks: Watermarks) -> Worker {
-        let backoff = Backoff::new(session.settings.pause);
+        let backoff = Backoff::new(session.kernel().settings().pause);
         Worker {
             session,
             leases: Leases::default(),
@@ -127,7 +129,7 @@ impl Worker {
     /// # Errors
     /// The store's.
     pub fn allowance(&mut self, now: Duration) -> Result<u64> {
-        let did = self.session.look_at(&mut self.presence, now)?;
+        let did = self.presence.look_at(self.session.kernel(), now)?;
         Ok(self.rate.allowance(now, &did))
     }
 
@@ -137,14 +139,14 @@ impl Worker {
     /// The store's; the next step goes on behind what failed.
     pub fn step(&mut self) -> Result<Progress> {
         let deduplication = |refusal| failed("deduplication", refusal);
-        self.session.has_stamps()?;
-        if self.backoff.waits(self.session.store.time()) {
+        self.session.kernel().has_stamps()?;
+        if self.backoff.waits(self.session.kernel().store().time()) {
             return Ok(Progress { waits: true, ..Progress::default() });
         }
         let judged =
             self.judge.step(&self.session, self.rate.is_limited()).map_err(deduplication)?;
         self.rate.spent(judged);
-        let begun = self.session.store.time();
+        let begun = self.session.kernel().store().time();
         if self.shards.is_empty() {
             self.shards =
                 self.leases.acquire(&self.session, self.rate.workers()).map_err(deduplication)?;
@@ -166,9 +168,9 @@ impl Worker {
         self.rate.spent(progress.operations);
         self.backoff.record_step(
             begun,
-            self.session.store.time(),
+            self.session.kernel().store().time(),
             progress.operations,
-            self.session.store.recovers(),
+            self.session.kernel().store().recovers(),
         );
         progress.operations += judged;
         Ok(progress)
@@ -176,7 +178,7 @@ impl Worker {
 
     /// Gives the shards that it has to other workers.
     pub fn release(&mut self) {
-        self.session.forget_attempts();
+        self.session.chunk_pool().forget_attempts();
         self.leases.give_all_back(&self.session);
         self.shards.clear();
     }
@@ -192,27 +194,27 @@ impl Worker {
     /// together.
     fn objects_step(&mut self) -> Result<Progress, Refusal> {
         let mut progress = Progress::default();
-        let settings = &self.session.settings;
+        let settings = &self.session.kernel().settings();
         // Where each operation counts, a step is small: what it takes is owed before the next one.
         let (most, bytes) = if self.rate.is_limited() {
             (
                 1,
                 settings
                     .batch_bytes
-                    .min(LIMITED_CHUNKS * u64::from(self.session.format.chunk_bytes)),
+                    .min(LIMITED_CHUNKS * u64::from(self.session.kernel().format().chunk_bytes)),
             )
         } else {
             (self.objects, settings.batch_bytes)
         };
         let pages = self.pages(most, &mut progress)?;
-        let now = self.session.store.time();
+        let now = self.session.kernel().store().time();
         let keys: Vec<(u16, &Vec<u8>)> =
             pages.iter().flat_map(|page| page.keys.iter().map(|key| (page.shard, key))).collect();
         let (mut places, mut listed) = (Vec::new(), Vec::new());
         for (place, (shard, key)) in keys.iter().enumerate() {
             let shard = shard_name(*shard);
             let Some((object, _)) = key::parse_listed(key) else {
-                self.session.list_remove(&shard, (*key).clone())?;
+                DirtyList::of(self.session.kernel()).remove(&shard, (*key).clone())?;
                 continue;
             };
             progress.seen += 1;
@@ -229,13 +231,13 @@ impl Worker {
                 overdue: failures >= DOUBLINGS_MAX,
             });
         }
-        let jobs = self.session.jobs(&listed, now, bytes);
+        let jobs = Deduplication::of(&self.session).jobs(&listed, now, bytes);
         let too_many = listed.len() - jobs.len();
         progress.operations += too_many as u64;
         self.objects = if too_many > 0 {
             jobs.len()
         } else {
-            (self.objects + 1).min(self.session.settings.objects_per_step.max(1))
+            (self.objects + 1).min(self.session.kernel().settings().objects_per_step.max(1))
         };
         let done = jobs.iter().filter(|job| !job.is_partial()).count();
         self.go_on_behind(&pages, places.get(done).copied().unwrap_or(keys.len()));
@@ -263,7 +265,8 @@ impl Worker {
             };
             Read { object: shard_name(*shard), parts: vec![ReadPart::Page(after, most)] }
         };
-        let answers = self.session.read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
+        let answers =
+            self.session.kernel().read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
         let (mut pages, mut room) = (Vec::new(), most);
         for (shard, answer) in kept.into_iter().zip(answers) {
             let (pairs, more) = match &answer {
@@ -306,7 +309,7 @@ impl Worker {
         progress: &mut Progress,
     ) -> Result<(), Refusal> {
         let mut failed = None;
-        for (object, result) in self.session.deduplicate(jobs) {
+        for (object, result) in Deduplication::of(&self.session).deduplicate(jobs) {
             let done = match result {
                 Ok(done) => done,
                 Err(refusal) => {
@@ -323,7 +326,7 @@ impl Worker {
                 if self.waiting.len() < WAITING_MAX {
                     self.waiting.insert(
                         object,
-                        (now + self.session.settings.cold * (1 << failures), failures),
+                        (now + self.session.kernel().settings().cold * (1 << failures), failures),
                     );
                 }
             }

@@ -18,8 +18,7 @@ use onefold_core::{
 
 use super::{
     cuts,
-    dedup::Done,
-    flip::{FLIP_ENTRIES, Group},
+    flip::{Deduplication, Done, FLIP_ENTRIES, Group},
 };
 use crate::{
     chunk_map::{ChunkMap, assemble, map_parts},
@@ -29,7 +28,7 @@ use crate::{
         key,
         recut::Recut,
     },
-    session::Session,
+    kernel::{Fate, Kernel, Operation, Outcome},
     settings::PlantedBug,
 };
 
@@ -98,15 +97,15 @@ struct Swap {
     dropped: Vec<(Chunk, Reference)>,
 }
 
-impl Session {
+impl Deduplication<'_> {
     /// Deduplicates all that is dirty in an object.
     pub(super) fn recut_all(&self, object: ObjectId, done: &mut Done) -> Result<(), Refusal> {
         loop {
-            let Some(map) = self.read_map(object)? else { return Ok(()) };
+            let Some(map) = ChunkMap::read(self.kernel, object)? else { return Ok(()) };
             done.operations += 1;
             if let Some(left) = map.recut.as_ref().filter(|recut| !recut.range.is_empty()) {
                 // Its worker is gone, or too late from now on.
-                if self.set_recut(object, left, &Recut::none(self.stamp()))? {
+                if self.set_recut(object, left, &Recut::none(self.kernel.stamp()))? {
                     continue;
                 }
                 done.again = true;
@@ -139,7 +138,7 @@ impl Session {
                 return Ok(false);
             };
             done.operations += 1;
-            if let Some(pieces) = span.cut(map, &content, self.format.chunk_bytes) {
+            if let Some(pieces) = span.cut(map, &content, self.kernel.format().chunk_bytes) {
                 cut = Some((pieces, content));
                 break;
             }
@@ -195,12 +194,12 @@ impl Session {
             .into_iter()
             .chain([ReadPart::Data(start.into(), (end - start).into())])
             .collect();
-        let answer = match self.read_one(&object.name(), read_parts) {
+        let answer = match self.kernel.read_one(&object.name(), read_parts) {
             Err(Refusal::Missing) => return Ok(None),
             other => other?,
         };
         let data = answer.data(2).to_vec();
-        let Some(now) = Session::parse_map(object, Ok(answer))? else { return Ok(None) };
+        let Some(now) = ChunkMap::from_answer(object, Ok(answer))? else { return Ok(None) };
         let range = || map.entries.range(start..end);
         if !range().eq(now.entries.range(start..end))
             || now.recut != map.recut
@@ -212,7 +211,7 @@ impl Session {
             if entry.is_cached() { None } else { entry.base.map(|base| base.chunk) }
         };
         let chunks: Vec<Chunk> = range().filter_map(|(_, entry)| gaps(entry)).collect();
-        let mut bases = self.read_chunks(&chunks).into_iter();
+        let mut bases = self.chunk_pool.read_chunks(&chunks).into_iter();
         let mut content = Vec::with_capacity((end - start) as usize);
         for (offset, entry) in range() {
             let base = match gaps(entry).and_then(|_| bases.next()) {
@@ -243,18 +242,18 @@ impl Session {
         let (Some(first), Some(last), Some(before)) = (old.first(), old.last(), &map.recut) else {
             return Ok(false);
         };
-        let recut = Recut { range: first.0..last.0 + last.1.length, stamp: self.stamp() };
+        let recut = Recut { range: first.0..last.0 + last.1.length, stamp: self.kernel.stamp() };
         if !self.set_recut(object, before, &recut)? {
             return Ok(false);
         }
-        let stamp = self.stamp();
+        let stamp = self.kernel.stamp();
         let (mut swap, mut wanted) = (
             Swap { old, new: Vec::new(), recut, added: Vec::new(), dropped: Vec::new() },
             Vec::new(),
         );
         let mut kept = Vec::new();
         for (offset, content) in pieces {
-            let id = self.chunk_id(content);
+            let id = self.chunk_pool.chunk_id(content);
             let there = swap
                 .old
                 .iter()
@@ -281,7 +280,9 @@ impl Session {
             leaving.filter_map(|(offset, entry)| entry.reference(object, *offset)).collect();
         let ops: Vec<(ChunkId, &[u8], Reference)> =
             wanted.iter().map(|(_, id, content, reference)| (*id, *content, *reference)).collect();
-        for ((n, id, _, reference), chunk) in wanted.iter().zip(self.add_references(&ops)?) {
+        for ((n, id, _, reference), chunk) in
+            wanted.iter().zip(self.chunk_pool.add_references(&ops)?)
+        {
             done.operations += 1 + u64::from(id.length) / (32 << 10);
             swap.new[*n].1.base = Some(Base { chunk, stamp: reference.stamp });
             swap.added.push((chunk, *reference));
@@ -289,13 +290,13 @@ impl Session {
         done.operations += 2;
         if self.flip_swap(object, &swap)? {
             done.flipped += swap.new.len() as u64;
-            self.attempts_are_over(swap.added.iter().copied());
-            done.operations += self.finish_drops(&swap.dropped)?;
+            self.chunk_pool.attempts_are_over(swap.added.iter().copied());
+            done.operations += self.chunk_pool.finish_drops(&swap.dropped)?;
             return Ok(true);
         }
-        self.counts.flips_failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.set_recut(object, &swap.recut, &Recut::none(self.stamp()))?;
-        self.drop_unused_references(object, &swap.added)?;
+        self.kernel.counts().flips_failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.set_recut(object, &swap.recut, &Recut::none(self.kernel.stamp()))?;
+        self.chunk_pool.drop_unused_references(object, &swap.added)?;
         Ok(false)
     }
 
@@ -307,19 +308,14 @@ impl Session {
             guards: vec![Guard::Exists, Guard::Omap(key::RECUT.to_vec(), before.encode())],
             changes: vec![Change::SetOmap(vec![(key::RECUT.to_vec(), recut.encode())])],
         };
-        match self.write_one(&op) {
-            Ok(_) => Ok(true),
-            Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {
-                Ok(self.read_map(object)?.is_some_and(|map| map.recut.as_ref() == Some(recut)))
-            }
-            Err(refusal) => Err(refusal),
-        }
+        let mut set = RecutKey { kernel: self.kernel, object, recut };
+        Ok(self.kernel.carry_out_decided(&mut set, op)? != Outcome::GivenUp)
     }
 
     /// Step (b); false when it came too late.
     fn flip_swap(&self, object: ObjectId, swap: &Swap) -> Result<bool, Refusal> {
         let mut guards = vec![Guard::Omap(key::RECUT.to_vec(), swap.recut.encode())];
-        if !self.planted(PlantedBug::RecutBlind) {
+        if !self.kernel.planted(PlantedBug::RecutBlind) {
             guards.extend(swap.old.iter().map(|(offset, entry)| {
                 Guard::Omap(key::entry(*offset), entry.encode(object, *offset))
             }));
@@ -338,7 +334,7 @@ impl Session {
                 entry::encode_pending(object, reference.offset, chunk),
             ));
         }
-        pairs.push((key::RECUT.to_vec(), Recut::none(self.stamp()).encode()));
+        pairs.push((key::RECUT.to_vec(), Recut::none(self.kernel.stamp()).encode()));
         let range = &swap.recut.range;
         let punch = Change::Zero(range.start.into(), (range.end - range.start).into());
         let op = Write {
@@ -346,26 +342,77 @@ impl Session {
             guards,
             changes: vec![Change::DropOmap(gone), Change::SetOmap(pairs), punch],
         };
-        for _ in 0..self.settings.tries.max(1) {
-            match self.write_one(&op) {
-                Ok(_) => return Ok(true),
-                Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
-                Err(refusal) => return Err(refusal),
-            }
-            // Our stamp says that it was applied; the key and the old entries that it may be sent
-            // again.
-            let Some(map) = self.read_map(object)? else { return Ok(false) };
-            if swap.new.iter().any(|(offset, new)| {
-                map.entries.get(offset).is_some_and(|entry| entry.stamp == new.stamp)
-            }) {
-                return Ok(true);
-            }
-            if map.recut.as_ref() != Some(&swap.recut)
-                || swap.old.iter().any(|(offset, old)| map.entries.get(offset) != Some(old))
-            {
-                return Ok(false);
-            }
+        let mut flip = SwapFlip { kernel: self.kernel, object, swap };
+        Ok(self.kernel.carry_out_decided(&mut flip, op)? != Outcome::GivenUp)
+    }
+}
+
+/// A change of the re-cut key: step (0), and giving up.
+struct RecutKey<'a> {
+    kernel: &'a Kernel,
+    object: ObjectId,
+    recut: &'a Recut,
+}
+
+impl Operation<Option<ChunkMap>> for RecutKey<'_> {
+    fn decisions(&self) -> u32 {
+        1
+    }
+
+    fn look(&mut self) -> Result<Option<ChunkMap>, Refusal> {
+        ChunkMap::read(self.kernel, self.object)
+    }
+
+    /// Who does not have the key leaves the object for now.
+    fn decide(&mut self, _: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
+        Ok(None)
+    }
+
+    fn resolve(&self, now: &Option<ChunkMap>) -> Fate {
+        match now {
+            Some(map) if map.recut.as_ref() == Some(self.recut) => Fate::Applied,
+            _ => Fate::Overtaken,
         }
-        Err(Refusal::Unknown)
+    }
+}
+
+/// Step (b).
+struct SwapFlip<'a> {
+    kernel: &'a Kernel,
+    object: ObjectId,
+    swap: &'a Swap,
+}
+
+impl Operation<Option<ChunkMap>> for SwapFlip<'_> {
+    fn decisions(&self) -> u32 {
+        1
+    }
+
+    fn look(&mut self) -> Result<Option<ChunkMap>, Refusal> {
+        ChunkMap::read(self.kernel, self.object)
+    }
+
+    /// It came too late: a later step begins anew.
+    fn decide(&mut self, _: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
+        Ok(None)
+    }
+
+    /// Our stamp says that it was applied; the key and the old entries that it may be sent again.
+    fn resolve(&self, now: &Option<ChunkMap>) -> Fate {
+        let (Some(map), Swap { old, new, recut, .. }) = (now, self.swap) else {
+            return Fate::Overtaken;
+        };
+        let applied = |(offset, new): &(u32, Entry)| {
+            map.entries.get(offset).is_some_and(|entry| entry.stamp == new.stamp)
+        };
+        if new.iter().any(applied) {
+            Fate::Applied
+        } else if map.recut.as_ref() != Some(recut)
+            || old.iter().any(|(offset, old)| map.entries.get(offset) != Some(old))
+        {
+            Fate::Overtaken
+        } else {
+            Fate::Unchanged
+        }
     }
 }

@@ -9,8 +9,10 @@ use onefold_core::object::{
 
 use super::Scrub;
 use crate::{
+    chunk_map::{ChunkMap, is_stale},
     format::{Chunk, ObjectId, Reference, key},
     settings::PlantedBug,
+    volume::header,
 };
 
 /// Keys of a page of references.
@@ -22,14 +24,14 @@ impl Scrub {
     pub(super) fn chunks(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
         if self.pool == Pool::Chunks {
             self.report.chunks += chunks.len() as u64;
-            if self.session.format.chunks == PoolKind::Erasure {
+            if self.session.kernel().format().chunks == PoolKind::Erasure {
                 self.orphans(chunks)?;
                 return self.hash(chunks);
             }
         }
         let session = self.session.clone();
         let page = |chunk: &Chunk, after: Vec<u8>| Read {
-            object: session.references(chunk),
+            object: session.chunk_pool().references(chunk),
             parts: vec![ReadPart::Page(after, PAGE)],
         };
         let mut open: Vec<(Chunk, Vec<u8>)> =
@@ -37,7 +39,7 @@ impl Scrub {
         let mut unused: BTreeSet<Chunk> = BTreeSet::new();
         let mut first = true;
         while !open.is_empty() {
-            let answers = self.session.read_all(
+            let answers = self.session.kernel().read_all(
                 &open.iter().map(|(chunk, after)| page(chunk, after.clone())).collect::<Vec<_>>(),
             );
             let (mut references, mut more_of) = (Vec::new(), Vec::new());
@@ -65,8 +67,11 @@ impl Scrub {
             }
             (open, first) = (more_of, false);
         }
-        self.report.collected +=
-            if self.repairs { self.session.collect_all(unused)? } else { unused.len() as u64 };
+        self.report.collected += if self.repairs {
+            self.session.chunk_pool().collect_all(unused)?
+        } else {
+            unused.len() as u64
+        };
         self.hash(chunks)
     }
 
@@ -74,8 +79,8 @@ impl Scrub {
     fn backward(&mut self, references: &[(Chunk, Reference)]) -> Result<BTreeSet<Chunk>, Refusal> {
         let objects: BTreeSet<ObjectId> =
             references.iter().map(|(_, reference)| reference.object).collect();
-        let inline = self.session.inline_sessions(&objects)?;
-        let maps = self.session.maps_of(&objects)?;
+        let inline = header::inline_sessions(self.session.kernel(), &objects)?;
+        let maps = ChunkMap::read_each(self.session.kernel(), &objects)?;
         let (mut used, mut drops) = (BTreeSet::new(), Vec::new());
         for (chunk, reference) in references {
             self.report.references += 1;
@@ -83,19 +88,21 @@ impl Scrub {
                 used.insert(*chunk);
                 continue;
             };
-            let by_age = self.session.planted(PlantedBug::ScrubByAge);
+            let by_age = self.session.kernel().planted(PlantedBug::ScrubByAge);
             let old = by_age && {
                 let entry = map.as_ref().and_then(|map| map.entries.get(&reference.offset));
                 let named =
                     entry.is_some_and(|entry| entry.base.is_some_and(|base| base.chunk == *chunk));
                 let changed = map.as_ref().map_or(Duration::ZERO, |map| map.changed);
-                !named && self.session.store.time() > changed + self.session.settings.cold
+                !named
+                    && self.session.kernel().store().time()
+                        > changed + self.session.kernel().settings().cold
             };
             // An inline session may be about to write the entry that names it.
             let made = inline.get(&reference.object.volume) == Some(&reference.stamp.session());
-            let coming = made && !self.session.planted(PlantedBug::InlineJudged);
-            if old || !coming && self.session.is_stale(map.as_ref(), chunk, reference) {
-                drops.push(self.session.drop_op(chunk, reference));
+            let coming = made && !self.session.kernel().planted(PlantedBug::InlineJudged);
+            if old || !coming && is_stale(self.session.kernel(), map.as_ref(), chunk, reference) {
+                drops.push(self.session.chunk_pool().drop_op(chunk, reference));
             } else {
                 used.insert(*chunk);
             }
@@ -104,7 +111,7 @@ impl Scrub {
             self.report.stale += drops.len() as u64;
             return Ok(used);
         }
-        for result in self.session.all_until_answered(&drops) {
+        for result in self.session.kernel().all_until_answered(&drops) {
             match result {
                 Ok(_) | Err(Refusal::Missing) => self.report.stale += 1,
                 Err(refusal) => return Err(refusal),
@@ -116,10 +123,10 @@ impl Scrub {
     /// Finds data of an erasure-coded pool without an object for its references.
     fn orphans(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
         let look = |chunk: &Chunk| Read {
-            object: self.session.references(chunk),
+            object: self.session.chunk_pool().references(chunk),
             parts: vec![ReadPart::Stat],
         };
-        let answers = self.session.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
+        let answers = self.session.kernel().read_all(&chunks.iter().map(look).collect::<Vec<_>>());
         for (chunk, answer) in chunks.iter().zip(answers) {
             match answer {
                 Ok(_) => {}
@@ -135,12 +142,16 @@ impl Scrub {
         // In this order: who adds has the reference object first, and then writes the data anew, at
         // another version.
         let data = ObjectName::chunk(chunk.name());
-        let version = match self.session.read_one(&data, vec![ReadPart::Stat]) {
+        let version = match self.session.kernel().read_one(&data, vec![ReadPart::Stat]) {
             Ok(answer) => answer.version,
             Err(Refusal::Missing) => return Ok(()),
             Err(refusal) => return Err(refusal),
         };
-        match self.session.read_one(&self.session.references(chunk), vec![ReadPart::Stat]) {
+        match self
+            .session
+            .kernel()
+            .read_one(&self.session.chunk_pool().references(chunk), vec![ReadPart::Stat])
+        {
             Err(Refusal::Missing) => {}
             other => return other.map(|_| ()),
         }
@@ -148,7 +159,7 @@ impl Scrub {
             self.report.orphans += 1;
             return Ok(());
         }
-        match self.session.write_one(&Write {
+        match self.session.kernel().write_one(&Write {
             object: data,
             guards: vec![Guard::Version(version)],
             changes: vec![Change::Remove],
@@ -162,7 +173,7 @@ impl Scrub {
 
     fn hash(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
         if self.deep && self.pool == Pool::Chunks {
-            for result in self.session.read_chunks(chunks) {
+            for result in self.session.chunk_pool().read_chunks(chunks) {
                 match result {
                     Ok(_) | Err(Refusal::Missing) => {}
                     Err(Refusal::Failed(error)) => self.report.damage.push(error.to_string()),

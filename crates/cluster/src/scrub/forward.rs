@@ -9,6 +9,10 @@ use crate::format::{
     entry::{self, Entry},
     key,
 };
+use crate::{
+    chunk_map::{ChunkMap, is_stale},
+    dirty_list::DirtyList,
+};
 
 impl Scrub {
     /// Sees to it that an entry's chunk is there and has its reference.
@@ -20,13 +24,13 @@ impl Scrub {
         chunk: &Chunk,
         reference: &Reference,
     ) -> Result<(), Refusal> {
-        let has = match self.session.has_reference(chunk, reference) {
+        let has = match self.session.chunk_pool().has_reference(chunk, reference) {
             Ok(true) => return self.data_there(object, offset, entry, chunk),
             Ok(false) => true,
             Err(Refusal::Missing) => false,
             Err(refusal) => return Err(refusal),
         };
-        let again = self.session.read_map(object)?;
+        let again = ChunkMap::read(self.session.kernel(), object)?;
         if again.as_ref().and_then(|map| map.entries.get(&offset)) != Some(entry) {
             return Ok(());
         }
@@ -35,20 +39,20 @@ impl Scrub {
             return Ok(());
         }
         if has {
-            let pair = (self.session.reference_key(reference), Vec::new());
+            let pair = (self.session.chunk_pool().reference_key(reference), Vec::new());
             let op = Write {
-                object: self.session.references(chunk),
+                object: self.session.chunk_pool().references(chunk),
                 guards: vec![Guard::Exists],
                 changes: vec![Change::SetOmap(vec![pair])],
             };
-            match self.session.until_answered(&op) {
+            match self.session.kernel().until_answered(&op) {
                 Ok(_) => self.report.added += 1,
                 Err(Refusal::Missing) => return self.lost(object, offset, entry, chunk),
                 Err(refusal) => return Err(refusal),
             }
-            let map = self.session.read_map(object)?;
-            if self.session.is_stale(map.as_ref(), chunk, reference) {
-                self.session.do_drops(&[(*chunk, *reference)])?;
+            let map = ChunkMap::read(self.session.kernel(), object)?;
+            if is_stale(self.session.kernel(), map.as_ref(), chunk, reference) {
+                self.session.chunk_pool().drop_references(&[(*chunk, *reference)])?;
             }
             return Ok(());
         }
@@ -63,12 +67,13 @@ impl Scrub {
         entry: &Entry,
         chunk: &Chunk,
     ) -> Result<(), Refusal> {
-        if self.session.format.chunks == PoolKind::Replicated {
+        if self.session.kernel().format().chunks == PoolKind::Replicated {
             return Ok(());
         }
-        match self.session.read_one(&ObjectName::chunk(chunk.name()), vec![ReadPart::Stat]) {
+        match self.session.kernel().read_one(&ObjectName::chunk(chunk.name()), vec![ReadPart::Stat])
+        {
             Err(Refusal::Missing) => {
-                let again = self.session.read_map(object)?;
+                let again = ChunkMap::read(self.session.kernel(), object)?;
                 if again.as_ref().and_then(|map| map.entries.get(&offset)) == Some(entry) {
                     return self.lost(object, offset, entry, chunk);
                 }
@@ -104,12 +109,12 @@ impl Scrub {
             self.report.restored += 1;
             return Ok(());
         }
-        let Some(map) = self.session.read_map(object)? else { return Ok(()) };
+        let Some(map) = ChunkMap::read(self.session.kernel(), object)? else { return Ok(()) };
         if map.pending.len() >= PENDING_MAX {
-            self.session.finish_drops(&map.pending)?;
+            self.session.chunk_pool().finish_drops(&map.pending)?;
             return self.lost(object, offset, entry, chunk);
         }
-        let stamp = self.session.stamp();
+        let stamp = self.session.kernel().stamp();
         let new = Entry { dirty: true, base: None, stamp, ..*entry };
         let mut pairs = vec![(key::entry(offset), new.encode(object, offset))];
         if let Some((chunk, reference)) = entry.reference(object, offset) {
@@ -126,13 +131,13 @@ impl Scrub {
             ],
             changes: vec![Change::SetOmap(pairs)],
         };
-        match self.session.write_one(&op) {
+        match self.session.kernel().write_one(&op) {
             Ok(_) => self.report.restored += 1,
             Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => {}
             Err(refusal) => return Err(refusal),
         }
-        if let Some(map) = self.session.read_map(object)? {
-            self.session.list_again(object, &map)?;
+        if let Some(map) = ChunkMap::read(self.session.kernel(), object)? {
+            DirtyList::of(self.session.kernel()).list_again(object, &map)?;
         }
         Ok(())
     }

@@ -17,10 +17,14 @@ use onefold_core::{
 };
 
 use crate::{
+    chunk_map::ChunkMap,
+    delete::Deletion,
+    dirty_list::DirtyList,
     format::{Chunk, ObjectId, Reference, catalogue::What},
-    names::{FILL, Record},
-    session::{Session, failed},
-    volume::header,
+    kernel::failed,
+    names::{FILL, Names, Record},
+    session::Session,
+    volume::header::{self, Bits},
 };
 
 /// Objects of a slice.
@@ -95,7 +99,7 @@ impl Scrub {
     /// The store's.
     pub fn new(session: Arc<Session>, deep: bool) -> Result<Scrub> {
         // Whatever gets its number after this is not judged.
-        let before = session.new_id()?;
+        let before = session.kernel().new_id()?;
         Scrub::begin(session, deep, before, true)
     }
 
@@ -105,13 +109,13 @@ impl Scrub {
     /// # Errors
     /// The store's.
     pub fn look(session: Arc<Session>, deep: bool) -> Result<Scrub> {
-        let before = session.next_id()?;
+        let before = session.kernel().next_id()?;
         Scrub::begin(session, deep, before, false)
     }
 
     fn begin(session: Arc<Session>, deep: bool, before: u64, repairs: bool) -> Result<Scrub> {
         let mut known = BTreeMap::new();
-        for (_, Record { named, .. }) in session.records()? {
+        for (_, Record { named, .. }) in Names::of(session.kernel()).records()? {
             known.insert(
                 named.id,
                 Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: false },
@@ -155,7 +159,7 @@ impl Scrub {
     }
 
     fn slice(&mut self) -> Result<(), Refusal> {
-        let page = self.session.store.list(self.pool, self.from.as_deref(), SLICE)?;
+        let page = self.session.kernel().store().list(self.pool, self.from.as_deref(), SLICE)?;
         let mut chunks = Vec::new();
         for name in &page.names {
             if let Some(object) = ObjectId::parse(name) {
@@ -188,13 +192,13 @@ impl Scrub {
             // It may have got its name since.
             if self.is_nobodys(object.volume)? {
                 if self.repairs {
-                    self.session.erase(object)?;
+                    Deletion::of(&self.session).erase(object)?;
                 }
                 self.report.orphans += 1;
             }
             return Ok(());
         }
-        let map = match self.session.read_map(object) {
+        let map = match ChunkMap::read(self.session.kernel(), object) {
             Ok(Some(map)) => map,
             Ok(None) => return Ok(()),
             Err(Refusal::Failed(error)) => {
@@ -224,9 +228,9 @@ impl Scrub {
         }
         // The owner may be between its write and its insert; then there are two equal keys.
         let unlisted = if self.repairs {
-            self.session.list_again(object, &map)?
+            DirtyList::of(self.session.kernel()).list_again(object, &map)?
         } else {
-            !self.session.is_listed(object, &map)?
+            !DirtyList::of(self.session.kernel()).is_listed(object, &map)?
         };
         if unlisted {
             self.report.listed += 1;
@@ -236,13 +240,13 @@ impl Scrub {
 
     /// Which chunks are there with their references, by two looks at all of them together.
     fn well(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
-        let mut well = self.session.have_references(named);
-        if self.session.format.chunks == PoolKind::Erasure {
+        let mut well = self.session.chunk_pool().have_references(named);
+        if self.session.kernel().format().chunks == PoolKind::Erasure {
             let stat = |(chunk, _): &(Chunk, Reference)| Read {
                 object: ObjectName::chunk(chunk.name()),
                 parts: vec![ReadPart::Stat],
             };
-            let data = self.session.read_all(&named.iter().map(stat).collect::<Vec<_>>());
+            let data = self.session.kernel().read_all(&named.iter().map(stat).collect::<Vec<_>>());
             well.iter_mut().zip(data).for_each(|(well, data)| *well &= data.is_ok());
         }
         well
@@ -250,7 +254,12 @@ impl Scrub {
 
     fn is_nobodys(&self, id: u64) -> Result<bool, Refusal> {
         let fail = |error| Refusal::Failed(error);
-        if self.session.records().map_err(fail)?.iter().any(|(_, record)| record.named.id == id) {
+        if Names::of(self.session.kernel())
+            .records()
+            .map_err(fail)?
+            .iter()
+            .any(|(_, record)| record.named.id == id)
+        {
             return Ok(false);
         }
         Ok(self.session.names().map_err(fail)?.iter().all(|(_, named)| named.id != id))
@@ -265,16 +274,21 @@ impl Scrub {
             self.report.orphans += 1;
             return Ok(());
         }
-        let (header, cookie) = (header::name(id), format!("session {}", self.session.number()));
-        match self.session.store.lock(&header, FILL, &cookie, Some(self.session.settings.lease)) {
+        let (header, cookie) = (header::name(id), self.session.kernel().cookie());
+        match self.session.kernel().store().lock(
+            &header,
+            FILL,
+            &cookie,
+            Some(self.session.kernel().settings().lease),
+        ) {
             Ok(()) => {}
             Err(Refusal::Busy | Refusal::Unknown) => return Ok(()),
             Err(refusal) => return Err(refusal),
         }
         if !self.is_nobodys(id)? {
-            return self.session.store.unlock(&header, FILL, &cookie);
+            return self.session.kernel().store().unlock(&header, FILL, &cookie);
         }
-        match self.session.until_answered(&Write {
+        match self.session.kernel().until_answered(&Write {
             object: header,
             guards: Vec::new(),
             changes: vec![Change::Remove],
@@ -292,10 +306,14 @@ impl Scrub {
             let missing = match known.what {
                 What::Put => self.missing_of(*id, 0..known.pieces)?,
                 What::Volume => {
-                    let objects = known.bytes.div_ceil(u64::from(self.session.format.object_bytes));
+                    let objects = known
+                        .bytes
+                        .div_ceil(u64::from(self.session.kernel().format().object_bytes));
                     self.missing_of(
                         *id,
-                        self.session.read_bits(*id)?.all().take_while(|index| *index < objects),
+                        Bits::read(self.session.kernel(), *id)?
+                            .all()
+                            .take_while(|index| *index < objects),
                     )?
                 }
             };
@@ -314,7 +332,7 @@ impl Scrub {
         let mut missing = Vec::new();
         for index in indexes {
             let object = ObjectId { volume, index };
-            match self.session.read_one(&object.name(), vec![ReadPart::Stat]) {
+            match self.session.kernel().read_one(&object.name(), vec![ReadPart::Stat]) {
                 Err(Refusal::Missing) if self.is_gone(volume, index)? => {}
                 Err(Refusal::Missing) if missing.len() == MISSING_TOLD => {
                     missing.push(format!("object {object} is missing, and perhaps more of them"));
@@ -338,8 +356,9 @@ impl Scrub {
             What::Put => index >= named.pieces,
             // A shrink that was interrupted may have left the bit.
             What::Volume => {
-                index >= named.bytes.div_ceil(u64::from(self.session.format.object_bytes))
-                    || !self.session.read_bits(id)?.has(index)
+                index
+                    >= named.bytes.div_ceil(u64::from(self.session.kernel().format().object_bytes))
+                    || !Bits::read(self.session.kernel(), id)?.has(index)
             }
         })
     }

@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::ControlFlow::{Break, Continue},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -26,7 +27,8 @@ use super::{
 use crate::{
     chunk_map::stamp_value,
     format::catalogue::{Cut, Named, What},
-    session::{Session, failed},
+    kernel::{Fate, Operation, failed},
+    session::Session,
     settings::{Dedup, PlantedBug},
 };
 
@@ -63,7 +65,9 @@ impl Volume {
         let Some(named) = named.filter(|named| named.what == What::Volume) else {
             return Err(Error::new(Kind::NotFound, format!("there is no volume {name:?}")));
         };
-        if session.settings.dedup == Dedup::Inline && session.format.volume_cut == Cut::Content {
+        if session.kernel().settings().dedup == Dedup::Inline
+            && session.kernel().format().volume_cut == Cut::Content
+        {
             return Err(Error::new(
                 Kind::Unsupported,
                 "volumes that are cut by their content can't be deduplicated inline",
@@ -80,8 +84,8 @@ impl Volume {
             discards: Mutex::default(),
             last_discard: Mutex::default(),
             cache: Mutex::default(),
-            inline: (mode != Mode::Read && session.settings.dedup == Dedup::Inline)
-                .then(|| session.stamp()),
+            inline: (mode != Mode::Read && session.kernel().settings().dedup == Dedup::Inline)
+                .then(|| session.kernel().stamp()),
             doubt: AtomicBool::new(false),
             queue: Mutex::default(),
             queue_changed: Condvar::new(),
@@ -111,88 +115,54 @@ impl Volume {
         Ok(volume)
     }
 
-    fn cookie(&self) -> String {
-        format!("session {}", self.session.number())
-    }
-
     fn me(&self) -> Vec<u8> {
-        owner(true, &self.session.store.identity())
+        owner(true, &self.session.kernel().store().identity())
     }
 
     /// Takes the lock and becomes the owner; true when the owner before closed in order.
     fn own(&self, take_over: bool) -> Result<bool, Refusal> {
-        let (store, header) = (&self.session.store, name(self.id));
-        let mut result = Err(Refusal::Unknown);
-        for _ in 0..self.session.settings.tries.max(1) {
-            result = store.lock(&header, LOCK, &self.cookie(), Some(self.session.settings.lease));
-            match &result {
-                Ok(()) => break,
+        let (kernel, header) = (self.session.kernel(), name(self.id));
+        let (store, lease) = (kernel.store(), kernel.settings().lease);
+        let mut busy = false;
+        let taken = kernel.retry(|| {
+            busy = false;
+            match store.lock(&header, LOCK, &kernel.cookie(), Some(lease)) {
                 Err(Refusal::Busy) if take_over => {
                     if let Some(holder) = store.holder(&header, LOCK)? {
                         self.fence(&holder.identity)?;
                         store.break_lock(&header, LOCK, &holder)?;
                     }
+                    busy = true;
+                    Ok(Continue(()))
                 }
-                Err(Refusal::Unknown) => {}
-                Err(_) => break,
+                Err(Refusal::Unknown) => Ok(Continue(())),
+                other => other.map(Break),
             }
-        }
-        result?;
+        });
+        taken.map_err(|refusal| if busy { Refusal::Busy } else { refusal })?;
         let owned = self.succeed(&header);
         if matches!(owned, Err(Refusal::Denied(_))) {
             // Who has not the right to fence leaves the lock to those who have. Where that fails it
             // ends with the lease.
-            let _ = store.unlock(&header, LOCK, &self.cookie());
+            let _ = store.unlock(&header, LOCK, &self.session.kernel().cookie());
         }
         owned
     }
 
     /// Shuts out the owner before, and becomes the owner.
     fn succeed(&self, header: &ObjectName) -> Result<bool, Refusal> {
-        for _ in 0..self.session.settings.tries.max(1) {
-            let keys = vec![onefold_core::object::ReadPart::Keys(vec![OWNER.to_vec()])];
-            let answer = self.session.read_one(header, keys)?;
-            let before =
-                answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
-            let parsed = parse_owner(&before);
-            // Also one that closed: a copy of its last operations may still come.
-            if let Some((_, identity)) = &parsed
-                && before != self.me()
-            {
-                self.fence(identity)?;
-            }
-            let op = Write {
-                object: header.clone(),
-                guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), before)],
-                changes: match self.inline {
-                    Some(stamp) => vec![Change::SetOmap(vec![
-                        (OWNER.to_vec(), self.me()),
-                        (INLINE.to_vec(), stamp_value(stamp)),
-                    ])],
-                    // Whoever made references before their entries was fenced.
-                    None => vec![
-                        Change::SetOmap(vec![(OWNER.to_vec(), self.me())]),
-                        Change::DropOmap(vec![INLINE.to_vec()]),
-                    ],
-                },
-            };
-            match self.session.write_one(&op) {
-                Ok(_) => return Ok(parsed.is_none_or(|(at_work, _)| !at_work)),
-                // Then all is looked at: it costs time only.
-                Err(Refusal::Unknown | Refusal::Mismatch) => {}
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        Err(Refusal::Unknown)
+        let mut succession = Succession { volume: self, header, before: Vec::new() };
+        self.session.kernel().carry_out(&mut succession)?;
+        Ok(parse_owner(&succession.before).is_none_or(|(at_work, _)| !at_work))
     }
 
     fn fence(&self, identity: &str) -> Result<(), Refusal> {
-        if identity == self.session.store.identity()
-            || self.session.planted(PlantedBug::TakeoverWithoutFence)
+        if identity == self.session.kernel().store().identity()
+            || self.session.kernel().planted(PlantedBug::TakeoverWithoutFence)
         {
             return Ok(());
         }
-        self.session.store.fence(identity)
+        self.session.kernel().store().fence(identity)
     }
 
     /// Reads the header.
@@ -202,7 +172,9 @@ impl Volume {
         };
         let (mut bits, mut discards, mut cache) =
             (Bits::default(), BTreeMap::new(), Cache::default());
-        for (key, value) in self.session.all_keys(&name(self.id), Vec::new()).map_err(failed)? {
+        for (key, value) in
+            self.session.kernel().all_keys(&name(self.id), Vec::new()).map_err(failed)?
+        {
             if bits.learn(&key, &value).map_err(failed)? {
                 continue;
             }
@@ -217,7 +189,7 @@ impl Volume {
         }
         *self.bits.lock() = bits;
         *self.discards.lock() = discards.into_values().collect();
-        self.session.kept.fetch_add(cache.bytes(), Relaxed);
+        self.session.cache_budget().keep(cache.bytes());
         *self.cache.lock() = cache;
         Ok(())
     }
@@ -230,8 +202,13 @@ impl Volume {
         if self.read_only {
             return Ok(());
         }
-        let lease = Some(self.session.settings.lease);
-        match self.session.store.lock(&name(self.id), LOCK, &self.cookie(), lease) {
+        let lease = Some(self.session.kernel().settings().lease);
+        match self.session.kernel().store().lock(
+            &name(self.id),
+            LOCK,
+            &self.session.kernel().cookie(),
+            lease,
+        ) {
             // It is asked again soon, and the fence decides.
             Ok(()) | Err(Refusal::Unknown) => Ok(()),
             Err(refusal) => {
@@ -259,21 +236,24 @@ impl Volume {
                 guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
                 changes: vec![Change::SetOmap(vec![(
                     OWNER.to_vec(),
-                    owner(false, &self.session.store.identity()),
+                    owner(false, &self.session.kernel().store().identity()),
                 )])],
             };
             if let Some(stamp) = self.inline.filter(|_| !self.doubt.load(Relaxed)) {
                 op.guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(stamp)));
                 op.changes.push(Change::DropOmap(vec![INLINE.to_vec()]));
             }
-            match self.session.until_answered(&op) {
+            match self.session.kernel().until_answered(&op) {
                 // Applied before, with the reply lost; or somebody else's: then they looked.
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(failed(refusal)),
             }
         }
-        let me = Holder { identity: self.session.store.identity(), cookie: self.cookie() };
-        self.session.store.unlock(&name(self.id), LOCK, &me.cookie).map_err(failed)
+        let me = Holder {
+            identity: self.session.kernel().store().identity(),
+            cookie: self.session.kernel().cookie(),
+        };
+        self.session.kernel().store().unlock(&name(self.id), LOCK, &me.cookie).map_err(failed)
     }
 
     /// Changes the size of a volume that is attached for writing, without touching what lies beyond
@@ -283,5 +263,54 @@ impl Volume {
     /// The store's.
     pub(crate) fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Relaxed);
+    }
+}
+
+/// The change of a volume's owner.
+struct Succession<'a> {
+    volume: &'a Volume,
+    header: &'a ObjectName,
+    /// Who owned it before.
+    before: Vec<u8>,
+}
+
+impl Operation<Vec<u8>> for Succession<'_> {
+    fn decisions(&self) -> u32 {
+        self.volume.session.kernel().settings().tries
+    }
+
+    fn look(&mut self) -> Result<Vec<u8>, Refusal> {
+        self.volume.session.kernel().read_value(self.header, OWNER)
+    }
+
+    /// Shuts out the owner before, also one that closed: a copy of its last operations may still
+    /// come.
+    fn decide(&mut self, before: &Vec<u8>) -> Result<Option<Write>, Refusal> {
+        let me = self.volume.me();
+        if let Some((_, identity)) = parse_owner(before)
+            && *before != me
+        {
+            self.volume.fence(&identity)?;
+        }
+        self.before.clone_from(before);
+        let changes = match self.volume.inline {
+            Some(stamp) => vec![Change::SetOmap(vec![
+                (OWNER.to_vec(), me),
+                (INLINE.to_vec(), stamp_value(stamp)),
+            ])],
+            // Whoever made references before their entries was fenced.
+            None => vec![
+                Change::SetOmap(vec![(OWNER.to_vec(), me)]),
+                Change::DropOmap(vec![INLINE.to_vec()]),
+            ],
+        };
+        let guards = vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), before.clone())];
+        Ok(Some(Write { object: self.header.clone(), guards, changes }))
+    }
+
+    /// Without a reply it is written once more, and we count as an owner that did not close: all
+    /// objects are looked at, which costs time only.
+    fn resolve(&self, _: &Vec<u8>) -> Fate {
+        Fate::Overtaken
     }
 }

@@ -41,7 +41,8 @@ impl Volume {
         self.foreground(0);
         let end = offset + bytes;
         let whole = offset.div_ceil(self.object_bytes())..end / self.object_bytes();
-        if whole.start < whole.end && whole.end - whole.start > self.session.settings.direct_objects
+        if whole.start < whole.end
+            && whole.end - whole.start > self.session.kernel().settings().direct_objects
         {
             self.make_room()?;
             self.zero(offset, whole.start * self.object_bytes())?;
@@ -56,8 +57,9 @@ impl Volume {
     fn make_room(&self) -> Result<()> {
         self.resolve_discard(&mut self.last_discard.lock())
             .map_err(|refusal| self.failed(0, refusal))?;
-        let is_full = || self.discards.lock().len() >= self.session.settings.discards_max.max(1);
-        while is_full() && !self.session.planted(PlantedBug::DiscardsUnbounded) {
+        let is_full =
+            || self.discards.lock().len() >= self.session.kernel().settings().discards_max.max(1);
+        while is_full() && !self.session.kernel().planted(PlantedBug::DiscardsUnbounded) {
             self.discard_step()?;
         }
         Ok(())
@@ -98,7 +100,7 @@ impl Volume {
                 (LAST_DISCARD.to_vec(), stamp_value(discard.stamp)),
             ])],
         };
-        match self.session.until_answered(&op) {
+        match self.session.kernel().until_answered(&op) {
             // A mismatch is our own, whose reply was lost.
             Ok(_) | Err(Refusal::Mismatch) => {}
             Err(refusal) => return Err(refusal),
@@ -122,7 +124,7 @@ impl Volume {
     pub(super) fn discard_first(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
         self.resolve_discard(&mut self.last_discard.lock())?;
         let Some(stamp) = self.newest_discard(index) else { return Ok(()) };
-        if self.session.planted(PlantedBug::OldDiscard) {
+        if self.session.kernel().planted(PlantedBug::OldDiscard) {
             return Ok(());
         }
         self.reach(index, object, stamp)
@@ -137,7 +139,7 @@ impl Volume {
         self.fill_object(
             index,
             object,
-            &[(0..self.session.format.object_bytes, Fill::Zeroes)],
+            &[(0..self.session.kernel().format().object_bytes, Fill::Zeroes)],
             Some(stamp),
         )
     }
@@ -159,7 +161,9 @@ impl Volume {
                 return Ok(());
             }
             let id = self.object_id(index);
-            let Some(map) = self.session.read_map(id)? else { return Err(self.lost(index)) };
+            let Some(map) = ChunkMap::read(self.session.kernel(), id)? else {
+                return Err(self.lost(index));
+            };
             object.learn(None);
             let chunks: Vec<(u32, Entry)> = map
                 .entries
@@ -168,13 +172,13 @@ impl Volume {
                 .map(|(at, entry)| (*at, *entry))
                 .collect();
             if map.pending.len() + chunks.len() > PENDING_MAX {
-                self.session.finish_drops(&map.pending)?;
+                self.session.chunk_pool().finish_drops(&map.pending)?;
                 continue;
             }
             let (op, listed) = self.let_go_op(&map, id, &chunks);
             // Until it is known that it was not applied, the list waits for it.
             object.not_yet_listed.extend(listed);
-            match self.session.write_one(&op) {
+            match self.session.kernel().write_one(&op) {
                 Ok(_) => return self.join_dirty_list(index, object),
                 Err(Refusal::Mismatch | Refusal::Unknown) => {}
                 Err(refusal) => return Err(refusal),
@@ -190,7 +194,7 @@ impl Volume {
         id: crate::format::ObjectId,
         chunks: &[(u32, Entry)],
     ) -> (Write, Option<Stamp>) {
-        let stamp = self.session.stamp();
+        let stamp = self.session.kernel().stamp();
         let listed = map.listed.is_none().then_some(stamp);
         let mut pairs: Vec<(Vec<u8>, Vec<u8>)> =
             listed.iter().map(|stamp| (key::LISTED.to_vec(), stamp_value(*stamp))).collect();
@@ -237,7 +241,7 @@ impl Volume {
             Change::SetOmap(vec![(discard.key(), further.encode())])
         };
         let guards = vec![Guard::Exists, Guard::Omap(discard.key(), discard.encode())];
-        let further = match self.session.until_answered(&Write {
+        let further = match self.session.kernel().until_answered(&Write {
             object: name(self.id),
             guards,
             changes: vec![change],
@@ -277,8 +281,10 @@ impl Volume {
 
     /// A discard as the header has it.
     fn recorded(&self, discard: Discard) -> Result<Option<Discard>, Refusal> {
-        let answer =
-            self.session.read_one(&name(self.id), vec![ReadPart::Keys(vec![discard.key()])])?;
+        let answer = self
+            .session
+            .kernel()
+            .read_one(&name(self.id), vec![ReadPart::Keys(vec![discard.key()])])?;
         answer.pairs(0).0.first().map_or(Ok(None), |(key, value)| Discard::decode(key, value))
     }
 }

@@ -10,13 +10,16 @@
 //! | `C` and a number | a stamp: an object and a chunk of it that is kept though it is clean |
 //! | `H` and a number | a dirty chunk that is read often: until when it is not deduplicated |
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
-use onefold_core::object::{Change, Guard, ObjectName, ReadPart, Refusal, Write};
+use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Write};
 
 use crate::{
-    format::{Stamp, corrupt, key},
-    session::Session,
+    format::{ObjectId, Stamp, corrupt, key},
+    kernel::Kernel,
 };
 
 pub(crate) const OWNER: &[u8] = b"o";
@@ -47,6 +50,63 @@ pub(crate) fn name(volume: u64) -> ObjectName {
 pub(crate) struct Bits(pub(super) BTreeMap<u64, Vec<u8>>);
 
 impl Bits {
+    /// The bitmap of a volume.
+    pub(crate) fn read(kernel: &Kernel, volume: u64) -> Result<Bits, Refusal> {
+        let mut bits = Bits::default();
+        for (key, value) in kernel.all_keys(&name(volume), Vec::new())? {
+            bits.learn(&key, &value)?;
+        }
+        Ok(bits)
+    }
+
+    /// Sets or clears the bit of an object; only the owner of the volume does.
+    pub(crate) fn change(
+        &mut self,
+        kernel: &Kernel,
+        volume: u64,
+        index: u64,
+        there: bool,
+    ) -> Result<(), Refusal> {
+        let (group, at) = (index / GROUP, (index % GROUP) as usize);
+        let key = key::numbered(BITS, group);
+        for _ in 0..8 {
+            if self.has(index) == there {
+                return Ok(());
+            }
+            let old = self.0.get(&group).cloned().unwrap_or_default();
+            let mut new = if old.is_empty() { vec![0; GROUP_BYTES] } else { old.clone() };
+            if there {
+                new[at / 8] |= 1 << (at % 8);
+            } else {
+                new[at / 8] &= !(1 << (at % 8));
+            }
+            let op = Write {
+                object: name(volume),
+                guards: vec![Guard::Exists, Guard::Omap(key.clone(), old)],
+                changes: vec![Change::SetOmap(vec![(key.clone(), new.clone())])],
+            };
+            match kernel.until_answered(&op) {
+                Ok(_) => {
+                    self.0.insert(group, new);
+                }
+                // Our own operation, whose reply was lost.
+                Err(Refusal::Mismatch) => {
+                    let answer =
+                        kernel.read_one(&name(volume), vec![ReadPart::Keys(vec![key.clone()])])?;
+                    let value = answer
+                        .pairs(0)
+                        .0
+                        .first()
+                        .map(|(_, value)| value.clone())
+                        .unwrap_or_default();
+                    self.learn(&key, &value)?;
+                }
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Unknown)
+    }
+
     pub(crate) fn has(&self, index: u64) -> bool {
         let at = (index % GROUP) as usize;
         self.0.get(&(index / GROUP)).is_some_and(|group| group[at / 8] >> (at % 8) & 1 == 1)
@@ -140,63 +200,35 @@ impl Discard {
     }
 }
 
-impl Session {
-    /// Sets or clears the bit of an object; only the owner of the volume does.
-    pub(crate) fn change_bit(
-        &self,
-        volume: u64,
-        bits: &mut Bits,
-        index: u64,
-        there: bool,
-    ) -> Result<(), Refusal> {
-        let (group, at) = (index / GROUP, (index % GROUP) as usize);
-        let key = key::numbered(BITS, group);
-        for _ in 0..8 {
-            if bits.has(index) == there {
-                return Ok(());
-            }
-            let old = bits.0.get(&group).cloned().unwrap_or_default();
-            let mut new = if old.is_empty() { vec![0; GROUP_BYTES] } else { old.clone() };
-            if there {
-                new[at / 8] |= 1 << (at % 8);
-            } else {
-                new[at / 8] &= !(1 << (at % 8));
-            }
-            let op = Write {
-                object: name(volume),
-                guards: vec![Guard::Exists, Guard::Omap(key.clone(), old)],
-                changes: vec![Change::SetOmap(vec![(key.clone(), new.clone())])],
+/// By volume the sessions that may make references before their entries. They are asked for
+/// after the references and before the maps: whoever is not among them was fenced by then,
+/// or has not begun.
+pub(crate) fn inline_sessions(
+    kernel: &Kernel,
+    objects: &BTreeSet<ObjectId>,
+) -> Result<BTreeMap<u64, u64>, Refusal> {
+    let volumes: BTreeSet<u64> = objects.iter().map(|object| object.volume).collect();
+    let look = |volume: &u64| Read {
+        object: name(*volume),
+        parts: vec![ReadPart::Keys(vec![INLINE.to_vec()])],
+    };
+    let answers = kernel.read_all(&volumes.iter().map(look).collect::<Vec<_>>());
+    let mut sessions = BTreeMap::new();
+    for (volume, answer) in volumes.into_iter().zip(answers) {
+        let answer = match answer {
+            // What was put has none.
+            Err(Refusal::Missing) => continue,
+            other => other?,
+        };
+        if let Some((_, value)) = answer.pairs(0).0.first() {
+            let damaged = |_| {
+                Refusal::Failed(corrupt(format_args!("the header of volume {volume:x} is damaged")))
             };
-            match self.until_answered(&op) {
-                Ok(_) => {
-                    bits.0.insert(group, new);
-                }
-                // Our own operation, whose reply was lost.
-                Err(Refusal::Mismatch) => {
-                    let answer =
-                        self.read_one(&name(volume), vec![ReadPart::Keys(vec![key.clone()])])?;
-                    let value = answer
-                        .pairs(0)
-                        .0
-                        .first()
-                        .map(|(_, value)| value.clone())
-                        .unwrap_or_default();
-                    bits.learn(&key, &value)?;
-                }
-                Err(refusal) => return Err(refusal),
-            }
+            let stamp = Stamp(u64::from_le_bytes(value.as_slice().try_into().map_err(damaged)?));
+            sessions.insert(volume, stamp.session());
         }
-        Err(Refusal::Unknown)
     }
-
-    /// The bitmap of a volume.
-    pub(crate) fn read_bits(&self, volume: u64) -> Result<Bits, Refusal> {
-        let mut bits = Bits::default();
-        for (key, value) in self.all_keys(&name(volume), Vec::new())? {
-            bits.learn(&key, &value)?;
-        }
-        Ok(bits)
-    }
+    Ok(sessions)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::{
 
 use onefold_core::{
     block::is_zero,
-    object::{Change, Guard, Read, ReadPart, ReadResult, Refusal, Version, Write},
+    object::{Change, Guard, Read, ReadPart, ReadResult, Refusal, Write},
 };
 
 use super::{
@@ -33,6 +33,7 @@ use crate::{
         entry::{self, Base, Entry},
         key,
     },
+    kernel::{Fate, Operation, Outcome},
     session::Session,
     settings::PlantedBug,
 };
@@ -103,18 +104,11 @@ impl Volume {
             }
             let (mut sent, nothing): (Vec<Draft>, Vec<Draft>) =
                 drafts.into_iter().partition(|draft| !draft.op.changes.is_empty());
-            let first = self
-                .session
-                .write_all(&sent.iter().map(|draft| draft.op.clone()).collect::<Vec<_>>());
-            let ends: Vec<Result<bool, Refusal>> = sent
-                .iter()
-                .zip(first)
-                .map(|(draft, first)| self.resolve_inline(draft, first))
-                .collect();
+            let ends = self.send_inline_drafts(&sent);
             for (draft, end) in sent.iter().zip(&ends) {
                 match end {
                     Ok(true) => {
-                        self.session.attempts_are_over(draft.added.iter().copied());
+                        self.session.chunk_pool().attempts_are_over(draft.added.iter().copied());
                         jobs[draft.job].1.learn(Some(after(draft)));
                     }
                     Ok(false) => jobs[draft.job]
@@ -167,13 +161,13 @@ impl Volume {
             }
         };
         let answers =
-            self.session.read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
+            self.session.kernel().read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
         let mut drafts = Vec::new();
         for ((job, places), answer) in open.iter().zip(&places).zip(answers) {
             match self.draft(*job, jobs[*job].0, places, answer) {
                 Ok(draft) if draft.pending().len() + draft.parts.len() > PENDING_MAX => {
                     // There is room again in the next turn.
-                    if let Err(refusal) = self.session.finish_drops(draft.pending()) {
+                    if let Err(refusal) = self.session.chunk_pool().finish_drops(draft.pending()) {
                         results[*job] = Some(Err(refusal));
                     }
                 }
@@ -213,10 +207,10 @@ impl Volume {
                 answer.as_ref().map(|answer| answer.data(at).to_vec()).unwrap_or_default(),
             );
         }
-        let map = Session::parse_map(id, answer)?;
+        let map = ChunkMap::from_answer(id, answer)?;
         if map.is_none()
             && self.bits.lock().has(index)
-            && !self.session.planted(PlantedBug::MissingAsZeroes)
+            && !self.session.kernel().planted(PlantedBug::MissingAsZeroes)
         {
             return Err(self.lost(index));
         }
@@ -228,7 +222,7 @@ impl Volume {
         };
         let parts = places.keys().map(part).collect();
         let op = Write { object: id.name(), guards: Vec::new(), changes: Vec::new() };
-        let (entries, stamp) = (BTreeMap::new(), self.session.stamp());
+        let (entries, stamp) = (BTreeMap::new(), self.session.kernel().stamp());
         Ok(Draft {
             job,
             id,
@@ -254,7 +248,7 @@ impl Volume {
     ) -> Vec<Draft> {
         let chunks: Vec<Chunk> =
             drafts.iter().flat_map(|draft| &draft.parts).filter_map(Draft::base_of).collect();
-        let mut bases = self.session.read_chunks(&chunks).into_iter();
+        let mut bases = self.session.chunk_pool().read_chunks(&chunks).into_iter();
         drafts.retain_mut(|draft| {
             let mut whole = true;
             for part in &mut draft.parts {
@@ -307,7 +301,7 @@ impl Volume {
                 };
                 let old = part.old.unwrap_or(none);
                 let mut new = Entry { dirty: false, mask: 0, stamp: draft.stamp, ..old };
-                let id = self.session.chunk_id(&part.content);
+                let id = self.session.chunk_pool().chunk_id(&part.content);
                 if is_zero(&part.content) {
                     new.base = None;
                 } else if old.base.is_none_or(|base| base.chunk.id != id) {
@@ -339,11 +333,11 @@ impl Volume {
             .iter()
             .map(|(n, at, id, reference)| (*id, content(*n, *at), *reference))
             .collect();
-        let late = self.session.planted(PlantedBug::FlipBeforeReference);
+        let late = self.session.kernel().planted(PlantedBug::FlipBeforeReference);
         let chunks = if late {
             Ok(wanted.iter().map(|(_, _, id, _)| Chunk { id: *id, copy: 0 }).collect())
         } else {
-            self.session.add_references_at_once(&all)
+            self.session.chunk_pool().add_references_at_once(&all)
         };
         match chunks {
             Ok(chunks) => {
@@ -363,8 +357,8 @@ impl Volume {
                     .iter()
                     .map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference))
                     .collect();
-                if self.session.do_drops(&added).is_ok() {
-                    self.session.attempts_are_over(added);
+                if self.session.chunk_pool().drop_references(&added).is_ok() {
+                    self.session.chunk_pool().attempts_are_over(added);
                 }
                 drafts.iter().for_each(|draft| results[draft.job] = Some(Err(refusal.clone())));
                 Vec::new()
@@ -408,52 +402,40 @@ impl Volume {
         }
     }
 
-    /// Sends it again until it is known what became of it; false when it must be decided again, and
-    /// nothing of it will ever be applied.
-    fn resolve_inline(
-        &self,
-        draft: &Draft,
-        first: Result<Version, Refusal>,
-    ) -> Result<bool, Refusal> {
-        if self.session.planted(PlantedBug::DropBeforeFlip) {
-            self.session.do_drops(&draft.dropped)?;
+    /// Sends what was decided; for each false when it must be decided again, and nothing of it will
+    /// ever be applied.
+    fn send_inline_drafts(&self, drafts: &[Draft]) -> Vec<Result<bool, Refusal>> {
+        if self.session.kernel().planted(PlantedBug::DropBeforeFlip) {
+            for draft in drafts {
+                let _ = self.session.chunk_pool().drop_references(&draft.dropped);
+            }
         }
-        let (mut first, mut unknown) = (Some(first), false);
-        for _ in 0..self.session.settings.tries.max(1) {
-            let result = first.take().unwrap_or_else(|| self.session.write_one(&draft.op));
-            match result {
-                Ok(_) => return Ok(true),
-                Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
+        let write = |draft| InlineWrite { session: &self.session, draft, looked: false };
+        let batch = drafts.iter().map(|draft| (write(draft), draft.op.clone()));
+        let mut ends = Vec::new();
+        self.session.kernel().carry_out_all(batch, |write, outcome| {
+            let Draft { id, added, .. } = write.draft;
+            ends.push(match outcome {
+                Ok(Outcome::GivenUp) => {
+                    self.session.chunk_pool().drop_unused_references(*id, added).map(|()| false)
+                }
+                Ok(Outcome::Applied | Outcome::Found) => Ok(true),
                 Err(refusal) => {
-                    if !unknown {
-                        let _ = self.session.drop_unused_references(draft.id, &draft.added);
+                    if !write.looked {
+                        // Its only copy was refused.
+                        let _ = self.session.chunk_pool().drop_unused_references(*id, added);
                     }
-                    return Err(refusal);
+                    Err(refusal)
                 }
-            }
-            unknown |= matches!(result, Err(Refusal::Unknown));
-            let map = self.session.read_map(draft.id)?;
-            let ours = |map: &ChunkMap| match draft.entries.first_key_value() {
-                Some((offset, _)) => {
-                    map.entries.get(offset).is_some_and(|entry| entry.stamp == draft.stamp)
-                }
-                None => draft.op.changes.iter().any(|change| is_noted(change, map.discarded)),
-            };
-            if map.as_ref().is_some_and(ours) {
-                return Ok(true);
-            }
-            if !matches!(result, Err(Refusal::Unknown)) {
-                self.session.drop_unused_references(draft.id, &draft.added)?;
-                return Ok(false);
-            }
-        }
-        Err(Refusal::Unknown)
+            });
+        });
+        ends
     }
 
     /// Step (c): drops the old references. What can't be dropped now is left to workers, by the
     /// dirty list.
     fn finish(&self, drafts: &[Draft]) {
-        if self.session.planted(PlantedBug::FlipBeforeReference) {
+        if self.session.kernel().planted(PlantedBug::FlipBeforeReference) {
             for draft in drafts {
                 let content = |reference: &Reference| {
                     draft
@@ -469,12 +451,51 @@ impl Volume {
                         Some((chunk.id, content(reference)?, *reference))
                     })
                     .collect();
-                let _ = self.session.add_references(&wanted);
+                let _ = self.session.chunk_pool().add_references(&wanted);
             }
         }
         let all: Vec<(Chunk, Reference)> =
             drafts.iter().flat_map(|draft| draft.dropped.iter().copied()).collect();
-        let _ = self.session.do_drops(&all).and_then(|()| self.session.forget_drops(&all));
+        let _ = self
+            .session
+            .chunk_pool()
+            .drop_references(&all)
+            .and_then(|()| self.session.chunk_pool().forget_drops(&all));
+    }
+}
+
+/// Step (b) of one object.
+struct InlineWrite<'a> {
+    session: &'a Session,
+    draft: &'a Draft,
+    /// A copy may be on its way, or was applied.
+    looked: bool,
+}
+
+impl Operation<Option<ChunkMap>> for InlineWrite<'_> {
+    fn decisions(&self) -> u32 {
+        1
+    }
+
+    fn look(&mut self) -> Result<Option<ChunkMap>, Refusal> {
+        self.looked = true;
+        ChunkMap::read(self.session.kernel(), self.draft.id)
+    }
+
+    /// The next round decides anew, for all objects together.
+    fn decide(&mut self, _: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
+        Ok(None)
+    }
+
+    fn resolve(&self, now: &Option<ChunkMap>) -> Fate {
+        let draft = self.draft;
+        let ours = |map: &ChunkMap| match draft.entries.first_key_value() {
+            Some((offset, _)) => {
+                map.entries.get(offset).is_some_and(|entry| entry.stamp == draft.stamp)
+            }
+            None => draft.op.changes.iter().any(|change| is_noted(change, map.discarded)),
+        };
+        if now.as_ref().is_some_and(ours) { Fate::Applied } else { Fate::Unchanged }
     }
 }
 

@@ -4,17 +4,19 @@
 //! |---|---|
 //! | [`attach`] | the owner's lock, takeover with fencing, the rescan after a crash |
 //! | [`header`] | size, owner, bitmap of objects, long discards: keys of the volume's header |
-//! | [`queue`], [`write`], [`read`] | the foreground |
+//! | [`queue`], [`group_commit`], [`write`], [`read`] | the foreground |
 //! | [`inline`] | writes that are deduplicated as they come |
 //! | [`discard`] | long trims, applied later and honoured at once |
-//! | [`cache_manager`] | hot chunks that are kept in metadata objects |
+//! | [`cache_manager`], [`promotion`] | hot chunks, and keeping them in metadata objects |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
 
 mod attach;
-mod cache_manager;
+pub(crate) mod cache_manager;
 mod discard;
+mod group_commit;
 pub(crate) mod header;
 mod inline;
+mod promotion;
 mod queue;
 mod read;
 mod serve;
@@ -121,7 +123,7 @@ impl Object {
 impl Drop for Volume {
     /// What it keeps is no longer this session's.
     fn drop(&mut self) {
-        self.session.kept.fetch_sub(self.cache.lock().bytes(), Relaxed);
+        self.session.cache_budget().give_back(self.cache.lock().bytes());
     }
 }
 
@@ -149,17 +151,17 @@ impl Volume {
     }
 
     fn object_bytes(&self) -> u64 {
-        u64::from(self.session.format.object_bytes)
+        u64::from(self.session.kernel().format().object_bytes)
     }
 
     fn chunk_bytes(&self) -> u32 {
-        self.session.format.chunk_bytes
+        self.session.kernel().format().chunk_bytes
     }
 
     /// What is remembered of an object.
     fn object(&self, index: u64) -> Arc<Mutex<Object>> {
         let mut objects = self.objects.lock();
-        if objects.len() >= self.session.settings.known_objects.max(1)
+        if objects.len() >= self.session.kernel().settings().known_objects.max(1)
             && !objects.contains_key(&index)
         {
             // What nobody holds is read again when it is needed.
@@ -184,15 +186,15 @@ impl Volume {
         if self.read_only {
             return Err(Error::new(Kind::Denied, "the volume is attached for reading"));
         }
-        self.session.has_stamps()
+        self.session.kernel().has_stamps()
     }
 
     fn foreground(&self, bytes: u64) {
-        self.session.counts.foreground.fetch_add(1, Relaxed);
-        self.session.counts.foreground_bytes.fetch_add(bytes, Relaxed);
+        self.session.kernel().counts().foreground.fetch_add(1, Relaxed);
+        self.session.kernel().counts().foreground_bytes.fetch_add(bytes, Relaxed);
     }
 
     fn failed(&self, index: u64, refusal: onefold_core::object::Refusal) -> Error {
-        crate::session::failed(format_args!("object {index} of volume {:?}", self.name), refusal)
+        crate::kernel::failed(format_args!("object {index} of volume {:?}", self.name), refusal)
     }
 }

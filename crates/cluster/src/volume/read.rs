@@ -14,10 +14,10 @@ use onefold_core::{
 
 use super::{Known, Volume};
 use crate::{
-    chunk_map::{assemble, covering, map_parts},
+    chunk_map::{ChunkMap, assemble, covering, map_parts},
     format::{BLOCK, Chunk, Stamp, corrupt, entry::Entry, key},
-    session::Session,
     settings::PlantedBug,
+    volume::header::Bits,
 };
 
 /// Times that an entry is read again because its chunk was gone.
@@ -113,7 +113,7 @@ impl Volume {
             looks.iter().flatten().flatten().flatten().filter_map(needed).collect();
         let chunks: Vec<Chunk> = chunks.into_iter().collect();
         let contents: BTreeMap<Chunk, Result<Vec<u8>, Refusal>> =
-            chunks.iter().copied().zip(self.session.read_chunks(&chunks)).collect();
+            chunks.iter().copied().zip(self.session.chunk_pool().read_chunks(&chunks)).collect();
         let mut failed = Vec::new();
         for (job, look) in jobs.iter_mut().zip(looks) {
             let parts = match look {
@@ -196,11 +196,11 @@ impl Volume {
             }
         };
         let asked: Vec<Read> = jobs.iter().zip(&recalls).filter_map(ask).collect();
-        let apart = self.session.planted(PlantedBug::ReadApart);
+        let apart = self.session.kernel().planted(PlantedBug::ReadApart);
         let mut answers = if apart {
             asked.iter().map(|read| self.read_apart(read)).collect()
         } else {
-            self.session.read_all(&asked)
+            self.session.kernel().read_all(&asked)
         }
         .into_iter();
         let look = |(job, recall): (&&mut Job<'_>, Recall)| match recall {
@@ -220,8 +220,10 @@ impl Volume {
     }
 
     fn read_apart(&self, read: &Read) -> Result<ReadResult, Refusal> {
-        let mut answer = self.session.read_one(&read.object, read.parts[..2].to_vec())?;
-        answer.seen.extend(self.session.read_one(&read.object, read.parts[2..].to_vec())?.seen);
+        let mut answer = self.session.kernel().read_one(&read.object, read.parts[..2].to_vec())?;
+        answer
+            .seen
+            .extend(self.session.kernel().read_one(&read.object, read.parts[2..].to_vec())?.seen);
         Ok(answer)
     }
 
@@ -253,10 +255,10 @@ impl Volume {
     ) -> Result<Option<Vec<Part>>, Refusal> {
         let id = self.object_id(index);
         let cached = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
-        let map = Session::parse_map(id, answer)?;
+        let map = ChunkMap::from_answer(id, answer)?;
         if map.is_none()
             && self.has_bit(index)?
-            && !self.session.planted(PlantedBug::MissingAsZeroes)
+            && !self.session.kernel().planted(PlantedBug::MissingAsZeroes)
         {
             return Err(self.lost(index));
         }
@@ -280,7 +282,7 @@ impl Volume {
         if !self.read_only {
             return Ok(self.bits.lock().has(index));
         }
-        let bits = self.session.read_bits(self.id)?;
+        let bits = Bits::read(self.session.kernel(), self.id)?;
         Ok(bits.has(index))
     }
 

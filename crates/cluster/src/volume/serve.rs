@@ -149,9 +149,9 @@ impl ClusterExports {
     /// the next one says more.
     pub fn publish(&self) {
         let _ = self.session.publish(false);
-        let now = self.session.store.time();
-        if let Ok(seen) = self.session.look_at(&mut self.presence.lock(), now) {
-            self.session.servers.store(seen.servers.max(1), std::sync::atomic::Ordering::Relaxed);
+        let now = self.session.kernel().store().time();
+        if let Ok(seen) = self.presence.lock().look_at(self.session.kernel(), now) {
+            self.session.cache_budget().share_with(seen.servers);
         }
     }
 
@@ -177,7 +177,7 @@ impl ClusterExports {
             };
             first = first.and(closed);
         }
-        self.session.forget_attempts();
+        self.session.chunk_pool().forget_attempts();
         let _ = self.session.unpublish();
         first
     }

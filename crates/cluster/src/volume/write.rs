@@ -11,14 +11,16 @@ use std::{collections::BTreeMap, ops::Range};
 
 use onefold_core::{
     Result,
-    object::{Change, Guard, Refusal, Version, Write},
+    object::{Change, Guard, Refusal, Write},
 };
 
 use super::{Known, Object, Volume};
 use crate::{
-    chunk_map::stamp_value,
+    chunk_map::{ChunkMap, stamp_value},
+    dirty_list::DirtyList,
     format::{BLOCK, ObjectId, Stamp, catalogue::Cut, entry::Entry, key, recut::Recut},
-    session::failed,
+    kernel::{Fate, Operation, Outcome, failed},
+    post_processing::flip::Deduplication,
     settings::{Dedup, PlantedBug},
 };
 
@@ -33,28 +35,33 @@ pub(super) enum Fill<'a> {
 }
 
 /// What a write does to one object, as decided from a known map.
-pub(super) struct Plan {
+struct Plan {
     id: ObjectId,
     /// The object is there, as far as it is known.
     exists: bool,
-    pub(super) op: Write,
+    op: Write,
     stamp: Stamp,
     /// Entries with their new values.
     entries: BTreeMap<u32, Entry>,
     /// The list stamp that it sets.
-    pub(super) listed: Option<Stamp>,
+    listed: Option<Stamp>,
     /// The re-cut key of an object that it makes.
     recut: Option<Recut>,
     discarded: Option<Stamp>,
 }
 
-/// What became of it.
-enum Sent {
-    Applied,
-    /// It was, and the map that is remembered was read afterwards.
-    Found,
-    /// The map is another one.
-    Again,
+/// A write to one object, with the object in hand.
+pub(super) struct ObjectWrite<'a, 'f> {
+    volume: &'a Volume,
+    index: u64,
+    pub(super) object: &'a mut Object,
+    fills: &'a [(Range<u32>, Fill<'f>)],
+    /// The long discard that it is part of.
+    discarded: Option<Stamp>,
+    /// The map and what was decided from it.
+    decided: Option<(Known, Plan)>,
+    /// The map that named a chunk which was gone.
+    gone: Option<BTreeMap<u32, Entry>>,
 }
 
 impl Volume {
@@ -85,13 +92,13 @@ impl Volume {
     /// Deduplicates an object at once, where that is wanted. It is written, and on the dirty list:
     /// what is not done now is done by a worker.
     pub(super) fn flush_through(&self, index: u64, object: &mut Object) {
-        if self.session.settings.dedup == Dedup::FlushThrough {
+        if self.session.kernel().settings().dedup == Dedup::FlushThrough {
             object.learn(None);
-            let _ = self.session.flush_through(self.object_id(index));
+            let _ = Deduplication::of(&self.session).flush_through(self.object_id(index));
         }
     }
 
-    /// The same for several, in their order, with the object in hand; `discarded` notes the long
+    /// Makes ranges of one object read as their fills, in their order, with the object in hand; `discarded` notes the long
     /// discard that they are part of.
     pub(super) fn fill_object(
         &self,
@@ -103,85 +110,21 @@ impl Volume {
         if self.inline.is_some() {
             return self.inline_all(&mut [(index, object, fills)], discarded).remove(0);
         }
-        let mut gone = None;
-        for _ in 0..TURNS {
-            for (range, _) in fills.iter().filter(|(_, fill)| matches!(fill, Fill::Zeroes)) {
-                self.let_go(index, object, range)?;
-            }
-            let known = self.known(index, object)?;
-            let planned = match self.plan(index, &known, fills, discarded) {
-                Err(Refusal::Missing) => {
-                    self.look_again(index, object, &known, &mut gone)?;
-                    continue;
-                }
-                planned => planned?,
-            };
-            let Some(plan) = planned else {
-                // An earlier write may have failed on its way to the list.
-                return if object.not_yet_listed.is_empty() || !known.exists {
-                    Ok(())
-                } else {
-                    self.join_dirty_list(index, object)
-                };
-            };
-            // Until it is known that it was not applied, the list waits for it.
-            object.not_yet_listed.extend(plan.listed);
-            let first = self.session.write_one(&plan.op);
-            if self.resolve(index, object, known, &plan, first)? {
-                return self.join_dirty_list(index, object);
-            }
-        }
-        Err(Refusal::Mismatch)
-    }
-
-    /// A chunk is gone that the map names as it is remembered: a worker may have put another one in
-    /// its place. When the map still names it, it is damage.
-    fn look_again(
-        &self,
-        index: u64,
-        object: &mut Object,
-        known: &Known,
-        gone: &mut Option<BTreeMap<u32, Entry>>,
-    ) -> Result<(), Refusal> {
-        if self.session.planted(PlantedBug::GoneBaseFails) {
-            return Err(Refusal::Missing);
-        }
-        if gone.as_ref() == Some(&known.entries) {
-            let text = format_args!("a chunk of object {} is missing", self.object_id(index));
-            return Err(Refusal::Failed(crate::format::corrupt(text)));
-        }
-        *gone = Some(known.entries.clone());
-        object.learn(None);
-        Ok(())
-    }
-
-    /// Learns what became of a plan that was sent once; false when it must be decided again.
-    pub(super) fn resolve(
-        &self,
-        index: u64,
-        object: &mut Object,
-        known: Known,
-        plan: &Plan,
-        first: Result<Version, Refusal>,
-    ) -> Result<bool, Refusal> {
-        match self.resolve_reply(index, object, plan, first)? {
-            Sent::Applied => object.learn(Some(after(known, plan))),
-            Sent::Found => {}
-            Sent::Again => {
-                object.not_yet_listed.retain(|stamp| Some(*stamp) != plan.listed);
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let mut write = ObjectWrite::new(self, index, object, fills, discarded);
+        let outcome = match write.decide_from_known()? {
+            Some(op) => self.session.kernel().carry_out_decided(&mut write, op)?,
+            None => Outcome::GivenUp,
+        };
+        write.ended(outcome)
     }
 
     /// The map as it is remembered, or read.
     pub(super) fn known(&self, index: u64, object: &mut Object) -> Result<Known, Refusal> {
         if object.known.is_none() {
-            let known = Known::of(self.session.read_map(self.object_id(index))?);
+            let known = Known::of(ChunkMap::read(self.session.kernel(), self.object_id(index))?);
             if !known.exists
                 && self.bits.lock().has(index)
-                && !self.session.planted(PlantedBug::MissingAsZeroes)
+                && !self.session.kernel().planted(PlantedBug::MissingAsZeroes)
             {
                 return Err(self.lost(index));
             }
@@ -192,7 +135,7 @@ impl Volume {
 
     /// Decides what to write; `None` when there is nothing to do. [`Refusal::Missing`] when a chunk
     /// is gone of which a part is needed.
-    pub(super) fn plan(
+    fn plan(
         &self,
         index: u64,
         known: &Known,
@@ -200,7 +143,7 @@ impl Volume {
         discarded: Option<Stamp>,
     ) -> Result<Option<Plan>, Refusal> {
         let id = self.object_id(index);
-        let stamp = self.session.stamp();
+        let stamp = self.session.kernel().stamp();
         let mut plan = Plan {
             id,
             exists: known.exists,
@@ -246,7 +189,7 @@ impl Volume {
             .collect();
         if known.exists {
             let listed = known.listed.map_or_else(Vec::new, stamp_value);
-            if !self.session.planted(PlantedBug::ListedNotCompared) {
+            if !self.session.kernel().planted(PlantedBug::ListedNotCompared) {
                 plan.op.guards.push(Guard::Omap(key::LISTED.to_vec(), listed));
             }
         } else {
@@ -257,10 +200,10 @@ impl Volume {
             plan.listed = Some(stamp);
             pairs.push((key::LISTED.to_vec(), stamp_value(stamp)));
         }
-        if self.session.format.volume_cut == Cut::Content {
+        if self.session.kernel().format().volume_cut == Cut::Content {
             match &known.recut {
                 // What was absent may be absent again, after a re-cut.
-                Some(_) if self.session.planted(PlantedBug::RecutNotCompared) => {}
+                Some(_) if self.session.kernel().planted(PlantedBug::RecutNotCompared) => {}
                 Some(recut) => {
                     plan.op.guards.push(Guard::Omap(key::RECUT.to_vec(), recut.encode()))
                 }
@@ -306,12 +249,16 @@ impl Volume {
             }
             _ => (first..=last).fold(entry.mask, |mask, block| mask | 1 << block),
         };
-        let new = if self.session.planted(PlantedBug::MaskBitLost) && entry.base.is_some() {
+        let new = if self.session.kernel().planted(PlantedBug::MaskBitLost) && entry.base.is_some()
+        {
             mask & !entry.mask
         } else {
             mask
         };
-        if plan.exists && planned.is_none() && !self.session.planted(PlantedBug::BlindEntry) {
+        if plan.exists
+            && planned.is_none()
+            && !self.session.kernel().planted(PlantedBug::BlindEntry)
+        {
             let value = old.map_or_else(Vec::new, |old| old.encode(plan.id, offset));
             plan.op.guards.push(Guard::Omap(key::entry(offset), value));
         }
@@ -336,7 +283,7 @@ impl Volume {
             .collect();
         edges.dedup();
         if let Some(base) = entry.base.filter(|_| !edges.is_empty()) {
-            let content = self.session.read_chunks(&[base.chunk]).remove(0)?;
+            let content = self.session.chunk_pool().read_chunks(&[base.chunk]).remove(0)?;
             for whole in edges.into_iter().filter_map(|block| cut(block, &part)) {
                 let from_base = |range: Range<u32>| {
                     content[(range.start - offset) as usize..(range.end - offset) as usize].to_vec()
@@ -355,57 +302,17 @@ impl Volume {
         Ok(())
     }
 
-    /// Sends it again until it is known what became of it.
-    fn resolve_reply(
-        &self,
-        index: u64,
-        object: &mut Object,
-        plan: &Plan,
-        first: Result<Version, Refusal>,
-    ) -> Result<Sent, Refusal> {
-        let mut first = Some(first);
-        for _ in 0..self.session.settings.tries.max(1) {
-            let result = first.take().unwrap_or_else(|| self.session.write_one(&plan.op));
-            match result {
-                Ok(_) => return Ok(Sent::Applied),
-                Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
-                Err(refusal) => return Err(refusal),
-            }
-            if matches!(result, Err(Refusal::Unknown))
-                && self.session.planted(PlantedBug::NewStampOnRetry)
-            {
-                object.learn(None);
-                return Ok(Sent::Again);
-            }
-            object.learn(None);
-            let now = self.known(index, object)?;
-            // A worker may have been there since: then it is the stamp of the reference.
-            let ours = |entry: &Entry| {
-                entry.stamp == plan.stamp || entry.base.is_some_and(|base| base.stamp == plan.stamp)
-            };
-            let applied = match plan.entries.first_key_value() {
-                Some((offset, _)) => now.entries.get(offset).is_some_and(ours),
-                None => plan.discarded.is_some_and(|stamp| now.discarded >= stamp),
-            };
-            match result {
-                _ if applied => return Ok(Sent::Found),
-                Err(Refusal::Unknown) => {}
-                _ => return Ok(Sent::Again),
-            }
-        }
-        Err(Refusal::Unknown)
-    }
-
     /// Does what the acknowledgement waits for: the bit of a new object, and the place on the dirty
     /// list.
     pub(super) fn join_dirty_list(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
         // The list comes last: while something is owed to it, the bit may be missing too.
-        self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
+        self.bits.lock().change(self.session.kernel(), self.id, index, true)?;
         object.bit_not_yet_set = false;
         while let Some(stamp) = object.not_yet_listed.last() {
-            if !self.session.planted(PlantedBug::InsertNotAwaited) {
-                self.session
-                    .until_answered(&self.session.list_insert(self.object_id(index), *stamp))?;
+            if !self.session.kernel().planted(PlantedBug::InsertNotAwaited) {
+                self.session.kernel().until_answered(
+                    &DirtyList::of(self.session.kernel()).insert(self.object_id(index), *stamp),
+                )?;
             }
             object.not_yet_listed.pop();
         }
@@ -426,13 +333,128 @@ impl Volume {
     pub(super) fn rescan(&self, index: u64) -> Result<()> {
         let id = self.object_id(index);
         let again = || -> Result<(), Refusal> {
-            if let Some(map) = self.session.read_map(id)? {
-                self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
-                self.session.list_again(id, &map)?;
+            if let Some(map) = ChunkMap::read(self.session.kernel(), id)? {
+                self.bits.lock().change(self.session.kernel(), self.id, index, true)?;
+                DirtyList::of(self.session.kernel()).list_again(id, &map)?;
             }
             Ok(())
         };
         again().map_err(|refusal| failed(format_args!("object {id}"), refusal))
+    }
+}
+
+impl<'a, 'f> ObjectWrite<'a, 'f> {
+    pub(super) fn new(
+        volume: &'a Volume,
+        index: u64,
+        object: &'a mut Object,
+        fills: &'a [(Range<u32>, Fill<'f>)],
+        discarded: Option<Stamp>,
+    ) -> ObjectWrite<'a, 'f> {
+        ObjectWrite { volume, index, object, fills, discarded, decided: None, gone: None }
+    }
+
+    /// Decides from the map as it is remembered. [`Refusal::Missing`] when a chunk is gone that it
+    /// names.
+    pub(super) fn plan(&mut self) -> Result<Option<Write>, Refusal> {
+        let known = self.volume.known(self.index, self.object)?;
+        let plan = self.volume.plan(self.index, &known, self.fills, self.discarded);
+        let Some(plan) = plan? else { return Ok(None) };
+        // Until it is known that it was not applied, the list waits for it.
+        self.object.not_yet_listed.extend(plan.listed);
+        let op = plan.op.clone();
+        self.decided = Some((known, plan));
+        Ok(Some(op))
+    }
+
+    /// The same, after whole chunks that become zeroes let go of their bases; a chunk that is gone
+    /// is looked for in the map as it is now.
+    pub(super) fn decide_from_known(&mut self) -> Result<Option<Write>, Refusal> {
+        for _ in 0..TURNS {
+            for (range, _) in self.fills.iter().filter(|(_, fill)| matches!(fill, Fill::Zeroes)) {
+                self.volume.let_go(self.index, self.object, range)?;
+            }
+            match self.plan() {
+                Err(Refusal::Missing) => self.look_again()?,
+                planned => return planned,
+            }
+        }
+        Err(Refusal::Mismatch)
+    }
+
+    /// A chunk is gone that the map names as it is remembered: a worker may have put another one in
+    /// its place. When the map still names it, it is damage.
+    fn look_again(&mut self) -> Result<(), Refusal> {
+        if self.volume.session.kernel().planted(PlantedBug::GoneBaseFails) {
+            return Err(Refusal::Missing);
+        }
+        let named = self.object.known.as_ref().map(|known| known.entries.clone());
+        if self.gone.is_some() && self.gone == named {
+            let id = self.volume.object_id(self.index);
+            let text = format_args!("a chunk of object {id} is missing");
+            return Err(Refusal::Failed(crate::format::corrupt(text)));
+        }
+        self.gone = named;
+        self.object.learn(None);
+        Ok(())
+    }
+
+    /// Does what the acknowledgement waits for.
+    pub(super) fn ended(self, outcome: Outcome) -> Result<(), Refusal> {
+        match (outcome, self.decided) {
+            (Outcome::Applied, Some((known, plan))) => {
+                self.object.learn(Some(after(known, &plan)));
+            }
+            // An earlier write may have failed on its way to the list.
+            (Outcome::GivenUp, _)
+                if self.object.not_yet_listed.is_empty()
+                    || !self.object.known.as_ref().is_some_and(|known| known.exists) =>
+            {
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.volume.join_dirty_list(self.index, self.object)
+    }
+}
+
+impl Operation<Known> for ObjectWrite<'_, '_> {
+    fn decisions(&self) -> u32 {
+        TURNS
+    }
+
+    fn look(&mut self) -> Result<Known, Refusal> {
+        self.object.learn(None);
+        self.volume.known(self.index, self.object)
+    }
+
+    fn decide(&mut self, _: &Known) -> Result<Option<Write>, Refusal> {
+        // What was decided before will never be applied.
+        if let Some((_, plan)) = self.decided.take() {
+            self.object.not_yet_listed.retain(|stamp| Some(*stamp) != plan.listed);
+        }
+        self.decide_from_known()
+    }
+
+    /// Our stamp says that it was applied. Without it the operation may be sent again as it was:
+    /// what it compares decides.
+    fn resolve(&self, now: &Known) -> Fate {
+        let Some((_, plan)) = &self.decided else { return Fate::Overtaken };
+        // A worker may have been there since: then it is the stamp of the reference.
+        let ours = |entry: &Entry| {
+            entry.stamp == plan.stamp || entry.base.is_some_and(|base| base.stamp == plan.stamp)
+        };
+        let applied = match plan.entries.first_key_value() {
+            Some((offset, _)) => now.entries.get(offset).is_some_and(ours),
+            None => plan.discarded.is_some_and(|stamp| now.discarded >= stamp),
+        };
+        if self.volume.session.kernel().planted(PlantedBug::NewStampOnRetry) {
+            Fate::Overtaken
+        } else if applied {
+            Fate::Applied
+        } else {
+            Fate::Unchanged
+        }
     }
 }
 

@@ -1,0 +1,236 @@
+//! The catalogue: the object that says what the store is, and gives sessions, volumes and put
+//! objects their numbers; and opening a store by it.
+
+use std::sync::{Arc, atomic::AtomicU64};
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{
+        Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write,
+    },
+};
+
+use super::{
+    Counts, Kernel, failed,
+    operation::{Fate, Operation},
+    requests::{first_value, until_answered},
+};
+use crate::{
+    format::{Stamp, catalogue::Format, corrupt},
+    settings::Settings,
+};
+
+const CATALOGUE: &str = "catalogue";
+
+const FORMAT: &[u8] = b"format";
+
+/// The number of the next session.
+const SESSIONS: &[u8] = b"sessions";
+
+/// The number of the next volume or object that is put.
+const IDS: &[u8] = b"ids";
+
+/// Sessions that a store can have: 24 bits.
+const SESSIONS_MAX: u64 = 1 << (64 - Stamp::COUNTER_BITS);
+
+/// Volumes and put objects that a store can have in its time: 40 bits.
+const IDS_MAX: u64 = 1 << 40;
+
+/// Decisions about one number until it is an error.
+const DECISIONS: u32 = 1000;
+
+/// Makes a store.
+///
+/// # Errors
+/// `Exists` when there is one already, `Unsupported` when a pool can't hold it, and the object
+/// store's.
+pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
+    format.check()?;
+    if store.kind(Pool::Metadata) != PoolKind::Replicated {
+        return Err(Error::new(
+            Kind::Unsupported,
+            "the metadata pool is erasure-coded, and has no omap; it must be replicated",
+        ));
+    }
+    let first = |key: &[u8]| (key.to_vec(), 1u64.to_le_bytes().to_vec());
+    let op = Write {
+        object: ObjectName::metadata(CATALOGUE),
+        guards: vec![Guard::Absent],
+        changes: vec![Change::SetOmap(vec![
+            (FORMAT.to_vec(), format.encode()),
+            first(SESSIONS),
+            first(IDS),
+        ])],
+    };
+    match store.write(&[op]).remove(0) {
+        Ok(_) => Ok(()),
+        Err(Refusal::Exists) => Err(Error::new(Kind::Exists, "there is a store already")),
+        Err(refusal) => Err(failed("the store can't be made", refusal)),
+    }
+}
+
+/// True when somebody made a store here.
+///
+/// # Errors
+/// The object store's.
+pub fn is_made(store: &dyn ObjectStore) -> Result<bool> {
+    match store
+        .read(&[Read { object: ObjectName::metadata(CATALOGUE), parts: vec![ReadPart::Stat] }])
+        .remove(0)
+    {
+        Ok(_) => Ok(true),
+        Err(Refusal::Missing) => Ok(false),
+        Err(refusal) => Err(failed("the store can't be made", refusal)),
+    }
+}
+
+/// What was decided when the store was made.
+fn read_format(store: &dyn ObjectStore, tries: u32) -> Result<Format> {
+    let read = Read {
+        object: ObjectName::metadata(CATALOGUE),
+        parts: vec![ReadPart::Keys(vec![FORMAT.to_vec()])],
+    };
+    match until_answered(tries, || store.read(std::slice::from_ref(&read)).remove(0)) {
+        Ok(answer) => Format::decode(&first_value(&answer)),
+        Err(Refusal::Missing) => {
+            Err(Error::new(Kind::NotFound, "there is no store; onefold cluster create makes one"))
+        }
+        Err(refusal) => Err(failed("the catalogue can't be read", refusal)),
+    }
+}
+
+/// A number of the catalogue that somebody takes.
+struct TakenNumber<'a> {
+    kernel: &'a Kernel,
+    key: &'static [u8],
+    number: u64,
+}
+
+impl Operation<(u64, Vec<u8>)> for TakenNumber<'_> {
+    fn decisions(&self) -> u32 {
+        DECISIONS
+    }
+
+    fn look(&mut self) -> Result<(u64, Vec<u8>), Refusal> {
+        self.kernel.look_next(self.key)
+    }
+
+    fn decide(&mut self, (number, value): &(u64, Vec<u8>)) -> Result<Option<Write>, Refusal> {
+        self.number = *number;
+        let next = (number + 1).to_le_bytes().to_vec();
+        Ok(Some(Write {
+            object: ObjectName::metadata(CATALOGUE),
+            guards: vec![Guard::Omap(self.key.to_vec(), value.clone())],
+            changes: vec![Change::SetOmap(vec![(self.key.to_vec(), next)])],
+        }))
+    }
+
+    /// A number whose reply is lost is skipped: nobody knows who took it.
+    fn resolve(&self, _: &(u64, Vec<u8>)) -> Fate {
+        Fate::Overtaken
+    }
+}
+
+impl Kernel {
+    /// Opens the store with a number of its own.
+    pub(crate) fn open(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Kernel> {
+        let mut kernel = Kernel::look(store, settings)?;
+        kernel.number = kernel.take_number(SESSIONS)?;
+        if kernel.number >= SESSIONS_MAX {
+            let what = "the store had all the sessions that can write to it; it can be read: copy what it holds into a new one";
+            return Err(Error::new(Kind::Unsupported, what));
+        }
+        Ok(kernel)
+    }
+
+    /// Opens the store only to read it, without a number.
+    pub(crate) fn look(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Kernel> {
+        let format = read_format(&*store, settings.tries)?;
+        if format.chunks != store.kind(Pool::Chunks) {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "the chunk pool is not the one that the store was made with: it is of another kind",
+            ));
+        }
+        Ok(Kernel {
+            store,
+            format,
+            settings,
+            counts: Counts::default(),
+            number: 0,
+            counter: AtomicU64::new(1),
+        })
+    }
+
+    /// A number that nobody else gets.
+    pub(crate) fn new_id(&self) -> Result<u64> {
+        match self.take_number(IDS)? {
+            id if id < IDS_MAX => Ok(id),
+            _ => Err(Error::new(
+                Kind::Unsupported,
+                "the store had all the volumes and objects that it can have: make a new one",
+            )),
+        }
+    }
+
+    /// The number that somebody gets next; everything that is there has a smaller one.
+    pub(crate) fn next_id(&self) -> Result<u64> {
+        self.look_next(IDS)
+            .map(|(number, _)| number)
+            .map_err(|refusal| failed("the catalogue can't be read", refusal))
+    }
+
+    fn take_number(&self, key: &'static [u8]) -> Result<u64> {
+        let mut taken = TakenNumber { kernel: self, key, number: 0 };
+        self.carry_out(&mut taken)
+            .map(|_| taken.number)
+            .map_err(|refusal| failed("the catalogue can't be changed", refusal))
+    }
+
+    /// A number of the catalogue, and its value.
+    fn look_next(&self, key: &[u8]) -> Result<(u64, Vec<u8>), Refusal> {
+        let value = self.read_value(&ObjectName::metadata(CATALOGUE), key)?;
+        let number = value
+            .as_slice()
+            .try_into()
+            .map_err(|_| Refusal::Failed(corrupt("the catalogue is damaged")))?;
+        Ok((u64::from_le_bytes(number), value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_backend::MemoryObjects;
+
+    use super::*;
+    use crate::Session;
+
+    fn set(store: &MemoryObjects, key: &[u8], number: u64) {
+        let changes = vec![Change::SetOmap(vec![(key.to_vec(), number.to_le_bytes().to_vec())])];
+        let op = Write { object: ObjectName::metadata(CATALOGUE), guards: Vec::new(), changes };
+        store.write(&[op]).remove(0).unwrap();
+    }
+
+    #[test]
+    fn rule_00_who_only_looks_takes_no_number_and_looks_when_there_is_none_left() {
+        let store = MemoryObjects::new(PoolKind::Replicated);
+        create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let look = || Session::look(Arc::new(store.session("who")), Settings::default()).unwrap();
+        let before = look().kernel().look_next(SESSIONS).unwrap();
+        assert_eq!(look().kernel().look_next(SESSIONS).unwrap(), before);
+        set(&store, SESSIONS, SESSIONS_MAX);
+        let refused = Session::open(Arc::new(store.session("who")), Settings::default())
+            .map(|_| ())
+            .unwrap_err();
+        assert!(
+            refused.kind() == Kind::Unsupported
+                && refused.to_string().contains("copy what it holds"),
+            "{refused}"
+        );
+        assert!(look().status().unwrap().volumes == 0 && look().names().unwrap().is_empty());
+        set(&store, SESSIONS, 7);
+        set(&store, IDS, IDS_MAX);
+        let session = Session::open(Arc::new(store.session("who")), Settings::default()).unwrap();
+        assert_eq!(session.create_volume("v", 4096).unwrap_err().kind(), Kind::Unsupported);
+    }
+}

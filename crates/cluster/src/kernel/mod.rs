@@ -1,0 +1,160 @@
+//! The kernel: the store, the format, a session's number, stamps that nobody uses again, and the
+//! requests from which every step of the engine is made.
+//!
+//! | module | what |
+//! |---|---|
+//! | this one | what a session owns: store, format, settings, number, stamps, counters |
+//! | [`catalogue`] | the object that says what the store is, and gives numbers |
+//! | [`requests`] | reads and writes, alone and in batches; those that may be sent twice |
+//! | [`operation`] | changes that are decided from what was read, and resolved by reading again |
+
+mod catalogue;
+mod operation;
+mod requests;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{ObjectStore, Refusal},
+};
+
+pub use catalogue::{create, is_made};
+pub(crate) use operation::{Fate, Operation, Outcome};
+
+use crate::{
+    format::{Stamp, catalogue::Format},
+    settings::{PlantedBug, Settings},
+};
+
+/// Stamps after which a session begins nothing new: what is under way then has as many as it needs
+/// until the counter ends.
+const STAMPS_MAX: u64 = (1 << Stamp::COUNTER_BITS) - (1 << 32);
+
+/// What the sessions of a process did.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Operations of clients.
+    pub foreground: AtomicU64,
+    /// Bytes that clients wrote and read.
+    pub foreground_bytes: AtomicU64,
+    /// Operations of deduplication.
+    pub background: AtomicU64,
+    /// Chunks that were new.
+    pub chunks_new: AtomicU64,
+    /// Chunks that were there.
+    pub chunks_found: AtomicU64,
+    /// Flips that came too late.
+    pub flips_failed: AtomicU64,
+    /// Chunks that were removed.
+    pub collected: AtomicU64,
+    /// Chunks that were promoted.
+    pub promoted: AtomicU64,
+    /// Operations whose reply was lost.
+    pub unknown: AtomicU64,
+}
+
+/// What every part of a session borrows. All methods may be called from many threads at once.
+pub(crate) struct Kernel {
+    store: Arc<dyn ObjectStore>,
+    format: Format,
+    settings: Settings,
+    counts: Counts,
+    number: u64,
+    counter: AtomicU64,
+}
+
+/// A refusal as the sentence that a person reads.
+pub(crate) fn failed(what: impl std::fmt::Display, refusal: Refusal) -> Error {
+    let kind = match refusal {
+        Refusal::Missing => Kind::NotFound,
+        Refusal::Exists => Kind::Exists,
+        Refusal::Mismatch | Refusal::Busy => Kind::Busy,
+        Refusal::Full => Kind::NoSpace,
+        Refusal::Fenced => Kind::Stopped,
+        Refusal::Unknown => Kind::Io,
+        Refusal::Unsupported => Kind::Unsupported,
+        Refusal::Denied(error) | Refusal::Failed(error) => return error.context(what),
+    };
+    Error::new(kind, format!("{what}: {refusal}"))
+}
+
+impl Kernel {
+    pub(crate) fn store(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    pub(crate) fn format(&self) -> &Format {
+        &self.format
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// The number of this session; higher ones began later.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// What this session calls itself where it holds a lock.
+    pub(crate) fn cookie(&self) -> String {
+        format!("session {}", self.number)
+    }
+
+    /// A stamp that nobody else has, and that nobody had.
+    pub(crate) fn stamp(&self) -> Stamp {
+        let step = u64::from(!self.planted(PlantedBug::StampReused));
+        Stamp(self.number << Stamp::COUNTER_BITS | self.counter.fetch_add(step, Relaxed))
+    }
+
+    /// Refuses what needs stamps when few are left: one that comes again would let in a late copy
+    /// of an operation.
+    pub(crate) fn has_stamps(&self) -> Result<()> {
+        if self.counter.load(Relaxed) < STAMPS_MAX {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Unsupported,
+            "this process made all the changes that it can make: start it again, and it goes on",
+        ))
+    }
+
+    pub(crate) fn planted(&self, bug: PlantedBug) -> bool {
+        self.settings.planted(bug)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_backend::MemoryObjects;
+    use onefold_core::object::PoolKind;
+
+    use super::*;
+    use crate::{Mode, Session};
+
+    #[test]
+    fn rule_00_a_session_without_stamps_refuses_before_they_come_again() {
+        let store = MemoryObjects::new(PoolKind::Replicated);
+        create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let session =
+            Arc::new(Session::open(Arc::new(store.session("who")), Settings::default()).unwrap());
+        session.create_volume("v", 1 << 20).unwrap();
+        let volume = crate::Volume::attach(&session, "v", Mode::Own).unwrap();
+        volume.write_at(0, &[1; 4096]).unwrap();
+        session.kernel().counter.store(STAMPS_MAX, Relaxed);
+        assert_eq!(volume.write_at(0, &[2; 4096]).unwrap_err().kind(), Kind::Unsupported);
+        assert_eq!(volume.discard(0, 4096).unwrap_err().kind(), Kind::Unsupported);
+        let mut bytes = [0; 4096];
+        volume.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [1; 4096]);
+        volume.detach().unwrap();
+    }
+}

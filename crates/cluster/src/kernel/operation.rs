@@ -1,0 +1,156 @@
+//! Operations: changes of one object that are decided from what was read, compare it, and must be
+//! known to be applied or not before anything follows from them.
+//!
+//! Without a reply an operation was applied, will be, or never. What became of it is found by
+//! reading: no value ever comes back, so our own stamp says that it was applied. How that is read
+//! differs, and each operation keeps its own [`resolve`](Operation::resolve):
+//!
+//! | operation | decided from | it was applied when | it is sent again when | else |
+//! |---|---|---|---|---|
+//! | foreground write | the map that the owner remembers | the first entry, or its reference, has our stamp; a trim that changed no entry: the object has its number | the reply was lost: what it compares decides | it is decided anew from the map just read, 100 times |
+//! | inline write | map and data, just read | the first entry has our stamp; a trim that changed no entry: the object has its number | the reply was lost | the references that were added are dropped, and the next round decides anew for all objects together |
+//! | flip | map and data, just read | an entry has our stamp | every entry is the old one | it came too late: the references that no entry needs are dropped, and a later step begins anew |
+//! | re-cut key | the map, just read | the key has our value | never | the object is left for now |
+//! | flip of a re-cut | map and data, just read | an entry has our stamp | re-cut key and every entry are the old ones | as a flip |
+//! | name | what the name stood for | the name has our value; or it is gone, and what it stood for has its record | the reply was lost | somebody else changed the name: the caller hears of it |
+//! | record of a name | how many records there were | never: the next decision sees the record | never | it is decided anew, 1,000 times |
+//! | number of the catalogue | the next number | never: a number whose reply is lost is skipped | never | it is decided anew, 1,000 times |
+//! | owner of a volume | the owner before, who is fenced first | never: to write it once more costs only time | never | it is decided anew, as often as anything is tried |
+//! | step of an object that goes | its map at one version | never: the next decision sees what is left | never | it is decided anew, 1,000 times |
+//!
+//! A reply that refuses a copy is followed by a look as well: an earlier copy may have been applied.
+//! When it was not, what the copy compared does not hold, and it is never sent again as it was.
+//!
+//! What does the same when it is applied twice needs none of this:
+//! [`until_answered`](Kernel::until_answered) sends it again without a look.
+
+use std::ops::ControlFlow::{Break, Continue};
+
+use onefold_core::object::{Refusal, Version, Write};
+
+use super::Kernel;
+
+/// One change of one object, decided from what was `Seen`.
+pub(crate) trait Operation<Seen> {
+    /// Decisions at most; each after the first follows somebody else's change, or a lost reply.
+    fn decisions(&self) -> u32;
+
+    /// Reads what it is decided from, and resolved by.
+    fn look(&mut self) -> Result<Seen, Refusal>;
+
+    /// Decides what to send; `None` when there is nothing to do, or it is given up.
+    fn decide(&mut self, seen: &Seen) -> Result<Option<Write>, Refusal>;
+
+    /// What became of what was sent, by what is there now.
+    fn resolve(&self, now: &Seen) -> Fate;
+}
+
+/// What became of an operation that had no reply, or was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It was applied.
+    Applied,
+    /// Everything is as it was: it may be sent again.
+    Unchanged,
+    /// Somebody else was faster: it will never be applied, and is decided anew.
+    Overtaken,
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The store said that it was applied.
+    Applied,
+    /// The last look showed that it was applied.
+    Found,
+    /// There was nothing to do, or it was given up; nothing of it will be applied.
+    GivenUp,
+}
+
+/// How the sending of one decision ended.
+enum Sent<Seen> {
+    Ended(Outcome),
+    Overtaken(Seen),
+}
+
+impl Kernel {
+    /// Looks, decides, sends and resolves one operation.
+    pub(crate) fn carry_out<Seen>(
+        &self,
+        operation: &mut impl Operation<Seen>,
+    ) -> Result<Outcome, Refusal> {
+        let seen = operation.look()?;
+        match operation.decide(&seen)? {
+            Some(write) => self.carry_out_decided(operation, write),
+            None => Ok(Outcome::GivenUp),
+        }
+    }
+
+    /// Sends operations that were decided, all in flight together. Each is resolved in its turn,
+    /// and told to `ended` before the next one is.
+    pub(crate) fn carry_out_all<Seen, O: Operation<Seen>>(
+        &self,
+        batch: impl IntoIterator<Item = (O, Write)>,
+        mut ended: impl FnMut(O, Result<Outcome, Refusal>),
+    ) {
+        let (operations, writes): (Vec<O>, Vec<Write>) = batch.into_iter().unzip();
+        let replies = self.write_all(&writes);
+        for ((mut operation, write), reply) in operations.into_iter().zip(writes).zip(replies) {
+            let outcome = self.carry_on(&mut operation, write, Some(reply));
+            ended(operation, outcome);
+        }
+    }
+
+    /// Sends and resolves one operation that was decided.
+    pub(crate) fn carry_out_decided<Seen>(
+        &self,
+        operation: &mut impl Operation<Seen>,
+        write: Write,
+    ) -> Result<Outcome, Refusal> {
+        self.carry_on(operation, write, None)
+    }
+
+    /// Goes on with an operation that was decided, and perhaps sent once.
+    fn carry_on<Seen>(
+        &self,
+        operation: &mut impl Operation<Seen>,
+        mut write: Write,
+        mut reply: Option<Result<Version, Refusal>>,
+    ) -> Result<Outcome, Refusal> {
+        for _ in 0..operation.decisions().max(1) {
+            let now = match self.send(operation, &write, reply.take())? {
+                Sent::Ended(outcome) => return Ok(outcome),
+                Sent::Overtaken(now) => now,
+            };
+            match operation.decide(&now)? {
+                Some(again) => write = again,
+                None => return Ok(Outcome::GivenUp),
+            }
+        }
+        Err(Refusal::Mismatch)
+    }
+
+    /// Sends one decision until it is known what became of it.
+    fn send<Seen>(
+        &self,
+        operation: &mut impl Operation<Seen>,
+        write: &Write,
+        mut first: Option<Result<Version, Refusal>>,
+    ) -> Result<Sent<Seen>, Refusal> {
+        self.retry(|| {
+            let lost = match first.take().unwrap_or_else(|| self.write_one(write)) {
+                Ok(_) => return Ok(Break(Sent::Ended(Outcome::Applied))),
+                Err(Refusal::Unknown) => true,
+                // This copy was refused; an earlier one may have been applied.
+                Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing) => false,
+                Err(refusal) => return Err(refusal),
+            };
+            let now = operation.look()?;
+            Ok(match operation.resolve(&now) {
+                Fate::Applied => Break(Sent::Ended(Outcome::Found)),
+                Fate::Unchanged if lost => Continue(()),
+                Fate::Unchanged | Fate::Overtaken => Break(Sent::Overtaken(now)),
+            })
+        })
+    }
+}

@@ -1,0 +1,190 @@
+//! Reads and writes, alone and in batches.
+//!
+//! A write that does the same when it is applied twice is sent again while its reply is lost; one
+//! that may not be is an [`Operation`](super::operation::Operation).
+
+use std::{ops::ControlFlow, sync::atomic::Ordering::Relaxed, time::Duration};
+
+use onefold_core::object::{ObjectName, Read, ReadPart, ReadResult, Refusal, Version, Write};
+
+use super::Kernel;
+
+/// Keys of a page.
+const PAGE: usize = 1000;
+
+/// Asks until `ask` has an end, at most `tries` times. It is the only loop of the crate that waits
+/// for a reply.
+pub(super) fn retry<T>(
+    tries: u32,
+    mut ask: impl FnMut() -> Result<ControlFlow<T>, Refusal>,
+) -> Result<T, Refusal> {
+    for _ in 0..tries.max(1) {
+        if let ControlFlow::Break(end) = ask()? {
+            return Ok(end);
+        }
+    }
+    Err(Refusal::Unknown)
+}
+
+/// Asks again while there is no reply; for what does the same when it is done twice.
+pub(super) fn until_answered<T>(
+    tries: u32,
+    mut ask: impl FnMut() -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
+    retry(tries, || match ask() {
+        Err(Refusal::Unknown) => Ok(ControlFlow::Continue(())),
+        other => other.map(ControlFlow::Break),
+    })
+}
+
+/// The value of the first key of the first part; empty when there is none.
+pub(super) fn first_value(answer: &ReadResult) -> Vec<u8> {
+    answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default()
+}
+
+impl Kernel {
+    /// As [`retry`], with the tries of the settings.
+    pub(crate) fn retry<T>(
+        &self,
+        ask: impl FnMut() -> Result<ControlFlow<T>, Refusal>,
+    ) -> Result<T, Refusal> {
+        retry(self.settings.tries, ask)
+    }
+
+    /// Sends one operation; its reply may be lost.
+    pub(crate) fn write_one(&self, op: &Write) -> Result<Version, Refusal> {
+        self.write_all(std::slice::from_ref(op)).pop().unwrap_or(Err(Refusal::Unknown))
+    }
+
+    /// As [`write_one`](Self::write_one) for a batch.
+    pub(crate) fn write_all(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        let results = self.store.write(batch);
+        let unknown =
+            results.iter().filter(|result| matches!(result, Err(Refusal::Unknown))).count();
+        self.counts.unknown.fetch_add(unknown as u64, Relaxed);
+        results
+    }
+
+    /// Sends an operation that does the same when it is applied twice: without a reply it is sent
+    /// again.
+    pub(crate) fn until_answered(&self, op: &Write) -> Result<Version, Refusal> {
+        until_answered(self.settings.tries, || self.write_one(op))
+    }
+
+    /// As [`until_answered`](Self::until_answered) for a batch.
+    pub(crate) fn all_until_answered(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+        let mut results = self.write_all(batch);
+        for (op, result) in batch.iter().zip(&mut results) {
+            if matches!(result, Err(Refusal::Unknown)) {
+                *result = self.until_answered(op);
+            }
+        }
+        results
+    }
+
+    /// As [`all_until_answered`](Self::all_until_answered), with a note in front of the batch, if
+    /// there is one.
+    pub(crate) fn behind_until_answered(
+        &self,
+        note: &mut Option<Write>,
+        batch: &[Write],
+    ) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
+        let noted = usize::from(note.is_some());
+        let batch: Vec<Write> = note.take().into_iter().chain(batch.iter().cloned()).collect();
+        let mut results = self.all_until_answered(&batch);
+        let rest = results.split_off(noted);
+        results.pop().transpose().map(|_| rest)
+    }
+
+    /// Takes or renews a lock; without a reply it is asked for again.
+    pub(crate) fn lock_until_answered(
+        &self,
+        object: &ObjectName,
+        lock: &'static str,
+        lease: Duration,
+    ) -> Result<(), Refusal> {
+        let cookie = self.cookie();
+        until_answered(self.settings.tries, || self.store.lock(object, lock, &cookie, Some(lease)))
+    }
+
+    /// Reads one object; without a reply it is asked again.
+    pub(crate) fn read_one(
+        &self,
+        object: &ObjectName,
+        parts: Vec<ReadPart>,
+    ) -> Result<ReadResult, Refusal> {
+        self.read_all(&[Read { object: object.clone(), parts }])
+            .pop()
+            .unwrap_or(Err(Refusal::Unknown))
+    }
+
+    /// The value of one key; empty when there is no such key.
+    pub(crate) fn read_value(&self, object: &ObjectName, key: &[u8]) -> Result<Vec<u8>, Refusal> {
+        self.read_one(object, vec![ReadPart::Keys(vec![key.to_vec()])])
+            .map(|answer| first_value(&answer))
+    }
+
+    /// As [`read_one`](Self::read_one) for a batch.
+    pub(crate) fn read_all(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
+        let mut results = self.store.read(batch);
+        for (op, result) in batch.iter().zip(&mut results) {
+            let mut first = Some(std::mem::replace(result, Err(Refusal::Unknown)));
+            *result = until_answered(self.settings.tries, || {
+                first.take().unwrap_or_else(|| self.read_again(op))
+            });
+        }
+        results
+    }
+
+    fn read_again(&self, op: &Read) -> Result<ReadResult, Refusal> {
+        self.store.read(std::slice::from_ref(op)).pop().unwrap_or(Err(Refusal::Unknown))
+    }
+
+    /// All keys of an object after `after`, page by page; nothing when it is missing.
+    pub(crate) fn all_keys(
+        &self,
+        object: &ObjectName,
+        mut after: Vec<u8>,
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
+        let mut all = Vec::new();
+        loop {
+            let answer = match self.read_one(object, vec![ReadPart::Page(after, PAGE)]) {
+                Err(Refusal::Missing) => return Ok(all),
+                other => other?,
+            };
+            let (pairs, more) = answer.pairs(0);
+            all.extend_from_slice(pairs);
+            match all.last() {
+                Some((last, _)) if more => after = last.clone(),
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// As [`all_keys`](Self::all_keys) for many objects, whose first pages are in flight together.
+    pub(crate) fn all_keys_of(
+        &self,
+        objects: &[ObjectName],
+        after: &[u8],
+    ) -> Result<Vec<Vec<(Vec<u8>, Vec<u8>)>>, Refusal> {
+        let read = |object: &ObjectName| Read {
+            object: object.clone(),
+            parts: vec![ReadPart::Page(after.to_vec(), PAGE)],
+        };
+        let first = self.read_all(&objects.iter().map(read).collect::<Vec<_>>());
+        let rest = |(object, answer): (&ObjectName, Result<ReadResult, Refusal>)| {
+            let answer = match answer {
+                Err(Refusal::Missing) => return Ok(Vec::new()),
+                other => other?,
+            };
+            let (pairs, more) = answer.pairs(0);
+            let mut all = pairs.to_vec();
+            if let Some((last, _)) = all.last().filter(|_| more) {
+                let last = last.clone();
+                all.extend(self.all_keys(object, last)?);
+            }
+            Ok(all)
+        };
+        objects.iter().zip(first).map(rest).collect()
+    }
+}

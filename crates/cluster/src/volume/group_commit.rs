@@ -1,0 +1,268 @@
+//! Writes that wait for each other: while some are on their way, those that come are gathered, and
+//! go out together as one operation an object.
+//!
+//! A write is acknowledged when its ticket was waited for, and durable then. Whoever waits sends
+//! what waits for all and may go (group commit), while other groups are on their way; who finds
+//! nothing to send sleeps. A read of what waits, and every change that is not a write, lets it go
+//! first.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use onefold_core::{
+    Error, Kind, Result, Ticket,
+    object::{Read, Refusal},
+};
+use parking_lot::MutexGuard;
+
+use super::{
+    Known, Object, Volume,
+    inline::Job,
+    queue::{Queue, WAITING_BYTES, Waiting},
+    write::{Fill, ObjectWrite},
+};
+use crate::{
+    chunk_map::{ChunkMap, map_parts},
+    settings::PlantedBug,
+};
+
+/// A part of a write that falls on one object.
+struct Part<'a> {
+    ticket: u64,
+    range: Range<u32>,
+    data: &'a [u8],
+}
+
+/// What a part makes of the object.
+fn fills<'a>(parts: &[Part<'a>]) -> Vec<(Range<u32>, Fill<'a>)> {
+    parts.iter().map(|part| (part.range.clone(), Fill::Bytes(part.data))).collect()
+}
+
+/// A group on its way; when it is over, also by a panic, others may go.
+struct Group<'a> {
+    volume: &'a Volume,
+    taken: Vec<Waiting>,
+    /// What failed; nothing is known before it was sent.
+    failed: Option<BTreeMap<u64, Error>>,
+}
+
+impl Drop for Group<'_> {
+    fn drop(&mut self) {
+        let panicked = || Error::new(Kind::Io, "the server failed while it wrote");
+        let failed = self.failed.take().unwrap_or_else(|| {
+            self.taken.iter().map(|waiting| (waiting.ticket, panicked())).collect()
+        });
+        let mut queue = self.volume.queue.lock();
+        queue.keep(failed);
+        for waiting in &self.taken {
+            queue.flying.remove(&waiting.ticket);
+            for object in waiting.objects(self.volume.object_bytes()) {
+                queue.busy.remove(&object);
+            }
+        }
+        queue.groups -= 1;
+        drop(queue);
+        self.volume.queue_changed.notify_all();
+    }
+}
+
+impl Volume {
+    /// Takes a write; it is acknowledged, and durable, after [`wait_for`](Self::wait_for).
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond the end, `Denied` where the volume is attached for reading.
+    pub fn write_later(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.writable()?;
+        self.within(offset, data.len() as u64)?;
+        self.foreground(data.len() as u64);
+        if self.queue.lock().bytes + data.len() > WAITING_BYTES {
+            self.drain();
+        }
+        let mut queue = self.queue.lock();
+        queue.last += 1;
+        let ticket = queue.last;
+        queue.bytes += data.len();
+        queue.waiting.push(Waiting { ticket, offset, data: data.to_vec() });
+        Ok(Ticket(ticket))
+    }
+
+    /// Waits until a write is over.
+    ///
+    /// # Errors
+    /// `NoSpace` when the store is full, `Stopped` when another server took the volume over.
+    pub fn wait_for(&self, ticket: Ticket) -> Result<()> {
+        self.over(|queue| queue.is_under_way(ticket.0));
+        self.queue.lock().ended(ticket.0)
+    }
+
+    /// Waits until all writes that were taken are over, well or not.
+    pub(super) fn drain(&self) {
+        let last = self.queue.lock().last;
+        self.over(|queue| queue.is_open(last));
+    }
+
+    /// Lets writes of a place go first.
+    pub(super) fn drain_place(&self, place: Range<u64>) {
+        let meets = |other: &Range<u64>| other.start < place.end && place.start < other.end;
+        let meets = {
+            let queue = self.queue.lock();
+            queue.flying.values().any(meets)
+                || queue.waiting.iter().any(|waiting| meets(&waiting.range()))
+        };
+        if meets {
+            self.drain();
+        }
+    }
+
+    /// Sends what may go, and waits, until it is no longer so.
+    fn over(&self, open: impl Fn(&Queue) -> bool) {
+        let mut queue = self.queue.lock();
+        while open(&queue) {
+            let taken = queue.dequeue(self.object_bytes());
+            if taken.is_empty() {
+                self.queue_changed.wait(&mut queue);
+                continue;
+            }
+            drop(queue);
+            let mut group = Group { volume: self, taken, failed: None };
+            group.failed = Some(self.send_all(&group.taken));
+            drop(group);
+            queue = self.queue.lock();
+        }
+    }
+
+    /// Sends writes, those of one object in one operation; the tickets of those that failed.
+    fn send_all(&self, taken: &[Waiting]) -> BTreeMap<u64, Error> {
+        let mut parts: BTreeMap<u64, Vec<Part<'_>>> = BTreeMap::new();
+        for waiting in taken {
+            let mut done = 0;
+            while done < waiting.data.len() {
+                let at = waiting.offset + done as u64;
+                let within = at % self.object_bytes();
+                let bytes =
+                    (self.object_bytes() - within).min((waiting.data.len() - done) as u64) as usize;
+                let range = within as u32..within as u32 + bytes as u32;
+                let part =
+                    Part { ticket: waiting.ticket, range, data: &waiting.data[done..done + bytes] };
+                parts.entry(at / self.object_bytes()).or_default().push(part);
+                done += bytes;
+            }
+        }
+        let objects: Vec<_> = parts.keys().map(|index| self.object(*index)).collect();
+        // In the order of their places: whoever else holds one waits for no other.
+        let mut held: Vec<_> = objects.iter().map(|object| object.lock()).collect();
+        let results = if self.inline.is_some() {
+            self.send_inline(&parts, &mut held)
+        } else {
+            self.send_dirty(&parts, &mut held)
+        };
+        let mut failed = BTreeMap::new();
+        for ((index, parts), result) in parts.iter().zip(results) {
+            if let Err(refusal) = result {
+                let error = self.failed(*index, refusal);
+                failed.extend(parts.iter().map(|part| (part.ticket, error.clone())));
+            }
+        }
+        failed
+    }
+
+    fn send_inline(
+        &self,
+        parts: &BTreeMap<u64, Vec<Part<'_>>>,
+        held: &mut [MutexGuard<'_, Object>],
+    ) -> Vec<Result<(), Refusal>> {
+        let reached = parts
+            .keys()
+            .zip(held.iter_mut())
+            .map(|(index, object)| self.discard_first(*index, object));
+        let mut results: Vec<Result<(), Refusal>> = reached.collect();
+        let fills: Vec<Vec<(Range<u32>, Fill<'_>)>> =
+            parts.values().map(|parts| fills(parts)).collect();
+        let objects = parts.keys().zip(held.iter_mut()).zip(&fills).zip(&results);
+        let ready = objects.filter(|(_, result)| result.is_ok());
+        let mut jobs: Vec<Job<'_, '_>> = ready
+            .map(|(((index, object), fills), _)| (*index, &mut **object, fills.as_slice()))
+            .collect();
+        let mut done = self.inline_all(&mut jobs, None).into_iter();
+        results
+            .iter_mut()
+            .filter(|result| result.is_ok())
+            .for_each(|result| *result = done.next().unwrap_or(Err(Refusal::Unknown)));
+        results
+    }
+
+    fn send_dirty(
+        &self,
+        parts: &BTreeMap<u64, Vec<Part<'_>>>,
+        held: &mut [MutexGuard<'_, Object>],
+    ) -> Vec<Result<(), Refusal>> {
+        let mut results: Vec<Result<(), Refusal>> =
+            self.learn_all(parts.keys().copied(), held.iter_mut().map(|object| &mut **object));
+        let fills: Vec<Vec<(Range<u32>, Fill<'_>)>> =
+            parts.values().map(|parts| fills(parts)).collect();
+        let (mut batch, mut sent) = (Vec::new(), Vec::new());
+        for (n, ((index, object), fills)) in
+            parts.keys().zip(held.iter_mut()).zip(&fills).enumerate()
+        {
+            let mut write = ObjectWrite::new(self, *index, object, fills, None);
+            let reached =
+                results[n].clone().and_then(|()| self.discard_first(*index, write.object));
+            match reached.and_then(|()| write.plan()) {
+                Ok(Some(op)) => {
+                    batch.push((write, op));
+                    sent.push(n);
+                }
+                Ok(None) => results[n] = self.join_dirty_list(*index, write.object),
+                Err(Refusal::Missing) => {
+                    results[n] = self.fill_object(*index, write.object, fills, None)
+                }
+                Err(refusal) => results[n] = Err(refusal),
+            }
+        }
+        let mut sent = sent.into_iter();
+        self.session.kernel().carry_out_all(batch, |write, outcome| {
+            let ended = outcome.and_then(|outcome| write.ended(outcome));
+            sent.by_ref().take(1).for_each(|n| results[n] = ended.clone());
+        });
+        for ((index, object), _) in
+            parts.keys().zip(held).zip(&results).filter(|(_, result)| result.is_ok())
+        {
+            self.flush_through(*index, object);
+        }
+        results
+    }
+
+    /// Reads the maps that are not remembered, in flight together.
+    fn learn_all<'a>(
+        &self,
+        indexes: impl Iterator<Item = u64>,
+        objects: impl Iterator<Item = &'a mut Object>,
+    ) -> Vec<Result<(), Refusal>> {
+        let mut results = Vec::new();
+        let mut unknown = Vec::new();
+        for (n, (index, object)) in indexes.zip(objects).enumerate() {
+            results.push(Ok(()));
+            if object.known.is_none() {
+                unknown.push((n, index, object));
+            }
+        }
+        let reads: Vec<Read> = unknown
+            .iter()
+            .map(|(_, index, _)| Read { object: self.object_id(*index).name(), parts: map_parts() })
+            .collect();
+        for ((n, index, object), answer) in
+            unknown.into_iter().zip(self.session.kernel().read_all(&reads))
+        {
+            results[n] = ChunkMap::from_answer(self.object_id(index), answer).and_then(|map| {
+                if map.is_none()
+                    && self.bits.lock().has(index)
+                    && !self.session.kernel().planted(PlantedBug::MissingAsZeroes)
+                {
+                    return Err(self.lost(index));
+                }
+                object.learn(Some(Known::of(map)));
+                Ok(())
+            });
+        }
+        results
+    }
+}

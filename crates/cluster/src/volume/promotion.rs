@@ -1,0 +1,314 @@
+//! Promotion: hot chunks that are kept in metadata objects though they are clean.
+//!
+//! The data of such a chunk is written into the object where its entry is still the same. Keys of
+//! the header name what is kept, so that whoever comes after us can bring it back to the chunks.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use onefold_core::object::{Change, Guard, ReadPart, Refusal, Write};
+
+use super::{
+    Volume,
+    cache_manager::{CACHED_MAX, HOT_MAX, HOT_SECONDS, parse, place},
+    header::{CACHED, HOT, name},
+    read::entry_key,
+};
+use crate::{
+    chunk_map::stamp_value,
+    format::{CHUNK_MAX, catalogue::Cut, entry::Entry, key},
+    settings::PlantedBug,
+};
+
+impl Volume {
+    /// Bytes of hot chunks that are kept in metadata objects, clean ones and those that are not to
+    /// be deduplicated yet.
+    #[must_use]
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.lock().bytes
+    }
+
+    /// Bytes that a chunk that is kept counts for: the most that it may have.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        u64::from(if self.session.kernel().format().volume_cut == Cut::Content {
+            CHUNK_MAX
+        } else {
+            self.chunk_bytes()
+        })
+    }
+
+    /// Notes a read of chunks; those that are hot are promoted, or when they are dirty kept from
+    /// workers. It is advice: what goes wrong is left for the next time.
+    pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<&Vec<u8>>]) {
+        let hits = self.session.kernel().settings().hit_count;
+        if hits == 0 || self.read_only {
+            return;
+        }
+        let second = self.session.kernel().store().time().as_secs();
+        for ((offset, entry), content) in parts.iter().zip(contents) {
+            let hot = self.cache.lock().hit(place(index, *offset), second) >= hits;
+            let clears_dirty = self.session.kernel().planted(PlantedBug::PromotionClearsDirty);
+            if hot && entry.dirty && !clears_dirty {
+                let _ = self.keep_dirty(place(index, *offset), second);
+            } else if let Some(content) = content
+                && hot
+            {
+                let _ = self.promote(index, *offset, entry, content);
+            }
+        }
+    }
+
+    /// Tells workers to leave a dirty chunk as it is for a while.
+    fn keep_dirty(&self, place: u64, second: u64) -> Result<(), Refusal> {
+        {
+            let mut cache = self.cache.lock();
+            let noted = cache.hot.get(&place).copied();
+            let room = self.session.cache_budget().kept() + self.kept_bytes()
+                <= self.session.cache_budget().share(self.session.kernel())
+                && cache.hot.len() < HOT_MAX;
+            if noted.map_or(!room, |until| until > second + HOT_SECONDS / 2) {
+                return Ok(());
+            }
+            if cache.hot.insert(place, second + HOT_SECONDS).is_none() {
+                cache.bytes += self.kept_bytes();
+                self.session.cache_budget().keep(self.kept_bytes());
+            }
+        }
+        let note = Change::SetOmap(vec![(
+            key::numbered(HOT, place),
+            (second + HOT_SECONDS).to_le_bytes().to_vec(),
+        )]);
+        self.session.kernel().write_one(&Write {
+            object: name(self.id),
+            guards: vec![Guard::Exists],
+            changes: vec![note],
+        })?;
+        Ok(())
+    }
+
+    /// Removes notes of dirty chunks that hold no more.
+    fn forget_hot(&self) -> Result<(), Refusal> {
+        let second = self.session.kernel().store().time().as_secs();
+        let over: Vec<u64> = {
+            let mut cache = self.cache.lock();
+            let over: Vec<u64> = cache
+                .hot
+                .iter()
+                .filter(|(_, until)| **until <= second)
+                .map(|(place, _)| *place)
+                .collect();
+            cache.hot.retain(|_, until| *until > second);
+            let bytes = over.len() as u64 * self.kept_bytes();
+            cache.bytes -= bytes;
+            self.session.cache_budget().give_back(bytes);
+            over
+        };
+        if over.is_empty() {
+            return Ok(());
+        }
+        let keys = over.into_iter().map(|place| key::numbered(HOT, place)).collect();
+        self.session.kernel().write_one(&Write {
+            object: name(self.id),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::DropOmap(keys)],
+        })?;
+        Ok(())
+    }
+
+    /// Writes a hot chunk into its object, where its entry is still the same.
+    fn promote(
+        &self,
+        index: u64,
+        offset: u32,
+        entry: &Entry,
+        content: &[u8],
+    ) -> Result<(), Refusal> {
+        let place = place(index, offset);
+        {
+            let mut cache = self.cache.lock();
+            let kept = self.session.cache_budget().kept() + self.kept_bytes();
+            let room = kept <= self.session.cache_budget().share(self.session.kernel())
+                && cache.kept.len() < CACHED_MAX;
+            if !room || cache.kept.contains_key(&place) {
+                return Ok(());
+            }
+            let reads = cache.reads;
+            cache.kept.insert(place, reads);
+            cache.bytes += self.kept_bytes();
+            self.session.cache_budget().keep(self.kept_bytes());
+        }
+        let object = self.object(index);
+        let mut object = object.lock();
+        if !self.session.kernel().planted(PlantedBug::KeptUnlisted) {
+            self.record_kept(place, true)?;
+        }
+        let id = self.object_id(index);
+        let new = Entry {
+            mask: Entry::full_mask(entry.length),
+            dirty: false,
+            stamp: self.session.kernel().stamp(),
+            ..*entry
+        };
+        let op = Write {
+            object: id.name(),
+            guards: vec![Guard::Omap(entry_key(offset), entry.encode(id, offset))],
+            changes: vec![
+                Change::Write(offset.into(), content.to_vec()),
+                Change::SetOmap(vec![(entry_key(offset), new.encode(id, offset))]),
+            ],
+        };
+        let done = self.session.kernel().write_one(&op);
+        object.learn(None);
+        if matches!(done, Err(Refusal::Unknown)) {
+            self.cache.lock().doubt.insert(place);
+        }
+        done?;
+        self.session.kernel().counts().promoted.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Notes in the header that a chunk is kept, or that it is no longer. The value is a stamp,
+    /// which is compared: a copy of an older note that comes late does not undo a newer one.
+    fn record_kept(&self, place: u64, kept: bool) -> Result<(), Refusal> {
+        let key = key::numbered(CACHED, place);
+        let change = if kept {
+            Change::SetOmap(vec![(key.clone(), stamp_value(self.session.kernel().stamp()))])
+        } else {
+            Change::DropOmap(vec![key.clone()])
+        };
+        // Guessed: what is to be kept is not there yet.
+        let mut before = if kept { Vec::new() } else { self.recorded_stamp(&key)? };
+        for _ in 0..8 {
+            let guards = vec![Guard::Exists, Guard::Omap(key.clone(), before)];
+            match self.session.kernel().until_answered(&Write {
+                object: name(self.id),
+                guards,
+                changes: vec![change.clone()],
+            }) {
+                Ok(_) => return Ok(()),
+                // A copy that came late, or our own operation whose reply was lost: then it is done
+                // once more.
+                Err(Refusal::Mismatch) => before = self.recorded_stamp(&key)?,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Unknown)
+    }
+
+    fn recorded_stamp(&self, key: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let answer = self
+            .session
+            .kernel()
+            .read_one(&name(self.id), vec![ReadPart::Keys(vec![key.to_vec()])])?;
+        Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
+    }
+
+    /// Takes the chunk that was read longest ago out of its object again, when more is kept than
+    /// may be; false when there is nothing to do.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn evict_step(&self) -> onefold_core::Result<bool> {
+        // A note that stays in the header holds no more all the same.
+        let _ = self.forget_hot();
+        let oldest = {
+            let cache = self.cache.lock();
+            let over = self.session.cache_budget().kept() + self.kept_bytes()
+                > self.session.cache_budget().share(self.session.kernel());
+            cache
+                .kept
+                .iter()
+                .filter(|_| over)
+                .min_by_key(|(_, read)| **read)
+                .map(|(place, _)| *place)
+        };
+        let Some(place) = oldest else { return Ok(false) };
+        let (index, offset) = parse(place);
+        self.evict(index, offset, place).map_err(|refusal| self.failed(index, refusal))?;
+        Ok(true)
+    }
+
+    fn evict(&self, index: u64, offset: u32, place: u64) -> Result<(), Refusal> {
+        let object = self.object(index);
+        let mut object = object.lock();
+        object.learn(None);
+        let id = self.object_id(index);
+        let known = self.known(index, &mut object)?;
+        let doubt = self.cache.lock().doubt.contains(&place);
+        // With another stamp a promotion that is still on its way comes too late.
+        if let Some(entry) = known.entries.get(&offset)
+            && !entry.dirty
+            && (entry.mask != 0 || doubt)
+            && entry.base.is_some()
+        {
+            let new = Entry { mask: 0, stamp: self.session.kernel().stamp(), ..*entry };
+            let op = Write {
+                object: id.name(),
+                guards: vec![Guard::Omap(entry_key(offset), entry.encode(id, offset))],
+                changes: vec![
+                    Change::Zero(offset.into(), entry.length.into()),
+                    Change::SetOmap(vec![(entry_key(offset), new.encode(id, offset))]),
+                ],
+            };
+            object.learn(None);
+            match self.session.kernel().until_answered(&op) {
+                Ok(_) | Err(Refusal::Mismatch) => {}
+                Err(refusal) => return Err(refusal),
+            }
+            // It is looked at once more: what somebody else changed meanwhile may still be kept.
+            let again = self.known(index, &mut object)?;
+            if again.entries.get(&offset).is_some_and(|now| !now.dirty && now.mask != 0) {
+                return Ok(());
+            }
+        }
+        self.record_kept(place, false)?;
+        let mut cache = self.cache.lock();
+        cache.doubt.remove(&place);
+        if cache.kept.remove(&place).is_some() {
+            cache.bytes -= self.kept_bytes();
+            self.session.cache_budget().give_back(self.kept_bytes());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use onefold_backend::MemoryObjects;
+    use onefold_core::object::PoolKind;
+
+    use super::*;
+    use crate::{Format, Mode, Session, Settings, Watermarks, Worker, create};
+
+    /// Writes two chunks, reads the first, and lets a worker take so many steps; bytes that are
+    /// dirty then.
+    fn dirty_after(steps: u32, cache_bytes: u64) -> u64 {
+        let store = MemoryObjects::new(PoolKind::Replicated);
+        create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let settings =
+            Settings { cold: Duration::ZERO, hit_count: 1, cache_bytes, ..Settings::default() };
+        let open = |name: &str| {
+            Arc::new(Session::open(Arc::new(store.session(name)), settings.clone()).unwrap())
+        };
+        let (server, worker) = (open("server"), open("worker"));
+        server.create_volume("v", 1 << 20).unwrap();
+        let volume = Volume::attach(&server, "v", Mode::Own).unwrap();
+        volume.write_at(0, &[7; 64 << 10]).unwrap();
+        let mut read = vec![0; 4096];
+        volume.read_at(0, &mut read).unwrap();
+        assert_eq!(read, [7; 4096]);
+        let mut worker = Worker::new(worker, Watermarks::NONE);
+        (0..steps).for_each(|_| assert!(worker.step().is_ok()));
+        server.status().unwrap().dirty_bytes
+    }
+
+    #[test]
+    fn a_dirty_chunk_that_is_read_often_stays_for_a_while() {
+        assert_eq!(dirty_after(2, 1 << 20), 32 << 10);
+        // Nothing may be kept.
+        assert_eq!(dirty_after(2, 0), 0);
+        // It was put off too often.
+        assert_eq!(dirty_after(20, 1 << 20), 0);
+    }
+}
