@@ -237,7 +237,9 @@ impl Sim {
                     .collect();
                 match Nodes::open_with(mounts, self.rng.percent(60), &self.settings()) {
                     Ok(nodes) => {
-                        self.say(|| format!("absent: {:?}", nodes.absent()));
+                        if !nodes.absent().is_empty() {
+                            self.say(|| format!("absent: {:?}", nodes.absent()));
+                        }
                         Some(Arc::new(nodes))
                     }
                     Err(error) => return Err(self.judge("open", &error)),
