@@ -8,7 +8,7 @@ use std::sync::{
 };
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{Branch, Engine, Format, Limits, Settings, check};
+use onefold_block::{Engine, Format, Limits, Mark, Settings, check};
 use onefold_core::{
     Block, BlockRead, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket, VolumeId,
 };
@@ -126,7 +126,7 @@ fn rule_00_many_separate_trims_wait_and_never_stop_the_store() {
     let (disk, volume) = crowded();
     let engine = open(&disk, discards(64));
     trim_all(&engine, volume);
-    let waited = engine.reached().iter().any(|(branch, _)| *branch == Branch::RangesWait);
+    let waited = engine.reached().iter().any(|(branch, _)| *branch == Mark::RangesWait);
     assert!(waited, "the limit was reached");
     goes_on(&disk, engine, volume);
 }

@@ -7,9 +7,12 @@ use parking_lot::Mutex;
 
 use crate::{
     counters::Counters,
+    coverage::{Coverage, Mark},
     engine::{
         Engine, Snapshot, State, catalogue::visible, checkpoint::Checkpointer, prepare::Preparer,
     },
+    fail_stop::FailStop,
+    flushes::Flushes,
     format::{
         catalogue::{Discard, Volume},
         geometry::SUPERBLOCKS,
@@ -18,10 +21,9 @@ use crate::{
     },
     index::Index,
     overlay::Overlay,
-    place::{Allocator, zone_list::ZoneList},
-    reached::{Branch, Reached},
     scheme::Records,
     settings::{PlantedBug, Settings},
+    space::{Allocator, zone_list::ZoneList},
     table::Pages,
     window::{
         Window,
@@ -96,7 +98,7 @@ impl Engine {
             )
         })?;
         let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
-        engine.reached.add(Branch::SuperblockDamaged, usize::from(damaged));
+        engine.coverage.add(Mark::SuperblockDamaged, usize::from(damaged));
         if damaged {
             engine.replace_damaged_superblock()?;
         }
@@ -143,7 +145,7 @@ impl Engine {
         let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
         let state = State {
             open: Window::new(snapshot.state.last_window.next()),
-            flights: Default::default(),
+            closed_windows: Default::default(),
             active: Overlay::default(),
             frozen: None,
             next_volume: snapshot.state.next_volume,
@@ -158,11 +160,9 @@ impl Engine {
             unplaced: 0,
             deferred: 0,
             spilling_pages: 0,
-            stopped: None,
+            fail_stop: FailStop::default(),
             checkpoint_wanted: false,
-            flush_wanted: false,
-            flushes_begun: 0,
-            flushes_done: 0,
+            flushes: Flushes::default(),
             releasing: false,
             releases: 0,
             leaves_wanted: false,
@@ -182,12 +182,12 @@ impl Engine {
             pages,
             state: Mutex::new(state),
             preparing: Mutex::new(Preparer::default()),
-            settling: Mutex::new(()),
-            merging: Mutex::default(),
+            making_durable: Mutex::new(()),
+            soft_updates: Mutex::default(),
             checkpointing: Mutex::new(Checkpointer::default()),
             compacting: Mutex::default(),
             counters: Counters::default(),
-            reached: Reached::default(),
+            coverage: Coverage::default(),
             lost: Mutex::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
             filter_cursor: std::sync::atomic::AtomicU64::new(0),

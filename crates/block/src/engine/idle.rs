@@ -16,7 +16,7 @@ const INDEX_LEAVES: usize = 64;
 
 /// How long no client asked for anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Leisure {
+pub enum Idleness {
     /// Clients are at work: nothing that costs writes.
     None,
     /// A moment: a flush does not disturb.
@@ -30,7 +30,7 @@ impl Engine {
     ///
     /// # Errors
     /// The first failed write stops all writes.
-    pub fn tidy_step(&self, leisure: Leisure) -> Result<bool> {
+    pub fn idle_step(&self, idleness: Idleness) -> Result<bool> {
         if self.complete_filter()
             || self.complete_index()?
             || self.load_free_space()?
@@ -39,8 +39,8 @@ impl Engine {
         {
             return Ok(true);
         }
-        Ok(leisure == Leisure::Long && self.compact_step()?
-            || leisure >= Leisure::Short && self.note_durable()?)
+        Ok(idleness == Idleness::Long && self.compact_step()?
+            || idleness >= Idleness::Short && self.note_durable()?)
     }
 
     /// Adds entries of the index on disk to the filter in front of it: after opening it knows none.

@@ -6,16 +6,16 @@ macro_rules! branches {
     ($($name:ident = $text:literal),* $(,)?) => {
         /// A branch that only some crash, some damage or some order of things leads to.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Branch { $(#[doc = $text] $name),* }
+        pub enum Mark { $(#[doc = $text] $name),* }
 
-        impl Branch {
+        impl Mark {
             /// All of them.
-            pub const ALL: &[Branch] = &[$(Branch::$name),*];
+            pub const ALL: &[Mark] = &[$(Mark::$name),*];
 
             /// What is reached.
             #[must_use]
             pub fn name(self) -> &'static str {
-                match self { $(Branch::$name => $text),* }
+                match self { $(Mark::$name => $text),* }
             }
         }
     };
@@ -53,30 +53,30 @@ branches! {
     RangesWait = "limit: a range waits for room in the table of discards",
     CatalogueFull = "limit: a new volume waits for room in the catalogue",
     CarriersFull = "limit: a change waits, since as many carriers wait for a checkpoint as may",
-    FlightsFull = "limit: a change waits, since as many windows are on their way as may",
+    ClosedWindowsFull = "limit: a change waits, since as many windows are on their way as may",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }
 
 /// How often each branch was reached since the store was opened.
-pub(crate) struct Reached([AtomicU64; Branch::ALL.len()]);
+pub(crate) struct Coverage([AtomicU64; Mark::ALL.len()]);
 
-impl Default for Reached {
-    fn default() -> Reached {
-        Reached(std::array::from_fn(|_| AtomicU64::new(0)))
+impl Default for Coverage {
+    fn default() -> Coverage {
+        Coverage(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 
-impl Reached {
-    pub(crate) fn hit(&self, branch: Branch) {
+impl Coverage {
+    pub(crate) fn hit(&self, branch: Mark) {
         self.add(branch, 1);
     }
 
-    pub(crate) fn add(&self, branch: Branch, n: usize) {
+    pub(crate) fn add(&self, branch: Mark, n: usize) {
         self.0[branch as usize].fetch_add(n as u64, Relaxed);
     }
 
-    pub(crate) fn counts(&self) -> Vec<(Branch, u64)> {
-        Branch::ALL
+    pub(crate) fn counts(&self) -> Vec<(Mark, u64)> {
+        Mark::ALL
             .iter()
             .zip(&self.0)
             .map(|(&branch, count)| (branch, count.load(Relaxed)))

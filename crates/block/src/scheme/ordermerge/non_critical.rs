@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use onefold_core::Result;
 
-use super::{Merger, place_in};
+use super::{SoftUpdates, place_in};
 use crate::{
     counters::add,
     engine::Engine,
@@ -18,9 +18,9 @@ const WAITING_MAX: usize = 2048;
 impl Engine {
     /// Lets the counts fall of blocks whose unlinking is durable, and takes the fingerprints of
     /// blocks whose links are.
-    pub(super) fn lower(&self, merger: &mut Merger) -> Result<()> {
+    pub(super) fn lower(&self, updates: &mut SoftUpdates) -> Result<()> {
         let (unlinked, stored) =
-            (std::mem::take(&mut merger.unlinked), std::mem::take(&mut merger.stored));
+            (std::mem::take(&mut updates.unlinked), std::mem::take(&mut updates.stored));
         let snapshot = self.snapshot();
         let counts = self
             .block_leaves(&snapshot, Table::References, unlinked.iter().copied())?
@@ -97,7 +97,7 @@ impl Engine {
         if !self.in_place() {
             return Ok(false);
         }
-        let _merger = self.merging.lock();
+        let _updates = self.soft_updates.lock();
         self.state.lock().check_running()?;
         let before = self.pages.held().changes();
         self.write_later(false).map_err(|e| self.stop(&e))?;

@@ -36,26 +36,26 @@ pub(super) fn pages(
     mut damaged: Vec<(PageId, Pointer)>,
     repaired: &mut Repaired,
 ) -> Result<u64> {
-    let mut healed = 0;
+    let mut restored = 0;
     while let Some((id, pointer)) = damaged.pop() {
         let Ok(mut block) = read_one(walker.disk, pointer.address) else { continue };
         let whole = |block: &Block| match pointer.in_place {
             true => in_place::decode(walker.identity, id, &pointer, block).is_ok(),
             false => page::differs(walker.identity, id, &pointer, block).is_none(),
         };
-        let Some(bit) = rot::heal(&mut block, whole) else { continue };
+        let Some(bit) = rot::restore_copy(&mut block, whole) else { continue };
         write(walker.disk, pointer.address, &block)?;
         repaired
             .restored
             .push(format!("{}: bit {bit} was flipped back", Place::Page(id, pointer.address)));
-        healed += 1;
+        restored += 1;
         walker.walk_from(
             id,
             &pointer,
             &mut Damaged { geometry: superblock.fixed.geometry, found: &mut damaged },
         );
     }
-    Ok(healed)
+    Ok(restored)
 }
 
 /// Collects the damaged pages of a tree.
@@ -83,16 +83,16 @@ pub(super) fn carriers(
     damaged: &[Pba],
     repaired: &mut Repaired,
 ) -> Result<u64> {
-    let mut healed = 0;
+    let mut restored = 0;
     for &pba in damaged.iter().take(CARRIERS_MAX) {
         let Ok(mut block) = read_one(disk, pba) else { continue };
         if let Some(bit) =
-            rot::heal(&mut block, |block| Carrier::proven(identity, block, pba).is_some())
+            rot::restore_copy(&mut block, |block| Carrier::proven(identity, block, pba).is_some())
         {
             write(disk, pba, &block)?;
             repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
-            healed += 1;
+            restored += 1;
         }
     }
-    Ok(healed)
+    Ok(restored)
 }

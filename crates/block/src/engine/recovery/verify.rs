@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 
 use crate::{
+    coverage::Mark,
     engine::{Engine, Snapshot, catalogue::apply_catalogue},
     format::{
         carrier::Carrier,
         catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX},
         record::{Change, Record, WindowNumber},
     },
-    reached::Branch,
     settings::PlantedBug,
     window::ranges::{Ranges, Span},
 };
@@ -51,7 +51,7 @@ impl Engine {
         &self,
         snapshot: &Snapshot,
         durable: &[Record],
-        believed: Vec<Record>,
+        verified: Vec<Record>,
     ) -> Result<Vec<Record>> {
         let mut volumes = snapshot.volumes.clone();
         for record in durable {
@@ -59,8 +59,8 @@ impl Engine {
                 apply_catalogue(&mut volumes, &[self.read_change(pba, &fingerprint)?]);
             }
         }
-        let mut story = Vec::with_capacity(believed.len());
-        for record in believed {
+        let mut story = Vec::with_capacity(verified.len());
+        for record in verified {
             let Change::Catalogue { pba, fingerprint } = record.change else {
                 let room = volumes
                     .get(&record.volume)
@@ -72,12 +72,12 @@ impl Engine {
                     change => change,
                 };
                 if change != record.change && room > 0 {
-                    self.reached.hit(Branch::RangeClipped);
+                    self.coverage.hit(Mark::RangeClipped);
                 }
                 if room > 0 {
                     story.push(Record { change, ..record });
                 } else {
-                    self.reached.hit(Branch::RecordWithoutVolume);
+                    self.coverage.hit(Mark::RecordWithoutVolume);
                 }
                 continue;
             };
@@ -93,10 +93,10 @@ impl Engine {
             if end.is_none() && !matches!(change, CatalogueChange::Create { .. }) {
                 continue;
             }
-            self.reached.hit(Branch::CatalogueAgain);
+            self.coverage.hit(Mark::CatalogueAgain);
             story.push(record);
             if let Some((volume, end)) = end.filter(|&(_, end)| end < VOLUME_BLOCKS_MAX) {
-                self.reached.hit(Branch::TailDropped);
+                self.coverage.hit(Mark::TailDropped);
                 let change = Change::Range { blocks: VOLUME_BLOCKS_MAX - end, keep: false };
                 story.push(Record { volume, lba: Lba(end), change, ..record });
             }
@@ -107,7 +107,7 @@ impl Engine {
 
     /// The newer records whose block is there: it hashes to their fingerprint. Ranges are believed
     /// with their carrier.
-    pub(super) fn believe(&self, newer: Vec<Record>) -> Result<Vec<Record>> {
+    pub(super) fn verify_newer(&self, newer: Vec<Record>) -> Result<Vec<Record>> {
         if self.settings.has(PlantedBug::BelievedUnseen) {
             return Ok(newer);
         }
@@ -142,12 +142,12 @@ impl Engine {
                 good[named.n] = whole && found.agrees(&named.fingerprint);
             }
         }
-        let believed: Vec<Record> =
+        let verified: Vec<Record> =
             newer.iter().zip(&good).filter(|(_, good)| **good).map(|(record, _)| *record).collect();
-        self.reached.add(Branch::RangeBelieved, ranges);
-        self.reached.add(Branch::NewerBelieved, believed.len() - ranges);
-        self.reached.add(Branch::NewerFallsBack, newer.len() - believed.len());
-        Ok(believed)
+        self.coverage.add(Mark::RangeBelieved, ranges);
+        self.coverage.add(Mark::NewerBelieved, verified.len() - ranges);
+        self.coverage.add(Mark::NewerFallsBack, newer.len() - verified.len());
+        Ok(verified)
     }
 
     /// Puts what a carrier carries in its place. False when it is none, or damaged.

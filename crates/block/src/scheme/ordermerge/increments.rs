@@ -9,7 +9,7 @@ use std::{
 
 use onefold_core::{BlockRef, Class, Fingerprint, Pba, Result, Run, VolumeId};
 
-use super::{Merger, place_in};
+use super::{SoftUpdates, place_in};
 use crate::{
     counters::add,
     engine::{Engine, Snapshot, Stage, State, list_refs, list_runs},
@@ -30,7 +30,7 @@ impl Engine {
     /// # Errors
     /// The first failed write stops all writes.
     pub(crate) fn write_counted(&self) -> Result<bool> {
-        let mut merger = self.merging.lock();
+        let mut updates = self.soft_updates.lock();
         let Some((window, plan, snapshot)) = self.next_prepared() else { return Ok(false) };
         let ready = !self.state.lock().resize_waits(&window);
         let leaves = if ready {
@@ -54,7 +54,7 @@ impl Engine {
         if !self.settings.has(PlantedBug::LinkBeforeCount) {
             self.count_links(&plan, &leaves);
         }
-        merger.counted.extend(leaves.iter().map(|(_, pointer)| *pointer));
+        updates.counted.extend(leaves.iter().map(|(_, pointer)| *pointer));
         let blocks = plan.blocks(&window);
         let mut runs = plan.runs(&blocks);
         let due_refs = list_refs(&due);
@@ -65,7 +65,7 @@ impl Engine {
         add(&self.counters.data_blocks, blocks.len() as u64);
         add(&self.counters.list_blocks, due.len() as u64);
         if self.settings.has(PlantedBug::LinkBeforeCount) {
-            merger.uncounted.push((plan.clone(), leaves));
+            updates.uncounted.push((plan.clone(), leaves));
         }
         let mut state = self.state.lock();
         state.allocator.list.written(&due);
@@ -75,15 +75,17 @@ impl Engine {
 
     /// Writes the counts of all windows whose data was written, each leaf once. The flush that
     /// comes next makes them sound.
-    pub(super) fn write_counts(&self, merger: &mut Merger) -> Result<()> {
-        let mut leaves = std::mem::take(&mut merger.counted);
+    pub(super) fn write_counts(&self, updates: &mut SoftUpdates) -> Result<()> {
+        let mut leaves = std::mem::take(&mut updates.counted);
         leaves.sort_unstable_by_key(|pointer| pointer.address);
         leaves.dedup_by_key(|pointer| pointer.address);
         let (note, written) = self.write_leaves(&leaves)?;
         add(&self.counters.in_place_blocks, written);
         let mut state = self.state.lock();
-        for flight in state.flights.iter_mut().filter(|flight| flight.stage == Stage::Written) {
-            flight.written_before.get_or_insert(note);
+        for closed in
+            state.closed_windows.iter_mut().filter(|closed| closed.stage == Stage::Written)
+        {
+            closed.written_before.get_or_insert(note);
         }
         Ok(())
     }
@@ -93,8 +95,8 @@ impl Engine {
         if state.stopped.is_some() {
             return None;
         }
-        let flight = state.flights.iter().find(|flight| flight.stage == Stage::Prepared)?;
-        Some((flight.window.clone(), flight.plan.clone()?, state.snapshot.clone()))
+        let closed = state.closed_windows.iter().find(|closed| closed.stage == Stage::Prepared)?;
+        Some((closed.window.clone(), closed.plan.clone()?, state.snapshot.clone()))
     }
 
     /// The leaves that count the window's links. `None` when one of them, or of those that its
@@ -163,9 +165,9 @@ impl State {
     /// changes. A crash would leave its links beyond the end.
     fn resize_waits(&self, window: &Window) -> bool {
         let before = self
-            .flights
+            .closed_windows
             .iter()
-            .map(|flight| &flight.window)
+            .map(|closed| &closed.window)
             .take_while(|earlier| earlier.number < window.number);
         let pending =
             self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);

@@ -253,7 +253,7 @@ impl ZoneList {
     }
 
     /// The durable window that the first page told last.
-    pub(crate) fn told_durable(&self) -> WindowNumber {
+    pub(crate) fn recorded_durable(&self) -> WindowNumber {
         self.pages.first().map_or(WindowNumber(0), |page| page.page.durable)
     }
 
