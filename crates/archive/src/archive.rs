@@ -21,26 +21,26 @@ use onefold_core::{Algorithm, Error, File, Files, Fingerprinter, Hold, Kind, Loc
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
+    block_index::{self, LEAF_MEMORY},
     check::is_damage,
     format::{
         Identity,
         bytes::{Reader, Writer, corrupt},
-        container::Holds,
+        container::ContainerKind,
         frame::{self, FRAME_ALIGN, FRAME_HEADER_BYTES},
         label::{Found, LABEL_BYTES, Label, choose},
         record::{Place, Record},
     },
-    late::Work,
+    late::WriteCost,
     log::{LOG_BYTES_MAX, LogReader, PIECE_BYTES},
-    map::{self, LEAF_MEMORY},
-    memory::{Budget, Drawn, Spare},
+    memory::{Budget, BufferPool, Drawn},
     placement::Class,
     settings::{Format, PlantedBug, Settings},
     tables::Tables,
 };
 
 pub(crate) const LABEL: &str = "label";
-const VOUCHED: &str = "vouched";
+const SYNCED: &str = "vouched";
 const RESERVE: &str = "reserve";
 const COMMIT: &str = "lock-commit";
 /// Held by the ingesting process.
@@ -52,7 +52,7 @@ pub(crate) const IMPORTER: &str = "lock-importer";
 const EPOCHS: [&str; 2] = ["epoch-0", "epoch-1"];
 
 const SNAPSHOT_MAGIC: &[u8; 8] = b"ONEFSNAP";
-const WORK_MAGIC: &[u8; 8] = b"ONEFWORK";
+const WRITE_COST_MAGIC: &[u8; 8] = b"ONEFWORK";
 const SNAPSHOT_HEADER_BYTES: usize = 40;
 
 /// Bytes of the reserve that are given up at once.
@@ -66,15 +66,15 @@ pub struct Archive {
     pub(crate) fingerprinter: Fingerprinter,
     label: Label,
     writes: bool,
-    view: Mutex<View>,
+    position: Mutex<LogPosition>,
     /// Memory for what the medium says.
     budget: Arc<Budget>,
     /// Memory of containers.
-    pub(crate) spare: Arc<Spare>,
+    pub(crate) buffers: Arc<BufferPool>,
 }
 
 /// What this process has seen.
-struct View {
+struct LogPosition {
     tables: Arc<Tables>,
     /// The label's generation and number.
     generation: u64,
@@ -83,7 +83,7 @@ struct View {
     /// Bytes of the log that are applied.
     end: u64,
     /// The label is known to be durable.
-    label_sure: bool,
+    label_durable: bool,
     /// A place of the label is damaged, or its last write did not arrive: `generation` is that of
     /// the label to be written before anything else.
     label_lost: bool,
@@ -94,7 +94,7 @@ struct View {
 }
 
 /// Keeps what is read in this epoch from being freed.
-pub struct Stay {
+pub struct EpochGuard {
     _lock: Box<dyn Lock>,
     /// The archive as of then.
     pub tables: Arc<Tables>,
@@ -134,7 +134,7 @@ impl Archive {
             spread: files.spread(),
             late: format.late,
         };
-        for name in [VOUCHED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
+        for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
             fresh(files, name)?;
         }
         let reserve = fresh(files, RESERVE)?;
@@ -201,7 +201,7 @@ impl Archive {
         }
         let identity = label.identity();
         let budget = Budget::new(settings.memory);
-        let view = View::load_newest(files, &identity, &label, settings, None, &budget)?;
+        let position = LogPosition::load_newest(files, &identity, &label, settings, None, &budget)?;
         let archive = Archive {
             fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
             identity,
@@ -209,11 +209,11 @@ impl Archive {
             writes,
             settings: settings.clone(),
             files: files.clone(),
-            view: Mutex::new(view),
+            position: Mutex::new(position),
             budget,
-            spare: Arc::default(),
+            buffers: Arc::default(),
         };
-        archive.read_on(&mut archive.view.lock())?;
+        archive.replay_new_frames(&mut archive.position.lock())?;
         Ok(archive)
     }
 
@@ -224,8 +224,8 @@ impl Archive {
 
     /// Where a put writes what holds this: recipes are read and changed as a whole, and stand
     /// encoded from the beginning.
-    pub(crate) fn class_of(&self, holds: Holds) -> Class {
-        if self.label.late.is_some() && holds == Holds::Data {
+    pub(crate) fn class_of(&self, kind: ContainerKind) -> Class {
+        if self.label.late.is_some() && kind == ContainerKind::Data {
             Class::Replicated
         } else {
             Class::Plain
@@ -244,7 +244,7 @@ impl Archive {
 
     /// The archive as of the last look at the log.
     pub fn tables(&self) -> Arc<Tables> {
-        self.view.lock().tables.clone()
+        self.position.lock().tables.clone()
     }
 
     /// Looks at the log, and gives the archive as of now.
@@ -252,9 +252,9 @@ impl Archive {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn refresh(&self) -> Result<Arc<Tables>> {
-        let (mut view, _lock) = self.locked()?;
-        self.read_on(&mut view)?;
-        Ok(view.tables.clone())
+        let (mut position, _lock) = self.locked()?;
+        self.replay_new_frames(&mut position)?;
+        Ok(position.tables.clone())
     }
 
     /// Stays in the epoch of now: what the returned tables name can be read until the value is
@@ -262,13 +262,13 @@ impl Archive {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn stay(&self) -> Result<Stay> {
+    pub fn guard_epoch(&self) -> Result<EpochGuard> {
         loop {
             let epoch = self.refresh()?.epoch;
             let lock = self.files.lock(EPOCHS[epoch as usize % 2], Hold::Shared, true)?;
             let tables = self.refresh()?;
             if tables.epoch == epoch {
-                return Ok(Stay { _lock: lock, tables });
+                return Ok(EpochGuard { _lock: lock, tables });
             }
         }
     }
@@ -277,52 +277,57 @@ impl Archive {
     ///
     /// # Errors
     /// `Busy` when somebody does and nobody waits.
-    pub(crate) fn drained(&self, epoch: u32, wait: bool) -> Result<()> {
+    pub(crate) fn await_earlier_epoch(&self, epoch: u32, wait: bool) -> Result<()> {
         self.files.lock(EPOCHS[(epoch as usize + 1) % 2], Hold::Alone, wait).map(|_| ())
     }
 
     /// Changes the archive: `decide` sees it as of the log's end and says what changes. Durable on
-    /// return. `urgent` changes free space, and may use the reserve.
+    /// return. `may_use_reserve` changes free space, and may use the reserve.
     ///
     /// # Errors
     /// Those of `decide`; `NoSpace`; `Stopped` after an earlier failure; those of the system.
     pub(crate) fn commit(
         &self,
-        urgent: bool,
+        may_use_reserve: bool,
         decide: impl FnOnce(&Tables) -> Result<Vec<Record>>,
     ) -> Result<Arc<Tables>> {
-        let (mut view, _lock) = self.locked()?;
-        if let Some(reason) = &view.stopped {
+        let (mut position, _lock) = self.locked()?;
+        if let Some(reason) = &position.stopped {
             return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
         }
-        self.read_on(&mut view)?;
-        let records = decide(&view.tables)?;
+        self.replay_new_frames(&mut position)?;
+        let records = decide(&position.tables)?;
         if !records.is_empty() {
-            self.append(&mut view, records, urgent)?;
-            if view.end >= self.settings.log_bytes {
-                self.snapshot(&mut view, urgent)?;
+            self.append(&mut position, records, may_use_reserve)?;
+            if position.end >= self.settings.log_bytes {
+                self.snapshot(&mut position, may_use_reserve)?;
             }
         }
-        Ok(view.tables.clone())
+        Ok(position.tables.clone())
     }
 
     /// Does something while nobody else changes the archive: its log is read to the end.
     pub(crate) fn exclusively<T>(&self, does: impl FnOnce() -> Result<T>) -> Result<T> {
-        let (mut view, _lock) = self.locked()?;
-        self.read_on(&mut view)?;
+        let (mut position, _lock) = self.locked()?;
+        self.replay_new_frames(&mut position)?;
         does()
     }
 
-    fn locked(&self) -> Result<(MutexGuard<'_, View>, Box<dyn Lock>)> {
-        let view = self.view.lock();
+    fn locked(&self) -> Result<(MutexGuard<'_, LogPosition>, Box<dyn Lock>)> {
+        let position = self.position.lock();
         let lock =
             self.files.lock(COMMIT, if self.writes { Hold::Alone } else { Hold::Shared }, true)?;
         self.files.settle(self.writes)?;
-        Ok((view, lock))
+        Ok((position, lock))
     }
 
-    fn append(&self, view: &mut View, records: Vec<Record>, urgent: bool) -> Result<()> {
-        let tables = &view.tables;
+    fn append(
+        &self,
+        position: &mut LogPosition,
+        records: Vec<Record>,
+        may_use_reserve: bool,
+    ) -> Result<()> {
+        let tables = &position.tables;
         let sequence = tables.sequence + 1;
         let mut next = Tables::clone(tables);
         let payload = Record::encode_all(&records);
@@ -338,37 +343,39 @@ impl Archive {
                 format!("{what}; nothing was changed: do it in smaller parts"),
             ));
         }
-        fits(view.end, payload.len())?;
+        fits(position.end, payload.len())?;
         let (bytes, checksum) =
             frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
         next.apply(sequence, records)?;
         next.chain = checksum;
-        if !view.label_sure {
-            self.settle_label(view)?;
+        if !position.label_durable {
+            self.make_label_durable(position)?;
         }
-        self.nothing_follows(view)?;
+        self.nothing_follows(position)?;
         let written = loop {
-            let synced = view
+            let synced = position
                 .log
-                .write_at(view.end, &bytes)
-                .and_then(|()| self.sync(&*view.log))
+                .write_at(position.end, &bytes)
+                .and_then(|()| self.sync(&*position.log))
                 .and_then(|()| self.files.confirm());
-            match synced.and_then(|()| reads_back(&*view.log, view.end, &bytes)) {
+            match synced.and_then(|()| reads_back(&*position.log, position.end, &bytes)) {
                 Err(error)
-                    if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
+                    if error.kind() == Kind::NoSpace
+                        && may_use_reserve
+                        && self.spend_reserve()? => {}
                 done => break done,
             }
         };
         if let Err(error) = written {
             // A full disk leaves a torn end, which the next append overwrites.
             if error.kind() != Kind::NoSpace {
-                view.stopped = Some(error.clone());
+                position.stopped = Some(error.clone());
             }
             return Err(error);
         }
-        view.end += bytes.len() as u64;
-        view.tables = Arc::new(next);
-        self.vouch(sequence, view.snapshot)
+        position.end += bytes.len() as u64;
+        position.tables = Arc::new(next);
+        self.record_synced(sequence, position.snapshot)
     }
 
     /// Makes a file durable, or fails for good: after a failed sync its data may be gone from
@@ -381,18 +388,18 @@ impl Archive {
     }
 
     /// Errors when somebody appended since the end was read, although we hold the lock.
-    fn nothing_follows(&self, view: &mut View) -> Result<()> {
-        let mut frames = LogReader::new(&*view.log, view.end, &view.drawn)?;
+    fn nothing_follows(&self, position: &mut LogPosition) -> Result<()> {
+        let mut frames = LogReader::new(&*position.log, position.end, &position.drawn)?;
         let next = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?;
         let follows = next.is_some_and(|(frame, before)| {
-            Some(frame.sequence) == view.tables.sequence.checked_add(1)
-                && before == view.tables.chain
+            Some(frame.sequence) == position.tables.sequence.checked_add(1)
+                && before == position.tables.chain
         });
         if follows {
-            return Err(view.stopped.insert(locks_fail()).clone());
+            return Err(position.stopped.insert(locks_fail()).clone());
         }
-        if frames.goes_on(&self.identity, view.tables.sequence)? {
-            Err(later_changes(view.tables.sequence))
+        if frames.goes_on(&self.identity, position.tables.sequence)? {
+            Err(later_changes(position.tables.sequence))
         } else {
             Ok(())
         }
@@ -400,21 +407,21 @@ impl Archive {
 
     /// A label that a killed process wrote may be in memory only. What is appended to the log that
     /// it names must not be lost with it.
-    fn settle_label(&self, view: &mut View) -> Result<()> {
-        if view.label_lost || self.vouched()?.1 < view.snapshot {
+    fn make_label_durable(&self, position: &mut LogPosition) -> Result<()> {
+        if position.label_lost || self.recorded_synced()?.1 < position.snapshot {
             let label = Label {
-                generation: view.generation,
-                snapshot: view.snapshot,
+                generation: position.generation,
+                snapshot: position.snapshot,
                 ..self.label.clone()
             };
             let file = self.files.open(LABEL)?;
             file.write_at(label.place(), &label.encode())?;
             file.sync()?;
         }
-        (view.label_sure, view.label_lost) = (true, false);
+        (position.label_durable, position.label_lost) = (true, false);
         // A crash may have lost the space that was taken for the log. A disk that is full gives
         // none.
-        match view.log.reserve(0, self.settings.log_ahead_bytes) {
+        match position.log.reserve(0, self.settings.log_ahead_bytes) {
             Err(error) if error.kind() != Kind::NoSpace => Err(error),
             _ => Ok(()),
         }
@@ -422,22 +429,22 @@ impl Archive {
 
     /// Says that frame and label are durable; said after their syncs, so that it is true whenever
     /// it is read.
-    fn vouch(&self, sequence: u64, snapshot: u64) -> Result<()> {
+    fn record_synced(&self, sequence: u64, snapshot: u64) -> Result<()> {
         let mut w = Writer::default();
         w.u64(sequence).u64(snapshot);
         let checksum = self.identity.checksum(&w.0);
         w.u64(checksum);
         // Only saves the next process a sync.
-        match self.files.open(VOUCHED)?.write_at(0, &w.0) {
+        match self.files.open(SYNCED)?.write_at(0, &w.0) {
             Err(error) if error.kind() != Kind::NoSpace => Err(error),
             _ => Ok(()),
         }
     }
 
     /// The last frame and the label that are known to be durable.
-    fn vouched(&self) -> Result<(u64, u64)> {
+    fn recorded_synced(&self) -> Result<(u64, u64)> {
         let mut bytes = [0; 24];
-        match self.files.open(VOUCHED)?.read_at(0, &mut bytes) {
+        match self.files.open(SYNCED)?.read_at(0, &mut bytes) {
             Ok(n) if n == bytes.len() => {}
             // Without it a sync more is needed.
             Err(error) if error.kind() != Kind::Io => return Err(error),
@@ -449,64 +456,71 @@ impl Archive {
     }
 
     /// Reads the log from where this process stopped to its end. The commit lock is held.
-    fn read_on(&self, view: &mut View) -> Result<()> {
+    fn replay_new_frames(&self, position: &mut LogPosition) -> Result<()> {
         let (label, is_damaged) =
             look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
         // First, so that the log has at least this even where locks do not hold.
-        let vouched = self.vouched()?.0;
+        let recorded = self.recorded_synced()?.0;
         // A damaged place of the label may have named another log, where what is new is.
-        if label.snapshot != view.snapshot || is_damaged && vouched > view.tables.sequence {
-            let stopped = view.stopped.take();
+        if label.snapshot != position.snapshot || is_damaged && recorded > position.tables.sequence
+        {
+            let stopped = position.stopped.take();
             // What is known is drawn anew.
-            view.drawn = Drawn::default();
-            *view = View::load_newest(
+            position.drawn = Drawn::default();
+            *position = LogPosition::load_newest(
                 &self.files,
                 &self.identity,
                 &label,
                 &self.settings,
-                Some(&view.tables),
+                Some(&position.tables),
                 &self.budget,
             )?;
-            view.stopped = stopped;
+            position.stopped = stopped;
         }
-        view.generation = view.generation.max(label.generation);
+        position.generation = position.generation.max(label.generation);
         if self.budget.is_bounded() {
-            self.budget.occupied(occupied(&*self.files, view.snapshot));
+            self.budget.occupied(occupied(&*self.files, position.snapshot));
         }
-        let mut followed = Followed::of(&view.tables);
-        follow(
-            &*view.log,
-            view.end,
+        let mut replayed = Replayed::of(&position.tables);
+        replay(
+            &*position.log,
+            position.end,
             &self.identity,
-            &mut followed,
-            &view.drawn,
+            &mut replayed,
+            &position.drawn,
             &self.settings,
             u64::MAX,
         )?;
-        if vouched > followed.tables.sequence && !self.settings.has(PlantedBug::LogEndBelieved) {
-            return Err(changes_lost(followed.tables.sequence, vouched));
+        if recorded > replayed.tables.sequence && !self.settings.has(PlantedBug::LogEndBelieved) {
+            return Err(changes_lost(replayed.tables.sequence, recorded));
         }
-        let Followed { tables: Cow::Owned(tables), end, last } = followed else { return Ok(()) };
-        let unsure = tables.sequence > vouched && !self.settings.has(PlantedBug::TailShownEarly);
+        let Replayed { tables: Cow::Owned(tables), end, last } = replayed else { return Ok(()) };
+        let unsure = tables.sequence > recorded && !self.settings.has(PlantedBug::TailShownEarly);
         if unsure && self.writes {
-            view.log.write_at(end - last.len() as u64, &last)?;
-            view.log.sync()?;
+            position.log.write_at(end - last.len() as u64, &last)?;
+            position.log.sync()?;
             self.files.confirm()?;
-            self.settle_label(view)?;
-            self.vouch(tables.sequence, view.snapshot)?;
+            self.make_label_durable(position)?;
+            self.record_synced(tables.sequence, position.snapshot)?;
         } else if unsure && !self.settings.has(PlantedBug::TailReadEarly) {
-            return self.read_sure(view, tables, end, vouched);
+            return self.replay_lasting_frames(position, tables, end, recorded);
         }
-        (view.tables, view.end) = (Arc::new(tables), end);
+        (position.tables, position.end) = (Arc::new(tables), end);
         Ok(())
     }
 
-    /// For who writes nothing: makes frames durable that nobody vouched for, and believes those
-    /// that can't vanish any more. `tables` have all frames up to byte `end`.
-    fn read_sure(&self, view: &mut View, tables: Tables, end: u64, vouched: u64) -> Result<()> {
-        let name = log_name(view.snapshot);
-        let mut frames = LogReader::new(&*view.log, view.end, &view.drawn)?;
-        let (mut at, mut unsure) = (view.end, Vec::new());
+    /// For who writes nothing: makes frames durable that nobody recorded as synced, and believes
+    /// those that can't vanish any more. `tables` have all frames up to byte `end`.
+    fn replay_lasting_frames(
+        &self,
+        position: &mut LogPosition,
+        tables: Tables,
+        end: u64,
+        recorded: u64,
+    ) -> Result<()> {
+        let name = log_name(position.snapshot);
+        let mut frames = LogReader::new(&*position.log, position.end, &position.drawn)?;
+        let (mut at, mut unsure) = (position.end, Vec::new());
         while at < end {
             let Some((frame, _)) =
                 frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?
@@ -514,8 +528,8 @@ impl Archive {
                 break;
             };
             let (sequence, bytes) = (frame.sequence, frame.bytes);
-            if sequence > vouched {
-                view.drawn.more(bytes)?;
+            if sequence > recorded {
+                position.drawn.more(bytes)?;
                 unsure.push((sequence, at, frames.whole(bytes)?));
             }
             frames.pass(bytes);
@@ -524,7 +538,7 @@ impl Archive {
         let from = unsure.first().map_or(end, |(_, at, _)| *at);
         let all: Vec<u8> = unsure.iter().flat_map(|(_, _, bytes)| bytes).copied().collect();
         if self.files.keeps(&name, from, &all)? {
-            (view.tables, view.end) = (Arc::new(tables), end);
+            (position.tables, position.end) = (Arc::new(tables), end);
             return Ok(());
         }
         let mut upto = tables.sequence - unsure.len() as u64;
@@ -534,33 +548,37 @@ impl Archive {
             }
             upto = *sequence;
         }
-        let mut followed = Followed::of(&view.tables);
-        follow(
-            &*view.log,
-            view.end,
+        let mut replayed = Replayed::of(&position.tables);
+        replay(
+            &*position.log,
+            position.end,
             &self.identity,
-            &mut followed,
-            &view.drawn,
+            &mut replayed,
+            &position.drawn,
             &self.settings,
             upto,
         )?;
-        if let Followed { tables: Cow::Owned(tables), end, .. } = followed {
-            (view.tables, view.end) = (Arc::new(tables), end);
+        if let Replayed { tables: Cow::Owned(tables), end, .. } = replayed {
+            (position.tables, position.end) = (Arc::new(tables), end);
         }
         Ok(())
     }
 
     /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
     /// off.
-    fn snapshot(&self, view: &mut View, urgent: bool) -> Result<()> {
+    fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
         loop {
-            match self.try_snapshot(view) {
+            match self.try_snapshot(position) {
                 Err(error)
-                    if error.kind() == Kind::NoSpace && urgent && self.spend_reserve()? => {}
+                    if error.kind() == Kind::NoSpace
+                        && may_use_reserve
+                        && self.spend_reserve()? => {}
                 Err(error) if error.kind() == Kind::NoSpace => {
                     // The log goes on in the space that was taken for it; what is half made makes
                     // room.
-                    for name in [snapshot_name(view.snapshot + 1), log_name(view.snapshot + 1)] {
+                    for name in
+                        [snapshot_name(position.snapshot + 1), log_name(position.snapshot + 1)]
+                    {
                         match self.files.remove(&name) {
                             Err(error) if error.kind() != Kind::NotFound => return Err(error),
                             _ => {}
@@ -569,7 +587,7 @@ impl Archive {
                     return Ok(());
                 }
                 Err(error) => {
-                    view.stopped = Some(error.clone());
+                    position.stopped = Some(error.clone());
                     return Err(error);
                 }
                 Ok(()) => return Ok(()),
@@ -577,24 +595,29 @@ impl Archive {
         }
     }
 
-    fn try_snapshot(&self, view: &mut View) -> Result<()> {
-        let number = view.snapshot + 1;
-        let mut tables = Tables::clone(&view.tables);
-        map::write(&*self.files, &self.identity, number, &mut tables)?;
+    fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
+        let number = position.snapshot + 1;
+        let mut tables = Tables::clone(&position.tables);
+        block_index::write(&*self.files, &self.identity, number, &mut tables)?;
         write_snapshot(&*self.files, &self.identity, number, &tables)?;
         let log = fresh(&*self.files, &log_name(number))?;
         log.reserve(0, self.settings.log_ahead_bytes)?;
         log.sync()?;
         self.files.sync_names()?;
         let label =
-            Label { generation: view.generation + 1, snapshot: number, ..self.label.clone() };
+            Label { generation: position.generation + 1, snapshot: number, ..self.label.clone() };
         let file = self.files.open(LABEL)?;
         file.write_at(label.place(), &label.encode())?;
         file.sync()?;
         self.files.confirm()?;
-        (view.generation, view.snapshot, view.log, view.end, view.label_sure) =
-            (label.generation, number, log, 0, true);
-        view.tables = Arc::new(tables);
+        (
+            position.generation,
+            position.snapshot,
+            position.log,
+            position.end,
+            position.label_durable,
+        ) = (label.generation, number, log, 0, true);
+        position.tables = Arc::new(tables);
         for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
             match self.files.remove(&name) {
                 Err(error) if error.kind() != Kind::NotFound => return Err(error),
@@ -705,7 +728,7 @@ fn look_for_label(files: &dyn Files, strict: bool) -> Result<(Label, bool)> {
     }
 }
 
-impl View {
+impl LogPosition {
     /// What a label names, or the log behind it. When the last label was lost, the one before is
     /// there, with its snapshot and log; the next log goes on from there, and only a label that
     /// was durable lets anybody write to it.
@@ -716,20 +739,27 @@ impl View {
         settings: &Settings,
         before: Option<&Tables>,
         budget: &Arc<Budget>,
-    ) -> Result<View> {
+    ) -> Result<LogPosition> {
         let is_damaged = look_for_label(&**files, false)?.1;
-        let mut view = View::load(files, identity, label, settings, before, budget)?;
+        let mut position = LogPosition::load(files, identity, label, settings, before, budget)?;
         let is_old = !settings.has(PlantedBug::OldLabelTaken)
-            && view.log_goes_on(&**files, identity, settings)?;
+            && position.log_goes_on(&**files, identity, settings)?;
         if is_old {
             let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
-            view.drawn = Drawn::default();
-            view = View::load(files, identity, &next, settings, Some(&view.tables), budget)?;
+            position.drawn = Drawn::default();
+            position = LogPosition::load(
+                files,
+                identity,
+                &next,
+                settings,
+                Some(&position.tables),
+                budget,
+            )?;
         }
         if is_old || is_damaged {
-            (view.generation, view.label_lost) = (label.generation + 1, true);
+            (position.generation, position.label_lost) = (label.generation + 1, true);
         }
-        Ok(view)
+        Ok(position)
     }
 
     /// True when the log after this one has changes that follow the end of this one.
@@ -746,10 +776,10 @@ impl View {
         let drawn = Drawn::default();
         let mut frames = LogReader::new(&*next, 0, &drawn)?;
         let Some((frame, before)) = frames.frame(identity, false)? else { return Ok(false) };
-        let mut followed = Followed::of(&self.tables);
-        follow(&*self.log, 0, identity, &mut followed, &drawn, settings, u64::MAX)?;
-        Ok(followed.tables.sequence.checked_add(1) == Some(frame.sequence)
-            && followed.tables.chain == before)
+        let mut replayed = Replayed::of(&self.tables);
+        replay(&*self.log, 0, identity, &mut replayed, &drawn, settings, u64::MAX)?;
+        Ok(replayed.tables.sequence.checked_add(1) == Some(frame.sequence)
+            && replayed.tables.chain == before)
     }
 
     /// `before` is what the process knew of it.
@@ -760,7 +790,7 @@ impl View {
         settings: &Settings,
         before: Option<&Tables>,
         budget: &Arc<Budget>,
-    ) -> Result<View> {
+    ) -> Result<LogPosition> {
         let open = |number| files.open(&log_name(number));
         let late = label.late.is_some();
         if budget.is_bounded() {
@@ -775,28 +805,28 @@ impl View {
                 let tables =
                     read_snapshot(&**files, identity, label.snapshot - 1, late, None, &drawn)
                         .map_err(|_| error.clone())?;
-                let mut followed = Followed::of(&tables);
-                follow(
+                let mut replayed = Replayed::of(&tables);
+                replay(
                     &*open(label.snapshot - 1)?,
                     0,
                     identity,
-                    &mut followed,
+                    &mut replayed,
                     &drawn,
                     settings,
                     u64::MAX,
                 )?;
-                followed.tables.into_owned()
+                replayed.tables.into_owned()
             }
             Err(error) => return Err(error),
         };
         let log = open(label.snapshot)?;
-        Ok(View {
+        Ok(LogPosition {
             tables: Arc::new(tables),
             generation: label.generation,
             snapshot: label.snapshot,
             log,
             end: 0,
-            label_sure: false,
+            label_durable: false,
             label_lost: false,
             stopped: None,
             drawn,
@@ -812,7 +842,7 @@ fn occupied(files: &dyn Files, snapshot: u64) -> u64 {
         log_name(snapshot),
         snapshot_name(before),
         log_name(before),
-        map::MAPS.to_owned(),
+        block_index::MAPS.to_owned(),
     ];
     names
         .iter()
@@ -821,7 +851,7 @@ fn occupied(files: &dyn Files, snapshot: u64) -> u64 {
 }
 
 /// The tables, as far as a log was followed.
-struct Followed<'a> {
+struct Replayed<'a> {
     /// Those that were there before, as long as nothing was new.
     tables: Cow<'a, Tables>,
     /// Where the log ends.
@@ -830,19 +860,19 @@ struct Followed<'a> {
     last: Vec<u8>,
 }
 
-impl Followed<'_> {
-    fn of(tables: &Tables) -> Followed<'_> {
-        Followed { tables: Cow::Borrowed(tables), end: 0, last: Vec::new() }
+impl Replayed<'_> {
+    fn of(tables: &Tables) -> Replayed<'_> {
+        Replayed { tables: Cow::Borrowed(tables), end: 0, last: Vec::new() }
     }
 }
 
 /// Applies the frames of a log from byte `from` on, which follow the tables; none behind number
 /// `upto`.
-fn follow(
+fn replay(
     log: &dyn File,
     from: u64,
     identity: &Identity,
-    to: &mut Followed<'_>,
+    to: &mut Replayed<'_>,
     drawn: &Drawn,
     settings: &Settings,
     upto: u64,
@@ -882,12 +912,12 @@ fn later_changes(sequence: u64) -> Error {
     corrupt(format!("{what}; {PUT_BACK}"))
 }
 
-fn changes_lost(sequence: u64, vouched: u64) -> Error {
+fn changes_lost(sequence: u64, recorded: u64) -> Error {
     let what = format!(
-        "the operations log is damaged behind change {sequence}: it ends there, and change {vouched} was durable"
+        "the operations log is damaged behind change {sequence}: it ends there, and change {recorded} was durable"
     );
     corrupt(format!(
-        "{what}; {PUT_BACK}, or empty the file `{VOUCHED}` to go on without these changes"
+        "{what}; {PUT_BACK}, or empty the file `{SYNCED}` to go on without these changes"
     ))
 }
 
@@ -941,8 +971,8 @@ fn write_snapshot(
     w.u64(checksum).raw(&body);
     // Behind what counts: programs that do not know it do not look at it.
     let at = w.0.len();
-    w.raw(WORK_MAGIC);
-    tables.work.encode(&mut w);
+    w.raw(WRITE_COST_MAGIC);
+    tables.write_cost.encode(&mut w);
     let checksum = identity.checksum(&w.0[at..]);
     w.u64(checksum);
     let file = fresh(files, &snapshot_name(number))?;
@@ -987,8 +1017,8 @@ fn read_snapshot(
     }
     let read = Tables::decode_within(&body, files.spread(), late, drawn).and_then(|mut tables| {
         drop(body);
-        tables.work = read_work(&*file, identity, end)?;
-        map::load(files, identity, &mut tables, before, drawn)?;
+        tables.write_cost = read_write_cost(&*file, identity, end)?;
+        block_index::load(files, identity, &mut tables, before, drawn)?;
         Ok(tables)
     });
     read.map_err(whole)
@@ -1010,17 +1040,17 @@ fn read_body(file: &dyn File, length: u64, drawn: &Drawn) -> Result<Vec<u8>> {
 
 /// What writing cost so far, as it stands behind a snapshot; nothing when it is not there, or
 /// damaged.
-fn read_work(file: &dyn File, identity: &Identity, at: u64) -> Result<Work> {
-    let mut bytes = [0; 16 + Work::BYTES];
+fn read_write_cost(file: &dyn File, identity: &Identity, at: u64) -> Result<WriteCost> {
+    let mut bytes = [0; 16 + WriteCost::BYTES];
     let n = file.read_at(at, &mut bytes)?;
-    let (body, checksum) = bytes.split_at(8 + Work::BYTES);
+    let (body, checksum) = bytes.split_at(8 + WriteCost::BYTES);
     if n < bytes.len()
-        || !body.starts_with(WORK_MAGIC)
+        || !body.starts_with(WRITE_COST_MAGIC)
         || identity.checksum(body).to_le_bytes() != *checksum
     {
-        return Ok(Work::default());
+        return Ok(WriteCost::default());
     }
-    Work::decode(&mut Reader(&body[8..], None))
+    WriteCost::decode(&mut Reader(&body[8..], None))
 }
 
 /// Writes `bytes` bytes that take space.

@@ -6,12 +6,12 @@ use onefold_core::{Error, Kind, Result};
 
 use crate::{
     archive::Archive,
+    block_index::{BlockIndex, LEAF_BLOCKS, Pages},
     format::{
         Address,
         bytes::{Reader, Writer, corrupt},
         record::{Pieces, Record},
     },
-    map::{LEAF_BLOCKS, Map, Pages},
     settings::VOLUME_BLOCK_BYTES,
     tables::{Difference, Tables},
 };
@@ -41,7 +41,7 @@ pub struct Volume {
     /// it for those before.
     pub cuts: Vec<(u64, u64)>,
     /// Where the mappings of its blocks are.
-    pub map: Arc<Map>,
+    pub block_index: Arc<BlockIndex>,
 }
 
 impl Volume {
@@ -61,7 +61,7 @@ impl Volume {
 
     /// Its mappings as a recipe.
     pub(crate) fn recipe(&self) -> Vec<Pieces> {
-        gather(self.map.mapped(0..u64::MAX).map(|(_, address)| address))
+        gather(self.block_index.mapped(0..u64::MAX).map(|(_, address)| address))
     }
 }
 
@@ -106,8 +106,10 @@ impl Tables {
         }
         if let Record::VolumeCreated { id, name, bytes, created } = record {
             self.next_volume = self.next_volume.max(id.saturating_add(1));
-            self.volumes
-                .insert(id, Volume { name, bytes, created, cuts: Vec::new(), map: Arc::default() });
+            self.volumes.insert(
+                id,
+                Volume { name, bytes, created, cuts: Vec::new(), block_index: Arc::default() },
+            );
             return Ok(());
         }
         let (Record::VolumeResized { id, .. }
@@ -147,7 +149,7 @@ impl Tables {
                 let leaf = change.block / LEAF_BLOCKS as u64;
                 if last.replace(leaf) != Some(leaf)
                     && volume.is_none_or(|volume| {
-                        volume.map.next_leaf(change.block) != Some(change.block)
+                        volume.block_index.next_leaf(change.block) != Some(change.block)
                     })
                 {
                     made += 1;
@@ -172,7 +174,7 @@ impl Tables {
             volume.cuts.iter().for_each(|&(sequence, blocks)| {
                 w.u64(sequence).u64(blocks);
             });
-            volume.map.encode(w);
+            volume.block_index.encode(w);
         }
         w.u32(self.pages.count).u32(self.pages.replaced.len() as u32);
         self.pages.replaced.iter().for_each(|&page| {
@@ -192,8 +194,16 @@ impl Tables {
             }
             let cuts =
                 (0..r.count(16, 16)?).map(|_| Ok((r.u64()?, r.u64()?))).collect::<Result<_>>()?;
-            self.volumes
-                .insert(id, Volume { name, bytes, created, cuts, map: Arc::new(Map::decode(r)?) });
+            self.volumes.insert(
+                id,
+                Volume {
+                    name,
+                    bytes,
+                    created,
+                    cuts,
+                    block_index: Arc::new(BlockIndex::decode(r)?),
+                },
+            );
         }
         self.pages.count = r.u32()?;
         if self.pages.count > PAGES_MAX {
@@ -234,10 +244,10 @@ fn change(
             changed.went = unmap(volume, pages, *first..first.saturating_add(*count))
         }
         Record::Mapped { changes, .. } => {
-            let (blocks, map) = (volume.blocks(), Arc::make_mut(&mut volume.map));
+            let (blocks, block_index) = (volume.blocks(), Arc::make_mut(&mut volume.block_index));
             for remapped in changes {
                 if remapped.block >= blocks
-                    || map.set(remapped.block, remapped.new, pages) != remapped.old
+                    || block_index.set(remapped.block, remapped.new, pages) != remapped.old
                 {
                     return Err(corrupt(format!(
                         "block {} of volume '{}' had another mapping than the log says",
@@ -254,11 +264,11 @@ fn change(
 }
 
 fn unmap(volume: &mut Volume, pages: &mut Pages, blocks: std::ops::Range<u64>) -> Vec<Pieces> {
-    let mapped: Vec<(u64, Address)> = volume.map.mapped(blocks).collect();
+    let mapped: Vec<(u64, Address)> = volume.block_index.mapped(blocks).collect();
     if !mapped.is_empty() {
-        let map = Arc::make_mut(&mut volume.map);
+        let block_index = Arc::make_mut(&mut volume.block_index);
         mapped.iter().for_each(|&(block, _)| {
-            map.set(block, None, pages);
+            block_index.set(block, None, pages);
         });
     }
     gather(mapped.into_iter().map(|(_, address)| address))

@@ -13,7 +13,7 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
-    archive::{Archive, Stay, no_stream},
+    archive::{Archive, EpochGuard, no_stream},
     check::is_damage,
     format::{
         Address, ContainerId,
@@ -21,7 +21,7 @@ use crate::{
         recipe::{Part, Summary, parts},
         record::{Pieces, Stream},
     },
-    segments::Shelves,
+    segments::ContainerReader,
     settings::GROUP_BYTES,
     tables::{Container, Tables},
 };
@@ -53,12 +53,12 @@ impl ChunkReader {
     pub(crate) fn chunk(
         &mut self,
         tables: &Tables,
-        shelves: &Shelves,
+        container_reader: &ContainerReader,
         address: Address,
     ) -> Result<&[u8]> {
         let mut one = std::mem::take(&mut self.one);
         one.clear();
-        let read = self.run(tables, shelves, address, 1, &mut |_, bytes| {
+        let read = self.run(tables, container_reader, address, 1, &mut |_, bytes| {
             one.extend_from_slice(bytes);
             Ok(())
         });
@@ -70,7 +70,7 @@ impl ChunkReader {
     pub(crate) fn run(
         &mut self,
         tables: &Tables,
-        shelves: &Shelves,
+        container_reader: &ContainerReader,
         first: Address,
         count: usize,
         each: &mut dyn FnMut(&Chunk, &[u8]) -> Result<()>,
@@ -87,7 +87,7 @@ impl ChunkReader {
                 .map(|slot| Address { slot, ..first })
                 .map_err(|_| lost(slot))?;
             let (container, metadata, at) =
-                self.find(tables, shelves, address)?.ok_or_else(|| lost(slot))?;
+                self.find(tables, container_reader, address)?.ok_or_else(|| lost(slot))?;
             // As far as the run goes on in this container.
             let follows = |(n, chunk): &(usize, &Chunk)| {
                 chunk.first.container == first.container
@@ -104,7 +104,7 @@ impl ChunkReader {
             for chunk in chunks {
                 let key = (metadata.id, chunk.group);
                 if !self.groups.contains_key(&key) {
-                    self.load(shelves, container, &metadata, chunk.group, last)?;
+                    self.load(container_reader, container, &metadata, chunk.group, last)?;
                 }
                 let bytes = self
                     .groups
@@ -121,12 +121,12 @@ impl ChunkReader {
     fn find<'a>(
         &mut self,
         tables: &'a Tables,
-        shelves: &Shelves,
+        container_reader: &ContainerReader,
         address: Address,
     ) -> Result<Option<(&'a Container, Arc<Metadata>, usize)>> {
         let mut damaged = None;
         for container in tables.places(address.container) {
-            match self.metadata(shelves, container) {
+            match self.metadata(container_reader, container) {
                 Ok(metadata) => {
                     if let Ok(at) =
                         metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first)
@@ -145,7 +145,7 @@ impl ChunkReader {
     /// The bytes of a chunk whatever they are: for a planted bug.
     pub(crate) fn rotten(
         &mut self,
-        shelves: &Shelves,
+        container_reader: &ContainerReader,
         container: &Container,
         metadata: &Metadata,
         n: usize,
@@ -153,7 +153,11 @@ impl ChunkReader {
         let chunk = &metadata.chunks[n];
         let group = &metadata.groups[usize::from(chunk.group)];
         let (mut stored, mut raw) = (Vec::new(), Vec::new());
-        shelves.groups(&container.stored.place, std::slice::from_ref(group), &mut stored)?;
+        container_reader.groups(
+            &container.stored.place,
+            std::slice::from_ref(group),
+            &mut stored,
+        )?;
         self.packer.expand_unchecked(group, &stored, &mut raw)?;
         Ok(raw[chunk.at as usize..][..chunk.bytes as usize].to_vec())
     }
@@ -161,14 +165,14 @@ impl ChunkReader {
     /// The metadata of a container, which may be known already.
     pub(crate) fn metadata(
         &mut self,
-        shelves: &Shelves,
+        container_reader: &ContainerReader,
         container: &Container,
     ) -> Result<Arc<Metadata>> {
         let id = container.stored.id;
         if let Some(metadata) = self.metadata.get(&id) {
             return Ok(metadata.clone());
         }
-        let metadata = Arc::new(shelves.metadata(container)?);
+        let metadata = Arc::new(container_reader.metadata(container)?);
         self.metadata_bytes += metadata.memory();
         while self.metadata_bytes > METADATA_BYTES_KEPT
             && let Some(old) = self.metadata_order.pop_front()
@@ -183,7 +187,7 @@ impl ChunkReader {
     /// Reads group `first`, and those behind it up to `last` that are not there yet.
     fn load(
         &mut self,
-        shelves: &Shelves,
+        container_reader: &ContainerReader,
         container: &Container,
         metadata: &Metadata,
         first: u8,
@@ -198,13 +202,13 @@ impl ChunkReader {
         let wanted = (first..=last.max(first)).take(GROUPS_AT_ONCE).take_while(fits).count();
         let groups = &metadata.groups[usize::from(first)..usize::from(first) + wanted];
         let mut stored = std::mem::take(&mut self.stored);
-        shelves.groups(&container.stored.place, groups, &mut stored)?;
+        container_reader.groups(&container.stored.place, groups, &mut stored)?;
         let start = groups.first().map_or(0, |group| group.at);
         for (n, group) in groups.iter().enumerate() {
             let mut raw = self.room(group.raw as usize);
             let at = (group.at - start) as usize;
             let expanded = self.packer.expand(
-                shelves.identity(),
+                container_reader.identity(),
                 group,
                 &stored[at..at + group.stored as usize],
                 &mut raw,
@@ -264,8 +268,8 @@ pub enum Content<'a> {
 /// Reads streams. What it reads stays where it is as long as this value lives.
 pub struct Reader {
     archive: Arc<Archive>,
-    stay: Stay,
-    shelves: Shelves,
+    guard: EpochGuard,
+    container_reader: ContainerReader,
     reader: ChunkReader,
 }
 
@@ -275,11 +279,11 @@ impl Reader {
     /// # Errors
     /// Those of the system.
     pub fn new(archive: &Arc<Archive>) -> Result<Reader> {
-        let stay = archive.stay()?;
+        let guard = archive.guard_epoch()?;
         Ok(Reader {
             archive: archive.clone(),
-            stay,
-            shelves: Shelves::new(archive.clone()),
+            guard,
+            container_reader: ContainerReader::new(archive.clone()),
             reader: ChunkReader::default(),
         })
     }
@@ -287,7 +291,7 @@ impl Reader {
     /// The archive as of the beginning.
     #[must_use]
     pub fn tables(&self) -> &Arc<Tables> {
-        &self.stay.tables
+        &self.guard.tables
     }
 
     /// A stream of the catalogue.
@@ -295,7 +299,7 @@ impl Reader {
     /// # Errors
     /// `NotFound`.
     pub fn stream(&self, name: &str) -> Result<Stream> {
-        self.stay.tables.streams.get(name).cloned().ok_or_else(|| no_stream(name))
+        self.guard.tables.streams.get(name).cloned().ok_or_else(|| no_stream(name))
     }
 
     /// The pieces of a recipe, one after the other.
@@ -307,12 +311,12 @@ impl Reader {
         recipe: &[Pieces],
         each: &mut dyn FnMut(&mut Reader, Part) -> Result<()>,
     ) -> Result<()> {
-        let tables = self.stay.tables.clone();
+        let tables = self.guard.tables.clone();
         let (mut summary, mut ended) = (Summary::default(), None);
         for pieces in recipe {
             for address in addresses(pieces) {
                 let address = address?;
-                for part in parts(self.reader.chunk(&tables, &self.shelves, address)?)? {
+                for part in parts(self.reader.chunk(&tables, &self.container_reader, address)?)? {
                     summary.add(&part);
                     if let Part::End(end) = &part {
                         ended = Some(*end);
@@ -380,11 +384,11 @@ impl Reader {
         verify: Verify,
         each: &mut dyn FnMut(Content<'_>) -> Result<()>,
     ) -> Result<()> {
-        let (tables, printer) = (self.stay.tables.clone(), &self.archive.fingerprinter);
+        let (tables, printer) = (self.guard.tables.clone(), &self.archive.fingerprinter);
         let (mut expected, mut found) = (fingerprints.iter(), 0);
         let read = self.reader.run(
             &tables,
-            &self.shelves,
+            &self.container_reader,
             first,
             fingerprints.len(),
             &mut |chunk, bytes| {

@@ -1,5 +1,5 @@
 //! What the tables know for late encoding: how long counts have stood still, and where the chunks
-//! of settled containers lie.
+//! of containers that were encoded late lie.
 //!
 //! *Versions* are the puts that were committed. A container is of the version that was put when it
 //! was listed. Its counts changed last when a recipe or mapping that names chunks of it came or
@@ -14,55 +14,56 @@ use crate::{
     format::{
         ContainerId,
         bytes::{Reader, Writer, corrupt},
-        container::Holds,
+        container::ContainerKind,
         record::{Place, Stored, class_of},
     },
     placement::{Class, Rad},
     tables::{Container, PLACE_ALIGN, Tables},
 };
 
-/// Containers over which the chunks of one may be spread: as many as a round of settling makes.
+/// Containers over which the chunks of one may be spread: as many as a round of late encoding
+/// makes.
 pub const PLACES_MAX: usize = 24;
 
 /// What writing cost since the archive was made: bytes with copies and parity, in whole units of 4
 /// KiB; chunks before compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct WriteCost {
     /// By puts and volumes.
     pub upload_bytes: u64,
     /// When chunks that stood replicated were encoded.
-    pub settle_bytes: u64,
+    pub encode_bytes: u64,
     /// By merges of containers less than half full.
     pub merge_bytes: u64,
     /// Chunks that were encoded late.
-    pub settled_chunks: u64,
+    pub encoded_chunks: u64,
     /// Their bytes.
-    pub settled_chunk_bytes: u64,
+    pub encoded_chunk_bytes: u64,
     /// Chunks that merges encoded again.
     pub reencoded_chunks: u64,
     /// Their bytes.
     pub reencoded_chunk_bytes: u64,
 }
 
-impl Work {
+impl WriteCost {
     pub(crate) const BYTES: usize = 56;
 
     fn all(&mut self) -> [&mut u64; 7] {
-        let Work {
+        let WriteCost {
             upload_bytes,
-            settle_bytes,
+            encode_bytes,
             merge_bytes,
-            settled_chunks,
-            settled_chunk_bytes,
+            encoded_chunks,
+            encoded_chunk_bytes,
             reencoded_chunks,
             reencoded_chunk_bytes,
         } = self;
         [
             upload_bytes,
-            settle_bytes,
+            encode_bytes,
             merge_bytes,
-            settled_chunks,
-            settled_chunk_bytes,
+            encoded_chunks,
+            encoded_chunk_bytes,
             reencoded_chunks,
             reencoded_chunk_bytes,
         ]
@@ -74,12 +75,12 @@ impl Work {
         });
     }
 
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Work> {
-        let mut work = Work::default();
-        for n in work.all() {
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<WriteCost> {
+        let mut write_cost = WriteCost::default();
+        for n in write_cost.all() {
             *n = r.u64()?;
         }
-        Ok(work)
+        Ok(write_cost)
     }
 }
 
@@ -100,10 +101,10 @@ impl Tables {
 
     /// The containers that hold chunks that were stored as `id`.
     pub fn places(&self, id: ContainerId) -> impl Iterator<Item = &Container> {
-        let homes = self.homes.get(&id);
-        let own = if homes.is_none() { self.containers.get(&id) } else { None };
+        let moved_to = self.moved_to.get(&id);
+        let own = if moved_to.is_none() { self.containers.get(&id) } else { None };
         own.into_iter()
-            .chain(homes.into_iter().flatten().filter_map(|home| self.containers.get(home)))
+            .chain(moved_to.into_iter().flatten().filter_map(|home| self.containers.get(home)))
     }
 
     /// Bytes that stand replicated, and the containers.
@@ -122,19 +123,19 @@ impl Tables {
     /// unless they are of enough versions. `all` looks at neither. Containers that no recipe
     /// names yet wait when they were listed behind `partial`, in seconds since 1970.
     #[must_use]
-    pub fn settling(&self, rad: Option<Rad>, all: bool, partial: u64) -> Vec<ContainerId> {
+    pub fn due_for_encoding(&self, rad: Option<Rad>, all: bool, partial: u64) -> Vec<ContainerId> {
         let Some(rad) = rad else { return Vec::new() };
         let stood = |container: &Container| {
             all || self.versions.saturating_sub(container.changed) >= u64::from(rad.delay)
         };
-        let settled = |(id, container): &(&ContainerId, &Container)| {
-            container.stored.holds == Holds::Data
+        let encoded = |(id, container): &(&ContainerId, &Container)| {
+            container.stored.kind == ContainerKind::Data
                 && self.class(&container.stored.place).0 == Class::Replicated
                 && container.logged <= self.counted
                 && self.unfinished.get(id).is_none_or(|at| *at <= partial)
                 && stood(container)
         };
-        let found: Vec<_> = self.containers.iter().filter(settled).collect();
+        let found: Vec<_> = self.containers.iter().filter(encoded).collect();
         let versions: BTreeSet<u64> = found.iter().map(|(_, container)| container.born).collect();
         if all || versions.len() as u64 >= u64::from(rad.batch) {
             found.into_iter().map(|(&id, _)| id).collect()
@@ -149,8 +150,8 @@ impl Tables {
         own.into_iter().chain(container.merged.iter().copied()).collect()
     }
 
-    /// Applies that containers were settled.
-    pub(crate) fn apply_settled(
+    /// Applies that containers were encoded late.
+    pub(crate) fn apply_late_encoded(
         &mut self,
         from: &[ContainerId],
         to: Vec<(Stored, Vec<ContainerId>)>,
@@ -163,7 +164,7 @@ impl Tables {
             known.extend(Tables::numbers_of(old));
             (logged, born, changed) =
                 (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
-            self.leave(*id, self.epoch)?;
+            self.wait_to_be_freed(*id, self.epoch)?;
         }
         if to.is_empty() || to.len() > PLACES_MAX {
             return Err(corrupt(format!("the log settles containers in {} places", to.len())));
@@ -178,12 +179,12 @@ impl Tables {
             }
             let (chunks, bytes) = (u64::from(stored.chunks), u64::from(stored.raw_bytes));
             let written = self.list(stored, logged, born)?;
-            let work = &mut self.work;
-            work.settle_bytes = work.settle_bytes.saturating_add(written);
-            work.settled_chunks = work.settled_chunks.saturating_add(chunks);
-            work.settled_chunk_bytes = work.settled_chunk_bytes.saturating_add(bytes);
+            let write_cost = &mut self.write_cost;
+            write_cost.encode_bytes = write_cost.encode_bytes.saturating_add(written);
+            write_cost.encoded_chunks = write_cost.encoded_chunks.saturating_add(chunks);
+            write_cost.encoded_chunk_bytes = write_cost.encoded_chunk_bytes.saturating_add(bytes);
             for &of in &of {
-                self.homes.entry(of).or_default().push(id);
+                self.moved_to.entry(of).or_default().push(id);
             }
             if let Some(container) = self.containers.get_mut(&id) {
                 (container.merged, container.changed) = (of.into_iter().collect(), changed);
@@ -234,7 +235,13 @@ mod tests {
 
     fn stored(id: u64, segment: u32) -> Stored {
         let place = Place { segment, at: id * 65_536, bytes: 5_000, meta_bytes: 200 };
-        Stored { id: ContainerId(id), holds: Holds::Data, chunks: 2, raw_bytes: 6_000, place }
+        Stored {
+            id: ContainerId(id),
+            kind: ContainerKind::Data,
+            chunks: 2,
+            raw_bytes: 6_000,
+            place,
+        }
     }
 
     /// Two containers that stand replicated, in segment 1; segment 2 is for cold chunks.
@@ -257,9 +264,9 @@ mod tests {
         tables
     }
 
-    fn settled(from: &[u64], to: Vec<(Stored, Vec<u64>)>) -> Vec<Record> {
+    fn encoded(from: &[u64], to: Vec<(Stored, Vec<u64>)>) -> Vec<Record> {
         let ids = |all: &[u64]| all.iter().map(|&id| ContainerId(id)).collect();
-        vec![Record::Settled {
+        vec![Record::LateEncoded {
             from: ids(from),
             to: to.into_iter().map(|(stored, of)| (stored, ids(&of))).collect(),
         }]
@@ -270,10 +277,10 @@ mod tests {
         let mut tables = replicated();
         // 8 KiB in units, three times.
         assert_eq!(
-            (tables.work.upload_bytes, tables.replicated()),
+            (tables.write_cost.upload_bytes, tables.replicated()),
             (2 * 3 * 8192, (2 * 3 * 8192, 2))
         );
-        let records = settled(&[1, 2], vec![(stored(10, 2), vec![1, 2]), (stored(11, 2), vec![2])]);
+        let records = encoded(&[1, 2], vec![(stored(10, 2), vec![1, 2]), (stored(11, 2), vec![2])]);
         let records = Record::decode_all(&Record::encode_all(&records)).unwrap();
         tables.apply(2, records).unwrap();
         let places = |tables: &Tables, id| {
@@ -288,11 +295,11 @@ mod tests {
         );
         // A row of four units, and two of parity.
         assert_eq!(
-            (tables.work.settle_bytes, tables.replicated(), tables.leaving.len()),
+            (tables.write_cost.encode_bytes, tables.replicated(), tables.waiting_to_be_freed.len()),
             (2 * 6 * 4096, (0, 0), 2)
         );
         let read = Tables::decode(&tables.encode(), [6, 4, 2], true).unwrap();
-        assert_eq!(Tables { work: tables.work, ..read }, tables);
+        assert_eq!(Tables { write_cost: tables.write_cost, ..read }, tables);
         assert!(Tables::decode(&tables.encode(), [6, 4, 2], false).is_err());
         for end in 0..tables.encode().len() {
             assert!(Tables::decode(&tables.encode()[..end], [6, 4, 2], true).is_err(), "{end}");
@@ -314,7 +321,7 @@ mod tests {
                 vec![Record::Dropped { containers: vec![ContainerId(12)], spared: Vec::new() }],
             )
             .unwrap();
-        assert!(tables.homes.is_empty() && tables.containers.is_empty());
+        assert!(tables.moved_to.is_empty() && tables.containers.is_empty());
     }
 
     #[test]
@@ -331,7 +338,7 @@ mod tests {
             (vec![1], many),
         ] {
             let what = format!("{from:?} {to:?}");
-            assert!(replicated().apply(2, settled(&from, to)).is_err(), "{what}");
+            assert!(replicated().apply(2, encoded(&from, to)).is_err(), "{what}");
         }
         let class = (Class::Hot, 2);
         let reserved = vec![Record::Reserved {

@@ -15,13 +15,13 @@ use parking_lot::Mutex;
 
 use crate::{
     archive::Archive,
-    chain::Counts,
+    filter_chain::Counts,
     format::{
-        container::{Open, Packed, Packer},
+        container::{OpenContainer, Packed, Packer},
         recipe::End,
         record::{Pieces, Shape, Stream},
     },
-    put::{self, Batch, Cutting, Ended, Ingest, Session, Sink, Stower, Writing},
+    put::{self, Batch, Cutting, Ended, Ingest, Session, Sink, StreamWriter, Writing},
     settings::Compression,
 };
 
@@ -177,8 +177,8 @@ pub fn put_on(
 ) -> Result<Report> {
     crate::tables::valid_name(&request.name)?;
     let mut session = Session::on(ingest)?;
-    let mut stower = Stower::new(&session, request.now);
-    let recipes = run(ingest, &mut session, &mut stower, gauge, source);
+    let mut writer = StreamWriter::new(&session, request.now);
+    let recipes = run(ingest, &mut session, &mut writer, gauge, source);
     let done = recipes.and_then(|(mut recipes, incomplete)| {
         if recipes.is_empty() {
             return Err(Error::new(Kind::InvalidInput, "the stream has no recipe"));
@@ -188,7 +188,7 @@ pub fn put_on(
         if incomplete {
             Stream::mark_incomplete(&mut listing);
         }
-        stower.commit(Ended {
+        writer.commit(Ended {
             name: request.name,
             shape: request.shape,
             created: request.now,
@@ -198,13 +198,13 @@ pub fn put_on(
     });
     match done {
         Ok(stream) => {
-            stower.close()?;
+            writer.close()?;
             ingest.import(false)?;
             Ok(Report { stream, new_bytes: session.new_bytes, counts: session.counts() })
         }
         Err(error) => {
             if error.kind() == Kind::NoSpace {
-                stower.abandon();
+                writer.abandon();
             }
             Err(error)
         }
@@ -215,7 +215,7 @@ pub fn put_on(
 fn run(
     ingest: &Arc<Ingest>,
     session: &mut Session,
-    stower: &mut Stower,
+    writer: &mut StreamWriter,
     gauge: &Gauge,
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<Recipes> {
@@ -226,20 +226,20 @@ fn run(
         source(&mut feeder)?;
         feeder.end_recipe()
     };
-    staged(ingest, stower, feed, |items, sink| place(session, items, sink, gauge))
+    staged(ingest, writer, feed, |items, sink| place(session, items, sink, gauge))
 }
 
 /// Runs `source` on a thread, which gives items; `place` on this one, which makes containers of
 /// them; packing and writing on others. To the end.
 pub(crate) fn staged<I: Send, T>(
     ingest: &Arc<Ingest>,
-    stower: &mut Stower,
+    writer: &mut StreamWriter,
     source: impl FnOnce(SyncSender<I>) -> Result<()> + Send,
     place: impl FnOnce(Receiver<I>, &mut Sink<'_>) -> Result<T>,
 ) -> Result<T> {
     let archive = &ingest.archive;
     let (items_in, items) = sync_channel(QUEUE);
-    let (opens_in, opens) = sync_channel::<Open>(QUEUE);
+    let (opens_in, opens) = sync_channel::<OpenContainer>(QUEUE);
     let (packed_in, packed) = sync_channel::<Packed>(QUEUE);
     let opens = Arc::new(Mutex::new(opens));
     std::thread::scope(|scope| {
@@ -253,8 +253,8 @@ pub(crate) fn staged<I: Send, T>(
         drop((opens, packed_in));
         let writing = scope.spawn(move || {
             for packed in packed {
-                stower.write(&packed)?;
-                archive.spare.give(packed.body);
+                writer.write(&packed)?;
+                archive.buffers.give(packed.body);
                 if ingest.must_import() {
                     ingest.import(true)?;
                 }
@@ -279,7 +279,7 @@ fn joined(result: std::thread::Result<Result<()>>) -> Result<()> {
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn pack(archive: &Archive, opens: &Mutex<Receiver<Open>>, out: &SyncSender<Packed>) {
+fn pack(archive: &Archive, opens: &Mutex<Receiver<OpenContainer>>, out: &SyncSender<Packed>) {
     let mut packer = Packer::new(archive.settings.level);
     loop {
         let Ok(open) = opens.lock().recv() else { return };
@@ -299,7 +299,7 @@ fn place(
     for item in items {
         match item {
             Item::Batch(batch) => {
-                session.take(&batch, &mut writing, sink)?;
+                session.add(&batch, &mut writing, sink)?;
                 gauge.new.store(session.new_bytes, Relaxed);
             }
             Item::EndRecipe => {

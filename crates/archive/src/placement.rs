@@ -10,7 +10,7 @@ use std::{fmt, str::FromStr};
 
 use onefold_core::{Error, Kind, Result};
 
-use crate::nodes::code::COLUMNS_MAX;
+use crate::erasure::code::COLUMNS_MAX;
 
 /// What the containers of a segment have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,7 +115,7 @@ impl Rad {
         Ok(())
     }
 
-    /// Columns of data of a class that is settled.
+    /// Columns of data of a class that is encoded late.
     #[must_use]
     pub(crate) fn data(&self, class: Class) -> Option<u8> {
         match class {

@@ -40,13 +40,13 @@ impl Ids {
     /// The next id; now and then a range is recorded for it.
     pub(crate) fn next(&mut self) -> Result<ContainerId> {
         if self.next == self.end {
-            self.take_range()?;
+            self.reserve_ids()?;
         }
         self.next += 1;
         Ok(ContainerId(self.next - 1))
     }
 
-    fn take_range(&mut self) -> Result<()> {
+    fn reserve_ids(&mut self) -> Result<()> {
         let mut first = 0;
         let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
         let several = self.archive.label().spread[0] > 1;
@@ -112,7 +112,7 @@ impl Appender {
     /// True when the container begins another segment. What was written to the one before must be
     /// listed first: a segment that holds nothing listed, and is not its owner's last, counts
     /// as empty.
-    pub(crate) fn turns(&self, packed: &Packed, class: Class) -> bool {
+    pub(crate) fn begins_segment(&self, packed: &Packed, class: Class) -> bool {
         let needed = self.needed(packed, class);
         self.open.get(&class).is_none_or(|open| {
             open.end > 0 && open.end + needed > self.archive.label().segment_bytes
@@ -125,7 +125,7 @@ impl Appender {
 
     /// Writes a container; durable after [`sync`](Self::sync).
     pub(crate) fn write(&mut self, packed: &Packed, class: Class) -> Result<Stored> {
-        if self.turns(packed, class) {
+        if self.begins_segment(packed, class) {
             self.next_segment(self.needed(packed, class), class)?;
         }
         self.append(packed, class)
@@ -184,7 +184,7 @@ impl Appender {
         }
         Ok(Stored {
             id: packed.id,
-            holds: packed.holds,
+            kind: packed.kind,
             chunks: packed.chunks,
             raw_bytes: packed.raw_bytes,
             place,
@@ -285,14 +285,14 @@ fn give_ahead_back(archive: &Archive, open: &OpenSegment, taken: u64) -> Result<
 }
 
 /// Reads containers.
-pub(crate) struct Shelves {
+pub(crate) struct ContainerReader {
     archive: Arc<Archive>,
     open: Mutex<HashMap<u32, Arc<dyn File>>>,
 }
 
-impl Shelves {
-    pub(crate) fn new(archive: Arc<Archive>) -> Shelves {
-        Shelves { archive, open: Mutex::default() }
+impl ContainerReader {
+    pub(crate) fn new(archive: Arc<Archive>) -> ContainerReader {
+        ContainerReader { archive, open: Mutex::default() }
     }
 
     fn file(&self, segment: u32) -> Result<Arc<dyn File>> {

@@ -237,8 +237,8 @@ pub struct Settings {
     /// they occupy on the medium; no limit for who trusts the archive, which is what changes
     /// it.
     pub memory: u64,
-    /// Ranges of volumes that were trimmed and are not drained, at most: each takes 25 bytes of a
-    /// frame. One more waits for a drain.
+    /// Ranges of volumes that were trimmed and are not written back, at most: each takes 25 bytes
+    /// of a frame. One more waits for a write-back.
     pub zeroed_ranges: usize,
     /// Bytes of a frame of the log, at most; a change that needs more is refused.
     pub frame_bytes: usize,

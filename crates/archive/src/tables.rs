@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
+    block_index::Pages,
     catalogue::Volume,
     format::{
         ContainerId,
@@ -18,8 +19,7 @@ use crate::{
             Stored, Stream, id, index_files, index_files_of, pieces, pieces_of,
         },
     },
-    late::Work,
-    map::Pages,
+    late::WriteCost,
     memory::Drawn,
     placement::Class,
 };
@@ -104,9 +104,9 @@ pub struct Tables {
     pub streams: BTreeMap<String, Stream>,
     /// The containers by their own numbers.
     pub containers: BTreeMap<ContainerId, Container>,
-    /// Where merged and settled containers lie now: no chains, and at most
+    /// Where merged and late-encoded containers lie now: no chains, and at most
     /// [`PLACES_MAX`](crate::late::PLACES_MAX) places.
-    pub homes: BTreeMap<ContainerId, Vec<ContainerId>>,
+    pub moved_to: BTreeMap<ContainerId, Vec<ContainerId>>,
     /// The segment files.
     pub segments: BTreeMap<u32, Segment>,
     /// Containers that no recipe names yet, and since when.
@@ -118,7 +118,7 @@ pub struct Tables {
     /// container.
     pub damaged: BTreeMap<ContainerId, Vec<u8>>,
     /// Places that no record names any more, and the epoch whose readers may still be there.
-    pub leaving: Vec<(Place, u32)>,
+    pub waiting_to_be_freed: Vec<(Place, u32)>,
     /// The chunk index.
     pub index: IndexState,
     /// The number of the counts' file; 0 for none.
@@ -136,7 +136,7 @@ pub struct Tables {
     /// Puts that were committed.
     pub versions: u64,
     /// What writing cost.
-    pub work: Work,
+    pub write_cost: WriteCost,
     /// The volumes by their numbers.
     pub volumes: BTreeMap<u64, Volume>,
     /// The next number that no volume had.
@@ -237,7 +237,7 @@ impl Tables {
                 for id in containers {
                     self.unfinished.remove(&id);
                     // No reader ever knew them.
-                    self.leave(id, self.epoch.saturating_sub(1))?;
+                    self.wait_to_be_freed(id, self.epoch.saturating_sub(1))?;
                 }
             }
             Record::Imported { files, upto } => self.index = IndexState { files, upto },
@@ -253,7 +253,7 @@ impl Tables {
                 let there =
                     containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
                 self.condemned.extend(there);
-                self.turn()?;
+                self.advance_epoch()?;
             }
             Record::Damaged { containers } => {
                 for (id, bits) in
@@ -263,7 +263,7 @@ impl Tables {
                     known.resize(known.len().max(bits.len()), 0);
                     known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
                 }
-                // The epoch stays: who turns it must know that nobody stays in the one before.
+                // The epoch stays: who advances it must know that nobody stays in the one before.
             }
             Record::Dropped { containers, spared } => {
                 spared.iter().for_each(|id| {
@@ -271,7 +271,7 @@ impl Tables {
                 });
                 // Who could have read them has left before they were dropped.
                 let before = self.epoch.saturating_sub(1);
-                containers.into_iter().try_for_each(|id| self.leave(id, before))?;
+                containers.into_iter().try_for_each(|id| self.wait_to_be_freed(id, before))?;
             }
             Record::Merged { from, to } => {
                 let (home, mut merged, mut logged, mut born, mut changed) =
@@ -284,26 +284,27 @@ impl Tables {
                     merged.extend(&old.merged);
                     (logged, born, changed) =
                         (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
-                    self.leave(id, self.epoch)?;
+                    self.wait_to_be_freed(id, self.epoch)?;
                 }
                 // What was not imported yet is found in its new place.
-                let work = &mut self.work;
-                work.reencoded_chunks = work.reencoded_chunks.saturating_add(u64::from(to.chunks));
-                work.reencoded_chunk_bytes =
-                    work.reencoded_chunk_bytes.saturating_add(u64::from(to.raw_bytes));
+                let write_cost = &mut self.write_cost;
+                write_cost.reencoded_chunks =
+                    write_cost.reencoded_chunks.saturating_add(u64::from(to.chunks));
+                write_cost.reencoded_chunk_bytes =
+                    write_cost.reencoded_chunk_bytes.saturating_add(u64::from(to.raw_bytes));
                 let written = self.list(to, logged, born)?;
-                self.work.merge_bytes = self.work.merge_bytes.saturating_add(written);
+                self.write_cost.merge_bytes = self.write_cost.merge_bytes.saturating_add(written);
                 merged.sort_unstable();
                 merged.dedup();
                 for &id in &merged {
-                    self.homes.entry(id).or_default().push(home);
+                    self.moved_to.entry(id).or_default().push(home);
                 }
                 if let Some(container) = self.containers.get_mut(&home) {
                     (container.merged, container.changed) = (merged, changed);
                 }
             }
             Record::Freed { places } => {
-                self.leaving.retain(|(place, _)| !places.contains(place));
+                self.waiting_to_be_freed.retain(|(place, _)| !places.contains(place));
                 for place in places {
                     let taken = self.taken(&place);
                     if let Some(segment) = self.segments.get_mut(&place.segment) {
@@ -312,11 +313,11 @@ impl Tables {
                 }
                 self.drop_empty_segments();
             }
-            Record::Turned => self.turn()?,
+            Record::EpochAdvanced => self.advance_epoch()?,
             Record::Finished { containers, finished } => {
                 self.finish(containers, &finished, sequence)?
             }
-            Record::Settled { from, to } => self.apply_settled(&from, to)?,
+            Record::LateEncoded { from, to } => self.apply_late_encoded(&from, to)?,
             Record::Changed { containers } => {
                 for (id, version) in containers {
                     if let Some(container) = self.containers.get_mut(&id) {
@@ -329,7 +330,7 @@ impl Tables {
         Ok(())
     }
 
-    fn turn(&mut self) -> Result<()> {
+    fn advance_epoch(&mut self) -> Result<()> {
         self.epoch = self
             .epoch
             .checked_add(1)
@@ -366,7 +367,7 @@ impl Tables {
 
     fn upload(&mut self, stored: Stored, sequence: u64, born: u64) -> Result<()> {
         let written = self.list(stored, sequence, born)?;
-        self.work.upload_bytes = self.work.upload_bytes.saturating_add(written);
+        self.write_cost.upload_bytes = self.write_cost.upload_bytes.saturating_add(written);
         Ok(())
     }
 
@@ -384,7 +385,7 @@ impl Tables {
             .containers
             .insert(id, Container { stored, merged: Vec::new(), logged, born, changed: born })
             .is_some()
-            || self.homes.contains_key(&id)
+            || self.moved_to.contains_key(&id)
         {
             return Err(corrupt(format!("the log lists container {id} twice")));
         }
@@ -392,7 +393,7 @@ impl Tables {
     }
 
     /// The container's place is to be freed, when who reads there has left.
-    pub(crate) fn leave(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
+    pub(crate) fn wait_to_be_freed(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
         let gone = self
             .containers
             .remove(&id)
@@ -401,14 +402,14 @@ impl Tables {
         self.condemned.remove(&id);
         self.damaged.remove(&id);
         for number in &gone.merged {
-            if let Some(places) = self.homes.get_mut(number) {
+            if let Some(places) = self.moved_to.get_mut(number) {
                 places.retain(|place| *place != id);
                 if places.is_empty() {
-                    self.homes.remove(number);
+                    self.moved_to.remove(number);
                 }
             }
         }
-        self.leaving.push((gone.stored.place, epoch));
+        self.waiting_to_be_freed.push((gone.stored.place, epoch));
         Ok(())
     }
 
@@ -458,8 +459,8 @@ impl Tables {
         for (id, bits) in &self.condemned {
             w.u64(id.0).bytes(bits);
         }
-        w.u32(self.leaving.len() as u32);
-        for (place, epoch) in &self.leaving {
+        w.u32(self.waiting_to_be_freed.len() as u32);
+        for (place, epoch) in &self.waiting_to_be_freed {
             place.encode(&mut w);
             w.u32(*epoch);
         }
@@ -527,7 +528,7 @@ impl Tables {
             let merged =
                 (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
             for &id in &merged {
-                tables.homes.entry(id).or_default().push(stored.id);
+                tables.moved_to.entry(id).or_default().push(stored.id);
             }
             tables
                 .containers
@@ -540,7 +541,7 @@ impl Tables {
             tables.condemned.insert(id(r)?, r.bytes()?.to_vec());
         }
         for _ in 0..r.count(24, size_of::<(Place, u32)>())? {
-            tables.leaving.push((Place::decode(r)?, r.u32()?));
+            tables.waiting_to_be_freed.push((Place::decode(r)?, r.u32()?));
         }
         tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
         (tables.counts, tables.counted) = (r.counter()?, r.u64()?);

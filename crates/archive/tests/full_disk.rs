@@ -18,7 +18,7 @@ use std::{
 
 use onefold_archive::{
     Archive, Chunking, Compression, Format, Settings, check,
-    collect::{Collection, Options},
+    gc::{Collection, Options},
     put::Ingest,
 };
 use onefold_backend::Directory;
@@ -89,7 +89,7 @@ fn collect(archive: &Arc<Archive>) -> Result<()> {
         now: 1000,
         keep_partial: 0,
         wait: true,
-        settle_all: false,
+        encode_all: false,
         reserve_bytes: RESERVE,
     };
     Collection::begin(archive, options)?.run(&mut |_| {}).map(|_| ())

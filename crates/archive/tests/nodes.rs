@@ -12,7 +12,7 @@ use std::{
 use onefold_archive::{
     Archive, Format, Settings,
     check::check,
-    nodes::{
+    erasure::{
         Nodes, Spread,
         label::Absent,
         rebuild::{Rebuilt, Replacement, repair, replace},

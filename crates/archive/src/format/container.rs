@@ -12,7 +12,7 @@ use super::{
     bytes::{Reader, Writer, corrupt},
 };
 use crate::{
-    memory::Spare,
+    memory::BufferPool,
     settings::{Compression, GROUP_BYTES, SLOTS_MAX},
 };
 
@@ -32,7 +32,7 @@ const MAGIC: &[u8; 8] = b"ONEFCONT";
 
 /// What a container holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
+pub enum ContainerKind {
     /// Chunks of streams.
     Data,
     /// Pieces of recipes.
@@ -77,7 +77,7 @@ pub struct Metadata {
     /// The epoch of the archive in which it was made.
     pub epoch: u32,
     /// What it holds.
-    pub holds: Holds,
+    pub kind: ContainerKind,
     /// The groups, in the order of their bytes.
     pub groups: Vec<Group>,
     /// The chunks, in the order of their addresses.
@@ -90,11 +90,11 @@ pub struct Metadata {
 
 /// A container while it is filled.
 #[derive(Clone, Debug)]
-pub struct Open {
+pub struct OpenContainer {
     /// Its number.
     pub id: ContainerId,
     /// What it holds.
-    pub holds: Holds,
+    pub kind: ContainerKind,
     chunks: Vec<Chunk>,
     groups: Vec<u32>,
     raw: Vec<u8>,
@@ -105,7 +105,7 @@ pub struct Packed {
     /// Its number.
     pub id: ContainerId,
     /// What it holds.
-    pub holds: Holds,
+    pub kind: ContainerKind,
     /// Header and metadata.
     pub meta: Vec<u8>,
     /// The groups.
@@ -116,13 +116,13 @@ pub struct Packed {
     pub raw_bytes: u32,
 }
 
-impl Open {
+impl OpenContainer {
     /// An empty one.
     #[must_use]
-    pub fn new(id: ContainerId, holds: Holds, capacity: usize) -> Open {
-        Open {
+    pub fn new(id: ContainerId, kind: ContainerKind, capacity: usize) -> OpenContainer {
+        OpenContainer {
             id,
-            holds,
+            kind,
             chunks: Vec::new(),
             groups: Vec::new(),
             raw: Vec::with_capacity(capacity),
@@ -130,10 +130,15 @@ impl Open {
     }
 
     /// An empty one in memory that was used before.
-    pub(crate) fn over(id: ContainerId, holds: Holds, mut raw: Vec<u8>, capacity: usize) -> Open {
+    pub(crate) fn over(
+        id: ContainerId,
+        kind: ContainerKind,
+        mut raw: Vec<u8>,
+        capacity: usize,
+    ) -> OpenContainer {
         raw.clear();
         raw.reserve(capacity);
-        Open { id, holds, chunks: Vec::new(), groups: Vec::new(), raw }
+        OpenContainer { id, kind, chunks: Vec::new(), groups: Vec::new(), raw }
     }
 
     /// True when `bytes` more don't fit into `capacity` bytes. An empty one takes anything.
@@ -211,14 +216,14 @@ impl Open {
         epoch: u32,
         compression: Compression,
         packer: &mut Packer,
-        spare: &Spare,
+        buffers: &BufferPool,
     ) -> Packed {
-        let Open { id, holds, chunks, groups: lengths, raw } = self;
+        let OpenContainer { id, kind, chunks, groups: lengths, raw } = self;
         let meta_bytes =
             HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
         let mut groups = Vec::with_capacity(lengths.len());
         let (mut body, mut from) =
-            (if compression == Compression::None { Vec::new() } else { spare.take() }, 0);
+            (if compression == Compression::None { Vec::new() } else { buffers.take() }, 0);
         body.clear();
         for &length in &lengths {
             let bytes = &raw[from..from + length as usize];
@@ -248,14 +253,14 @@ impl Open {
         if compression == Compression::None {
             body = raw;
         } else {
-            spare.give(raw);
+            buffers.give(raw);
         }
         let bytes = (meta_bytes + body.len()) as u32;
         let count = chunks.len() as u32;
         let meta =
-            Metadata { id, epoch, holds, groups, chunks, meta_bytes: meta_bytes as u32, bytes }
+            Metadata { id, epoch, kind, groups, chunks, meta_bytes: meta_bytes as u32, bytes }
                 .encode(identity);
-        Packed { id, holds, meta, body, chunks: count, raw_bytes }
+        Packed { id, kind, meta, body, chunks: count, raw_bytes }
     }
 }
 
@@ -274,7 +279,7 @@ impl Metadata {
         let mut w = Writer(Vec::with_capacity(self.meta_bytes as usize));
         w.raw(MAGIC).raw(&identity.id).u64(self.id.0).u32(self.epoch);
         // Shard 0 of one data shard, no parity.
-        w.u8(if self.holds == Holds::Data { 1 } else { 2 }).u8(0).u8(1).u8(0);
+        w.u8(if self.kind == ContainerKind::Data { 1 } else { 2 }).u8(0).u8(1).u8(0);
         w.u32(self.chunks.len() as u32)
             .u32(self.groups.len() as u32)
             .u32(self.meta_bytes)
@@ -315,7 +320,7 @@ impl Metadata {
         if found != id.0 {
             return Err(what(&format!("container {found} is in its place")));
         }
-        let (epoch, holds, shard) = (r.u32()?, r.u8()?, [r.u8()?, r.u8()?, r.u8()?]);
+        let (epoch, kind, shard) = (r.u32()?, r.u8()?, [r.u8()?, r.u8()?, r.u8()?]);
         let (chunks, groups, meta_bytes, all) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
         let needed = HEADER_BYTES as u64
             + u64::from(groups) * GROUP_ENTRY_BYTES as u64
@@ -333,16 +338,16 @@ impl Metadata {
         if identity.checksum(&copy).to_le_bytes() != bytes[HEADER_BYTES - 8..HEADER_BYTES] {
             return Err(what("its metadata fails the checksum"));
         }
-        let holds = match holds {
-            1 => Holds::Data,
-            2 => Holds::Recipes,
+        let kind = match kind {
+            1 => ContainerKind::Data,
+            2 => ContainerKind::Recipes,
             _ => return Err(what("it holds something unknown")),
         };
         let mut r = Reader(&bytes[HEADER_BYTES..], None);
         let mut read = Metadata {
             id,
             epoch,
-            holds,
+            kind,
             groups: Vec::new(),
             chunks: Vec::with_capacity(chunks as usize),
             meta_bytes,
@@ -559,7 +564,7 @@ mod tests {
     #[test]
     fn a_container_is_read_as_it_was_written() {
         for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
-            let mut open = Open::new(ContainerId(77), Holds::Data, 0);
+            let mut open = OpenContainer::new(ContainerId(77), ContainerKind::Data, 0);
             let chunk =
                 |n: usize| (0..n * 700 + 1).map(|b| (b / 50 * n) as u8).collect::<Vec<u8>>();
             for n in 0..90 {
@@ -567,8 +572,13 @@ mod tests {
                 assert_eq!((address.container, address.slot), (ContainerId(77), n as u16));
             }
             assert_eq!(open.bytes_of(50), Some(&chunk(50)[..]));
-            let packed =
-                open.pack(&identity(), 5, compression, &mut Packer::default(), &Spare::default());
+            let packed = open.pack(
+                &identity(),
+                5,
+                compression,
+                &mut Packer::default(),
+                &BufferPool::default(),
+            );
             let meta = Metadata::decode(&identity(), ContainerId(77), &packed.meta).unwrap();
             let mut packer = Packer::default();
             for n in 0..90 {

@@ -27,8 +27,8 @@ use crate::{
     archive::{Archive, IMPORTER},
     check::is_damage,
     format::{Address, record::Record},
-    heal::is_damaged,
-    segments::Shelves,
+    repair::lost_chunks::is_damaged,
+    segments::ContainerReader,
     settings::PlantedBug,
     tables::Tables,
 };
@@ -108,14 +108,14 @@ impl ChunkIndex {
 /// # Errors
 /// Those of the system; a damaged container is left out.
 pub(crate) fn load_recent(
-    shelves: &Shelves,
+    container_reader: &ContainerReader,
     tables: &Tables,
     auxiliary: &mut Auxiliary,
 ) -> Result<()> {
     let recent =
         tables.containers.values().filter(|container| container.logged > tables.index.upto);
     for container in recent {
-        match shelves.metadata(container) {
+        match container_reader.metadata(container) {
             Ok(metadata) => {
                 let entries = metadata.chunks.iter().map(|chunk| (chunk.fingerprint, chunk.first));
                 auxiliary.load(container.stored.id, container.logged, entries);
@@ -215,10 +215,10 @@ fn next_number(archive: &Archive, tables: &Tables) -> Result<u64> {
 pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
     let _lock = archive.files.lock(IMPORTER, Hold::Alone, true)?;
     let tables = archive.refresh()?;
-    let shelves = Shelves::new(archive.clone());
+    let container_reader = ContainerReader::new(archive.clone());
     let (mut entries, total) = (Vec::new(), tables.containers.len() as u64);
     for (n, container) in tables.containers.values().enumerate() {
-        if let Ok(metadata) = shelves.metadata(container) {
+        if let Ok(metadata) = container_reader.metadata(container) {
             let whole = metadata
                 .chunks
                 .iter()

@@ -5,8 +5,8 @@
 //! commit of one stream makes all containers durable that were written so far, since its chunks may
 //! be duplicates of theirs.
 //!
-//! *Locks:* in the order `desk`, `rear`, the archive's, `auxiliary`. None is held while a stream
-//! waits for its source.
+//! *Locks:* in the order `lookup`, `pending`, the archive's, `auxiliary`. None is held while a
+//! stream waits for its source.
 //!
 //! *Failures:* when a write or a sync fails for another reason than a full disk, what was written
 //! and is not listed counts as lost: all sessions of that time end, and later ones write anew, to
@@ -20,17 +20,17 @@ use std::sync::{
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 use parking_lot::Mutex;
 
-use super::stower::data_of;
+use super::stream_writer::data_of;
 use crate::{
     archive::{Archive, WRITER},
-    chain::Chain,
+    filter_chain::FilterChain,
     format::{
         ContainerId,
         container::Packed,
         record::{Owner, Record, Stored},
     },
     index::{self, auxiliary::Auxiliary},
-    segments::{Appender, Ids, Shelves},
+    segments::{Appender, ContainerReader, Ids},
     tables::Tables,
 };
 
@@ -42,8 +42,8 @@ pub struct Ingest {
     pub(crate) archive: Arc<Archive>,
     _writer: Box<dyn Lock>,
     pub(crate) auxiliary: Arc<Mutex<Auxiliary>>,
-    pub(super) desk: Mutex<Desk>,
-    pub(super) rear: Mutex<Rear>,
+    pub(super) lookup: Mutex<Lookup>,
+    pub(super) pending: Mutex<PendingContainers>,
     pub(crate) imported: Imported,
     sessions: AtomicU64,
     /// It outlives its streams: space taken ahead stays taken.
@@ -51,13 +51,13 @@ pub struct Ingest {
 }
 
 /// Where chunks are looked up and get their places.
-pub(super) struct Desk {
-    pub(super) chain: Chain,
+pub(super) struct Lookup {
+    pub(super) chain: FilterChain,
     pub(super) ids: Ids,
 }
 
 /// Where containers are written.
-pub(super) struct Rear {
+pub(super) struct PendingContainers {
     pub(super) appender: Appender,
     /// Written and not listed, with their sessions.
     pub(super) written: Vec<(u64, Stored)>,
@@ -83,15 +83,20 @@ impl Ingest {
                 ),
                 _ => error,
             })?;
-        let stay = archive.stay()?;
-        let shelves = Arc::new(Shelves::new(archive.clone()));
+        let guard = archive.guard_epoch()?;
+        let container_reader = Arc::new(ContainerReader::new(archive.clone()));
         let mut auxiliary = Auxiliary::default();
-        index::load_recent(&shelves, &stay.tables, &mut auxiliary)?;
+        index::load_recent(&container_reader, &guard.tables, &mut auxiliary)?;
         let auxiliary = Arc::new(Mutex::new(auxiliary));
-        let chain = Chain::new(archive.clone(), stay.tables.clone(), shelves, auxiliary.clone())?;
-        let desk = Desk { chain, ids: Ids::new(archive.clone(), Owner::Ingest) };
+        let chain = FilterChain::new(
+            archive.clone(),
+            guard.tables.clone(),
+            container_reader,
+            auxiliary.clone(),
+        )?;
+        let lookup = Lookup { chain, ids: Ids::new(archive.clone(), Owner::Ingest) };
         let appender = Appender::new(archive.clone(), Owner::Ingest);
-        let rear = Rear {
+        let pending = PendingContainers {
             appender,
             written: Vec::new(),
             written_bytes: 0,
@@ -102,8 +107,8 @@ impl Ingest {
             archive: archive.clone(),
             _writer: writer,
             auxiliary,
-            desk: Mutex::new(desk),
-            rear: Mutex::new(rear),
+            lookup: Mutex::new(lookup),
+            pending: Mutex::new(pending),
             imported: Arc::default(),
             sessions: AtomicU64::new(0),
             lasting,
@@ -117,14 +122,14 @@ impl Ingest {
 
     /// A session is over, well or not.
     pub(super) fn end(&self, session: u64) {
-        self.rear.lock().listed.retain(|(of, _)| *of != session);
+        self.pending.lock().listed.retain(|(of, _)| *of != session);
         self.auxiliary.lock().end(session);
     }
 
     /// Lets the chain look at what the importer made of the index.
-    pub(super) fn renew(&self, desk: &mut Desk) -> Result<()> {
+    pub(super) fn renew(&self, lookup: &mut Lookup) -> Result<()> {
         let Some(upto) = *self.imported.lock() else { return Ok(()) };
-        desk.chain.renew_index(&self.archive.tables())?;
+        lookup.chain.renew_index(&self.archive.tables())?;
         self.auxiliary.lock().forget_listed(upto);
         // Not before: the next import would write the same entries again.
         *self.imported.lock() = None;
@@ -156,12 +161,12 @@ impl Ingest {
     /// # Errors
     /// Those of the system.
     pub(crate) fn close(&self) -> Result<()> {
-        self.rear.lock().appender.trim()?;
+        self.pending.lock().appender.trim()?;
         self.import(false).map(|_| ())
     }
 }
 
-impl Rear {
+impl PendingContainers {
     /// Sessions that began before a failure end with it.
     pub(super) fn since(&self, failures: u64) -> Result<()> {
         if self.failures == failures {
@@ -181,8 +186,8 @@ impl Rear {
         packed: &Packed,
         now: u64,
     ) -> Result<u64> {
-        let class = ingest.archive.class_of(packed.holds);
-        if self.appender.turns(packed, class) {
+        let class = ingest.archive.class_of(packed.kind);
+        if self.appender.begins_segment(packed, class) {
             self.list(ingest, now)?;
         }
         let stored = self.appender.write(packed, class);
@@ -250,8 +255,8 @@ impl Rear {
         let finished: Vec<ContainerId> =
             self.listed.iter().filter(|(of, _)| *of == session).map(|(_, id)| *id).collect();
         // What changes no containers frees some: it may use what is held back.
-        let urgent = self.written.is_empty() && session > 0 && finished.is_empty();
-        let tables = ingest.archive.commit(urgent, |tables| {
+        let may_use_reserve = self.written.is_empty() && session > 0 && finished.is_empty();
+        let tables = ingest.archive.commit(may_use_reserve, |tables| {
             let mut records = Vec::new();
             if !others.is_empty() {
                 records.push(Record::Unfinished { containers: others.clone(), at: now });

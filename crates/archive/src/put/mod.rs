@@ -1,5 +1,5 @@
 //! A stream on its way in: cut and fingerprint ([`Cutting`]), look up and place ([`Session`]), pack
-//! and write ([`Stower`]), and at its end one record.
+//! and write ([`StreamWriter`]), and at its end one record.
 //!
 //! Each stage is a value with methods that return, so that a simulation can do one after the other;
 //! [`pipeline`](crate::pipeline) gives them threads. What several streams of one process share is
@@ -12,7 +12,7 @@
 
 mod ingest;
 mod session;
-mod stower;
+mod stream_writer;
 
 use std::sync::Arc;
 
@@ -21,17 +21,17 @@ use onefold_core::Fingerprint;
 pub use self::{
     ingest::Ingest,
     session::{Session, Sink, Writing},
-    stower::{Ended, Stower},
+    stream_writer::{Ended, StreamWriter},
 };
 pub(crate) use self::{
-    session::{Pen, Target},
-    stower::{Remap, Remaps, pack},
+    session::{PieceWriter, Target},
+    stream_writer::{Remap, Remaps, pack},
 };
 use crate::{
     archive::Archive,
-    chain::BATCH_CHUNKS,
-    cut::{Cutter, Piece},
-    memory::Spare,
+    chunking::{Chunker, Piece},
+    filter_chain::BATCH_CHUNKS,
+    memory::BufferPool,
     settings::Chunking,
 };
 
@@ -45,12 +45,12 @@ pub struct Batch {
     pieces: Vec<Next>,
     fingerprints: Vec<Fingerprint>,
     /// Where the memory goes.
-    spare: Arc<Spare>,
+    buffers: Arc<BufferPool>,
 }
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        self.spare.give(std::mem::take(&mut self.bytes));
+        self.buffers.give(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -63,7 +63,7 @@ enum Next {
 /// Cuts a stream into batches.
 pub struct Cutting {
     chunking: Chunking,
-    cutter: Cutter,
+    cutter: Chunker,
     /// What was filled in, and how much of it.
     held: Vec<u8>,
     filled: usize,
@@ -72,14 +72,14 @@ pub struct Cutting {
     /// Bytes of chunks before `cut` that were zeroes are not in `held` any more.
     pieces: Vec<Next>,
     chunks: usize,
-    spare: Arc<Spare>,
+    buffers: Arc<BufferPool>,
 }
 
 impl Cutting {
     /// At the beginning of a stream.
     #[must_use]
     pub fn new(chunking: Chunking) -> Cutting {
-        let cutter = Cutter::new(chunking);
+        let cutter = Chunker::new(chunking);
         let held = vec![0; BATCH_BYTES + cutter.sees()];
         Cutting {
             chunking,
@@ -89,7 +89,7 @@ impl Cutting {
             cut: 0,
             pieces: Vec::new(),
             chunks: 0,
-            spare: Arc::default(),
+            buffers: Arc::default(),
         }
     }
 
@@ -117,7 +117,7 @@ impl Cutting {
     /// The next bytes begin a chunk, whatever they are.
     pub fn border(&mut self) {
         self.cut_on(true);
-        self.cutter = Cutter::new(self.chunking);
+        self.cutter = Chunker::new(self.chunking);
     }
 
     /// What is cut already.
@@ -153,7 +153,7 @@ impl Cutting {
     }
 
     fn take(&mut self) -> Batch {
-        let mut rest = self.spare.take();
+        let mut rest = self.buffers.take();
         rest.resize(self.held.len(), 0);
         rest[..self.filled - self.cut].copy_from_slice(&self.held[self.cut..self.filled]);
         let bytes = std::mem::replace(&mut self.held, rest);
@@ -162,7 +162,7 @@ impl Cutting {
             bytes,
             pieces: std::mem::take(&mut self.pieces),
             fingerprints: Vec::new(),
-            spare: self.spare.clone(),
+            buffers: self.buffers.clone(),
         }
     }
 }

@@ -7,14 +7,14 @@ use onefold_core::{Fingerprint, Result};
 
 use super::{
     Batch, Next,
-    ingest::{Desk, Ingest},
+    ingest::{Ingest, Lookup},
 };
 use crate::{
-    archive::{Archive, Stay},
-    chain::{Answer, Counts, Query, address_of},
+    archive::{Archive, EpochGuard},
+    filter_chain::{Answer, Counts, Query, address_of},
     format::{
         Address,
-        container::{Holds, Open},
+        container::{ContainerKind, OpenContainer},
         recipe::{End, RecipeWriter},
         record::Pieces,
     },
@@ -30,10 +30,10 @@ pub struct Writing {
 }
 
 /// What takes sealed containers on.
-pub type Sink<'a> = dyn FnMut(Open) -> Result<()> + 'a;
+pub type Sink<'a> = dyn FnMut(OpenContainer) -> Result<()> + 'a;
 
 /// Stores a piece of a recipe or a mapping; gives its place.
-pub(crate) type Pen<'a> = dyn FnMut(Vec<u8>) -> Result<Address> + 'a;
+pub(crate) type PieceWriter<'a> = dyn FnMut(Vec<u8>) -> Result<Address> + 'a;
 
 /// What is written of the chunks of a stream, in their order.
 pub(crate) trait Target {
@@ -43,11 +43,11 @@ pub(crate) trait Target {
         address: Address,
         fingerprint: Fingerprint,
         bytes: u32,
-        pen: &mut Pen<'_>,
+        write_piece: &mut PieceWriter<'_>,
     ) -> Result<()>;
 
     /// The next zeroes.
-    fn zeroes(&mut self, bytes: u64, pen: &mut Pen<'_>) -> Result<()>;
+    fn zeroes(&mut self, bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()>;
 }
 
 impl Target for Writing {
@@ -56,21 +56,23 @@ impl Target for Writing {
         address: Address,
         fingerprint: Fingerprint,
         bytes: u32,
-        pen: &mut Pen<'_>,
+        write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
         let Writing { recipe, pieces } = self;
         recipe.chunk(address, fingerprint, bytes, &mut |piece| {
-            pen(piece).map(|address| follow(pieces, address))
+            write_piece(piece).map(|address| push_piece(pieces, address))
         })
     }
 
-    fn zeroes(&mut self, bytes: u64, pen: &mut Pen<'_>) -> Result<()> {
+    fn zeroes(&mut self, bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()> {
         let Writing { recipe, pieces } = self;
-        recipe.zeroes(bytes, &mut |piece| pen(piece).map(|address| follow(pieces, address)))
+        recipe.zeroes(bytes, &mut |piece| {
+            write_piece(piece).map(|address| push_piece(pieces, address))
+        })
     }
 }
 
-fn follow(pieces: &mut Vec<Pieces>, address: Address) {
+fn push_piece(pieces: &mut Vec<Pieces>, address: Address) {
     match pieces.last_mut() {
         Some(last)
             if last.container == address.container && last.first + last.count == address.slot =>
@@ -86,11 +88,11 @@ pub struct Session {
     pub(crate) ingest: Arc<Ingest>,
     pub(super) number: u64,
     pub(super) failures: u64,
-    stay: Stay,
-    data: Option<Open>,
-    recipes: Option<Open>,
+    guard: EpochGuard,
+    data: Option<OpenContainer>,
+    recipes: Option<OpenContainer>,
     /// Copies of sealed containers that may not be written yet; kept only when bytes are compared.
-    unwritten: Vec<Arc<Open>>,
+    unwritten: Vec<Arc<OpenContainer>>,
     compares: bool,
     counts: Counts,
     /// Bytes of content so far.
@@ -119,13 +121,13 @@ impl Session {
     /// # Errors
     /// Those of the system.
     pub fn on(ingest: &Arc<Ingest>) -> Result<Session> {
-        let stay = ingest.archive.stay()?;
+        let guard = ingest.archive.guard_epoch()?;
         Ok(Session {
             number: ingest.next_session(),
-            failures: ingest.rear.lock().failures,
+            failures: ingest.pending.lock().failures,
             compares: ingest.archive.settings.filters.contains(&FilterName::ByteCompare),
             ingest: ingest.clone(),
-            stay,
+            guard,
             data: None,
             recipes: None,
             unwritten: Vec::new(),
@@ -138,7 +140,7 @@ impl Session {
     /// The archive as of the beginning.
     #[must_use]
     pub fn tables(&self) -> &Arc<crate::tables::Tables> {
-        &self.stay.tables
+        &self.guard.tables
     }
 
     /// What the filters did.
@@ -155,12 +157,7 @@ impl Session {
     ///
     /// # Errors
     /// Those of the sink and the system.
-    pub fn take(
-        &mut self,
-        batch: &Batch,
-        writing: &mut Writing,
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
+    pub fn add(&mut self, batch: &Batch, writing: &mut Writing, sink: &mut Sink<'_>) -> Result<()> {
         self.place(batch, writing, &ByFingerprint::default(), sink)
     }
 
@@ -173,8 +170,8 @@ impl Session {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         let ingest = self.ingest.clone();
-        let desk = &mut *ingest.desk.lock();
-        ingest.renew(desk)?;
+        let lookup = &mut *ingest.lookup.lock();
+        ingest.renew(lookup)?;
         let mut at = 0;
         let mut queries: Vec<Query<'_>> = Vec::with_capacity(batch.fingerprints.len());
         for (n, &fingerprint) in batch.lengths().zip(&batch.fingerprints) {
@@ -187,15 +184,15 @@ impl Session {
             at += n;
         }
         let near = self.near();
-        let before = desk.chain.counts();
-        desk.chain.look_up(&mut queries, &near, self.number, placed)?;
-        self.counts.add(&desk.chain.counts(), &before);
+        let before = lookup.chain.counts();
+        lookup.chain.look_up(&mut queries, &near, self.number, placed)?;
+        self.counts.add(&lookup.chain.counts(), &before);
         let mut queries = queries.iter();
         for piece in &batch.pieces {
             match piece {
                 Next::Zeroes(bytes) => {
                     self.bytes += bytes;
-                    target.zeroes(*bytes, &mut |piece| self.piece(desk, &piece, sink))?;
+                    target.zeroes(*bytes, &mut |piece| self.piece(lookup, &piece, sink))?;
                 }
                 Next::Chunk(_) => {
                     let Some(query) = queries.next() else { break };
@@ -205,11 +202,11 @@ impl Session {
                             self.ingest.auxiliary.lock().name(address.container, self.number);
                             address
                         }
-                        None => self.store(desk, query, sink)?,
+                        None => self.store(lookup, query, sink)?,
                     };
                     let length = query.bytes.len() as u32;
                     target.chunk(address, query.fingerprint, length, &mut |piece| {
-                        self.piece(desk, &piece, sink)
+                        self.piece(lookup, &piece, sink)
                     })?;
                 }
             }
@@ -218,7 +215,7 @@ impl Session {
     }
 
     /// The containers whose bytes are only here, when bytes are compared.
-    fn near(&mut self) -> Vec<Arc<Open>> {
+    fn near(&mut self) -> Vec<Arc<OpenContainer>> {
         if !self.compares {
             return Vec::new();
         }
@@ -251,7 +248,7 @@ impl Session {
 
     fn store(
         &mut self,
-        desk: &mut Desk,
+        lookup: &mut Lookup,
         query: &Query<'_>,
         sink: &mut Sink<'_>,
     ) -> Result<Address> {
@@ -261,17 +258,17 @@ impl Session {
         }
         let open = match &mut self.data {
             Some(open) => open,
-            none => none.insert(Open::over(
-                desk.ids.next()?,
-                Holds::Data,
-                self.ingest.archive.spare.take(),
+            none => none.insert(OpenContainer::over(
+                lookup.ids.next()?,
+                ContainerKind::Data,
+                self.ingest.archive.buffers.take(),
                 capacity,
             )),
         };
         let address = open.push(query.fingerprint, query.bytes);
         self.new_bytes += query.bytes.len() as u64;
         self.ingest.auxiliary.lock().insert(query.fingerprint, address, self.number);
-        desk.chain.learn(&query.fingerprint, address);
+        lookup.chain.learn(&query.fingerprint, address);
         Ok(address)
     }
 
@@ -288,7 +285,7 @@ impl Session {
     }
 
     /// Stores a piece of a recipe or a mapping.
-    fn piece(&mut self, desk: &mut Desk, piece: &[u8], sink: &mut Sink<'_>) -> Result<Address> {
+    fn piece(&mut self, lookup: &mut Lookup, piece: &[u8], sink: &mut Sink<'_>) -> Result<Address> {
         let capacity = self.archive().settings.container_bytes;
         if self.recipes.as_ref().is_some_and(|open| open.is_full(piece.len(), capacity))
             && let Some(open) = self.recipes.take()
@@ -298,7 +295,7 @@ impl Session {
         let fingerprint = self.archive().fingerprinter.bytes(piece);
         let open = match &mut self.recipes {
             Some(open) => open,
-            none => none.insert(Open::new(desk.ids.next()?, Holds::Recipes, 0)),
+            none => none.insert(OpenContainer::new(lookup.ids.next()?, ContainerKind::Recipes, 0)),
         };
         Ok(open.push(fingerprint, piece))
     }
@@ -313,10 +310,10 @@ impl Session {
         sink: &mut Sink<'_>,
     ) -> Result<(Vec<Pieces>, End)> {
         let ingest = self.ingest.clone();
-        let desk = &mut *ingest.desk.lock();
+        let lookup = &mut *ingest.lookup.lock();
         let Writing { recipe, mut pieces } = writing;
         let end = recipe.end(&mut |piece| {
-            self.piece(desk, &piece, sink).map(|address| follow(&mut pieces, address))
+            self.piece(lookup, &piece, sink).map(|address| push_piece(&mut pieces, address))
         })?;
         Ok((pieces, end))
     }

@@ -1,32 +1,34 @@
-//! Backup volumes: writes gather in memory, and are drained into containers when somebody asks for
-//! durability.
+//! Backup volumes: writes gather in memory, and are written back into containers when somebody asks
+//! for durability.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`layer`] | what was written and is not drained: blocks of 128 KiB with the sectors that are there, and ranges of zeroes |
+//! | [`layer`] | what was written and is not written back: blocks of 128 KiB with the sectors that are there, and ranges of zeroes |
 //! | [`write`](self::write) | writes, trims, zeroes; how much may be in memory |
-//! | [`drain`] | chunks, containers, mappings, one frame of the log; FLUSH |
+//! | [`write_back`](self::write_back) | chunks, containers, mappings, one frame of the log; FLUSH |
 //! | [`mapper`] | cut chunks to the mappings of blocks |
 //! | [`read`](self::read) | layers over mappings |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
 //!
-//! A block's content is its mapping, below what is being drained, below what was written since. A
-//! drain takes all of the upper layer at once; runs of neighbouring blocks are chunked across their
-//! borders, and each block gets a mapping of its own, which is a piece in a container of recipes.
+//! A block's content is its mapping, below what is being written back, below what was written
+//! since. A write-back takes all of the upper layer at once; runs of neighbouring blocks are
+//! chunked across their borders, and each block gets a mapping of its own, which is a piece in a
+//! container of recipes.
 //!
 //! *Crash argument:* containers with chunks and mappings are durable before the one frame that
-//! names the mappings, for all blocks of the drain: each block changes as a whole, and what a FLUSH
-//! covers is there when it is answered. What was not drained is lost, as a disk's cache is.
+//! names the mappings, for all blocks of the write-back: each block changes as a whole, and what a
+//! FLUSH covers is there when it is answered. What was not written back is lost, as a disk's cache
+//! is.
 //!
-//! *Locks:* in the order `draining`, `order`, `state`. None of them is held by a read while it
+//! *Locks:* in the order `writing_back`, `order`, `state`. None of them is held by a read while it
 //! reads the disk.
 
-mod drain;
 mod layer;
 mod mapper;
 mod read;
 mod serve;
 mod write;
+mod write_back;
 
 use std::{
     collections::BTreeMap,
@@ -44,17 +46,17 @@ pub use serve::{ArchiveExports, ArchiveVolume};
 
 use self::layer::Layer;
 use crate::{
-    archive::{Archive, Stay},
+    archive::{Archive, EpochGuard},
     get::ChunkReader,
-    memory::Spare,
+    memory::BufferPool,
     put::Ingest,
-    segments::Shelves,
+    segments::ContainerReader,
 };
 
 /// Bytes of a block.
 pub(crate) const BLOCK: usize = crate::settings::VOLUME_BLOCK_BYTES as usize;
 
-/// Pause of the drainer when it can do nothing.
+/// Pause of the thread that writes back when it can do nothing.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Readers kept, each with its caches.
@@ -64,18 +66,18 @@ const READERS_KEPT: usize = 2;
 pub struct Volumes {
     archive: Arc<Archive>,
     ingest: Arc<Ingest>,
-    shelves: Shelves,
+    container_reader: ContainerReader,
     readers: Mutex<Vec<ChunkReader>>,
     /// Memory of blocks.
-    spare: Spare,
+    buffers: BufferPool,
     /// What is read stays where it is; taken when somebody reads, and given up now and then.
-    stay: Mutex<Option<Arc<Stay>>>,
-    /// Held by who drains.
-    draining: Mutex<()>,
+    guard: Mutex<Option<Arc<EpochGuard>>>,
+    /// Held by who writes back.
+    writing_back: Mutex<()>,
     /// Held alone by a write that begins or ends inside a sector.
     order: RwLock<()>,
     state: Mutex<State>,
-    /// There is much to drain, or the end is near.
+    /// There is much to write back, or the end is near.
     much: Condvar,
     stopping: AtomicBool,
     /// Seconds since 1970.
@@ -89,20 +91,20 @@ struct State {
     volumes: BTreeMap<u64, Layers>,
     /// Bytes in memory.
     bytes: u64,
-    /// Changes so far, and how many of them were drained.
+    /// Changes so far, and how many of them were written back.
     changes: u64,
-    drained: u64,
+    written_back: u64,
     /// Changes seen by the last look for idle ones.
     seen: u64,
-    /// The last drain that lost something.
+    /// The last write-back that lost something.
     lost: Option<Lost>,
     /// Why nothing is taken any more.
     stopped: Option<Error>,
 }
 
-/// What a drain lost.
+/// What a write-back lost.
 struct Lost {
-    /// Changes that it drained.
+    /// Changes that it wrote back.
     upto: u64,
     error: Error,
     /// A client was told.
@@ -113,12 +115,12 @@ struct Lost {
 #[derive(Default)]
 struct Layers {
     upper: Layer,
-    draining: Option<Arc<Layer>>,
+    writing_back: Option<Arc<Layer>>,
 }
 
 #[derive(Default)]
 struct Counters {
-    drains: AtomicU64,
+    write_backs: AtomicU64,
     chunks: AtomicU64,
     duplicates: AtomicU64,
     page_reads: AtomicU64,
@@ -132,8 +134,8 @@ struct Counters {
 pub struct VolumeCounts {
     /// Bytes written and not durable.
     pub dirty_bytes: u64,
-    /// Drains.
-    pub drains: u64,
+    /// Write-backs.
+    pub write_backs: u64,
     /// Chunks looked up.
     pub chunks: u64,
     /// Of them duplicates.
@@ -154,13 +156,13 @@ impl Volumes {
     pub fn new(ingest: &Arc<Ingest>, now: u64) -> Arc<Volumes> {
         let archive = ingest.archive.clone();
         Arc::new(Volumes {
-            shelves: Shelves::new(archive.clone()),
-            spare: Spare::keeping((archive.settings.dirty_bytes / BLOCK as u64) as usize),
+            container_reader: ContainerReader::new(archive.clone()),
+            buffers: BufferPool::keeping((archive.settings.dirty_bytes / BLOCK as u64) as usize),
             archive,
             ingest: ingest.clone(),
             readers: Mutex::default(),
-            stay: Mutex::default(),
-            draining: Mutex::default(),
+            guard: Mutex::default(),
+            writing_back: Mutex::default(),
             order: RwLock::default(),
             state: Mutex::default(),
             much: Condvar::new(),
@@ -183,24 +185,24 @@ impl Volumes {
     }
 
     /// Does what is due about once a second: sees what other processes changed, lets places go that
-    /// were read, drains what lies idle, and imports.
+    /// were read, writes back what lies idle, and imports.
     ///
     /// # Errors
-    /// Those of the system, and of a drain.
+    /// Those of the system, and of a write-back.
     pub fn tend(&self, now: u64) -> Result<()> {
         self.now.store(now, Relaxed);
-        *self.stay.lock() = None;
+        *self.guard.lock() = None;
         self.archive.refresh()?;
         let idle = {
             let mut state = self.state.lock();
             let idle = state.seen == state.changes
-                && state.drained < state.changes
+                && state.written_back < state.changes
                 && state.stopped.is_none();
             state.seen = state.changes;
             idle
         };
         if idle {
-            self.drain_all()?;
+            self.write_back_all()?;
         }
         if self.ingest.must_import() {
             self.ingest.import(true)?;
@@ -211,17 +213,17 @@ impl Volumes {
     /// Makes everything durable, and ends. Nobody else may use the volumes any more.
     ///
     /// # Errors
-    /// Those of a drain.
+    /// Those of a write-back.
     pub fn close(&self) -> Result<()> {
         self.stop();
-        *self.stay.lock() = None;
+        *self.guard.lock() = None;
         self.flush_all()?;
         self.ingest.close()
     }
 
-    /// Drains in the background whatever is much, until [`stop`](Self::stop): for a thread of its
-    /// own.
-    pub fn run_drainer(&self) {
+    /// Writes back in the background whatever is much, until [`stop`](Self::stop): for a thread of
+    /// its own.
+    pub fn run_write_back(&self) {
         while !self.stopping.load(Relaxed) {
             let mut state = self.state.lock();
             if state.bytes < self.much() && !self.stopping.load(Relaxed) {
@@ -239,14 +241,14 @@ impl Volumes {
         }
     }
 
-    /// Lets [`run_drainer`](Self::run_drainer) return.
+    /// Lets [`run_write_back`](Self::run_write_back) return.
     pub fn stop(&self) {
         let _state = self.state.lock();
         self.stopping.store(true, Relaxed);
         self.much.notify_all();
     }
 
-    /// Bytes in memory from which on somebody drains.
+    /// Bytes in memory from which on somebody writes back.
     fn much(&self) -> u64 {
         self.archive.settings.dirty_bytes / 2
     }
@@ -263,7 +265,7 @@ impl Volumes {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         VolumeCounts {
             dirty_bytes: self.state.lock().bytes,
-            drains: of(&self.counts.drains),
+            write_backs: of(&self.counts.write_backs),
             chunks: of(&self.counts.chunks),
             duplicates: of(&self.counts.duplicates),
             page_reads: of(&self.counts.page_reads),
@@ -281,11 +283,11 @@ impl Volumes {
     }
 
     /// Stays in an epoch as long as somebody holds the value.
-    fn stay(&self) -> Result<Arc<Stay>> {
-        let mut stay = self.stay.lock();
-        match &*stay {
-            Some(stay) => Ok(stay.clone()),
-            None => Ok(stay.insert(Arc::new(self.archive.stay()?)).clone()),
+    fn epoch_guard(&self) -> Result<Arc<EpochGuard>> {
+        let mut guard = self.guard.lock();
+        match &*guard {
+            Some(guard) => Ok(guard.clone()),
+            None => Ok(guard.insert(Arc::new(self.archive.guard_epoch()?)).clone()),
         }
     }
 

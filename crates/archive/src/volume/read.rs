@@ -17,8 +17,8 @@ use crate::{
         recipe::{Part, parts},
     },
     get::ChunkReader,
-    memory::Spare,
-    segments::Shelves,
+    memory::BufferPool,
+    segments::ContainerReader,
     tables::Tables,
 };
 
@@ -39,7 +39,7 @@ impl Volumes {
 
     fn read_block(&self, id: u64, block: u64, range: Range<usize>, into: &mut [u8]) -> Result<()> {
         // In this order: what the tables name stays while somebody stays.
-        let _stay = self.stay()?;
+        let _guard = self.epoch_guard()?;
         let (tables, patch) = {
             let state = self.state.lock();
             let tables = self.archive.tables();
@@ -47,7 +47,7 @@ impl Volumes {
             let layers = state.volumes.get(&id);
             let layers = layers
                 .into_iter()
-                .flat_map(|layers| [Some(&layers.upper), layers.draining.as_deref()]);
+                .flat_map(|layers| [Some(&layers.upper), layers.writing_back.as_deref()]);
             let patch = over(layers.flatten(), volume, block, &range);
             (tables, patch)
         };
@@ -57,7 +57,8 @@ impl Volumes {
         }
         let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
         self.with_reader(|reader| {
-            let mapped = Mapped { tables: &tables, shelves: &self.shelves, volume, block };
+            let mapped =
+                Mapped { tables: &tables, container_reader: &self.container_reader, volume, block };
             mapped.read(reader, range.clone(), into)
         })?;
         if let Some(patch) = patch {
@@ -83,7 +84,10 @@ impl Volumes {
             .volumes
             .get(&id)
             .map(|layers| {
-                [Some(&layers.upper), layers.draining.as_deref()].into_iter().flatten().collect()
+                [Some(&layers.upper), layers.writing_back.as_deref()]
+                    .into_iter()
+                    .flatten()
+                    .collect()
             })
             .unwrap_or_default();
         while at < end {
@@ -111,7 +115,7 @@ fn kind_of(layers: &[&Layer], volume: &Volume, block: u64) -> (u64, ExtentKind) 
             return (block + 1, ExtentKind::Hole);
         }
     }
-    if volume.map.get(block).is_some() {
+    if volume.block_index.get(block).is_some() {
         return (block + 1, ExtentKind::Data);
     }
     // Nothing is there up to the next thing of any layer.
@@ -122,7 +126,7 @@ fn kind_of(layers: &[&Layer], volume: &Volume, block: u64) -> (u64, ExtentKind) 
     let next = layers
         .iter()
         .filter_map(of_layer)
-        .chain(volume.map.next_leaf(block))
+        .chain(volume.block_index.next_leaf(block))
         .min()
         .unwrap_or(u64::MAX);
     (next.max(block + 1), ExtentKind::Hole)
@@ -148,7 +152,7 @@ fn over<'a>(
         }
         if layer.zeroed.contains(block) {
             known
-                .get_or_insert_with(|| Patch::new(true, 0, &Spare::default()))
+                .get_or_insert_with(|| Patch::new(true, 0, &BufferPool::default()))
                 .fill(&[0; BLOCK], &Have::ALL);
         }
     }
@@ -169,7 +173,7 @@ fn overlay(patch: &Patch, range: Range<usize>, into: &mut [u8]) {
 /// A block as its mapping has it.
 pub(crate) struct Mapped<'a> {
     pub(crate) tables: &'a Tables,
-    pub(crate) shelves: &'a Shelves,
+    pub(crate) container_reader: &'a ContainerReader,
     pub(crate) volume: &'a Volume,
     pub(crate) block: u64,
 }
@@ -177,9 +181,9 @@ pub(crate) struct Mapped<'a> {
 impl Mapped<'_> {
     /// The parts of its mapping; none for zeroes.
     pub(crate) fn parts(&self, reader: &mut ChunkReader) -> Result<Vec<Part>> {
-        let Some(address) = self.volume.map.get(self.block) else { return Ok(Vec::new()) };
+        let Some(address) = self.volume.block_index.get(self.block) else { return Ok(Vec::new()) };
         let all = reader
-            .chunk(self.tables, self.shelves, address)
+            .chunk(self.tables, self.container_reader, address)
             .and_then(parts)
             .map_err(|e| self.name(e))?;
         if all.iter().map(length).sum::<u64>() != BLOCK as u64 {
@@ -232,7 +236,7 @@ impl Mapped<'_> {
                 let (mut expected, end) = (fingerprints.iter(), copy.at + *bytes as usize);
                 reader.run(
                     self.tables,
-                    self.shelves,
+                    self.container_reader,
                     *first,
                     fingerprints.len(),
                     &mut |chunk, bytes| {
@@ -248,7 +252,7 @@ impl Mapped<'_> {
                 }
             }
             Part::Slice { chunk, fingerprint, skip, bytes } => {
-                reader.run(self.tables, self.shelves, *chunk, 1, &mut |chunk, all| {
+                reader.run(self.tables, self.container_reader, *chunk, 1, &mut |chunk, all| {
                     check(chunk, Some(fingerprint))?;
                     let slice =
                         all.get(*skip as usize..).and_then(|rest| rest.get(..*bytes as usize));
@@ -305,5 +309,5 @@ pub(crate) fn chunks_of(parts: &[Part]) -> impl Iterator<Item = (Fingerprint, Ad
     })
 }
 
-/// Keeps the layers that are drained alive for readers.
-pub(super) type Drained = Arc<Layer>;
+/// Keeps the layers that are written back alive for readers.
+pub(super) type FrozenLayer = Arc<Layer>;

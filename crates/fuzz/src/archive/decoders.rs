@@ -2,6 +2,7 @@
 //! accepted must be what would be written.
 
 use onefold_archive::{
+    erasure::label::NodeLabel,
     format::{
         ContainerId,
         container::{Metadata, Packer},
@@ -10,7 +11,6 @@ use onefold_archive::{
         listing, recipe,
         record::Record,
     },
-    nodes::label::NodeLabel,
     tables::Tables,
 };
 
@@ -82,7 +82,7 @@ pub fn node_label(data: &[u8]) {
 }
 
 pub(crate) fn node_label_examples() -> Vec<Vec<u8>> {
-    let view = onefold_archive::nodes::label::View {
+    let view = onefold_archive::erasure::label::View {
         epoch: 5,
         members: 0b1011,
         ids: (0..5).map(|n| [n; 16]).collect(),

@@ -8,9 +8,9 @@ use std::{
 
 use onefold_archive::{
     Archive, Chunking, Compression, Format, Settings,
-    collect::{Collection, Options},
+    erasure::{Nodes, Spread},
     format::{Identity, listing, record::Shape},
-    nodes::{Nodes, Spread},
+    gc::{Collection, Options},
     pipeline::{self, Gauge, Request},
     put::Ingest,
     volume::{ArchiveExports, Volumes},
@@ -116,7 +116,7 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
         keep_partial: 0,
         wait: false,
         reserve_bytes: 4096,
-        settle_all: false,
+        encode_all: false,
     };
     Collection::begin(&archive, options)?.run(&mut |_| {})?;
     put(&archive, "last", &content(9, 9_000))?;

@@ -15,13 +15,13 @@ use std::sync::Arc;
 
 use onefold_archive::{
     Archive, Settings, check,
-    collect::{Collection, Options},
     format::{
         listing,
         record::{Shape, Stream},
     },
+    gc::{Collection, Options},
     get::{Content, Reader, Verify},
-    heal, index,
+    index, lost_chunks,
     settings::READER_BYTES,
 };
 use onefold_core::{Error, Files, Kind, Result};
@@ -123,9 +123,9 @@ fn healed(files: &Arc<impl Files + 'static>) -> Result<()> {
     let archive = open(files, true)?;
     let report = check::check(&archive, true, &mut |_, _, _| {})?;
     if !report.rotten.is_empty() {
-        heal::note(&archive, &report.rotten)?;
+        lost_chunks::record_damage(&archive, &report.rotten)?;
     }
-    heal::heal(&archive, &report.lost, &mut |_, _| {}).map(|_| ())
+    lost_chunks::restore(&archive, &report.lost, &mut |_, _| {}).map(|_| ())
 }
 
 fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
@@ -134,7 +134,7 @@ fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
         keep_partial: 0,
         wait: false,
         reserve_bytes: 4096,
-        settle_all: false,
+        encode_all: false,
     };
     let mut collection = Collection::begin(&open(files, true)?, options)?;
     for _ in 0..1000 {

@@ -8,7 +8,7 @@ use std::{
 use clap::{Args, Subcommand};
 use onefold_archive::{
     Archive, Chunking, Compression, Format, Settings,
-    nodes::{
+    erasure::{
         Nodes, Spread,
         rebuild::{self, Rebuilt, Replacement},
     },

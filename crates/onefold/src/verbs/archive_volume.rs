@@ -113,7 +113,7 @@ pub(super) fn lines(archive: &Archive) -> Vec<Line> {
     let line = |volume: &onefold_archive::catalogue::Volume| Line {
         name: volume.name.clone(),
         bytes: volume.bytes,
-        mapped_bytes: volume.map.used() * onefold_archive::settings::VOLUME_BLOCK_BYTES,
+        mapped_bytes: volume.block_index.used() * onefold_archive::settings::VOLUME_BLOCK_BYTES,
         created: volume.created,
     };
     let mut lines: Vec<Line> = tables.volumes.values().map(line).collect();

@@ -14,10 +14,10 @@ use std::{
 
 use onefold_archive::{
     Archive, Format, PlantedBug, Settings,
-    collect::{Collection, Options},
+    erasure::{Nodes, Spread},
+    gc::{Collection, Options},
     get::Reader,
-    nodes::{Nodes, Spread},
-    put::{Cutting, Session, Stower, Writing},
+    put::{Cutting, Session, StreamWriter, Writing},
     settings::VOLUME_BLOCK_BYTES,
 };
 use onefold_core::{Error, Files, Kind};
@@ -96,7 +96,7 @@ pub(super) enum Unsure {
 pub(super) struct Putting {
     archive: Arc<Archive>,
     session: Session,
-    stower: Stower,
+    writer: StreamWriter,
     cutting: Cutting,
     writing: Writing,
     name: String,
@@ -511,7 +511,7 @@ impl Sim {
                 keep_partial: 0,
                 wait: false,
                 reserve_bytes: 256 << 10,
-                settle_all: false,
+                encode_all: false,
             };
             let collected = Collection::begin(&archive, options)
                 .and_then(|collection| collection.run(&mut |_| {}));
@@ -522,7 +522,7 @@ impl Sim {
         if !self.damaged
             && (tables.stored_bytes() > 0
                 || tables.segments.len() > self.segments_left()
-                || !tables.leaving.is_empty())
+                || !tables.waiting_to_be_freed.is_empty())
         {
             let left: Vec<_> = tables.containers.keys().collect();
             return Err(Failure::new(

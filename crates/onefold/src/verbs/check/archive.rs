@@ -5,9 +5,9 @@ use std::{path::Path, sync::Arc};
 use onefold_archive::{
     Archive, Settings,
     check::{self, Report},
-    heal::{self, Healed},
+    erasure::rebuild::{self, Rebuilt},
     index,
-    nodes::rebuild::{self, Rebuilt},
+    lost_chunks::{self, Restored},
     settings::VOLUME_BLOCK_BYTES,
 };
 use onefold_core::Result;
@@ -134,7 +134,7 @@ fn what(path: &Path, only: Option<&str>) -> String {
 struct Made {
     index_entries: Option<u64>,
     units: Option<Rebuilt>,
-    healed: Healed,
+    healed: Restored,
     /// Why nothing was put back.
     not_healed: Option<String>,
 }
@@ -157,15 +157,15 @@ fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
 
 /// Names damage in the log, so that no put takes it for a duplicate, and puts back what is stored
 /// elsewhere; where nothing may be written, nothing is done.
-fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Healed> {
+fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Restored> {
     if !archive.is_writable() {
-        return Ok(Healed::default());
+        return Ok(Restored::default());
     }
     if !report.rotten.is_empty() {
-        heal::note(archive, &report.rotten)?;
+        lost_chunks::record_damage(archive, &report.rotten)?;
     }
     let bar = Progress::of("healing", "containers");
-    heal::heal(archive, &report.lost, &mut |done, total| bar.set(done, total))
+    lost_chunks::restore(archive, &report.lost, &mut |done, total| bar.set(done, total))
 }
 
 fn found(report: &Report, made: &Made) -> Found {

@@ -79,9 +79,10 @@ pub(super) fn run(
         Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
     let control = control::Server::start(&directory.control_name()?, commands)?;
     server.start()?;
-    let drained = volumes.clone();
-    let drainer =
-        std::thread::Builder::new().name("drain".into()).spawn(move || drained.run_drainer());
+    let writing_back = volumes.clone();
+    let drainer = std::thread::Builder::new()
+        .name("drain".into())
+        .spawn(move || writing_back.run_write_back());
     let drainer =
         drainer.map_err(|e| Error::from_io("cannot start a thread for the volumes", e))?;
 
@@ -211,7 +212,7 @@ impl Commands {
             uptime_seconds: self.begun.elapsed().as_secs(),
             listeners: self.listeners.clone(),
             dirty_bytes: counts.dirty_bytes,
-            drains: counts.drains,
+            drains: counts.write_backs,
             chunks: counts.chunks,
             duplicate_chunks: counts.duplicates,
             index_page_reads: counts.page_reads,

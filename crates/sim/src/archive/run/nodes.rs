@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, nodes::Nodes, nodes::label::Absent, nodes::rebuild::Replacement,
-    nodes::rebuild::repair, nodes::rebuild::replace,
+    Archive, erasure::Nodes, erasure::label::Absent, erasure::rebuild::Replacement,
+    erasure::rebuild::repair, erasure::rebuild::replace,
 };
 use onefold_core::Files;
 

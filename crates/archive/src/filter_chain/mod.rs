@@ -32,18 +32,18 @@ use onefold_core::{Fingerprint, Result};
 use parking_lot::Mutex;
 
 use self::{
-    block_index::BlockIndex, bloom::Bloom, byte_compare::ByteCompare, chunk_index::IndexFilter,
-    container_cache::ContainerCache,
+    block_index::BlockIndexFilter, bloom::BloomFilter, byte_compare::ByteCompare,
+    chunk_index::ChunkIndexFilter, container_cache::ContainerCache,
 };
 use crate::{
     archive::Archive,
     check::is_damage,
-    format::{Address, container::Open},
+    format::{Address, container::OpenContainer},
     index::{
         ChunkIndex,
         auxiliary::{Auxiliary, ByFingerprint},
     },
-    segments::Shelves,
+    segments::ContainerReader,
     settings::{FilterName, PlantedBug},
     tables::Tables,
 };
@@ -99,11 +99,11 @@ pub struct Known<'a> {
     /// Containers read lately.
     pub cache: &'a mut ContainerCache,
     /// The containers of this session that are not written yet, for their bytes.
-    pub unwritten: &'a [Arc<Open>],
+    pub unwritten: &'a [Arc<OpenContainer>],
     /// The chunks that the places have which are written again.
     pub placed: &'a ByFingerprint<Address>,
     pub(crate) archive: &'a Archive,
-    pub(crate) shelves: &'a Shelves,
+    pub(crate) container_reader: &'a ContainerReader,
 }
 
 /// A filter. The chain owns its order; a filter sees one chunk at a time.
@@ -156,44 +156,44 @@ impl Counts {
 }
 
 /// The chain of one session, and what its filters look at.
-pub struct Chain {
+pub struct FilterChain {
     archive: Arc<Archive>,
     tables: Arc<Tables>,
     filters: Vec<Box<dyn Filter>>,
     pub(crate) index: ChunkIndex,
     cache: ContainerCache,
-    shelves: Arc<Shelves>,
+    container_reader: Arc<ContainerReader>,
     pub(crate) auxiliary: Arc<Mutex<Auxiliary>>,
     pub(crate) counts: Counts,
 }
 
-impl Chain {
+impl FilterChain {
     pub(crate) fn new(
         archive: Arc<Archive>,
         tables: Arc<Tables>,
-        shelves: Arc<Shelves>,
+        container_reader: Arc<ContainerReader>,
         auxiliary: Arc<Mutex<Auxiliary>>,
-    ) -> Result<Chain> {
+    ) -> Result<FilterChain> {
         let index = ChunkIndex::open(archive.clone(), &tables)?;
         let bloom = archive.settings.filters.contains(&FilterName::Bloom);
         let filters = archive.settings.filters.iter().map(|name| -> Box<dyn Filter> {
             match name {
-                FilterName::BlockIndex => Box::new(BlockIndex),
+                FilterName::BlockIndex => Box::new(BlockIndexFilter),
                 FilterName::ContainerCache => Box::new(container_cache::CacheFilter),
-                FilterName::Bloom => Box::new(Bloom),
-                FilterName::ChunkIndex => Box::new(IndexFilter { filtered: bloom }),
+                FilterName::Bloom => Box::new(BloomFilter),
+                FilterName::ChunkIndex => Box::new(ChunkIndexFilter { filtered: bloom }),
                 FilterName::ByteCompare => Box::new(ByteCompare::default()),
             }
         });
         let filters = filters.collect();
         let cache = ContainerCache::new(archive.settings.cached_containers);
-        Ok(Chain {
+        Ok(FilterChain {
             archive,
             tables,
             filters,
             index,
             cache,
-            shelves,
+            container_reader,
             auxiliary,
             counts: Counts::default(),
         })
@@ -214,7 +214,7 @@ impl Chain {
     }
 
     /// Sees the archive as it is now: what was seen before may be condemned or damaged by now.
-    fn follow(&mut self) {
+    fn refresh_tables(&mut self) {
         let tables = self.archive.tables();
         let same = Arc::ptr_eq(&tables, &self.tables)
             || (tables.epoch == self.tables.epoch && tables.damaged == self.tables.damaged);
@@ -229,11 +229,11 @@ impl Chain {
     pub(crate) fn look_up(
         &mut self,
         queries: &mut [Query<'_>],
-        unwritten: &[Arc<Open>],
+        unwritten: &[Arc<OpenContainer>],
         session: u64,
         placed: &ByFingerprint<Address>,
     ) -> Result<()> {
-        self.follow();
+        self.refresh_tables();
         self.counts.chunks += queries.len() as u64;
         self.ask_auxiliary(queries, session);
         let compares = self.filters.iter().any(|filter| filter.best() == Best::Existing);
@@ -272,19 +272,20 @@ impl Chain {
     fn ask(
         &mut self,
         query: &mut Query<'_>,
-        turn: bool,
-        (unwritten, placed): (&[Arc<Open>], &ByFingerprint<Address>),
+        may_read: bool,
+        (unwritten, placed): (&[Arc<OpenContainer>], &ByFingerprint<Address>),
         session: u64,
     ) -> Result<()> {
-        let Chain { tables, filters, index, cache, shelves, archive, .. } = self;
-        let mut known = Known { tables, index, cache, unwritten, placed, archive, shelves };
+        let FilterChain { tables, filters, index, cache, container_reader, archive, .. } = self;
+        let mut known =
+            Known { tables, index, cache, unwritten, placed, archive, container_reader };
         for filter in filters.iter_mut() {
             match query.answer {
                 Answer::Existing(_) | Answer::NonExisting => break,
                 Answer::StrongMaybe(_) if filter.best() != Best::Existing => continue,
                 _ => {}
             }
-            if filter.reads() && !turn {
+            if filter.reads() && !may_read {
                 return Ok(());
             }
             if address_of(query.answer).is_some() && !query.certain {
@@ -296,11 +297,17 @@ impl Chain {
                 answer => (query.answer, query.certain) = (answer, answer == Answer::NonExisting),
             }
             if address_of(query.answer).is_some() && !query.certain {
-                Chain::confirm(query, &mut known, &self.auxiliary, &mut self.counts, session)?;
+                FilterChain::confirm(
+                    query,
+                    &mut known,
+                    &self.auxiliary,
+                    &mut self.counts,
+                    session,
+                )?;
             }
         }
         if address_of(query.answer).is_some() && !query.certain {
-            Chain::confirm(query, &mut known, &self.auxiliary, &mut self.counts, session)?;
+            FilterChain::confirm(query, &mut known, &self.auxiliary, &mut self.counts, session)?;
         }
         if query.answer == Answer::WeakMaybe {
             // Nobody knows it, and all were asked.
@@ -354,7 +361,7 @@ impl Known<'_> {
             let home = container.stored.id;
             if !self.cache.holds(home) {
                 counts.metadata_reads += 1;
-                match self.shelves.metadata(container) {
+                match self.container_reader.metadata(container) {
                     Ok(metadata) => self.cache.insert(metadata, &closed),
                     // What can't be shown is stored anew.
                     Err(error) if is_damage(&error) => continue,

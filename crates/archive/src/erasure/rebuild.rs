@@ -62,7 +62,7 @@ pub fn repair(
     progress: &mut Progress<'_>,
 ) -> Result<Rebuilt> {
     // Nothing that is looked at moves away.
-    let _stay = archive.stay()?;
+    let _guard = archive.guard_epoch()?;
     let (places, mut done) = (places(archive), Rebuilt::default());
     let (total, mut looked) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
     for (segment, places) in places {

@@ -21,18 +21,18 @@ pub enum Piece {
 }
 
 /// Cuts one stream.
-pub struct Cutter {
+pub struct Chunker {
     chunking: Chunking,
     rabin: Option<Box<Rabin>>,
     in_zeroes: bool,
 }
 
-impl Cutter {
+impl Chunker {
     /// A cutter at the beginning of a stream.
     #[must_use]
-    pub fn new(chunking: Chunking) -> Cutter {
+    pub fn new(chunking: Chunking) -> Chunker {
         let rabin = matches!(chunking, Chunking::Rabin(_)).then(|| Box::new(Rabin::new()));
-        Cutter { chunking, rabin, in_zeroes: false }
+        Chunker { chunking, rabin, in_zeroes: false }
     }
 
     /// Bytes that decide about the next piece, whatever they are.
@@ -129,7 +129,7 @@ mod tests {
     /// Pieces of a stream that arrives in parts of `part` bytes; neighbouring runs of zeroes are
     /// one.
     fn pieces(chunking: Chunking, bytes: &[u8], part: usize) -> Vec<Piece> {
-        let mut cutter = Cutter::new(chunking);
+        let mut cutter = Chunker::new(chunking);
         let (mut held, mut all): (Vec<u8>, Vec<Piece>) = (Vec::new(), Vec::new());
         let mut parts = bytes.chunks(part).peekable();
         while let Some(part) = parts.next() {

@@ -1,15 +1,15 @@
 //! Chunks that were lost, and are stored a second time, become whole again.
 //!
-//! A chunk whose bytes are not what they were is named in the log ([`note`]), so that no put takes
-//! it for a duplicate: a put of the same bytes stores them anew. [`heal`] writes the container of a
-//! lost chunk again, with the bytes of any other copy, and says with the record of a merge that it
-//! lies there now. Nothing that names the chunk changes.
+//! A chunk whose bytes are not what they were is named in the log ([`record_damage`]), so that no
+//! put takes it for a duplicate: a put of the same bytes stores them anew. [`restore`] writes the
+//! container of a lost chunk again, with the bytes of any other copy, and says with the record of a
+//! merge that it lies there now. Nothing that names the chunk changes.
 //!
-//! A chunk of which nobody has a copy is left out, and put back by a later heal when there is one;
-//! but only when it is certain that its bytes are not what they were. What could not be read, or
-//! has a part on a node that is absent, may be read another time: then the container stays as it
-//! is, unless there is a copy of all that would be missing. What was noted and is whole all the
-//! same is its own copy.
+//! A chunk of which nobody has a copy is left out, and put back by a later repair when there is
+//! one; but only when it is certain that its bytes are not what they were. What could not be read,
+//! or has a part on a node that is absent, may be read another time: then the container stays as it
+//! is, unless there is a copy of all that would be missing. What was recorded as damaged and is
+//! whole all the same is its own copy.
 //!
 //! *Crash argument:* that of a merge: the new container is durable before its record.
 
@@ -22,23 +22,23 @@ use onefold_core::{Error, Fingerprint, Hold, Kind, Result};
 
 use crate::{
     archive::{Archive, COLLECTOR},
-    chain::is_condemned,
     check::is_damage,
+    filter_chain::is_condemned,
     format::{
         Address, ContainerId,
-        container::{Open, Packer},
+        container::{OpenContainer, Packer},
         record::{Owner, Record},
     },
     get::ChunkReader,
     put,
-    segments::{Appender, Ids, Shelves},
+    segments::{Appender, ContainerReader, Ids},
     settings::{PlantedBug, SLOTS_MAX},
     tables::{Container, Tables},
 };
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Healed {
+pub struct Restored {
     /// Chunks that are whole again.
     pub chunks: u64,
     /// Containers that were written for them.
@@ -49,7 +49,7 @@ pub struct Healed {
 ///
 /// # Errors
 /// Those of the system.
-pub fn note(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Result<()> {
+pub fn record_damage(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Result<()> {
     let new = |tables: &Tables| {
         let in_it = |known: &Vec<u8>, bits: &[u8]| {
             bits.iter().enumerate().all(|(n, bits)| bits & !known.get(n).unwrap_or(&0) == 0)
@@ -64,11 +64,12 @@ pub fn note(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Resul
     };
     archive.commit(true, |tables| {
         let containers = new(tables);
-        let turned = archive.settings.has(PlantedBug::TurnedUndrained).then_some(Record::Turned);
+        let advanced =
+            archive.settings.has(PlantedBug::TurnedUndrained).then_some(Record::EpochAdvanced);
         Ok(if containers.is_empty() {
             Vec::new()
         } else {
-            [Record::Damaged { containers }].into_iter().chain(turned).collect()
+            [Record::Damaged { containers }].into_iter().chain(advanced).collect()
         })
     })?;
     Ok(())
@@ -79,50 +80,51 @@ pub fn note(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Resul
 ///
 /// # Errors
 /// `Busy` while a gc runs, `NoSpace`, and those of the system.
-pub fn heal(
+pub fn restore(
     archive: &Arc<Archive>,
     lost: &BTreeMap<Address, Fingerprint>,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Healed> {
+) -> Result<Restored> {
     if lost.is_empty() {
-        return Ok(Healed::default());
+        return Ok(Restored::default());
     }
     let _lock =
         archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| match error.kind() {
             Kind::Busy => Error::new(Kind::Busy, "a gc is running"),
             _ => error,
         })?;
-    let stay = archive.stay()?;
-    let mut healing = Healing {
+    let guard = archive.guard_epoch()?;
+    let mut restoration = Restoration {
         archive,
-        tables: &stay.tables,
-        shelves: Shelves::new(archive.clone()),
+        tables: &guard.tables,
+        container_reader: ContainerReader::new(archive.clone()),
         reader: ChunkReader::default(),
         ids: Ids::new(archive.clone(), Owner::Collector),
         appender: Appender::new(archive.clone(), Owner::Collector),
     };
-    let done = healing.all(lost, progress);
+    let done = restoration.all(lost, progress);
     // What is not listed makes room.
-    let ended = if done.is_ok() { healing.appender.trim() } else { healing.appender.give_back() };
-    done.and_then(|healed| ended.map(|()| healed))
+    let ended =
+        if done.is_ok() { restoration.appender.trim() } else { restoration.appender.give_back() };
+    done.and_then(|restored| ended.map(|()| restored))
 }
 
-struct Healing<'a> {
+struct Restoration<'a> {
     archive: &'a Arc<Archive>,
     tables: &'a Tables,
-    shelves: Shelves,
+    container_reader: ContainerReader,
     reader: ChunkReader,
     ids: Ids,
     appender: Appender,
 }
 
-impl Healing<'_> {
+impl Restoration<'_> {
     fn all(
         &mut self,
         lost: &BTreeMap<Address, Fingerprint>,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Healed> {
-        let mut healed = Healed::default();
+    ) -> Result<Restored> {
+        let mut restored = Restored::default();
         let copies = self.copies(lost, progress)?;
         let mut by_home: BTreeMap<ContainerId, Vec<(Address, Fingerprint)>> = BTreeMap::new();
         for (&address, &fingerprint) in
@@ -135,10 +137,10 @@ impl Healing<'_> {
         for (home, chunks) in &by_home {
             let Some(container) = self.tables.containers.get(home) else { continue };
             let chunks = self.rewrite(container, chunks, &copies)?;
-            healed.chunks += chunks;
-            healed.containers += u64::from(chunks > 0);
+            restored.chunks += chunks;
+            restored.containers += u64::from(chunks > 0);
         }
-        Ok(healed)
+        Ok(restored)
     }
 
     /// The container to write again for a chunk: of those where chunks of its number lie the one
@@ -147,7 +149,7 @@ impl Healing<'_> {
         let (mut dark, mut smallest) = (None, None);
         for container in self.tables.places(address.container) {
             let id = container.stored.id;
-            match self.shelves.metadata(container) {
+            match self.container_reader.metadata(container) {
                 Ok(metadata) if metadata.find(address).is_some() => return Ok(Some(id)),
                 Ok(metadata) => {
                     smallest = smallest.into_iter().chain([(metadata.chunks.len(), id)]).min()
@@ -173,7 +175,7 @@ impl Healing<'_> {
             if copies.len() == wanted.len() {
                 break;
             }
-            let metadata = match self.shelves.metadata(container) {
+            let metadata = match self.container_reader.metadata(container) {
                 Err(error) if is_damage(&error) => continue,
                 metadata => metadata?,
             };
@@ -194,7 +196,7 @@ impl Healing<'_> {
 
     /// The bytes of a chunk, when they are what they were.
     fn whole(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<Option<Vec<u8>>> {
-        match self.reader.chunk(self.tables, &self.shelves, address) {
+        match self.reader.chunk(self.tables, &self.container_reader, address) {
             Ok(bytes) => {
                 Ok((self.archive.fingerprinter.bytes(bytes) == *fingerprint)
                     .then(|| bytes.to_vec()))
@@ -216,7 +218,7 @@ impl Healing<'_> {
         let old = &container.stored;
         // Of what can't be read now nobody knows what it is.
         let mut certain = true;
-        let metadata = match self.shelves.metadata(container) {
+        let metadata = match self.container_reader.metadata(container) {
             Err(error) if is_damage(&error) => {
                 certain = error.kind() == Kind::Corrupt;
                 None
@@ -237,7 +239,7 @@ impl Healing<'_> {
             }
         }
         let capacity = self.archive.settings.container_bytes.max(old.raw_bytes as usize);
-        let (mut filled, mut healed) =
+        let (mut filled, mut restored) =
             (all.values().map(|(_, bytes)| bytes.len()).sum::<usize>(), 0);
         for (address, fingerprint) in chunks {
             if !all.contains_key(address) {
@@ -257,20 +259,20 @@ impl Healing<'_> {
                 filled += bytes.len();
                 all.insert(*address, (*fingerprint, bytes));
             }
-            healed += 1;
+            restored += 1;
         }
         let complete = if metadata.is_some() {
             missing.is_empty()
         } else {
             all.len() as u64 >= u64::from(old.chunks)
         };
-        if healed == 0
+        if restored == 0
             || all.len() > SLOTS_MAX
             || !(complete || (certain && self.archive.is_all_there(&old.place)))
         {
             return Ok(0);
         }
-        let mut open = Open::new(self.ids.next()?, old.holds, filled);
+        let mut open = OpenContainer::new(self.ids.next()?, old.kind, filled);
         all.iter().for_each(|(first, (fingerprint, bytes))| {
             open.push_as(*fingerprint, *first, bytes);
         });
@@ -282,7 +284,7 @@ impl Healing<'_> {
             done = now.containers.get(&old.id).is_some_and(|now| now.stored == *old);
             Ok(if done { vec![Record::Merged { from: vec![old.id], to }] } else { Vec::new() })
         })?;
-        Ok(if done { healed } else { 0 })
+        Ok(if done { restored } else { 0 })
     }
 }
 

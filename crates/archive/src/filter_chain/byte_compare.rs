@@ -26,7 +26,7 @@ impl Filter for ByteCompare {
             return Ok(open.bytes_of(address.slot).map_or(Answer::NonExisting, judge));
         }
         let reader = self.reader.get_or_insert_with(ChunkReader::default);
-        match reader.chunk(&known.archive.tables(), known.shelves, address) {
+        match reader.chunk(&known.archive.tables(), known.container_reader, address) {
             Ok(bytes) => Ok(judge(bytes)),
             // What can't be read is stored again.
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {

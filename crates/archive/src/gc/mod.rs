@@ -15,8 +15,8 @@
 mod condemn;
 mod counts;
 mod counts_file;
+mod late_encoding;
 mod merge;
-mod settle;
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -29,8 +29,8 @@ use crate::{
         record::{Owner, Record},
     },
     get::ChunkReader,
-    late::Work,
-    segments::{Appender, Ids, Shelves},
+    late::WriteCost,
+    segments::{Appender, ContainerReader, Ids},
     settings::PlantedBug,
 };
 
@@ -47,7 +47,7 @@ pub struct Options {
     /// Bytes of the reserve when all is done.
     pub reserve_bytes: u64,
     /// Where encoding is late: encodes all that stands replicated, whatever delay and batch say.
-    pub settle_all: bool,
+    pub encode_all: bool,
 }
 
 /// What was done.
@@ -66,15 +66,15 @@ pub struct Collected {
     /// Bytes written for them, with copies and parity.
     pub merge_bytes: u64,
     /// Containers that stood replicated and were encoded.
-    pub settled: u64,
+    pub encoded: u64,
     /// Containers that they became.
-    pub settled_into: u64,
+    pub encoded_into: u64,
     /// Their chunks.
-    pub settled_chunks: u64,
+    pub encoded_chunks: u64,
     /// Bytes of these, before compression.
-    pub settled_chunk_bytes: u64,
+    pub encoded_chunk_bytes: u64,
     /// Bytes written for them, with parity.
-    pub settle_bytes: u64,
+    pub encode_bytes: u64,
     /// Bytes of space given back to the file system.
     pub freed_bytes: u64,
     /// Containers that stay because a chunk of theirs is damaged.
@@ -93,21 +93,21 @@ pub struct Collection {
     archive: Arc<Archive>,
     _lock: Box<dyn Lock>,
     options: Options,
-    shelves: Shelves,
+    container_reader: ContainerReader,
     reader: ChunkReader,
     ids: Ids,
     appender: Appender,
     step: Step,
     /// Counts that found no room on the disk, and the place in the log up to which they count.
     in_memory: Option<(Arc<dyn onefold_core::File>, u64)>,
-    /// The batch that is being settled.
-    batch: Option<settle::Batch>,
-    /// Containers that can't be settled, because a chunk is damaged.
+    /// The batch that is being encoded late.
+    batch: Option<late_encoding::Batch>,
+    /// Containers that can't be encoded late, because a chunk is damaged.
     stays: BTreeSet<ContainerId>,
-    /// The disk has no room for settling.
+    /// The disk has no room for late encoding.
     is_full: bool,
     /// What writing had cost before.
-    before: Work,
+    before: WriteCost,
     /// Dead chunks were looked for in this collection, not only taken over.
     looked: bool,
     /// What was done so far.
@@ -122,7 +122,7 @@ enum Step {
     Merge,
     Count,
     Condemn,
-    Settle,
+    LateEncoding,
     Last,
     Over,
 }
@@ -141,7 +141,7 @@ impl Collection {
                 }
             })?;
         let collection = Collection {
-            shelves: Shelves::new(archive.clone()),
+            container_reader: ContainerReader::new(archive.clone()),
             reader: ChunkReader::default(),
             ids: Ids::new(archive.clone(), Owner::Collector),
             appender: Appender::new(archive.clone(), Owner::Collector),
@@ -153,7 +153,7 @@ impl Collection {
             batch: None,
             stays: BTreeSet::new(),
             is_full: false,
-            before: archive.refresh()?.work,
+            before: archive.refresh()?.write_cost,
             looked: false,
             done: Collected::default(),
         };
@@ -182,7 +182,7 @@ impl Collection {
             Step::Count => "counting references",
             Step::Condemn => "looking for dead chunks",
             Step::Merge => "merging containers",
-            Step::Settle => "encoding what stood replicated",
+            Step::LateEncoding => "encoding what stood replicated",
         }
     }
 
@@ -208,7 +208,7 @@ impl Collection {
             }
             Step::Merge => match (self.merge()?, self.looked) {
                 (true, _) => Step::Merge,
-                (false, true) => Step::Settle,
+                (false, true) => Step::LateEncoding,
                 (false, false) => Step::Count,
             },
             Step::Count => {
@@ -220,12 +220,12 @@ impl Collection {
                 match (self.condemn()?, self.done.waits) {
                     (true, _) => Step::Recheck,
                     (false, true) => Step::Last,
-                    (false, false) => Step::Settle,
+                    (false, false) => Step::LateEncoding,
                 }
             }
-            Step::Settle => {
-                if self.settle()? {
-                    Step::Settle
+            Step::LateEncoding => {
+                if self.encode_late()? {
+                    Step::LateEncoding
                 } else {
                     Step::Last
                 }
@@ -242,17 +242,17 @@ impl Collection {
     /// Frees places that nobody can read any more.
     fn free(&mut self) -> Result<()> {
         let tables = self.archive.refresh()?;
-        if tables.leaving.is_empty() {
+        if tables.waiting_to_be_freed.is_empty() {
             return Ok(());
         }
         let early = self.archive.settings.has(PlantedBug::FreedUnderReader);
-        let newest = tables.leaving.iter().map(|leaving| leaving.1).max().unwrap_or(0);
-        // The epoch turned only when nobody stayed in the one before the last. In the last one
+        let newest = tables.waiting_to_be_freed.iter().map(|(_, epoch)| *epoch).max().unwrap_or(0);
+        // The epoch advanced only when nobody stayed in the one before the last. In the last one
         // somebody may.
         let all = newest.saturating_add(1) < tables.epoch || self.others_left(tables.epoch)?;
         let limit = if all { tables.epoch } else { tables.epoch.saturating_sub(1) };
         let places: Vec<_> = tables
-            .leaving
+            .waiting_to_be_freed
             .iter()
             .filter(|(_, epoch)| early || *epoch < limit)
             .map(|(place, _)| *place)
@@ -262,7 +262,7 @@ impl Collection {
         }
         for some in places.chunks(FREED_MAX) {
             for place in some {
-                self.shelves.free(place)?;
+                self.container_reader.free(place)?;
                 self.done.freed_bytes += tables.taken(place);
             }
             self.archive.commit(true, |_| Ok(vec![Record::Freed { places: some.to_vec() }]))?;
@@ -273,21 +273,21 @@ impl Collection {
     /// Waits for readers of what was merged, frees it, and takes the reserve again.
     fn last(&mut self) -> Result<()> {
         let tables = self.archive.refresh()?;
-        let fresh = tables.leaving.iter().any(|(_, epoch)| *epoch >= tables.epoch);
+        let fresh = tables.waiting_to_be_freed.iter().any(|(_, epoch)| *epoch >= tables.epoch);
         if fresh && self.others_left(tables.epoch)? {
-            self.archive.commit(true, |_| Ok(vec![Record::Turned]))?;
+            self.archive.commit(true, |_| Ok(vec![Record::EpochAdvanced]))?;
         }
         self.free()?;
         self.appender.trim()?;
-        let (now, before) = (self.archive.tables().work, self.before);
+        let (now, before) = (self.archive.tables().write_cost, self.before);
         self.done.merge_bytes = now.merge_bytes.saturating_sub(before.merge_bytes);
         self.done.copied_chunk_bytes =
             now.reencoded_chunk_bytes.saturating_sub(before.reencoded_chunk_bytes);
-        self.done.settled_chunks = now.settled_chunks.saturating_sub(before.settled_chunks);
-        self.done.settled_chunk_bytes =
-            now.settled_chunk_bytes.saturating_sub(before.settled_chunk_bytes);
-        self.done.settle_bytes = now.settle_bytes.saturating_sub(before.settle_bytes);
-        self.done.held_back = self.archive.tables().leaving.len() as u64;
+        self.done.encoded_chunks = now.encoded_chunks.saturating_sub(before.encoded_chunks);
+        self.done.encoded_chunk_bytes =
+            now.encoded_chunk_bytes.saturating_sub(before.encoded_chunk_bytes);
+        self.done.encode_bytes = now.encode_bytes.saturating_sub(before.encode_bytes);
+        self.done.held_back = self.archive.tables().waiting_to_be_freed.len() as u64;
         self.archive.restore_reserve(self.options.reserve_bytes)
     }
 

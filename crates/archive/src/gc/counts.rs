@@ -124,7 +124,7 @@ impl Collection {
             if container.stored.id == id {
                 return Ok(container.stored.chunks as usize);
             }
-            match self.reader.metadata(&self.shelves, container) {
+            match self.reader.metadata(&self.container_reader, container) {
                 Ok(metadata) => {
                     let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
                     slots = slots
@@ -197,7 +197,7 @@ impl Collection {
                 usize::from(pieces.count),
             );
             for address in addresses(pieces) {
-                for part in parts(self.reader.chunk(tables, &self.shelves, address?)?)? {
+                for part in parts(self.reader.chunk(tables, &self.container_reader, address?)?)? {
                     match part {
                         Part::Run { first, fingerprints, .. } => each(first, fingerprints.len()),
                         Part::Slice { chunk, .. } => each(chunk, 1),
@@ -217,7 +217,7 @@ fn numbers(tables: &Tables) -> Vec<ContainerId> {
         .iter()
         .filter(|(_, container)| container.merged.is_empty())
         .map(|(&id, _)| id);
-    let mut numbers: Vec<ContainerId> = own.chain(tables.homes.keys().copied()).collect();
+    let mut numbers: Vec<ContainerId> = own.chain(tables.moved_to.keys().copied()).collect();
     numbers.sort_unstable();
     numbers
 }

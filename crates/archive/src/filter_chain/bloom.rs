@@ -9,9 +9,9 @@ use onefold_core::Result;
 use super::{Answer, Best, Filter, Known, Query};
 
 /// Rules out what no file of the index holds.
-pub(super) struct Bloom;
+pub(super) struct BloomFilter;
 
-impl Filter for Bloom {
+impl Filter for BloomFilter {
     fn best(&self) -> Best {
         Best::WeakMaybe
     }

@@ -6,7 +6,7 @@ use onefold_core::{Kind, Result};
 
 use super::{Collection, counts_file::CountsReader};
 use crate::{
-    chain::is_condemned,
+    filter_chain::is_condemned,
     format::{
         Address, ContainerId,
         record::{Pieces, Record},
@@ -65,8 +65,9 @@ impl Collection {
                     .or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
             }
         }
-        // Of what is about to be settled every dead chunk is left behind.
-        let settling: BTreeSet<ContainerId> = self.settling(&tables).into_iter().collect();
+        // Of what is about to be encoded late every dead chunk is left behind.
+        let due_for_encoding: BTreeSet<ContainerId> =
+            self.due_for_encoding(&tables).into_iter().collect();
         let (mut containers, mut bytes) = (Vec::new(), 0);
         for (id, (number, bits)) in dead {
             let live = tables
@@ -75,7 +76,7 @@ impl Collection {
                 .map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
             // Half full or more: their dead chunks may live again.
-            let leaves = live * 2 < all || (number > 0 && settling.contains(&id));
+            let leaves = live * 2 < all || (number > 0 && due_for_encoding.contains(&id));
             if leaves && !tables.condemned.contains_key(&id) {
                 bytes += bits.len() + ID_BYTES;
                 if bytes > self.archive.settings.frame_bytes / 2 {
@@ -109,7 +110,7 @@ impl Collection {
                 .filter(|&slot| unused(slot as u16))
                 .collect());
         }
-        match self.reader.metadata(&self.shelves, home) {
+        match self.reader.metadata(&self.container_reader, home) {
             Ok(metadata) => {
                 let chunks = metadata.chunks.iter().enumerate();
                 Ok(chunks
@@ -125,7 +126,7 @@ impl Collection {
 
     /// True when nobody stays in an earlier epoch.
     pub(super) fn others_left(&self, epoch: u32) -> Result<bool> {
-        match self.archive.drained(epoch, self.options.wait) {
+        match self.archive.await_earlier_epoch(epoch, self.options.wait) {
             Err(error) if error.kind() == Kind::Busy => Ok(false),
             done => done.map(|()| true),
         }
@@ -208,7 +209,7 @@ impl Collection {
                 let needed = if home.merged.is_empty() {
                     slots.clone().any(|slot| is_condemned(bits, slot))
                 } else {
-                    let metadata = self.reader.metadata(&self.shelves, home)?;
+                    let metadata = self.reader.metadata(&self.container_reader, home)?;
                     let place = |slot| {
                         metadata
                             .chunks

@@ -7,11 +7,11 @@ use onefold_core::{Kind, Result};
 
 use super::Collection;
 use crate::{
-    chain::is_condemned,
+    filter_chain::is_condemned,
     format::{
         ContainerId,
         bytes::corrupt,
-        container::{Chunk, Holds, Open, Packer},
+        container::{Chunk, ContainerKind, OpenContainer, Packer},
         record::Record,
     },
     placement::Class,
@@ -25,13 +25,16 @@ impl Collection {
     /// candidates.
     pub(super) fn merge(&mut self) -> Result<bool> {
         let tables = self.archive.refresh()?;
-        // What is settled is not merged before.
-        let settling: BTreeSet<ContainerId> = self.settling(&tables).into_iter().collect();
+        // What is encoded late is not merged before.
+        let due_for_encoding: BTreeSet<ContainerId> =
+            self.due_for_encoding(&tables).into_iter().collect();
         let live = |id: &ContainerId, bits: &Vec<u8>| {
-            let container = tables.containers.get(id).filter(|_| !settling.contains(id))?;
+            let container = tables.containers.get(id).filter(|_| !due_for_encoding.contains(id))?;
             let dead = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
-            let kind =
-                (container.stored.holds == Holds::Recipes, tables.class(&container.stored.place).0);
+            let kind = (
+                container.stored.kind == ContainerKind::Recipes,
+                tables.class(&container.stored.place).0,
+            );
             Some((kind, container.stored.chunks.saturating_sub(dead), *id))
         };
         let mut candidates: Vec<((bool, Class), u32, ContainerId)> =
@@ -67,7 +70,11 @@ impl Collection {
         }
         chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
         let id = self.ids.next()?;
-        let mut open = Open::new(id, if kind.0 { Holds::Recipes } else { Holds::Data }, bytes);
+        let mut open = OpenContainer::new(
+            id,
+            if kind.0 { ContainerKind::Recipes } else { ContainerKind::Data },
+            bytes,
+        );
         chunks
             .iter()
             .for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
@@ -109,17 +116,17 @@ impl Collection {
     ) -> Result<Vec<(Chunk, Vec<u8>)>> {
         let id = container.stored.id;
         let bits = tables.condemned.get(&id).cloned().unwrap_or_default();
-        let metadata = self.shelves.metadata(container)?;
+        let metadata = self.container_reader.metadata(container)?;
         let mut live = Vec::new();
         for (n, chunk) in
             metadata.chunks.iter().enumerate().filter(|(n, _)| !is_condemned(&bits, *n))
         {
-            let bytes = match self.reader.chunk(tables, &self.shelves, chunk.first) {
+            let bytes = match self.reader.chunk(tables, &self.container_reader, chunk.first) {
                 Err(error)
                     if error.kind() == Kind::Corrupt
                         && self.archive.settings.has(PlantedBug::RotCopied) =>
                 {
-                    self.reader.rotten(&self.shelves, container, &metadata, n)?
+                    self.reader.rotten(&self.container_reader, container, &metadata, n)?
                 }
                 read => read?.to_vec(),
             };

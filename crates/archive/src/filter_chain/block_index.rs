@@ -9,9 +9,9 @@ use onefold_core::Result;
 use super::{Answer, Best, Filter, Known, Query};
 
 /// Knows what the places have that are written again.
-pub(super) struct BlockIndex;
+pub(super) struct BlockIndexFilter;
 
-impl Filter for BlockIndex {
+impl Filter for BlockIndexFilter {
     fn best(&self) -> Best {
         Best::StrongMaybe
     }

@@ -5,13 +5,14 @@
 //! |---|---|
 //! | containers were written | what was durable before; the containers are garbage behind the segment's durable end, or listed as unfinished |
 //! | the containers were synced | the same |
-//! | the frame was written, not synced | all of the drain or nothing |
-//! | the frame was synced | all of the drain |
+//! | the frame was written, not synced | all of the write-back or nothing |
+//! | the frame was synced | all of the write-back |
 //!
-//! A drain that finds the disk full gives back what it wrote; its blocks stay in memory, below what
-//! was written since, and zeroes are made durable without it. Any other failure ends all writing. A
-//! block that was written in part, and whose rest can't be read, is lost with the drain that needed
-//! it: all who wait for that drain hear of it, and the other blocks are drained.
+//! A write-back that finds the disk full gives back what it wrote; its blocks stay in memory, below
+//! what was written since, and zeroes are made durable without it. Any other failure ends all
+//! writing. A block that was written in part, and whose rest can't be read, is lost with the
+//! write-back that needed it: all who wait for that write-back hear of it, and the other blocks are
+//! written back.
 
 use std::{
     ops::Range,
@@ -24,14 +25,14 @@ use super::{
     BLOCK, Lost, Volumes,
     layer::{Have, Layer, Patch},
     mapper::Mapper,
-    read::{Drained, Mapped, chunks_of},
+    read::{FrozenLayer, Mapped, chunks_of},
 };
 use crate::{
     format::Address,
     get::ChunkReader,
     index::auxiliary::ByFingerprint,
     pipeline,
-    put::{Batch, Cutting, Remaps, Session, Sink, Stower},
+    put::{Batch, Cutting, Remaps, Session, Sink, StreamWriter},
     settings::FilterName,
     tables::Tables,
 };
@@ -39,17 +40,17 @@ use crate::{
 /// Chunks of mappings that are remembered for the block index filter: 16 blocks and more.
 const PLACED_MAX: usize = 64 << 10;
 
-/// From so many bytes on the stages of a drain have threads of their own.
+/// From so many bytes on the stages of a write-back have threads of their own.
 const THREADS_FROM: u64 = 4 << 20;
 
-/// What is drained of one volume.
-type Work = Vec<(u64, Drained)>;
+/// What is written back of one volume.
+type Frozen = Vec<(u64, FrozenLayer)>;
 
 impl Volumes {
-    /// Makes all changes up to a ticket durable, for a client: it hears of what any drain since
-    /// lost that nobody was told of.
+    /// Makes all changes up to a ticket durable, for a client: it hears of what any write-back
+    /// since lost that nobody was told of.
     pub(super) fn flush_to(&self, ticket: Ticket) -> Result<()> {
-        let done = self.drain_to(ticket);
+        let done = self.write_back_to(ticket);
         let mut state = self.state.lock();
         let untold = state.lost.as_mut().and_then(|lost| {
             (!std::mem::replace(&mut lost.told, true)).then(|| lost.error.clone())
@@ -57,32 +58,32 @@ impl Volumes {
         done.and(untold.map_or(Ok(()), Err))
     }
 
-    fn drain_to(&self, ticket: Ticket) -> Result<()> {
+    fn write_back_to(&self, ticket: Ticket) -> Result<()> {
         let mut tried = false;
         loop {
             {
                 let state = self.state.lock();
-                if state.drained >= ticket.0 {
-                    // All who waited for the drain that lost something are told.
+                if state.written_back >= ticket.0 {
+                    // All who waited for the write-back that lost something are told.
                     let lost = state.lost.as_ref().filter(|lost| tried && lost.upto >= ticket.0);
                     return lost.map_or(Ok(()), |lost| Err(lost.error.clone()));
                 }
                 Volumes::going(&state)?;
             }
-            let draining = self.draining.lock();
+            let writing_back = self.writing_back.lock();
             tried = true;
             // Somebody else may have done it meanwhile.
-            if self.state.lock().drained < ticket.0 {
-                self.drain()?;
+            if self.state.lock().written_back < ticket.0 {
+                self.write_back()?;
             }
-            drop(draining);
+            drop(writing_back);
         }
     }
 
     /// Makes all changes so far durable, in the background.
-    pub(super) fn drain_all(&self) -> Result<()> {
+    pub(super) fn write_back_all(&self) -> Result<()> {
         let changes = self.state.lock().changes;
-        self.drain_to(Ticket(changes))
+        self.write_back_to(Ticket(changes))
     }
 
     /// The same for a client.
@@ -91,73 +92,75 @@ impl Volumes {
         self.flush_to(Ticket(changes))
     }
 
-    /// Waits for the drain under way, and drains when that was not enough.
+    /// Waits for the write-back under way, and writes back when that was not enough.
     pub(super) fn make_room(&self) -> Result<()> {
-        let _draining = self.draining.lock();
+        let _writing_back = self.writing_back.lock();
         let full = {
             let state = self.state.lock();
             Volumes::going(&state)?;
             state.bytes + 2 * BLOCK as u64 > self.much()
         };
-        if full { self.drain() } else { Ok(()) }
+        if full { self.write_back() } else { Ok(()) }
     }
 
-    /// Drains all that is there. Held: `draining`.
-    fn drain(&self) -> Result<()> {
-        let (work, upto) = {
+    /// Writes back all that is there. Held: `writing_back`.
+    fn write_back(&self) -> Result<()> {
+        let (frozen, upto) = {
             let mut state = self.state.lock();
-            if state.volumes.values().any(|layers| layers.draining.is_some()) {
-                // Nobody else drains now: one of the stages panicked, and what it was to make
+            if state.volumes.values().any(|layers| layers.writing_back.is_some()) {
+                // Nobody else writes back now: one of the stages panicked, and what it was to make
                 // durable is not.
                 state.stopped = Some(Error::new(Kind::Stopped, "a drain ended halfway"));
             }
             Volumes::going(&state)?;
             let layers = state.volumes.iter_mut().filter(|(_, layers)| !layers.upper.is_empty());
-            let work: Work = layers
+            let frozen: Frozen = layers
                 .map(|(&id, layers)| {
                     let layer = Arc::new(std::mem::take(&mut layers.upper));
-                    layers.draining = Some(layer.clone());
+                    layers.writing_back = Some(layer.clone());
                     (id, layer)
                 })
                 .collect();
-            (work, state.changes)
+            (frozen, state.changes)
         };
-        let done = match self.drain_work(&work) {
+        let done = match self.write_back_layers(&frozen) {
             // A node that fails now does not count any more; there may be others.
             Err(error)
                 if !matches!(error.kind(), Kind::NoSpace | Kind::Corrupt)
                     && self.archive.label().spread[0] > 1 =>
             {
-                self.drain_work(&work)
+                self.write_back_layers(&frozen)
             }
             done => done,
         };
         let done = match done {
             // Zeroes need no room, and perhaps make some.
-            Err(error) if error.kind() == Kind::NoSpace => self.drain_zeroes(&work).and(Err(error)),
+            Err(error) if error.kind() == Kind::NoSpace => {
+                self.write_back_zeroes(&frozen).and(Err(error))
+            }
             done => done,
         };
         let mut state = self.state.lock();
         match &done {
             Ok(lost) => {
-                state.volumes.values_mut().for_each(|layers| layers.draining = None);
-                for patch in work
+                state.volumes.values_mut().for_each(|layers| layers.writing_back = None);
+                for patch in frozen
                     .into_iter()
                     .filter_map(|(_, layer)| Arc::into_inner(layer))
                     .flat_map(|layer| layer.blocks.into_values())
                 {
-                    self.spare.give(patch.bytes);
+                    self.buffers.give(patch.bytes);
                 }
-                state.drained = upto;
+                state.written_back = upto;
                 if let Some(error) = lost {
                     state.lost = Some(Lost { upto, error: error.clone(), told: false });
                 }
             }
             Err(error) => {
                 let tables = self.archive.tables();
-                drop(work);
+                drop(frozen);
                 for (id, layers) in &mut state.volumes {
-                    if let Some(below) = layers.draining.take() {
+                    if let Some(below) = layers.writing_back.take() {
                         let below =
                             Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
                         layers.upper.absorb(below, tables.volumes.get(id));
@@ -172,29 +175,29 @@ impl Volumes {
         // What was written to a volume that is gone is gone too.
         state.volumes.retain(|id, layers| {
             there.volumes.contains_key(id)
-                && !(layers.upper.is_empty() && layers.draining.is_none())
+                && !(layers.upper.is_empty() && layers.writing_back.is_none())
         });
         state.bytes = state.volumes.values().map(|layers| layers.upper.bytes()).sum();
         done.and_then(|lost| lost.map_or(Ok(()), Err))
     }
 
     /// Gives the error of blocks that were lost.
-    fn drain_work(&self, work: &Work) -> Result<Option<Error>> {
+    fn write_back_layers(&self, frozen: &Frozen) -> Result<Option<Error>> {
         let mut session = Session::on(&self.ingest)?;
-        let mut stower = Stower::new(&session, self.now.load(Relaxed));
-        let done = self.write_out(work, &mut session, &mut stower);
+        let mut writer = StreamWriter::new(&session, self.now.load(Relaxed));
+        let done = self.write_out(frozen, &mut session, &mut writer);
         if done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace) {
-            stower.abandon();
+            writer.abandon();
         }
         let counts = session.counts();
         for (counter, more) in [
-            (&self.counts.drains, 1),
+            (&self.counts.write_backs, 1),
             (&self.counts.chunks, counts.chunks),
             (&self.counts.duplicates, counts.duplicates),
             (&self.counts.page_reads, counts.page_reads),
             (&self.counts.metadata_reads, counts.metadata_reads),
             (&self.counts.new_bytes, session.new_bytes),
-            (&self.counts.added_bytes, stower.added()),
+            (&self.counts.added_bytes, writer.added()),
         ] {
             counter.fetch_add(more, Relaxed);
         }
@@ -203,14 +206,14 @@ impl Volumes {
 
     fn write_out(
         &self,
-        work: &Work,
+        frozen: &Frozen,
         session: &mut Session,
-        stower: &mut Stower,
+        writer: &mut StreamWriter,
     ) -> Result<Option<Error>> {
         let tables = session.tables().clone();
         let mut lost = None;
         let mut cut = |emit: &mut Emit<'_>| {
-            for (id, layer) in work {
+            for (id, layer) in frozen {
                 let (waiting, placed) = (Vec::new(), Vec::new());
                 let mut chunking = Chunking {
                     volumes: self,
@@ -227,24 +230,24 @@ impl Volumes {
             Ok(())
         };
         let mut placing = Placing::default();
-        if work.iter().map(|(_, layer)| layer.bytes()).sum::<u64>() < THREADS_FROM {
-            let mut stow = |open| stower.stow(open);
-            placing.all(session, &mut stow, cut)?;
+        if frozen.iter().map(|(_, layer)| layer.bytes()).sum::<u64>() < THREADS_FROM {
+            let mut pack_and_write = |open| writer.pack_and_write(open);
+            placing.all(session, &mut pack_and_write, cut)?;
         } else {
             let source = move |out: SyncSender<Item>| {
                 cut(&mut |item| out.send(item).map_err(|_| pipeline::stopped()))
             };
-            pipeline::staged(&self.ingest, stower, source, |items, sink| {
+            pipeline::staged(&self.ingest, writer, source, |items, sink| {
                 placing.all(session, sink, |emit| items.into_iter().try_for_each(emit))
             })?;
         }
-        stower.remap(&placing.done)?;
+        writer.remap(&placing.done)?;
         Ok(lost)
     }
 
     /// Makes zeroes durable on a full disk.
-    fn drain_zeroes(&self, work: &Work) -> Result<()> {
-        let all: Vec<Remaps> = work
+    fn write_back_zeroes(&self, frozen: &Frozen) -> Result<()> {
+        let all: Vec<Remaps> = frozen
             .iter()
             .map(|(id, layer)| Remaps {
                 volume: *id,
@@ -257,7 +260,7 @@ impl Volumes {
             return Ok(());
         }
         let session = Session::on(&self.ingest)?;
-        Stower::new(&session, self.now.load(Relaxed)).remap(&all).map(|_| ())
+        StreamWriter::new(&session, self.now.load(Relaxed)).remap(&all).map(|_| ())
     }
 }
 
@@ -303,11 +306,15 @@ impl Chunking<'_> {
                 self.end(cutting.take(), emit)?;
             }
             next = block + 1;
-            let mapped =
-                Mapped { tables: self.tables, shelves: &self.volumes.shelves, volume, block };
+            let mapped = Mapped {
+                tables: self.tables,
+                container_reader: &self.volumes.container_reader,
+                volume,
+                block,
+            };
             let mut whole = None;
             if patch.have != Have::ALL {
-                let mut base = Patch::new(false, patch.since, &self.volumes.spare);
+                let mut base = Patch::new(false, patch.since, &self.volumes.buffers);
                 let read = self
                     .volumes
                     .with_reader(|reader| mapped.read(reader, 0..BLOCK, &mut base.bytes));

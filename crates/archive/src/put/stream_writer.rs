@@ -11,17 +11,17 @@ use crate::{
     catalogue::Volume,
     format::{
         Address, ContainerId,
-        container::{Holds, Open, Packed, Packer},
+        container::{ContainerKind, OpenContainer, Packed, Packer},
         recipe::End,
         record::{Pieces, Record, Remapped, Shape, Stored, Stream},
     },
-    segments::Shelves,
+    segments::ContainerReader,
     settings::PlantedBug,
     tables::{Tables, valid_name},
 };
 
 /// Packs and writes the containers of one session, and commits what names them.
-pub struct Stower {
+pub struct StreamWriter {
     ingest: Arc<Ingest>,
     session: u64,
     failures: u64,
@@ -60,34 +60,34 @@ pub(crate) struct Remaps {
     pub(crate) blocks: Vec<Remap>,
 }
 
-impl Stower {
-    /// A stower for the session's containers.
+impl StreamWriter {
+    /// A stream writer for the session's containers.
     #[must_use]
-    pub fn new(session: &Session, now: u64) -> Stower {
+    pub fn new(session: &Session, now: u64) -> StreamWriter {
         let (ingest, failures) = (session.ingest.clone(), session.failures);
         let packer = Packer::new(ingest.archive.settings.level);
-        Stower { ingest, session: session.number, failures, packer, added: 0, now }
+        StreamWriter { ingest, session: session.number, failures, packer, added: 0, now }
     }
 
     /// Packs a container and writes it. Now and then all are made durable and listed.
     ///
     /// # Errors
     /// `NoSpace`, and those of the system.
-    pub fn stow(&mut self, open: Open) -> Result<()> {
+    pub fn pack_and_write(&mut self, open: OpenContainer) -> Result<()> {
         let packed = pack(&self.ingest.archive, open, &mut self.packer);
         self.write(&packed)?;
-        self.ingest.archive.spare.give(packed.body);
+        self.ingest.archive.buffers.give(packed.body);
         Ok(())
     }
 
     /// Writes a packed container.
     ///
     /// # Errors
-    /// As [`stow`](Self::stow).
+    /// As [`pack_and_write`](Self::pack_and_write).
     pub fn write(&mut self, packed: &Packed) -> Result<()> {
-        let mut rear = self.ingest.rear.lock();
-        rear.since(self.failures)?;
-        self.added += rear.write(&self.ingest, self.session, packed, self.now)?;
+        let mut pending = self.ingest.pending.lock();
+        pending.since(self.failures)?;
+        self.added += pending.write(&self.ingest, self.session, packed, self.now)?;
         Ok(())
     }
 
@@ -97,15 +97,15 @@ impl Stower {
     }
 
     /// Makes the stream durable, with its record: it is there when this returns. The session has
-    /// been sealed and all containers stowed.
+    /// been sealed and all containers written.
     ///
     /// # Errors
     /// `InvalidInput` for the name, `NoSpace`, and those of the system.
     pub fn commit(&mut self, ended: Ended) -> Result<Stream> {
         valid_name(&ended.name)?;
-        let mut rear = self.ingest.rear.lock();
-        rear.since(self.failures)?;
-        rear.sync(&self.ingest)?;
+        let mut pending = self.ingest.pending.lock();
+        pending.since(self.failures)?;
+        pending.sync(&self.ingest)?;
         let (recipe, end) = ended.data;
         let stream = Stream {
             shape: ended.shape,
@@ -116,7 +116,7 @@ impl Stower {
             recipe,
             listing: ended.listing,
         };
-        rear.commit(&self.ingest, self.session, self.now, &mut |_, own, finished| {
+        pending.commit(&self.ingest, self.session, self.now, &mut |_, own, finished| {
             let put = Record::Put {
                 name: ended.name.clone(),
                 stream: stream.clone(),
@@ -130,19 +130,22 @@ impl Stower {
     }
 
     /// Makes mappings durable, all of them at once: they count when this returns. The session has
-    /// been sealed and all containers stowed.
+    /// been sealed and all containers written.
     ///
     /// # Errors
     /// `NoSpace`, and those of the system.
     pub(crate) fn remap(&mut self, all: &[Remaps]) -> Result<Arc<Tables>> {
-        let mut rear = self.ingest.rear.lock();
-        rear.since(self.failures)?;
+        let mut pending = self.ingest.pending.lock();
+        pending.since(self.failures)?;
         let early = self.ingest.archive.settings.has(PlantedBug::MappingBeforeChunks);
         if !early {
-            rear.sync(&self.ingest)?;
+            pending.sync(&self.ingest)?;
         }
-        let tables =
-            rear.commit(&self.ingest, self.session, self.now, &mut |tables, own, finished| {
+        let tables = pending.commit(
+            &self.ingest,
+            self.session,
+            self.now,
+            &mut |tables, own, finished| {
                 let mut records = Vec::new();
                 for remaps in all {
                     // A volume that was deleted meanwhile takes nothing any more.
@@ -161,9 +164,10 @@ impl Stower {
                         .insert(0, Record::Unfinished { containers: own.to_vec(), at: self.now });
                 }
                 Ok(records)
-            })?;
+            },
+        )?;
         if early {
-            rear.sync(&self.ingest)?;
+            pending.sync(&self.ingest)?;
         }
         Ok(tables)
     }
@@ -176,17 +180,17 @@ impl Stower {
 
     fn try_abandon(&mut self) -> Result<()> {
         let archive = &self.ingest.archive;
-        let mut rear = self.ingest.rear.lock();
+        let mut pending = self.ingest.pending.lock();
         // What other streams took as duplicates stays.
         let named = self.ingest.auxiliary.lock().abandon(self.session);
         let own = |of: &u64, id: &ContainerId| *of == self.session && !named.contains(id);
-        rear.written.retain(|(of, stored)| !own(of, &stored.id));
-        if rear.written.is_empty() {
-            rear.appender.give_back()?;
+        pending.written.retain(|(of, stored)| !own(of, &stored.id));
+        if pending.written.is_empty() {
+            pending.appender.give_back()?;
         }
         let listed: Vec<ContainerId> =
-            rear.listed.iter().filter(|(of, id)| own(of, id)).map(|(_, id)| *id).collect();
-        rear.listed.retain(|(of, _)| *of != self.session);
+            pending.listed.iter().filter(|(of, id)| own(of, id)).map(|(_, id)| *id).collect();
+        pending.listed.retain(|(of, _)| *of != self.session);
         if listed.is_empty() {
             return Ok(());
         }
@@ -200,8 +204,8 @@ impl Stower {
             places = there.clone().map(|stored| stored.place).collect();
             Ok(vec![Record::Abandoned { containers: there.map(|stored| stored.id).collect() }])
         })?;
-        let shelves = Shelves::new(archive.clone());
-        places.iter().try_for_each(|place| shelves.free(place))?;
+        let container_reader = ContainerReader::new(archive.clone());
+        places.iter().try_for_each(|place| container_reader.free(place))?;
         archive.commit(true, |_| Ok(vec![Record::Freed { places }])).map(|_| ())
     }
 
@@ -224,21 +228,22 @@ impl Stower {
     /// # Errors
     /// Those of the system.
     pub fn close(&mut self) -> Result<()> {
-        if self.ingest.lasting { Ok(()) } else { self.ingest.rear.lock().appender.trim() }
+        if self.ingest.lasting { Ok(()) } else { self.ingest.pending.lock().appender.trim() }
     }
 }
 
 /// The records of what changes in a volume, as it now is.
 fn changes(remaps: &Remaps, volume: &Volume, records: &mut Vec<Record>) {
     let id = remaps.volume;
-    let zeroed = |range: &&Range<u64>| volume.map.mapped(range.start..range.end).next().is_some();
+    let zeroed =
+        |range: &&Range<u64>| volume.block_index.mapped(range.start..range.end).next().is_some();
     for range in remaps.zeroed.iter().filter(zeroed) {
         records.push(Record::Unmapped { id, first: range.start, count: range.end - range.start });
     }
     let mut changes = Vec::new();
     for remap in remaps.blocks.iter().filter(|remap| !volume.was_cut(remap.block, remap.since)) {
         let unmapped = remaps.zeroed.iter().any(|range| range.contains(&remap.block));
-        let old = if unmapped { None } else { volume.map.get(remap.block) };
+        let old = if unmapped { None } else { volume.block_index.get(remap.block) };
         if old.is_some() || remap.new.is_some() {
             changes.push(Remapped { block: remap.block, old, new: remap.new });
         }
@@ -249,13 +254,13 @@ fn changes(remaps: &Remaps, volume: &Volume, records: &mut Vec<Record>) {
 }
 
 /// Packs a container. Takes what may be long: can be done on any thread.
-pub(crate) fn pack(archive: &Archive, open: Open, packer: &mut Packer) -> Packed {
+pub(crate) fn pack(archive: &Archive, open: OpenContainer, packer: &mut Packer) -> Packed {
     open.pack(
         &archive.identity,
         archive.tables().epoch,
         archive.label().compression,
         packer,
-        &archive.spare,
+        &archive.buffers,
     )
 }
 
@@ -263,6 +268,6 @@ pub(crate) fn pack(archive: &Archive, open: Open, packer: &mut Packer) -> Packed
 pub(super) fn data_of(containers: &[Stored]) -> impl Iterator<Item = (ContainerId, u32)> {
     containers
         .iter()
-        .filter(|stored| stored.holds == Holds::Data)
+        .filter(|stored| stored.kind == ContainerKind::Data)
         .map(|stored| (stored.id, stored.chunks))
 }

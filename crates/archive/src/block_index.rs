@@ -66,7 +66,7 @@ pub struct Leaf {
 
 /// The map of one volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Map {
+pub struct BlockIndex {
     leaves: BTreeMap<u32, Leaf>,
 }
 
@@ -81,7 +81,7 @@ pub struct Pages {
     pub gone: Vec<u32>,
 }
 
-impl Map {
+impl BlockIndex {
     /// The place of a block's mapping; `None` for zeroes.
     #[must_use]
     pub fn get(&self, block: u64) -> Option<Address> {
@@ -161,13 +161,13 @@ impl Map {
     }
 
     /// The directory of a map, whose leaves [`load`] reads.
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Map> {
-        let mut map = Map::default();
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<BlockIndex> {
+        let mut index = BlockIndex::default();
         for _ in 0..r.count(16, ENTRY_MEMORY)? {
             let (leaf, page) = (r.u32()?, Page { number: r.u32()?, written: r.u64()? });
-            map.leaves.insert(leaf, Leaf { entries: Arc::default(), used: 0, page: Some(page) });
+            index.leaves.insert(leaf, Leaf { entries: Arc::default(), used: 0, page: Some(page) });
         }
-        Ok(map)
+        Ok(index)
     }
 }
 
@@ -180,18 +180,20 @@ pub(crate) fn write(
     tables: &mut Tables,
 ) -> Result<()> {
     let pages = &mut tables.pages;
-    let named = tables.volumes.values().flat_map(|volume| volume.map.pages());
+    let named = tables.volumes.values().flat_map(|volume| volume.block_index.pages());
     let busy: BTreeSet<u32> =
         named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
     let mut free = (0..pages.count).filter(|page| !busy.contains(page));
     let mut file: Option<Arc<dyn File>> = None;
     let is_first = pages.count == 0;
     for (&id, volume) in &mut tables.volumes {
-        if volume.map.leaves.values().all(|leaf| leaf.page.is_some()) {
+        if volume.block_index.leaves.values().all(|leaf| leaf.page.is_some()) {
             continue;
         }
-        for (&at, leaf) in
-            Arc::make_mut(&mut volume.map).leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none())
+        for (&at, leaf) in Arc::make_mut(&mut volume.block_index)
+            .leaves
+            .iter_mut()
+            .filter(|(_, leaf)| leaf.page.is_none())
         {
             let page = free.next().unwrap_or(pages.count);
             pages.count = pages.count.max(page + 1);
@@ -238,9 +240,10 @@ pub(crate) fn load(
 ) -> Result<()> {
     let mut file = None;
     for (&id, volume) in &mut tables.volumes {
-        let known =
-            before.and_then(|before| before.volumes.get(&id)).map(|volume| &volume.map.leaves);
-        for (&at, leaf) in &mut Arc::make_mut(&mut volume.map).leaves {
+        let known = before
+            .and_then(|before| before.volumes.get(&id))
+            .map(|volume| &volume.block_index.leaves);
+        for (&at, leaf) in &mut Arc::make_mut(&mut volume.block_index).leaves {
             let Some(page) = leaf.page else { continue };
             if let Some(same) =
                 known.and_then(|known| known.get(&at)).filter(|known| known.page == Some(page))
@@ -342,22 +345,22 @@ mod tests {
 
     #[test]
     fn a_map_gives_what_was_set_and_forgets_empty_leaves() {
-        let (mut map, mut pages) = (Map::default(), Pages::default());
+        let (mut index, mut pages) = (BlockIndex::default(), Pages::default());
         for block in [0, 1, 511, 512, 5_000_000] {
-            assert_eq!(map.set(block, at(block + 9), &mut pages), None);
+            assert_eq!(index.set(block, at(block + 9), &mut pages), None);
         }
-        assert_eq!(map.set(511, at(77), &mut pages), at(520));
+        assert_eq!(index.set(511, at(77), &mut pages), at(520));
         let found: Vec<_> =
-            map.mapped(1..5_000_000).map(|(block, address)| (block, Some(address))).collect();
+            index.mapped(1..5_000_000).map(|(block, address)| (block, Some(address))).collect();
         assert_eq!(found, [(1, at(10)), (511, at(77)), (512, at(521))]);
         assert_eq!(
-            (map.used(), map.next_leaf(1024), map.get(2)),
+            (index.used(), index.next_leaf(1024), index.get(2)),
             (5, Some(5_000_000 / 512 * 512), None)
         );
         for block in [0, 1, 511, 512, 5_000_000] {
-            assert!(map.set(block, None, &mut pages).is_some());
+            assert!(index.set(block, None, &mut pages).is_some());
         }
-        assert_eq!((map, pages), (Map::default(), Pages::default()));
+        assert_eq!((index, pages), (BlockIndex::default(), Pages::default()));
     }
 
     #[test]

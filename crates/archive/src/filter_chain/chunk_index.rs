@@ -6,12 +6,12 @@ use onefold_core::Result;
 use super::{Answer, Best, Filter, Known, Query};
 
 /// Looks into the index.
-pub(super) struct IndexFilter {
+pub(super) struct ChunkIndexFilter {
     /// The index's own filter is asked too.
     pub(super) filtered: bool,
 }
 
-impl Filter for IndexFilter {
+impl Filter for ChunkIndexFilter {
     fn best(&self) -> Best {
         Best::StrongMaybe
     }

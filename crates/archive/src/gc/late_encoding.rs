@@ -1,11 +1,11 @@
 //! Late encoding (RAD): chunks that stood replicated, and whose counts have stood still, are sorted
 //! by their counts into classes and encoded, each class with its own code.
 //!
-//! What is settled together is a batch; it is done in rounds of a few containers. Classes are told
-//! apart by the counts of the whole batch: *cold* chunks have one reference (or none, when they
-//! lost it since they could last be condemned), *hot* ones at least three and as many as no more
-//! than a tenth of the batch has, the *baseline* is all between. Counts may lag; only a chunk's
-//! place depends on them.
+//! What is encoded late together is a batch; it is done in rounds of a few containers. Classes are
+//! told apart by the counts of the whole batch: *cold* chunks have one reference (or none, when
+//! they lost it since they could last be condemned), *hot* ones at least three and as many as no
+//! more than a tenth of the batch has, the *baseline* is all between. Counts may lag; only a
+//! chunk's place depends on them.
 //!
 //! *Crash argument:* a round is one merge. Chunks that nobody needs were condemned and looked at
 //! again before; all others are verified and copied, the new containers are synced, and one record
@@ -22,7 +22,7 @@ use super::{Collection, counts_file::CountsReader};
 use crate::{
     format::{
         Address, ContainerId,
-        container::{Chunk, Holds, Open, Packed, Packer},
+        container::{Chunk, ContainerKind, OpenContainer, Packed, Packer},
         record::{Record, Stored},
     },
     late::PLACES_MAX,
@@ -32,7 +32,7 @@ use crate::{
     tables::Tables,
 };
 
-/// Containers that are settled together: 64 MiB of chunks in memory.
+/// Containers that are encoded late together: 64 MiB of chunks in memory.
 const ROUND: usize = 16;
 
 /// Hot chunks are at most one of so many.
@@ -41,7 +41,7 @@ const HOT_SHARE: u64 = 10;
 /// References that a hot chunk has at least.
 const HOT_LEAST: u16 = 3;
 
-/// A batch that is being settled.
+/// A batch that is being encoded late.
 #[derive(Default)]
 pub(super) struct Batch {
     /// Its containers whose counts are not read yet.
@@ -111,15 +111,15 @@ fn containers(moving: &[Moving], capacity: usize) -> Vec<usize> {
 }
 
 impl Collection {
-    /// Containers that are to be settled now.
-    pub(super) fn settling(&self, tables: &Tables) -> Vec<ContainerId> {
+    /// Containers that are to be encoded late now.
+    pub(super) fn due_for_encoding(&self, tables: &Tables) -> Vec<ContainerId> {
         // A full disk has no room for it, nor for the counts by which chunks are sorted.
         if self.is_full || self.in_memory.is_some() {
             return Vec::new();
         }
-        let mut found = tables.settling(
+        let mut found = tables.due_for_encoding(
             self.archive.label().late,
-            self.options.settle_all,
+            self.options.encode_all,
             self.options.now.saturating_sub(self.options.keep_partial),
         );
         found.retain(|id| !self.stays.contains(id));
@@ -149,7 +149,7 @@ impl Collection {
     }
 
     /// Settles some containers; false when there are no more.
-    pub(super) fn settle(&mut self) -> Result<bool> {
+    pub(super) fn encode_late(&mut self) -> Result<bool> {
         let tables = self.archive.refresh()?;
         let mut batch = match self.batch.take() {
             Some(batch) => batch,
@@ -161,13 +161,13 @@ impl Collection {
         if batch.next.is_empty() {
             return Ok(false);
         }
-        let settled = self.round(&tables, &mut batch);
+        let encoded = self.round(&tables, &mut batch);
         self.batch = Some(batch);
-        settled
+        encoded
     }
 
     fn begin_batch(&mut self, tables: &Tables) -> Result<Batch> {
-        let rest: VecDeque<ContainerId> = self.settling(tables).into();
+        let rest: VecDeque<ContainerId> = self.due_for_encoding(tables).into();
         let mut chunks: BTreeMap<u16, u64> = BTreeMap::new();
         if !rest.is_empty() {
             let known = numbers(tables, rest.iter());
@@ -260,7 +260,7 @@ impl Collection {
         }
         let planned: Vec<_> =
             from.iter().map(|&id| (id, tables.condemned.get(&id).cloned())).collect();
-        let Some(stored) = self.write_settled(&packed)? else { return Ok(false) };
+        let Some(stored) = self.write_encoded(&packed)? else { return Ok(false) };
         if self.archive.settings.has(PlantedBug::SettledElsewhere) {
             let mut seen = BTreeSet::new();
             known.iter_mut().for_each(|ids: &mut Vec<ContainerId>| {
@@ -271,20 +271,20 @@ impl Collection {
                 }
             });
         }
-        let (settled, into) = (from.len() as u64, stored.len() as u64);
+        let (encoded, into) = (from.len() as u64, stored.len() as u64);
         let to: Vec<(Stored, Vec<ContainerId>)> = stored.into_iter().zip(known).collect();
         let mut gone = false;
         self.archive.commit(true, |now| {
-            // Only collection changes what is settled; what changed all the same is left to the
-            // next one.
+            // Only collection changes what is encoded late; what changed all the same is left to
+            // the next one.
             gone = planned.iter().any(|(id, bits)| {
                 !now.containers.contains_key(id) || now.condemned.get(id) != bits.as_ref()
             });
-            Ok(if gone { Vec::new() } else { vec![Record::Settled { from, to }] })
+            Ok(if gone { Vec::new() } else { vec![Record::LateEncoded { from, to }] })
         })?;
         if !gone {
-            self.done.settled += settled;
-            self.done.settled_into += into;
+            self.done.encoded += encoded;
+            self.done.encoded_into += into;
         }
         Ok(true)
     }
@@ -298,7 +298,7 @@ impl Collection {
     ) -> Result<Packed> {
         chunks.sort_unstable_by_key(|moving| moving.chunk.first);
         let bytes = chunks.iter().map(|moving| moving.bytes.len()).sum();
-        let mut open = Open::new(self.ids.next()?, Holds::Data, bytes);
+        let mut open = OpenContainer::new(self.ids.next()?, ContainerKind::Data, bytes);
         let mut ids: Vec<ContainerId> = Vec::new();
         for Moving { chunk, bytes, .. } in chunks {
             open.push_as(chunk.fingerprint, chunk.first, &bytes);
@@ -311,9 +311,9 @@ impl Collection {
     }
 
     /// Writes new containers, durable on return; `None` when the disk is full.
-    fn write_settled(&mut self, packed: &[(Class, Packed)]) -> Result<Option<Vec<Stored>>> {
+    fn write_encoded(&mut self, packed: &[(Class, Packed)]) -> Result<Option<Vec<Stored>>> {
         loop {
-            let written = self.try_write_settled(packed);
+            let written = self.try_write_encoded(packed);
             match written {
                 Err(error) if error.kind() == Kind::NoSpace => {
                     self.appender.give_back()?;
@@ -327,7 +327,7 @@ impl Collection {
         }
     }
 
-    fn try_write_settled(&mut self, packed: &[(Class, Packed)]) -> Result<Vec<Stored>> {
+    fn try_write_encoded(&mut self, packed: &[(Class, Packed)]) -> Result<Vec<Stored>> {
         for class in [Class::Cold, Class::Baseline, Class::Hot] {
             self.appender.make_room(packed, class)?;
         }

@@ -1,0 +1,3 @@
+//! Making whole what was damaged.
+
+pub mod lost_chunks;
