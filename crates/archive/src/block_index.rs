@@ -27,26 +27,29 @@ use crate::{
         record::{ENTRY_MEMORY, packed, unpacked},
     },
     memory::Drawn,
-    tables::Tables,
 };
 
 /// Blocks that a leaf names.
-pub const LEAF_BLOCKS: usize = 512;
+pub(crate) const LEAF_BLOCKS: usize = 512;
 
 /// Memory of a leaf.
 pub(crate) const LEAF_MEMORY: u64 = 8 * LEAF_BLOCKS as u64 + 128;
 
 pub(crate) const MAPS: &str = "maps";
+
 const MAGIC: &[u8; 8] = b"ONEFLEAF";
+
 const PAGE_BYTES: usize = 4096;
+
 /// Bytes of one entry on the disk.
 const ENTRY_BYTES: usize = 7;
+
 /// Bytes of both copies.
 const STRIDE: u64 = 2 * PAGE_BYTES as u64;
 
 /// Where a leaf lies on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Page {
+pub(crate) struct Page {
     /// The page of the file.
     pub number: u32,
     /// The snapshot that wrote it.
@@ -55,7 +58,7 @@ pub struct Page {
 
 /// A leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leaf {
+pub(crate) struct Leaf {
     /// The mappings as numbers; 0 for zeroes.
     entries: Arc<Vec<u64>>,
     /// Entries that are not 0.
@@ -171,29 +174,26 @@ impl BlockIndex {
     }
 }
 
-/// Writes the leaves that changed, for snapshot `number`; durable on return, and named when the
-/// snapshot is.
+/// Writes the leaves that changed, for snapshot `number`, of the indexes of volumes by their
+/// numbers; gives those whose leaves have pages now. Durable on return, and named when the snapshot
+/// is.
 pub(crate) fn write(
     files: &dyn Files,
     identity: &Identity,
     number: u64,
-    tables: &mut Tables,
-) -> Result<()> {
-    let pages = &mut tables.pages;
-    let named = tables.volumes.values().flat_map(|volume| volume.block_index.pages());
+    pages: &mut Pages,
+    mut indexes: Vec<(u64, Arc<BlockIndex>)>,
+) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
+    let named = indexes.iter().flat_map(|(_, index)| index.pages());
     let busy: BTreeSet<u32> =
         named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
     let mut free = (0..pages.count).filter(|page| !busy.contains(page));
     let mut file: Option<Arc<dyn File>> = None;
     let is_first = pages.count == 0;
-    for (&id, volume) in &mut tables.volumes {
-        if volume.block_index.leaves.values().all(|leaf| leaf.page.is_some()) {
-            continue;
-        }
-        for (&at, leaf) in Arc::make_mut(&mut volume.block_index)
-            .leaves
-            .iter_mut()
-            .filter(|(_, leaf)| leaf.page.is_none())
+    indexes.retain(|(_, index)| index.leaves.values().any(|leaf| leaf.page.is_none()));
+    for (id, index) in &mut indexes {
+        for (&at, leaf) in
+            Arc::make_mut(index).leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none())
         {
             let page = free.next().unwrap_or(pages.count);
             pages.count = pages.count.max(page + 1);
@@ -205,13 +205,14 @@ pub(crate) fn write(
                     file.insert(open_or_create(files, is_first)?)
                 }
             };
-            let bytes = encode_leaf(identity, id, at, page, &leaf.entries);
+            let bytes = encode_leaf(identity, *id, at, page, &leaf.entries);
             open.write_at(u64::from(page.number) * STRIDE, &[bytes.clone(), bytes].concat())?;
             leaf.page = Some(page);
         }
     }
     pages.replaced = std::mem::take(&mut pages.gone);
-    file.map_or(Ok(()), |file| file.sync())
+    file.map_or(Ok(()), |file| file.sync())?;
+    Ok(indexes)
 }
 
 /// The file of leaves. When no leaf was ever written, what is there was left on a node by somebody
@@ -230,23 +231,35 @@ fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
     }
 }
 
-/// Reads the leaves that a snapshot names; those that `before` has already are taken from there.
-pub(crate) fn load(
+/// The index of a volume, as a snapshot names it.
+pub(crate) struct Named<'a> {
+    /// The volume's number.
+    pub(crate) id: u64,
+    /// Its name, for who hears of damage.
+    pub(crate) name: &'a str,
+    /// Its directory of leaves.
+    pub(crate) index: &'a BlockIndex,
+    /// What the process knew of it before: leaves that are the same are taken from there.
+    pub(crate) before: Option<&'a BlockIndex>,
+}
+
+/// Reads the leaves of indexes that a snapshot names.
+pub(crate) fn load<'a>(
     files: &dyn Files,
     identity: &Identity,
-    tables: &mut Tables,
-    before: Option<&Tables>,
+    pages: &mut Pages,
+    named: impl Iterator<Item = Named<'a>>,
     drawn: &Drawn,
-) -> Result<()> {
+) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
     let mut file = None;
-    for (&id, volume) in &mut tables.volumes {
-        let known = before
-            .and_then(|before| before.volumes.get(&id))
-            .map(|volume| &volume.block_index.leaves);
-        for (&at, leaf) in &mut Arc::make_mut(&mut volume.block_index).leaves {
+    let mut read = Vec::new();
+    for Named { id, name, index, before } in named {
+        let mut index = index.clone();
+        for (&at, leaf) in &mut index.leaves {
             let Some(page) = leaf.page else { continue };
-            if let Some(same) =
-                known.and_then(|known| known.get(&at)).filter(|known| known.page == Some(page))
+            if let Some(same) = before
+                .and_then(|before| before.leaves.get(&at))
+                .filter(|known| known.page == Some(page))
             {
                 *leaf = same.clone();
                 continue;
@@ -254,8 +267,7 @@ pub(crate) fn load(
             drawn.more(LEAF_MEMORY)?;
             let lost = || {
                 corrupt(format!(
-                    "the map of volume '{}' lost the page of block {}",
-                    volume.name,
+                    "the map of volume '{name}' lost the page of block {}",
                     u64::from(at) * 512
                 ))
             };
@@ -281,15 +293,16 @@ pub(crate) fn load(
                 // The next snapshot writes it anew.
                 None => {
                     leaf.page = None;
-                    tables.pages.gone.push(page.number);
+                    pages.gone.push(page.number);
                     copy(1)?.ok_or_else(lost)?
                 }
             };
             leaf.used = entries.iter().filter(|&&entry| entry != 0).count() as u32;
             leaf.entries = Arc::new(entries);
         }
+        read.push((id, Arc::new(index)));
     }
-    Ok(())
+    Ok(read)
 }
 
 fn encode_leaf(

@@ -8,22 +8,21 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
-    archive::Archive,
-    catalogue::Volume,
-    filter_chain::is_condemned,
+    container::{ChunkReader, ContainerReader},
     format::{
         Address, ContainerId,
         container::{Metadata, Packer},
+        damage::{bits_of, is_condemned, is_damage},
         record::Stream,
     },
-    get::{ChunkReader, Reader},
-    segments::ContainerReader,
-    tables::{Container, Tables},
+    operations_log::Archive,
+    stream::Reader,
+    tables::{Container, Tables, Volume},
     volume::{Mapped, chunks_of},
 };
 
 /// Problems that are listed; more are counted only.
-pub const PROBLEMS_LISTED: usize = 1000;
+pub(crate) const PROBLEMS_LISTED: usize = 1000;
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
@@ -134,11 +133,6 @@ const BLOCKS_LISTED: usize = 1000;
 
 /// Lost chunks that are listed; after those are restored, more are found.
 const LOST_LISTED: usize = 1 << 20;
-
-/// True for what a bad sector or a flipped bit gives.
-pub(crate) fn is_damage(error: &Error) -> bool {
-    matches!(error.kind(), Kind::Corrupt | Kind::Io)
-}
 
 /// What is known while it is looked at.
 struct Found {
@@ -386,13 +380,6 @@ impl Found {
         self.metadata.insert(id, read.clone());
         Ok(read)
     }
-}
-
-/// A bit for each of `chunks` chunks, set for those in `these`.
-fn bits_of(these: &BTreeSet<usize>, chunks: usize) -> Vec<u8> {
-    let mut bits = vec![0; chunks.div_ceil(8)];
-    these.iter().for_each(|n| bits[n / 8] |= 1 << (n % 8));
-    bits
 }
 
 /// Verifies all groups and chunks of a container; gives the places of the chunks that are damaged.

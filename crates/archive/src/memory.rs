@@ -133,11 +133,12 @@ mod tests {
     use crate::{
         format::{
             ContainerId,
+            class::Class,
             container::ContainerKind,
+            parameters::SLOTS_MAX,
             record::{Owner, Pieces, Place, Record, Shape, Stored, Stream},
         },
-        placement::Class,
-        settings::{READER_BYTES, SLOTS_MAX},
+        settings::READER_BYTES,
         tables::{Container, Tables},
     };
 

@@ -7,14 +7,9 @@ mod support;
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use onefold_archive::{
-    Archive, Chunking, Compression, Format, Settings,
-    check::{Report, check},
-    erasure::{Nodes, Spread},
-    format::{ContainerId, record::Shape},
-    gc::{Collected, Collection, Options},
-    get::{Content, Reader, Verify},
-    lost_chunks::{self, Restored},
-    put::{Cutting, Ended, Session, StreamWriter, Writing},
+    Archive, CheckReport as Report, Chunking, Collected, Collection, CollectionOptions as Options,
+    Compression, ContainerId, Content, Cutting, Ended, Format, Nodes, Reader, Restored, Session,
+    Settings, Shape, Spread, StreamWriter, Verify, Writing, check, record_damage, restore_chunks,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -125,17 +120,18 @@ impl Desk {
     fn scrub(&self) -> (Report, Result<Restored>) {
         let archive = self.open();
         let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
-        let healed = lost_chunks::record_damage(&archive, &report.rotten)
-            .and_then(|()| lost_chunks::restore(&archive, &report.lost, &mut |_, _| {}));
+        let healed = record_damage(&archive, &report.rotten)
+            .and_then(|()| restore_chunks(&archive, &report.lost, &mut |_, _| {}));
         (report, healed)
     }
 
     /// The containers of chunks: number, place of the first byte, bytes of metadata.
     fn containers(&self) -> Vec<(ContainerId, u64, u64)> {
         let tables = self.open().tables();
-        let data = tables.containers.values().filter(|container| {
-            container.stored.kind == onefold_archive::format::container::ContainerKind::Data
-        });
+        let data = tables
+            .containers
+            .values()
+            .filter(|container| container.stored.kind == onefold_archive::ContainerKind::Data);
         data.map(|container| {
             (
                 container.stored.id,
@@ -197,7 +193,7 @@ fn a_note_of_damage_does_not_hide_a_put_from_collection() {
     }
     assert_eq!(session.new_bytes, 0);
     assert!(desk.collect().waits);
-    lost_chunks::record_damage(&desk.open(), &BTreeMap::from([(rotten, vec![1])])).unwrap();
+    record_damage(&desk.open(), &BTreeMap::from([(rotten, vec![1])])).unwrap();
     let done = desk.collect();
     assert!(done.waits && done.dropped == 0, "{done:?}");
     let data = session.end_recipe(writing, &mut |open| writer.pack_and_write(open)).unwrap();
@@ -240,7 +236,7 @@ fn a_note_of_damage_does_not_free_what_a_reader_reads() {
     drop(reader);
     desk.collect();
     for bit in [1, 2, 4] {
-        lost_chunks::record_damage(&desk.open(), &BTreeMap::from([(rotten, vec![bit])])).unwrap();
+        record_damage(&desk.open(), &BTreeMap::from([(rotten, vec![bit])])).unwrap();
     }
     let leaving = desk.open().tables().waiting_to_be_freed.len();
     let stream = reader2.stream("part").unwrap();

@@ -14,12 +14,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Class, Format, Rad, Settings,
-    check::check,
-    erasure::{Nodes, Spread},
-    gc::{Collected, Collection, Options},
-    late::PLACES_MAX,
-    pipeline::Report,
+    Archive, Class, Collected, Collection, CollectionOptions as Options, Format, Nodes, PLACES_MAX,
+    PutReport as Report, Rad, Settings, Spread, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};

@@ -6,9 +6,8 @@ mod support;
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, Chunking, Compression, FilterName, Format, Settings,
-    format::record::Shape,
-    pipeline::{Gauge, Report, Request, put},
+    Archive, Chunking, Compression, FilterName, Format, Gauge, PutReport as Report,
+    PutRequest as Request, Settings, Shape, put,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
@@ -131,7 +130,7 @@ fn each_entry_is_imported_once() {
 
 #[test]
 fn merged_containers_are_counted_too_when_counts_are_lost() {
-    use onefold_archive::gc::{Collected, Collection, Options};
+    use onefold_archive::{Collected, Collection, CollectionOptions as Options};
     let desk = Desk::new(|_, settings| {
         settings.container_bytes = 256 << 10;
         settings.count_slots = 50;
@@ -175,7 +174,7 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
 
 #[test]
 fn what_was_removed_is_freed_and_the_rest_stays() {
-    use onefold_archive::gc::{Collected, Collection, Options};
+    use onefold_archive::{Collected, Collection, CollectionOptions as Options};
     let desk = Desk::new(|_, settings| {
         settings.container_bytes = 256 << 10;
         settings.count_slots = 50;
@@ -239,14 +238,14 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
 
 #[test]
 fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
-    use onefold_archive::gc::{Collection, Options};
+    use onefold_archive::{Collection, CollectionOptions as Options};
     let desk = Desk::new(|_, _| {});
     let files = |wanted: fn(u32) -> bool| {
         (0..36_000u32).filter(move |n| wanted(*n)).map(|n| format!("file {n:08}"))
     };
     let put = |name: &str, wanted: fn(u32) -> bool| {
         let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-        let each = |feeder: &mut onefold_archive::pipeline::Feeder<'_>| {
+        let each = |feeder: &mut onefold_archive::Feeder<'_>| {
             files(wanted).try_for_each(|file| {
                 feeder.border();
                 feeder.bytes(file.as_bytes())

@@ -9,11 +9,11 @@ mod rabin;
 use fastcdc::v2020::{FastCDC, Normalization};
 
 use self::rabin::Rabin;
-use crate::settings::Chunking;
+use crate::format::parameters::Chunking;
 
 /// What comes next in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub(crate) enum Piece {
     /// A chunk of so many bytes.
     Chunk(usize),
     /// So many zero bytes; the run may go on in the next piece.
@@ -21,7 +21,7 @@ pub enum Piece {
 }
 
 /// Cuts one stream.
-pub struct Chunker {
+pub(crate) struct Chunker {
     chunking: Chunking,
     rabin: Option<Box<Rabin>>,
     in_zeroes: bool,
@@ -30,20 +30,20 @@ pub struct Chunker {
 impl Chunker {
     /// A cutter at the beginning of a stream.
     #[must_use]
-    pub fn new(chunking: Chunking) -> Chunker {
+    pub(crate) fn new(chunking: Chunking) -> Chunker {
         let rabin = matches!(chunking, Chunking::Rabin(_)).then(|| Box::new(Rabin::new()));
         Chunker { chunking, rabin, in_zeroes: false }
     }
 
     /// Bytes that decide about the next piece, whatever they are.
     #[must_use]
-    pub fn sees(&self) -> usize {
+    pub(crate) fn sees(&self) -> usize {
         2 * self.chunking.most()
     }
 
     /// The next piece of `bytes`, which go on where the last piece ended. `None` when more must be
     /// seen first; with `last` nothing follows.
-    pub fn next(&mut self, bytes: &[u8], last: bool) -> Option<Piece> {
+    pub(crate) fn next(&mut self, bytes: &[u8], last: bool) -> Option<Piece> {
         if bytes.is_empty() {
             self.in_zeroes &= !last;
             return None;

@@ -6,10 +6,11 @@ const WINDOW: usize = 48;
 
 /// Of degree 53, irreducible: LBFS's.
 const POLYNOMIAL: u64 = 0x3D_A335_8B4D_C173;
+
 const DEGREE: u32 = 53;
 
 /// Tables for one polynomial.
-pub(super) struct Rabin {
+pub(crate) struct Rabin {
     /// What the byte that enters on the left of the remainder leaves.
     enter: [u64; 256],
     /// What the byte that leaves the window has become.

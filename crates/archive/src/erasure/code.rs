@@ -6,8 +6,7 @@
 
 use onefold_core::{Error, Kind, Result};
 
-/// Columns at most.
-pub const COLUMNS_MAX: usize = 32;
+use crate::format::class::COLUMNS_MAX;
 
 /// x^8 + x^4 + x^3 + x^2 + 1.
 const POLYNOMIAL: u8 = 0x1d;
@@ -17,7 +16,7 @@ const STRIP: usize = 4096;
 
 /// A code of `k` columns of data and some of parity.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Code {
+pub(crate) struct Code {
     data: usize,
     parity: usize,
     /// A row for each column of parity.
@@ -29,7 +28,7 @@ impl Code {
     ///
     /// # Errors
     /// `InvalidInput` when there is no such code.
-    pub fn new(n: usize, k: usize) -> Result<Code> {
+    pub(crate) fn new(n: usize, k: usize) -> Result<Code> {
         if k == 0 || k > n || n > COLUMNS_MAX {
             return Err(Error::new(
                 Kind::InvalidInput,
@@ -49,24 +48,24 @@ impl Code {
 
     /// Columns of data.
     #[must_use]
-    pub fn data(&self) -> usize {
+    pub(crate) fn data(&self) -> usize {
         self.data
     }
 
     /// Columns of parity.
     #[must_use]
-    pub fn parity(&self) -> usize {
+    pub(crate) fn parity(&self) -> usize {
         self.parity
     }
 
     /// All columns.
     #[must_use]
-    pub fn columns(&self) -> usize {
+    pub(crate) fn columns(&self) -> usize {
         self.data + self.parity
     }
 
     /// Computes the parity of columns of one length.
-    pub fn encode(&self, data: &[&[u8]], parity: &mut [Vec<u8>]) {
+    pub(crate) fn encode(&self, data: &[&[u8]], parity: &mut [Vec<u8>]) {
         combine(&self.matrix, data, parity);
     }
 
@@ -74,7 +73,7 @@ impl Code {
     ///
     /// # Errors
     /// `Corrupt` with fewer than `k`.
-    pub fn recovery(&self, present: &[usize], wanted: &[usize]) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn recovery(&self, present: &[usize], wanted: &[usize]) -> Result<Vec<Vec<u8>>> {
         let k = self.data;
         let Some(present) = present.get(..k) else {
             return Err(Error::new(
@@ -129,7 +128,7 @@ fn unit(length: usize, at: usize) -> Vec<u8> {
 }
 
 /// Each row of the matrix times the columns, into `out`.
-pub fn combine(matrix: &[Vec<u8>], columns: &[&[u8]], out: &mut [Vec<u8>]) {
+pub(crate) fn combine(matrix: &[Vec<u8>], columns: &[&[u8]], out: &mut [Vec<u8>]) {
     let length = columns.first().map_or(0, |column| column.len());
     for sum in out.iter_mut() {
         sum.clear();

@@ -6,12 +6,15 @@ use onefold_core::{File, Files, Kind, Result};
 use parking_lot::Mutex;
 
 use super::{
-    Shared, bits, is_segment,
     label::{CURSOR, NODE},
+    shared::{Shared, bits, too_few},
 };
 use crate::{
-    archive::{find_label, log_name},
-    log::LogReader,
+    format::{
+        label::find_label,
+        log_reader::LogReader,
+        names::{LABEL, is_segment, log_name},
+    },
     memory::Drawn,
 };
 
@@ -82,7 +85,7 @@ impl Copies {
             }
         }
         if done < self.shared.quorum() {
-            return Err(last.unwrap_or_else(|| super::too_few(done, self.shared.quorum())));
+            return Err(last.unwrap_or_else(|| too_few(done, self.shared.quorum())));
         }
         Ok(())
     }
@@ -200,13 +203,13 @@ fn is_lock(name: &str) -> bool {
 }
 
 /// Copies log and tables to another node; durable on return. The label comes last.
-pub(super) fn copy_all(from: &dyn Files, to: &dyn Files) -> Result<()> {
+pub(crate) fn copy_all(from: &dyn Files, to: &dyn Files) -> Result<()> {
     let wanted = |name: &String| !is_segment(name) && name != NODE && name != CURSOR;
     let (mut names, old): (Vec<String>, Vec<String>) = (
         from.names()?.into_iter().filter(wanted).collect(),
         to.names()?.into_iter().filter(wanted).collect(),
     );
-    names.sort_by_key(|name| (name == crate::archive::LABEL, name.clone()));
+    names.sort_by_key(|name| (name == LABEL, name.clone()));
     for name in old.iter().filter(|name| !names.contains(name)) {
         to.remove(name)?;
     }
@@ -216,7 +219,7 @@ pub(super) fn copy_all(from: &dyn Files, to: &dyn Files) -> Result<()> {
             opened => opened?,
         };
         if !is_lock(name) {
-            if name == crate::archive::LABEL {
+            if name == LABEL {
                 to.sync_names()?;
             }
             copy(&*from.open(name)?, &*target)?;

@@ -15,15 +15,18 @@ use crate::format::{
 };
 
 /// The file.
-pub(super) const NODE: &str = "node";
+pub(crate) const NODE: &str = "node";
+
 /// How far the filling of a directory is: it is no node yet.
-pub(super) const CURSOR: &str = "rebuild";
+pub(crate) const CURSOR: &str = "rebuild";
 
 /// Nodes of an archive at most.
-pub const NODES_MAX: usize = 64;
+pub(crate) const NODES_MAX: usize = 64;
 
 const PLACE_BYTES: usize = 4096;
+
 const MAGIC: &[u8; 8] = b"ONEFNODE";
+
 const VERSION: u32 = 1;
 
 /// What a node's label says.
@@ -153,7 +156,7 @@ impl NodeLabel {
     }
 
     /// Reads the label of a directory.
-    pub(super) fn read(files: &dyn Files) -> std::result::Result<NodeLabel, Absent> {
+    pub(crate) fn read(files: &dyn Files) -> std::result::Result<NodeLabel, Absent> {
         let gone = |error: Error| match error.kind() {
             Kind::NotFound => Absent::Unlabelled,
             _ => Absent::Gone(error.to_string()),

@@ -16,20 +16,27 @@ use onefold_core::{Error, File, Files, Kind, Result, checksum};
 use parking_lot::Mutex;
 
 use super::{
-    Shared, bits,
-    code::{COLUMNS_MAX, Code, combine},
+    code::{Code, combine},
+    shared::{Shared, bits},
 };
 use crate::{
-    format::bytes::{Reader, Writer, corrupt},
+    format::{
+        bytes::{Reader, Writer, corrupt},
+        class::COLUMNS_MAX,
+        names::fresh,
+    },
     settings::PlantedBug,
 };
 
 /// Bytes of a unit.
-pub const UNIT_BYTES: usize = 4096;
+pub(crate) const UNIT_BYTES: usize = 4096;
+
 /// The same with its checksum.
 const STORED_BYTES: usize = UNIT_BYTES + 8;
+
 /// Bytes before the first unit of a column.
 const HEADER_BYTES: usize = 4096;
+
 /// Rows that are read, or recovered, together.
 const ROWS_AT_ONCE: u64 = 256;
 
@@ -37,7 +44,7 @@ const MAGIC: &[u8; 8] = b"ONEFCOLM";
 
 /// Which node has which column.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     pub(super) segment: u32,
     /// Columns of data; the rest is parity, as much as all segments have.
     pub(super) data: u8,
@@ -89,7 +96,7 @@ impl Layout {
     }
 
     /// The column on a node.
-    pub(super) fn column_of(&self, node: usize) -> Option<usize> {
+    pub(crate) fn column_of(&self, node: usize) -> Option<usize> {
         self.nodes.iter().position(|&n| usize::from(n) == node)
     }
 }
@@ -178,7 +185,7 @@ pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
     Ok(Arc::new(Segment::of(shared, name)?))
 }
 
-pub(super) struct Segment {
+pub(crate) struct Segment {
     shared: Arc<Shared>,
     name: String,
     code: Code,
@@ -187,7 +194,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    pub(super) fn of(shared: &Arc<Shared>, name: &str) -> Result<Segment> {
+    pub(crate) fn of(shared: &Arc<Shared>, name: &str) -> Result<Segment> {
         Segment::new(shared, name, layout(shared, name)?)
     }
 
@@ -404,7 +411,7 @@ impl Segment {
 
     /// Looks at all units of some rows; bad ones are made anew where they belong, if their node is
     /// there, and count as `repaired` then.
-    pub(super) fn repair(
+    pub(crate) fn repair(
         &self,
         at: u64,
         bytes: u64,
@@ -462,7 +469,7 @@ impl Segment {
 
     /// Makes headers of columns anew that are not whole, on nodes that are there: who has the last
     /// one of a segment knows where its columns are.
-    pub(super) fn repair_headers(&self) -> Result<Repaired> {
+    pub(crate) fn repair_headers(&self) -> Result<Repaired> {
         let mut done = Repaired::default();
         for column in (0..self.code().columns())
             .filter(|&column| self.shared.here() >> self.node(column) & 1 == 1)
@@ -485,17 +492,17 @@ impl Segment {
     }
 
     /// Makes the file of a column that is to be filled on another directory.
-    pub(super) fn begin_column(
+    pub(crate) fn begin_column(
         &self,
         column: usize,
         directory: &dyn Files,
     ) -> Result<Arc<dyn File>> {
-        let file = crate::archive::fresh(directory, &self.name)?;
+        let file = fresh(directory, &self.name)?;
         file.write_at(0, &self.layout.encode(&self.shared, column))?;
         Ok(file)
     }
 
-    pub(super) fn layout(&self) -> &Layout {
+    pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 }

@@ -6,10 +6,10 @@
 
 use onefold_core::Result;
 
-use super::{Answer, Best, Filter, Known, Query};
+use super::filter::{Answer, Best, Filter, Known, Query};
 
 /// Knows what the places have that are written again.
-pub(super) struct BlockIndexFilter;
+pub(crate) struct BlockIndexFilter;
 
 impl Filter for BlockIndexFilter {
     fn best(&self) -> Best {

@@ -6,10 +6,10 @@
 
 use onefold_core::Result;
 
-use super::{Answer, Best, Filter, Known, Query};
+use super::filter::{Answer, Best, Filter, Known, Query};
 
 /// Rules out what no file of the index holds.
-pub(super) struct BloomFilter;
+pub(crate) struct BloomFilter;
 
 impl Filter for BloomFilter {
     fn best(&self) -> Best {

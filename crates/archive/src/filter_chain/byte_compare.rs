@@ -3,12 +3,12 @@
 
 use onefold_core::{Kind, Result};
 
-use super::{Answer, Best, Filter, Known, Query, address_of};
-use crate::get::ChunkReader;
+use super::filter::{Answer, Best, Filter, Known, Query, address_of};
+use crate::container::ChunkReader;
 
 /// Reads the stored chunk.
 #[derive(Default)]
-pub(super) struct ByteCompare {
+pub(crate) struct ByteCompare {
     reader: Option<ChunkReader>,
 }
 

@@ -3,10 +3,10 @@
 
 use onefold_core::Result;
 
-use super::{Answer, Best, Filter, Known, Query};
+use super::filter::{Answer, Best, Filter, Known, Query};
 
 /// Looks into the index.
-pub(super) struct ChunkIndexFilter {
+pub(crate) struct ChunkIndexFilter {
     /// The index's own filter is asked too.
     pub(super) filtered: bool,
 }

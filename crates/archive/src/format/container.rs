@@ -8,25 +8,29 @@
 use onefold_core::{Fingerprint, Result};
 
 use super::{
-    Address, ContainerId, Identity,
     bytes::{Reader, Writer, corrupt},
+    parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
 };
 use crate::{
+    format::{Address, ContainerId, Identity},
     memory::BufferPool,
-    settings::{Compression, GROUP_BYTES, SLOTS_MAX},
 };
 
 /// Bytes of the header.
-pub const HEADER_BYTES: usize = 128;
+pub(crate) const HEADER_BYTES: usize = 128;
+
 /// Bytes of a group's entry.
-pub const GROUP_ENTRY_BYTES: usize = 24;
+pub(crate) const GROUP_ENTRY_BYTES: usize = 24;
+
 /// Bytes of a chunk's entry.
-pub const CHUNK_ENTRY_BYTES: usize = 32;
+pub(crate) const CHUNK_ENTRY_BYTES: usize = 32;
+
 /// Metadata of the fullest container.
-pub const META_BYTES_MAX: usize =
+pub(crate) const META_BYTES_MAX: usize =
     HEADER_BYTES + 256 * GROUP_ENTRY_BYTES + SLOTS_MAX * CHUNK_ENTRY_BYTES;
+
 /// Chunk bytes of the fullest container: its last chunk may be larger than what was left.
-pub const RAW_BYTES_MAX: usize = 8 << 20;
+pub(crate) const RAW_BYTES_MAX: usize = 8 << 20;
 
 const MAGIC: &[u8; 8] = b"ONEFCONT";
 

@@ -3,16 +3,22 @@
 use onefold_core::Result;
 
 use super::{
-    Address, ContainerId,
     bytes::{Reader, Writer, corrupt},
+    class::{COLUMNS_MAX, Class},
     container::{ContainerKind, META_BYTES_MAX, RAW_BYTES_MAX},
+    parameters::SLOTS_MAX,
 };
-use crate::{erasure::code::COLUMNS_MAX, memory::Drawn, placement::Class, settings::SLOTS_MAX};
+use crate::{
+    format::{Address, ContainerId},
+    memory::Drawn,
+};
 
 /// Memory that a number of a container takes in tables.
 pub(crate) const ID_MEMORY: usize = 40;
+
 /// Memory that something small takes in tables which are found by a number.
 pub(crate) const ENTRY_MEMORY: usize = 112;
+
 /// Memory that a container takes in tables.
 pub(crate) const CONTAINER_MEMORY: usize = 256;
 

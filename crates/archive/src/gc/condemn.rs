@@ -1,18 +1,19 @@
 //! What nobody needs is condemned, looked at again when older puts have ended, and dropped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use onefold_core::{Kind, Result};
 
-use super::{Collection, counts_file::CountsReader};
+use super::collection::Collection;
 use crate::{
-    filter_chain::is_condemned,
     format::{
         Address, ContainerId,
+        damage::is_condemned,
         record::{Pieces, Record},
     },
     settings::PlantedBug,
     tables::{Container, Tables},
+    usage_counts::CountsReader,
 };
 
 /// Bytes of a condemned container in the log, beside a bit for each chunk.
@@ -66,8 +67,7 @@ impl Collection {
             }
         }
         // Of what is about to be encoded late every dead chunk is left behind.
-        let due_for_encoding: BTreeSet<ContainerId> =
-            self.due_for_encoding(&tables).into_iter().collect();
+        let due_for_encoding = self.due_for_encoding(&tables);
         let (mut containers, mut bytes) = (Vec::new(), 0);
         for (id, (number, bits)) in dead {
             let live = tables
@@ -110,7 +110,7 @@ impl Collection {
                 .filter(|&slot| unused(slot as u16))
                 .collect());
         }
-        match self.reader.metadata(&self.container_reader, home) {
+        match self.rewriter.chunk_reader.metadata(&self.rewriter.container_reader, home) {
             Ok(metadata) => {
                 let chunks = metadata.chunks.iter().enumerate();
                 Ok(chunks
@@ -146,7 +146,7 @@ impl Collection {
                 tables.differences.iter().filter(|difference| difference.added && !skip)
             {
                 let mut runs = Vec::new();
-                self.walk(&tables, &difference.recipe, &mut |first, count| {
+                self.rewriter.walk(&tables, &difference.recipe, &mut |first, count| {
                     runs.push((first, count))
                 })?;
                 self.spare(&tables, &runs, &mut spared)?;
@@ -209,7 +209,10 @@ impl Collection {
                 let needed = if home.merged.is_empty() {
                     slots.clone().any(|slot| is_condemned(bits, slot))
                 } else {
-                    let metadata = self.reader.metadata(&self.container_reader, home)?;
+                    let metadata = self
+                        .rewriter
+                        .chunk_reader
+                        .metadata(&self.rewriter.container_reader, home)?;
                     let place = |slot| {
                         metadata
                             .chunks

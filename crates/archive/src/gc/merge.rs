@@ -1,23 +1,18 @@
 //! Containers less than half full become one: their live chunks are verified, copied and synced,
 //! then one record says where they lie.
 
-use std::collections::BTreeSet;
-
 use onefold_core::{Kind, Result};
 
-use super::Collection;
+use super::collection::Collection;
 use crate::{
-    filter_chain::is_condemned,
+    container::pack,
     format::{
         ContainerId,
-        bytes::corrupt,
-        container::{Chunk, ContainerKind, OpenContainer, Packer},
+        class::Class,
+        container::{ContainerKind, OpenContainer, Packer},
+        parameters::SLOTS_MAX,
         record::Record,
     },
-    placement::Class,
-    put,
-    settings::{PlantedBug, SLOTS_MAX},
-    tables::{Container, Tables},
 };
 
 impl Collection {
@@ -26,8 +21,7 @@ impl Collection {
     pub(super) fn merge(&mut self) -> Result<bool> {
         let tables = self.archive.refresh()?;
         // What is encoded late is not merged before.
-        let due_for_encoding: BTreeSet<ContainerId> =
-            self.due_for_encoding(&tables).into_iter().collect();
+        let due_for_encoding = self.due_for_encoding(&tables);
         let live = |id: &ContainerId, bits: &Vec<u8>| {
             let container = tables.containers.get(id).filter(|_| !due_for_encoding.contains(id))?;
             let dead = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
@@ -45,7 +39,7 @@ impl Collection {
         let (mut from, mut chunks, mut bytes) = (Vec::new(), Vec::new(), 0);
         for &(_, _, id) in candidates.iter().filter(|candidate| candidate.0 == kind) {
             let Some(container) = tables.containers.get(&id) else { continue };
-            match self.live_chunks(&tables, container) {
+            match self.rewriter.live_chunks(&tables, container) {
                 Ok(live) => {
                     let more: usize = live.iter().map(|(_, bytes)| bytes.len()).sum();
                     let full = bytes + more > self.archive.settings.container_bytes
@@ -69,7 +63,7 @@ impl Collection {
             }
         }
         chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
-        let id = self.ids.next()?;
+        let id = self.rewriter.ids.next()?;
         let mut open = OpenContainer::new(
             id,
             if kind.0 { ContainerKind::Recipes } else { ContainerKind::Data },
@@ -78,9 +72,9 @@ impl Collection {
         chunks
             .iter()
             .for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
-        let packed = put::pack(&self.archive, open, &mut Packer::new(self.archive.settings.level));
+        let packed = pack(&self.archive, open, &mut Packer::new(self.archive.settings.level));
         let stored = loop {
-            match self.appender.write(&packed, kind.1) {
+            match self.rewriter.appender.write(&packed, kind.1) {
                 Err(error) if error.kind() == Kind::NoSpace => {
                     if !self.archive.spend_reserve()? {
                         // There is no room to copy; what is dead is free already.
@@ -90,7 +84,7 @@ impl Collection {
                 written => break written?,
             }
         };
-        self.appender.sync()?;
+        self.rewriter.appender.sync()?;
         let (merged, copied) = (from.len() as u64, chunks.len() as u64);
         let mut gone = false;
         self.archive.commit(true, |now| {
@@ -106,39 +100,5 @@ impl Collection {
         self.done.into += 1;
         self.done.copied_chunks += copied;
         Ok(true)
-    }
-
-    /// The chunks of a container that are not condemned, verified.
-    pub(super) fn live_chunks(
-        &mut self,
-        tables: &Tables,
-        container: &Container,
-    ) -> Result<Vec<(Chunk, Vec<u8>)>> {
-        let id = container.stored.id;
-        let bits = tables.condemned.get(&id).cloned().unwrap_or_default();
-        let metadata = self.container_reader.metadata(container)?;
-        let mut live = Vec::new();
-        for (n, chunk) in
-            metadata.chunks.iter().enumerate().filter(|(n, _)| !is_condemned(&bits, *n))
-        {
-            let bytes = match self.reader.chunk(tables, &self.container_reader, chunk.first) {
-                Err(error)
-                    if error.kind() == Kind::Corrupt
-                        && self.archive.settings.has(PlantedBug::RotCopied) =>
-                {
-                    self.reader.rotten(&self.container_reader, container, &metadata, n)?
-                }
-                read => read?.to_vec(),
-            };
-            let rot = self.archive.settings.has(PlantedBug::RotCopied);
-            if !rot && self.archive.fingerprinter.bytes(&bytes) != chunk.fingerprint {
-                return Err(corrupt(format!(
-                    "chunk {} of container {} is damaged",
-                    chunk.first.slot, chunk.first.container
-                )));
-            }
-            live.push((*chunk, bytes));
-        }
-        Ok(live)
     }
 }

@@ -21,18 +21,17 @@ use std::{
 use onefold_core::{Error, Fingerprint, Hold, Kind, Result};
 
 use crate::{
-    archive::{Archive, COLLECTOR},
-    check::is_damage,
-    filter_chain::is_condemned,
+    container::{Rewriter, pack},
     format::{
         Address, ContainerId,
         container::{OpenContainer, Packer},
-        record::{Owner, Record},
+        damage::is_damage,
+        names::COLLECTOR,
+        parameters::SLOTS_MAX,
+        record::Record,
     },
-    get::ChunkReader,
-    put,
-    segments::{Appender, ContainerReader, Ids},
-    settings::{PlantedBug, SLOTS_MAX},
+    operations_log::Archive,
+    settings::PlantedBug,
     tables::{Container, Tables},
 };
 
@@ -94,28 +93,22 @@ pub fn restore(
             _ => error,
         })?;
     let guard = archive.guard_epoch()?;
-    let mut restoration = Restoration {
-        archive,
-        tables: &guard.tables,
-        container_reader: ContainerReader::new(archive.clone()),
-        reader: ChunkReader::default(),
-        ids: Ids::new(archive.clone(), Owner::Collector),
-        appender: Appender::new(archive.clone(), Owner::Collector),
-    };
+    let mut restoration =
+        Restoration { archive, tables: &guard.tables, rewriter: Rewriter::new(archive) };
     let done = restoration.all(lost, progress);
     // What is not listed makes room.
-    let ended =
-        if done.is_ok() { restoration.appender.trim() } else { restoration.appender.give_back() };
+    let ended = if done.is_ok() {
+        restoration.rewriter.appender.trim()
+    } else {
+        restoration.rewriter.appender.give_back()
+    };
     done.and_then(|restored| ended.map(|()| restored))
 }
 
 struct Restoration<'a> {
     archive: &'a Arc<Archive>,
     tables: &'a Tables,
-    container_reader: ContainerReader,
-    reader: ChunkReader,
-    ids: Ids,
-    appender: Appender,
+    rewriter: Rewriter,
 }
 
 impl Restoration<'_> {
@@ -149,7 +142,7 @@ impl Restoration<'_> {
         let (mut dark, mut smallest) = (None, None);
         for container in self.tables.places(address.container) {
             let id = container.stored.id;
-            match self.container_reader.metadata(container) {
+            match self.rewriter.container_reader.metadata(container) {
                 Ok(metadata) if metadata.find(address).is_some() => return Ok(Some(id)),
                 Ok(metadata) => {
                     smallest = smallest.into_iter().chain([(metadata.chunks.len(), id)]).min()
@@ -175,7 +168,7 @@ impl Restoration<'_> {
             if copies.len() == wanted.len() {
                 break;
             }
-            let metadata = match self.container_reader.metadata(container) {
+            let metadata = match self.rewriter.container_reader.metadata(container) {
                 Err(error) if is_damage(&error) => continue,
                 metadata => metadata?,
             };
@@ -196,7 +189,11 @@ impl Restoration<'_> {
 
     /// The bytes of a chunk, when they are what they were.
     fn whole(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<Option<Vec<u8>>> {
-        match self.reader.chunk(self.tables, &self.container_reader, address) {
+        match self.rewriter.chunk_reader.chunk(
+            self.tables,
+            &self.rewriter.container_reader,
+            address,
+        ) {
             Ok(bytes) => {
                 Ok((self.archive.fingerprinter.bytes(bytes) == *fingerprint)
                     .then(|| bytes.to_vec()))
@@ -218,7 +215,7 @@ impl Restoration<'_> {
         let old = &container.stored;
         // Of what can't be read now nobody knows what it is.
         let mut certain = true;
-        let metadata = match self.container_reader.metadata(container) {
+        let metadata = match self.rewriter.container_reader.metadata(container) {
             Err(error) if is_damage(&error) => {
                 certain = error.kind() == Kind::Corrupt;
                 None
@@ -272,13 +269,13 @@ impl Restoration<'_> {
         {
             return Ok(0);
         }
-        let mut open = OpenContainer::new(self.ids.next()?, old.kind, filled);
+        let mut open = OpenContainer::new(self.rewriter.ids.next()?, old.kind, filled);
         all.iter().for_each(|(first, (fingerprint, bytes))| {
             open.push_as(*fingerprint, *first, bytes);
         });
-        let packed = put::pack(self.archive, open, &mut Packer::default());
-        let to = self.appender.write(&packed, self.tables.class(&old.place).0)?;
-        self.appender.sync()?;
+        let packed = pack(self.archive, open, &mut Packer::default());
+        let to = self.rewriter.appender.write(&packed, self.tables.class(&old.place).0)?;
+        self.rewriter.appender.sync()?;
         let mut done = false;
         self.archive.commit(true, |now| {
             done = now.containers.get(&old.id).is_some_and(|now| now.stored == *old);
@@ -286,9 +283,4 @@ impl Restoration<'_> {
         })?;
         Ok(if done { restored } else { 0 })
     }
-}
-
-/// True when a chunk of a container is known to be damaged.
-pub(crate) fn is_damaged(tables: &Tables, home: ContainerId, n: usize) -> bool {
-    tables.damaged.get(&home).is_some_and(|bits| is_condemned(bits, n))
 }

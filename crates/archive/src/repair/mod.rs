@@ -1,3 +1,9 @@
-//! Making whole what was damaged.
+//! What was damaged is made whole: lost chunks from their copies, nodes from the others.
 
-pub mod lost_chunks;
+mod lost_chunks;
+mod nodes;
+
+pub use self::{
+    lost_chunks::{Restored, record_damage, restore},
+    nodes::{Rebuilt, Replacement, repair, replace},
+};

@@ -2,16 +2,16 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::BLOCK;
-use crate::{catalogue::Volume, memory::BufferPool};
+use crate::{format::parameters::VOLUME_BLOCK_BYTES, memory::BufferPool, tables::Volume};
 
 /// What a block is known by, in part or as a whole: 512 bytes.
-pub(super) const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
+
 const SECTORS: usize = BLOCK / SECTOR;
 
 /// Which sectors of a block are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Have([u64; SECTORS / 64]);
+pub(crate) struct Have([u64; SECTORS / 64]);
 
 impl Have {
     /// All of them.
@@ -34,7 +34,7 @@ impl Have {
 
 /// What is known of a block.
 #[derive(Clone, Debug)]
-pub(super) struct Patch {
+pub(crate) struct Patch {
     pub(super) bytes: Vec<u8>,
     pub(super) have: Have,
     /// The last frame that was known when it was written.
@@ -120,7 +120,7 @@ impl Ranges {
 
 /// Zeroes first, then blocks.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Layer {
+pub(crate) struct Layer {
     pub(super) zeroed: Ranges,
     pub(super) blocks: BTreeMap<u64, Patch>,
 }
@@ -244,3 +244,6 @@ mod tests {
         assert!(of(12).have == Have::ALL && of(3).have.has(1) && !of(3).have.has(2));
     }
 }
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;

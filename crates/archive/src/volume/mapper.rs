@@ -5,19 +5,19 @@ use std::collections::VecDeque;
 
 use onefold_core::{Fingerprint, Result};
 
-use super::BLOCK;
+use super::layer::BLOCK;
 use crate::{
     format::{
         Address,
         bytes::Writer,
         recipe::{Part, encode},
     },
-    put::{PieceWriter, Remap, Target},
+    stream::{PieceWriter, Remap, Target},
 };
 
 /// Writes the mappings of blocks that come one after the other.
 #[derive(Default)]
-pub(super) struct Mapper {
+pub(crate) struct Mapper {
     /// The blocks whose bytes are on their way, and the last frame that was known when each was
     /// written.
     blocks: VecDeque<(u64, u64)>,

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, Ticket};
 
-use super::{BLOCK, Volumes, deleted, layer::SECTOR};
+use super::{
+    layer::{BLOCK, SECTOR},
+    volumes::{Volumes, deleted},
+};
 
 impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {

@@ -22,18 +22,17 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
 
 use super::{
-    BLOCK, Lost, Volumes,
-    layer::{Have, Layer, Patch},
+    layer::{BLOCK, Have, Layer, Patch},
+    mapped::{Mapped, chunks_of},
     mapper::Mapper,
-    read::{FrozenLayer, Mapped, chunks_of},
+    volumes::{Lost, Volumes},
 };
 use crate::{
+    chunk_index::ByFingerprint,
+    container::ChunkReader,
     format::Address,
-    get::ChunkReader,
-    index::auxiliary::ByFingerprint,
-    pipeline,
-    put::{Batch, Cutting, Remaps, Session, Sink, StreamWriter},
     settings::FilterName,
+    stream::{Batch, Cutting, Remaps, Session, Sink, StreamWriter, staged, stopped},
     tables::Tables,
 };
 
@@ -234,10 +233,9 @@ impl Volumes {
             let mut pack_and_write = |open| writer.pack_and_write(open);
             placing.all(session, &mut pack_and_write, cut)?;
         } else {
-            let source = move |out: SyncSender<Item>| {
-                cut(&mut |item| out.send(item).map_err(|_| pipeline::stopped()))
-            };
-            pipeline::staged(&self.ingest, writer, source, |items, sink| {
+            let source =
+                move |out: SyncSender<Item>| cut(&mut |item| out.send(item).map_err(|_| stopped()));
+            staged(&self.ingest, writer, source, |items, sink| {
                 placing.all(session, sink, |emit| items.into_iter().try_for_each(emit))
             })?;
         }
@@ -417,3 +415,6 @@ impl Placing {
         }
     }
 }
+
+/// Keeps the layers that are written back alive for readers.
+pub(super) type FrozenLayer = Arc<Layer>;

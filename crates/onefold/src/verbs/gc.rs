@@ -3,10 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::{
-    Format, Settings,
-    gc::{Collection, Options as Collect},
-};
+use onefold_archive::{Collection, CollectionOptions as Collect, Format, Settings};
 use serde::Serialize;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use onefold_archive::{Class, late::WriteCost, tables::Tables};
+use onefold_archive::{Class, Tables, WriteCost};
 use serde::Serialize;
 
 use super::{

@@ -5,16 +5,9 @@
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
 
 use onefold_archive::{
-    Class,
-    format::{
-        Address, ContainerId, Identity,
-        container::ContainerKind,
-        frame,
-        label::{Found, Label},
-        listing,
-        recipe::RecipeWriter,
-        record::{Owner, Pieces, Place, Record, Shape, Stored, Stream},
-    },
+    Address, Class, ContainerId, ContainerKind, FoundLabel as Found, Identity, Label, Owner,
+    Pieces, Place, RecipeWriter, Record, Shape, Stored, Stream, decode_frame, encode_entry,
+    encode_frame,
 };
 use onefold_core::{
     Fingerprint,
@@ -91,12 +84,12 @@ impl Forged {
         let path = self.path("log-0000000001");
         let bytes = fs::read(&path).unwrap();
         let (mut at, mut last) = (0, (0, 0, 1));
-        while let Some((frame, _)) = frame::decode(&self.identity, &bytes[at..], false) {
+        while let Some((frame, _)) = decode_frame(&self.identity, &bytes[at..], false) {
             last = (frame.sequence, frame.checksum, frame.epoch);
             at += frame.bytes as usize;
         }
         let (frame, _) =
-            frame::encode(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records));
+            encode_frame(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records));
         fs::File::options()
             .write(true)
             .open(path)
@@ -383,7 +376,7 @@ fn endless_listing() -> Forged {
             nanoseconds: 0,
             attributes: Vec::new(),
         };
-        listing::encode(&entry, &mut entries);
+        encode_entry(&entry, &mut entries);
     }
     let bytes = entries.len() as u32;
     let chunk = Group {

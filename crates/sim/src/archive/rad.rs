@@ -1,11 +1,6 @@
 //! Archives with late encoding: what is drawn, and what must be true of where chunks lie.
 
-use onefold_archive::{
-    Class, Rad,
-    format::container::ContainerKind,
-    late::PLACES_MAX,
-    tables::{Container, Tables},
-};
+use onefold_archive::{Class, Container, ContainerKind, PLACES_MAX, Rad, Tables};
 
 use crate::{
     checker::{Checker, Failure},

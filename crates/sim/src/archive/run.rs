@@ -13,12 +13,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Format, PlantedBug, Settings,
-    erasure::{Nodes, Spread},
-    gc::{Collection, Options},
-    get::Reader,
-    put::{Cutting, Session, StreamWriter, Writing},
-    settings::VOLUME_BLOCK_BYTES,
+    Archive, Collection, CollectionOptions as Options, Cutting, Format, Nodes, PlantedBug, Reader,
+    Session, Settings, Spread, StreamWriter, VOLUME_BLOCK_BYTES, Writing,
 };
 use onefold_core::{Error, Files, Kind};
 

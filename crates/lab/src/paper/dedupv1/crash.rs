@@ -9,12 +9,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Compression, FilterName, Format, Settings,
-    check::check,
-    format::record::Shape,
-    gc::{Collection, Options},
-    get::{Content, Reader, Verify},
-    put::{Cutting, Ended, Session, StreamWriter, Writing},
+    Archive, Collection, CollectionOptions as Options, Compression, Content, Cutting, Ended,
+    FilterName, Format, Reader, Session, Settings, Shape, StreamWriter, Verify, Writing, check,
 };
 use onefold_core::Result;
 

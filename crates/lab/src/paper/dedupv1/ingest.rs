@@ -9,10 +9,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Chunking, Compression, FilterName, Format, Settings,
-    format::{container::ContainerKind, record::Shape},
-    index,
-    put::{Cutting, Ended, Session, StreamWriter, Writing},
+    Archive, Chunking, Compression, ContainerKind, Cutting, Ended, FilterName, Format,
+    INDEX_PAGE_BYTES, Session, Settings, Shape, StreamWriter, Writing, rebuild_chunk_index,
 };
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
@@ -210,7 +208,7 @@ fn take(
     session: &mut Session,
     writer: &mut StreamWriter,
     writing: &mut Writing,
-    mut batch: onefold_archive::put::Batch,
+    mut batch: onefold_archive::Batch,
 ) -> Result<()> {
     batch.fingerprint(archive);
     session.add(&batch, writing, &mut |open| writer.pack_and_write(open))
@@ -256,7 +254,7 @@ fn put(
         (chosen.auxiliary_entries, chosen.sync_bytes) = (entries, listed);
     }
     let pages = index_pages(files)?;
-    chosen.page_cache_bytes = pages / CACHED_PART * index::file::PAGE_BYTES as u64;
+    chosen.page_cache_bytes = pages / CACHED_PART * INDEX_PAGE_BYTES as u64;
     // As scarce as memory is for pages.
     chosen.cached_containers = ((setup.bytes >> 22) / CACHED_PART).max(4) as usize;
     let archive = Arc::new(Archive::open(Arc::new(files.clone()), true, chosen)?);
@@ -326,7 +324,7 @@ fn put(
     }
     drop((writer, session));
     // Runs are merged into the index, so that the next generation finds one table, as in the paper.
-    index::rebuild(&archive, &mut |_, _| {})?;
+    rebuild_chunk_index(&archive, &mut |_, _| {})?;
     Ok(done)
 }
 

@@ -16,11 +16,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Settings,
-    format::record::Shape,
-    pipeline::{Gauge, Request as Stream, put_on},
-    put::Ingest,
-    volume::{ArchiveExports, Volumes},
+    ArchiveExports, Gauge, Ingest, PutRequest as Stream, Settings, Shape, Volumes, put_on,
 };
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
@@ -247,7 +243,7 @@ impl Served for Commands {
         let Request::Put { name, tree } = request else {
             return Err(Error::new(Kind::Unsupported, "the server of an archive does not do this"));
         };
-        onefold_archive::tables::valid_name(&name)?;
+        onefold_archive::valid_name(&name)?;
         // From now on the client sends.
         progress("ready", 0, 0)?;
         let shape = if tree { Shape::Tree } else { Shape::Bytes };

@@ -1,6 +1,6 @@
 //! Collections, a step at a time, and settling all in the end.
 
-use onefold_archive::{gc::Collection, gc::Options};
+use onefold_archive::{Collection, CollectionOptions as Options};
 
 use super::{Flow, Sim};
 use crate::{checker::Checker, checker::Failure};

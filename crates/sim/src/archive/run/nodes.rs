@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, erasure::Nodes, erasure::label::Absent, erasure::rebuild::Replacement,
-    erasure::rebuild::repair, erasure::rebuild::replace,
+    Absent, Archive, Nodes, Replacement, repair_units as repair, replace_nodes as replace,
 };
 use onefold_core::Files;
 

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    format::record::Shape, get::Content, get::Reader, get::Verify, put::Cutting, put::Ended,
-    put::Session, put::StreamWriter, put::Writing,
+    Content, Cutting, Ended, Reader, Session, Shape, StreamWriter, Verify, Writing,
 };
 use onefold_core::{Error, Kind};
 
