@@ -6,8 +6,8 @@ use clap::Args;
 use onefold_archive::{Collection, CollectionOptions as Collect, Format, Settings};
 use serde::Serialize;
 
-use crate::{
-    archive_dir::{ArchiveDir, now},
+use crate::archive_dir::{ArchiveDir, now};
+use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,

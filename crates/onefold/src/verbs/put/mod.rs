@@ -27,6 +27,8 @@ use self::{
 use crate::{
     archive_dir::{ArchiveDir, now},
     control::{self, Client},
+};
+use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,
