@@ -4,9 +4,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, Chunking, Compression, FilterName, Format, Settings, check,
-    put::Ingest,
-    volume::{ArchiveExports, Volumes},
+    Archive, ArchiveExports, Chunking, Compression, FilterName, Format, Ingest, Settings, Volumes,
+    check,
 };
 use onefold_backend::Directory;
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Exports, Lba, Result, Volume, block::bytes_mut};
@@ -197,7 +196,7 @@ fn a_volume_reads_as_it_was_written() {
             }
         }
         served.volumes.close().unwrap();
-        let report = check::check(&served.archive, true, &mut |_, _, _| {}).unwrap();
+        let report = check(&served.archive, true, &mut |_, _, _| {}).unwrap();
         assert!(report.is_well() && report.volumes == 1, "{report:?}");
     }
 }
