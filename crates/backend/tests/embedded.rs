@@ -5,7 +5,7 @@ use onefold_backend::EmbeddedStore;
 use onefold_core::{
     Kind,
     object::{
-        Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write, contract,
+        Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Refusal, Write, contract,
     },
 };
 
@@ -18,7 +18,8 @@ fn put(name: &str, bytes: Vec<u8>) -> Write {
 }
 
 fn data(store: &impl ObjectStore, name: &str) -> Vec<u8> {
-    let read = Read { object: ObjectName::metadata(name), looks: vec![Look::Data(0, u64::MAX)] };
+    let read =
+        Read { object: ObjectName::metadata(name), parts: vec![ReadPart::Data(0, u64::MAX)] };
     store.read(&[read]).remove(0).unwrap().data(0).to_vec()
 }
 
@@ -107,7 +108,7 @@ fn a_fenced_session_is_shut_out_and_its_data_file_damage_is_noticed() {
     bytes[at] = 4;
     std::fs::write(&file, bytes).unwrap();
     let store = EmbeddedStore::open(&path).unwrap();
-    let read = Read { object: ObjectName::metadata("a"), looks: vec![Look::Data(0, 9000)] };
+    let read = Read { object: ObjectName::metadata("a"), parts: vec![ReadPart::Data(0, 9000)] };
     assert!(
         matches!(store.session().read(&[read]).remove(0), Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt)
     );
@@ -121,9 +122,9 @@ fn many_threads_compare_and_set_without_losing_one() {
     let add = |session: &dyn ObjectStore| {
         loop {
             let read =
-                Read { object: object.clone(), looks: vec![Look::Keys(vec![b"n".to_vec()])] };
-            let old = session.read(&[read]).remove(0).map_or(vec![], |sight| {
-                sight.pairs(0).0.first().map_or(vec![], |pair| pair.1.clone())
+                Read { object: object.clone(), parts: vec![ReadPart::Keys(vec![b"n".to_vec()])] };
+            let old = session.read(&[read]).remove(0).map_or(vec![], |answer| {
+                answer.pairs(0).0.first().map_or(vec![], |pair| pair.1.clone())
             });
             let number = old.first().copied().unwrap_or(0);
             let guards = if old.is_empty() {
@@ -146,6 +147,6 @@ fn many_threads_compare_and_set_without_losing_one() {
             });
         }
     });
-    let read = Read { object: object.clone(), looks: vec![Look::Keys(vec![b"n".to_vec()])] };
+    let read = Read { object: object.clone(), parts: vec![ReadPart::Keys(vec![b"n".to_vec()])] };
     assert_eq!(store.session().read(&[read]).remove(0).unwrap().pairs(0).0[0].1, [40]);
 }

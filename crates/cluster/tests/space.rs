@@ -4,7 +4,9 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use onefold_backend::EmbeddedStore;
-use onefold_cluster::{Format, Marks, Mode, Session, Settings, Status, Volume, Worker, create};
+use onefold_cluster::{
+    Format, Mode, Session, Settings, Status, Volume, Watermarks, Worker, create,
+};
 use onefold_core::object::PoolKind;
 
 const MIB: usize = 1 << 20;
@@ -32,7 +34,7 @@ impl Site {
         let session = open();
         session.create_volume("v", BYTES as u64).unwrap();
         let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
-        Site { worker: Worker::new(open(), Marks::NONE), session, volume, _store: store }
+        Site { worker: Worker::new(open(), Watermarks::NONE), session, volume, _store: store }
     }
 
     /// Until nothing is left to do, though what is hot waits for a while.

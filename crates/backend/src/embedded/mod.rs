@@ -44,7 +44,7 @@ use std::{
 use onefold_core::{
     Error, Hold, Kind, Result,
     object::{
-        Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space,
+        Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
         Version, Write,
     },
 };
@@ -412,7 +412,7 @@ impl ObjectStore for EmbeddedObjects {
         results
     }
 
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         let _reading = self.shared.reading.read();
         let look = |op: &Read| {
             self.check()?;
@@ -446,7 +446,7 @@ impl ObjectStore for EmbeddedObjects {
             }
             locks.insert(key, Lock { holder: me, until: lease.map(|lease| now + lease) });
         }
-        let there = self.read(&[Read { object: object.clone(), looks: Vec::new() }]).remove(0);
+        let there = self.read(&[Read { object: object.clone(), parts: Vec::new() }]).remove(0);
         if matches!(there, Err(Refusal::Missing)) {
             self.write(&[Write {
                 object: object.clone(),

@@ -6,7 +6,8 @@ use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, time::Duration
 use onefold_core::{
     BLOCK_BYTES, Error, Kind, Result, checksum,
     object::{
-        Change, Guard, Look, Page, Pool, PoolKind, Read, Refusal, Seen, Sight, Version, Write,
+        Change, Guard, Page, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal, Seen, Version,
+        Write,
     },
 };
 use redb::{
@@ -196,11 +197,11 @@ impl Tables {
         Ok(Transaction { inner, version, number, data })
     }
 
-    pub(super) fn read(&self, op: &Read, chunks: PoolKind) -> Result<Sight, Refusal> {
-        let omap = |look: &Look| matches!(look, Look::Keys(_) | Look::Page(..));
+    pub(super) fn read(&self, op: &Read, chunks: PoolKind) -> Result<ReadResult, Refusal> {
+        let omap = |part: &ReadPart| matches!(part, ReadPart::Keys(_) | ReadPart::Page(..));
         if op.object.pool == Pool::Chunks
             && chunks == PoolKind::Erasure
-            && op.looks.iter().any(omap)
+            && op.parts.iter().any(omap)
         {
             return Err(Refusal::Unsupported);
         }
@@ -212,27 +213,27 @@ impl Tables {
                 .map_err(failed)?;
             let Some(object) = row.map(|row| Object::of(row.value())) else { return Ok(None) };
             let seen = op
-                .looks
+                .parts
                 .iter()
-                .map(|look| self.see(&reading, object, look))
+                .map(|part| self.see(&reading, object, part))
                 .collect::<Result<_>>()?;
-            Ok(Some(Sight { version: Version(object.version), seen }))
+            Ok(Some(ReadResult { version: Version(object.version), seen }))
         });
         seen.map_err(Refusal::Failed)?.ok_or(Refusal::Missing)
     }
 
-    fn see(&self, reading: &ReadTransaction, object: Object, look: &Look) -> Result<Seen> {
-        Ok(match look {
-            Look::Stat => {
+    fn see(&self, reading: &ReadTransaction, object: Object, part: &ReadPart) -> Result<Seen> {
+        Ok(match part {
+            ReadPart::Stat => {
                 Seen::Stat { bytes: object.bytes, changed: Duration::from_nanos(object.changed) }
             }
-            Look::Data(at, bytes) => {
+            ReadPart::Data(at, bytes) => {
                 let extents = reading.open_table(EXTENTS).map_err(failed)?;
                 let from = (*at).min(object.bytes);
                 let to = at.saturating_add(*bytes).min(object.bytes);
                 Seen::Data(read_data(&extents, &self.data, object.number, from, to)?)
             }
-            Look::Keys(wanted) => {
+            ReadPart::Keys(wanted) => {
                 let keys = reading.open_table(KEYS).map_err(failed)?;
                 let mut found = BTreeMap::new();
                 for key in wanted {
@@ -244,7 +245,7 @@ impl Tables {
                 }
                 Seen::Pairs { pairs: found.into_iter().collect(), more: false }
             }
-            Look::Page(after, most) => {
+            ReadPart::Page(after, most) => {
                 let keys = reading.open_table(KEYS).map_err(failed)?;
                 let (mut pairs, mut more) = (Vec::new(), false);
                 for row in keys.range((object.number, after.as_slice())..).map_err(failed)? {
@@ -264,7 +265,7 @@ impl Tables {
                 }
                 Seen::Pairs { pairs, more }
             }
-            Look::Xattr(name) => {
+            ReadPart::Xattr(name) => {
                 let xattrs = reading.open_table(XATTRS).map_err(failed)?;
                 Seen::Xattr(
                     xattrs

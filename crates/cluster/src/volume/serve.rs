@@ -10,7 +10,7 @@ use onefold_core::{
 use parking_lot::Mutex;
 
 use super::{Mode, Volume};
-use crate::{format::catalogue::What, peers::Peers, session::Session};
+use crate::{format::catalogue::What, presence::Presence, session::Session};
 
 impl onefold_core::Volume for Volume {
     fn size(&self) -> u64 {
@@ -120,14 +120,14 @@ pub struct ClusterExports {
     session: Arc<Session>,
     mode: Mode,
     open: Mutex<BTreeMap<String, Arc<Volume>>>,
-    peers: Mutex<Peers>,
+    presence: Mutex<Presence>,
 }
 
 impl ClusterExports {
     /// All volumes of the session's store.
     #[must_use]
     pub fn new(session: Arc<Session>, mode: Mode) -> ClusterExports {
-        ClusterExports { session, mode, open: Mutex::default(), peers: Mutex::default() }
+        ClusterExports { session, mode, open: Mutex::default(), presence: Mutex::default() }
     }
 
     /// Does what is due for the volumes that are open: locks, long trims, evictions, the published
@@ -150,7 +150,7 @@ impl ClusterExports {
     pub fn publish(&self) {
         let _ = self.session.publish(false);
         let now = self.session.store.time();
-        if let Ok(seen) = self.session.look_at(&mut self.peers.lock(), now) {
+        if let Ok(seen) = self.session.look_at(&mut self.presence.lock(), now) {
             self.session.servers.store(seen.servers.max(1), std::sync::atomic::Ordering::Relaxed);
         }
     }

@@ -14,8 +14,8 @@ use onefold_core::object::{Change, Guard, ObjectName, Read, Refusal, Write};
 
 use super::flip::{FLIP_ENTRIES, Group};
 use crate::{
+    chunk_map::{ChunkMap, map_parts},
     format::{Chunk, ObjectId, Reference, entry::Entry, key},
-    map::{Map, map_looks},
     session::Session,
 };
 
@@ -42,7 +42,7 @@ pub(super) struct Listed {
     pub(super) object: ObjectId,
     pub(super) shard: ObjectName,
     pub(super) key: Vec<u8>,
-    /// It was too hot for so long that this counts no more.
+    /// The object stayed hot through `DOUBLINGS_MAX` retries: deduplicate it now, hot or not.
     pub(super) overdue: bool,
 }
 
@@ -140,17 +140,17 @@ impl Session {
     ) -> Vec<Job<'a>> {
         let reads: Vec<Read> = listed
             .iter()
-            .map(|listed| Read { object: listed.object.name(), looks: map_looks() })
+            .map(|listed| Read { object: listed.object.name(), parts: map_parts() })
             .collect();
-        let job = |(listed, sight): (&'a Listed, _)| {
+        let job = |(listed, answer): (&'a Listed, _)| {
             self.job(
                 listed,
-                Session::parse_map(listed.object, sight),
+                Session::parse_map(listed.object, answer),
                 (!listed.overdue).then_some(now),
             )
         };
         let mut jobs: Vec<Job<'a>> = listed.iter().zip(self.read_all(&reads)).map(job).collect();
-        self.spare(&mut jobs, now);
+        self.skip_hot(&mut jobs, now);
         let (mut bytes, mut count) = (0, 0);
         for job in &mut jobs {
             if count == 0 {
@@ -169,9 +169,9 @@ impl Session {
         jobs
     }
 
-    /// Leaves out dirty chunks that servers read often, and objects with one of these whose cuts
-    /// are to be moved.
-    fn spare(&self, jobs: &mut [Job<'_>], now: Duration) {
+    /// Skips dirty chunks that servers read often. Skips a whole object if its chunk boundaries
+    /// must move and one of its chunks is hot.
+    fn skip_hot(&self, jobs: &mut [Job<'_>], now: Duration) {
         let dirty = |job: &&Job<'_>| {
             matches!(job.plan, Plan::Flip(_) | Plan::Recut(_)) && !job.listed.overdue
         };
@@ -207,7 +207,7 @@ impl Session {
             key: self.list_key(object, stamp),
             overdue: true,
         };
-        self.settle(vec![self.job(&listed, Ok(Some(map)), None)])
+        self.deduplicate(vec![self.job(&listed, Ok(Some(map)), None)])
             .into_iter()
             .try_for_each(|(_, result)| result.map(|_| ()))
     }
@@ -216,7 +216,7 @@ impl Session {
     fn job<'a>(
         &self,
         listed: &'a Listed,
-        map: Result<Option<Map>, Refusal>,
+        map: Result<Option<ChunkMap>, Refusal>,
         now: Option<Duration>,
     ) -> Job<'a> {
         let mut job = Job {
@@ -257,7 +257,10 @@ impl Session {
 
     /// Deduplicates what is dirty and cold in objects, finishes their drops, and takes those off
     /// the list of which nothing is left.
-    pub(super) fn settle(&self, mut jobs: Vec<Job<'_>>) -> Vec<(ObjectId, Result<Done, Refusal>)> {
+    pub(super) fn deduplicate(
+        &self,
+        mut jobs: Vec<Job<'_>>,
+    ) -> Vec<(ObjectId, Result<Done, Refusal>)> {
         let drops: Vec<Vec<(Chunk, Reference)>> =
             jobs.iter_mut().map(|job| std::mem::take(&mut job.pending)).collect();
         for (job, finished) in jobs.iter_mut().zip(self.finish_each(&drops)) {
@@ -332,7 +335,7 @@ impl Session {
             guards: vec![Guard::Exists],
             changes: vec![Change::DropOmap(keys)],
         };
-        for result in self.insist_all(&keys.into_iter().map(op).collect::<Vec<_>>()) {
+        for result in self.all_until_answered(&keys.into_iter().map(op).collect::<Vec<_>>()) {
             match result {
                 Ok(_) | Err(Refusal::Missing) => {}
                 Err(refusal) => return Err(refusal),
@@ -352,16 +355,16 @@ impl Session {
             .collect();
         let reads: Vec<Read> = looked
             .iter()
-            .map(|n| Read { object: jobs[*n].listed.object.name(), looks: map_looks() })
+            .map(|n| Read { object: jobs[*n].listed.object.name(), parts: map_parts() })
             .collect();
         let (mut clean, mut ops) = (Vec::new(), Vec::new());
-        for (n, sight) in looked.into_iter().zip(self.read_all(&reads)) {
+        for (n, answer) in looked.into_iter().zip(self.read_all(&reads)) {
             let Listed { object, key, .. } = jobs[n].listed;
             jobs[n].add(Ok(Done { operations: 1, ..Done::default() }));
-            match Session::parse_map(*object, sight) {
+            match Session::parse_map(*object, answer) {
                 Ok(None) => leaving.push(n),
                 Ok(Some(map))
-                    if map.is_settled()
+                    if map.has_no_work()
                         && map
                             .listed
                             .is_some_and(|stamp| self.list_key(*object, stamp) == *key) =>
@@ -397,7 +400,7 @@ impl Session {
                 of.iter().map(|n| jobs[*n].listed.key.clone()).collect(),
             )],
         };
-        let results = self.insist_all(&shards.iter().map(op).collect::<Vec<_>>());
+        let results = self.all_until_answered(&shards.iter().map(op).collect::<Vec<_>>());
         let gone: Vec<(Vec<usize>, _)> = shards.into_values().zip(results).collect();
         for (of, result) in gone {
             match result {

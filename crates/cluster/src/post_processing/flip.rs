@@ -10,16 +10,16 @@
 //! A flip that comes too late drops its reference only where the entry, read afterwards, has no use
 //! for it.
 
-use onefold_core::object::{Change, Guard, Look, Read, Refusal, Sight, Version, Write};
+use onefold_core::object::{Change, Guard, Read, ReadPart, ReadResult, Refusal, Version, Write};
 
 use super::dedup::Done;
 use crate::{
+    chunk_map::{ChunkMap, assemble, map_parts},
     format::{
         Chunk, ChunkId, ObjectId, PENDING_MAX, Reference,
         entry::{self, Base, Entry},
         key,
     },
-    map::{Map, assemble, map_looks},
     session::Session,
     settings::PlantedBug,
 };
@@ -95,7 +95,7 @@ impl Session {
                         .map(|wanted| Chunk { id: wanted.id, copy: 0 })
                         .collect::<Vec<_>>(),
                 );
-                self.follow(draft, self.write_one(&self.flip_op(draft)))?;
+                self.resolve_flip(draft, self.write_one(&self.flip_op(draft)))?;
                 self.add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())
                     .map(|_| ())
             });
@@ -115,7 +115,7 @@ impl Session {
         for (result, first) in open.iter_mut().zip(self.write_all(&ops)) {
             let mut dropped = Vec::new();
             each(std::slice::from_mut(*result), |draft| {
-                if self.follow(draft, first.clone())? {
+                if self.resolve_flip(draft, first.clone())? {
                     draft.done.flipped += draft.flips.len() as u64;
                     self.attempts_are_over(draft.flips.iter().filter_map(|flip| flip.added));
                     dropped.extend(draft.flips.iter().filter_map(|flip| flip.dropped));
@@ -124,7 +124,7 @@ impl Session {
                 draft.done.again = true;
                 self.counts.flips_failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 let added: Vec<_> = draft.flips.iter().filter_map(|flip| flip.added).collect();
-                self.take_back(draft.object, &added)
+                self.drop_unused_references(draft.object, &added)
             });
             drops.push(dropped);
         }
@@ -193,15 +193,15 @@ impl Session {
             let ranges = group
                 .entries
                 .iter()
-                .map(|(offset, entry)| Look::Data((*offset).into(), entry.length.into()));
+                .map(|(offset, entry)| ReadPart::Data((*offset).into(), entry.length.into()));
             Read {
                 object: group.object.name(),
-                looks: map_looks().into_iter().chain(ranges).collect(),
+                parts: map_parts().into_iter().chain(ranges).collect(),
             }
         };
-        let sights = self.read_all(&groups.iter().map(read).collect::<Vec<_>>());
+        let answers = self.read_all(&groups.iter().map(read).collect::<Vec<_>>());
         let seen: Vec<_> =
-            groups.iter().zip(sights).map(|(group, sight)| seen(group, sight)).collect();
+            groups.iter().zip(answers).map(|(group, answer)| seen(group, answer)).collect();
         let gaps: Vec<Chunk> = groups
             .iter()
             .zip(&seen)
@@ -209,28 +209,32 @@ impl Session {
             .flat_map(|(group, _)| group.entries.iter().filter_map(gap))
             .collect();
         let mut bases = self.read_chunks(&gaps).into_iter();
-        let content = |(group, seen): (&Group, Result<Option<(Map, Vec<Vec<u8>>)>, Refusal>)| {
-            let Some((map, data)) = seen? else { return Ok(None) };
-            // All of its bases, also when one of them can't be read: those that follow are others'.
-            let bases: Vec<_> =
-                group.entries.iter().map(|entry| gap(entry).and_then(|_| bases.next())).collect();
-            let mut contents = Vec::new();
-            for (((offset, entry), data), base) in group.entries.iter().zip(data).zip(bases) {
-                let base = match base {
-                    // It changed meanwhile, or the next read of a client will say that it is
-                    // damaged.
-                    Some(Err(Refusal::Missing | Refusal::Failed(_))) => {
-                        contents.push(None);
-                        continue;
-                    }
-                    Some(base) => Some(base?),
-                    None => None,
-                };
-                let same = map.entries.get(offset) == Some(entry);
-                contents.push(same.then(|| assemble(entry, &data, base.as_deref())));
-            }
-            Ok(Some(contents))
-        };
+        let content =
+            |(group, seen): (&Group, Result<Option<(ChunkMap, Vec<Vec<u8>>)>, Refusal>)| {
+                let Some((map, data)) = seen? else { return Ok(None) };
+                // All of its bases, also when one of them can't be read: those that follow are others'.
+                let bases: Vec<_> = group
+                    .entries
+                    .iter()
+                    .map(|entry| gap(entry).and_then(|_| bases.next()))
+                    .collect();
+                let mut contents = Vec::new();
+                for (((offset, entry), data), base) in group.entries.iter().zip(data).zip(bases) {
+                    let base = match base {
+                        // It changed meanwhile, or the next read of a client will say that it is
+                        // damaged.
+                        Some(Err(Refusal::Missing | Refusal::Failed(_))) => {
+                            contents.push(None);
+                            continue;
+                        }
+                        Some(base) => Some(base?),
+                        None => None,
+                    };
+                    let same = map.entries.get(offset) == Some(entry);
+                    contents.push(same.then(|| assemble(entry, &data, base.as_deref())));
+                }
+                Ok(Some(contents))
+            };
         groups.iter().zip(seen).map(content).collect()
     }
 
@@ -259,14 +263,18 @@ impl Session {
     }
 
     /// Learns what became of a flip that was sent once; false when an entry is another one.
-    fn follow(&self, draft: &Draft, first: Result<Version, Refusal>) -> Result<bool, Refusal> {
+    fn resolve_flip(
+        &self,
+        draft: &Draft,
+        first: Result<Version, Refusal>,
+    ) -> Result<bool, Refusal> {
         let Draft { object, flips, .. } = draft;
         let mut first = Some(first);
         for _ in 0..self.settings.tries.max(1) {
             match first.take().unwrap_or_else(|| self.write_one(&self.flip_op(draft))) {
                 Ok(_) => {
                     if self.planted(PlantedBug::PunchOutsideFlip) {
-                        self.insist(&Write {
+                        self.until_answered(&Write {
                             object: object.name(),
                             guards: vec![Guard::Exists],
                             changes: punches(flips),
@@ -293,7 +301,12 @@ impl Session {
 
     /// True for a reference that nobody has a use for, nor ever will: its entry, read after it,
     /// does not name it, and neither that nor the re-cut under way has its very stamp.
-    pub(crate) fn is_stale(&self, map: Option<&Map>, chunk: &Chunk, reference: &Reference) -> bool {
+    pub(crate) fn is_stale(
+        &self,
+        map: Option<&ChunkMap>,
+        chunk: &Chunk,
+        reference: &Reference,
+    ) -> bool {
         let Some(map) = map else { return true };
         let recut = map.recut.as_ref().is_some_and(|recut| {
             recut.stamp == reference.stamp && recut.range.contains(&reference.offset)
@@ -310,7 +323,7 @@ impl Session {
 
     /// After a flip that came too late: drops the references that were added and that no entry has
     /// a use for.
-    pub(crate) fn take_back(
+    pub(crate) fn drop_unused_references(
         &self,
         object: ObjectId,
         added: &[(Chunk, Reference)],
@@ -361,17 +374,17 @@ fn gap((_, entry): &(u32, Entry)) -> Option<Chunk> {
     if entry.is_cached() { None } else { entry.base.map(|base| base.chunk) }
 }
 
-/// Map and data of a group; `None` when the object is gone, or has too many drops.
+/// ChunkMap and data of a group; `None` when the object is gone, or has too many drops.
 fn seen(
     group: &Group,
-    sight: Result<Sight, Refusal>,
-) -> Result<Option<(Map, Vec<Vec<u8>>)>, Refusal> {
-    let sight = match sight {
+    answer: Result<ReadResult, Refusal>,
+) -> Result<Option<(ChunkMap, Vec<Vec<u8>>)>, Refusal> {
+    let answer = match answer {
         Err(Refusal::Missing) => return Ok(None),
         other => other?,
     };
-    let data = (0..group.entries.len()).map(|n| sight.data(n + 2).to_vec()).collect();
-    let Some(map) = Session::parse_map(group.object, Ok(sight))? else { return Ok(None) };
+    let data = (0..group.entries.len()).map(|n| answer.data(n + 2).to_vec()).collect();
+    let Some(map) = Session::parse_map(group.object, Ok(answer))? else { return Ok(None) };
     Ok((map.pending.len() + group.entries.len() <= PENDING_MAX).then_some((map, data)))
 }
 

@@ -15,7 +15,7 @@ use std::{
 
 use onefold_core::{
     checksum,
-    object::{Change, Guard, Look, Read, Refusal, Write},
+    object::{Change, Guard, Read, ReadPart, Refusal, Write},
 };
 
 use super::{
@@ -24,8 +24,8 @@ use super::{
     read::entry_key,
 };
 use crate::{
+    chunk_map::stamp_value,
     format::{BLOCK, CHUNK_MAX, OBJECT_MAX, ObjectId, catalogue::Cut, entry::Entry, key},
-    map::stamp_value,
     session::Session,
     settings::PlantedBug,
 };
@@ -239,7 +239,7 @@ impl Volume {
         let object = self.object(index);
         let mut object = object.lock();
         if !self.session.planted(PlantedBug::KeptUnlisted) {
-            self.note(place, true)?;
+            self.record_kept(place, true)?;
         }
         let id = self.object_id(index);
         let new = Entry {
@@ -268,7 +268,7 @@ impl Volume {
 
     /// Notes in the header that a chunk is kept, or that it is no longer. The value is a stamp,
     /// which is compared: a copy of an older note that comes late does not undo a newer one.
-    fn note(&self, place: u64, kept: bool) -> Result<(), Refusal> {
+    fn record_kept(&self, place: u64, kept: bool) -> Result<(), Refusal> {
         let key = key::numbered(CACHED, place);
         let change = if kept {
             Change::SetOmap(vec![(key.clone(), stamp_value(self.session.stamp()))])
@@ -276,10 +276,10 @@ impl Volume {
             Change::DropOmap(vec![key.clone()])
         };
         // Guessed: what is to be kept is not there yet.
-        let mut before = if kept { Vec::new() } else { self.noted(&key)? };
+        let mut before = if kept { Vec::new() } else { self.recorded_stamp(&key)? };
         for _ in 0..8 {
             let guards = vec![Guard::Exists, Guard::Omap(key.clone(), before)];
-            match self.session.insist(&Write {
+            match self.session.until_answered(&Write {
                 object: name(self.id),
                 guards,
                 changes: vec![change.clone()],
@@ -287,16 +287,17 @@ impl Volume {
                 Ok(_) => return Ok(()),
                 // A copy that came late, or our own operation whose reply was lost: then it is done
                 // once more.
-                Err(Refusal::Mismatch) => before = self.noted(&key)?,
+                Err(Refusal::Mismatch) => before = self.recorded_stamp(&key)?,
                 Err(refusal) => return Err(refusal),
             }
         }
         Err(Refusal::Unknown)
     }
 
-    fn noted(&self, key: &[u8]) -> Result<Vec<u8>, Refusal> {
-        let sight = self.session.read_one(&name(self.id), vec![Look::Keys(vec![key.to_vec()])])?;
-        Ok(sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
+    fn recorded_stamp(&self, key: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let answer =
+            self.session.read_one(&name(self.id), vec![ReadPart::Keys(vec![key.to_vec()])])?;
+        Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
     }
 
     /// Takes the chunk that was read longest ago out of its object again, when more is kept than
@@ -347,7 +348,7 @@ impl Volume {
                 ],
             };
             object.learn(None);
-            match self.session.insist(&op) {
+            match self.session.until_answered(&op) {
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(refusal),
             }
@@ -357,7 +358,7 @@ impl Volume {
                 return Ok(());
             }
         }
-        self.note(place, false)?;
+        self.record_kept(place, false)?;
         let mut cache = self.cache.lock();
         cache.doubt.remove(&place);
         if cache.kept.remove(&place).is_some() {
@@ -385,16 +386,19 @@ impl Session {
         };
         let reads: Vec<Read> = volumes
             .iter()
-            .map(|(volume, of)| Read { object: name(*volume), looks: vec![Look::Keys(keys(of))] })
+            .map(|(volume, of)| Read {
+                object: name(*volume),
+                parts: vec![ReadPart::Keys(keys(of))],
+            })
             .collect();
         let mut hot = BTreeSet::new();
-        for (of, sight) in volumes.values().zip(self.read_all(&reads)) {
-            let sight = match sight {
+        for (of, answer) in volumes.values().zip(self.read_all(&reads)) {
+            let answer = match answer {
                 // What was put has no header.
                 Err(Refusal::Missing) => continue,
                 other => other?,
             };
-            let (pairs, _) = sight.pairs(0);
+            let (pairs, _) = answer.pairs(0);
             let holds = |(object, offset): &&(ObjectId, u32)| {
                 let key = key::numbered(HOT, place(object.index, *offset));
                 // A clock that is far ahead of ours made no such note.
@@ -418,7 +422,7 @@ mod tests {
     use onefold_core::object::PoolKind;
 
     use super::*;
-    use crate::{Format, Marks, Mode, Settings, Worker, create};
+    use crate::{Format, Mode, Settings, Watermarks, Worker, create};
 
     #[test]
     fn hits_are_counted_by_seconds_and_forgotten_after_a_minute() {
@@ -453,7 +457,7 @@ mod tests {
         let mut read = vec![0; 4096];
         volume.read_at(0, &mut read).unwrap();
         assert_eq!(read, [7; 4096]);
-        let mut worker = Worker::new(worker, Marks::NONE);
+        let mut worker = Worker::new(worker, Watermarks::NONE);
         (0..steps).for_each(|_| assert!(worker.step().is_ok()));
         server.status().unwrap().dirty_bytes
     }

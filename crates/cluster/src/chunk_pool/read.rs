@@ -2,7 +2,7 @@
 
 use onefold_core::{
     checksum, compress,
-    object::{Look, ObjectName, Read, Refusal, Sight},
+    object::{ObjectName, Read, ReadPart, ReadResult, Refusal},
 };
 
 use super::HEAD;
@@ -16,17 +16,17 @@ use crate::{
 fn checked(
     secret: &[u8; 32],
     chunk: &Chunk,
-    sight: &Sight,
+    answer: &ReadResult,
     trusting: bool,
 ) -> Result<Vec<u8>, Refusal> {
     let damaged = || Refusal::Failed(corrupt(format_args!("chunk {} is damaged", chunk.name())));
-    let head = sight.xattr(1).ok_or_else(damaged)?;
+    let head = answer.xattr(1).ok_or_else(damaged)?;
     if head.len() != 5 || head[1..] != chunk.id.length.to_le_bytes() {
         return Err(damaged());
     }
     let data = match head[0] {
-        0 => sight.data(0).to_vec(),
-        1 => compress::unpack(sight.data(0), chunk.id.length as usize).map_err(|_| damaged())?,
+        0 => answer.data(0).to_vec(),
+        1 => compress::unpack(answer.data(0), chunk.id.length as usize).map_err(|_| damaged())?,
         _ => return Err(damaged()),
     };
     let named = data.len() == chunk.id.length as usize
@@ -41,19 +41,19 @@ fn checked(
 impl Session {
     /// Reads chunks, all in flight together; each is hashed against its name.
     pub(crate) fn read_chunks(&self, chunks: &[Chunk]) -> Vec<Result<Vec<u8>, Refusal>> {
-        let looks = || vec![Look::Data(0, 2 * u64::from(CHUNK_MAX)), Look::Xattr(HEAD)];
+        let parts = || vec![ReadPart::Data(0, 2 * u64::from(CHUNK_MAX)), ReadPart::Xattr(HEAD)];
         let batch: Vec<Read> = chunks
             .iter()
-            .map(|chunk| Read { object: ObjectName::chunk(chunk.name()), looks: looks() })
+            .map(|chunk| Read { object: ObjectName::chunk(chunk.name()), parts: parts() })
             .collect();
-        let sights = self.read_all(&batch);
+        let answers = self.read_all(&batch);
         let trusting = self.planted(PlantedBug::ChunkNotCompared);
-        let content = |(chunk, sight): (&Chunk, Result<Sight, Refusal>)| match sight {
+        let content = |(chunk, answer): (&Chunk, Result<ReadResult, Refusal>)| match answer {
             Err(Refusal::Failed(_)) if self.planted(PlantedBug::UnreadableAsZeroes) => {
                 Ok(vec![0; chunk.id.length as usize])
             }
-            sight => checked(&self.format.secret, chunk, &sight?, trusting),
+            answer => checked(&self.format.secret, chunk, &answer?, trusting),
         };
-        chunks.iter().zip(sights).map(content).collect()
+        chunks.iter().zip(answers).map(content).collect()
     }
 }

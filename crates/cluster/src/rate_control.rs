@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::peers::Growth;
+use crate::presence::Growth;
 
 /// Client operations for one of deduplication, between the marks and above the high one.
 const BETWEEN: u64 = 100;
@@ -15,22 +15,23 @@ const SAVED: Duration = Duration::from_secs(1);
 
 /// Watermarks on operations and on bytes a second; `u64::MAX` for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marks {
+pub struct Watermarks {
     /// Operations a second, low and high.
     pub operations: (u64, u64),
     /// Bytes a second, low and high.
     pub bytes: (u64, u64),
 }
 
-impl Default for Marks {
-    fn default() -> Marks {
-        Marks { operations: (500, 5_000), bytes: (16 << 20, 256 << 20) }
+impl Default for Watermarks {
+    fn default() -> Watermarks {
+        Watermarks { operations: (500, 5_000), bytes: (16 << 20, 256 << 20) }
     }
 }
 
-impl Marks {
+impl Watermarks {
     /// No limit at any load.
-    pub const NONE: Marks = Marks { operations: (u64::MAX, u64::MAX), bytes: (u64::MAX, u64::MAX) };
+    pub const NONE: Watermarks =
+        Watermarks { operations: (u64::MAX, u64::MAX), bytes: (u64::MAX, u64::MAX) };
 
     /// Client operations for one of deduplication; `None` for no limit.
     #[must_use]
@@ -47,7 +48,7 @@ impl Marks {
 
 /// How fast a worker may go.
 pub struct Rate {
-    marks: Marks,
+    marks: Watermarks,
     looked: Option<Duration>,
     ratio: Option<u64>,
     /// Operations that may be done, in thousandths; spent ones that were not there are owed.
@@ -61,7 +62,7 @@ pub struct Rate {
 impl Rate {
     /// Without a look at the load there is no limit.
     #[must_use]
-    pub fn new(marks: Marks) -> Rate {
+    pub fn new(marks: Watermarks) -> Rate {
         Rate { marks, looked: None, ratio: None, tokens: 0, most: 0, workers: 1 }
     }
 
@@ -102,7 +103,7 @@ impl Rate {
         self.ratio.is_some()
     }
 
-    /// Takes note of operations that were done.
+    /// Counts operations that were done.
     pub fn spent(&mut self, operations: u64) {
         if self.ratio.is_some() {
             self.tokens -= operations as i64 * 1000;
@@ -116,18 +117,18 @@ mod tests {
 
     #[test]
     fn the_marks_decide_the_ratio() {
-        let marks = Marks { operations: (100, 1000), bytes: (10_000, u64::MAX) };
+        let marks = Watermarks { operations: (100, 1000), bytes: (10_000, u64::MAX) };
         assert_eq!(marks.ratio(100, 10_000), None);
         assert_eq!(marks.ratio(101, 0), Some(100));
         assert_eq!(marks.ratio(0, 10_001), Some(100));
         assert_eq!(marks.ratio(1001, 0), Some(500));
-        assert_eq!(Marks::NONE.ratio(u64::MAX, u64::MAX), None);
+        assert_eq!(Watermarks::NONE.ratio(u64::MAX, u64::MAX), None);
     }
 
     #[test]
     fn workers_share_what_the_load_gives() {
         for (operations, expected) in [(2_000, 10), (20_000, 20)] {
-            let marks = Marks { operations: (1_000, 10_000), ..Marks::NONE };
+            let marks = Watermarks { operations: (1_000, 10_000), ..Watermarks::NONE };
             let load = |operations| Growth { operations, workers: 2, ..Growth::default() };
             let mut total = 0;
             for _ in 0..2 {

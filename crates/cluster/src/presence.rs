@@ -116,12 +116,12 @@ impl Published {
 
 /// What one session saw of all others.
 #[derive(Default)]
-pub(crate) struct Peers {
-    seen: BTreeMap<Vec<u8>, Peer>,
+pub(crate) struct Presence {
+    seen: BTreeMap<Vec<u8>, Other>,
 }
 
 #[derive(Clone, Copy)]
-struct Peer {
+struct Other {
     load: Load,
     /// When this was seen first.
     since: Duration,
@@ -142,24 +142,24 @@ pub(crate) struct Growth {
     pub(crate) gone: Vec<(Vec<u8>, Load)>,
 }
 
-impl Peers {
+impl Presence {
     /// Takes in what all have published.
     pub(crate) fn look(&mut self, now: Duration, published: &Published) -> Growth {
         let mut growth = Growth::default();
         self.seen.retain(|session, _| published.0.contains_key(session));
         for (session, load) in &published.0 {
-            let peer = self.seen.entry(session.clone()).or_insert(Peer {
+            let other = self.seen.entry(session.clone()).or_insert(Other {
                 load: *load,
                 since: now,
                 published: false,
             });
-            growth.operations += load.operations.saturating_sub(peer.load.operations);
-            growth.bytes += load.bytes.saturating_sub(peer.load.bytes);
-            if *load != peer.load {
-                *peer = Peer { load: *load, since: now, published: true };
+            growth.operations += load.operations.saturating_sub(other.load.operations);
+            growth.bytes += load.bytes.saturating_sub(other.load.bytes);
+            if *load != other.load {
+                *other = Other { load: *load, since: now, published: true };
             }
-            let quiet = now.saturating_sub(peer.since);
-            if quiet < if peer.published { SILENT } else { UNSEEN } {
+            let quiet = now.saturating_sub(other.since);
+            if quiet < if other.published { SILENT } else { UNSEEN } {
                 *(if load.works { &mut growth.workers } else { &mut growth.servers }) += 1;
             }
             if quiet >= SILENT {
@@ -224,8 +224,8 @@ impl Session {
     }
 
     /// Looks at what all sessions published, and removes what was published by those that are gone.
-    pub(crate) fn look_at(&self, peers: &mut Peers, now: Duration) -> Result<Growth> {
-        let growth = peers.look(now, &self.published()?);
+    pub(crate) fn look_at(&self, presence: &mut Presence, now: Duration) -> Result<Growth> {
+        let growth = presence.look(now, &self.published()?);
         for (session, load) in &growth.gone {
             // Unless it wakes up right now; who looks next tries again.
             let _ = self.publish_as(
@@ -249,14 +249,14 @@ mod tests {
 
     #[test]
     fn the_dead_lose_their_share_and_the_living_keep_it() {
-        let (mut peers, mut shares, mut gone) = (Peers::default(), Vec::new(), Vec::new());
+        let (mut presence, mut shares, mut gone) = (Presence::default(), Vec::new(), Vec::new());
         for second in 0..120 {
             // A server; one worker publishes all the time, one until a minute is over, one never
             // did since we began.
             let beats = [(false, second), (true, second), (true, second.min(60)), (true, 7)];
             let load =
                 |(n, (works, beat))| (vec![n as u8], Load { works, beat, ..Load::default() });
-            let growth = peers.look(
+            let growth = presence.look(
                 Duration::from_secs(second),
                 &Published(beats.into_iter().enumerate().map(load).collect()),
             );
@@ -276,10 +276,10 @@ mod tests {
         let open =
             |name: &str| Session::open(Arc::new(store.session(name)), Settings::default()).unwrap();
         let (living, sleeper) = (open("living"), open("sleeper"));
-        let mut peers = Peers::default();
+        let mut presence = Presence::default();
         let mut look = |second: u64| {
             living.publish(false).unwrap();
-            living.look_at(&mut peers, Duration::from_secs(second)).unwrap()
+            living.look_at(&mut presence, Duration::from_secs(second)).unwrap()
         };
         sleeper.publish(true).unwrap();
         let before = living.published().unwrap();

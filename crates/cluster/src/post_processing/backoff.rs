@@ -39,8 +39,14 @@ impl Backoff {
         now < self.until && self.until <= now + self.first * PAUSES_MAX
     }
 
-    /// Takes note of a step.
-    pub(super) fn note(&mut self, from: Duration, to: Duration, operations: u64, recovers: bool) {
+    /// Records how long a step took.
+    pub(super) fn record_step(
+        &mut self,
+        from: Duration,
+        to: Duration,
+        operations: u64,
+        recovers: bool,
+    ) {
         let each = to.saturating_sub(from) / u32::try_from(operations.max(1)).unwrap_or(u32::MAX);
         let slow = self.median().is_some_and(|median| each > NOISE && each >= median * SLOW);
         self.times.push_back(each);
@@ -73,24 +79,24 @@ mod tests {
     #[test]
     fn slow_operations_make_pauses_that_double_and_end() {
         let mut backoff = Backoff::new(ms(1000));
-        (0..10).for_each(|n| backoff.note(ms(n * 100), ms(n * 100 + 50), 10, false));
+        (0..10).for_each(|n| backoff.record_step(ms(n * 100), ms(n * 100 + 50), 10, false));
         assert!(!backoff.waits(ms(1000)));
         // Four times the median of 5 ms.
-        backoff.note(ms(1000), ms(1020), 1, false);
+        backoff.record_step(ms(1000), ms(1020), 1, false);
         assert!(backoff.waits(ms(1020)) && backoff.waits(ms(2019)) && !backoff.waits(ms(2020)));
-        backoff.note(ms(3000), ms(3100), 1, false);
+        backoff.record_step(ms(3000), ms(3100), 1, false);
         assert!(backoff.waits(ms(5099)) && !backoff.waits(ms(5100)));
-        backoff.note(ms(6000), ms(6005), 1, false);
-        backoff.note(ms(6100), ms(6200), 1, false);
+        backoff.record_step(ms(6000), ms(6005), 1, false);
+        backoff.record_step(ms(6100), ms(6200), 1, false);
         assert!(!backoff.waits(ms(7200)), "a step as usual ends it");
     }
 
     #[test]
     fn a_recovering_cluster_is_left_alone_for_a_while_and_not_for_ever() {
         let mut backoff = Backoff::new(ms(1000));
-        backoff.note(ms(0), ms(1), 1, true);
+        backoff.record_step(ms(0), ms(1), 1, true);
         assert!(backoff.waits(ms(1000)) && !backoff.waits(ms(1001)));
-        backoff.note(ms(1001), ms(1002), 1, true);
+        backoff.record_step(ms(1001), ms(1002), 1, true);
         assert!(backoff.waits(ms(3001)) && !backoff.waits(ms(3002)));
         assert!(
             Backoff { until: Duration::from_secs(100), ..Backoff::new(ms(1000)) }

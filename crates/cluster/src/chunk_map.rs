@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use onefold_core::{
     Error,
-    object::{Change, Guard, Look, ObjectName, Refusal, Seen, Sight, Version, Write},
+    object::{Change, Guard, ObjectName, ReadPart, ReadResult, Refusal, Seen, Version, Write},
 };
 
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
 
 /// All keys of a metadata object.
 #[derive(Clone, Debug)]
-pub(crate) struct Map {
+pub(crate) struct ChunkMap {
     /// The object's version.
     pub(crate) version: Version,
     /// Entries by their offset.
@@ -43,27 +43,32 @@ pub(crate) struct Map {
     pub(crate) changed: Duration,
 }
 
-impl Map {
+impl ChunkMap {
     /// True when a worker has nothing to do.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn has_no_work(&self) -> bool {
         let recuts = self.recut.as_ref().is_some_and(|recut| !recut.range.is_empty());
         self.pending.is_empty() && !recuts && self.entries.values().all(|entry| !entry.dirty)
     }
 
-    fn parse(object: ObjectId, sight: &Sight, keys: usize, stat: usize) -> Result<Map, Error> {
-        let mut map = Map {
-            version: sight.version,
+    fn parse(
+        object: ObjectId,
+        answer: &ReadResult,
+        keys: usize,
+        stat: usize,
+    ) -> Result<ChunkMap, Error> {
+        let mut map = ChunkMap {
+            version: answer.version,
             entries: BTreeMap::new(),
             pending: Vec::new(),
             listed: None,
             discarded: Stamp(0),
             recut: None,
-            changed: match sight.seen.get(stat) {
+            changed: match answer.seen.get(stat) {
                 Some(Seen::Stat { changed, .. }) => *changed,
                 _ => Duration::ZERO,
             },
         };
-        let (pairs, more) = sight.pairs(keys);
+        let (pairs, more) = answer.pairs(keys);
         let bad = || corrupt(format_args!("the map of object {object} is damaged"));
         for (key, value) in pairs {
             let stamp = || Ok(Stamp(u64::from_le_bytes(value[..].try_into().map_err(|_| bad())?)));
@@ -93,9 +98,9 @@ impl Map {
     }
 }
 
-/// The looks that [`Session::read_map`] begins with.
-pub(crate) fn map_looks() -> Vec<Look> {
-    vec![Look::Page(Vec::new(), MAP_PAGE), Look::Stat]
+/// What [`Session::read_map`] reads.
+pub(crate) fn map_parts() -> Vec<ReadPart> {
+    vec![ReadPart::Page(Vec::new(), MAP_PAGE), ReadPart::Stat]
 }
 
 /// The value of a stamp.
@@ -127,18 +132,18 @@ pub(crate) fn assemble(entry: &Entry, object: &[u8], base: Option<&[u8]>) -> Vec
 
 impl Session {
     /// The map of an object, in one read; `None` when there is no such object.
-    pub(crate) fn read_map(&self, object: ObjectId) -> Result<Option<Map>, Refusal> {
-        let sight = self.read_one(&object.name(), map_looks());
-        Self::parse_map(object, sight)
+    pub(crate) fn read_map(&self, object: ObjectId) -> Result<Option<ChunkMap>, Refusal> {
+        let answer = self.read_one(&object.name(), map_parts());
+        Self::parse_map(object, answer)
     }
 
-    /// The map in a sight whose first looks were [`map_looks`].
+    /// The map in an answer to a read that begins with [`map_parts`].
     pub(crate) fn parse_map(
         object: ObjectId,
-        sight: Result<Sight, Refusal>,
-    ) -> Result<Option<Map>, Refusal> {
-        match sight {
-            Ok(sight) => Map::parse(object, &sight, 0, 1).map(Some).map_err(Refusal::Failed),
+        answer: Result<ReadResult, Refusal>,
+    ) -> Result<Option<ChunkMap>, Refusal> {
+        match answer {
+            Ok(answer) => ChunkMap::parse(object, &answer, 0, 1).map(Some).map_err(Refusal::Failed),
             Err(Refusal::Missing) => Ok(None),
             Err(refusal) => Err(refusal),
         }
@@ -174,7 +179,7 @@ impl Session {
             guards: vec![Guard::Exists],
             changes: vec![Change::DropOmap(vec![key])],
         };
-        match self.insist(&op) {
+        match self.until_answered(&op) {
             Ok(_) | Err(Refusal::Missing) => Ok(()),
             Err(refusal) => Err(refusal),
         }
@@ -183,8 +188,8 @@ impl Session {
     /// Makes sure that an object with work for a worker is on the list; true when it was not. One
     /// that says it is listed must be, also when nothing is to be done: the next write trusts
     /// it.
-    pub(crate) fn list_again(&self, object: ObjectId, map: &Map) -> Result<bool, Refusal> {
-        if map.is_settled() && map.listed.is_none() {
+    pub(crate) fn list_again(&self, object: ObjectId, map: &ChunkMap) -> Result<bool, Refusal> {
+        if map.has_no_work() && map.listed.is_none() {
             return Ok(false);
         }
         let stamp = match map.listed {
@@ -199,7 +204,7 @@ impl Session {
                         stamp_value(stamp),
                     )])],
                 };
-                match self.insist(&op) {
+                match self.until_answered(&op) {
                     Ok(_) => stamp,
                     // Somebody else put it there, or the reply was lost: it is looked at again.
                     Err(Refusal::Mismatch | Refusal::Missing) => {
@@ -216,21 +221,22 @@ impl Session {
         };
         let there = self.has_list_key(object, stamp)?;
         if !there {
-            self.insist(&self.list_insert(object, stamp))?;
+            self.until_answered(&self.list_insert(object, stamp))?;
         }
         Ok(!there)
     }
 
     /// True when the object is on the list, or need not be.
-    pub(crate) fn is_listed(&self, object: ObjectId, map: &Map) -> Result<bool, Refusal> {
-        map.listed.map_or(Ok(map.is_settled()), |stamp| self.has_list_key(object, stamp))
+    pub(crate) fn is_listed(&self, object: ObjectId, map: &ChunkMap) -> Result<bool, Refusal> {
+        map.listed.map_or(Ok(map.has_no_work()), |stamp| self.has_list_key(object, stamp))
     }
 
     fn has_list_key(&self, object: ObjectId, stamp: Stamp) -> Result<bool, Refusal> {
-        match self
-            .read_one(&self.shard_of(object), vec![Look::Keys(vec![self.list_key(object, stamp)])])
-        {
-            Ok(sight) => Ok(!sight.pairs(0).0.is_empty()),
+        match self.read_one(
+            &self.shard_of(object),
+            vec![ReadPart::Keys(vec![self.list_key(object, stamp)])],
+        ) {
+            Ok(answer) => Ok(!answer.pairs(0).0.is_empty()),
             Err(Refusal::Missing) => Ok(false),
             Err(refusal) => Err(refusal),
         }

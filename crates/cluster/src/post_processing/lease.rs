@@ -10,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::object::{Look, Read, Refusal, Seen};
+use onefold_core::object::{Read, ReadPart, Refusal, Seen};
 
-use crate::{map::shard_name, session::Session};
+use crate::{chunk_map::shard_name, session::Session};
 
 /// The lock of who works on a shard.
 const LEASE: &str = "lease";
@@ -29,7 +29,7 @@ pub(super) struct Leases {
 impl Leases {
     /// Looks which shards have something to do, gives back the others and what is too much, and
     /// takes more; the shards that are ours, in order.
-    pub(super) fn take(
+    pub(super) fn acquire(
         &mut self,
         session: &Session,
         living: u64,
@@ -109,14 +109,14 @@ fn shards(session: &Session) -> Result<Vec<u16>, Refusal> {
     let all: Vec<u16> = (own..count).chain(0..own).collect();
     let look = |shard: &u16| Read {
         object: shard_name(*shard),
-        looks: vec![Look::Page(Vec::new(), 1), Look::Stat],
+        parts: vec![ReadPart::Page(Vec::new(), 1), ReadPart::Stat],
     };
-    let sights = session.read_all(&all.iter().map(look).collect::<Vec<_>>());
+    let answers = session.read_all(&all.iter().map(look).collect::<Vec<_>>());
     let mut found = Vec::new();
-    for (shard, sight) in all.into_iter().zip(sights) {
-        match sight {
-            Ok(sight) if !sight.pairs(0).0.is_empty() => {
-                let changed = if let Some(Seen::Stat { changed, .. }) = sight.seen.get(1) {
+    for (shard, answer) in all.into_iter().zip(answers) {
+        match answer {
+            Ok(answer) if !answer.pairs(0).0.is_empty() => {
+                let changed = if let Some(Seen::Stat { changed, .. }) = answer.seen.get(1) {
                     *changed
                 } else {
                     Duration::ZERO
@@ -158,19 +158,19 @@ mod tests {
         let all: BTreeSet<u16> = shards(&one).unwrap().into_iter().collect();
         assert!(all.len() > 8);
         let (mut ours, mut theirs) = (Leases::default(), Leases::default());
-        let first: BTreeSet<u16> = ours.take(&one, 2).unwrap().into_iter().collect();
-        let second: BTreeSet<u16> = theirs.take(&other, 2).unwrap().into_iter().collect();
+        let first: BTreeSet<u16> = ours.acquire(&one, 2).unwrap().into_iter().collect();
+        let second: BTreeSet<u16> = theirs.acquire(&other, 2).unwrap().into_iter().collect();
         assert_eq!((first.len(), first.len() + second.len()), (all.len().div_ceil(2), all.len()));
         assert!(first.is_disjoint(&second) && first.union(&second).eq(&all));
         // They stay ours in the next round, and nobody else gets them.
-        assert!(ours.take(&one, 2).unwrap().into_iter().collect::<BTreeSet<u16>>() == first);
-        assert_eq!(theirs.take(&other, 1).unwrap().len(), second.len());
+        assert!(ours.acquire(&one, 2).unwrap().into_iter().collect::<BTreeSet<u16>>() == first);
+        assert_eq!(theirs.acquire(&other, 1).unwrap().len(), second.len());
         let lost = first.first().copied().unwrap();
         assert!(ours.keep(&one, lost).unwrap() && !theirs.keep(&other, lost).unwrap());
         // Three workers: what is too much is given back.
-        assert_eq!(ours.take(&one, 3).unwrap().len(), all.len().div_ceil(3));
+        assert_eq!(ours.acquire(&one, 3).unwrap().len(), all.len().div_ceil(3));
         ours.give_all_back(&one);
-        assert_eq!(theirs.take(&other, 1).unwrap().len(), all.len());
-        assert!(ours.take(&one, 1).unwrap().is_empty());
+        assert_eq!(theirs.acquire(&other, 1).unwrap().len(), all.len());
+        assert!(ours.acquire(&one, 1).unwrap().is_empty());
     }
 }

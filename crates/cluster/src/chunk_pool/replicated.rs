@@ -1,6 +1,6 @@
 //! Chunks whose references are keys of the chunk object.
 
-use onefold_core::object::{Change, Guard, Look, ObjectName, Read, Refusal, Version, Write};
+use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Version, Write};
 
 use super::{SPREAD, TURNS};
 use crate::{
@@ -47,7 +47,7 @@ impl Session {
         let op = |(id, data, reference): &(ChunkId, &[u8], Reference)| {
             self.add_op(&Chunk { id: *id, copy: 0 }, new.then_some(*data), reference, 0)
         };
-        self.insist_behind(note, &wanted.iter().map(op).collect::<Vec<_>>())
+        self.behind_until_answered(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
     /// Creates the chunk with the reference, or adds it to the chunk that is there; true when it is
@@ -62,12 +62,12 @@ impl Session {
         let add = self.add_op(chunk, None, reference, spread);
         let create = self.add_op(chunk, Some(data), reference, spread);
         for _ in 0..TURNS {
-            match self.insist(&add) {
+            match self.until_answered(&add) {
                 Ok(_) => return Ok(false),
                 Err(Refusal::Missing) => {}
                 Err(refusal) => return Err(refusal),
             }
-            match self.insist(&create) {
+            match self.until_answered(&create) {
                 Ok(_) => return Ok(true),
                 Err(Refusal::Exists) => {}
                 Err(refusal) => return Err(refusal),
@@ -81,20 +81,20 @@ impl Session {
     pub(super) fn collect_replicated(&self, chunks: &[Chunk]) -> Result<u64, Refusal> {
         let look = |chunk: &Chunk| Read {
             object: ObjectName::chunk(chunk.name()),
-            looks: vec![Look::Page(Vec::new(), 1)],
+            parts: vec![ReadPart::Page(Vec::new(), 1)],
         };
-        let sights = self.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
+        let answers = self.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
         let mut removals = Vec::new();
-        for (chunk, sight) in chunks.iter().zip(sights) {
-            let sight = match sight {
+        for (chunk, answer) in chunks.iter().zip(answers) {
+            let answer = match answer {
                 Err(Refusal::Missing) => continue,
                 other => other?,
             };
-            if sight.pairs(0).0.is_empty() {
+            if answer.pairs(0).0.is_empty() {
                 let guard = if self.planted(PlantedBug::RemovalWithoutVersion) {
                     Guard::Exists
                 } else {
-                    Guard::Version(sight.version)
+                    Guard::Version(answer.version)
                 };
                 removals.push(Write {
                     object: ObjectName::chunk(chunk.name()),

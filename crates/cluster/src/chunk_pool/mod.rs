@@ -16,7 +16,7 @@ use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
 
 use onefold_core::{
     checksum, compress,
-    object::{Change, Guard, Look, ObjectName, PoolKind, Read, Refusal, Sight, Write},
+    object::{Change, Guard, ObjectName, PoolKind, Read, ReadPart, ReadResult, Refusal, Write},
 };
 
 use crate::{
@@ -45,9 +45,9 @@ pub(crate) fn copy_for(id: ChunkId, reference: &Reference, spread: u8) -> Chunk 
     Chunk { id, copy: (checksum::fast(1, &key::reference(reference)) & ((1 << spread) - 1)) as u8 }
 }
 
-/// How often copies were doubled, by a sight whose first look was for that.
-pub(crate) fn spread_in(sight: &Sight) -> u8 {
-    sight.xattr(0).and_then(|value| value.first().copied()).unwrap_or(0).min(SPREAD_MAX)
+/// How often copies were doubled, by an answer whose first part is that.
+pub(crate) fn spread_in(answer: &ReadResult) -> u8 {
+    answer.xattr(0).and_then(|value| value.first().copied()).unwrap_or(0).min(SPREAD_MAX)
 }
 
 impl Session {
@@ -175,7 +175,7 @@ impl Session {
         }
         // A wrong guess that a chunk is new costs its bytes once more, the other one a turn.
         self.mostly_new.store(4 * made >= 3 * wanted.len(), Relaxed);
-        self.insist_behind(&mut note, &[])?;
+        self.behind_until_answered(&mut note, &[])?;
         let rest = |(n, chunk): (usize, Option<Chunk>)| match chunk {
             Some(chunk) => Ok(chunk),
             None => self.add_reference(wanted[n].0, wanted[n].1, &wanted[n].2),
@@ -190,8 +190,8 @@ impl Session {
 
     fn learn_spread(&self, id: ChunkId) -> Result<(), Refusal> {
         let first = self.references(&Chunk { id, copy: 0 });
-        let spread = match self.read_one(&first, vec![Look::Xattr(SPREAD)]) {
-            Ok(sight) => spread_in(&sight),
+        let spread = match self.read_one(&first, vec![ReadPart::Xattr(SPREAD)]) {
+            Ok(answer) => spread_in(&answer),
             Err(Refusal::Missing) => 0,
             Err(refusal) => return Err(refusal),
         };
@@ -203,11 +203,11 @@ impl Session {
     fn spread_out(&self, chunk: &Chunk, spread: u8) -> Result<(), Refusal> {
         let (object, mut after, mut count) = (self.references(chunk), Vec::new(), 0);
         while count < self.settings.spread_at {
-            let sight = match self.read_one(&object, vec![Look::Page(after, PAGE)]) {
+            let answer = match self.read_one(&object, vec![ReadPart::Page(after, PAGE)]) {
                 Err(Refusal::Missing) => return Ok(()),
                 other => other?,
             };
-            let (pairs, more) = sight.pairs(0);
+            let (pairs, more) = answer.pairs(0);
             count += pairs.len();
             match pairs.last() {
                 Some((last, _)) if more => after = last.clone(),
@@ -219,7 +219,7 @@ impl Session {
         }
         let object = self.references(&Chunk { id: chunk.id, copy: 0 });
         let guards = vec![Guard::Xattr(SPREAD, vec![spread])];
-        match self.insist(&Write {
+        match self.until_answered(&Write {
             object,
             guards,
             changes: vec![Change::SetXattr(SPREAD, vec![spread + 1])],
@@ -273,9 +273,11 @@ impl Session {
         reference: &Reference,
     ) -> Result<bool, Refusal> {
         let key = self.reference_key(reference);
-        let sight = self
-            .read_one(&self.references(chunk), vec![Look::Keys(vec![key, key::STATE.to_vec()])])?;
-        let (pairs, _) = sight.pairs(0);
+        let answer = self.read_one(
+            &self.references(chunk),
+            vec![ReadPart::Keys(vec![key, key::STATE.to_vec()])],
+        )?;
+        let (pairs, _) = answer.pairs(0);
         if self.format.chunks == PoolKind::Erasure && !erasure::is_present(pairs) {
             return Err(Refusal::Missing);
         }
@@ -286,18 +288,18 @@ impl Session {
     pub(crate) fn have_references(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
         let look = |(chunk, reference): &(Chunk, Reference)| Read {
             object: self.references(chunk),
-            looks: vec![Look::Keys(vec![self.reference_key(reference), key::STATE.to_vec()])],
+            parts: vec![ReadPart::Keys(vec![self.reference_key(reference), key::STATE.to_vec()])],
         };
-        let sights = self.read_all(&named.iter().map(look).collect::<Vec<_>>());
-        let has = |sight: Result<Sight, Refusal>| {
-            sight.is_ok_and(|sight| {
-                let (pairs, _) = sight.pairs(0);
+        let answers = self.read_all(&named.iter().map(look).collect::<Vec<_>>());
+        let has = |answer: Result<ReadResult, Refusal>| {
+            answer.is_ok_and(|answer| {
+                let (pairs, _) = answer.pairs(0);
                 let present =
                     self.format.chunks == PoolKind::Replicated || erasure::is_present(pairs);
                 present && pairs.iter().any(|(key, _)| key != key::STATE)
             })
         };
-        sights.into_iter().map(has).collect()
+        answers.into_iter().map(has).collect()
     }
 
     /// Data and attribute of a chunk object: compressed where that saves a block of the store.

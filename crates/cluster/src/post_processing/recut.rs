@@ -13,7 +13,7 @@
 
 use onefold_core::{
     block::is_zero,
-    object::{Change, Guard, Look, Refusal, Write},
+    object::{Change, Guard, ReadPart, Refusal, Write},
 };
 
 use super::{
@@ -22,13 +22,13 @@ use super::{
     flip::{FLIP_ENTRIES, Group},
 };
 use crate::{
+    chunk_map::{ChunkMap, assemble, map_parts},
     format::{
         CHUNK_MAX, Chunk, ChunkId, ObjectId, PENDING_MAX, Reference,
         entry::{self, Base, Entry},
         key,
         recut::Recut,
     },
-    map::{Map, assemble, map_looks},
     session::Session,
     settings::PlantedBug,
 };
@@ -53,7 +53,7 @@ fn end_of((offset, entry): (&u32, &Entry)) -> u32 {
 
 impl Span {
     /// The first one of a map.
-    fn first(map: &Map) -> Option<Span> {
+    fn first(map: &ChunkMap) -> Option<Span> {
         let (mut run, mut any) = (Vec::new(), false);
         for pair in &map.entries {
             if run.last().is_some_and(|last| end_of(*last) != *pair.0) {
@@ -75,7 +75,7 @@ impl Span {
     }
 
     /// Cuts `content`, which begins at the start; `None` when more of it is needed.
-    fn cut(&self, map: &Map, content: &[u8], average: u32) -> Option<Vec<(u32, u32)>> {
+    fn cut(&self, map: &ChunkMap, content: &[u8], average: u32) -> Option<Vec<(u32, u32)>> {
         let (mut at, end, mut pieces) = (self.start, self.start + content.len() as u32, Vec::new());
         while at < self.dirty_end || at < self.run_end && !map.entries.contains_key(&at) {
             if end < self.run_end && end - at < CHUNK_MAX {
@@ -124,7 +124,7 @@ impl Session {
     fn recut_span(
         &self,
         object: ObjectId,
-        map: &Map,
+        map: &ChunkMap,
         span: Span,
         done: &mut Done,
     ) -> Result<bool, Refusal> {
@@ -187,20 +187,20 @@ impl Session {
     fn span_content(
         &self,
         object: ObjectId,
-        map: &Map,
+        map: &ChunkMap,
         start: u32,
         end: u32,
     ) -> Result<Option<Vec<u8>>, Refusal> {
-        let looks = map_looks()
+        let read_parts = map_parts()
             .into_iter()
-            .chain([Look::Data(start.into(), (end - start).into())])
+            .chain([ReadPart::Data(start.into(), (end - start).into())])
             .collect();
-        let sight = match self.read_one(&object.name(), looks) {
+        let answer = match self.read_one(&object.name(), read_parts) {
             Err(Refusal::Missing) => return Ok(None),
             other => other?,
         };
-        let data = sight.data(2).to_vec();
-        let Some(now) = Session::parse_map(object, Ok(sight))? else { return Ok(None) };
+        let data = answer.data(2).to_vec();
+        let Some(now) = Session::parse_map(object, Ok(answer))? else { return Ok(None) };
         let range = || map.entries.range(start..end);
         if !range().eq(now.entries.range(start..end))
             || now.recut != map.recut
@@ -235,7 +235,7 @@ impl Session {
     fn swap(
         &self,
         object: ObjectId,
-        map: &Map,
+        map: &ChunkMap,
         old: Vec<(u32, Entry)>,
         pieces: &[(u32, &[u8])],
         done: &mut Done,
@@ -295,7 +295,7 @@ impl Session {
         }
         self.counts.flips_failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.set_recut(object, &swap.recut, &Recut::none(self.stamp()))?;
-        self.take_back(object, &swap.added)?;
+        self.drop_unused_references(object, &swap.added)?;
         Ok(false)
     }
 

@@ -6,7 +6,7 @@
 //! the version that it had while the state was still ours; then the object. Who adds meanwhile sets
 //! *pending* and writes the data anew, which has another version then.
 
-use onefold_core::object::{Change, Guard, Look, ObjectName, Refusal, Version, Write};
+use onefold_core::object::{Change, Guard, ObjectName, ReadPart, Refusal, Version, Write};
 
 use super::{SPREAD, TURNS};
 use crate::{
@@ -35,8 +35,8 @@ pub(super) fn is_present(pairs: &[(Vec<u8>, Vec<u8>)]) -> bool {
 impl Session {
     /// The state of a chunk; empty when it has none.
     fn state(&self, object: &ObjectName) -> Result<Vec<u8>, Refusal> {
-        let sight = self.read_one(object, vec![Look::Keys(vec![key::STATE.to_vec()])])?;
-        Ok(sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
+        let answer = self.read_one(object, vec![ReadPart::Keys(vec![key::STATE.to_vec()])])?;
+        Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
     }
 
     /// Adds references to chunks whose data is known to be there.
@@ -58,7 +58,7 @@ impl Session {
                 changes: vec![Change::SetOmap(vec![(self.reference_key(reference), Vec::new())])],
             }
         };
-        self.insist_behind(note, &wanted.iter().map(op).collect::<Vec<_>>())
+        self.behind_until_answered(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
     /// Makes chunks that are not there: references with *pending*, then the data of those, then
@@ -96,7 +96,7 @@ impl Session {
             let open: Vec<usize> = (0..wanted.len()).filter(|n| results[*n].is_ok()).collect();
             let ops: Vec<Write> = open.iter().map(|n| step(*n)).collect();
             open.into_iter()
-                .zip(self.insist_behind(note, &ops)?)
+                .zip(self.behind_until_answered(note, &ops)?)
                 .for_each(|(n, result)| results[n] = result);
         }
         Ok(results)
@@ -135,13 +135,13 @@ impl Session {
                 guards: guards.into_iter().flatten().collect(),
                 changes: vec![Change::SetOmap(next.clone())],
             };
-            match self.insist(&op) {
+            match self.until_answered(&op) {
                 Ok(_) if done => return Ok(false),
                 Ok(_) => {}
                 Err(Refusal::Missing) => {
                     let pending = vec![key.clone(), (key::STATE.to_vec(), state(PENDING, stamp))];
                     let changes = vec![Change::SetOmap(pending), Change::SetXattr(SPREAD, vec![0])];
-                    match self.insist(&Write {
+                    match self.until_answered(&Write {
                         object: references.clone(),
                         guards: vec![Guard::Absent],
                         changes,
@@ -165,7 +165,7 @@ impl Session {
                 }
                 Err(refusal) => return Err(refusal),
             }
-            self.insist(&Write {
+            self.until_answered(&Write {
                 object: ObjectName::chunk(chunk.name()),
                 guards: Vec::new(),
                 changes: self.body(data),
@@ -175,7 +175,7 @@ impl Session {
                 guards: vec![Guard::Omap(key::STATE.to_vec(), state(PENDING, stamp))],
                 changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), present())])],
             };
-            match self.insist(&finish) {
+            match self.until_answered(&finish) {
                 Ok(_) => return Ok(true),
                 // Somebody else writes it too, or it was our own reply that got lost.
                 Err(Refusal::Mismatch | Refusal::Missing) => known = self.state_or(&references)?,
@@ -196,17 +196,18 @@ impl Session {
     pub(super) fn collect_erasure(&self, chunk: &Chunk) -> Result<bool, Refusal> {
         let (references, data) =
             (ObjectName::metadata(chunk.name()), ObjectName::chunk(chunk.name()));
-        let sight = match self.read_one(&references, vec![Look::Page(key::STATE.to_vec(), 1)]) {
+        let answer = match self.read_one(&references, vec![ReadPart::Page(key::STATE.to_vec(), 1)])
+        {
             Err(Refusal::Missing) => return Ok(false),
             other => other?,
         };
-        if !sight.pairs(0).0.is_empty() {
+        if !answer.pairs(0).0.is_empty() {
             return Ok(false);
         }
         let mine = state(REMOVING, self.stamp());
         let removing = Write {
             object: references.clone(),
-            guards: vec![Guard::Version(sight.version)],
+            guards: vec![Guard::Version(answer.version)],
             changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), mine.clone())])],
         };
         match self.write_one(&removing) {
@@ -215,8 +216,8 @@ impl Session {
             Err(Refusal::Missing | Refusal::Mismatch | Refusal::Unknown) => return Ok(false),
             Err(refusal) => return Err(refusal),
         }
-        let version = match self.read_one(&data, vec![Look::Stat]) {
-            Ok(sight) => Some(sight.version),
+        let version = match self.read_one(&data, vec![ReadPart::Stat]) {
+            Ok(answer) => Some(answer.version),
             Err(Refusal::Missing) => None,
             Err(refusal) => return Err(refusal),
         };

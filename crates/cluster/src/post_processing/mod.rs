@@ -8,14 +8,12 @@
 //! | [`recut`] | the same where cuts are to be moved, by [`cuts`] |
 //! | [`lease`] | which shards of the dirty list are ours |
 //! | [`backoff`] | doing less while the cluster is slow, or recovers |
-//! | [`rate`] | how much may be done beside the load that there is |
 
 mod backoff;
 pub(crate) mod cuts;
 mod dedup;
 mod flip;
 mod lease;
-mod rate;
 mod recut;
 
 use std::{
@@ -26,7 +24,7 @@ use std::{
 
 use onefold_core::{
     Result,
-    object::{Look, Read, Refusal},
+    object::{Read, ReadPart, Refusal},
 };
 
 use self::{
@@ -35,13 +33,12 @@ use self::{
     lease::Leases,
 };
 
-pub use rate::{Marks, Rate};
-
 use crate::{
     attempts::Judge,
+    chunk_map::shard_name,
     format::{ObjectId, key},
-    map::shard_name,
-    peers::Peers,
+    presence::Presence,
+    rate_control::{Rate, Watermarks},
     session::{Session, failed},
 };
 
@@ -95,7 +92,7 @@ pub struct Worker {
     objects: usize,
     /// When an object may be tried again, and how often it failed.
     waiting: BTreeMap<ObjectId, (Duration, u32)>,
-    peers: Peers,
+    presence: Presence,
     rate: Rate,
     judge: Judge,
 }
@@ -103,7 +100,7 @@ pub struct Worker {
 impl Worker {
     /// A worker that starts at a shard of its own.
     #[must_use]
-    pub fn new(session: Arc<Session>, marks: Marks) -> Worker {
+    pub fn new(session: Arc<Session>, marks: Watermarks) -> Worker {
         let backoff = Backoff::new(session.settings.pause);
         Worker {
             session,
@@ -113,7 +110,7 @@ impl Worker {
             after: Vec::new(),
             objects: 1,
             waiting: BTreeMap::new(),
-            peers: Peers::default(),
+            presence: Presence::default(),
             rate: Rate::new(marks),
             judge: Judge::default(),
         }
@@ -130,7 +127,7 @@ impl Worker {
     /// # Errors
     /// The store's.
     pub fn allowance(&mut self, now: Duration) -> Result<u64> {
-        let did = self.session.look_at(&mut self.peers, now)?;
+        let did = self.session.look_at(&mut self.presence, now)?;
         Ok(self.rate.allowance(now, &did))
     }
 
@@ -150,7 +147,7 @@ impl Worker {
         let begun = self.session.store.time();
         if self.shards.is_empty() {
             self.shards =
-                self.leases.take(&self.session, self.rate.workers()).map_err(deduplication)?;
+                self.leases.acquire(&self.session, self.rate.workers()).map_err(deduplication)?;
         }
         if self.shards.is_empty() {
             self.rate.spent(1);
@@ -167,7 +164,7 @@ impl Worker {
         let mut progress = result?;
         progress.round = self.shards.is_empty();
         self.rate.spent(progress.operations);
-        self.backoff.note(
+        self.backoff.record_step(
             begun,
             self.session.store.time(),
             progress.operations,
@@ -264,15 +261,15 @@ impl Worker {
             } else {
                 Vec::new()
             };
-            Read { object: shard_name(*shard), looks: vec![Look::Page(after, most)] }
+            Read { object: shard_name(*shard), parts: vec![ReadPart::Page(after, most)] }
         };
-        let sights = self.session.read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
+        let answers = self.session.read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
         let (mut pages, mut room) = (Vec::new(), most);
-        for (shard, sight) in kept.into_iter().zip(sights) {
-            let (pairs, more) = match &sight {
+        for (shard, answer) in kept.into_iter().zip(answers) {
+            let (pairs, more) = match &answer {
                 Err(Refusal::Missing) => (&[][..], false),
                 Err(refusal) => return Err(refusal.clone()),
-                Ok(sight) => sight.pairs(0),
+                Ok(answer) => answer.pairs(0),
             };
             let keys: Vec<Vec<u8>> = pairs.iter().take(room).map(|(key, _)| key.clone()).collect();
             room -= keys.len();
@@ -309,7 +306,7 @@ impl Worker {
         progress: &mut Progress,
     ) -> Result<(), Refusal> {
         let mut failed = None;
-        for (object, result) in self.session.settle(jobs) {
+        for (object, result) in self.session.deduplicate(jobs) {
             let done = match result {
                 Ok(done) => done,
                 Err(refusal) => {
