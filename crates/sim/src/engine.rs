@@ -256,16 +256,9 @@ impl Subject for Thin {
     }
 
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
-<<<<<<< HEAD
         let (start, blocks) = (self.2 + self.1.0, self.1.1);
-        let critical =
-            Critical::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
-        let (id, ticket) = self.0.create_volume_with(name, self.2 + size / BLOCK, critical)?;
-=======
-        let (start, blocks) = self.1;
         let critical = NoDedup::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
-        let (id, ticket) = self.0.create_volume_with(name, size / BLOCK, critical)?;
->>>>>>> 19a484d
+        let (id, ticket) = self.0.create_volume_with(name, self.2 + size / BLOCK, critical)?;
         Ok((id, Ack::Later(ticket)))
     }
 

@@ -188,6 +188,9 @@ impl Layer {
     }
 }
 
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,6 +247,3 @@ mod tests {
         assert!(of(12).have == Have::ALL && of(3).have.has(1) && !of(3).have.has(2));
     }
 }
-
-/// Bytes of a block.
-pub(crate) const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;

@@ -11,8 +11,6 @@ use crate::{
     engine::{
         Engine, Snapshot, State, catalogue::visible, checkpoint::Checkpointer, prepare::Preparer,
     },
-    fail_stop::FailStop,
-    flushes::Flushes,
     format::{
         catalogue::{Discard, Volume},
         geometry::SUPERBLOCKS,
@@ -160,9 +158,11 @@ impl Engine {
             unplaced: 0,
             deferred: 0,
             spilling_pages: 0,
-            fail_stop: FailStop::default(),
+            stopped: None,
             checkpoint_wanted: false,
-            flushes: Flushes::default(),
+            flush_wanted: false,
+            flushes_begun: 0,
+            flushes_done: 0,
             releasing: false,
             releases: 0,
             leaves_wanted: false,
