@@ -31,7 +31,7 @@ const IN_FLIGHT: usize = 128;
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum System {
+pub(crate) enum System {
     /// No deduplication.
     Original,
     /// No metadata is written.
@@ -59,7 +59,7 @@ pub enum System {
 impl System {
     /// The name in tables and legends.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             System::Original => "original",
             System::Ideal => "ideal",
@@ -110,7 +110,7 @@ impl System {
 
 /// What is written.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Load {
+pub(crate) enum Load {
     /// Generated.
     Generated(Workload),
     /// A recorded trace.
@@ -127,7 +127,7 @@ pub enum Load {
 impl Load {
     /// The name of a trace's file, without what all of them end in.
     #[must_use]
-    pub fn name_of(path: &Path) -> String {
+    pub(crate) fn name_of(path: &Path) -> String {
         let name =
             path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         name.trim_end_matches(".zst")
@@ -140,7 +140,7 @@ impl Load {
     ///
     /// # Errors
     /// The trace's.
-    pub fn source(&self) -> Result<Source> {
+    pub(crate) fn source(&self) -> Result<Source> {
         match self {
             Load::Generated(workload) => Ok(workload.source()),
             Load::Recorded { path, from, records } => {
@@ -154,7 +154,7 @@ impl Load {
 
 /// How requests come, and when they are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
+pub(crate) enum Pace {
     /// Windows of so many blocks, committed one after the other, each when it is full and the one
     /// before is durable. Each block is a request, flushes are passed over, and there are no
     /// gaps: ThinDedup's way.
@@ -179,25 +179,25 @@ impl fmt::Display for Pace {
 
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Case {
+pub(crate) struct Case {
     /// What it is called: a pattern, a segment, a trace.
-    pub name: String,
+    pub(crate) name: String,
     /// What is written.
-    pub load: Load,
+    pub(crate) load: Load,
     /// Blocks written before anything counts.
-    pub warm_up: u64,
+    pub(crate) warm_up: u64,
     /// On which device.
-    pub device: DeviceKind,
+    pub(crate) device: DeviceKind,
     /// How requests come.
-    pub pace: Pace,
+    pub(crate) pace: Pace,
     /// On which system.
-    pub system: System,
+    pub(crate) system: System,
 }
 
 impl Case {
     /// The same on another system.
     #[must_use]
-    pub fn on(&self, system: System) -> Case {
+    pub(crate) fn on(&self, system: System) -> Case {
         Case { system, ..self.clone() }
     }
 
@@ -294,39 +294,39 @@ fn one_by_one(source: Source) -> Source {
 
 /// What came out of a case.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// The items that looked at it.
-    pub items: Vec<String>,
+    pub(crate) items: Vec<String>,
     /// On which system.
-    pub system: System,
+    pub(crate) system: System,
     /// What was written, if it was generated.
-    pub workload: Option<Workload>,
+    pub(crate) workload: Option<Workload>,
     /// Blocks a second until everything was answered and durable; checkpoints left out, but for
     /// schemes that commit by them.
-    pub throughput: f64,
+    pub(crate) throughput: f64,
     /// Blocks a second until the last record was in the tables.
-    pub throughput_with_checkpoints: f64,
+    pub(crate) throughput_with_checkpoints: f64,
     /// Blocks processed.
-    pub blocks_with_warm_up: u64,
+    pub(crate) blocks_with_warm_up: u64,
     /// How it was run.
     #[serde(flatten)]
-    pub setting: Setting,
+    pub(crate) setting: Setting,
     /// What came out.
     #[serde(flatten)]
-    pub outcome: Outcome,
+    pub(crate) outcome: Outcome,
 }
 
 impl Measured {
     /// Share of the records that were hidden beside compressed data.
     #[must_use]
-    pub fn hidden(&self) -> f64 {
+    pub(crate) fn hidden(&self) -> f64 {
         self.outcome.hidden_records as f64 / self.outcome.records.max(1) as f64
     }
 
     /// Blocks that a paper leaves out: those that carry records into the tables. What copy-on-write
     /// trees write is how they commit, and never is.
     #[must_use]
-    pub fn left_out(&self) -> u64 {
+    pub(crate) fn left_out(&self) -> u64 {
         if matches!(self.system, System::Cow | System::CowSingle) {
             0
         } else {
@@ -336,14 +336,14 @@ impl Measured {
 
     /// Blocks written for each block of a client, checkpoints left out.
     #[must_use]
-    pub fn volume(&self) -> f64 {
+    pub(crate) fn volume(&self) -> f64 {
         (self.outcome.device_blocks - self.left_out()) as f64
             / self.outcome.client_blocks.max(1) as f64
     }
 
     /// The same, checkpoints included.
     #[must_use]
-    pub fn volume_with_checkpoints(&self) -> f64 {
+    pub(crate) fn volume_with_checkpoints(&self) -> f64 {
         self.outcome.volume()
     }
 }

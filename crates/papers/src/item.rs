@@ -12,31 +12,31 @@ use onefold_lab::report::{Axis, Figure, Lines, Series};
 
 /// How much is run.
 #[derive(Clone, Debug)]
-pub struct Extent {
+pub(crate) struct Extent {
     /// In at most a minute.
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Recorded traces, if there are any.
-    pub traces: Vec<PathBuf>,
+    pub(crate) traces: Vec<PathBuf>,
     /// The configuration of a Ceph cluster with pools `paper-meta` and `paper-chunks` for the
     /// experiments alone, if there is one.
-    pub cluster: Option<PathBuf>,
+    pub(crate) cluster: Option<PathBuf>,
 }
 
 /// One thing that a paper states.
-pub struct Item {
+pub(crate) struct Item {
     /// Its short name, by which it is chosen: `3a`.
-    pub id: &'static str,
+    pub(crate) id: &'static str,
     /// Its name in the paper.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// What the paper says.
-    pub says: &'static str,
+    pub(crate) says: &'static str,
     /// Where it must lie.
-    pub band: &'static str,
+    pub(crate) band: &'static str,
     /// It hangs on devices that were fitted to the paper.
-    pub fitted: bool,
+    pub(crate) fitted: bool,
     /// The constants that were fitted to the very figure that it is judged by, if there are any:
     /// then it never counts as reproduced.
-    pub calibrated: Option<&'static str>,
+    pub(crate) calibrated: Option<&'static str>,
     pub(super) cases: fn(&Extent) -> Vec<Case>,
     pub(super) judge: fn(&Extent, &Look<'_>) -> Judgement,
     pub(super) draw: fn(&Extent, &Look<'_>) -> Vec<Figure>,

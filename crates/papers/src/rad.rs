@@ -93,13 +93,13 @@ const ITEMS: [Item; 6] = [
 ];
 
 /// Names by which items are chosen.
-pub const NAMES: [&str; 6] = ["table1", "5", "7", "8", "10", "alpha"];
+pub(crate) const NAMES: [&str; 6] = ["table1", "5", "7", "8", "10", "alpha"];
 
 /// Runs the items named, or all of them when there are no names.
 ///
 /// # Errors
 /// None; a manifest that can't be read misses its statement.
-pub fn run(
+pub(crate) fn run(
     names: &[String],
     extent: &Extent,
     progress: &mut dyn FnMut(u64, u64),

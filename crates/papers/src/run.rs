@@ -16,22 +16,22 @@ use onefold_lab::{
 
 /// Everything that came out of a paper's experiments.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Results {
+pub(crate) struct Results {
     /// The paper.
-    pub paper: String,
+    pub(crate) paper: String,
     /// The short form was run.
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// How many statements came to which verdict.
     #[serde(flatten)]
-    pub score: Score,
+    pub(crate) score: Score,
     /// Each statement beside what was found.
-    pub statements: Vec<Statement>,
+    pub(crate) statements: Vec<Statement>,
     /// Every run.
-    pub points: Vec<Measured>,
+    pub(crate) points: Vec<Measured>,
     /// The page, as data.
-    pub report: Report,
+    pub(crate) report: Report,
     /// Real seconds that all of it took.
-    pub wall_seconds: f64,
+    pub(crate) wall_seconds: f64,
 }
 
 /// Runs the items named, or all of them when there are no names. `progress` hears of the blocks

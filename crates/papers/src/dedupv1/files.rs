@@ -24,11 +24,14 @@ pub(super) struct Asked {
 impl Asked {
     /// What came since `before`.
     pub(super) fn since(&self, before: &Asked) -> Asked {
-        between!(
-            before,
-            self,
-            Asked { reads, read_bytes, writes, written_bytes, scattered_writes, syncs }
-        )
+        Asked {
+            reads: self.reads - before.reads,
+            read_bytes: self.read_bytes - before.read_bytes,
+            writes: self.writes - before.writes,
+            written_bytes: self.written_bytes - before.written_bytes,
+            scattered_writes: self.scattered_writes - before.scattered_writes,
+            syncs: self.syncs - before.syncs,
+        }
     }
 }
 

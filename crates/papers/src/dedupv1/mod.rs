@@ -39,7 +39,7 @@ use onefold_lab::report::{Axis, Bars, Figure, Table};
 const GROUPS: [&[Item]; 4] = [&throughput::ITEMS, &sizes::ITEMS, &filters::ITEMS, &crash::ITEMS];
 
 /// Names by which items are chosen.
-pub const NAMES: [&str; 19] = [
+pub(crate) const NAMES: [&str; 19] = [
     "4.3",
     "4.3-disks",
     "4.3-ssds",
@@ -65,7 +65,7 @@ pub const NAMES: [&str; 19] = [
 ///
 /// # Errors
 /// None; an engine that fails misses its statement.
-pub fn run(
+pub(crate) fn run(
     names: &[String],
     extent: &Extent,
     progress: &mut dyn FnMut(u64, u64),

@@ -35,7 +35,7 @@ const GROUPS: [&[Item]; 7] = [
 ];
 
 /// Names by which items are chosen.
-pub const NAMES: [&str; 14] = [
+pub(crate) const NAMES: [&str; 14] = [
     "table1", "3", "5a", "entry", "table2", "13", "table3", "5b", "10", "11", "marks", "12",
     "plain", "beside",
 ];
@@ -44,7 +44,7 @@ pub const NAMES: [&str; 14] = [
 ///
 /// # Errors
 /// The first of any run.
-pub fn run(
+pub(crate) fn run(
     names: &[String],
     extent: &Extent,
     progress: &mut dyn FnMut(u64, u64),

@@ -174,7 +174,7 @@ const GROUPS: [&[Item]; 8] = [
 ];
 
 /// Names by which items are chosen.
-pub const NAMES: [&str; 9] =
+pub(crate) const NAMES: [&str; 9] =
     ["shares", "2a", "2b", "3a", "3b", "space", "energy", "crash", "target"];
 
 /// Runs the items named, or all of them when there are no names. `progress` hears of the blocks
@@ -182,7 +182,7 @@ pub const NAMES: [&str; 9] =
 ///
 /// # Errors
 /// The first of any replay; `Corrupt` when a block reads back wrong.
-pub fn run(
+pub(crate) fn run(
     names: &[String],
     extent: &Extent,
     progress: &mut dyn FnMut(u64, u64),

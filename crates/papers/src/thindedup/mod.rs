@@ -105,7 +105,7 @@ const GROUPS: [&[Item]; 7] = [
 ];
 
 /// Names by which items are chosen.
-pub const NAMES: [&str; 15] = [
+pub(crate) const NAMES: [&str; 15] = [
     "setup", "3a", "3b", "3c", "3d", "4", "5", "abstract", "6", "7", "8", "text", "9", "10",
     "recovery",
 ];
@@ -115,7 +115,7 @@ pub const NAMES: [&str; 15] = [
 ///
 /// # Errors
 /// The first of any replay; `Corrupt` when a block reads back wrong.
-pub fn run(
+pub(crate) fn run(
     names: &[String],
     extent: &Extent,
     progress: &mut dyn FnMut(u64, u64),

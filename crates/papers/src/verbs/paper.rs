@@ -20,7 +20,7 @@ use onefold_console::{failure::Failure, output, progress::Progress, size::groupe
 #[command(
     after_help = "Examples:\n  onefold-lab paper thindedup --quick\n  onefold-lab paper ordermerge --traces vm1.dtrace.zst --out figures --json"
 )]
-pub(super) struct Options {
+pub(crate) struct Options {
     #[command(subcommand)]
     paper: Paper,
 }

@@ -22,7 +22,7 @@ use onefold_console::{
 #[command(
     after_help = "Examples:\n  onefold-lab rad rocksdb.manifest.zst --placement rad --batch 2\n  onefold-lab rad rocksdb.manifest.zst --code 14,12 --placement rad --delay 2 --json"
 )]
-pub(super) struct Options {
+pub(crate) struct Options {
     /// The manifest
     manifest: PathBuf,
 

@@ -21,7 +21,7 @@ use onefold_console::{
 #[command(after_help = "Examples:\n  \
                         onefold-lab record --from nbd+unix:///vm1?socket=/run/onefold.sock --listen unix:/run/recorder.sock --out vm1.dtrace.zst\n  \
                         onefold-lab record --from nbd://127.0.0.1:10809/ --listen unix:/run/recorder.sock --out disk.dtrace.zst")]
-pub(super) struct Options {
+pub(crate) struct Options {
     /// The volume: nbd+unix:///VOLUME?socket=PATH, nbd://HOST:PORT/VOLUME, or the path of a socket
     #[arg(long, value_name = "VOLUME")]
     from: From,

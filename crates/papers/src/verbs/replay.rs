@@ -33,7 +33,7 @@ use onefold_console::{
                         onefold-lab replay disk.dtrace.zst --scheme original --persistence strong --device nvme-plp --json\n  \
                         onefold-lab replay disk.dtrace.zst --scheme original,ordered,cow,thin --persistence weak,strong --report page.html\n  \
                         onefold-lab replay mail.blkparse.zst --speed max --window 8 --in-flight 8 --device hdd-p")]
-pub(super) struct Options {
+pub(crate) struct Options {
     /// The trace
     trace: PathBuf,
 

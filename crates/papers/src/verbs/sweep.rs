@@ -30,7 +30,7 @@ use onefold_console::{failure::Failure, output, progress::Progress, size::Size};
                         onefold-lab sweep --workload mail-2 --scheme thin,original --window 8 --json\n  \
                         onefold-lab sweep --workload sequential --dup 1,2,4 --persistence weak --flush-every 64 --in-flight 128"
 )]
-pub(super) struct Options {
+pub(crate) struct Options {
     /// Where blocks are written: random, sequential, web, homes, mail, or a segment of the paper
     /// with its own duplicates, like mail-2
     #[arg(long, value_delimiter = ',', default_value = "random", value_name = "NAMES")]

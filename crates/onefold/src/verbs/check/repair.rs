@@ -10,7 +10,7 @@ use onefold_block::{
 use onefold_core::{BLOCK_BYTES, Disk, VolumeId};
 use serde_json::json;
 
-use super::{checked, counts, show};
+use super::report::{checked, counts, show};
 use crate::store_file::StoreFile;
 use onefold_console::{
     failure::Failure,

@@ -27,7 +27,7 @@ use onefold_core::{Error, Exports, Kind, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note};
+use super::options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note};
 use crate::{
     archive_dir::{ArchiveDir, now},
     control::{self, Request, Served, Tell, stream},

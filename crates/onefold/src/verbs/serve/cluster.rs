@@ -15,7 +15,7 @@ use onefold_backend::{signals::StopSignals, systemd::Service};
 use onefold_cluster::{ClusterExports, Mode, Settings};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 
-use super::{CLIENT_GRACE, Options, listen, note};
+use super::options::{CLIENT_GRACE, Options, listen, note};
 use crate::verbs::cluster::{Backing, Url, Workers};
 use onefold_console::address::uri;
 use onefold_console::failure::Failure;
