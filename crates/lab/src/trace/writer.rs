@@ -53,7 +53,7 @@ impl Writer {
         let failed = |error| Error::from_io(format!("trace {}", path.display()), error);
         // It tells what clients wrote: nobody else reads it.
         let mut made = File::options();
-        let mut file = made.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+        let mut file = made.read(true).write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
         let header = Header { records: UNFINISHED, device_blocks };
         file.write_all(&stored_frame(&header.encode())).map_err(failed)?;
         Ok(Writer { path: path.to_owned(), file, device_blocks, buffer: Vec::new(), records: 0 })
