@@ -2,6 +2,7 @@
 
 pub(crate) mod allocator;
 pub mod bitmap;
+mod longest;
 pub(crate) mod zone_list;
 
 pub(crate) use allocator::{Allocator, Extent, Lane, ZoneSource};
