@@ -5,7 +5,7 @@ use std::{iter::once, ops::Range, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Critical, Engine, Format, Settings,
+    Engine, Format, NoDedup, Settings,
     check::{check, scrub},
     format::superblock::SchemeName,
 };
@@ -30,8 +30,8 @@ fn formatted(scheme: SchemeName) -> Arc<MemoryDisk> {
     disk
 }
 
-fn critical(blocks: Range<u64>) -> Critical {
-    Critical::new(once(blocks).collect()).unwrap()
+fn critical(blocks: Range<u64>) -> NoDedup {
+    NoDedup::new(once(blocks).collect()).unwrap()
 }
 
 /// Writes one content to all addresses of the volume.
@@ -59,7 +59,7 @@ fn critical_blocks_share_nothing_with_any_scheme() {
     for scheme in SchemeName::ALL.into_iter().filter(|scheme| *scheme != SchemeName::Ideal) {
         let disk = formatted(scheme);
         let engine = open(&disk);
-        let critical = Critical::new(vec![3..7, 10..11]).unwrap();
+        let critical = NoDedup::new(vec![3..7, 10..11]).unwrap();
         let (volume, _) = engine.create_volume_with("one", COPIES, critical).unwrap();
         fill(&engine, volume, 7);
         engine.close().unwrap();
@@ -87,7 +87,7 @@ fn ranges_that_are_set_later_count_for_later_writes() {
     let engine = open(&disk);
     let (volume, _) = engine.create_volume("one", COPIES).unwrap();
     fill(&engine, volume, 1);
-    engine.set_critical(volume, critical(0..COPIES)).unwrap();
+    engine.set_no_dedup(volume, critical(0..COPIES)).unwrap();
     engine.close().unwrap();
     drop(engine);
     let shared = |disk: &Arc<MemoryDisk>| {
@@ -97,7 +97,7 @@ fn ranges_that_are_set_later_count_for_later_writes() {
     let engine = open(&disk);
     fill(&engine, volume, 1);
     assert!(holds(&engine, volume, 1));
-    engine.set_critical(volume, Critical::default()).unwrap();
+    engine.set_no_dedup(volume, NoDedup::default()).unwrap();
     engine.flush().unwrap();
     engine.checkpoint().unwrap();
     assert_eq!(engine.status().live_blocks, COPIES);

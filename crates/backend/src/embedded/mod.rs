@@ -8,6 +8,7 @@
 //! | [`guard`] | panics of `redb` on damaged tables become errors |
 //! | [`own`] | the file of `redb` for its owner |
 //! | [`look`] | the same file for who only looks |
+//! | [`trees`] | the shape of the trees in it, looked at before `redb` believes it |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
 //! *Threads:* one thread takes all operations that wait, applies each whole or not at all, writes
@@ -27,6 +28,7 @@ mod guard;
 mod look;
 mod own;
 mod tables;
+mod trees;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -238,7 +240,7 @@ impl EmbeddedStore {
         let (tables, kind) =
             Tables::open(tables, again, writes).map_err(|e| e.context(folder.display()))?;
         let used = tables.used_blocks()?;
-        let blocks = Blocks::of(data, &used)?;
+        let blocks = Blocks::of(data, &used, writes)?;
         let shared = Arc::new(Shared {
             tables,
             blocks: Mutex::new(blocks),

@@ -524,7 +524,7 @@ impl<'a> Checker<'a> {
                     let exact = !self.in_place || self.state.clean && !self.state.inexact;
                     let alone = 1 + u32::from(self.in_place);
                     let shared =
-                        exact && volume.critical.holds(lba) && usage.known_references(pba) > alone;
+                        exact && volume.no_dedup.holds(lba) && usage.known_references(pba) > alone;
                     self.report.shared_critical += u64::from(shared);
                     match usage.count(&entry) {
                         Named::Agrees | Named::Elsewhere => {}

@@ -13,7 +13,7 @@ use crate::{
         geometry::Geometry,
         page::{MapEntry, ReferenceEntry},
     },
-    place::bitmap::ZoneBitmap,
+    space::bitmap::ZoneBitmap,
 };
 
 /// Bytes for each block of a zone in use.

@@ -8,12 +8,12 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{Engine, Stage, State};
 use crate::{
+    coverage::Mark,
     format::{
         geometry::Geometry,
         page::{FANOUT, Table},
     },
     overlay::Overlay,
-    reached::Branch,
     scheme::{RECORDS_ALONE, Records},
     settings::PlantedBug,
 };
@@ -38,7 +38,7 @@ pub(crate) enum Purpose {
     /// Duplicates and new volumes, which may make tables grow: half of the reserve is for them.
     Known,
     /// Trims, and what else makes room: all of the reserve is for them.
-    Relief,
+    FreesSpace,
 }
 
 /// How far a checkpoint may go in working through discards, by the leaves of the map and the
@@ -73,7 +73,7 @@ pub struct Filled {
     /// Published carriers that wait for a checkpoint.
     pub carriers: u64,
     /// Windows that are closed and not yet published.
-    pub flights: usize,
+    pub closed_windows: usize,
     /// Ranges of the open window.
     pub ranges: usize,
 }
@@ -154,7 +154,7 @@ impl Engine {
 
     /// Pages that the checkpoints to come write at most, when `more` records join.
     fn pages_ahead(&self, state: &State, more: u64) -> u64 {
-        let flying: usize = state.flights.iter().map(|flight| flight.window.records()).sum();
+        let flying: usize = state.closed_windows.iter().map(|closed| closed.window.records()).sum();
         let gathered = (flying + state.open.records()) as u64 + more;
         let frozen = state
             .frozen
@@ -170,7 +170,7 @@ impl Engine {
         let state = self.state.lock();
         Filled {
             carriers: state.carriers(),
-            flights: state.flights.len(),
+            closed_windows: state.closed_windows.len(),
             ranges: state.open.ranges.len(),
         }
     }
@@ -183,9 +183,10 @@ impl Engine {
 
     /// Blocks that windows need which are not placed, when `blocks` more join.
     fn to_place(&self, state: &State, blocks: u64) -> u64 {
-        let waiting = || state.flights.iter().filter(|flight| flight.stage < Stage::Prepared);
+        let waiting =
+            || state.closed_windows.iter().filter(|closed| closed.stage < Stage::Prepared);
         let records =
-            waiting().map(|flight| flight.window.records()).sum::<usize>() + state.open.records();
+            waiting().map(|closed| closed.window.records()).sum::<usize>() + state.open.records();
         // A window may need one more carrier for its last records.
         let windows = waiting().count() as u64 + 1 + blocks / self.settings.window_blocks as u64;
         state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
@@ -240,7 +241,7 @@ impl Engine {
     /// The table of discards may have no room for a range before the next checkpoint, which works
     /// through some of them.
     pub(crate) fn wait_for_ranges(&self, state: &mut State) -> Error {
-        self.reached.hit(Branch::RangesWait);
+        self.coverage.hit(Mark::RangesWait);
         state.checkpoint_wanted = true;
         wait()
     }
@@ -255,20 +256,20 @@ impl Engine {
     ) -> Result<Admission> {
         state.check_running()?;
         let gathered: usize =
-            state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>()
+            state.closed_windows.iter().map(|closed| closed.window.slots()).sum::<usize>()
                 + state.open.slots();
         if gathered as u64 + blocks > self.settings.unflushed_blocks as u64 && gathered > 0 {
             return Ok(Admission::Wait);
         }
-        if state.flights.len() >= self.settings.limits.flights
+        if state.closed_windows.len() >= self.settings.limits.closed_windows
             && !self.settings.has(PlantedBug::FlightsUnlimited)
         {
-            self.reached.hit(Branch::FlightsFull);
+            self.coverage.hit(Mark::ClosedWindowsFull);
             return Ok(Admission::Wait);
         }
         let carriers_full = state.carriers() >= self.settings.limits.carriers
             && !self.settings.has(PlantedBug::CarriersUnlimited);
-        self.reached.add(Branch::CarriersFull, usize::from(carriers_full));
+        self.coverage.add(Mark::CarriersFull, usize::from(carriers_full));
         if (carriers_full || state.uncommitted_records() + blocks > self.settings.records_max)
             && (!state.active.is_empty() || state.frozen.is_some())
         {
@@ -280,7 +281,7 @@ impl Engine {
             Purpose::Data => self.reserve(),
             Purpose::Shared { withheld } => self.reserve() + withheld,
             Purpose::Known => self.reserve() / 2,
-            Purpose::Relief => 0,
+            Purpose::FreesSpace => 0,
         };
         let needed = to_place + self.pages_ahead(state, blocks + 1) + margin;
         let zones = self.zones(state.zone_table);
@@ -318,7 +319,7 @@ impl State {
     fn can_reclaim(&self) -> bool {
         !self.active.is_empty()
             || self.frozen.is_some()
-            || !self.flights.is_empty()
+            || !self.closed_windows.is_empty()
             || !self.open.is_empty()
             || !self.snapshot.discards.is_empty()
             || self.deferred > 0
@@ -330,7 +331,7 @@ impl State {
 fn discards_ahead(state: &State) -> u64 {
     let published =
         state.active.range_records + state.frozen.as_ref().map_or(0, |frozen| frozen.range_records);
-    let windows = state.flights.iter().map(|flight| &*flight.window).chain([&state.open]);
+    let windows = state.closed_windows.iter().map(|closed| &*closed.window).chain([&state.open]);
     let gathered: usize = windows.map(|window| window.ranges.len()).sum();
     state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)
 }

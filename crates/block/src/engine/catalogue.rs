@@ -10,12 +10,12 @@ use super::{
     admission::{Purpose, wait},
 };
 use crate::{
+    coverage::Mark,
     format::{
-        catalogue::{CatalogueChange, Critical, VOLUME_BLOCKS_MAX, Volume, check_name},
+        catalogue::{CatalogueChange, NoDedup, VOLUME_BLOCKS_MAX, Volume, check_name},
         superblock::Root,
     },
     overlay::created,
-    reached::Branch,
     scheme::Records,
     settings::PlantedBug,
 };
@@ -28,7 +28,7 @@ pub struct VolumeState {
     /// Its size in blocks.
     pub blocks: u64,
     /// What of it is not deduplicated.
-    pub critical: Critical,
+    pub no_dedup: NoDedup,
     /// How fast clients may use it; servers see to that.
     pub limits: VolumeLimits,
 }
@@ -58,7 +58,7 @@ impl State {
     fn volumes_ahead(&self) -> u64 {
         let published =
             self.active.created + self.frozen.as_ref().map_or(0, |frozen| frozen.created);
-        let windows = self.flights.iter().map(|flight| &*flight.window).chain([&self.open]);
+        let windows = self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]);
         self.snapshot.volumes.len() as u64
             + published
             + windows.map(|window| created(&window.catalogue)).sum::<u64>()
@@ -119,7 +119,7 @@ impl Engine {
     /// # Errors
     /// `Exists`, `InvalidInput`, `Busy` (run steps, then ask again), `NoSpace`.
     pub fn create_volume(&self, name: &str, blocks: u64) -> Result<(VolumeId, Ticket)> {
-        self.create_volume_with(name, blocks, Critical::default())
+        self.create_volume_with(name, blocks, NoDedup::default())
     }
 
     /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated.
@@ -130,9 +130,9 @@ impl Engine {
         &self,
         name: &str,
         blocks: u64,
-        critical: Critical,
+        no_dedup: NoDedup,
     ) -> Result<(VolumeId, Ticket)> {
-        self.create_volume_limited(name, blocks, critical, VolumeLimits::default())
+        self.create_volume_limited(name, blocks, no_dedup, VolumeLimits::default())
     }
 
     /// As [`create_volume_with`](Self::create_volume_with), with limits for its clients.
@@ -143,7 +143,7 @@ impl Engine {
         &self,
         name: &str,
         blocks: u64,
-        critical: Critical,
+        no_dedup: NoDedup,
         limits: VolumeLimits,
     ) -> Result<(VolumeId, Ticket)> {
         let mut state = self.state.lock();
@@ -170,7 +170,7 @@ impl Engine {
             && state.volumes_ahead() >= most.volumes
             && !self.settings.has(PlantedBug::VolumesUnlimited)
         {
-            self.reached.hit(Branch::CatalogueFull);
+            self.coverage.hit(Mark::CatalogueFull);
             state.checkpoint_wanted = true;
             return Err(wait());
         }
@@ -178,11 +178,11 @@ impl Engine {
         state.next_volume += 1;
         state.volumes.insert(
             id,
-            VolumeState { name: name.to_owned(), blocks, critical: critical.clone(), limits },
+            VolumeState { name: name.to_owned(), blocks, no_dedup: no_dedup.clone(), limits },
         );
         let ticket = self.record(
             &mut state,
-            CatalogueChange::Create { id, name: name.to_owned(), blocks, critical, limits },
+            CatalogueChange::Create { id, name: name.to_owned(), blocks, no_dedup, limits },
         );
         self.end_change(&mut state);
         Ok((id, ticket))
@@ -198,7 +198,7 @@ impl Engine {
         state.check_size(blocks, Some(id))?;
         self.admit_known(
             &mut state,
-            if blocks < before { Purpose::Relief } else { Purpose::Known },
+            if blocks < before { Purpose::FreesSpace } else { Purpose::Known },
         )?;
         if blocks < before {
             self.admit_range(&mut state)?;
@@ -238,8 +238,8 @@ impl Engine {
     ///
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
-    pub fn set_critical(&self, id: VolumeId, critical: Critical) -> Result<Ticket> {
-        self.change_settings(id, |volume| volume.critical = critical.clone())
+    pub fn set_no_dedup(&self, id: VolumeId, no_dedup: NoDedup) -> Result<Ticket> {
+        self.change_settings(id, |volume| volume.no_dedup = no_dedup.clone())
     }
 
     /// Gives a volume other limits for its clients.
@@ -261,7 +261,7 @@ impl Engine {
         change(&mut volume);
         let recorded = CatalogueChange::Settings {
             id,
-            critical: volume.critical.clone(),
+            no_dedup: volume.no_dedup.clone(),
             limits: volume.limits,
         };
         state.volumes.insert(id, volume);
@@ -279,7 +279,7 @@ impl Engine {
     pub fn delete_volume(&self, id: VolumeId) -> Result<Ticket> {
         let mut state = self.state.lock();
         let blocks = state.volume(id)?.blocks;
-        self.admit_known(&mut state, Purpose::Relief)?;
+        self.admit_known(&mut state, Purpose::FreesSpace)?;
         self.admit_range(&mut state)?;
         state.volumes.remove(&id);
         let ticket = self.record(&mut state, CatalogueChange::Delete { id });
@@ -319,8 +319,8 @@ pub(crate) fn apply_catalogue(
 ) {
     for change in changes {
         match change {
-            CatalogueChange::Create { id, name, blocks, critical, limits } => {
-                let (name, critical) = (name.clone(), critical.clone());
+            CatalogueChange::Create { id, name, blocks, no_dedup, limits } => {
+                let (name, no_dedup) = (name.clone(), no_dedup.clone());
                 volumes.insert(
                     *id,
                     Volume {
@@ -328,7 +328,7 @@ pub(crate) fn apply_catalogue(
                         name,
                         blocks: *blocks,
                         map: Root::default(),
-                        critical,
+                        no_dedup,
                         limits: *limits,
                     },
                 );
@@ -343,9 +343,9 @@ pub(crate) fn apply_catalogue(
                     volume.name.clone_from(name);
                 }
             }
-            CatalogueChange::Settings { id, critical, limits } => {
+            CatalogueChange::Settings { id, no_dedup, limits } => {
                 if let Some(volume) = volumes.get_mut(id) {
-                    volume.critical.clone_from(critical);
+                    volume.no_dedup.clone_from(no_dedup);
                     volume.limits = *limits;
                 }
             }
@@ -364,10 +364,10 @@ pub(super) fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId
         .values()
         .filter(|volume| !volume.name.is_empty())
         .map(|volume| {
-            let (name, critical) = (volume.name.clone(), volume.critical.clone());
+            let (name, no_dedup) = (volume.name.clone(), volume.no_dedup.clone());
             (
                 volume.id,
-                VolumeState { name, blocks: volume.blocks, critical, limits: volume.limits },
+                VolumeState { name, blocks: volume.blocks, no_dedup, limits: volume.limits },
             )
         })
         .collect()

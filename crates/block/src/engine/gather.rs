@@ -168,7 +168,7 @@ impl Engine {
                 // already takes little.
                 Admission::Full if zero[0] => {
                     keep = false;
-                    self.admit_known(&mut state, Purpose::Relief)?;
+                    self.admit_known(&mut state, Purpose::FreesSpace)?;
                     break;
                 }
                 // Whether it is stored already, an answer must not tell.
@@ -179,7 +179,7 @@ impl Engine {
                     placed = Some(self.place_first(&blocks[0])?);
                     state = self.state.lock();
                     // A critical block needs a block of its own.
-                    if state.volume(volume)?.critical.holds(first) {
+                    if state.volume(volume)?.no_dedup.holds(first) {
                         return Err(full());
                     }
                     self.admit_known(&mut state, Purpose::Known)?;
@@ -268,12 +268,12 @@ impl Engine {
         let mut state = self.state.lock();
         let mut keep = keep && end - start <= KEEP_BLOCKS_MAX;
         // Zeroes that are kept may need new map pages: with a full store they are a hole.
-        match self.admit(&mut state, 0, if keep { Purpose::Data } else { Purpose::Relief })? {
+        match self.admit(&mut state, 0, if keep { Purpose::Data } else { Purpose::FreesSpace })? {
             Admission::Granted => {}
             Admission::Wait => return Err(wait()),
             Admission::Full if keep => {
                 keep = false;
-                self.admit_known(&mut state, Purpose::Relief)?;
+                self.admit_known(&mut state, Purpose::FreesSpace)?;
             }
             Admission::Full => return Err(full()),
         }
@@ -389,11 +389,11 @@ fn before_range(zero: &[bool], room: u64) -> usize {
 impl State {
     /// Memory of the open window for a block.
     pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
-        let critical = self.volumes.get(&volume).is_some_and(|volume| volume.critical.holds(lba));
+        let no_dedup = self.volumes.get(&volume).is_some_and(|volume| volume.no_dedup.holds(lba));
         let State { open, pool, unplaced, active, .. } = self;
         active.dirty.touch(volume, lba);
         *unplaced += u64::from(!open.holds(volume, lba));
-        open.put(volume, lba, moved, critical, || State::piece(pool))
+        open.put(volume, lba, moved, no_dedup, || State::piece(pool))
     }
 
     /// Makes blocks of the open window read as zeroes.
@@ -411,7 +411,7 @@ impl State {
         }
         let next = Window::new(self.open.number.next());
         let window = std::sync::Arc::new(std::mem::replace(&mut self.open, next));
-        self.flights.push_back(super::Flight {
+        self.closed_windows.push_back(super::ClosedWindow {
             window,
             plan: None,
             stage: super::Stage::Closed,

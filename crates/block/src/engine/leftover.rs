@@ -22,7 +22,7 @@ use crate::{
         record::{Record, WindowNumber},
         superblock::{Cut, State},
     },
-    scheme::in_place::LeftoverTable,
+    scheme::leftover_table::LeftoverTable,
 };
 
 /// Pages read at once.
@@ -124,7 +124,7 @@ impl LeftoverFound {
 
     /// Hands the durable versions to the table, and fails when one is rotten and nothing is newer,
     /// unless loss is accepted.
-    pub(super) fn settle(
+    pub(super) fn hand_over(
         &self,
         state: &State,
         durable: WindowNumber,

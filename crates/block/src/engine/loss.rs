@@ -57,10 +57,10 @@ impl Engine {
         &self,
         snapshot: &Snapshot,
         records: &mut Vec<Record>,
-        believed: &mut Vec<Record>,
+        verified: &mut Vec<Record>,
     ) -> Result<()> {
         let mut volumes = snapshot.volumes.clone();
-        for record in records.iter().chain(&*believed) {
+        for record in records.iter().chain(&*verified) {
             if let Change::Catalogue { pba, fingerprint } = record.change {
                 apply_catalogue(&mut volumes, &[self.read_change(pba, &fingerprint)?]);
             }
@@ -73,7 +73,7 @@ impl Engine {
             Change::Catalogue { .. } => true,
         };
         records.retain(makes_sense);
-        believed.retain(makes_sense);
+        verified.retain(makes_sense);
         Ok(())
     }
 

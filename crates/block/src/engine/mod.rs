@@ -6,8 +6,8 @@
 //! runs the same steps from threads.
 //!
 //! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`,
-//! `settling`, `merging`, `state`, `index`. `state` is held for memory work and, rarely, for
-//! reading a page of the zone table; never for writes and flushes.
+//! `making_durable`, `soft_updates`, `state`, `index`. `state` is held for memory work and, rarely,
+//! for reading a page of the zone table; never for writes and flushes.
 
 mod admission;
 mod catalogue;
@@ -15,6 +15,7 @@ mod checkpoint;
 mod compact;
 mod create;
 mod gather;
+mod idle;
 mod leftover;
 mod loss;
 mod persist;
@@ -23,7 +24,6 @@ mod read;
 mod recovery;
 mod resolve;
 mod tenants;
-mod tidy;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 
 use crate::{
     counters::Counters,
+    coverage::{Coverage, Mark},
     format::{
         Identity,
         catalogue::Volume,
@@ -45,10 +46,9 @@ use crate::{
     },
     index::Index,
     overlay::Overlay,
-    place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
-    reached::{Branch, Reached},
-    scheme::{Scheme, ordermerge::Merger},
+    scheme::{Scheme, ordermerge::SoftUpdates},
     settings::Settings,
+    space::{Allocator, ZoneSource, bitmap::ZoneBitmap},
     table::Pages,
     window::{PIECE_BLOCKS, Plan, Window, ranges::Ranges},
 };
@@ -57,10 +57,10 @@ pub use admission::Filled;
 pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
 pub(crate) use checkpoint::{Build, Checkpointer};
+pub use idle::Idleness;
 pub(crate) use persist::{list_refs, list_runs};
 pub(crate) use recovery::read_superblock;
 pub(crate) use resolve::entry_in;
-pub use tidy::Leisure;
 
 /// The tables as of a checkpoint. Whoever holds it may read every page and every block that it
 /// names.
@@ -83,7 +83,7 @@ pub(crate) enum Stage {
 }
 
 /// A closed window whose records are not published.
-pub(crate) struct Flight {
+pub(crate) struct ClosedWindow {
     pub(crate) window: Arc<Window>,
     pub(crate) plan: Option<Arc<Plan>>,
     pub(crate) stage: Stage,
@@ -95,7 +95,7 @@ pub(crate) struct Flight {
 /// What the lock protects.
 pub(crate) struct State {
     pub(crate) open: Window,
-    pub(crate) flights: VecDeque<Flight>,
+    pub(crate) closed_windows: VecDeque<ClosedWindow>,
     pub(crate) active: Overlay,
     pub(crate) frozen: Option<Arc<Overlay>>,
     pub(crate) snapshot: Arc<Snapshot>,
@@ -156,14 +156,14 @@ pub struct Engine {
     pub(crate) state: Mutex<State>,
     pub(crate) index: Mutex<Index>,
     pub(crate) preparing: Mutex<prepare::Preparer>,
-    pub(crate) settling: Mutex<()>,
-    pub(crate) merging: Mutex<Merger>,
+    pub(crate) making_durable: Mutex<()>,
+    pub(crate) soft_updates: Mutex<SoftUpdates>,
     pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
     pub(crate) compacting: Mutex<compact::Compactor>,
     /// Windows whose loss was accepted at opening.
     pub(crate) lost: Mutex<Vec<loss::Windows>>,
     pub(crate) counters: Counters,
-    pub(crate) reached: Reached,
+    pub(crate) coverage: Coverage,
     /// The next leaf of fingerprints that the index may not know; `u64::MAX` when it knows all.
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
     /// The next page of the index on disk that the filter may not know.
@@ -215,18 +215,18 @@ impl Engine {
     }
 
     /// True when exactly one closed window is not published.
-    pub(crate) fn single_flight(&self) -> bool {
-        self.state.lock().flights.len() == 1
+    pub(crate) fn has_one_closed_window(&self) -> bool {
+        self.state.lock().closed_windows.len() == 1
     }
 
     /// True when a closed window waits to be prepared.
     pub(crate) fn has_closed_windows(&self) -> bool {
-        self.state.lock().flights.back().is_some_and(|flight| flight.stage == Stage::Closed)
+        self.state.lock().closed_windows.back().is_some_and(|closed| closed.stage == Stage::Closed)
     }
 
     /// Blocks in closed windows that are not published.
     pub(crate) fn unflushed_blocks(&self) -> usize {
-        self.state.lock().flights.iter().map(|flight| flight.window.slots()).sum()
+        self.state.lock().closed_windows.iter().map(|closed| closed.window.slots()).sum()
     }
 
     /// The reason, after the first failed write or flush.
@@ -250,17 +250,18 @@ impl Engine {
 
     /// How often rare branches were reached since the store was opened, those that were.
     #[must_use]
-    pub fn reached(&self) -> Vec<(Branch, u64)> {
-        self.reached.counts()
+    pub fn reached(&self) -> Vec<(Mark, u64)> {
+        self.coverage.counts()
     }
 
     /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.
     #[must_use]
     pub fn memory(&self) -> u64 {
         let state = self.state.lock();
-        let windows = state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>()
-            + state.open.slots()
-            + state.pool.len() * PIECE_BLOCKS;
+        let windows =
+            state.closed_windows.iter().map(|closed| closed.window.slots()).sum::<usize>()
+                + state.open.slots()
+                + state.pool.len() * PIECE_BLOCKS;
         let overlays =
             state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
         let zones = state.allocator.memory();
@@ -273,7 +274,7 @@ impl State {
     /// The newest window that holds changes.
     pub(crate) fn newest(&self) -> WindowNumber {
         if self.open.is_empty() {
-            self.flights.back().map_or(self.durable, |flight| flight.window.number)
+            self.closed_windows.back().map_or(self.durable, |closed| closed.window.number)
         } else {
             self.open.number
         }
@@ -281,7 +282,7 @@ impl State {
 
     /// Records that no checkpoint holds: gathered, in flight and published.
     pub(crate) fn uncommitted_records(&self) -> u64 {
-        let flying: usize = self.flights.iter().map(|flight| flight.window.records()).sum();
+        let flying: usize = self.closed_windows.iter().map(|closed| closed.window.records()).sum();
         self.active.records
             + self.frozen.as_ref().map_or(0, |frozen| frozen.records)
             + (flying + self.open.records()) as u64

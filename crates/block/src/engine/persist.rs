@@ -15,13 +15,13 @@ use std::sync::Arc;
 
 use onefold_core::{BlockRef, Class, Result, Run};
 
-use super::{Engine, Flight, Stage, State};
+use super::{ClosedWindow, Engine, Stage, State};
 use crate::{
     counters::add,
     format::record::WindowNumber,
-    place::zone_list::DuePage,
     scheme::Records,
     settings::PlantedBug,
+    space::zone_list::DuePage,
     window::{Plan, Window},
 };
 
@@ -94,26 +94,26 @@ impl Engine {
         ) {
             return Ok(false);
         }
-        let _settling = self.settling.lock();
+        let _making_durable = self.making_durable.lock();
         let (window, plan) = {
             let mut state = self.state.lock();
             state.check_running()?;
             let others_wait = state.flush_wanted
                 || state.allocator.list.is_dirty()
-                || state.flights.iter().any(|f| f.stage >= Stage::Writing);
+                || state.closed_windows.iter().any(|f| f.stage >= Stage::Writing);
             let front = if self.settings.has(PlantedBug::OutOfOrder) {
-                state.flights.iter_mut().find(|flight| flight.stage == Stage::Prepared)
+                state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Prepared)
             } else if others_wait {
                 None
             } else {
-                state.flights.front_mut().filter(|flight| flight.stage == Stage::Prepared)
+                state.closed_windows.front_mut().filter(|closed| closed.stage == Stage::Prepared)
             };
-            let Some(flight) = front else { return Ok(false) };
-            let Some(plan) = flight.plan.clone().filter(|plan| plan.is_one_run()) else {
+            let Some(closed) = front else { return Ok(false) };
+            let Some(plan) = closed.plan.clone().filter(|plan| plan.is_one_run()) else {
                 return Ok(false);
             };
-            flight.stage = Stage::Writing;
-            (flight.window.clone(), plan)
+            closed.stage = Stage::Writing;
+            (closed.window.clone(), plan)
         };
         let blocks = plan.blocks(&window);
         for run in plan.runs(&blocks) {
@@ -138,33 +138,33 @@ impl Engine {
     ///
     /// # Errors
     /// A failed flush stops all writes; it is never tried again.
-    pub fn settle(&self) -> Result<bool> {
+    pub fn make_durable(&self) -> Result<bool> {
         if self.in_place() {
-            return self.settle_merged();
+            return self.flush_and_link_all();
         }
-        let settled = self.flush_and_publish()?;
+        let written = self.flush_and_publish()?;
         Ok(if self.scheme.records() == Records::ByCheckpoint {
-            self.commit_by_checkpoint()? || settled
+            self.commit_by_checkpoint()? || written
         } else {
-            settled
+            written
         })
     }
 
     /// One flush, then the windows that were written before it are published.
     pub(crate) fn flush_and_publish(&self) -> Result<bool> {
         if self.in_place() {
-            return self.flush_merged();
+            return self.flush_and_link();
         }
-        let _settling = self.settling.lock();
+        let _making_durable = self.making_durable.lock();
         let target = {
             let mut state = self.state.lock();
             state.check_running()?;
             let target = state
-                .flights
+                .closed_windows
                 .iter()
-                .take_while(|flight| flight.stage == Stage::Written)
+                .take_while(|closed| closed.stage == Stage::Written)
                 .last()
-                .map(|flight| flight.window.number);
+                .map(|closed| closed.window.number);
             if target.is_none() && !state.flush_wanted {
                 return Ok(false);
             }
@@ -201,12 +201,12 @@ impl Engine {
         let newest = self.newest();
         loop {
             while self.prepare_window()? {}
-            let single = self.state.lock().flights.len() == 1;
+            let single = self.state.lock().closed_windows.len() == 1;
             if !(single && self.write_window_durably()?) {
                 while self.write_window()? {}
             }
             // A window may wait for what a checkpoint makes; the others need one round.
-            if !self.settle()? || !self.in_place() || self.durable() >= newest {
+            if !self.make_durable()? || !self.in_place() || self.durable() >= newest {
                 return Ok(());
             }
         }
@@ -217,9 +217,9 @@ impl Engine {
     pub(crate) fn flush_zone_list(&self) -> Result<()> {
         self.write_zone_list()?;
         if self.in_place() {
-            self.flush_merged()?
+            self.flush_and_link()?
         } else {
-            self.settle()?
+            self.make_durable()?
         };
         Ok(())
     }
@@ -256,8 +256,8 @@ impl Engine {
             let mut state = self.state.lock();
             state.check_running()?;
             let durable = state.durable;
-            if !state.flights.is_empty()
-                || state.allocator.list.told_durable() >= durable
+            if !state.closed_windows.is_empty()
+                || state.allocator.list.recorded_durable() >= durable
                 || state.snapshot.state.committed >= durable
             {
                 return Ok(false);
@@ -273,9 +273,10 @@ impl Engine {
         if state.stopped.is_some() {
             return None;
         }
-        let flight = state.flights.iter_mut().find(|flight| flight.stage == Stage::Prepared)?;
-        let (window, plan) = (flight.window.clone(), flight.plan.clone()?);
-        flight.stage = Stage::Writing;
+        let closed =
+            state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Prepared)?;
+        let (window, plan) = (closed.window.clone(), closed.plan.clone()?);
+        closed.stage = Stage::Writing;
         let durable = state.durable;
         let due = state.allocator.due_list_pages(&self.identity, durable);
         Some((window, plan, due))
@@ -294,11 +295,13 @@ impl Engine {
             state.durable = state.durable.max(target);
         }
         while state
-            .flights
+            .closed_windows
             .front()
-            .is_some_and(|flight| flight.window.number <= target && flight.stage >= Stage::Written)
+            .is_some_and(|closed| closed.window.number <= target && closed.stage >= Stage::Written)
         {
-            let Some(Flight { window, plan: Some(plan), .. }) = state.flights.pop_front() else {
+            let Some(ClosedWindow { window, plan: Some(plan), .. }) =
+                state.closed_windows.pop_front()
+            else {
                 break;
             };
             for record in &plan.records {
@@ -333,9 +336,10 @@ impl State {
     }
 
     pub(crate) fn set_stage(&mut self, number: WindowNumber, stage: Stage) {
-        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.window.number == number)
+        if let Some(closed) =
+            self.closed_windows.iter_mut().find(|closed| closed.window.number == number)
         {
-            flight.stage = stage;
+            closed.stage = stage;
         }
     }
 

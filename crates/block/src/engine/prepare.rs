@@ -9,6 +9,7 @@ use onefold_core::{
 use super::{Engine, Snapshot, Stage, State};
 use crate::{
     counters::add,
+    coverage::Mark,
     format::{
         carrier::{self, Carrier, Header},
         catalogue::CatalogueChange,
@@ -19,10 +20,9 @@ use crate::{
     },
     hash::MixMap,
     index::{hash_of, paged},
-    place::{Extent, Lane},
-    reached::Branch,
-    scheme::{Chosen, RECORDS_ALONE, Records, in_place::LeftoverTable},
+    scheme::{Chosen, RECORDS_ALONE, Records, leftover_table::LeftoverTable},
     settings::PlantedBug,
+    space::{Extent, Lane},
     window::{Placed, Plan, Source, Window},
 };
 
@@ -61,21 +61,21 @@ impl Engine {
         let window = {
             let mut state = self.state.lock();
             state.check_running()?;
-            let Some(flight) =
-                state.flights.iter_mut().find(|flight| flight.stage == Stage::Closed)
+            let Some(closed) =
+                state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Closed)
             else {
                 return Ok(false);
             };
-            flight.stage = Stage::Preparing;
-            flight.window.clone()
+            closed.stage = Stage::Preparing;
+            closed.window.clone()
         };
         let plan = self.plan(&mut preparer, &window).map_err(|e| self.stop(&e))?;
         let mut state = self.state.lock();
-        if let Some(flight) =
-            state.flights.iter_mut().find(|flight| flight.window.number == window.number)
+        if let Some(closed) =
+            state.closed_windows.iter_mut().find(|closed| closed.window.number == window.number)
         {
-            flight.plan = Some(Arc::new(plan));
-            flight.stage = Stage::Prepared;
+            closed.plan = Some(Arc::new(plan));
+            closed.stage = Stage::Prepared;
         }
         Ok(true)
     }
@@ -284,10 +284,10 @@ impl Engine {
             // Until it is counted, a new block may have the count of an earlier life.
             plan.pins.extend(&addresses);
         }
-        if let Some(flight) =
-            state.flights.iter_mut().find(|flight| flight.window.number == window.number)
+        if let Some(closed) =
+            state.closed_windows.iter_mut().find(|closed| closed.window.number == window.number)
         {
-            flight.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
+            closed.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
         }
         let carriers = plan.carriers.len() as u16;
         let (epoch, durable) = (state.epoch, state.durable);
@@ -369,7 +369,7 @@ impl Engine {
                 return Err(Error::new(Kind::NoSpace, "no zone can be opened"));
             }
             drop(state);
-            self.reached.hit(Branch::ListFlushed);
+            self.coverage.hit(Mark::ListFlushed);
             self.flush_zone_list()?;
         }
     }
@@ -484,9 +484,9 @@ impl Engine {
     fn has_bytes(&self, pba: Pba, carried: bool, block: &Block) -> Result<bool> {
         let in_flight = {
             let state = self.state.lock();
-            state.flights.iter().find_map(|flight| {
-                let plan = flight.plan.as_ref()?;
-                plan.written(&flight.window, pba).map(|block| Box::new(Block::clone(block)))
+            state.closed_windows.iter().find_map(|closed| {
+                let plan = closed.plan.as_ref()?;
+                plan.written(&closed.window, pba).map(|block| Box::new(Block::clone(block)))
             })
         };
         let raw = match in_flight {
@@ -530,7 +530,7 @@ impl<'a> Content<'a> {
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
         let mut fingerprints = engine.identity.fingerprinter.many(&blocks);
         let shares = |&slot: &usize| {
-            !window.blocks[slot].critical || engine.settings.has(PlantedBug::CriticalShared)
+            !window.blocks[slot].no_dedup || engine.settings.has(PlantedBug::CriticalShared)
         };
         let shared: Vec<bool> = slots.iter().map(shares).collect();
         for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared)

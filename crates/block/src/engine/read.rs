@@ -365,7 +365,7 @@ impl Engine {
         let (snapshot, quiet) = {
             let state = self.state.lock();
             let quiet = state.open.is_empty()
-                && state.flights.is_empty()
+                && state.closed_windows.is_empty()
                 && state.active.is_empty()
                 && state.frozen.is_none();
             (state.snapshot.clone(), quiet && state.snapshot.discards.is_empty())

@@ -30,10 +30,13 @@ impl State {
         if let Some(Found::Zero { keep }) = self.open.find(volume, lba) {
             return Where::Zero { keep };
         }
-        if let Some(flight) =
-            self.flights.iter().rev().find(|flight| flight.window.find(volume, lba).is_some())
+        if let Some(closed) = self
+            .closed_windows
+            .iter()
+            .rev()
+            .find(|closed| closed.window.find(volume, lba).is_some())
         {
-            return Where::Window(flight.window.clone());
+            return Where::Window(closed.window.clone());
         }
         let entry = self
             .active

@@ -402,7 +402,7 @@ pub fn set_fingerprint(page: &mut Page, slot: u64, fingerprint: &Fingerprint) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneEntry {
     /// One bit a block.
-    pub used: crate::place::bitmap::ZoneBitmap,
+    pub used: crate::space::bitmap::ZoneBitmap,
 }
 
 impl ZoneEntry {
@@ -413,7 +413,7 @@ impl ZoneEntry {
     #[must_use]
     pub fn get(page: &Page, slot: u64) -> ZoneEntry {
         let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
-        ZoneEntry { used: crate::place::bitmap::ZoneBitmap::from_bytes(bytes) }
+        ZoneEntry { used: crate::space::bitmap::ZoneBitmap::from_bytes(bytes) }
     }
 
     /// Sets entry number `slot` of a leaf.

@@ -12,7 +12,7 @@ use zerocopy::{
 };
 
 use super::{Identity, page::HEADER_BYTES, record::WindowNumber};
-use crate::place::bitmap::ZoneBitmap;
+use crate::space::bitmap::ZoneBitmap;
 
 const MAGIC: u32 = 0x317a_464f; // "OFz1"
 

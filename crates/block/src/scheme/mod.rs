@@ -14,7 +14,7 @@
 
 mod cow;
 mod ideal;
-pub(crate) mod in_place;
+pub(crate) mod leftover_table;
 mod ordered;
 pub(crate) mod ordermerge;
 mod thin;

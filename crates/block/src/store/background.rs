@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use onefold_core::Result;
 
 use super::Store;
-use crate::{CheckpointStep, Leisure};
+use crate::{CheckpointStep, Idleness};
 
 /// With weak persistence a change is durable about this long after it was made.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
@@ -95,15 +95,15 @@ impl Store {
         {
             self.run_checkpoint(pressure || quiet >= IDLE_AFTER)?;
         }
-        let leisure = match quiet {
-            quiet if quiet >= COMPACT_AFTER => Leisure::Long,
-            quiet if quiet >= IDLE_AFTER => Leisure::Short,
-            _ => Leisure::None,
+        let idleness = match quiet {
+            quiet if quiet >= COMPACT_AFTER => Idleness::Long,
+            quiet if quiet >= IDLE_AFTER => Idleness::Short,
+            _ => Idleness::None,
         };
         // A client's change ends the round: it is looked at anew whether the store is idle.
         while !self.is_stopping()
             && self.engine.counts().client_changes == counts.client_changes
-            && self.engine.tidy_step(leisure)?
+            && self.engine.idle_step(idleness)?
         {
             if self.engine.has_closed_windows() {
                 self.writer.raise();

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use onefold_core::{Crowd, Result, Ticket};
+use onefold_core::{CpuContention, Result, Ticket};
 use parking_lot::{Condvar, Mutex};
 
 use super::Store;
@@ -20,7 +20,7 @@ struct Commit {
     busy: bool,
     waiting: VecDeque<Arc<Waiter>>,
     arrivals: Arrivals,
-    crowd: Crowd,
+    contention: CpuContention,
 }
 
 struct Waiter {
@@ -107,11 +107,11 @@ impl Store {
             self.engine.close_window();
         }
         while self.engine.prepare_window()? {}
-        if self.engine.single_flight() && self.engine.write_window_durably()? {
+        if self.engine.has_one_closed_window() && self.engine.write_window_durably()? {
             return Ok(());
         }
         while self.engine.write_window()? {}
-        if !self.engine.settle()?
+        if !self.engine.make_durable()?
             && self.engine.durable() < ticket
             && self.engine.stopped().is_none()
         {
@@ -154,7 +154,7 @@ impl Store {
         let begun = self.clock.now();
         let (expected, present, crowded) = {
             let commit = self.commit.state.lock();
-            (commit.arrivals.together, commit.waiting.len() + 1, commit.crowd.is_there(begun))
+            (commit.arrivals.together, commit.waiting.len() + 1, commit.contention.is_there(begun))
         };
         if expected <= present + 1 || crowded {
             return;
@@ -168,8 +168,8 @@ impl Store {
             now = self.clock.now();
             let (present, crowded) = {
                 let mut commit = self.commit.state.lock();
-                commit.crowd.yielded(before, now);
-                (commit.waiting.len() + 1, commit.crowd.is_there(now))
+                commit.contention.yielded(before, now);
+                (commit.waiting.len() + 1, commit.contention.is_there(now))
             };
             if present > gathered {
                 (gathered, last_arrival) = (present, now);

@@ -28,7 +28,7 @@ use parking_lot::{Condvar, Mutex};
 pub use status::{Status, VolumeStatus};
 pub use volume::{BlockVolume, StoreExports};
 
-use crate::{Critical, Engine, Persistence, Settings};
+use crate::{Engine, NoDedup, Persistence, Settings};
 
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
@@ -203,9 +203,9 @@ impl Store {
         &self,
         name: &str,
         bytes: u64,
-        critical: &Critical,
+        no_dedup: &NoDedup,
     ) -> Result<VolumeId> {
-        self.create_volume_limited(name, bytes, critical, VolumeLimits::default())
+        self.create_volume_limited(name, bytes, no_dedup, VolumeLimits::default())
     }
 
     /// As [`create_volume_with`](Self::create_volume_with), with limits for its clients.
@@ -216,11 +216,11 @@ impl Store {
         &self,
         name: &str,
         bytes: u64,
-        critical: &Critical,
+        no_dedup: &NoDedup,
         limits: VolumeLimits,
     ) -> Result<VolumeId> {
         self.catalogue_change(|| {
-            self.engine.create_volume_limited(name, bytes.div_ceil(4096), critical.clone(), limits)
+            self.engine.create_volume_limited(name, bytes.div_ceil(4096), no_dedup.clone(), limits)
         })
     }
 
@@ -241,10 +241,10 @@ impl Store {
     ///
     /// # Errors
     /// As [`resize_volume`](Self::resize_volume).
-    pub fn set_critical(&self, name: &str, critical: &Critical) -> Result<()> {
+    pub fn set_no_dedup(&self, name: &str, no_dedup: &NoDedup) -> Result<()> {
         self.catalogue_change(|| {
             let id = self.engine.find_volume(name)?;
-            Ok(((), self.engine.set_critical(id, critical.clone())?))
+            Ok(((), self.engine.set_no_dedup(id, no_dedup.clone())?))
         })
     }
 

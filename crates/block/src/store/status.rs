@@ -3,7 +3,7 @@
 use onefold_core::VolumeLimits;
 
 use super::Store;
-use crate::{Counts, Critical, Engine, engine::VolumeState};
+use crate::{Counts, Engine, NoDedup, engine::VolumeState};
 
 /// A volume in a [`Status`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct VolumeStatus {
     /// Its size in bytes.
     pub bytes: u64,
     /// What of it is not deduplicated.
-    pub critical: Critical,
+    pub no_dedup: NoDedup,
     /// How fast clients may use it.
     pub limits: VolumeLimits,
 }
@@ -87,7 +87,7 @@ impl Engine {
         let status_of = |volume: &VolumeState| VolumeStatus {
             name: volume.name.clone(),
             bytes: volume.blocks * 4096,
-            critical: volume.critical.clone(),
+            no_dedup: volume.no_dedup.clone(),
             limits: volume.limits,
         };
         let mut volumes: Vec<VolumeStatus> = state.volumes.values().map(status_of).collect();

@@ -38,7 +38,7 @@ pub(crate) struct WindowBlock {
     /// True when it is moved by compaction: it gets a new place, whatever is stored already.
     pub(crate) moved: bool,
     /// True when it lay in a critical range of its volume when it was written: it shares nothing.
-    pub(crate) critical: bool,
+    pub(crate) no_dedup: bool,
     /// Known duplicate.
     pub(crate) placed: Option<Placed>,
 }
@@ -109,7 +109,7 @@ impl Window {
         volume: VolumeId,
         lba: Lba,
         moved: bool,
-        critical: bool,
+        no_dedup: bool,
         piece: impl FnOnce() -> Vec<Block>,
     ) -> &mut Block {
         let next = self.blocks.len();
@@ -120,7 +120,7 @@ impl Window {
                 lba,
                 live: true,
                 moved,
-                critical,
+                no_dedup,
                 placed: None,
             });
             self.live += 1;
@@ -129,7 +129,7 @@ impl Window {
             }
         } else {
             self.blocks[slot].moved = moved;
-            self.blocks[slot].critical = critical;
+            self.blocks[slot].no_dedup = no_dedup;
             self.blocks[slot].placed = None;
         }
         &mut self.pieces[slot / PIECE_BLOCKS][slot % PIECE_BLOCKS]

@@ -3,7 +3,7 @@
 use onefold_core::{Block, BlockRef, Class, Pba, Run};
 
 use super::Window;
-use crate::{format::record::Record, place::Extent, scheme::in_place::LeftoverPage};
+use crate::{format::record::Record, scheme::leftover_table::LeftoverPage, space::Extent};
 
 /// What is written to a physical block.
 #[derive(Clone, Copy, Debug)]

@@ -128,7 +128,7 @@ pub(crate) struct VolumeLine {
 impl VolumeLine {
     pub(crate) fn of(volume: &VolumeStatus) -> VolumeLine {
         let critical = volume
-            .critical
+            .no_dedup
             .ranges()
             .iter()
             .map(|range| range.start * 4096..range.end * 4096)

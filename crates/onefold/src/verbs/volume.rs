@@ -3,7 +3,7 @@
 use std::{ops::Range, path::PathBuf};
 
 use clap::{Args, Subcommand};
-use onefold_block::{Critical, MEMORY_MIN, Settings, Store};
+use onefold_block::{MEMORY_MIN, NoDedup, Settings, Store};
 use onefold_core::{Error, Kind, Result};
 
 use super::served_or_not;
@@ -257,7 +257,7 @@ pub(crate) fn done(request: &Request) -> serde_json::Value {
 
 /// Critical ranges as blocks.
 fn blocks_of(ranges: &[ByteRange]) -> Result<Vec<Range<u64>>, Failure> {
-    let critical = Critical::new(ranges.iter().map(ByteRange::blocks).collect())
+    let critical = NoDedup::new(ranges.iter().map(ByteRange::blocks).collect())
         .map_err(|e| Failure::usage(e.to_string()))?;
     Ok(critical.ranges().to_vec())
 }
@@ -292,16 +292,11 @@ fn change(path: &std::path::Path, request: &Request) -> Result<(), Failure> {
 pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
     match request {
         Request::VolumeCreate { name, bytes, critical, limits } => store
-            .create_volume_limited(
-                name,
-                *bytes,
-                &Critical::new(critical.clone())?,
-                (*limits).into(),
-            )
+            .create_volume_limited(name, *bytes, &NoDedup::new(critical.clone())?, (*limits).into())
             .map(|_| ()),
         Request::VolumeLimit { name, limits } => store.set_limits(name, (*limits).into()),
         Request::VolumeCritical { name, critical } => {
-            store.set_critical(name, &Critical::new(critical.clone())?)
+            store.set_no_dedup(name, &NoDedup::new(critical.clone())?)
         }
         Request::VolumeResize { name, bytes } => store.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => store.rename_volume(name, new_name),

@@ -10,7 +10,7 @@ use crate::{
         page::{ReferenceEntry, header},
         zone_list::Page,
     },
-    place::bitmap::ZoneBitmap,
+    space::bitmap::ZoneBitmap,
 };
 
 /// Blocks of a zone in one line.

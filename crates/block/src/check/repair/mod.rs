@@ -27,10 +27,10 @@
 
 mod build;
 mod fixed;
-mod heal;
 mod maps;
 mod named;
 mod references;
+mod restore;
 mod room;
 mod salvage;
 mod tables;
@@ -125,11 +125,11 @@ pub fn repair_within(
     let sound = repair_tables(&**disk, &superblock, &identity, memory, progress, &mut repaired)?;
     if (!superblock.state.clean || superblock.state.inexact) && sound {
         for (pba, bit, block) in rotten_carriers(&**disk, &superblock, &identity) {
-            heal::write(&**disk, pba, &block)?;
+            restore::write(&**disk, pba, &block)?;
             repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
         }
         for (pba, bit, block) in rotten_pages(&**disk, &superblock, &identity) {
-            heal::write(&**disk, pba, &block)?;
+            restore::write(&**disk, pba, &block)?;
             repaired.restored.push(format!(
                 "page of the leftover table at block {pba}: bit {bit} was flipped back"
             ));
@@ -157,9 +157,9 @@ fn repair_tables(
     let mut checker = Checker::new(disk, identity, superblock, &mut report, progress);
     checker.run(memory, &mut |pba| !proven.insert(pba));
     let (pages, carriers) = (checker.damaged_pages.clone(), checker.damaged_carriers.clone());
-    let healed = heal::pages(Walker { disk, identity }, superblock, pages, repaired)?
-        + heal::carriers(disk, identity, &carriers, repaired)?;
-    if healed > 0 {
+    let restored = restore::pages(Walker { disk, identity }, superblock, pages, repaired)?
+        + restore::carriers(disk, identity, &carriers, repaired)?;
+    if restored > 0 {
         disk.flush()?;
         report = Report::default();
         checker = Checker::new(disk, identity, superblock, &mut report, progress);

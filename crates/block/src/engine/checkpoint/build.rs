@@ -5,9 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{Error, Kind, Lba, Pba, Result, VolumeId};
 
-use super::{Next, Reason, references::Delta};
+use super::{NextCheckpoint, Reason, references::Delta};
 use crate::{
     counters::add,
+    coverage::Mark,
     engine::{Engine, Snapshot, State, catalogue::apply_catalogue},
     format::{
         catalogue::{Discard, Volume},
@@ -15,7 +16,6 @@ use crate::{
         record::WindowNumber,
         superblock::{self, Root},
     },
-    reached::Branch,
     scheme::ordermerge::Reclaimed,
     settings::PlantedBug,
     table::{
@@ -27,7 +27,11 @@ use crate::{
 
 impl Engine {
     /// Steps 1 and 2.
-    pub(super) fn build(&self, deferred: &mut Vec<Pba>, reason: Reason) -> Result<Option<Next>> {
+    pub(super) fn build(
+        &self,
+        deferred: &mut Vec<Pba>,
+        reason: Reason,
+    ) -> Result<Option<NextCheckpoint>> {
         let (frozen, old, leaves_wanted) = {
             let mut state = self.state.lock();
             let nothing = state.active.is_empty()
@@ -81,11 +85,11 @@ impl Engine {
         if self.in_place() {
             ((references, fingerprints), reclaimed) =
                 build.in_place(&frozen, &mut volumes, deferred)?;
-            self.reached.add(Branch::LeavesMade, usize::from(leaves_wanted));
-            self.reached.add(Branch::BlocksReclaimed, reclaimed.blocks.len());
+            self.coverage.add(Mark::LeavesMade, usize::from(leaves_wanted));
+            self.coverage.add(Mark::BlocksReclaimed, reclaimed.blocks.len());
         } else {
             pending = build.maps(&frozen, &mut volumes, &discards)?;
-            self.reached.add(Branch::DiscardsLeft, pending.iter().count());
+            self.coverage.add(Mark::DiscardsLeft, pending.iter().count());
             volumes.retain(|id, volume| {
                 !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some()
             });
@@ -142,7 +146,7 @@ impl Engine {
             volumes,
             discards: pending,
         };
-        Ok(Some(Next {
+        Ok(Some(NextCheckpoint {
             snapshot: Arc::new(snapshot),
             freed,
             zones,
@@ -156,13 +160,13 @@ impl Engine {
 impl State {
     /// True when blocks were put off, and nothing on its way names them any more.
     fn deferred_alone(&self) -> bool {
-        self.deferred > 0 && self.flights.is_empty() && self.open.is_empty()
+        self.deferred > 0 && self.closed_windows.is_empty() && self.open.is_empty()
     }
 
     /// Counts the table pages of windows that are not published yet to the new active overlay.
     fn retouch(&mut self) {
-        let State { flights, open, active, .. } = self;
-        for window in flights.iter().map(|flight| &*flight.window).chain([&*open]) {
+        let State { closed_windows, open, active, .. } = self;
+        for window in closed_windows.iter().map(|closed| &*closed.window).chain([&*open]) {
             for block in window.blocks.iter().filter(|block| block.live) {
                 active.dirty.touch(block.volume, block.lba);
             }

@@ -14,13 +14,13 @@ use super::{
 };
 use crate::{
     counters::add,
+    coverage::Mark,
     format::{
         catalogue::Volume,
         page::{MapEntry, Table},
         record::WindowNumber,
     },
     overlay::{Entry, Overlay, zeroes},
-    reached::Branch,
     settings::PlantedBug,
     window::ranges::{Ranges, Span},
 };
@@ -148,7 +148,7 @@ impl Build<'_> {
         doomed: &BTreeSet<VolumeId>,
         left: &mut Ranges,
     ) -> Result<Chosen> {
-        self.engine.reached.hit(Branch::DiscardsMany);
+        self.engine.coverage.hit(Mark::DiscardsMany);
         let mut room = self.engine.discard_room(&self.engine.state.lock());
         let mut order: Vec<(VolumeId, u64, Span)> =
             discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();

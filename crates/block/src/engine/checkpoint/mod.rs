@@ -34,15 +34,15 @@ pub(crate) use self::build::Build;
 use super::{Engine, Snapshot};
 use crate::{
     counters::add,
+    coverage::Mark,
     format::{
         geometry::SUPERBLOCKS,
         superblock::{self, Superblock},
     },
     index::Filter,
-    place::bitmap::ZoneBitmap,
-    reached::Branch,
     scheme::{Records, ordermerge::Reclaimed},
     settings::PlantedBug,
+    space::bitmap::ZoneBitmap,
 };
 
 /// How far a checkpoint has come.
@@ -51,19 +51,19 @@ enum Phase {
     #[default]
     Idle,
     /// Pages written; a flush that begins after number `.1` makes them durable.
-    Built(Box<Next>, u64),
+    Built(Box<NextCheckpoint>, u64),
     /// Superblock written; a flush that begins after number `.1` makes it durable.
-    Named(Box<Next>, u64),
+    Named(Box<NextCheckpoint>, u64),
     /// True, and its twin written; a flush that begins after number `.2` makes that durable. With
     /// leaves in place it counts as true only then: what is written to leaves that only one
     /// superblock names could be lost with that one. `.1` is the version before, if it is.
-    Twinned(Box<Next>, Option<Arc<Snapshot>>, u64),
+    Twinned(Box<NextCheckpoint>, Option<Arc<Snapshot>>, u64),
     /// Durable twice; readers of the old version are waited for.
-    Releasing(Box<Next>, Arc<Snapshot>),
+    Releasing(Box<NextCheckpoint>, Arc<Snapshot>),
 }
 
 /// What a checkpoint leaves.
-struct Next {
+struct NextCheckpoint {
     snapshot: Arc<Snapshot>,
     /// Blocks that are free in it and were not before, pages among them.
     freed: Vec<Pba>,
@@ -201,7 +201,7 @@ impl Engine {
                 }
                 let (next, old) = match self.in_place() {
                     true => (next, None),
-                    false => self.become_true(next),
+                    false => self.make_current(next),
                 };
                 self.write_superblock(&next.snapshot, 0).map_err(|e| self.stop(&e))?;
                 checkpointer.phase = Phase::Twinned(next, old, self.want_flush());
@@ -211,7 +211,7 @@ impl Engine {
                     checkpointer.phase = Phase::Twinned(next, old, note);
                     return Ok(CheckpointStep::NeedsFlush);
                 }
-                let (next, old) = if old.is_some() { (next, old) } else { self.become_true(next) };
+                let (next, old) = if old.is_some() { (next, old) } else { self.make_current(next) };
                 checkpointer.phase = old.map_or(Phase::Idle, |old| Phase::Releasing(next, old));
             }
             Phase::Releasing(next, old) => {
@@ -323,7 +323,10 @@ impl Engine {
     }
 
     /// The superblock is durable: reads go to the new version.
-    fn become_true(&self, mut next: Box<Next>) -> (Box<Next>, Option<Arc<Snapshot>>) {
+    fn make_current(
+        &self,
+        mut next: Box<NextCheckpoint>,
+    ) -> (Box<NextCheckpoint>, Option<Arc<Snapshot>>) {
         add(&self.counters.checkpoints, 1);
         let mut state = self.state.lock();
         let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
@@ -342,7 +345,7 @@ impl Engine {
     }
 
     /// Makes free what the new version does not need, but for blocks that newer records name.
-    fn release(&self, deferred: &mut Vec<Pba>, next: Next) {
+    fn release(&self, deferred: &mut Vec<Pba>, next: NextCheckpoint) {
         let mut state = self.state.lock();
         let pinned = state.pinned();
         let named = |pba: &&Pba| {
@@ -359,7 +362,7 @@ impl Engine {
         state.releases += 1;
         state.releasing = false;
         state.checkpoint_wanted = false;
-        self.reached.add(Branch::BlocksKept, kept.len());
+        self.coverage.add(Mark::BlocksKept, kept.len());
         *deferred = kept;
         deferred.extend(next.reclaimed.put_off);
         state.deferred = deferred.len();
@@ -368,7 +371,7 @@ impl Engine {
     /// Releases before the superblock is durable: a planted bug.
     fn end_early(&self, checkpointer: &mut Checkpointer) {
         if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
-            let (next, _) = self.become_true(next);
+            let (next, _) = self.make_current(next);
             // A failure stops the store at its next write.
             let _ = self.write_superblock(&next.snapshot, 0);
             self.release(&mut checkpointer.deferred, *next);

@@ -4,10 +4,10 @@ use onefold_core::Result;
 
 use super::build::Build;
 use crate::{
+    coverage::Mark,
     engine::{Engine, State},
     format::{page::Table, record::WindowNumber, superblock::Root},
     index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
-    reached::Branch,
     table::PageSpace,
 };
 
@@ -60,7 +60,7 @@ impl Build<'_> {
             filter: None,
         };
         let Some((most, bits)) = engine.reserve_spill() else { return Ok(unchanged) };
-        engine.reached.hit(Branch::IndexSpilled);
+        engine.coverage.hit(Mark::IndexSpilled);
         let pages = 1u64 << bits;
         let Spill { memory, gone } = engine.index.lock().begin_spill(most);
         let mut filter = Filter::new(most, engine.settings.index_memory / 4);

@@ -12,8 +12,8 @@ use crate::{
         page::{FANOUT, Table, ZoneEntry},
         superblock::Root,
     },
-    place::{ZoneSource, bitmap::ZoneBitmap},
     settings::PlantedBug,
+    space::{ZoneSource, bitmap::ZoneBitmap},
     table::{PageSpace, rebuild, rebuild::Rebuild},
 };
 

@@ -3,6 +3,7 @@
 use onefold_core::{Block, Pba, Result};
 
 use crate::{
+    coverage::Mark,
     engine::{
         Engine, Snapshot,
         catalogue::{apply_catalogue, visible},
@@ -12,9 +13,8 @@ use crate::{
         record::{Change, Record},
         superblock::Layout,
     },
-    place::Lane,
-    reached::Branch,
     scheme::RECORDS_ALONE,
+    space::Lane,
     window::{Plan, Source, Window},
 };
 
@@ -57,8 +57,8 @@ impl Engine {
 
     /// Step 4: windows of records alone, in the next epoch. False when there are too few blocks for
     /// them.
-    pub(super) fn append_again(&self, believed: &[Record]) -> Result<bool> {
-        let carriers = believed.len().div_ceil(RECORDS_ALONE) as u64;
+    pub(super) fn append_again(&self, verified: &[Record]) -> Result<bool> {
+        let carriers = verified.len().div_ceil(RECORDS_ALONE) as u64;
         {
             let mut state = self.state.lock();
             let zones = self.zones(state.zone_table);
@@ -75,8 +75,8 @@ impl Engine {
         }
         let snapshot = self.state.lock().snapshot.clone();
         let lane = if self.fixed.layout == Layout::Split { Lane::Carriers } else { Lane::Any };
-        self.reached.add(Branch::AppendedAgain, believed.len());
-        for records in believed.chunks(RECORDS_ALONE * 16) {
+        self.coverage.add(Mark::AppendedAgain, verified.len());
+        for records in verified.chunks(RECORDS_ALONE * 16) {
             let carriers = records.len().div_ceil(RECORDS_ALONE);
             let (number, extents, generations) = {
                 let mut state = self.state.lock();

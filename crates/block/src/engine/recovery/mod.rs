@@ -1,7 +1,8 @@
 //! Opening a store, after a clean shutdown or a crash (ThinDedup II-B, with the rules that make it
 //! safe).
 //!
-//! 1. *flush*: what is read from here on is on the medium.
+//! 1. *flush*: what is read from here on is on the medium. A superblock that is damaged is written
+//!    anew, as the twin of the one that is not; *flush*.
 //! 2. Superblock, zone list, the carriers in the listed zones, and the leftover table. Copies of
 //!    list pages are brought level; *flush*, if one was written.
 //! 3. Records up to the durable window are believed. A newer one is believed only if the block that
@@ -20,10 +21,10 @@
 //! | 5 | the new superblock: the appended windows are durable and complete |
 
 mod append;
-mod believe;
 mod open;
 mod scan;
 mod space;
+mod verify;
 mod zone_list;
 
 use std::sync::Arc;
@@ -33,13 +34,13 @@ use onefold_core::{Error, Kind, Result};
 use self::{space::overlay_of, zone_list::newest_entries};
 use super::{Engine, Snapshot, checkpoint::Reason, loss};
 use crate::{
+    coverage::Mark,
     format::{
         record::{Record, WindowNumber},
         superblock::{self, Cut},
         zone_list::Entry,
     },
     overlay::Overlay,
-    reached::Branch,
     settings::PlantedBug,
     window::Window,
 };
@@ -65,20 +66,20 @@ impl Engine {
         if self.in_place() {
             return self.recover_in_place(&snapshot, pages, &entries);
         }
-        self.reached.add(Branch::ZoneScanned, entries.len());
+        self.coverage.add(Mark::ZoneScanned, entries.len());
         let (void, mut carriers): (Vec<Found>, Vec<Found>) =
             self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
         // Whichever thread found them; their records are in order then.
         carriers.sort_by_key(|found| (found.header.window, found.header.position));
 
-        self.reached.add(Branch::VoidCarrier, void.len());
+        self.coverage.add(Mark::VoidCarrier, void.len());
         let leftover = self.read_leftover(&snapshot.state)?;
         let mut known = snapshot.state.clone();
         if self.settings.has(PlantedBug::LeftoverVoid) {
             known.cuts.clear();
         }
-        self.reached
-            .add(Branch::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
+        self.coverage
+            .add(Mark::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
 
         let committed = snapshot.state.committed;
         let told = told.max(leftover.durable(&known.cuts));
@@ -103,7 +104,12 @@ impl Engine {
         )?;
         {
             let mut preparer = self.preparing.lock();
-            leftover.settle(&known, durable, self.settings.accept_loss, &mut preparer.leftover)?;
+            leftover.hand_over(
+                &known,
+                durable,
+                self.settings.accept_loss,
+                &mut preparer.leftover,
+            )?;
             let with_carriers = carriers
                 .iter()
                 .map(|found| found.header.window)
@@ -126,22 +132,22 @@ impl Engine {
         let newer = records.split_off(
             records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable),
         );
-        let believed = self.whole_story(&snapshot, &records, self.believe(newer)?)?;
-        let heard = believed.len();
-        let mut believed = believe::newest_alone(believed);
-        self.reached.add(Branch::Superseded, heard - believed.len());
+        let verified = self.whole_story(&snapshot, &records, self.verify_newer(newer)?)?;
+        let heard = verified.len();
+        let mut verified = verify::newest_alone(verified);
+        self.coverage.add(Mark::Superseded, heard - verified.len());
         if !lost.is_empty() {
-            self.clip(&snapshot, &mut records, &mut believed)?;
+            self.clip(&snapshot, &mut records, &mut verified)?;
         }
 
         // What is published, and which space is in use, have nothing to do with each other.
         let space =
-            || self.recover_space(&snapshot, pages, entries, &carriers, &records, &believed);
+            || self.recover_space(&snapshot, pages, entries, &carriers, &records, &verified);
         let (pins, overlay) = if records.len() < RECORDS_WORTH_A_THREAD {
-            (space()?, overlay_of(&records, &believed))
+            (space()?, overlay_of(&records, &verified))
         } else {
             std::thread::scope(|scope| {
-                let overlay = scope.spawn(|| overlay_of(&records, &believed));
+                let overlay = scope.spawn(|| overlay_of(&records, &verified));
                 Ok((
                     space()?,
                     overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
@@ -167,21 +173,21 @@ impl Engine {
         // A crash before the end of that checkpoint leaves the superblock as it is, however often
         // it happens.
         if cuts.len() > self.settings.limits.cuts && !self.settings.has(PlantedBug::CutsUnlimited) {
-            self.reached.hit(Branch::CutsFull);
-            return self.commit_recovered(&snapshot, &believed);
+            self.coverage.hit(Mark::CutsFull);
+            return self.commit_recovered(&snapshot, &verified);
         }
-        if !self.append_again(&believed)? {
-            self.reached.hit(Branch::NoRoomToAppend);
-            return self.commit_recovered(&snapshot, &believed);
+        if !self.append_again(&verified)? {
+            self.coverage.hit(Mark::NoRoomToAppend);
+            return self.commit_recovered(&snapshot, &verified);
         }
-        self.rise(&snapshot, cuts)
+        self.write_next_epoch(&snapshot, cuts)
     }
 
     /// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another
     /// cut: a checkpoint takes the records, and its superblock is that of the next epoch.
-    fn commit_recovered(&self, snapshot: &Snapshot, believed: &[Record]) -> Result<()> {
+    fn commit_recovered(&self, snapshot: &Snapshot, verified: &[Record]) -> Result<()> {
         let number = self.state.lock().open.number;
-        let records: Vec<Record> = believed
+        let records: Vec<Record> = verified
             .iter()
             .zip(0..)
             .map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record })
@@ -199,7 +205,7 @@ impl Engine {
     }
 
     /// Writes the superblock of the next epoch, and its twin, each with a flush.
-    pub(crate) fn rise(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+    pub(crate) fn write_next_epoch(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
         if cuts.len() > self.settings.limits.cuts {
             return Err(Error::new(Kind::Corrupt, "too many recoveries to remember"));
         }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{
     counters::Counters,
+    coverage::{Coverage, Mark},
     engine::{
         Engine, Snapshot, State, catalogue::visible, checkpoint::Checkpointer, prepare::Preparer,
     },
@@ -18,10 +19,9 @@ use crate::{
     },
     index::Index,
     overlay::Overlay,
-    place::{Allocator, zone_list::ZoneList},
-    reached::{Branch, Reached},
     scheme::Records,
     settings::{PlantedBug, Settings},
+    space::{Allocator, zone_list::ZoneList},
     table::Pages,
     window::{
         Window,
@@ -96,9 +96,24 @@ impl Engine {
             )
         })?;
         let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
-        engine.reached.add(Branch::SuperblockDamaged, usize::from(damaged));
+        engine.coverage.add(Mark::SuperblockDamaged, usize::from(damaged));
+        if damaged {
+            engine.replace_damaged_superblock()?;
+        }
         engine.recover()?;
         Ok(engine)
+    }
+
+    /// Writes what was chosen over the superblock that is damaged, before anything else is written.
+    /// That one may be the newer: a later write over it that is torn could leave it whole again, and
+    /// what it names would be overwritten by then.
+    fn replace_damaged_superblock(&self) -> Result<()> {
+        let snapshot = self.state.lock().snapshot.clone();
+        if snapshot.state.sequence > 0 {
+            self.write_superblock(&snapshot, 1)?;
+            self.disk.flush()?;
+        }
+        Ok(())
     }
 
     /// The engine as of its last checkpoint, with nothing recovered.
@@ -128,7 +143,7 @@ impl Engine {
         let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
         let state = State {
             open: Window::new(snapshot.state.last_window.next()),
-            flights: Default::default(),
+            closed_windows: Default::default(),
             active: Overlay::default(),
             frozen: None,
             next_volume: snapshot.state.next_volume,
@@ -167,12 +182,12 @@ impl Engine {
             pages,
             state: Mutex::new(state),
             preparing: Mutex::new(Preparer::default()),
-            settling: Mutex::new(()),
-            merging: Mutex::default(),
+            making_durable: Mutex::new(()),
+            soft_updates: Mutex::default(),
             checkpointing: Mutex::new(Checkpointer::default()),
             compacting: Mutex::default(),
             counters: Counters::default(),
-            reached: Reached::default(),
+            coverage: Coverage::default(),
             lost: Mutex::default(),
             index_cursor: std::sync::atomic::AtomicU64::new(0),
             filter_cursor: std::sync::atomic::AtomicU64::new(0),

@@ -7,6 +7,7 @@ use onefold_core::{Error, Kind, Pba, Result};
 
 use super::Found;
 use crate::{
+    coverage::Mark,
     engine::{Engine, Snapshot, checkpoint::Checkpointer},
     format::{
         record::{Change, Record, WindowNumber},
@@ -14,8 +15,7 @@ use crate::{
     },
     hash::MixSet,
     overlay::Overlay,
-    place::{Allocator, zone_list::ZoneList},
-    reached::Branch,
+    space::{Allocator, zone_list::ZoneList},
 };
 
 impl Engine {
@@ -29,7 +29,7 @@ impl Engine {
         entries: Vec<Entry>,
         carriers: &[Found],
         records: &[Record],
-        believed: &[Record],
+        verified: &[Record],
     ) -> Result<MixSet<Pba>> {
         let geometry = self.fixed.geometry;
         let mut state = self.state.lock();
@@ -45,7 +45,7 @@ impl Engine {
             list.list_once();
         }
         // Of the others the checkpoint holds all; they are as good as new.
-        let named = records.iter().chain(believed).filter_map(|record| match record.change {
+        let named = records.iter().chain(verified).filter_map(|record| match record.change {
             Change::Block { pba, .. } => Some(pba),
             _ => None,
         });
@@ -88,8 +88,8 @@ impl Engine {
             allocator.note(found.header.address, found.header.window, true, None);
         }
         let mut pins = MixSet::default();
-        pins.reserve(records.len() + believed.len());
-        for record in records.iter().chain(believed) {
+        pins.reserve(records.len() + verified.len());
+        for record in records.iter().chain(verified) {
             match record.change {
                 Change::Block { pba, carried, fingerprint } => {
                     pins.insert(pba);
@@ -110,17 +110,17 @@ impl Engine {
         allocator.count_ready();
         state.allocator = allocator;
         state.deferred = deferred.len();
-        self.reached.add(Branch::HeldBlock, deferred.len());
+        self.coverage.add(Mark::HeldBlock, deferred.len());
         *self.checkpointing.lock() = Checkpointer::new(deferred);
         Ok(pins)
     }
 }
 
 /// The overlay that durable records make; the pages of believed ones are counted as well.
-pub(super) fn overlay_of(records: &[Record], believed: &[Record]) -> Overlay {
+pub(super) fn overlay_of(records: &[Record], verified: &[Record]) -> Overlay {
     let mut overlay = Overlay::default();
     overlay.entries.reserve(records);
-    records.iter().chain(believed).for_each(|record| overlay.touch(record));
+    records.iter().chain(verified).for_each(|record| overlay.touch(record));
     records.iter().for_each(|record| overlay.publish(record));
     overlay
 }

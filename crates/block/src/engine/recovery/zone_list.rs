@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use onefold_core::{Block, BlockRef, Class, Error, Kind, Pba, Read, Result, Run, ZoneId};
 
 use crate::{
+    coverage::Mark,
     engine::Engine,
     format::{
         geometry::Geometry,
         zone_list::{Entry, Page},
     },
-    reached::Branch,
     settings::PlantedBug,
 };
 
@@ -41,10 +41,10 @@ impl Engine {
                 lists(older, &page) || self.settings.has(PlantedBug::ListedOnce)
             });
             if !level {
-                self.reached.hit(if older.is_some() {
-                    Branch::ListCopyBehind
+                self.coverage.hit(if older.is_some() {
+                    Mark::ListCopyBehind
                 } else {
-                    Branch::ListCopyDamaged
+                    Mark::ListCopyDamaged
                 });
                 page.sequence = page.sequence.wrapping_add(1);
                 let at = self.fixed.geometry.list_page(number)[(page.sequence % 2) as usize];

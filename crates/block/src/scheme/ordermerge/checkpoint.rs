@@ -123,8 +123,8 @@ impl Build<'_> {
             return Ok(Vec::new());
         }
         let ahead = {
-            let mut merger = engine.merging.lock();
-            let growth = merger.growth.entry((table as u8, volume)).or_default();
+            let mut updates = engine.soft_updates.lock();
+            let growth = updates.growth.entry((table as u8, volume)).or_default();
             *growth = (*growth * 2).clamp(1, FANOUT);
             *growth
         };
@@ -171,7 +171,7 @@ impl State {
     /// Leaves of maps in which windows on their way have blocks.
     fn map_leaves_ahead(&self) -> BTreeMap<VolumeId, BTreeSet<u64>> {
         let mut leaves: BTreeMap<VolumeId, BTreeSet<u64>> = BTreeMap::new();
-        for window in self.flights.iter().map(|flight| &*flight.window).chain([&self.open]) {
+        for window in self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]) {
             for (volume, more) in window.map_leaves() {
                 leaves.entry(volume).or_default().extend(more);
             }
@@ -183,12 +183,12 @@ impl State {
     pub(crate) fn pinned(&self) -> BTreeSet<Pba> {
         let mut pinned: BTreeSet<Pba> = BTreeSet::new();
         pinned.extend(
-            self.flights
+            self.closed_windows
                 .iter()
-                .filter_map(|flight| flight.plan.as_ref())
+                .filter_map(|closed| closed.plan.as_ref())
                 .flat_map(|plan| plan.pins.iter().copied()),
         );
-        let windows = self.flights.iter().map(|flight| &*flight.window).chain([&self.open]);
+        let windows = self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]);
         pinned.extend(
             windows
                 .flat_map(|window| &window.blocks)
@@ -211,7 +211,7 @@ impl Engine {
     /// Takes the fingerprints of blocks without links, so that they can't be found any more, and
     /// writes all that waits.
     fn reclaim(&self, candidates: BTreeSet<Pba>) -> Result<Reclaimed> {
-        let _merger = self.merging.lock();
+        let _updates = self.soft_updates.lock();
         let mut reclaimed = Reclaimed::default();
         let mut candidates: Vec<Pba> = candidates.into_iter().collect();
         let leaf = |pba: &Pba| pba.0 / Table::Fingerprints.per_leaf();
@@ -284,7 +284,7 @@ impl Engine {
         if blocks.is_empty() || !self.in_place() {
             return Ok(());
         }
-        let _merger = self.merging.lock();
+        let _updates = self.soft_updates.lock();
         let snapshot = self.snapshot();
         // Where there is no leaf there is no count.
         let covered = self.leaves_in(Table::References, &snapshot.state.references)?

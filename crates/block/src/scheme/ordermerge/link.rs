@@ -8,7 +8,7 @@ use std::{
 
 use onefold_core::{Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
 
-use super::Merger;
+use super::SoftUpdates;
 use crate::{
     CheckpointStep,
     counters::add,
@@ -39,22 +39,23 @@ impl Engine {
     ///
     /// # Errors
     /// A failed write or flush stops all writes.
-    pub(crate) fn flush_merged(&self) -> Result<bool> {
-        let _settling = self.settling.lock();
-        let mut merger = self.merging.lock();
-        self.link_sound(&mut merger).map_err(|e| self.stop(&e))?;
+    pub(crate) fn flush_and_link(&self) -> Result<bool> {
+        let _making_durable = self.making_durable.lock();
+        let mut updates = self.soft_updates.lock();
+        self.link_sound(&mut updates).map_err(|e| self.stop(&e))?;
         let waits = {
             let state = self.state.lock();
             state.check_running()?;
-            state.flush_wanted || state.flights.iter().any(|flight| flight.stage >= Stage::Written)
+            state.flush_wanted
+                || state.closed_windows.iter().any(|closed| closed.stage >= Stage::Written)
         };
         if !waits {
             return Ok(false);
         }
-        self.write_counts(&mut merger).map_err(|e| self.stop(&e))?;
+        self.write_counts(&mut updates).map_err(|e| self.stop(&e))?;
         self.flush_leaves()?;
-        self.publish_linked(&mut merger).map_err(|e| self.stop(&e))?;
-        self.link_sound(&mut merger).map_err(|e| self.stop(&e))?;
+        self.publish_linked(&mut updates).map_err(|e| self.stop(&e))?;
+        self.link_sound(&mut updates).map_err(|e| self.stop(&e))?;
         self.write_later(false).map_err(|e| self.stop(&e))?;
         Ok(true)
     }
@@ -85,17 +86,18 @@ impl Engine {
     /// anything.
     ///
     /// # Errors
-    /// As [`flush_merged`](Self::flush_merged).
-    pub(crate) fn settle_merged(&self) -> Result<bool> {
-        let mut settled = false;
-        while self.flush_merged()? {
-            settled = true;
-            if !self.state.lock().flights.iter().any(|flight| flight.stage >= Stage::Written) {
+    /// As [`flush_and_link`](Self::flush_and_link).
+    pub(crate) fn flush_and_link_all(&self) -> Result<bool> {
+        let mut written = false;
+        while self.flush_and_link()? {
+            written = true;
+            if !self.state.lock().closed_windows.iter().any(|closed| closed.stage >= Stage::Written)
+            {
                 break;
             }
         }
-        settled |= self.commit_by_checkpoint()?;
-        Ok(self.make_leaves()? || settled)
+        written |= self.commit_by_checkpoint()?;
+        Ok(self.make_leaves()? || written)
     }
 
     /// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything;
@@ -104,7 +106,7 @@ impl Engine {
         let mut made = false;
         while self.state.lock().leaves_wanted {
             match self.checkpoint_for_leaves()? {
-                CheckpointStep::NeedsFlush => drop(self.flush_merged()?),
+                CheckpointStep::NeedsFlush => drop(self.flush_and_link()?),
                 CheckpointStep::NeedsReaders => break,
                 CheckpointStep::Advanced | CheckpointStep::Idle => {}
             }
@@ -114,34 +116,35 @@ impl Engine {
     }
 
     /// Links the windows whose data and counts are durable.
-    fn link_sound(&self, merger: &mut Merger) -> Result<()> {
+    fn link_sound(&self, updates: &mut SoftUpdates) -> Result<()> {
         let early = self.settings.has(PlantedBug::LinkBeforeData);
         let (sound, snapshot) = {
             let state = self.state.lock();
             state.check_running()?;
             let done = state.flushes_done;
-            let waiting = state.flights.iter().skip_while(|flight| flight.stage == Stage::Linked);
-            let sound = waiting.take_while(|flight| {
-                flight.stage == Stage::Written
-                    && (early || flight.written_before.is_some_and(|before| before < done))
+            let waiting =
+                state.closed_windows.iter().skip_while(|closed| closed.stage == Stage::Linked);
+            let sound = waiting.take_while(|closed| {
+                closed.stage == Stage::Written
+                    && (early || closed.written_before.is_some_and(|before| before < done))
             });
             let sound: Vec<(Arc<Window>, Arc<Plan>)> = sound
-                .filter_map(|flight| Some((flight.window.clone(), flight.plan.clone()?)))
+                .filter_map(|closed| Some((closed.window.clone(), closed.plan.clone()?)))
                 .collect();
             (sound, state.snapshot.clone())
         };
         let mut linked = Linked::default();
         for (window, plan) in &sound {
-            self.link_window(merger, &snapshot, plan, &mut linked)?;
+            self.link_window(updates, &snapshot, plan, &mut linked)?;
             let new: BTreeSet<Pba> = plan.addresses().collect();
             let mut stored: BTreeMap<Pba, Fingerprint> = BTreeMap::new();
             stored.extend(plan.links().filter(|(pba, _)| new.contains(pba)));
-            merger.stored.extend(stored);
+            updates.stored.extend(stored);
             self.state.lock().set_stage(window.number, Stage::Linked);
         }
         self.write_linked(&mut linked)?;
         if self.settings.has(PlantedBug::UnlinkedEarly) {
-            self.lower(merger)?;
+            self.lower(updates)?;
         }
         Ok(())
     }
@@ -155,7 +158,7 @@ impl Engine {
     /// Links one window: its ranges, then its blocks.
     fn link_window(
         &self,
-        merger: &mut Merger,
+        updates: &mut SoftUpdates,
         snapshot: &Snapshot,
         plan: &Plan,
         linked: &mut Linked,
@@ -166,7 +169,7 @@ impl Engine {
                 Change::Range { blocks, keep } => {
                     let (start, end) = (record.lba.0, record.lba.0 + blocks);
                     self.link_range(
-                        merger,
+                        updates,
                         snapshot,
                         record.volume,
                         start..end,
@@ -192,7 +195,7 @@ impl Engine {
         }
         self.pages.hold(&leaves)?;
         for ((id, pointer), entries) in leaves.iter().zip(blocks.values()) {
-            self.change_leaf(merger, id, pointer, entries.iter().copied())?;
+            self.change_leaf(updates, id, pointer, entries.iter().copied())?;
             linked.leaves.push(*pointer);
         }
         Ok(())
@@ -225,7 +228,7 @@ impl Engine {
     /// Applies a range to the leaves that exist.
     fn link_range(
         &self,
-        merger: &mut Merger,
+        updates: &mut SoftUpdates,
         snapshot: &Snapshot,
         volume: VolumeId,
         range: Range<u64>,
@@ -248,14 +251,14 @@ impl Engine {
             let (first, end) =
                 ((index * per_leaf).max(range.start), (at * per_leaf).min(range.end));
             for (id, pointer) in &leaves {
-                self.change_leaf(merger, id, pointer, (first..end).map(|lba| (Lba(lba), entry)))?;
+                self.change_leaf(updates, id, pointer, (first..end).map(|lba| (Lba(lba), entry)))?;
                 linked.leaves.push(*pointer);
             }
             if linked.leaves.len() >= RANGE_LEAVES {
                 self.write_linked(linked)?;
                 self.flush_leaves()?;
-                self.publish_linked(merger)?;
-                self.lower(merger)?;
+                self.publish_linked(updates)?;
+                self.lower(updates)?;
                 self.write_later(false)?;
             }
         }
@@ -265,7 +268,7 @@ impl Engine {
     /// Changes entries of a leaf that is held; notes the blocks that lose links.
     fn change_leaf(
         &self,
-        merger: &mut Merger,
+        updates: &mut SoftUpdates,
         id: &PageId,
         pointer: &Pointer,
         entries: impl Iterator<Item = (Lba, MapEntry)>,
@@ -280,7 +283,7 @@ impl Engine {
                     damaged = true;
                     continue;
                 };
-                merger.relinked(id, old, new);
+                updates.relinked(id, old, new);
                 if old != new {
                     new.set(page, slot);
                     changed += 1;
@@ -294,32 +297,32 @@ impl Engine {
 
     /// The windows that were linked before the last flush are durable: they are published, and the
     /// counts of the blocks that they unlinked may fall.
-    fn publish_linked(&self, merger: &mut Merger) -> Result<()> {
-        for (plan, leaves) in std::mem::take(&mut merger.uncounted) {
+    fn publish_linked(&self, updates: &mut SoftUpdates) -> Result<()> {
+        for (plan, leaves) in std::mem::take(&mut updates.uncounted) {
             self.pages.hold(&leaves)?;
             self.count_links(&plan, &leaves);
         }
         let target = {
             let state = self.state.lock();
             state
-                .flights
+                .closed_windows
                 .iter()
-                .take_while(|flight| flight.stage == Stage::Linked)
+                .take_while(|closed| closed.stage == Stage::Linked)
                 .last()
-                .map(|flight| flight.window.number)
+                .map(|closed| closed.window.number)
         };
         let Some(target) = target else { return Ok(()) };
         {
             let mut state = self.state.lock();
-            state.active.mapped += std::mem::take(&mut merger.mapped);
-            state.active.live += merger.stored.len() as i64;
+            state.active.mapped += std::mem::take(&mut updates.mapped);
+            state.active.live += updates.stored.len() as i64;
             self.publish_through(&mut state, target);
         }
-        self.lower(merger)
+        self.lower(updates)
     }
 }
 
-impl Merger {
+impl SoftUpdates {
     /// An entry of a map changes.
     fn relinked(&mut self, id: &PageId, old: MapEntry, new: MapEntry) {
         for (entry, change) in [(old, -1), (new, 1)] {

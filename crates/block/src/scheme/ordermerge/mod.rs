@@ -12,11 +12,11 @@
 //!
 //! | step | what is written | why then |
 //! |---|---|---|
-//! | level 0 (`count.rs`) | data; counts, merged over the windows that wait for a flush: one more for each new link, and for a new block its own | before anything names them |
+//! | level 0 (`increments.rs`) | data; counts, merged over the windows that wait for a flush: one more for each new link, and for a new block its own | before anything names them |
 //! | flush | | |
 //! | level 1 (`link.rs`) | map leaves: the links of all windows that wait, merged leaf by leaf; ranges in the order of windows | |
 //! | flush | | the windows are durable |
-//! | later (`later.rs`) | counts of blocks that lost a link, one less; fingerprints of new blocks | nobody waits for them: they go along when their leaf is written anyway, or alone after the delay |
+//! | later (`non_critical.rs`) | counts of blocks that lost a link, one less; fingerprints of new blocks | nobody waits for them: they go along when their leaf is written anyway, or alone after the delay |
 //!
 //! A count falls only when the unlinking is durable, and is held back until then: so a leaf that
 //! holds the counts of both an old and a new block is never written in a circle. A window is sound
@@ -35,13 +35,13 @@
 //! *Invariant:* a count is never lower than the links on the disk, in whatever state a crash leaves
 //! it, plus one.
 //!
-//! Threads: who changes leaves holds `merging`, also during a flush, so that no leaf is written
-//! while one is under way.
+//! Threads: who changes leaves holds `soft_updates`, also during a flush, so that no leaf is
+//! written while one is under way.
 
 mod checkpoint;
-mod count;
-mod later;
+mod increments;
 mod link;
+mod non_critical;
 mod recount;
 mod recovery;
 
@@ -70,7 +70,7 @@ impl Scheme for OrderMerge {
 
 /// What waits between the steps.
 #[derive(Default)]
-pub(crate) struct Merger {
+pub(crate) struct SoftUpdates {
     /// Leaves that count the links of windows whose data was written, and that the next flush
     /// takes along.
     counted: Vec<Pointer>,

@@ -5,13 +5,13 @@
 
 use onefold_core::{Pba, Result, VolumeId};
 
-use super::Merger;
+use super::SoftUpdates;
 use crate::{
+    coverage::Mark,
     engine::{Engine, Snapshot, Stage},
     format::page::{MapEntry, PageId, ReferenceEntry, Table},
-    place::ZoneSource,
-    reached::Branch,
     settings::PlantedBug,
+    space::ZoneSource,
 };
 
 /// Blocks whose links are counted in one walk over the maps, whole leaves of references: 16 MiB of
@@ -60,7 +60,7 @@ impl Engine {
     /// Counts may be too high: begins to look for them.
     pub(super) fn begin_recount(&self) {
         let leaves = self.state.lock().block_leaves[0];
-        self.merging.lock().recount = Some(Recount::new(0, leaves));
+        self.soft_updates.lock().recount = Some(Recount::new(0, leaves));
     }
 
     /// One step of a recount. Returns whether there may be more to do.
@@ -68,20 +68,20 @@ impl Engine {
     /// # Errors
     /// A damaged page stops all writes, as it does when a window needs it.
     pub(crate) fn recount_step(&self) -> Result<bool> {
-        let mut merger = self.merging.lock();
-        let Some(mut recount) = merger.recount.take() else { return Ok(false) };
+        let mut updates = self.soft_updates.lock();
+        let Some(mut recount) = updates.recount.take() else { return Ok(false) };
         let snapshot = self.snapshot();
         let done = self.count_some(&snapshot, &mut recount).map_err(|e| self.stop(&e))?;
         if !done {
-            merger.recount = Some(recount);
+            updates.recount = Some(recount);
             return Ok(true);
         }
-        self.compare_counts(&snapshot, &merger, &mut recount).map_err(|e| self.stop(&e))?;
+        self.compare_counts(&snapshot, &updates, &mut recount).map_err(|e| self.stop(&e))?;
         let (next, leaves) = (recount.first + STRETCH_LEAVES, self.state.lock().block_leaves[0]);
         if next < leaves {
-            merger.recount = Some(Recount::new(next, leaves));
+            updates.recount = Some(Recount::new(next, leaves));
         } else {
-            self.reached.hit(Branch::Recounted);
+            self.coverage.hit(Mark::Recounted);
             let mut state = self.state.lock();
             state.exact = true;
         }
@@ -122,19 +122,19 @@ impl Engine {
     fn compare_counts(
         &self,
         snapshot: &Snapshot,
-        merger: &Merger,
+        updates: &SoftUpdates,
         recount: &mut Recount,
     ) -> Result<()> {
         if !self.settings.has(PlantedBug::RecountBlind) {
-            for &pba in &merger.unlinked {
+            for &pba in &updates.unlinked {
                 recount.tally(pba).into_iter().for_each(|links| *links += 1);
             }
             let state = self.state.lock();
             for plan in state
-                .flights
+                .closed_windows
                 .iter()
-                .filter(|flight| flight.stage == Stage::Written)
-                .filter_map(|flight| flight.plan.as_ref())
+                .filter(|closed| closed.stage == Stage::Written)
+                .filter_map(|closed| closed.plan.as_ref())
             {
                 plan.links().for_each(|(pba, _)| {
                     recount.tally(pba).into_iter().for_each(|links| *links += 1)
@@ -175,7 +175,7 @@ impl Engine {
                     unlinked.push(pba);
                 }
             }
-            self.reached.add(Branch::CountLowered, lowered.len());
+            self.coverage.add(Mark::CountLowered, lowered.len());
             let mut state = self.state.lock();
             state.active.unlinked.extend(unlinked);
             self.pages.held().change(&pointer, now, |page| {

@@ -4,6 +4,7 @@
 use onefold_core::{Pba, Result};
 
 use crate::{
+    coverage::Mark,
     engine::{Checkpointer, Engine, Snapshot},
     format::{
         page::{ReferenceEntry, Table},
@@ -12,8 +13,7 @@ use crate::{
         zone_list::{Entry, Page},
     },
     overlay::Overlay,
-    place::{Allocator, Extent, zone_list::ZoneList},
-    reached::Branch,
+    space::{Allocator, Extent, zone_list::ZoneList},
     window::Window,
 };
 
@@ -64,7 +64,7 @@ impl Engine {
             self.begin_recount();
         }
         let known = superblock::State { inexact, ..snapshot.state.clone() };
-        self.rise(
+        self.write_next_epoch(
             &Snapshot {
                 state: known,
                 volumes: snapshot.volumes.clone(),
@@ -112,12 +112,12 @@ impl Engine {
                     continue;
                 }
                 if allocator.recover_used(Pba(pba), &source)? {
-                    self.reached.hit(Branch::PlacedInUse);
+                    self.coverage.hit(Mark::PlacedInUse);
                     overlay.allocated.push(Extent { at: Pba(pba), blocks: 1 });
                     allocator.note(Pba(pba), window, false, None);
                 }
                 if count == 1 {
-                    self.reached.hit(Branch::UnlinkedFound);
+                    self.coverage.hit(Mark::UnlinkedFound);
                     overlay.unlinked.push(Pba(pba));
                 }
             }
