@@ -12,8 +12,8 @@ use super::Kernel;
 /// Keys of a page.
 const PAGE: usize = 1000;
 
-/// Asks until `ask` has an end, at most `tries` times. It is the only loop of the crate that waits
-/// for a reply.
+/// Asks until `ask` has an end, at most `tries` times. No other loop of the crate sends an operation
+/// again as it was because its reply was lost.
 pub(super) fn retry<T>(
     tries: u32,
     mut ask: impl FnMut() -> Result<ControlFlow<T>, Refusal>,
