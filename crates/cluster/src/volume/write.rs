@@ -192,6 +192,12 @@ impl Volume {
             if !self.session.kernel().planted(PlantedBug::ListedNotCompared) {
                 plan.op.guards.push(Guard::Omap(key::LISTED.to_vec(), listed));
             }
+            if discarded.is_some() {
+                // With no entry to compare, a copy of an older trim would come late and count.
+                let noted = (known.discarded > Stamp(0)).then(|| stamp_value(known.discarded));
+                let guard = Guard::Omap(key::DISCARDED.to_vec(), noted.unwrap_or_default());
+                plan.op.guards.push(guard);
+            }
         } else {
             plan.op.guards.push(Guard::Absent);
             plan.discarded = plan.discarded.or(self.newest_discard(index));
