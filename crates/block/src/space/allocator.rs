@@ -16,11 +16,10 @@ use std::{
 
 use onefold_core::{Error, Fingerprint, Kind, Pba, Result, ZoneId};
 
-use super::{
-    bitmap::ZoneBitmap,
-    zone_list::{DuePage, ZoneList},
+use super::zone_list::{DuePage, ZoneList};
+use crate::format::{
+    Identity, geometry::Geometry, record::WindowNumber, superblock, zone_bitmap::ZoneBitmap,
 };
-use crate::format::{Identity, geometry::Geometry, record::WindowNumber, superblock};
 
 /// Where the allocator learns what it does not keep in memory, and asks the host for space.
 pub(crate) trait ZoneSource {

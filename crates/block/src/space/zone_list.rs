@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use onefold_core::{Block, Pba, ZoneId};
 
-use super::bitmap::ZoneBitmap;
+use crate::format::zone_bitmap::ZoneBitmap;
 use crate::format::{
     Identity,
     geometry::Geometry,

@@ -11,6 +11,7 @@
 
 mod background;
 mod commit;
+mod group;
 mod status;
 mod volume;
 
@@ -41,7 +42,7 @@ const ROOM_CHECKPOINTS: u64 = 16;
 pub struct Store {
     engine: Engine,
     clock: Arc<dyn Clock>,
-    commit: commit::GroupCommit,
+    commit: group::GroupCommit,
     /// Raised whenever windows were published or space was made.
     progress: Mutex<u64>,
     progressed: Condvar,
@@ -92,7 +93,7 @@ impl Store {
         Ok(Arc::new(Store {
             engine,
             clock,
-            commit: commit::GroupCommit::default(),
+            commit: group::GroupCommit::default(),
             progress: Mutex::new(0),
             progressed: Condvar::new(),
             writer: Signal::default(),

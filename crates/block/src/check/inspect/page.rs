@@ -2,7 +2,7 @@
 
 use onefold_core::{Block, Fingerprint, Pba};
 
-use super::{field, line, pointer_text};
+use super::text::{field, line, pointer_text};
 use crate::index::paged;
 use crate::{
     check::{report::Named, walk::children},

@@ -38,11 +38,11 @@ use crate::{
     format::{
         geometry::SUPERBLOCKS,
         superblock::{self, Superblock},
+        zone_bitmap::ZoneBitmap,
     },
     index::Filter,
     scheme::{Records, ordermerge::Reclaimed},
     settings::PlantedBug,
-    space::bitmap::ZoneBitmap,
 };
 
 /// How far a checkpoint has come.

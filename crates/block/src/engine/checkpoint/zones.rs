@@ -11,9 +11,10 @@ use crate::{
         geometry::Geometry,
         page::{FANOUT, Table, ZoneEntry},
         superblock::Root,
+        zone_bitmap::ZoneBitmap,
     },
     settings::PlantedBug,
-    space::{ZoneSource, bitmap::ZoneBitmap},
+    space::ZoneSource,
     table::{PageSpace, rebuild, rebuild::Rebuild},
 };
 
