@@ -11,6 +11,8 @@ pub mod claim;
 mod counters;
 mod coverage;
 pub mod engine;
+mod fail_stop;
+mod flushes;
 pub mod format;
 mod hash;
 mod index;

@@ -78,7 +78,7 @@ impl Engine {
     /// that wait.
     fn may_compact(&self) -> bool {
         let state = self.state.lock();
-        state.stopped.is_none()
+        state.fail_stop.reason().is_none()
             && state.frozen.is_none()
             && state.snapshot.discards.is_empty()
             && state.uncommitted_records() * RECORDS_SHARE < self.settings.records_max

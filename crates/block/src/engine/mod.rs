@@ -30,12 +30,14 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Block, Clock, Disk, Error, Kind, Result, Ticket, VolumeId, ZoneId};
+use onefold_core::{Block, Clock, Disk, Error, Result, Ticket, VolumeId, ZoneId};
 use parking_lot::Mutex;
 
 use crate::{
     counters::Counters,
     coverage::{Coverage, Mark},
+    fail_stop::FailStop,
+    flushes::Flushes,
     format::{
         Identity,
         catalogue::Volume,
@@ -121,15 +123,10 @@ pub(crate) struct State {
     pub(crate) deferred: usize,
     /// Pages set aside for writing the index.
     pub(crate) spilling_pages: u64,
-    /// Why no more writes are done.
-    pub(crate) stopped: Option<Error>,
+    pub(crate) fail_stop: FailStop,
     /// A checkpoint should run although nothing forces it yet.
     pub(crate) checkpoint_wanted: bool,
-    /// Something besides windows waits for a flush.
-    pub(crate) flush_wanted: bool,
-    /// Flushes that began, and that succeeded.
-    pub(crate) flushes_begun: u64,
-    pub(crate) flushes_done: u64,
+    pub(crate) flushes: Flushes,
     /// A checkpoint is durable, and what it does not need is about to be made free.
     pub(crate) releasing: bool,
     /// With leaves in place: a window waits for leaves that do not exist.
@@ -233,20 +230,12 @@ impl Engine {
     /// The reason, after the first failed write or flush.
     #[must_use]
     pub fn stopped(&self) -> Option<Error> {
-        self.state.lock().stopped.clone()
+        self.state.lock().fail_stop.reason().cloned()
     }
 
     /// Stops all writes for good, keeping the first reason. Reads go on.
     pub(crate) fn stop(&self, error: &Error) -> Error {
-        let mut state = self.state.lock();
-        let reason = state.stopped.get_or_insert_with(|| {
-            Error::new(
-                Kind::Stopped,
-                format!("the store takes no more writes until it is opened again: {error}"),
-            )
-            .caused_by(error.clone())
-        });
-        reason.clone()
+        self.state.lock().fail_stop.stop(error)
     }
 
     /// How often rare branches were reached since the store was opened, those that were.
@@ -291,7 +280,7 @@ impl State {
 
     /// Fails when writes were stopped.
     pub(crate) fn check_running(&self) -> Result<()> {
-        self.stopped.clone().map_or(Ok(()), Err)
+        self.fail_stop.check()
     }
 
     /// Memory for more blocks of a window.

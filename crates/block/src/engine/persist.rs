@@ -98,7 +98,7 @@ impl Engine {
         let (window, plan) = {
             let mut state = self.state.lock();
             state.check_running()?;
-            let others_wait = state.flush_wanted
+            let others_wait = state.flushes.is_wanted()
                 || state.allocator.list.is_dirty()
                 || state.closed_windows.iter().any(|f| f.stage >= Stage::Writing);
             let front = if self.settings.has(PlantedBug::OutOfOrder) {
@@ -156,7 +156,7 @@ impl Engine {
             return self.flush_and_link();
         }
         let _making_durable = self.making_durable.lock();
-        let target = {
+        let (target, flush) = {
             let mut state = self.state.lock();
             state.check_running()?;
             let target = state
@@ -165,18 +165,16 @@ impl Engine {
                 .take_while(|closed| closed.stage == Stage::Written)
                 .last()
                 .map(|closed| closed.window.number);
-            if target.is_none() && !state.flush_wanted {
+            if target.is_none() && !state.flushes.is_wanted() {
                 return Ok(false);
             }
-            if self.scheme.records() == Records::ByCheckpoint && !state.flush_wanted {
+            if self.scheme.records() == Records::ByCheckpoint && !state.flushes.is_wanted() {
                 // The flush of the checkpoint that makes them durable is theirs as well.
                 self.publish_through(&mut state, target.unwrap_or_default());
                 return Ok(true);
             }
             state.allocator.list.flushing();
-            state.flush_wanted = false;
-            state.flushes_begun += 1;
-            target
+            (target, state.flushes.begin())
         };
         if !self.settings.has(PlantedBug::SkippedFlush) {
             let again = self.settings.has(PlantedBug::FlushRetried);
@@ -184,7 +182,7 @@ impl Engine {
         }
         add(&self.counters.flushes, 1);
         let mut state = self.state.lock();
-        state.flushes_done = state.flushes_begun;
+        state.flushes.succeeded(flush);
         state.allocator.list.flushed();
         if let Some(target) = target {
             self.publish_through(&mut state, target);
@@ -230,7 +228,7 @@ impl Engine {
             let mut state = self.state.lock();
             state.check_running()?;
             let durable = state.durable;
-            state.flush_wanted = true;
+            state.flushes.want();
             state.allocator.due_list_pages(&self.identity, durable)
         };
         let refs = list_refs(&due);
@@ -270,7 +268,7 @@ impl Engine {
 
     fn take_prepared(&self) -> Option<(Arc<Window>, Arc<Plan>, Vec<DuePage>)> {
         let mut state = self.state.lock();
-        if state.stopped.is_some() {
+        if state.fail_stop.reason().is_some() {
             return None;
         }
         let closed =

@@ -119,7 +119,7 @@ impl Engine {
             cache_misses: self.pages.misses.load(Relaxed),
             memory_bytes,
             epoch: state.epoch,
-            stopped: state.stopped.as_ref().map(ToString::to_string),
+            stopped: state.fail_stop.reason().map(ToString::to_string),
             volumes,
             counts: self.counts(),
         }

@@ -169,11 +169,7 @@ impl Engine {
     fn checkpoint_advance(&self, reason: Reason) -> Result<CheckpointStep> {
         let mut checkpointer = self.checkpointing.lock();
         self.state.lock().check_running()?;
-        let flushed_after = |note: u64| {
-            let mut state = self.state.lock();
-            state.flush_wanted |= state.flushes_done <= note;
-            state.flushes_done > note
-        };
+        let flushed_after = |note: u64| self.state.lock().flushes.has_followed(note);
         match std::mem::take(&mut checkpointer.phase) {
             Phase::Idle => {
                 let Some(next) =
@@ -293,16 +289,14 @@ impl Engine {
         if self.scheme.records() != Records::Nowhere {
             self.checkpoint_to_end(Reason::Clean)?;
         }
-        self.state.lock().stopped = Some(Error::new(Kind::Stopped, "the store is closed"));
+        self.state.lock().fail_stop.close();
         Ok(())
     }
 
     /// Asks for a flush, and gives the number of the last one that began too early for what was
     /// written just now.
     fn want_flush(&self) -> u64 {
-        let mut state = self.state.lock();
-        state.flush_wanted = true;
-        state.flushes_begun
+        self.state.lock().flushes.want()
     }
 
     /// Writes the superblock of a version: as the one `before` its number, which is the number of

@@ -11,6 +11,8 @@ use crate::{
     engine::{
         Engine, Snapshot, State, catalogue::visible, checkpoint::Checkpointer, prepare::Preparer,
     },
+    fail_stop::FailStop,
+    flushes::Flushes,
     format::{
         catalogue::{Discard, Volume},
         geometry::SUPERBLOCKS,
@@ -143,11 +145,9 @@ impl Engine {
             unplaced: 0,
             deferred: 0,
             spilling_pages: 0,
-            stopped: None,
+            fail_stop: FailStop::default(),
             checkpoint_wanted: false,
-            flush_wanted: false,
-            flushes_begun: 0,
-            flushes_done: 0,
+            flushes: Flushes::default(),
             releasing: false,
             releases: 0,
             leaves_wanted: false,

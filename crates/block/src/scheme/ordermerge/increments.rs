@@ -92,7 +92,7 @@ impl Engine {
 
     fn next_prepared(&self) -> Option<(Arc<Window>, Arc<Plan>, Arc<Snapshot>)> {
         let state = self.state.lock();
-        if state.stopped.is_some() {
+        if state.fail_stop.reason().is_some() {
             return None;
         }
         let closed = state.closed_windows.iter().find(|closed| closed.stage == Stage::Prepared)?;
@@ -144,7 +144,7 @@ impl Engine {
     /// Writes the next versions of leaves that changed; they are durable with the next flush. Gives
     /// the number of the last one that began before, and how many leaves were written.
     pub(super) fn write_leaves(&self, leaves: &[Pointer]) -> Result<(u64, u64)> {
-        let note = self.state.lock().flushes_begun;
+        let note = self.state.lock().flushes.last_begun();
         let pages = self.pages.held().write(&self.identity, leaves, note);
         let refs: Vec<BlockRef<'_>> =
             pages.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();

@@ -46,7 +46,7 @@ impl Engine {
         let waits = {
             let state = self.state.lock();
             state.check_running()?;
-            state.flush_wanted
+            state.flushes.is_wanted()
                 || state.closed_windows.iter().any(|closed| closed.stage >= Stage::Written)
         };
         if !waits {
@@ -65,16 +65,14 @@ impl Engine {
         let begun = {
             let mut state = self.state.lock();
             state.allocator.list.flushing();
-            state.flush_wanted = false;
-            state.flushes_begun += 1;
-            state.flushes_begun
+            state.flushes.begin()
         };
         if !self.settings.has(PlantedBug::SkippedFlush) {
             self.disk.flush().map_err(|e| self.stop(&e))?;
         }
         add(&self.counters.flushes, 1);
         let mut state = self.state.lock();
-        state.flushes_done = begun;
+        state.flushes.succeeded(begun);
         state.allocator.list.flushed();
         drop(state);
         self.pages.flushed(begun);
@@ -121,7 +119,7 @@ impl Engine {
         let (sound, snapshot) = {
             let state = self.state.lock();
             state.check_running()?;
-            let done = state.flushes_done;
+            let done = state.flushes.last_done();
             let waiting =
                 state.closed_windows.iter().skip_while(|closed| closed.stage == Stage::Linked);
             let sound = waiting.take_while(|closed| {
