@@ -1,7 +1,7 @@
 //! The examples of the documents, run as they stand, and the links between them.
 //!
 //! A fence marked `console` holds a session: each line that begins with `$ ` is typed, in order, in
-//! one shell for each document, in an empty directory, with `onefold` in the search path.
+//! one shell for each document, in an empty directory, with `onefold` and `onefold-lab` in the search path.
 
 use std::{
     fs,
@@ -28,8 +28,11 @@ const SESSIONS: [&str; 3] = ["README.md", "docs/operating.md", "docs/laboratory.
 pub(crate) fn run() -> Result<Tally> {
     let mut tally = Tally::default();
     let onefold = Onefold::build(Build::Test)?;
+    let laboratory = Onefold::laboratory(Build::Test)?;
     for document in SESSIONS {
-        check(&mut tally, &format!("the examples of {document}"), || session(&onefold, document));
+        check(&mut tally, &format!("the examples of {document}"), || {
+            session(&[&onefold, &laboratory], document)
+        });
     }
     check(&mut tally, "links and offsets of all documents", || {
         documents()?.iter().try_for_each(|document| {
@@ -42,7 +45,8 @@ pub(crate) fn run() -> Result<Tally> {
     Ok(tally)
 }
 
-fn session(onefold: &Onefold, document: &str) -> Result<()> {
+/// Types the session of a document, with these commands in the search path.
+fn session(commands_of: &[&Onefold], document: &str) -> Result<()> {
     let text = fs::read_to_string(machine::root().join(document))?;
     let lines = commands(&text);
     ensure!(!lines.is_empty(), "no examples");
@@ -55,11 +59,12 @@ fn session(onefold: &Onefold, document: &str) -> Result<()> {
     let script = format!("{script}if kill -TERM %1 2>/dev/null; then wait; fi\n");
     let mut command = program("bash");
     let path = std::env::var("PATH").unwrap_or_default();
-    let bin = onefold.binary().parent().map(Path::to_path_buf).unwrap_or_default();
+    let places = commands_of.iter().filter_map(|command| command.binary().parent());
+    let places: Vec<String> = places.map(|place| place.display().to_string()).collect();
     command
         .args(["-c", &script])
         .current_dir(scratch.path())
-        .env("PATH", format!("{}:{path}", bin.display()))
+        .env("PATH", format!("{}:{path}", places.join(":")))
         .stdin(Stdio::null());
     command.env("RUNTIME_DIRECTORY", scratch.file("run"));
     run_program(command, Duration::from_secs(120)).map(|_| ())

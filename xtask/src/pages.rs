@@ -89,14 +89,13 @@ fn pages() -> Result<Vec<PathBuf>> {
     if !pages.iter().all(|page| page.exists()) {
         paper::short()?;
     }
-    let onefold = Onefold::build(Build::Test)?;
+    let laboratory = Onefold::laboratory(Build::Test)?;
     let made = directory();
     fs::create_dir_all(&made)?;
     let trace = machine::root().join("crates/lab/data/pgbench.dtrace.zst");
     let (replay, sweep) = (made.join("replay.html"), made.join("sweep.html"));
     let schemes = "original,ordered,cow,thin";
     let replayed = [
-        "lab",
         "replay",
         path(&trace),
         "--records",
@@ -108,7 +107,6 @@ fn pages() -> Result<Vec<PathBuf>> {
         "--report",
     ];
     let swept = [
-        "lab",
         "sweep",
         "--blocks",
         "1000",
@@ -121,7 +119,7 @@ fn pages() -> Result<Vec<PathBuf>> {
         "--report",
     ];
     for (arguments, page) in [(&replayed[..], &replay), (&swept[..], &sweep)] {
-        run_program(onefold.command([arguments, &[path(page)]].concat()), LIMIT)?;
+        run_program(laboratory.command([arguments, &[path(page)]].concat()), LIMIT)?;
     }
     pages.extend([replay, sweep]);
     Ok(pages)

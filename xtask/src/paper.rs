@@ -1,4 +1,4 @@
-//! `cargo xtask paper`: the papers' experiments by `onefold lab paper`, with the recorded traces of
+//! `cargo xtask paper`: the papers' experiments by `onefold-lab paper`, with the recorded traces of
 //! this repository.
 
 use std::{fs, path::PathBuf, time::Duration};
@@ -157,15 +157,15 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let Some(paper) = PAPERS.iter().find(|known| known.name == paper) else {
         bail!("there is no paper '{paper}'\n\n{USAGE}")
     };
-    Ok(experiments(&Onefold::build(Build::Release)?, paper, quick)?.failed == 0)
+    Ok(experiments(&Onefold::laboratory(Build::Release)?, paper, quick)?.failed == 0)
 }
 
 /// What CI does: the short form of each paper.
 pub(crate) fn short() -> Result<Tally> {
-    let onefold = Onefold::build(Build::Test)?;
+    let laboratory = Onefold::laboratory(Build::Test)?;
     let mut all = Tally::default();
     for paper in &PAPERS {
-        let Tally { passed, failed, note } = experiments(&onefold, paper, true)?;
+        let Tally { passed, failed, note } = experiments(&laboratory, paper, true)?;
         all = Tally {
             passed: all.passed + passed,
             failed: all.failed + failed,
@@ -186,13 +186,13 @@ pub(crate) fn names() -> [&'static str; 5] {
 }
 
 /// Runs one paper's experiments. A statement fails that neither counts nor is known not to.
-fn experiments(onefold: &Onefold, known: &Paper, quick: bool) -> Result<Tally> {
+fn experiments(laboratory: &Onefold, known: &Paper, quick: bool) -> Result<Tally> {
     let Paper { name: paper, replayed, .. } = *known;
     let out = directory(paper);
     let data = machine::root().join("crates").join("lab").join("data");
     let traces =
         replayed.iter().map(|name| path(&data.join(name)).to_owned()).collect::<Vec<_>>().join(",");
-    let mut arguments = vec!["lab", "paper", paper, "--out", path(&out)];
+    let mut arguments = vec!["paper", paper, "--out", path(&out)];
     if !replayed.is_empty() {
         arguments.extend(["--traces", &traces]);
     }
@@ -210,14 +210,14 @@ fn experiments(onefold: &Onefold, known: &Paper, quick: bool) -> Result<Tally> {
     if quick {
         arguments.push("--quick");
     }
-    let onefold = cluster.as_ref().map_or_else(
-        || onefold.clone(),
+    let laboratory = cluster.as_ref().map_or_else(
+        || laboratory.clone(),
         |_| {
             let (variable, user) = ceph::ForPaper::user();
-            onefold.with(variable, &user)
+            laboratory.with(variable, &user)
         },
     );
-    let ended = show(onefold.command(arguments), if quick { QUICK_LIMIT } else { LIMIT })?;
+    let ended = show(laboratory.command(arguments), if quick { QUICK_LIMIT } else { LIMIT })?;
     if let Some(cluster) = &cluster {
         cluster.show_own_deduplication();
     }

@@ -48,6 +48,21 @@ pub(crate) enum Build {
     Release,
 }
 
+/// Builds a package, and returns where its command is.
+fn built(package: &str, command: &str, build: Build) -> Result<PathBuf> {
+    let mut arguments = vec!["build", "--quiet", "--locked", "--package", package];
+    if build == Build::Release {
+        arguments.push("--release");
+    }
+    run(cargo(arguments), BUILD_LIMIT)?;
+    let profile = if build == Build::Release { "release" } else { "debug" };
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| machine::root().join("target"), PathBuf::from);
+    let binary = target.join(profile).join(command);
+    ensure!(binary.exists(), "{} was not built", binary.display());
+    Ok(binary)
+}
+
 impl Onefold {
     /// Builds the command; with the variable `ONEFOLD`, takes the one that it names instead.
     pub(crate) fn build(build: Build) -> Result<Onefold> {
@@ -55,17 +70,12 @@ impl Onefold {
             ensure!(binary.exists(), "there is no {}", binary.display());
             return Ok(Onefold::at(binary));
         }
-        let mut arguments = vec!["build", "--quiet", "--locked", "--package", "onefold"];
-        if build == Build::Release {
-            arguments.push("--release");
-        }
-        run(cargo(arguments), BUILD_LIMIT)?;
-        let profile = if build == Build::Release { "release" } else { "debug" };
-        let target = std::env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| machine::root().join("target"), PathBuf::from);
-        let binary = target.join(profile).join("onefold");
-        ensure!(binary.exists(), "{} was not built", binary.display());
-        Ok(Onefold::at(binary))
+        Ok(Onefold::at(built("onefold", "onefold", build)?))
+    }
+
+    /// The laboratory's command, `onefold-lab`.
+    pub(crate) fn laboratory(build: Build) -> Result<Onefold> {
+        Ok(Onefold::at(built("onefold-papers", "onefold-lab", build)?))
     }
 
     /// Its servers take commands in a directory of the build's, and leave nothing elsewhere.

@@ -17,7 +17,8 @@ use self::files::{Crate, Method};
 use crate::{machine, test::Tally};
 
 /// Crates of the product.
-const CRATES: [&str; 7] = ["core", "block", "archive", "cluster", "backend", "serve", "onefold"];
+const CRATES: [&str; 8] =
+    ["core", "block", "archive", "cluster", "backend", "serve", "console", "onefold"];
 
 /// Longest line of code.
 const WIDTH: usize = 100;

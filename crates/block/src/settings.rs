@@ -8,6 +8,7 @@ use crate::format::{
     Identity,
     catalogue::{DISCARDS_MAX, VOLUMES_MAX},
     geometry::{Geometry, ZONE_BLOCKS_MAX},
+    record::WindowNumber,
     superblock::{CUTS_MAX, Fixed, Layout, Leftover, SchemeName},
 };
 
@@ -44,6 +45,8 @@ pub struct Format {
     pub layout: Layout,
     /// How records become durable.
     pub scheme: SchemeName,
+    /// The window before the first; 0 unless a simulation wants large numbers.
+    pub window_before: WindowNumber,
 }
 
 impl Format {
@@ -61,6 +64,7 @@ impl Format {
             leftover: Leftover::Log,
             layout: Layout::Run,
             scheme: SchemeName::default(),
+            window_before: WindowNumber(0),
         }
     }
 

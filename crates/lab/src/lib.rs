@@ -11,7 +11,6 @@
 //! | [`replay`], [`sweep`] | one run, and a grid of runs |
 //! | [`crash`] | power failures at every point of a workload |
 //! | [`report`] | results as a page |
-//! | [`paper`] | the experiments of papers, measured and judged |
 //! | [`rad`] | placement in stripes by reference counts, and its reliability |
 //!
 //! *Invariants:* a replay is one thread, sleeps never, and gives the same figures on every machine
@@ -26,17 +25,16 @@ macro_rules! between {
 }
 
 mod clock;
-mod content;
+pub mod content;
 pub mod crash;
 pub mod device;
 mod medium;
-pub mod paper;
 pub mod rad;
 pub mod record;
 pub mod replay;
 pub mod report;
 pub mod request;
-mod rng;
+pub mod rng;
 pub mod subject;
 pub mod sweep;
 pub mod trace;

@@ -39,7 +39,8 @@ impl Rng {
 }
 
 /// Spreads near numbers far apart; different numbers stay different.
-pub(crate) fn mix(mut z: u64) -> u64 {
+#[must_use]
+pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

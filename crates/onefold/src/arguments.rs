@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+use onefold_console::manual;
+
 use crate::{
     operator,
     verbs::{
-        archive, check, cluster, create, estimate, gc, get, inspect, lab, ls, manual, put,
-        reliability, rm, scrub, serve, stats, status, volume,
+        archive, check, cluster, create, estimate, gc, get, inspect, ls, put, rm, scrub, serve,
+        stats, status, volume,
     },
 };
 
@@ -68,7 +70,6 @@ pub(crate) enum Verb {
     Inspect(inspect::Options),
     Estimate(estimate::Options),
     Cluster(cluster::Options),
-    Lab(Box<lab::Options>),
     Archive(archive::Options),
     Put(put::Options),
     Get(get::Options),
@@ -76,7 +77,6 @@ pub(crate) enum Verb {
     Rm(rm::Options),
     Gc(gc::Options),
     Stats(stats::Options),
-    Reliability(reliability::Options),
     Man(manual::Options),
 }
 
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn every_verb_that_ends_answers_in_json() {
         // These run until they are stopped, or write files and say where.
-        const OTHERS: [&str; 3] = ["onefold serve", "onefold man", "onefold lab record"];
+        const OTHERS: [&str; 2] = ["onefold serve", "onefold man"];
         let mut all = Vec::new();
         verbs(&Arguments::command(), "onefold", &mut all);
         let mut global = Vec::new();

@@ -8,10 +8,8 @@ use std::{ffi::OsString, path::Path};
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, parser::ValueSource};
 use toml::{Table, Value};
 
-use crate::{
-    arguments::Arguments,
-    failure::{Failure, sentence_of},
-};
+use crate::arguments::Arguments;
+use onefold_console::failure::{Failure, sentence_of};
 
 /// Options that only make sense on the command line.
 const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];

@@ -9,7 +9,8 @@
 //! | [`store_file`] | a store that nobody serves: looked at, or opened for work |
 //! | [`control`] | a store that is served: verbs reach its server through the control socket |
 //! | [`report`] | what `status` tells, as JSON and as text |
-//! | [`progress`], [`output`], [`failure`], [`size`], [`logging`] | how it speaks to people |
+//!
+//! How it speaks to people is in `onefold-console`.
 //!
 //! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a
 //! wrong command line is 2; 3 is a tree that was stored or restored but for what could not be read.
@@ -19,30 +20,27 @@ mod archive_dir;
 mod arguments;
 mod configuration;
 mod control;
-mod failure;
 mod keeper;
-mod logging;
 mod operator;
-mod output;
-mod progress;
 mod report;
-mod size;
 mod store_file;
 mod verbs;
 
 use std::{panic, process::ExitCode};
 
-use failure::Failure;
+use clap::CommandFactory;
+
+use onefold_console::{failure::Failure, logging, manual};
+
+use arguments::{Arguments, Verb};
+use verbs::{
+    archive, check, cluster, create, estimate, gc, get, inspect, ls, put, rm, scrub, serve, stats,
+    status, volume,
+};
 
 fn main() -> ExitCode {
     quiet_guarded_panics();
-    let done = run();
-    // What was printed is part of what was asked for.
-    let printed = output::finish();
-    match done.and(printed) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.tell(),
-    }
+    onefold_console::end("onefold", run())
 }
 
 /// Panics that become an error with a sentence of its own are not printed.
@@ -57,5 +55,33 @@ fn quiet_guarded_panics() {
 
 fn run() -> Result<(), Failure> {
     let arguments = configuration::read(std::env::args_os().collect())?;
-    verbs::run(arguments)
+    perform(arguments)
+}
+
+/// Does what was asked for.
+fn perform(arguments: Arguments) -> Result<(), Failure> {
+    // The service manager's variables are taken while there is one thread, which the log does not
+    // change.
+    logging::start(arguments.log.as_deref())?;
+    arguments.control.into_iter().for_each(control::places::choose);
+    operator::give(arguments.operator);
+    match arguments.verb {
+        Verb::Create(options) => create::run(&options),
+        Verb::Volume(options) => volume::run(options),
+        Verb::Serve(options) => serve::run(&options),
+        Verb::Status(options) => status::run(&options),
+        Verb::Check(options) => check::run(&options),
+        Verb::Scrub(options) => scrub::run(&options),
+        Verb::Inspect(options) => inspect::run(&options),
+        Verb::Estimate(options) => estimate::run(&options),
+        Verb::Cluster(options) => cluster::run(options),
+        Verb::Archive(options) => archive::run(options),
+        Verb::Put(options) => put::run(&options),
+        Verb::Get(options) => get::run(&options),
+        Verb::Ls(options) => ls::run(&options),
+        Verb::Rm(options) => rm::run(&options),
+        Verb::Gc(options) => gc::run(&options),
+        Verb::Stats(options) => stats::run(&options),
+        Verb::Man(options) => manual::run(&options, Arguments::command()),
+    }
 }

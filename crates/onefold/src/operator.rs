@@ -36,5 +36,9 @@ pub(crate) fn word() -> Word {
 /// Tells something that does not keep the verb from its work.
 pub(crate) fn warn(sentence: &str) {
     // There is nowhere else to say it.
-    let _ = writeln!(std::io::stderr(), "onefold: warning: {}", crate::failure::one_line(sentence));
+    let _ = writeln!(
+        std::io::stderr(),
+        "onefold: warning: {}",
+        onefold_console::failure::one_line(sentence)
+    );
 }

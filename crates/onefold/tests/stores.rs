@@ -291,12 +291,12 @@ fn damage_is_found_named_and_repaired() {
 #[test]
 fn a_wrong_command_line_is_one_sentence_and_status_two() {
     let desk = Desk::new();
-    desk.fails("", 2, &["onefold --help"]);
+    desk.fails("", 2, &["--help"]);
     desk.fails("frobnicate", 2, &["frobnicate"]);
     desk.fails("status", 2, &["<STORE>"]);
     desk.fails("status a b", 2, &["unexpected argument 'b'"]);
     desk.fails("status a --jsno", 2, &["unexpected argument '--jsno'", "--json"]);
-    desk.fails("volume", 2, &["onefold --help"]);
+    desk.fails("volume", 2, &["--help"]);
     desk.fails("serve a --memory 1M", 2, &["--memory 1.00 MiB is too little"]);
     desk.fails("serve a --nbd udp:1", 2, &["an address is unix:PATH", "or tcp:ADDRESS:PORT"]);
     desk.fails("serve a --max-connections 0", 2, &["1 to 65536"]);

@@ -8,6 +8,7 @@ use onefold_block::{
     format::{
         Identity,
         carrier::{Header, encode},
+        catalogue::VOLUME_BLOCKS_MAX,
         geometry::{Geometry, SUPERBLOCKS},
         record::{Change, Record, WindowNumber},
         superblock::{self, Fixed, Layout, Leftover, SchemeName, Superblock},
@@ -37,8 +38,16 @@ const WEAK_BITS: u32 = 18;
 /// Blocks that are gathered or written but not flushed, in windows.
 const UNFLUSHED_WINDOWS: usize = 4;
 
-/// The block engine, and the critical blocks of each volume.
-pub struct Thin(Engine, (u64, u64));
+/// Windows before the largest number of one at which a store near the ends begins.
+const WINDOWS_LEFT: u64 = 1 << 24;
+
+/// The first block of a volume that clients see, near the ends: sixteen volumes of this size may be
+/// all that a store takes.
+const FAR: u64 = VOLUME_BLOCKS_MAX / 16 - (1 << 24);
+
+/// The block engine, the critical blocks of each volume, and the first block of a volume that clients
+/// see.
+pub struct Thin(Engine, (u64, u64), u64);
 
 impl Thin {
     fn settings(options: &StoreOptions) -> Settings {
@@ -58,6 +67,16 @@ impl Thin {
             no_room_to_append: options.no_room,
             bug: options.bug.map(|bug| PlantedBug::ALL[bug].1),
         }
+    }
+
+    /// The first block of a volume that clients see.
+    fn first_block(options: &StoreOptions) -> u64 {
+        if options.near_ends { FAR } else { 0 }
+    }
+
+    /// An offset of a client as one of the volume.
+    fn offset(&self, offset: u64) -> u64 {
+        (self.2 * BLOCK).saturating_add(offset)
     }
 
     fn limits(options: &StoreOptions) -> Limits {
@@ -90,6 +109,11 @@ impl Thin {
             ][options.scheme],
             leftover: if options.leftover_table { Leftover::Table } else { Leftover::Log },
             layout: if options.layout_split { Layout::Split } else { Layout::Run },
+            window_before: if options.near_ends {
+                WindowNumber(WindowNumber::MAX.0 - WINDOWS_LEFT)
+            } else {
+                WindowNumber(0)
+            },
             ..Format::new(options.id, options.secret, options.disk_blocks)
         }
     }
@@ -219,25 +243,27 @@ impl Subject for Thin {
 
     fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Thin> {
         Engine::open(disk, clock, Thin::settings(options))
-            .map(|engine| Thin(engine, options.critical))
+            .map(|engine| Thin(engine, options.critical, Thin::first_block(options)))
     }
 
     fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>> {
         let volumes = self.0.volumes().into_iter();
         Ok(volumes
-            .map(|(id, volume)| (id, VolumeInfo { name: volume.name, size: volume.blocks * BLOCK }))
+            .map(|(id, volume)| {
+                (id, VolumeInfo { name: volume.name, size: (volume.blocks - self.2) * BLOCK })
+            })
             .collect())
     }
 
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
-        let (start, blocks) = self.1;
+        let (start, blocks) = (self.2 + self.1.0, self.1.1);
         let critical = NoDedup::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
-        let (id, ticket) = self.0.create_volume_with(name, size / BLOCK, critical)?;
+        let (id, ticket) = self.0.create_volume_with(name, self.2 + size / BLOCK, critical)?;
         Ok((id, Ack::Later(ticket)))
     }
 
     fn resize_volume(&self, volume: VolumeId, size: u64) -> Result<Ack> {
-        self.0.resize_volume(volume, size / BLOCK).map(Ack::Later)
+        self.0.resize_volume(volume, self.2 + size / BLOCK).map(Ack::Later)
     }
 
     fn rename_volume(&self, volume: VolumeId, name: &str) -> Result<Ack> {
@@ -249,11 +275,11 @@ impl Subject for Thin {
     }
 
     fn write(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {
-        self.0.write_from(volume, offset, data, taken)
+        self.0.write_from(volume, self.offset(offset), data, taken)
     }
 
     fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket> {
-        self.0.trim(volume, offset, bytes)
+        self.0.trim(volume, self.offset(offset), bytes)
     }
 
     fn write_zeroes(
@@ -264,11 +290,13 @@ impl Subject for Thin {
         keep: bool,
         taken: &mut u64,
     ) -> Result<Ticket> {
-        self.0.write_zeroes_from(volume, offset, bytes, keep, taken)
+        self.0.write_zeroes_from(volume, self.offset(offset), bytes, keep, taken)
     }
 
     fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
+        reads.iter_mut().for_each(|read| read.first.0 += self.2);
         self.0.read(volume, reads);
+        reads.iter_mut().for_each(|read| read.first.0 -= self.2);
     }
 
     fn extents(
@@ -278,7 +306,7 @@ impl Subject for Thin {
         bytes: u64,
         limit: usize,
     ) -> Result<Vec<Extent>> {
-        self.0.extents(volume, Lba(offset / BLOCK), bytes / BLOCK, limit)
+        self.0.extents(volume, Lba(self.2 + offset / BLOCK), bytes / BLOCK, limit)
     }
 
     /// What one change adds may come on top of a limit: a window, the ranges of a write, the
@@ -404,6 +432,7 @@ impl Subject for Thin {
             }
             None => Change::Range { blocks: 1, keep: false },
         };
+        let lba = Lba(Thin::first_block(options) + lba.0);
         let record = Record { volume, lba, change, timestamp: window.timestamp(0) };
         let mut payload = [0; 3900];
         rng.fill(&mut payload);
@@ -455,7 +484,8 @@ impl Subject for Thin {
         let mut image = disk.view();
         // Nobody can tell what these hold.
         disk.unreadable().into_iter().for_each(|at| image.set(at, Arc::new([0xff; 4096])));
-        Some(verifier::read(&image, &disk.damaged(), options.weak_fingerprint))
+        let reading = verifier::read(&image, &disk.damaged(), options.weak_fingerprint);
+        Some(reading.from(Thin::first_block(options)))
     }
 
     fn has_copy(disk: &VirtualDisk, at: u64) -> bool {

@@ -222,6 +222,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         critical: (0, 0),
         no_room: false,
         limits: [None; 2],
+        near_ends: false,
         tight: crate::subject::Tight::default(),
         bug: None,
     }

@@ -162,6 +162,8 @@ impl Params {
             options.critical = (start, blocks.div_ceil(2));
         }
         options.tight = tight(&mut Rng::new(seed ^ 0x7469_6768_7400_0b40), profile);
+        options.near_ends =
+            options.tight.volumes.is_none() && Rng::new(seed ^ 0x656e_6473_0000_0d4d).percent(8);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
@@ -328,6 +330,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         no_room: rng.percent(4),
         limits: [None; 2],
         tight: Tight::default(),
+        near_ends: false,
         bug: None,
     }
 }

@@ -57,6 +57,8 @@ pub struct StoreOptions {
     pub limits: [Option<u64>; 2],
     /// More limits that a run comes to.
     pub tight: Tight,
+    /// Addresses in volumes and numbers of windows are near the largest ones.
+    pub near_ends: bool,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }

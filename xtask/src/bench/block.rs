@@ -242,7 +242,7 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     for job in
         JOBS.iter().filter(|job| only.as_ref().is_none_or(|only| job.name.contains(only.as_str())))
     {
-        reached &= bench.row(job)?;
+        reached &= bench.row(job).map_err(|error| bench.with_log(error))?;
     }
     bench.stop()?;
     bench.onefold.check(&bench.store)?;
@@ -319,6 +319,13 @@ impl Bench {
             number(memory, "peak_bytes")? >> 20,
             number(memory, "limit_bytes")? >> 20,
         ))
+    }
+
+    /// What failed, and what the server said last.
+    fn with_log(&self, error: anyhow::Error) -> anyhow::Error {
+        let said = self.server.as_ref().map(Server::said).unwrap_or_default();
+        let last: Vec<&str> = said.lines().rev().take(5).collect();
+        error.context(last.into_iter().rev().collect::<Vec<_>>().join("\n"))
     }
 
     fn server(&self) -> Result<&Server> {

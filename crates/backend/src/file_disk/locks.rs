@@ -20,7 +20,7 @@ use std::{
 use onefold_core::{Error, Hold, Kind, Result};
 use rustix::{fs::OFlags, io::Errno};
 
-use super::{Access, standing::Standing};
+use super::{handle::Access, standing::Standing};
 use crate::{locality::Locality, lock};
 
 /// Loop devices on files on loop devices, followed so deep.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::FileDisk;
+use super::disk::FileDisk;
 use crate::locality::Locality;
 
 /// Where a disk is, and on which machine this process runs.

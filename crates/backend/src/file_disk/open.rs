@@ -17,12 +17,18 @@ use std::{
 
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Pba, Result, block};
 use rustix::{
-    fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom},
+    fs::{FallocateFlags, FileType, Mode, OFlags},
     io::Errno,
 };
 
 use super::{
-    FileDisk, explain_errno, locks, locks::lock, ring, standing::Standing, transfer,
+    disk::FileDisk,
+    handle::{Access, explain_errno, size},
+    locks,
+    locks::lock,
+    ring,
+    standing::Standing,
+    transfer,
     transfer::Failure,
 };
 use crate::{Counters, beneath};
@@ -30,15 +36,6 @@ use crate::{Counters, beneath};
 /// Size of the writes that fill a new store with zeroes: large enough for full bandwidth, small
 /// enough for a smooth progress bar.
 const FILL_BLOCKS: usize = 1024;
-
-/// What a disk is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Reading and writing; nobody else may have it open.
-    ReadWrite,
-    /// Reading; other readers may have it open, a writer may not.
-    ReadOnly,
-}
 
 /// How batches reach the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -306,12 +303,6 @@ pub fn peek(path: &Path, at: Pba) -> Result<Option<Box<Block>>> {
             Err(explain_errno(&format!("reading block {at} of {}", path.display()), errno))
         }
     }
-}
-
-/// Size in bytes of an open file or block device. The end of a device is where `BLKGETSIZE64` says;
-/// `stat` shows zero there.
-pub(super) fn size(fd: BorrowedFd<'_>) -> io::Result<u64> {
-    Ok(rustix::fs::seek(fd, SeekFrom::End(0))?)
 }
 
 struct Found {

@@ -15,7 +15,7 @@ use std::{
 use onefold_core::{Error, Kind, Result};
 use rustix::io::Errno;
 
-use super::open;
+use super::handle::{explain_errno, size};
 
 /// A file or device as it was when it was opened.
 #[derive(Debug)]
@@ -56,13 +56,12 @@ impl Standing {
             |bytes: u64| gone(format!("was cut off: it has {bytes} bytes, and had {}", self.bytes));
         let Kept::File(kept) = &self.kind else {
             // `stat` shows no size of a device.
-            let bytes = open::size(fd)
-                .map_err(|e| Error::from_io(format!("{name}: looking at its size"), e))?;
+            let bytes =
+                size(fd).map_err(|e| Error::from_io(format!("{name}: looking at its size"), e))?;
             return if bytes < self.bytes { cut(bytes) } else { Ok(()) };
         };
-        let stat = rustix::fs::fstat(fd).map_err(|errno| {
-            super::explain_errno(&format!("{name}: looking at its size"), errno)
-        })?;
+        let stat = rustix::fs::fstat(fd)
+            .map_err(|errno| explain_errno(&format!("{name}: looking at its size"), errno))?;
         if (stat.st_size as u64) < self.bytes {
             return cut(stat.st_size as u64);
         }

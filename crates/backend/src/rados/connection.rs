@@ -22,7 +22,7 @@ use serde_json::Value;
 use super::{
     ceph_args::Said,
     library::{Handle, Library, ListItem, TimeVal, library},
-    pools::PoolInfo,
+    pool_info::PoolInfo,
 };
 
 /// How long a fence lasts. The cluster's map keeps each address for so long.

@@ -8,6 +8,7 @@
 //! | [`ceph_args`] | who we are |
 //! | [`connection`] | monitors, locks, listings |
 //! | [`operation`] | compound operations in flight |
+//! | [`pool_info`] | what the cluster's map says about a pool |
 //! | [`pools`] | what the cluster says about its pools, and where a store is |
 //!
 //! How the trait's words are said to RADOS: [`Guard::Absent`](onefold_core::object::Guard) is an
@@ -22,6 +23,7 @@ mod ceph_args;
 mod connection;
 mod library;
 mod operation;
+mod pool_info;
 mod pools;
 
 use std::{
@@ -40,7 +42,8 @@ use onefold_core::{
 use parking_lot::Mutex;
 
 pub use connection::Connection;
-pub use pools::{Location, PoolInfo, TIMEOUT};
+pub use pool_info::PoolInfo;
+pub use pools::{Location, TIMEOUT};
 
 use self::{
     connection::{Cursor, PoolIo},

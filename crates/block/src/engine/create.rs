@@ -54,6 +54,9 @@ impl Engine {
             next_volume: 1,
             high_water: geometry.first_zone().0,
             next_generation: 1,
+            committed: format.window_before,
+            durable: format.window_before,
+            last_window: format.window_before,
             ..superblock::State::default()
         };
         for sequence in [0, 1] {

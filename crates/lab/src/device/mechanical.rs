@@ -1,7 +1,7 @@
 //! A hard disk by its mechanics: an honesty check of the fitted one.
 //!
-//! 7200 turns a minute, 208 blocks a track, 376,000 tracks (320 GB). A seek over d tracks takes 0.8
-//! + 12.5·√(d/376,000) ms, then the disk waits until the block comes round. Writes go into the
+//! 7200 turns a minute, 208 blocks a track, 376,000 tracks (320 GB). A seek over d tracks takes
+//! 0.8 + 12.5·√(d/376,000) ms, then the disk waits until the block comes round. Writes go into the
 //! cache at once; a flush drains it, always going on with the block that can be reached first, and
 //! takes 0.5 ms besides. Tracks are skewed by the time of the shortest seek, as drives do, so that
 //! a long run does not lose a turn at each. A cache that is full (8 MiB) drains too.

@@ -12,9 +12,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use of::distribution;
-pub use of::{of_points, of_replays};
-pub(crate) use svg::shown as number;
+pub use of::{distribution, of_points, of_replays};
+pub use svg::shown as number;
 
 /// A page.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

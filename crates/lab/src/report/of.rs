@@ -102,7 +102,7 @@ pub fn of_replays(results: &[(Setting, Outcome)]) -> Report {
 }
 
 /// The distribution of latencies, if there are any.
-pub(crate) fn distribution<'a>(
+pub fn distribution<'a>(
     title: &str,
     of: impl Iterator<Item = (String, &'a Latency)>,
 ) -> Option<Figure> {

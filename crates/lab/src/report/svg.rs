@@ -126,7 +126,8 @@ fn nice(most: f64) -> f64 {
 }
 
 /// A number as people read it: thousands apart, no more digits than needed.
-pub(crate) fn shown(value: f64) -> String {
+#[must_use]
+pub fn shown(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::{BLOCK, Report, Server};
-use crate::size::{Size, duration, grouped, share};
+use onefold_console::size::{Size, duration, grouped, share};
 
 /// Width of the first column.
 const LABEL: usize = 15;

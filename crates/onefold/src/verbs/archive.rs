@@ -18,12 +18,18 @@ use onefold_core::{Files, Result};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{archive_placement, archive_volume};
+use super::{
+    archive_placement::{self, code},
+    archive_volume,
+};
 use crate::{
     archive_dir::{ArchiveDir, name_archive},
-    failure::Failure,
     operator::{warn, word},
-    output::{self, Answer, NOT_ENCRYPTED},
+    verbs::NOT_ENCRYPTED,
+};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
     progress::Progress,
     size::{counted, grouped},
 };
@@ -116,13 +122,6 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-}
-
-pub(super) fn code(text: &str) -> Result<(usize, usize), String> {
-    let numbers = text
-        .split_once(',')
-        .and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
-    numbers.ok_or_else(|| "a code is two numbers N,K: shards with and without parity".to_owned())
 }
 
 fn replacement(text: &str) -> Result<(usize, PathBuf), String> {

@@ -3,7 +3,7 @@
 use clap::Args;
 use onefold_archive::{Placement, Rad};
 
-use crate::failure::Failure;
+use onefold_console::failure::Failure;
 
 /// Shards with and without parity.
 type Code = (usize, usize);
@@ -27,9 +27,16 @@ pub(crate) struct Options {
     class_codes: Option<[Code; 3]>,
 }
 
+/// A code, as it is written in options.
+pub(super) fn code(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text
+        .split_once(',')
+        .and_then(|(n, k)| Some((n.trim().parse().ok()?, k.trim().parse().ok()?)));
+    numbers.ok_or_else(|| "a code is two numbers N,K: shards with and without parity".to_owned())
+}
+
 fn class_codes(text: &str) -> Result<[Code; 3], String> {
-    let codes: Option<Vec<Code>> =
-        text.split(':').map(|code| super::archive::code(code).ok()).collect();
+    let codes: Option<Vec<Code>> = text.split(':').map(|one| code(one).ok()).collect();
     let three = codes.and_then(|codes| <[Code; 3]>::try_from(codes).ok());
     three.ok_or_else(|| {
         "class codes are three codes N,K with colons between them, as in 14,12:10,8:6,4".to_owned()

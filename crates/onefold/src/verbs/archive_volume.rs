@@ -13,10 +13,12 @@ use serde::Serialize;
 use crate::{
     archive_dir::{ArchiveDir, now},
     control::{Request, Speed},
+    verbs::volume::{done, said},
+};
+use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     size::Size,
-    verbs::volume::{done, said},
 };
 
 /// Creates, lists, resizes, renames and deletes backup volumes, also while the archive is served

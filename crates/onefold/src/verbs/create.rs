@@ -27,14 +27,8 @@ use onefold_block::{
 use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
 use serde_json::json;
 
-use crate::{
-    failure::Failure,
-    keeper::Keeper,
-    output::{Answer, NOT_ENCRYPTED},
-    progress::Progress,
-    size::Size,
-    store_file::holds_something,
-};
+use crate::{keeper::Keeper, store_file::holds_something, verbs::NOT_ENCRYPTED};
+use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};
 
 /// Creates an empty store in a new file or on a block device
 ///

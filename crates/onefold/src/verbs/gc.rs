@@ -9,8 +9,8 @@ use onefold_archive::{
 };
 use serde::Serialize;
 
-use crate::{
-    archive_dir::{ArchiveDir, now},
+use crate::archive_dir::{ArchiveDir, now};
+use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,

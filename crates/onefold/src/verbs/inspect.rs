@@ -6,7 +6,8 @@ use clap::{Args, Subcommand};
 use onefold_block::check::{What, inspect};
 use onefold_core::{BLOCK_BYTES, Error, Kind, Lba, Pba, ZoneId};
 
-use crate::{failure::Failure, output, size::Size, store_file::StoreFile};
+use crate::store_file::StoreFile;
+use onefold_console::{failure::Failure, output, size::Size};
 
 /// Shows what a part of a store that is not served says: superblocks, zones, blocks, volumes, the
 /// way to data

@@ -7,7 +7,8 @@ use onefold_archive::{format::record::Shape, get::Reader};
 use serde::Serialize;
 
 use super::get::listing;
-use crate::{archive_dir::ArchiveDir, failure::Failure, output, size::Size};
+use crate::archive_dir::ArchiveDir;
+use onefold_console::{failure::Failure, output, size::Size};
 
 /// Lists the streams of an archive, or the entries of a directory that is stored in it
 #[derive(Debug, Args)]

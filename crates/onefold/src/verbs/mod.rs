@@ -10,11 +10,8 @@ pub(crate) mod estimate;
 pub(crate) mod gc;
 pub(crate) mod get;
 pub(crate) mod inspect;
-pub(crate) mod lab;
 pub(crate) mod ls;
-pub(crate) mod manual;
 pub(crate) mod put;
-pub(crate) mod reliability;
 pub(crate) mod rm;
 pub(crate) mod scrub;
 pub(crate) mod serve;
@@ -26,42 +23,11 @@ use std::time::{Duration, Instant};
 
 use onefold_core::{Kind, Result};
 
-use crate::{
-    arguments::{Arguments, Verb},
-    control::{self, Client},
-    failure::Failure,
-    store_file::StoreFile,
-};
+use crate::{control::Client, store_file::StoreFile};
 
-/// Does what was asked for.
-pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
-    // The service manager's variables are taken while there is one thread, which the log does not
-    // change.
-    crate::logging::start(arguments.log.as_deref())?;
-    arguments.control.into_iter().for_each(control::places::choose);
-    crate::operator::give(arguments.operator);
-    match arguments.verb {
-        Verb::Create(options) => create::run(&options),
-        Verb::Volume(options) => volume::run(options),
-        Verb::Serve(options) => serve::run(&options),
-        Verb::Status(options) => status::run(&options),
-        Verb::Check(options) => check::run(&options),
-        Verb::Scrub(options) => scrub::run(&options),
-        Verb::Inspect(options) => inspect::run(&options),
-        Verb::Estimate(options) => estimate::run(&options),
-        Verb::Cluster(options) => cluster::run(options),
-        Verb::Lab(options) => lab::run(*options),
-        Verb::Archive(options) => archive::run(options),
-        Verb::Put(options) => put::run(&options),
-        Verb::Get(options) => get::run(&options),
-        Verb::Ls(options) => ls::run(&options),
-        Verb::Rm(options) => rm::run(&options),
-        Verb::Gc(options) => gc::run(&options),
-        Verb::Reliability(options) => reliability::run(&options),
-        Verb::Stats(options) => stats::run(&options),
-        Verb::Man(options) => manual::run(&options),
-    }
-}
+/// What a verb says that makes a store, until stores can be encrypted.
+pub(crate) const NOT_ENCRYPTED: &str =
+    "it is not encrypted: whoever can read its file, device or objects reads what is stored";
 
 /// How long a verb waits for a server that is just coming up or going down.
 const CHANGE_WAIT: Duration = Duration::from_secs(3);

@@ -6,8 +6,8 @@ use clap::Args;
 use onefold_archive::Settings;
 use serde_json::json;
 
-use crate::{
-    archive_dir::ArchiveDir,
+use crate::archive_dir::ArchiveDir;
+use onefold_console::{
     failure::Failure,
     output::{self, Answer},
 };

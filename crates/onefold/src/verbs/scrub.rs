@@ -20,11 +20,13 @@ use super::{
 use crate::{
     archive_dir::ArchiveDir,
     control::{Request, Tell},
+    store_file::StoreFile,
+};
+use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
     size::{Size, counted, grouped},
-    store_file::StoreFile,
 };
 
 /// Verifies all data of a store, also while it is served; names what damage hits

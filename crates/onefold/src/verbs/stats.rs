@@ -10,9 +10,8 @@ use super::{
     archive_volume::{self, Line},
     serve::ArchiveServer,
 };
-use crate::{
-    archive_dir::ArchiveDir,
-    control::Request,
+use crate::{archive_dir::ArchiveDir, control::Request};
+use onefold_console::{
     failure::Failure,
     output,
     size::{Size, counted, grouped},

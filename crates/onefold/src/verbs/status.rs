@@ -7,10 +7,8 @@ use onefold_archive::settings::READER_BYTES;
 use onefold_core::Result;
 
 use super::{cluster, served_or_not, stats};
-use crate::{
-    archive_dir::ArchiveDir, control::Request, failure::Failure, output, report::Report,
-    store_file::StoreFile,
-};
+use crate::{archive_dir::ArchiveDir, control::Request, report::Report, store_file::StoreFile};
+use onefold_console::{failure::Failure, output};
 
 /// Shows what a store holds, what it saved, and how it is doing
 ///

@@ -9,10 +9,12 @@ use onefold_core::{Error, Kind, Result};
 use super::served_or_not;
 use crate::{
     control::{Request, Speed, VolumeLine},
+    store_file::StoreFile,
+};
+use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     size::{ByteRange, Size},
-    store_file::StoreFile,
 };
 
 /// Creates, lists, resizes, limits, renames and deletes volumes, also while the store is served

@@ -16,9 +16,11 @@ use rustix::process::{Pid, Signal, kill_process};
 /// How long anything may take that is not expected to take long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A directory that vanishes, with the command at hand.
+/// A directory that vanishes, with a command at hand.
 pub(crate) struct Desk {
-    dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
+    /// The command's name.
+    name: &'static str,
 }
 
 /// What a command said.
@@ -30,14 +32,24 @@ pub(crate) struct Said {
 }
 
 impl Desk {
+    /// A desk for `onefold`.
     pub(crate) fn new() -> Desk {
         // Names of sockets are short, so directories are too; the disk is that of the build.
-        Desk {
-            dir: tempfile::Builder::new()
-                .prefix("o")
-                .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
-                .unwrap(),
-        }
+        let dir = tempfile::Builder::new().prefix("o").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+        Desk { dir: Arc::new(dir.unwrap()), name: "onefold" }
+    }
+
+    /// The same directory with another command of this build.
+    pub(crate) fn with(&self, name: &'static str) -> Desk {
+        Desk { dir: self.dir.clone(), name }
+    }
+
+    /// Tests lie in a folder below that of the commands.
+    fn binary(&self) -> PathBuf {
+        let test = std::env::current_exe().unwrap();
+        let binary = test.parent().unwrap().parent().unwrap().join(self.name);
+        assert!(binary.exists(), "{} is missing: cargo build first", binary.display());
+        binary
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -45,7 +57,7 @@ impl Desk {
     }
 
     pub(crate) fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_onefold"));
+        let mut command = Command::new(self.binary());
         command.args(arguments.split_whitespace()).current_dir(self.dir.path());
         for name in ["RUST_LOG", "JOURNAL_STREAM", "NOTIFY_SOCKET", "LISTEN_FDS"] {
             command.env_remove(name);
@@ -59,7 +71,7 @@ impl Desk {
         self.path("run")
     }
 
-    /// Runs `onefold` with arguments that have no spaces.
+    /// Runs the command with arguments that have no spaces.
     pub(crate) fn run(&self, arguments: &str) -> Said {
         let output = self.command(arguments).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -70,10 +82,10 @@ impl Desk {
     #[track_caller]
     pub(crate) fn ok(&self, arguments: &str) -> String {
         let said = self.run(arguments);
-        assert!(said.status.success(), "onefold {arguments}: {said:?}");
+        assert!(said.status.success(), "{} {arguments}: {said:?}", self.name);
         // On a busy machine a verb takes long enough to tell how far it is.
         let words: Vec<&str> = said.err.lines().filter(|line| !line.ends_with(" left")).collect();
-        assert!(words.is_empty(), "onefold {arguments}: {words:?}");
+        assert!(words.is_empty(), "{} {arguments}: {words:?}", self.name);
         said.out
     }
 
@@ -81,11 +93,16 @@ impl Desk {
     #[track_caller]
     pub(crate) fn fails(&self, arguments: &str, status: i32, says: &[&str]) -> Said {
         let said = self.run(arguments);
-        assert_eq!(said.status.code(), Some(status), "onefold {arguments}: {said:?}");
-        assert_eq!(said.err.lines().count(), 1, "onefold {arguments}: {}", said.err);
-        assert!(said.err.starts_with("onefold: "), "{}", said.err);
+        assert_eq!(said.status.code(), Some(status), "{} {arguments}: {said:?}", self.name);
+        assert_eq!(said.err.lines().count(), 1, "{} {arguments}: {}", self.name, said.err);
+        assert!(said.err.starts_with(&format!("{}: ", self.name)), "{}", said.err);
         for part in says {
-            assert!(said.err.contains(part), "onefold {arguments}: no '{part}' in: {}", said.err);
+            assert!(
+                said.err.contains(part),
+                "{} {arguments}: no '{part}' in: {}",
+                self.name,
+                said.err
+            );
         }
         said
     }

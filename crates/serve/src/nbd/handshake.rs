@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use onefold_core::{Error, Kind, Volume};
 
+use super::ending::Ending;
 use super::inbox::Inbox;
 use super::limits::Limits;
 use super::reply::Outbox;
 use super::rights::Offer;
-use super::session::Ending;
 use super::wire::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, Dialect, Fields, GREETING, OPTION, OPTION_REPLY, Put,
     answer, greeting_flag, info, option, transmission_flag as offer,

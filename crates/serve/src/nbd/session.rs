@@ -34,6 +34,7 @@ use super::aside::{self, Aside};
 use super::buffers::{Borrower, Buffers, Loan, Share};
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
+use super::ending::Ending;
 use super::handshake::{Agreed, handshake};
 use super::inbox::{Inbox, Plain, Source};
 use super::limits::{LOOK, Limits, REPLY_BYTES, WRITERS};
@@ -47,24 +48,6 @@ use super::statistics::{Counters, add, sub};
 use super::status;
 use super::turns::{Presence, Turn, Turns};
 use super::wire::{Dialect, Request, command_flag};
-
-/// How a connection ended.
-#[derive(Debug)]
-pub enum Ending {
-    /// The client left as the protocol wants it.
-    Closed,
-    /// The client broke the protocol so that its stream can't be understood any more; the text says
-    /// how.
-    Protocol(&'static str),
-    /// The connection broke, or a time limit passed.
-    Broken(io::Error),
-}
-
-impl From<io::Error> for Ending {
-    fn from(error: io::Error) -> Ending {
-        Ending::Broken(error)
-    }
-}
 
 /// Serves one client over any pair of byte streams, from the greeting to the end.
 ///

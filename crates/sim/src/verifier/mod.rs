@@ -12,7 +12,10 @@ mod layout;
 mod tables;
 mod tree;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem::take,
+};
 
 use onefold_core::BLOCK_BYTES;
 
@@ -71,6 +74,22 @@ pub struct Reading {
     pub volumes: Option<Vec<Volume>>,
     /// Damaged blocks that something needs.
     pub hidden: BTreeSet<u64>,
+}
+
+impl Reading {
+    /// The same with addresses that begin at block `first` of each volume.
+    #[must_use]
+    pub fn from(mut self, first: u64) -> Reading {
+        for volume in self.volumes.iter_mut().flatten() {
+            volume.blocks -= first;
+            volume.held =
+                take(&mut volume.held).into_iter().map(|(lba, held)| (lba - first, held)).collect();
+            volume.dark.iter_mut().for_each(|(start, end)| {
+                (*start, *end) = (start.saturating_sub(first), end.saturating_sub(first));
+            });
+        }
+        self
+    }
 }
 
 /// Reads the store on `image`, of which the blocks of `damaged` may hold anything. Fingerprints are

@@ -13,8 +13,8 @@ use onefold_archive::{
 use onefold_core::Result;
 use serde::Serialize;
 
-use crate::{
-    archive_dir::ArchiveDir,
+use crate::archive_dir::ArchiveDir;
+use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,

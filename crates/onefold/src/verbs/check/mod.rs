@@ -2,22 +2,22 @@
 
 pub(super) mod archive;
 mod repair;
+mod report;
 
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_block::check::{self, Phase, Report};
-use onefold_core::{BLOCK_BYTES, Error, Kind};
-use serde_json::json;
+use onefold_block::check::{self, Report};
+use onefold_core::{Error, Kind};
 
-use crate::{
-    archive_dir::ArchiveDir,
+pub(super) use self::report::show;
+use self::report::{checked, counts};
+use crate::{archive_dir::ArchiveDir, store_file::StoreFile, verbs::cluster};
+use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
     size::{Size, counted, grouped},
-    store_file::StoreFile,
-    verbs::cluster,
 };
 
 /// Memory for comparing blocks, unless it is asked for.
@@ -98,28 +98,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     tell(&file, &report, options.answer)
 }
 
-/// Shows how far a check, repair or scrub is.
-pub(super) fn show(bar: &Progress, doing: &str, progress: &check::Progress) {
-    let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES as u64);
-    bar.stage(&format!("{doing} {}", progress.what));
-    match progress.what {
-        // Counted in volumes.
-        Phase::Names => bar.set(0, 0),
-        _ => bar.set(bytes(progress.done), bytes(progress.total)),
-    }
-}
-
-/// A check's report, for programs.
-fn checked(report: &Report) -> serde_json::Value {
-    json!({
-        "volumes": report.volumes, "live_blocks": report.live_blocks, "mapped_blocks": report.mapped_blocks, "used_blocks": report.used_blocks,
-        "table_pages": report.pages, "carriers": report.carriers, "clean": report.clean, "leaked_blocks": report.leaked_blocks,
-        "saturated_blocks": report.saturated_blocks, "lost_addresses": report.lost_addresses, "shared_critical": report.shared_critical,
-        "pending_discards": report.pending_discards, "notes": report.notes, "problems_found": report.problems_found,
-        "problems": report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), "well": report.is_well(),
-    })
-}
-
 fn tell(file: &StoreFile, report: &Report, answer: Answer) -> Result<(), Failure> {
     let shown = file.path().display();
     if answer.json {
@@ -148,36 +126,4 @@ fn damaged(file: &StoreFile, report: &Report) -> Result<(), Failure> {
         "{shown} is damaged: {}; `onefold check --repair` restores what can be restored",
         counted(report.problems_found, "problem")
     )))
-}
-
-/// What there is, and what a person may want to know although it is not wrong.
-fn counts(report: &Report) {
-    let size = |blocks: u64| Size(blocks * BLOCK_BYTES as u64);
-    output::line(format_args!(
-        "{} with {}, stored in {}; {}, {}",
-        counted(report.volumes, "volume"),
-        size(report.mapped_blocks),
-        size(report.live_blocks),
-        counted(report.pages, "table page"),
-        counted(report.carriers, "carrier")
-    ));
-    if !report.clean {
-        output::line(
-            "note: it was not closed in order; what recovery would make of it was checked too",
-        );
-    }
-    let notes = [
-        (report.leaked_blocks, "in use that nothing names", "block"),
-        (report.saturated_blocks, "with more references than can be counted", "block"),
-        (
-            report.shared_critical,
-            "in critical ranges and shared all the same, since before these were set",
-            "block",
-        ),
-        (report.pending_discards, "still to be freed", "dropped range"),
-    ];
-    for (number, what, of) in notes.iter().filter(|(number, ..)| *number > 0) {
-        output::line(format_args!("note: {} {what}", counted(*number, of)));
-    }
-    report.notes.iter().for_each(|note| output::line(format_args!("note: {note}")));
 }

@@ -10,13 +10,13 @@ use onefold_block::{
 use onefold_core::{BLOCK_BYTES, Disk, VolumeId};
 use serde_json::json;
 
-use super::{checked, counts, show};
-use crate::{
+use super::report::{checked, counts, show};
+use crate::store_file::StoreFile;
+use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
     size::{Size, counted, grouped},
-    store_file::StoreFile,
 };
 
 /// Repairs the store, and tells what was done and what is left.

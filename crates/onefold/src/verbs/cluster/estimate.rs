@@ -12,7 +12,7 @@ use onefold_core::{
 use serde_json::json;
 
 use super::store::Url;
-use crate::{failure::Failure, output, size::Size};
+use onefold_console::{failure::Failure, output, size::Size};
 
 /// Names of a page when a pool is looked through.
 const PAGE: usize = 256;

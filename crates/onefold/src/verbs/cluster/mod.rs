@@ -32,10 +32,10 @@ pub(crate) use self::{
     store::{Backing, Url, store_at},
     workers::Workers,
 };
-use crate::{
+use crate::{operator, verbs::NOT_ENCRYPTED};
+use onefold_console::{
     failure::Failure,
-    operator,
-    output::{self, Answer, NOT_ENCRYPTED},
+    output::{self, Answer},
     size::Size,
 };
 

@@ -7,7 +7,7 @@ use onefold_backend::rados::TIMEOUT;
 use onefold_cluster::{Cut, Dedup, Marks, Settings};
 
 use super::store::Url;
-use crate::{output::Answer, size::Size};
+use onefold_console::{output::Answer, size::Size};
 
 /// Stores of the cluster engine: deduplicated in the background, in a folder or on Ceph
 ///

@@ -6,7 +6,7 @@ use onefold_cluster::{Published, Report, Scrub, Session, Sessions, Settings};
 use serde_json::json;
 
 use super::store::{Opened, Url};
-use crate::{
+use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     size::Size,

@@ -9,7 +9,8 @@ use onefold_backend::{
 use onefold_cluster::{Session, Settings};
 use onefold_core::{Error, object::ObjectStore};
 
-use crate::{failure::Failure, keeper::Keeper, operator};
+use crate::{keeper::Keeper, operator};
+use onefold_console::failure::Failure;
 
 /// Where a store is.
 #[derive(Clone, Debug)]

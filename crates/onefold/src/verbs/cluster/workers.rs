@@ -14,7 +14,7 @@ use super::{
     options::{Pace, WorkerOptions},
     store::{Backing, Opened},
 };
-use crate::failure::Failure;
+use onefold_console::failure::Failure;
 
 /// Deduplicates, until a signal comes or until nothing is left.
 pub(super) fn work(options: &WorkerOptions) -> Result<(), Failure> {

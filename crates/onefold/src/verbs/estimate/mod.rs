@@ -25,7 +25,7 @@ use self::{
     tally::{Seen, Tally},
     walk::Walk,
 };
-use crate::{
+use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,

@@ -21,7 +21,7 @@ use onefold_core::{
     tree::{Entry, What},
 };
 
-use crate::{output, size::Size};
+use onefold_console::{output, size::Size};
 
 /// Reads a listing once, some entries at a time. Their order is checked each time: what holds the
 /// archive may answer differently the next time.

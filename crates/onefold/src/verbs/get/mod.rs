@@ -1,6 +1,7 @@
 //! `onefold get`: a stream out of an archive, to standard output, a file or a directory.
 
 pub(super) mod listing;
+mod space;
 mod tree;
 
 use std::{
@@ -15,14 +16,14 @@ use onefold_archive::{
 };
 use onefold_backend::{
     new_file::NewFile,
-    room::room,
     tree::{Choices, LeftOut, write_part},
 };
 use onefold_core::{Error, Kind, Result};
 use serde_json::json;
 
-use crate::{
-    archive_dir::ArchiveDir,
+use self::space::fits;
+use crate::archive_dir::ArchiveDir;
+use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,
@@ -212,25 +213,6 @@ fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()>
     }
     gone |= read.as_ref().is_err_and(|error| error.kind() == Kind::Stopped);
     if gone { Ok(()) } else { read }
-}
-
-/// Refuses what can't fit where it shall go.
-fn fits(path: &Path, bytes: u64, files: u64) -> Result<()> {
-    let room = room(path)?;
-    let full = |what: String| Err(Error::new(Kind::NoSpace, format!("{}: {what}", path.display())));
-    if bytes > room.bytes {
-        return full(format!(
-            "{} are to be restored, and {} are free",
-            Size(bytes),
-            Size(room.bytes)
-        ));
-    }
-    match room.files {
-        Some(free) if files > free => full(format!(
-            "more than {free} files are to be restored, and its file system takes no more"
-        )),
-        _ => Ok(()),
-    }
 }
 
 fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) -> Result<()> {

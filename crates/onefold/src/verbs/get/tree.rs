@@ -17,8 +17,11 @@ use onefold_core::{
     tree::{Entry, What},
 };
 
-use super::listing::{self, Entries};
-use crate::progress::Progress;
+use super::{
+    listing::{self, Entries},
+    space::fits,
+};
+use onefold_console::progress::Progress;
 
 /// What was not restored as it was.
 pub(super) struct Missing {
@@ -50,7 +53,7 @@ pub(super) fn restore(
 /// before anything is made.
 fn look(reader: &mut Reader, stream: &Stream, root: &Path) -> Result<()> {
     let (all, data) = reader.sizes(&stream.recipe)?;
-    super::fits(root, data, 0)?;
+    fits(root, data, 0)?;
     let (mut entries, mut listed) = (0u64, 0u64);
     let most = room(root)?.files.unwrap_or(u64::MAX);
     listing::check(reader, stream, &mut |entry| {
@@ -61,7 +64,7 @@ fn look(reader: &mut Reader, stream: &Stream, root: &Path) -> Result<()> {
         if listed > all {
             return Err(Error::new(Kind::Corrupt, "the tree has less data than its listing"));
         }
-        if entries > most { super::fits(root, data, entries) } else { Ok(()) }
+        if entries > most { fits(root, data, entries) } else { Ok(()) }
     })?;
     if listed < all {
         Err(Error::new(Kind::Corrupt, "the tree has more data than its listing"))

@@ -14,7 +14,7 @@ use std::{
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
-use crate::failure::Failure;
+use onefold_console::failure::Failure;
 use onefold_core::Error;
 
 /// What is left out of a tree.

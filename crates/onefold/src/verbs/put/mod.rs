@@ -30,6 +30,8 @@ use self::{
 use crate::{
     archive_dir::{ArchiveDir, now},
     control::{self, Client},
+};
+use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,

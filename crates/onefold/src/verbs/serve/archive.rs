@@ -27,13 +27,14 @@ use onefold_core::{Error, Exports, Kind, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, address::uri, listen, note};
+use super::options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note};
 use crate::{
     archive_dir::{ArchiveDir, now},
     control::{self, Request, Served, Tell, stream},
-    failure::Failure,
     verbs::{archive_volume, put, volume},
 };
+use onefold_console::address::uri;
+use onefold_console::failure::Failure;
 
 /// Between two looks for the end of a put that is waited for.
 const WAIT: Duration = Duration::from_millis(200);

@@ -15,11 +15,10 @@ use onefold_backend::{signals::StopSignals, systemd::Service};
 use onefold_cluster::{ClusterExports, Mode, Settings};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 
-use super::{CLIENT_GRACE, Options, address::uri, listen, note};
-use crate::{
-    failure::Failure,
-    verbs::cluster::{Backing, Url, Workers},
-};
+use super::options::{CLIENT_GRACE, Options, listen, note};
+use crate::verbs::cluster::{Backing, Url, Workers};
+use onefold_console::address::uri;
+use onefold_console::failure::Failure;
 
 /// How often locks are renewed: three times a lease.
 const RENEW: Duration = Duration::from_secs(10);

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Options;
+use super::options::Options;
 use crate::{
     control::{Request, Served, Tell, VolumeLine},
     report::{Index, Memory, Nbd, PageCache, Reads, Report, Server, Writes},

@@ -4,7 +4,7 @@ use std::{str::FromStr, sync::Arc};
 
 use onefold_core::{Error, Exports, Kind, Result, Volume, VolumeInfo, VolumeLimits};
 
-use crate::size::Size;
+use onefold_console::size::Size;
 
 /// Limits of a volume, as they were written.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,93 @@
+//! What a person reads when something fails: one sentence, and an exit status for scripts.
+
+use std::{io::Write, process::ExitCode};
+
+use clap::error::ErrorKind;
+use onefold_core::Error;
+
+/// Exit status of a verb that failed.
+const FAILED: u8 = 1;
+
+/// Exit status of a command line that makes no sense.
+const USAGE: u8 = 2;
+
+/// Exit status of a verb that did its work but for a part that could not be read.
+const IN_PART: u8 = 3;
+
+/// Why the command ends before its verb is done.
+#[derive(Debug)]
+pub enum Failure {
+    /// A sentence, and the exit status.
+    Sentence(String, u8),
+    /// Help or the version was asked for; its text is all there is to do.
+    Text(clap::Error),
+}
+
+impl Failure {
+    /// A verb that failed.
+    pub fn new(sentence: impl Into<String>) -> Failure {
+        Failure::Sentence(sentence.into(), FAILED)
+    }
+
+    /// A verb that did its work but for what could not be read.
+    pub fn in_part(sentence: impl Into<String>) -> Failure {
+        Failure::Sentence(sentence.into(), IN_PART)
+    }
+
+    /// A command line that makes no sense.
+    pub fn usage(sentence: impl Into<String>) -> Failure {
+        Failure::Sentence(sentence.into(), USAGE)
+    }
+
+    /// Tells it as this command, and gives the exit status.
+    pub fn tell(self, command: &str) -> ExitCode {
+        match self {
+            Failure::Sentence(sentence, status) => {
+                // There is nowhere else to say it.
+                let _ = writeln!(std::io::stderr(), "{command}: {}", one_line(&sentence));
+                ExitCode::from(status)
+            }
+            Failure::Text(text) => {
+                let _ = text.print();
+                ExitCode::SUCCESS
+            }
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::new(error.to_string())
+    }
+}
+
+impl From<clap::Error> for Failure {
+    fn from(error: clap::Error) -> Failure {
+        match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Failure::Text(error),
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+                Failure::usage("say what to do; --help lists the verbs")
+            }
+            _ => Failure::usage(sentence_of(&error)),
+        }
+    }
+}
+
+/// The message of the parser without its usage lines.
+pub fn sentence_of(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let mut parts: Vec<&str> = Vec::new();
+    for paragraph in text.split("\n\n").map(str::trim) {
+        if !paragraph.starts_with("Usage:") && !paragraph.starts_with("For more information") {
+            parts.push(paragraph.trim_start_matches("error: "));
+        }
+    }
+    one_line(&parts.join("; "))
+}
+
+/// A sentence on one line, whatever it quotes.
+pub fn one_line(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let line = words.join(" ");
+    line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}

@@ -1,0 +1,271 @@
+//! What `onefold serve` can be told, and what all three engines do alike with it.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use clap::{Args, ValueEnum};
+use onefold_backend::systemd::Socket;
+use onefold_block::{MEMORY_MIN, Persistence, Settings};
+use onefold_console::{
+    address::{self, Address, Door},
+    failure::Failure,
+    size::Size,
+};
+use onefold_core::{Exports, Result};
+use onefold_serve::nbd::{self, Limits, Rights};
+
+use super::{
+    access::{Access, Usual},
+    limited::{Limit, Limited},
+};
+use crate::verbs::cluster::{DedupName, Pace, threads};
+
+/// How long clients may take to send no more and read their answers when the server stops.
+pub(super) const CLIENT_GRACE: Duration = Duration::from_secs(10);
+
+/// How often the server looks whether its store still takes writes.
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Volumes and sockets that the line of a ready server names.
+pub(super) const URIS_MAX: usize = 16;
+
+/// Serves the volumes of a store over NBD, until SIGTERM or Ctrl-C
+///
+/// Without --nbd and without sockets from systemd it listens on a UNIX socket beside the store,
+/// STORE.sock (for a device /run/onefold-NAME.sock). A UNIX socket can be reached by this user
+/// alone (mode 0600).
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
+                        onefold serve disk.onefold --nbd unix:/run/onefold.sock,mode=0660,group=kvm\n  \
+                        onefold serve /dev/sdb --persistence strong --memory 2G\n  \
+                        onefold serve backups --no-wait\n  \
+                        onefold serve pool --workers 2\n  \
+                        onefold serve rados: --nbd unix:/run/onefold.sock")]
+pub(crate) struct Options {
+    /// The store: a file or device, or an archive's directory; a folder may hold one of the
+    /// cluster engine, whose writes are always acknowledged when they are durable, and
+    /// rados:[CONF] is one on Ceph
+    pub(super) store: PathBuf,
+
+    /// Where clients connect: unix:PATH, unix:PATH,mode=0660,group=NAME, or tcp:ADDRESS:PORT with
+    /// --insecure; can be given several times
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) nbd: Vec<Address>,
+
+    /// When a write is acknowledged: weak, when it is in memory, and durable after a flush or
+    /// about a second; strong, when it is durable
+    #[arg(long, value_enum, default_value = "weak")]
+    pub(super) persistence: PersistenceName,
+
+    /// Memory for caches, index, uncommitted records, windows and buffers together
+    #[arg(long, default_value = "512M", value_name = "SIZE")]
+    pub(crate) memory: Size,
+
+    /// Listens on TCP addresses, where everybody who can reach them, any user of this machine at
+    /// least, may read and write: NBD has no passwords, and TLS is not there yet
+    #[arg(long)]
+    pub(crate) insecure: bool,
+
+    /// Who may use which volumes, in lines like 'user:libvirt-qemu write vm-*'; without it this
+    /// user and root everything, and everybody who reaches a TCP address
+    #[arg(long, value_name = "FILE")]
+    access: Option<PathBuf>,
+
+    /// Ends connections on which nothing came for so many seconds; without it, none
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    idle_timeout: Option<u64>,
+
+    /// Most requests and bytes a second of all clients of a volume, like vm1=500,10M; 0 is no
+    /// limit. For this server, instead of what `volume limit` says; can be given several times
+    #[arg(long, value_name = "VOLUME=IOPS,BYTES")]
+    limit: Vec<Limit>,
+
+    /// Connections at once; without it 256, or as many as the memory serves
+    #[arg(long, value_name = "NUMBER", value_parser = connections)]
+    pub(crate) max_connections: Option<usize>,
+
+    /// Largest request
+    #[arg(long, default_value = "32M", value_name = "SIZE")]
+    max_request: Size,
+
+    /// Seconds that a client may take for its handshake
+    #[arg(long, default_value_t = nbd::limits::HANDSHAKE.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    handshake_timeout: u64,
+
+    /// Threads that deduplicate in the background, for a store of the cluster engine
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
+    pub(crate) workers: usize,
+
+    /// Most that chunks kept beside their deduplicated copies may take, for a store of the cluster
+    /// engine; reading what is hot costs no more than this
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    pub(crate) cache_bytes: Size,
+
+    /// When writes are deduplicated, for a store of the cluster engine
+    #[arg(long, value_enum, default_value = "post-processing")]
+    pub(crate) dedup: DedupName,
+
+    /// Takes volumes over from another server, which is shut out even when it only seems to be
+    /// gone; for a store of the cluster engine
+    #[arg(long, conflicts_with = "read_only")]
+    pub(crate) take_over: bool,
+
+    /// Serves volumes for reading, also while another server writes to them; for a store of the
+    /// cluster engine
+    #[arg(long)]
+    pub(crate) read_only: bool,
+
+    /// Fails when a put into the archive is running, instead of waiting for it; for an archive
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+
+    /// Goes on with nodes absent, while one more than the data needs are there; for an archive on
+    /// several nodes
+    #[arg(long)]
+    pub(crate) degraded: bool,
+
+    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index,
+    /// byte-compare; for an archive
+    #[arg(long, value_delimiter = ',', default_value = crate::verbs::put::FILTERS, value_name = "FILTERS")]
+    pub(crate) filters: Vec<onefold_archive::FilterName>,
+
+    /// Zstandard's level for what is new; for an archive that compresses by it
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
+    pub(crate) level: i32,
+
+    /// All volumes of the store belong to one tenant: on a full store, writes of what any of them
+    /// has stored are still taken. Without it, and with several volumes, they are refused like
+    /// all others, so that nobody learns from them what another volume holds; for a store in a
+    /// file or device
+    #[arg(long)]
+    pub(crate) one_tenant: bool,
+
+    #[command(flatten)]
+    pub(crate) pace: Pace,
+
+    /// Seconds that a client may take to read its replies
+    #[arg(long, default_value_t = nbd::limits::SEND.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    send_timeout: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum PersistenceName {
+    /// Acknowledged in memory
+    Weak,
+    /// Acknowledged when durable
+    Strong,
+}
+
+pub(super) fn connections(text: &str) -> Result<usize, String> {
+    const MOST: usize = 65_536;
+    text.parse()
+        .ok()
+        .filter(|n| (1..=MOST).contains(n))
+        .ok_or_else(|| format!("a number from 1 to {MOST}"))
+}
+
+impl Options {
+    pub(super) fn settings(&self) -> Result<Settings, Failure> {
+        if self.memory.0 < MEMORY_MIN {
+            return Err(Failure::usage(format!(
+                "--memory {} is too little; a store needs at least {}",
+                self.memory,
+                Size(MEMORY_MIN)
+            )));
+        }
+        let persistence = match self.persistence {
+            PersistenceName::Weak => Persistence::Weak,
+            PersistenceName::Strong => Persistence::Strong,
+        };
+        Ok(Settings { persistence, ..Settings::for_memory(self.memory.0) })
+    }
+
+    /// A server for volumes, with what their peers may do.
+    pub(super) fn server(
+        &self,
+        exports: Arc<dyn Exports>,
+        limits: Limits,
+    ) -> Result<nbd::Server, Failure> {
+        let rights: Arc<dyn Rights> = match &self.access {
+            Some(file) => Arc::new(Access::read(file)?),
+            None => Arc::new(Usual::new()),
+        };
+        let exports: Arc<dyn Exports> = match &self.limit[..] {
+            [] => exports,
+            chosen => Arc::new(Limited { exports, chosen: chosen.to_vec() }),
+        };
+        Ok(nbd::Server::with_rights(exports, rights, limits))
+    }
+
+    pub(super) fn limits(&self) -> Result<Limits, Failure> {
+        let most = nbd::limits::PAYLOAD_BYTES;
+        let payload_bytes =
+            u32::try_from(self.max_request.0).ok().filter(|bytes| (4096..=most).contains(bytes));
+        let Some(payload_bytes) = payload_bytes else {
+            return Err(Failure::usage(format!(
+                "--max-request is between 4K and {}",
+                Size(u64::from(most))
+            )));
+        };
+        let buffer_bytes = Settings::for_connections(self.memory.0) as usize;
+        let connections =
+            self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes));
+        let places = Limits::places_for(buffer_bytes, connections);
+        let limits = Limits { connections, places, buffer_bytes, ..Limits::default() };
+        let needed = limits.needed_bytes();
+        if needed > buffer_bytes {
+            let memory = Size(
+                (needed as u64 * MEMORY_MIN / Settings::for_connections(MEMORY_MIN))
+                    .next_multiple_of(1 << 20),
+            );
+            return Err(Failure::usage(format!(
+                "--max-connections {connections} needs --memory {memory}"
+            )));
+        }
+        Ok(Limits {
+            payload_bytes,
+            handshake: Duration::from_secs(self.handshake_timeout),
+            idle: self.idle_timeout.map(Duration::from_secs),
+            send: Duration::from_secs(self.send_timeout),
+            ..limits
+        })
+    }
+}
+
+/// Listens on the sockets of the service manager and where the options say, or else at the usual
+/// place; gives the addresses as clients type them.
+pub(super) fn listen(
+    options: &Options,
+    usual: Option<PathBuf>,
+    sockets: Vec<Socket>,
+    server: &mut nbd::Server,
+) -> Result<Vec<String>, Failure> {
+    let mut addresses = options.nbd.clone();
+    if addresses.is_empty() && sockets.is_empty() {
+        addresses.extend(usual.map(|path| Address::Unix(path, Door::default())));
+    }
+    let mut listeners = Vec::new();
+    for address in addresses {
+        listeners.push(match address {
+            Address::Unix(path, door) => {
+                server.add_unix_for(&path, door.reach()?)?;
+                Address::Unix(std::path::absolute(&path).unwrap_or(path), door)
+            }
+            Address::Tcp(address) => Address::Tcp(server.add_tcp(address, options.insecure)?),
+        });
+    }
+    let mut listeners: Vec<String> = listeners.iter().map(Address::to_string).collect();
+    for socket in sockets {
+        listeners.push(address::of_socket(&socket.fd));
+        server
+            .add_listener(socket.fd, options.insecure)
+            .map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
+    }
+    Ok(listeners)
+}
+
+/// A service manager that can't be reached is worth a line, and no reason to stop.
+pub(super) fn note(told: Result<()>) {
+    if let Err(error) = told {
+        tracing::warn!("{error}");
+    }
+}
